@@ -1,0 +1,1 @@
+"""One file for each third party; installed as `shapekit.integrations`."""

@@ -1,0 +1,190 @@
+"""What every algorithm is: a value object with pure operations on a state.
+
+An algorithm never reads a clock and never does I/O: it is handed the time and a state, and returns a
+new state. `None` is the cold state. A state is made of integers and tuples alone, is never mutated,
+and round-trips through JSON. Times are epoch microseconds.
+
+The laws, which the property tests hold against every algorithm:
+
+- a denial consumes and persists nothing;
+- a call that was denied and is repeated at `retry_after`, with nothing in between, is admitted; one
+  microsecond earlier it is not. `check` at `earliest` admits;
+- capacity is never minted: not by time (also where time goes back), refunds, expiry or order;
+- a cold key admits exactly its burst.
+
+`cost` is checked by whoever talks to callers (`check_cost`), once, before any state is touched.
+`skew` is how far civil time is ahead of `now`; stores measure it for `civil` algorithms alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from datetime import timedelta
+from fractions import Fraction
+from math import ceil, isfinite
+from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
+
+from shapekit.decision import Decision, Forecast, Receipt
+from shapekit.errors import ConfigError, CostExceedsLimitError
+from shapekit.rate import Rate, RateLike, duration_us, whole
+
+S = TypeVar("S")
+
+NEVER_US = 2**53
+"""Later than any instant: the wait that no waiting ends."""
+
+
+class Outcome(NamedTuple, Generic[S]):
+    """What an operation decided, and what is to be stored.
+
+    `ttl_us` is how long the state differs from a cold one. Where `persist` is false, nothing changed.
+    """
+
+    state: S | None
+    decision: Decision
+    ttl_us: int
+    persist: bool
+
+
+Decided: TypeAlias = tuple[S | None, Decision, int, bool]
+"""An Outcome without its names: what the path of every admitted call returns."""
+
+
+class Algorithm(ABC, Generic[S]):
+    """A limit, as a pure function of state and time."""
+
+    __slots__ = ()
+
+    kind: ClassVar[str]
+    """The name of the algorithm in stored state. One name on a store has one kind."""
+    limit_name: ClassVar[str] = "limit"
+    """What bounds a cost, in the words of the constructor."""
+
+    @property
+    def civil(self) -> bool:
+        """Whether the operations depend on civil time."""
+        return False
+
+    @property
+    @abstractmethod
+    def max_cost(self) -> int:
+        """The largest cost that can ever be admitted."""
+
+    @abstractmethod
+    def decide(self, state: S | None, now: int, cost: int, skew: int = 0) -> Decided[S]:
+        """`check`, as a bare tuple."""
+
+    def check(self, state: S | None, now: int, cost: int, skew: int = 0) -> Outcome[S]:
+        """Now? Admits and charges, or denies and leaves everything as it was."""
+        return Outcome(*self.decide(state, now, cost, skew))
+
+    @abstractmethod
+    def earliest(self, state: S | None, at: int, cost: int, skew: int = 0) -> int:
+        """When? The first instant, not before `at`, at which `cost` is admitted."""
+
+    @abstractmethod
+    def peek(self, state: S | None, now: int, skew: int = 0) -> Decision:
+        """What a call of cost 1 would be told. Consumes nothing."""
+
+    @abstractmethod
+    def forecast(self, state: S | None, now: int, cost: int, skew: int = 0) -> Forecast:
+        """When a call of `cost` is admitted, and how many would be now."""
+
+    @abstractmethod
+    def refund(self, state: S | None, now: int, cost: int, charged_at: Receipt, skew: int = 0) -> Outcome[S]:
+        """Give `cost` back to the charge with this receipt, as far as that mints nothing.
+
+        Afterwards the key is never more permissive than if those units had never been charged.
+        `charged_at` is the `receipt` of the decision; the instant of the charge is safe too, but
+        may return less.
+        """
+
+    @abstractmethod
+    def debit(
+        self, state: S | None, now: int, cost: int, charged_at: Receipt = None, skew: int = 0
+    ) -> Outcome[S]:
+        """Charge without asking, into debt if need be: time repays it.
+
+        `charged_at`, the receipt of an earlier charge, says which alternatives of a composite pay.
+        """
+
+    @abstractmethod
+    def scaled(self, share: float | Fraction) -> Algorithm[S]:
+        """The same limit at a share of its rate, `0 < share <= 1`."""
+
+    @abstractmethod
+    def adopt(self, state: S, writer: Any) -> S | None:
+        """A state that `writer`, of the same kind but with other numbers, left: as a state of this one.
+
+        A changed limit continues where the old one stood; it never starts afresh.
+        """
+
+    def commit(self, state: S | None, now: int, cost: int, max_wait: int | None, skew: int = 0) -> Outcome[S]:
+        """Charge at the earliest instant if it is at most `max_wait` away, else deny.
+
+        An admitted decision says in `delay_us` how long the caller has to wait for its turn.
+        """
+        at = self.earliest(state, now, cost, skew)
+        wait = at - now
+        if max_wait is not None and wait > max_wait:
+            denied = self.check(state, now, cost, skew)
+            return Outcome(state, denied.decision._replace(retry_after_us=wait), 0, False)
+        charged = self.check(state, at, cost, skew)
+        turn = charged.decision._replace(delay_us=wait)
+        return charged._replace(decision=turn, ttl_us=charged.ttl_us + wait)
+
+
+def check_cost(cost: object, max_cost: int, key: str, what: str = "burst") -> int:
+    """`cost` if some wait can admit it, else ConfigError or CostExceedsLimitError."""
+    if type(cost) is not int or cost < 1:
+        raise ConfigError(
+            "cost", cost, f"is not a whole number from 1 to {max_cost}", "pass an int such as 1"
+        )
+    if cost > max_cost:
+        raise CostExceedsLimitError(cost, max_cost, key, what)
+    return cost
+
+
+def share_of(share: object) -> Fraction:
+    """A share as a simple fraction: 1 / 3 means one third."""
+    if isinstance(share, bool) or not isinstance(share, (int, float, Fraction)) or not isfinite(share):
+        raise ConfigError("share", share, "is not a number above 0, at most 1", "pass 1 / number of workers")
+    exact = Fraction(share).limit_denominator(1_000_000)
+    if not 0 < exact <= 1:
+        raise ConfigError("share", share, "is not above 0 and at most 1", "pass 1 / number of workers")
+    return exact
+
+
+def scaled_window(limit: int, window_us: int, share: Fraction) -> tuple[int, timedelta]:
+    """A share of a window's limit; where that is less than one call, one call in a longer window."""
+    if limit * share >= 1:
+        return int(limit * share), timedelta(microseconds=window_us)
+    return 1, timedelta(microseconds=ceil(window_us / (limit * share)))
+
+
+def windowed(limit: object, window: object, field: str = "window") -> tuple[int, int]:
+    """`(limit, window_us)` from `("100/min", None)`, `(Rate, None)` or `(100, "1m")`."""
+    if window is None:
+        if isinstance(limit, (str, Rate)):
+            rate = Rate.parse(limit, "limit")
+            if rate.burst is not None:
+                raise ConfigError(
+                    "limit", limit, "has a burst, and a window has none", "leave the burst away"
+                )
+            return rate.limit, rate.period_us
+        raise ConfigError(
+            field, window, "is missing", 'write both, as (100, "1m"), or one text, as "100/min"'
+        )
+    if isinstance(limit, (str, Rate)):
+        raise ConfigError(field, window, "comes on top of a rate that has a period", "give the window once")
+    return whole("limit", limit), duration_us(field, window)
+
+
+def paced(rate: RateLike, burst: object, field: str) -> tuple[Rate, int]:
+    """The rate, and the burst it was given in text or as an argument; the limit if neither."""
+    parsed = Rate.parse(rate)
+    if parsed.burst is not None and burst is not None:
+        raise ConfigError(field, burst, "comes on top of the burst in the rate", "give the burst once")
+    if burst is None:
+        return parsed, parsed.limit if parsed.burst is None else parsed.burst
+    return parsed, whole(field, burst)

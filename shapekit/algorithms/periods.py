@@ -1,0 +1,115 @@
+"""Periods: where civil time is cut into months, weeks, days or equal spans.
+
+The boundaries follow a fixed offset from UTC, or a time zone with its daylight saving. A period
+begins at local midnight: at the first one where the clock shows it twice, at the moment of the change
+where it is skipped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import date, datetime, time
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from shapekit.algorithms.calendar import month_span, weekday
+from shapekit.errors import ConfigError
+from shapekit.rate import SECOND_US, duration_us, one_of, whole
+
+WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+CADENCES = ("month", "week", "day", "fixed:DURATION", "rolling:DURATION")
+MAX_OFFSET_MINUTES = 840
+DAY_US = 86_400 * SECOND_US
+_EPOCH_DAY = date(1970, 1, 1).toordinal()
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Periods:
+    """Cuts civil time; `bounds` gives the period an instant lies in."""
+
+    cadence: str
+    span_us: int
+    offset_minutes: int
+    tz: str | None
+    week_start: int
+    anchor_day: int
+    _zone: ZoneInfo | None = field(repr=False, compare=False)
+    _newest: list[tuple[int, int]] = field(repr=False, compare=False)
+
+    def __init__(
+        self, per: str, *, offset_minutes: int, tz: str | None, week_start: str, anchor_day: int
+    ) -> None:
+        cadence, span_us = _cadence(per)
+        whole("offset_minutes", offset_minutes, least=-MAX_OFFSET_MINUTES, most=MAX_OFFSET_MINUTES)
+        if tz is not None and offset_minutes:
+            raise ConfigError("offset_minutes", offset_minutes, "comes on top of tz", "give one of the two")
+        if tz is not None and cadence == "fixed":
+            raise ConfigError("tz", tz, "has no meaning for equal spans", "leave it away, or use per='day'")
+        for name, value in (
+            ("cadence", cadence),
+            ("span_us", span_us),
+            ("offset_minutes", offset_minutes),
+            ("tz", tz),
+            ("week_start", WEEKDAYS.index(one_of("week_start", week_start, WEEKDAYS))),
+            ("anchor_day", whole("anchor_day", anchor_day, most=31)),
+            ("_zone", None if tz is None else _zone(tz)),
+            # The period asked for last, one slot: nearly every call asks for the same one again.
+            ("_newest", [(0, 0)]),
+        ):
+            object.__setattr__(self, name, value)
+
+    def bounds(self, civil_us: int) -> tuple[int, int]:
+        """The instants at which the period of `civil_us` begins and ends."""
+        known = self._newest[0]
+        if known[0] <= civil_us < known[1]:
+            return known
+        found = self._bounds(civil_us)
+        self._newest[0] = found
+        return found
+
+    def _bounds(self, civil_us: int) -> tuple[int, int]:
+        if self.cadence == "fixed":
+            shift = self.offset_minutes * 60 * SECOND_US
+            start = civil_us - (civil_us + shift) % self.span_us
+            return start, start + self.span_us
+        first, after = self._days(self._local_day(civil_us))
+        return self._midnight_us(first), self._midnight_us(after)
+
+    def _days(self, day: int) -> tuple[int, int]:
+        if self.cadence == "month":
+            return month_span(day, self.anchor_day)
+        if self.cadence == "week":
+            first = day - (weekday(day) - self.week_start) % 7
+            return first, first + 7
+        return day, day + 1
+
+    def _local_day(self, civil_us: int) -> int:
+        if self._zone is None:
+            return (civil_us + self.offset_minutes * 60 * SECOND_US) // DAY_US
+        local = datetime.fromtimestamp(civil_us // SECOND_US, self._zone)
+        return local.toordinal() - _EPOCH_DAY
+
+    def _midnight_us(self, day: int) -> int:
+        if self._zone is None:
+            return day * DAY_US - self.offset_minutes * 60 * SECOND_US
+        midnight = datetime.combine(date.fromordinal(_EPOCH_DAY + day), time(), self._zone)
+        return int(midnight.timestamp()) * SECOND_US
+
+
+def _cadence(per: object) -> tuple[str, int]:
+    if isinstance(per, str):
+        if per in ("month", "week", "day"):
+            return per, 0
+        cadence, colon, span = per.partition(":")
+        if colon and cadence in ("fixed", "rolling"):
+            return cadence, duration_us("per", span)
+    raise ConfigError("per", per, "is an unknown cadence", f"use one of {', '.join(CADENCES)}")
+
+
+def _zone(tz: object) -> ZoneInfo:
+    fix = 'name a zone such as "Europe/Berlin"; where the system has no zone data, pip install tzdata'
+    if not isinstance(tz, str):
+        raise ConfigError("tz", tz, "is not the name of a time zone", fix)
+    try:
+        return ZoneInfo(tz)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ConfigError("tz", tz, "is not a known time zone", fix) from None

@@ -1,0 +1,164 @@
+"""SlidingWindowLog: every admitted call of the last window, exactly."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, ClassVar, Self, TypeAlias
+
+from shapekit.algorithms.base import Algorithm, Decided, Outcome, scaled_window, share_of, windowed
+from shapekit.decision import Decision, Forecast, Receipt
+from shapekit.errors import ConfigError
+from shapekit.rate import Duration, Rate
+
+__all__ = ["SlidingWindowLog"]
+
+Log: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Times and running totals of the old entries, then of the recent ones."""
+
+MAX_LIMIT = 10_000
+_RECENT = 64
+_EMPTY: Log = ((), (), (), ())
+_new = tuple.__new__
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class SlidingWindowLog(Algorithm[Log]):
+    """Never more than `limit` units in any half-open window, wherever it begins.
+
+    Exact in count and in waiting time, at the price of a state that grows with the limit, which is
+    therefore bounded. Above 10,000 take `SlidingWindow(…, conservative=True)`.
+
+        >>> log = SlidingWindowLog("2/s")
+        >>> state = log.check(log.check(None, 0, 1).state, 700_000, 1).state
+        >>> log.check(state, 800_000, 1).decision.retry_after
+        0.2
+
+    An entry is an instant, and how many units were admitted up to and including it; it stops counting
+    a window after its instant. Entries ascend, and are kept in an old and a recent part, so that a
+    call copies the short one only. A call before the newest entry (time went back, or that entry is
+    a turn still to come) waits for it.
+    """
+
+    kind: ClassVar[str] = "sliding_log"
+
+    limit: int
+    window_us: int
+
+    def __init__(self, limit: int | str | Rate, window: Duration | None = None) -> None:
+        units, window_us = windowed(limit, window)
+        if units > MAX_LIMIT:
+            raise ConfigError(
+                "limit",
+                units,
+                f"is more entries than a log may hold ({MAX_LIMIT})",
+                "use SlidingWindow(…, conservative=True)",
+            )
+        object.__setattr__(self, "limit", units)
+        object.__setattr__(self, "window_us", window_us)
+
+    @property
+    def max_cost(self) -> int:
+        return self.limit
+
+    def decide(self, state: Log | None, now: int, cost: int, skew: int = 0) -> Decided[Log]:
+        log = state or _EMPTY
+        gone, total, newest = self._standing(log, now)
+        used = total - gone + cost
+        limit = self.limit
+        if used > limit or newest > now:
+            return state, self._decision(state, now, cost), 0, False
+        ends = now + self.window_us
+        decision = _new(Decision, (True, limit, used, limit - used, ends, 0, None, now, 0))
+        return self._entered(log, now, gone, total + cost), decision, self.window_us, True
+
+    def earliest(self, state: Log | None, at: int, cost: int, skew: int = 0) -> int:
+        if state is None:
+            return at
+        old_times, old_totals, times, totals = state
+        first = max(at, times[-1])
+        # The call fits once at most limit - cost units are left: find the last entry that must go.
+        must_go = totals[-1] + cost - self.limit
+        if must_go <= 0:
+            return first
+        if old_totals and old_totals[-1] >= must_go:
+            return max(first, old_times[bisect_left(old_totals, must_go)] + self.window_us)
+        return max(first, times[bisect_left(totals, must_go)] + self.window_us)
+
+    def peek(self, state: Log | None, now: int, skew: int = 0) -> Decision:
+        return self._decision(state, now, 1)
+
+    def forecast(self, state: Log | None, now: int, cost: int, skew: int = 0) -> Forecast:
+        seen = self.peek(state, now)
+        fits = seen.remaining // cost if seen.allowed else 0
+        return Forecast(self.earliest(state, now, cost), fits, seen.reset_at_us)
+
+    def refund(
+        self, state: Log | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
+    ) -> Outcome[Log]:
+        if state is not None and isinstance(charged_at, int):
+            times, totals = state[0] + state[2], state[1] + state[3]
+            entry = bisect_left(times, charged_at)
+            if entry < len(times) and times[entry] == charged_at:
+                before = totals[entry - 1] if entry else 0
+                back = min(cost, totals[entry] - before)
+                # An emptied entry stays: it may be the newest, before which nobody may go.
+                left = totals[:entry] + tuple([total - back for total in totals[entry:]])
+                cut = len(state[0])
+                return self._settled((times[:cut], left[:cut], times[cut:], left[cut:]), now)
+        return Outcome(state, self.peek(state, now), 0, False)
+
+    def debit(
+        self, state: Log | None, now: int, cost: int, charged_at: Receipt = None, skew: int = 0
+    ) -> Outcome[Log]:
+        log = state or _EMPTY
+        gone, total, newest = self._standing(log, now)
+        return self._settled(self._entered(log, max(now, newest), gone, total + cost), now)
+
+    def scaled(self, share: float | Fraction) -> Self:
+        return type(self)(*scaled_window(self.limit, self.window_us, share_of(share)))
+
+    def adopt(self, state: Log, writer: Any) -> Log:
+        return state
+
+    def _standing(self, log: Log, now: int) -> tuple[int, int, int]:
+        """The totals that have left the window and that were ever reached, and the newest instant."""
+        old_times, old_totals, times, totals = log
+        if not times:
+            return 0, 0, 0
+        over = now - self.window_us
+        if old_times and old_times[-1] > over:
+            stale = bisect_right(old_times, over)
+            gone = old_totals[stale - 1] if stale else 0
+        else:
+            stale = bisect_right(times, over)
+            gone = totals[stale - 1] if stale else old_totals[-1] if old_totals else 0
+        return gone, totals[-1], times[-1]
+
+    def _entered(self, log: Log, at: int, gone: int, total: int) -> Log:
+        """The log with one more entry, at or after its newest."""
+        old_times, old_totals, times, totals = log
+        if times and times[-1] == at:
+            return old_times, old_totals, times, (*totals[:-1], total)
+        if len(times) < _RECENT:
+            return old_times, old_totals, (*times, at), (*totals, total)
+        # Move the recent part into the old one, leave what is stale behind, and count from there.
+        stale = bisect_right(old_totals, gone)
+        kept = [old_total - gone for old_total in old_totals[stale:]]
+        kept += [recent - gone for recent in totals if recent > gone]
+        older = (*old_times[stale:], *times[len(times) - sum(recent > gone for recent in totals) :])
+        return older, tuple(kept), (at,), (total - gone,)
+
+    def _settled(self, state: Log, now: int) -> Outcome[Log]:
+        decision = self._decision(state, now, 1)
+        return Outcome(state, decision, max(0, state[2][-1] + self.window_us - now), True)
+
+    def _decision(self, state: Log | None, now: int, cost: int) -> Decision:
+        if state is None:
+            return Decision(True, self.limit, 0, self.limit, now, 0)
+        gone, total, newest = self._standing(state, now)
+        used = total - gone
+        wait = self.earliest(state, now, cost) - now
+        full = max(now + wait, newest + self.window_us) if used else now + wait
+        return Decision(wait == 0, self.limit, used, max(0, self.limit - used), full, wait)

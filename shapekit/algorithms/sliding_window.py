@@ -1,0 +1,193 @@
+"""SlidingWindow: a rolling window counted in buckets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, ClassVar, Self, TypeAlias
+
+from shapekit.algorithms.base import Algorithm, Decided, Outcome, scaled_window, share_of, windowed
+from shapekit.decision import Decision, Forecast, Receipt
+from shapekit.errors import ConfigError
+from shapekit.rate import Duration, Rate, whole
+
+__all__ = ["SlidingWindow"]
+
+Ring: TypeAlias = tuple[int, ...]
+
+MAX_BUCKETS = 1_000
+_new = tuple.__new__
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class SlidingWindow(Algorithm[Ring]):
+    """`limit` units in any window, up to an error of one bucket, in bounded memory.
+
+    The window is cut into `buckets` ticks. What is counted are the newest `buckets` ticks, and the
+    one before them weighted by how much of it the window still covers, as if its calls had been
+    spread evenly. They need not have been, so up to the content of that one tick may be admitted
+    too much or too little. `buckets=1` is the two-counter estimator,
+    `current + previous * (window - elapsed) / window`.
+
+    `conservative=True` counts the oldest tick whole: never more than `limit` in any window, and a
+    unit is held for at most `1/buckets` of a window too long.
+
+        >>> window = SlidingWindow(50, "1m", buckets=1)
+        >>> state = window.debit(None, 0, 42).state
+        >>> state = window.debit(state, 75_000_000, 18).state
+        >>> window.peek(state, 75_000_000).current    # 18 + 42 * 45/60 = 49.5
+        50
+
+    A tick is a whole number of microseconds, rounded up. The state is the newest tick's number and
+    the counts of the ticks, newest first. Time that goes back never turns the ring back: calls of an
+    older tick wait for the newest.
+    """
+
+    kind: ClassVar[str] = "sliding_window"
+
+    limit: int
+    window_us: int
+    buckets: int = 10
+    conservative: bool = False
+    _width: int = field(repr=False, compare=False, default=0)
+
+    def __init__(
+        self,
+        limit: int | str | Rate,
+        window: Duration | None = None,
+        *,
+        buckets: int = 10,
+        conservative: bool = False,
+    ) -> None:
+        units, window_us = windowed(limit, window)
+        whole("buckets", buckets, most=MAX_BUCKETS)
+        if buckets > window_us:
+            raise ConfigError(
+                "buckets", buckets, f"cut a window of {window_us} µs too fine", "use fewer buckets"
+            )
+        if type(conservative) is not bool:
+            raise ConfigError("conservative", conservative, "is neither True nor False", "pass a bool")
+        for name, value in (
+            ("limit", units),
+            ("window_us", window_us),
+            ("buckets", buckets),
+            ("conservative", conservative),
+            ("_width", -(-window_us // buckets)),
+        ):
+            object.__setattr__(self, name, value)
+
+    @property
+    def max_cost(self) -> int:
+        return self.limit
+
+    def decide(self, state: Ring | None, now: int, cost: int, skew: int = 0) -> Decided[Ring]:
+        width = self._width
+        tick = now // width
+        if state is None:
+            ring = (tick, *(0,) * (self.buckets + 1))
+        else:
+            ring = state if state[0] == tick else self._turned(state, tick)
+            if ring[0] > tick:
+                return state, self._decision(ring, now, cost), 0, False
+        used = self._used(ring, now - tick * width) + cost
+        limit = self.limit
+        if used > limit:
+            return state, self._decision(ring, now, cost), 0, False
+        after = (tick, ring[1] + cost, *ring[2:])
+        full = (tick + self.buckets + 1) * width
+        decision = _new(Decision, (True, limit, used, limit - used, full, 0, None, now, 0))
+        return after, decision, full - now, True
+
+    def earliest(self, state: Ring | None, at: int, cost: int, skew: int = 0) -> int:
+        if state is None:
+            return at
+        width = self._width
+        ring = self._turned(state, at // width)
+        while True:
+            start = ring[0] * width
+            room = self.limit - cost - sum(ring[1:-1])
+            oldest = ring[-1]
+            if room >= oldest:
+                return max(at, start)
+            if room > 0 and not self.conservative:
+                # The oldest weighs oldest * (width - elapsed) / width, and that must fit into room.
+                elapsed = width - room * width // oldest
+                if elapsed < width:
+                    return max(at, start + elapsed)
+            ring = self._turned(ring, ring[0] + 1)
+
+    def peek(self, state: Ring | None, now: int, skew: int = 0) -> Decision:
+        return self._decision(state, now, 1)
+
+    def forecast(self, state: Ring | None, now: int, cost: int, skew: int = 0) -> Forecast:
+        seen = self.peek(state, now)
+        fits = seen.remaining // cost if seen.allowed else 0
+        return Forecast(self.earliest(state, now, cost), fits, seen.reset_at_us)
+
+    def refund(
+        self, state: Ring | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
+    ) -> Outcome[Ring]:
+        if state is not None and isinstance(charged_at, int):
+            age = state[0] - charged_at // self._width
+            if 0 <= age <= self.buckets and state[1 + age]:
+                at = 1 + age
+                left = max(0, state[at] - cost)
+                return self._settled((*state[:at], left, *state[at + 1 :]), now)
+        return Outcome(state, self.peek(state, now), 0, False)
+
+    def debit(
+        self,
+        state: Ring | None,
+        now: int,
+        cost: int,
+        charged_at: Receipt = None,
+        skew: int = 0,
+    ) -> Outcome[Ring]:
+        tick = now // self._width
+        ring = (tick, *(0,) * (self.buckets + 1)) if state is None else self._turned(state, tick)
+        return self._settled((ring[0], ring[1] + cost, *ring[2:]), now)
+
+    def scaled(self, share: float | Fraction) -> Self:
+        limit, window = scaled_window(self.limit, self.window_us, share_of(share))
+        return type(self)(limit, window, buckets=self.buckets, conservative=self.conservative)
+
+    def adopt(self, state: Ring, writer: Any) -> Ring:
+        # Each old tick counts in the new tick that its last microsecond falls into.
+        newest = ((state[0] + 1) * writer._width - 1) // self._width
+        counts = [0] * (self.buckets + 1)
+        for age, count in enumerate(state[1:]):
+            ago = newest - ((state[0] - age + 1) * writer._width - 1) // self._width
+            if ago <= self.buckets:
+                counts[ago] += count
+        return (newest, *counts)
+
+    def _turned(self, ring: Ring, tick: int) -> Ring:
+        """The ring with `tick` as its newest, if that is not in its past."""
+        ahead = tick - ring[0]
+        if ahead <= 0:
+            return ring
+        size = self.buckets + 1
+        if ahead >= size:
+            return (tick, *(0,) * size)
+        return (tick, *(0,) * ahead, *ring[1 : size + 1 - ahead])
+
+    def _used(self, ring: Ring, elapsed: int) -> int:
+        """The estimate at `elapsed` into the newest tick, rounded up to whole units."""
+        if self.conservative or not ring[-1]:
+            return sum(ring) - ring[0]
+        return sum(ring[1:-1]) - (-ring[-1] * (self._width - elapsed)) // self._width
+
+    def _settled(self, state: Ring, now: int) -> Outcome[Ring]:
+        ttl = (state[0] + self.buckets + 1) * self._width - now
+        return Outcome(state, self._decision(state, now, 1), ttl, True)
+
+    def _decision(self, state: Ring | None, now: int, cost: int) -> Decision:
+        if state is None:
+            return Decision(True, self.limit, 0, self.limit, now, 0)
+        width = self._width
+        ring = self._turned(state, now // width)
+        used = self._used(ring, max(0, now - ring[0] * width))
+        wait = self.earliest(state, now, cost) - now
+        ages = [age for age, count in enumerate(ring[1:]) if count]
+        full = max(now + wait, (ring[0] - ages[0] + self.buckets + 1) * width if ages else now)
+        return Decision(wait == 0, self.limit, used, max(0, self.limit - used), full, wait)

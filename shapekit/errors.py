@@ -1,0 +1,145 @@
+"""Everything shapekit raises, in one tree.
+
+    ShapekitError
+    ├── ConfigError (ValueError)            config_invalid        an argument that can never work
+    ├── CostExceedsLimitError (ValueError)  cost_exceeds_limit    a cost that can never be admitted
+    ├── RateLimitedError                    rate_limit_exceeded   not now; `.retry_after` says when
+    │   ├── QueueFullError                  queue_full            the wait is longer than `max_wait`
+    │   └── QuotaExhaustedError             quota_exhausted       the budget of the period is spent
+    └── StoreUnavailableError               store_unavailable     the shared truth cannot be asked
+
+Every class carries a frozen `code`, which survives where `isinstance` does not (two copies of the
+package, another process, a log line). Every error pickles.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from shapekit.decision import Decision
+
+__all__ = [
+    "ConfigError",
+    "CostExceedsLimitError",
+    "QueueFullError",
+    "QuotaExhaustedError",
+    "RateLimitedError",
+    "ShapekitError",
+    "StoreUnavailableError",
+]
+
+_LONGEST_REPR = 80
+
+
+def shortened(value: object) -> str:
+    """The repr of `value`, cut to a length a log line can bear."""
+    text = value if isinstance(value, _Verbatim) else repr(value)
+    return text if len(text) <= _LONGEST_REPR else f"{text[: _LONGEST_REPR - 1]}…"
+
+
+class _Verbatim(str):
+    """A value that already is the text to show."""
+
+    __slots__ = ()
+
+
+class ShapekitError(Exception):
+    """The root of the tree: catching it catches everything shapekit raises."""
+
+    code: ClassVar[str] = "shapekit_error"
+
+
+class ConfigError(ShapekitError, ValueError):
+    """An argument that can never work: says which field, its value, the bound, and the fix."""
+
+    code: ClassVar[str] = "config_invalid"
+
+    def __init__(self, field: str, value: object, bound: str, fix: str) -> None:
+        self.field = field
+        self.value = shortened(value)
+        self.bound = bound
+        self.fix = fix
+        super().__init__(field, _Verbatim(self.value), bound, fix)
+
+    def __str__(self) -> str:
+        return f"{self.field}={self.value} {self.bound}; {self.fix}"
+
+
+class CostExceedsLimitError(ShapekitError, ValueError):
+    """A cost that no amount of waiting would admit."""
+
+    code: ClassVar[str] = "cost_exceeds_limit"
+
+    def __init__(self, cost: int, limit: int, key: str, what: str = "burst") -> None:
+        self.cost = cost
+        self.limit = limit
+        self.key = key
+        self.what = what
+        super().__init__(cost, limit, key, what)
+
+    def __str__(self) -> str:
+        return (
+            f"cost={self.cost} exceeds {self.what}={self.limit} for key {shortened(self.key)}: "
+            f"it can never be admitted; raise {self.what} or split the call"
+        )
+
+
+class RateLimitedError(ShapekitError):
+    """Not now. `decision` is the denial, `retry_after` the seconds until it would be an admission."""
+
+    code: ClassVar[str] = "rate_limit_exceeded"
+
+    def __init__(self, decision: Decision, key: str) -> None:
+        self.decision = decision
+        self.key = key
+        super().__init__(decision, key)
+
+    @property
+    def retry_after(self) -> float:
+        """Seconds from the decision until the same call would be admitted."""
+        return self.decision.retry_after
+
+    def __str__(self) -> str:
+        decision = self.decision
+        by = f" by {decision.binding!r}" if decision.binding else ""
+        return (
+            f"key {shortened(self.key)} is limited{by}: {decision.current} of {decision.limit} used; "
+            f"retry after {self.retry_after:.6g} s"
+        )
+
+
+class QueueFullError(RateLimitedError):
+    """The wait would be longer than `max_wait` allows; nothing was consumed."""
+
+    code: ClassVar[str] = "queue_full"
+
+    def __init__(self, decision: Decision, key: str, delay: float, max_wait: float) -> None:
+        self.delay = delay
+        self.max_wait = max_wait
+        super().__init__(decision, key)
+        self.args = (decision, key, delay, max_wait)
+
+    def __str__(self) -> str:
+        return (
+            f"delay={self.delay:.6g} s exceeds max_wait={self.max_wait:.6g} s for key "
+            f"{shortened(self.key)}; raise max_wait, lower the traffic, or retry after the delay"
+        )
+
+
+class QuotaExhaustedError(RateLimitedError):
+    """The budget of the running period is spent; `retry_after` leads to the next period."""
+
+    code: ClassVar[str] = "quota_exhausted"
+
+    def __str__(self) -> str:
+        return (
+            f"quota of key {shortened(self.key)} is spent: {self.decision.current} of "
+            f"{self.decision.limit} used; next period in {self.retry_after:.6g} s"
+        )
+
+
+class StoreUnavailableError(ShapekitError):
+    """The store cannot be asked: it is closed, gone, too slow, or refuses to write."""
+
+    code: ClassVar[str] = "store_unavailable"

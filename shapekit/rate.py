@@ -1,0 +1,219 @@
+"""Rates and durations: the one place where human notation becomes exact integers.
+
+>>> Rate.parse("5 per 10 seconds")
+Rate(limit=5, period_us=10000000, burst=None)
+>>> Rate.parse("0.5/s")
+Rate(limit=1, period_us=2000000, burst=None)
+>>> [str(rate) for rate in parse_rates("10/s; 100/min burst 20")]
+['10/s', '100/min burst 20']
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from fractions import Fraction
+from typing import TypeAlias
+
+from shapekit.errors import ConfigError
+
+__all__ = ["Duration", "Rate", "RateLike"]
+
+Duration: TypeAlias = float | str | timedelta
+"""Seconds, a timedelta, or text such as `"250ms"`, `"5m"`, `"1h30m"`."""
+
+MAX_COUNT = 10**12
+"""The largest limit, burst or cost."""
+MAX_SPAN_US = 2**51
+"""The longest duration, about 71 years: an instant plus a span stays exact in a double."""
+MAX_PER_SECOND = 10**9
+"""The fastest rate: a call per nanosecond."""
+SECOND_US = 1_000_000
+
+_UNITS_US = {
+    unit: size
+    for size, names in (
+        (1, "us µs microsecond microseconds"),
+        (1_000, "ms millisecond milliseconds"),
+        (SECOND_US, "s sec secs second seconds"),
+        (60 * SECOND_US, "m min mins minute minutes"),
+        (3_600 * SECOND_US, "h hr hrs hour hours"),
+        (86_400 * SECOND_US, "d day days"),
+        (604_800 * SECOND_US, "w week weeks"),
+    )
+    for unit in names.split()
+}
+_SHORT_UNITS = (("week", 604_800), ("day", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+_CALENDAR = {"month", "months", "mo", "quarter", "year", "years", "y"}
+
+_DIGITS = r"[0-9](?:_?[0-9])*"
+_NUMBER = rf"{_DIGITS}(?:\.[0-9]+)?"
+_DURATION_PART = re.compile(rf"\s*({_NUMBER})\s*([a-zµ]+)\s*", re.ASCII | re.IGNORECASE)
+_RATE = re.compile(
+    rf"\s*({_NUMBER})\s*(?:/|\bper\b)\s*({_NUMBER})?\s*([a-zµ]+)(?:\s+burst\s+({_DIGITS}))?\s*",
+    re.ASCII | re.IGNORECASE,
+)
+_LONGEST_TEXT = 200
+
+_DURATION_FIX = 'write seconds such as 0.5, a timedelta, or text such as "250ms", "30s", "1h30m"'
+_RATE_FIX = 'write a rate such as 10, "10/s", "100/min", "5 per 10 seconds" or "10/s burst 20"'
+
+
+def whole(field: str, value: object, *, least: int = 1, most: int = MAX_COUNT) -> int:
+    """`value` if it is a whole number from `least` to `most`, else ConfigError."""
+    if type(value) is not int or not least <= value <= most:
+        raise ConfigError(
+            field, value, f"is not a whole number from {least} to {most}", f"pass an int, such as {least}"
+        )
+    return value
+
+
+def one_of(field: str, value: object, choices: tuple[str, ...]) -> str:
+    """`value` if it is one of `choices`, else ConfigError that lists them."""
+    if not isinstance(value, str) or value not in choices:
+        raise ConfigError(field, value, "is unknown", f"use one of {', '.join(choices)}")
+    return value
+
+
+def duration_us(field: str, value: object, *, least: int = 1, most: int = MAX_SPAN_US) -> int:
+    """A duration in whole microseconds, rounded to the nearest."""
+    if isinstance(value, timedelta):
+        exact = Fraction(value // timedelta(microseconds=1))
+    elif isinstance(value, str):
+        exact = _duration_text_us(field, value)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        exact = Fraction(value) * SECOND_US
+    else:
+        raise ConfigError(field, value, "is not a duration", _DURATION_FIX)
+    span = round(exact)
+    if not least <= span <= most:
+        bound = f"is not between {seconds_text(least)} and {seconds_text(most)}"
+        raise ConfigError(field, value, bound, _DURATION_FIX)
+    return span
+
+
+def seconds_text(span_us: int) -> str:
+    """`250000` → `0.25 s`: exact, for messages."""
+    number = f"{span_us // SECOND_US}.{span_us % SECOND_US:06d}".rstrip("0").rstrip(".")
+    return f"{number} s"
+
+
+def _duration_text_us(field: str, text: str) -> Fraction:
+    total, at = Fraction(0), 0
+    while len(text) <= _LONGEST_TEXT and (part := _DURATION_PART.match(text, at)):
+        total += Fraction(part[1]) * _unit_us(field, part[2])
+        at = part.end()
+    if at == 0 or at != len(text):
+        raise ConfigError(field, text, "is not a duration", _DURATION_FIX)
+    return total
+
+
+def _unit_us(field: str, unit: str) -> int:
+    name = unit.lower()
+    if name in _CALENDAR:
+        raise ConfigError(
+            field,
+            unit,
+            "has no fixed length",
+            'budget it with quota="1000/month", or name the days: "1000/30d"',
+        )
+    if name not in _UNITS_US:
+        raise ConfigError(field, unit, "is an unknown unit of time", "use us, ms, s, min, h, d or w")
+    return _UNITS_US[name]
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Rate:
+    """`limit` calls in every `period`: `Rate(10, 1)`, `Rate(100, "1m")`, `Rate(5, timedelta(hours=1))`.
+
+    `burst` is how many may leave at once; None leaves the choice to whoever is given the rate.
+    """
+
+    limit: int
+    period_us: int
+    burst: int | None = None
+
+    def __init__(self, limit: int, period: Duration = 1, *, burst: int | None = None) -> None:
+        self._fill(limit, duration_us("period", period), burst, limit)
+
+    def _fill(self, limit: object, period_us: int, burst: object, told: object) -> None:
+        checked = whole("limit", limit)
+        if checked * SECOND_US > MAX_PER_SECOND * period_us:
+            raise ConfigError("rate", told, f"is faster than {MAX_PER_SECOND} calls a second", _RATE_FIX)
+        object.__setattr__(self, "limit", checked)
+        object.__setattr__(self, "period_us", period_us)
+        object.__setattr__(self, "burst", None if burst is None else whole("burst", burst))
+
+    @classmethod
+    def of(cls, limit: int, period_us: int, burst: int | None = None) -> Rate:
+        """The rate of `limit` calls in `period_us` microseconds."""
+        self = cls.__new__(cls)
+        self._fill(limit, whole("period_us", period_us, most=MAX_SPAN_US), burst, limit)
+        return self
+
+    @classmethod
+    def parse(cls, value: RateLike, field: str = "rate") -> Rate:
+        """One rate from a Rate, a number of calls a second, or text."""
+        if isinstance(value, Rate):
+            return value
+        if isinstance(value, str):
+            return _parse_text(field, value)
+        if (
+            isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and math.isfinite(value)
+            and value > 0
+        ):
+            # A float means its shortest decimal: 0.1 is one call in ten seconds.
+            return _exact(field, Fraction(repr(value)), SECOND_US, None, value)
+        raise ConfigError(field, value, "is not a rate", _RATE_FIX)
+
+    @property
+    def per_second(self) -> float:
+        """Calls a second, as a float: to show, not to compute with."""
+        return self.limit * SECOND_US / self.period_us
+
+    def __str__(self) -> str:
+        for unit, seconds in _SHORT_UNITS:
+            if self.period_us == seconds * SECOND_US:
+                text = f"{self.limit}/{unit}"
+                break
+        else:
+            text = f"{self.limit} per {seconds_text(self.period_us)}"
+        return text if self.burst is None else f"{text} burst {self.burst}"
+
+
+RateLike: TypeAlias = Rate | float | str
+"""A Rate, a number of calls a second, or text such as `"100/min burst 20"`."""
+
+
+def parse_rates(value: RateLike, field: str = "rate") -> tuple[Rate, ...]:
+    """One or several rates: text may join them with semicolons."""
+    if isinstance(value, str) and ";" in value and len(value) <= _LONGEST_TEXT:
+        return tuple(_parse_text(field, part) for part in value.split(";"))
+    return (Rate.parse(value, field),)
+
+
+def _parse_text(field: str, text: str) -> Rate:
+    if len(text) > _LONGEST_TEXT or not (match := _RATE.fullmatch(text)):
+        more = "holds several rates where one is meant" if ";" in text else "is not a rate"
+        raise ConfigError(field, text, more, _RATE_FIX)
+    count, times, unit, burst = match.groups()
+    period = Fraction(times or 1) * _unit_us(field, unit)
+    return _exact(field, Fraction(count), period, None if burst is None else int(burst), text)
+
+
+def _exact(field: str, count: Fraction, period_us: Fraction | int, burst: int | None, told: object) -> Rate:
+    # 2.5 calls in 1 s are 5 calls in 2 s: whole calls in whole microseconds, the value unchanged.
+    limit = count.numerator
+    period = Fraction(period_us) * count.denominator
+    if limit < 1 or not 1 <= period <= MAX_SPAN_US or period.denominator != 1:
+        raise ConfigError(field, told, "is not a whole number of calls in 1 µs to 71 years", _RATE_FIX)
+    try:
+        return Rate.of(limit, int(period), burst)
+    except ConfigError as error:
+        raise ConfigError(
+            field, told, f"is out of bounds ({error.field}={error.value} {error.bound})", _RATE_FIX
+        ) from None

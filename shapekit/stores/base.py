@@ -1,0 +1,93 @@
+"""The one primitive of a store: read-modify-write of the state of a key, atomically.
+
+`store.bind(name, program, operation)` prepares one operation of one algorithm under one name, once,
+and returns the call that is made often: `apply(key, *args) -> result`. A `key` is text, or for a
+composite whose parts have keys of their own a tuple of texts, one for each part; all of them change
+together or not at all.
+
+To write a store, implement the abstract methods. What they promise:
+
+- an operation sees the state that the last one left, and nobody in between;
+- time comes from the store's clock, read once per call;
+- a state is kept for at least its `ttl_us`, by the highest time the store has seen;
+- a state written by a program with other numbers goes through `adopted` before it is used;
+- `close` makes every later call raise StoreUnavailableError.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from shapekit.algorithms.base import Algorithm
+from shapekit.clock import Clock
+
+__all__ = ["Store"]
+
+Key: TypeAlias = str | tuple[str, ...]
+Operation: TypeAlias = Literal["check", "commit", "refund", "debit", "earliest", "peek", "forecast"]
+
+READS = frozenset(("earliest", "peek", "forecast"))
+"""Operations that return their result as it is and leave the state alone."""
+
+
+Apply: TypeAlias = Callable[..., Any]
+"""A bound operation, `apply(key, *args)`: everything but the key and its arguments is settled."""
+
+ApplyMany: TypeAlias = Callable[[Sequence[Key], tuple[Any, ...]], list[Any]]
+"""The same for several keys at one instant, `apply_many(keys, args)`: an answer for each."""
+
+
+class Store(ABC):
+    """Where the states live. See the module's text for what a store promises."""
+
+    shared: ClassVar[bool]
+    """Whether other processes see the same states; then everything on it needs a name."""
+
+    clock: Clock
+    """What callers sleep by; also what decides, unless the store has a better one."""
+
+    @abstractmethod
+    def bind(self, name: str, program: Algorithm[Any], operation: Operation) -> Apply:
+        """The call that applies `operation` to a key of `name`."""
+
+    @abstractmethod
+    def bind_many(self, name: str, program: Algorithm[Any], operation: Operation) -> ApplyMany:
+        """The call that applies `operation` to each of several keys, at one instant."""
+
+    @abstractmethod
+    def abind(
+        self, name: str, program: Algorithm[Any], operation: Operation
+    ) -> Callable[..., Awaitable[Any]]:
+        """`bind`, awaitable."""
+
+    @abstractmethod
+    def abind_many(
+        self, name: str, program: Algorithm[Any], operation: Operation
+    ) -> Callable[[Sequence[Key], tuple[Any, ...]], Awaitable[list[Any]]]:
+        """`bind_many`, awaitable."""
+
+    @abstractmethod
+    def reset(self, name: str, program: Algorithm[Any], key: Key) -> None:
+        """Make the key cold."""
+
+    @abstractmethod
+    async def areset(self, name: str, program: Algorithm[Any], key: Key) -> None:
+        """`reset`, awaitable."""
+
+    @abstractmethod
+    def reset_all(self, prefix: str = "") -> int:
+        """Make every key cold whose `name:key` begins with `prefix`; returns how many there were."""
+
+    @abstractmethod
+    def keys(self, prefix: str = "") -> Iterator[str]:
+        """The live keys as `name:key`, to look at."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything; later calls raise StoreUnavailableError."""
+
+    async def aclose(self) -> None:
+        """`close`, awaitable."""
+        self.close()

@@ -1,0 +1,287 @@
+"""MemoryStore: the truth of one process."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+from shapekit.algorithms.base import NEVER_US, Algorithm
+from shapekit.algorithms.compose import Composite, adopted
+from shapekit.clock import Clock, SystemClock
+from shapekit.errors import ConfigError, StoreUnavailableError
+from shapekit.stores.base import READS, Apply, ApplyMany, Key, Operation, Store
+
+__all__ = ["MemoryStore"]
+
+_Entry: TypeAlias = tuple[Any, int, Algorithm[Any]]
+"""The state (None once reset), when it is no different from a cold one, and the program that wrote it."""
+_Space: TypeAlias = dict[Any, _Entry]
+"""By key; where the parts of a composite have keys of their own, by (part, key)."""
+
+_BATCH = 16
+"""Keys that one call looks at, to see whether they are idle."""
+_PAUSE_US = 10_000
+"""How long sweeping rests after a batch in which nothing was idle."""
+_LINGER_US = 1_000_000
+"""How long an idle key is kept, so that a clock that goes back a little still finds it."""
+
+
+class MemoryStore(Store):
+    """Thread-safe, exact, and gone with the process.
+
+    Nothing runs in the background: each call sweeps a few idle keys, and a live key is never
+    dropped. A forked child warns once, because from then on there are two truths and twice the rate.
+    """
+
+    shared: ClassVar[bool] = False
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        if clock is not None and not isinstance(clock, Clock):
+            raise ConfigError("clock", clock, "is not a clock", "pass SystemClock() or ManualClock()")
+        self.clock: Clock = SystemClock() if clock is None else clock
+        self._lock = threading.Lock()
+        self._spaces: dict[str, tuple[str, _Space]] = {}
+        self._line: deque[tuple[_Space, Any]] = deque()
+        self._sweep_due_us = NEVER_US
+        self._swept_us = 0
+        self._closed = False
+        _STORES.add(self)
+
+    def bind(self, name: str, program: Algorithm[Any], operation: Operation) -> Apply:
+        run = self._runner(name, program, operation)
+        now_us = self.clock.now_us
+        acquire, release = self._lock.acquire, self._lock.release
+
+        def apply(key: Any, *args: Any) -> Any:
+            acquire()
+            try:
+                return run(key, now_us(), args)
+            finally:
+                release()
+
+        if operation != "check":
+            return apply
+        space = self._space(name, program)
+        find, step = space.get, program.decide
+        civil, wall_us = program.civil, self.clock.wall_us
+
+        def check(key: Any, cost: int) -> Any:
+            # `apply`, written out for the path of every admitted call: a live key, one program.
+            acquire()
+            try:
+                now = now_us()
+                entry = find(key)
+                if entry is None or entry[2] is not program or now >= self._sweep_due_us:
+                    return run(key, now, (cost,))
+                outcome = step(entry[0], now, cost, wall_us() - now if civil else 0)
+                if outcome[3]:
+                    space[key] = (outcome[0], now + outcome[2], program)
+                return outcome[1]
+            finally:
+                release()
+
+        return check
+
+    def bind_many(self, name: str, program: Algorithm[Any], operation: Operation) -> ApplyMany:
+        run = self._runner(name, program, operation)
+
+        def apply_many(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
+            with self._lock:
+                now = self.clock.now_us()
+                return [run(key, now, args) for key in keys]
+
+        return apply_many
+
+    def abind(
+        self, name: str, program: Algorithm[Any], operation: Operation
+    ) -> Callable[..., Awaitable[Any]]:
+        apply = self.bind(name, program, operation)
+
+        async def aapply(key: Key, *args: Any) -> Any:
+            return apply(key, *args)
+
+        return aapply
+
+    def abind_many(
+        self, name: str, program: Algorithm[Any], operation: Operation
+    ) -> Callable[[Sequence[Key], tuple[Any, ...]], Awaitable[list[Any]]]:
+        apply_many = self.bind_many(name, program, operation)
+
+        async def aapply_many(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
+            return apply_many(keys, args)
+
+        return aapply_many
+
+    def reset(self, name: str, program: Algorithm[Any], key: Key) -> None:
+        space = self._space(name, program)
+        with self._lock:
+            for record in _records(program, key) if isinstance(key, tuple) else (key,):
+                self._forget(space, record)
+
+    async def areset(self, name: str, program: Algorithm[Any], key: Key) -> None:
+        self.reset(name, program, key)
+
+    def reset_all(self, prefix: str = "") -> int:
+        with self._lock:
+            live = list(self._live(prefix))
+            for _, space, record in live:
+                self._forget(space, record)
+            return len(live)
+
+    def keys(self, prefix: str = "") -> Iterator[str]:
+        with self._lock:
+            return iter([shown for shown, _, _ in self._live(prefix)])
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            for _, space in self._spaces.values():
+                space.clear()
+            self._line.clear()
+
+    def __len__(self) -> int:
+        """The keys in memory, idle ones that are not swept yet included."""
+        return sum(len(space) for _, space in self._spaces.values())
+
+    def __repr__(self) -> str:
+        return f"MemoryStore({len(self)} keys)"
+
+    # under the lock
+
+    def _runner(self, name: str, program: Algorithm[Any], operation: Operation) -> Callable[..., Any]:
+        space = self._space(name, program)
+        step: Callable[..., Any] = program.decide if operation == "check" else getattr(program, operation)
+        reads = operation in READS
+        civil = program.civil
+        wall_us = self.clock.wall_us
+        find = space.get
+
+        def run(key: Any, now: int, args: tuple[Any, ...]) -> Any:
+            if key.__class__ is tuple:
+                return run_together(key, now, args)
+            entry = find(key)
+            if entry is None:
+                now, state = self._miss(now), None
+            else:
+                state = entry[0] if entry[2] is program else adopted(program, entry[0], entry[2])
+            outcome = step(state, now, *args, skew=wall_us() - now) if civil else step(state, now, *args)
+            if reads:
+                return outcome
+            if outcome[3]:
+                space[key] = (outcome[0], now + outcome[2], program)
+                if entry is None:
+                    self._line.append((space, key))
+                    self._sweep(now)
+                elif now >= self._sweep_due_us:
+                    self._sweep(now)
+            return outcome[1]
+
+        def run_together(keys: tuple[str, ...], now: int, args: tuple[Any, ...]) -> Any:
+            parts = program.parts if isinstance(program, Composite) else ()
+            records = _records(program, keys)
+            entries = [find(record) for record in records]
+            if None in entries:
+                now = self._miss(now)
+            states = tuple(
+                None if entry is None else adopted(part, entry[0], entry[2])
+                for part, entry in zip(parts, entries, strict=True)
+            )
+            skew = wall_us() - now
+            outcome = step(states, now, *args, skew=skew)
+            if reads:
+                return outcome
+            if outcome[3]:
+                for record, part, before, after in zip(records, parts, states, outcome[0], strict=True):
+                    if after is not before:
+                        if record not in space:
+                            self._line.append((space, record))
+                        space[record] = (after, part.forecast(after, now, 1, skew).full_at_us, part)
+                self._sweep(now)
+            return outcome[1]
+
+        return run
+
+    def _space(self, name: str, program: Algorithm[Any]) -> _Space:
+        kind, space = self._spaces.setdefault(name, (program.kind, {}))
+        if kind != program.kind:
+            raise ConfigError(
+                "name", name, f"already holds a {kind}, and this is a {program.kind}", "use another name"
+            )
+        return space
+
+    def _miss(self, now: int) -> int:
+        """The time a cold key starts at: not before a time at which it may have been swept."""
+        if self._closed:
+            raise StoreUnavailableError("this MemoryStore is closed; make a new one")
+        return max(now, self._swept_us)
+
+    def _forget(self, space: _Space, record: Any) -> None:
+        # The entry stays in line, cold, and is swept like any idle one.
+        entry = space.get(record)
+        if entry is not None:
+            space[record] = (None, 0, entry[2])
+
+    def _sweep(self, now: int) -> None:
+        line = self._line
+        found = False
+        for _ in range(min(_BATCH, len(line))):
+            space, record = line.popleft()
+            if space[record][1] + _LINGER_US <= now:
+                del space[record]
+                found = True
+            else:
+                line.append((space, record))
+        if found:
+            self._swept_us = max(self._swept_us, now)
+        self._sweep_due_us = now if found else now + _PAUSE_US
+
+    def _live(self, prefix: str) -> Iterator[tuple[str, _Space, Any]]:
+        now = self.clock.now_us()
+        for name, (_, space) in self._spaces.items():
+            for record, entry in space.items():
+                shown = f"{name}:{record}" if isinstance(record, str) else f"{name}:{record[0]}:{record[1]}"
+                if entry[1] > now and shown.startswith(prefix):
+                    yield shown, space, record
+
+
+def _records(program: Algorithm[Any], keys: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Where the parts of a composite live when each has a key of its own."""
+    names = program.names if isinstance(program, Composite) else ()
+    return tuple(zip(names, keys, strict=True))
+
+
+_STORES: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
+_HELD: list[MemoryStore] = []
+
+
+def _hold_all() -> None:
+    # A lock held by another thread while we fork would stay locked in the child for ever.
+    for store in list(_STORES):
+        store._lock.acquire()
+        _HELD.append(store)
+
+
+def _release_all() -> None:
+    while _HELD:
+        _HELD.pop()._lock.release()
+
+
+def _release_all_in_child() -> None:
+    live = any(next(store._live(""), None) for store in _HELD)
+    _release_all()
+    if live:
+        warnings.warn(
+            "forked with live rate-limit keys in a MemoryStore: parent and child now count apart, so the "
+            "rate multiplies; share a RedisStore or SQLiteStore, or make the store after the fork",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_hold_all, after_in_parent=_release_all, after_in_child=_release_all_in_child)
