@@ -26,6 +26,7 @@ from shapekit.errors import (
 from shapekit.gate import Gate
 from shapekit.manual_clock import ManualClock
 from shapekit.rate import Rate
+from shapekit.shaper import Outlook, Reservation, Shaper
 from shapekit.stores.base import Store
 from shapekit.stores.memory import MemoryStore
 
@@ -43,12 +44,15 @@ __all__ = [
     "ManualClock",
     "MemoryStore",
     "Outcome",
+    "Outlook",
     "QueueFullError",
     "Quota",
     "QuotaExhaustedError",
     "Rate",
     "RateLimitedError",
+    "Reservation",
     "ShapekitError",
+    "Shaper",
     "SlidingWindow",
     "SlidingWindowLog",
     "Store",

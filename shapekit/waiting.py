@@ -10,10 +10,13 @@ import threading
 
 from shapekit.alarm import AsyncAlarm
 from shapekit.clock import Clock
-from shapekit.errors import StoreUnavailableError
+from shapekit.decision import Decision
+from shapekit.errors import QueueFullError, StoreUnavailableError
 from shapekit.rate import SECOND_US
 
 CHUNK_S = 60.0
+LOOK_US = 100_000
+"""How often the sleepers of a held key look whether the hold was lifted."""
 
 
 class Waiters:
@@ -67,3 +70,50 @@ class Waiters:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreUnavailableError(f"{self._what} was closed")
+
+
+class Patience:
+    """How long one caller goes on waiting: what was promised, what became of it, when to give up."""
+
+    __slots__ = ("_asked_us", "_clock", "_due_us", "_gives_up_us", "_held", "_key", "_max_wait_us")
+
+    def __init__(
+        self,
+        clock: Clock,
+        key: str,
+        wait_us: int,
+        *,
+        held: bool,
+        max_wait_us: int | None,
+        timeout_us: int | None,
+    ) -> None:
+        self._clock = clock
+        self._key = key
+        self._held = held
+        self._max_wait_us = max_wait_us
+        self._asked_us = clock.now_us()
+        self._due_us = self._asked_us + wait_us
+        self._gives_up_us = None if timeout_us is None else self._asked_us + timeout_us
+
+    def nap_us(self) -> int:
+        """How long to sleep before asking again; 0 when the turn has come."""
+        now = self._clock.now_us()
+        nap = self._due_us - now
+        if nap > 0 and self._gives_up_us is not None:
+            if now >= self._gives_up_us:
+                waited = (now - self._asked_us) / SECOND_US
+                raise TimeoutError(f"gave up waiting for key {self._key!r} after {waited:.6g} s")
+            nap = min(nap, self._gives_up_us - now)
+        return min(nap, LOOK_US) if self._held else nap
+
+    def hear(self, wait_us: int, held: bool) -> None:
+        """What the store says of the turn now; negative if it has forgotten it, and the promise stands."""
+        self._held = held
+        if wait_us < 0:
+            return
+        now = self._clock.now_us()
+        self._due_us = now + wait_us
+        in_all = self._due_us - self._asked_us
+        if self._max_wait_us is not None and wait_us > 0 and in_all > self._max_wait_us:
+            held_back = Decision(False, 1, 1, 0, self._due_us, in_all - self._max_wait_us)
+            raise QueueFullError(held_back, self._key, in_all / SECOND_US, self._max_wait_us / SECOND_US)

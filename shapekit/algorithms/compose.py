@@ -321,7 +321,7 @@ def _least(seen: Sequence[Decision], weight: Callable[[Decision], int]) -> int:
     return weights.index(min(weights))
 
 
-def adopted(reader: Algorithm[Any], state: Any, writer: Algorithm[Any]) -> Any:
+def adopted(reader: Any, state: Any, writer: Any) -> Any:
     """A state that `writer` left, as a state of `reader`; ConfigError if they are of different kinds."""
     if state is None or reader is writer or reader == writer:
         return state

@@ -113,13 +113,15 @@ class Meter(Algorithm[int]):
         self, state: int | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
     ) -> Outcome[int]:
         # The receipt is the instant (rounded up) at which the meter would have drained had nobody come
-        # after this charge. What has drained of it by now cannot be given back: it may have been used.
-        drained = self._drained(state, now)
-        left = (charged_at - now) * self._q - (self._q - 1) if isinstance(charged_at, int) else 0
-        back = min(self._p * cost, left)
-        if state is None or back <= 0:
-            return Outcome(state, self.peek(state, now), 0, False)
-        return self._settled(max(drained - back, now * self._q), now)
+        # after this charge. What has drained of it by the last departure, which may be a turn still to
+        # come, cannot be given back: it may have been used.
+        if state is not None and isinstance(charged_at, int):
+            start = now * self._q
+            held_until = charged_at * self._q - (self._q - 1)
+            back = min(self._p * cost, held_until - max(start, state - self._tau))
+            if back > 0:
+                return self._settled(max(state - back, start), now)
+        return Outcome(state, self.peek(state, now), 0, False)
 
     def debit(
         self, state: int | None, now: int, cost: int, charged_at: Receipt = None, skew: int = 0
@@ -128,13 +130,29 @@ class Meter(Algorithm[int]):
         after = min(self._drained(state, now) + self._p * cost, (_EXACT - 1) * self._q)
         return self._settled(after, now)
 
+    def commit(
+        self, state: int | None, now: int, cost: int, max_wait: int | None, skew: int = 0
+    ) -> Outcome[int]:
+        # A turn is charged from its exact position, not from the whole microsecond at which it is
+        # taken: else a long queue would drift by the rounding.
+        at = self.earliest(state, now, cost)
+        if max_wait is not None and at - now > max_wait:
+            denied = self._decision(False, now, self._drained(state, now), at - now, None)
+            return Outcome(state, denied, 0, False)
+        after = self._drained(state, now) + self._p * cost
+        current = -((at * self._q - after) // self._p)
+        full = -(-after // self._q)
+        decision = Decision(True, self.burst, current, self.burst - current, full, 0, None, full, at - now)
+        return Outcome(after, decision, full - now, True)
+
     def scaled(self, share: float | Fraction) -> Self:
         part = share_of(share)
         slower = Rate.of(self.rate.limit * part.numerator, self.rate.period_us * part.denominator)
         return type(self)(slower, max(1, int(self.burst * part)))
 
     def adopt(self, state: int, writer: Any) -> int:
-        return -(-state * self._q // writer._q)
+        position: int = -(-state * self._q // writer._q)
+        return position
 
     def _drained(self, state: int | None, now: int) -> int:
         return max(now * self._q, 0 if state is None else state)

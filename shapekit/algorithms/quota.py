@@ -95,7 +95,12 @@ class PeriodCounter(Algorithm[Book]):
             start, used, opened, old_start, old_used = state
             charged = self.periods.bounds(charged_at)[0]
             if charged == start:
-                return self._settled((start, max(0, used - cost), *state[2:]), now, skew)
+                used = max(0, used - cost)
+                if used == 0 and now < opened:
+                    # It held nothing but turns that were given back: the older period counts again.
+                    reopened = opened - (start - old_start)
+                    return self._settled((old_start, old_used, reopened, old_start, 0), now, skew)
+                return self._settled((start, used, opened, old_start, old_used), now, skew)
             if charged == old_start:
                 return self._settled((start, used, opened, old_start, max(0, old_used - cost)), now, skew)
         return Outcome(state, self.peek(state, now, skew), 0, False)

@@ -74,7 +74,7 @@ class SlidingWindowLog(Algorithm[Log]):
         return self._entered(log, now, gone, total + cost), decision, self.window_us, True
 
     def earliest(self, state: Log | None, at: int, cost: int, skew: int = 0) -> int:
-        if state is None:
+        if state is None or not state[2]:
             return at
         old_times, old_totals, times, totals = state
         first = max(at, times[-1])
@@ -101,12 +101,12 @@ class SlidingWindowLog(Algorithm[Log]):
             times, totals = state[0] + state[2], state[1] + state[3]
             entry = bisect_left(times, charged_at)
             if entry < len(times) and times[entry] == charged_at:
-                before = totals[entry - 1] if entry else 0
-                back = min(cost, totals[entry] - before)
-                # An emptied entry stays: it may be the newest, before which nobody may go.
-                left = totals[:entry] + tuple([total - back for total in totals[entry:]])
-                cut = len(state[0])
-                return self._settled((times[:cut], left[:cut], times[cut:], left[cut:]), now)
+                units = totals[entry] - (totals[entry - 1] if entry else 0)
+                back = min(cost, units)
+                emptied = entry + (back == units)
+                times = times[:entry] + times[emptied:]
+                totals = totals[:entry] + tuple([total - back for total in totals[emptied:]])
+                return self._settled(((), (), times, totals), now)
         return Outcome(state, self.peek(state, now), 0, False)
 
     def debit(
@@ -152,7 +152,8 @@ class SlidingWindowLog(Algorithm[Log]):
 
     def _settled(self, state: Log, now: int) -> Outcome[Log]:
         decision = self._decision(state, now, 1)
-        return Outcome(state, decision, max(0, state[2][-1] + self.window_us - now), True)
+        ends = state[2][-1] + self.window_us if state[2] else now
+        return Outcome(state, decision, max(0, ends - now), True)
 
     def _decision(self, state: Log | None, now: int, cost: int) -> Decision:
         if state is None:

@@ -39,8 +39,9 @@ class SlidingWindow(Algorithm[Ring]):
         50
 
     A tick is a whole number of microseconds, rounded up. The state is the newest tick's number and
-    the counts of the ticks, newest first. Time that goes back never turns the ring back: calls of an
-    older tick wait for the newest.
+    the counts of two windows of ticks, newest first. Time that goes back never turns the ring back:
+    calls of an older tick wait for the newest, unless that held nothing but turns that were given
+    back; the second window is kept for that case.
     """
 
     kind: ClassVar[str] = "sliding_window"
@@ -50,6 +51,7 @@ class SlidingWindow(Algorithm[Ring]):
     buckets: int = 10
     conservative: bool = False
     _width: int = field(repr=False, compare=False, default=0)
+    _empty: tuple[int, ...] = field(repr=False, compare=False, default=())
 
     def __init__(
         self,
@@ -73,6 +75,7 @@ class SlidingWindow(Algorithm[Ring]):
             ("buckets", buckets),
             ("conservative", conservative),
             ("_width", -(-window_us // buckets)),
+            ("_empty", (0,) * (2 * (buckets + 1))),
         ):
             object.__setattr__(self, name, value)
 
@@ -84,7 +87,7 @@ class SlidingWindow(Algorithm[Ring]):
         width = self._width
         tick = now // width
         if state is None:
-            ring = (tick, *(0,) * (self.buckets + 1))
+            ring = (tick, *self._empty)
         else:
             ring = state if state[0] == tick else self._turned(state, tick)
             if ring[0] > tick:
@@ -101,12 +104,12 @@ class SlidingWindow(Algorithm[Ring]):
     def earliest(self, state: Ring | None, at: int, cost: int, skew: int = 0) -> int:
         if state is None:
             return at
-        width = self._width
+        width, last = self._width, self.buckets + 1
         ring = self._turned(state, at // width)
         while True:
             start = ring[0] * width
-            room = self.limit - cost - sum(ring[1:-1])
-            oldest = ring[-1]
+            room = self.limit - cost - sum(ring[1:last])
+            oldest = ring[last]
             if room >= oldest:
                 return max(at, start)
             if room > 0 and not self.conservative:
@@ -129,10 +132,14 @@ class SlidingWindow(Algorithm[Ring]):
     ) -> Outcome[Ring]:
         if state is not None and isinstance(charged_at, int):
             age = state[0] - charged_at // self._width
-            if 0 <= age <= self.buckets and state[1 + age]:
-                at = 1 + age
-                left = max(0, state[at] - cost)
-                return self._settled((*state[:at], left, *state[at + 1 :]), now)
+            at = 1 + age
+            if 1 <= at < len(state) and state[at]:
+                ring = (*state[:at], max(0, state[at] - cost), *state[at + 1 :])
+                # Turn back only as far as the second window still knows what was counted.
+                if ring[0] - now // self._width <= self.buckets + 1:
+                    while not ring[1] and ring[0] * self._width > now:
+                        ring = (ring[0] - 1, *ring[2:], 0)
+                return self._settled(ring, now)
         return Outcome(state, self.peek(state, now), 0, False)
 
     def debit(
@@ -144,7 +151,7 @@ class SlidingWindow(Algorithm[Ring]):
         skew: int = 0,
     ) -> Outcome[Ring]:
         tick = now // self._width
-        ring = (tick, *(0,) * (self.buckets + 1)) if state is None else self._turned(state, tick)
+        ring = (tick, *self._empty) if state is None else self._turned(state, tick)
         return self._settled((ring[0], ring[1] + cost, *ring[2:]), now)
 
     def scaled(self, share: float | Fraction) -> Self:
@@ -154,10 +161,10 @@ class SlidingWindow(Algorithm[Ring]):
     def adopt(self, state: Ring, writer: Any) -> Ring:
         # Each old tick counts in the new tick that its last microsecond falls into.
         newest = ((state[0] + 1) * writer._width - 1) // self._width
-        counts = [0] * (self.buckets + 1)
+        counts = list(self._empty)
         for age, count in enumerate(state[1:]):
             ago = newest - ((state[0] - age + 1) * writer._width - 1) // self._width
-            if ago <= self.buckets:
+            if ago < len(counts):
                 counts[ago] += count
         return (newest, *counts)
 
@@ -166,20 +173,21 @@ class SlidingWindow(Algorithm[Ring]):
         ahead = tick - ring[0]
         if ahead <= 0:
             return ring
-        size = self.buckets + 1
-        if ahead >= size:
-            return (tick, *(0,) * size)
-        return (tick, *(0,) * ahead, *ring[1 : size + 1 - ahead])
+        empty = self._empty
+        if ahead >= len(empty):
+            return (tick, *empty)
+        return (tick, *empty[:ahead], *ring[1 : len(ring) - ahead])
 
     def _used(self, ring: Ring, elapsed: int) -> int:
         """The estimate at `elapsed` into the newest tick, rounded up to whole units."""
-        if self.conservative or not ring[-1]:
-            return sum(ring) - ring[0]
-        return sum(ring[1:-1]) - (-ring[-1] * (self._width - elapsed)) // self._width
+        last = self.buckets + 1
+        if self.conservative or not ring[last]:
+            return sum(ring[1 : last + 1])
+        return sum(ring[1:last]) - (-ring[last] * (self._width - elapsed)) // self._width
 
     def _settled(self, state: Ring, now: int) -> Outcome[Ring]:
         ttl = (state[0] + self.buckets + 1) * self._width - now
-        return Outcome(state, self._decision(state, now, 1), ttl, True)
+        return Outcome(state, self._decision(state, now, 1), max(0, ttl), True)
 
     def _decision(self, state: Ring | None, now: int, cost: int) -> Decision:
         if state is None:
@@ -188,6 +196,6 @@ class SlidingWindow(Algorithm[Ring]):
         ring = self._turned(state, now // width)
         used = self._used(ring, max(0, now - ring[0] * width))
         wait = self.earliest(state, now, cost) - now
-        ages = [age for age, count in enumerate(ring[1:]) if count]
+        ages = [age for age, count in enumerate(ring[1 : self.buckets + 2]) if count]
         full = max(now + wait, (ring[0] - ages[0] + self.buckets + 1) * width if ages else now)
         return Decision(wait == 0, self.limit, used, max(0, self.limit - used), full, wait)

@@ -18,18 +18,36 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
-from shapekit.algorithms.base import Algorithm
 from shapekit.clock import Clock
 
 __all__ = ["Store"]
 
 Key: TypeAlias = str | tuple[str, ...]
-Operation: TypeAlias = Literal["check", "commit", "refund", "debit", "earliest", "peek", "forecast"]
+Operation: TypeAlias = Literal[
+    "check", "commit", "refund", "debit", "earliest", "peek", "forecast",
+    "reserve", "confirm", "cancel", "settle", "hold", "resume", "look",
+]  # fmt: skip
 
-READS = frozenset(("earliest", "peek", "forecast"))
+READS = frozenset(("earliest", "peek", "forecast", "confirm", "look"))
 """Operations that return their result as it is and leave the state alone."""
+
+
+class Program(Protocol):
+    """What a store runs: operations `(state, now, …) -> (state, result, ttl_us, persist)`, and reads."""
+
+    kind: ClassVar[str]
+    """The name of the algorithm in stored state."""
+
+    @property
+    def civil(self) -> bool:
+        """Whether the operations take `skew`, how far civil time is ahead, as their last argument."""
+        ...
+
+    def adopt(self, state: Any, writer: Any) -> Any:
+        """A state that a program of the same kind, with other numbers, left."""
+        ...
 
 
 Apply: TypeAlias = Callable[..., Any]
@@ -49,31 +67,29 @@ class Store(ABC):
     """What callers sleep by; also what decides, unless the store has a better one."""
 
     @abstractmethod
-    def bind(self, name: str, program: Algorithm[Any], operation: Operation) -> Apply:
+    def bind(self, name: str, program: Program, operation: Operation) -> Apply:
         """The call that applies `operation` to a key of `name`."""
 
     @abstractmethod
-    def bind_many(self, name: str, program: Algorithm[Any], operation: Operation) -> ApplyMany:
+    def bind_many(self, name: str, program: Program, operation: Operation) -> ApplyMany:
         """The call that applies `operation` to each of several keys, at one instant."""
 
     @abstractmethod
-    def abind(
-        self, name: str, program: Algorithm[Any], operation: Operation
-    ) -> Callable[..., Awaitable[Any]]:
+    def abind(self, name: str, program: Program, operation: Operation) -> Callable[..., Awaitable[Any]]:
         """`bind`, awaitable."""
 
     @abstractmethod
     def abind_many(
-        self, name: str, program: Algorithm[Any], operation: Operation
+        self, name: str, program: Program, operation: Operation
     ) -> Callable[[Sequence[Key], tuple[Any, ...]], Awaitable[list[Any]]]:
         """`bind_many`, awaitable."""
 
     @abstractmethod
-    def reset(self, name: str, program: Algorithm[Any], key: Key) -> None:
+    def reset(self, name: str, program: Program, key: Key) -> None:
         """Make the key cold."""
 
     @abstractmethod
-    async def areset(self, name: str, program: Algorithm[Any], key: Key) -> None:
+    async def areset(self, name: str, program: Program, key: Key) -> None:
         """`reset`, awaitable."""
 
     @abstractmethod

@@ -10,15 +10,15 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, ClassVar, TypeAlias
 
-from shapekit.algorithms.base import NEVER_US, Algorithm
+from shapekit.algorithms.base import NEVER_US
 from shapekit.algorithms.compose import Composite, adopted
 from shapekit.clock import Clock, SystemClock
 from shapekit.errors import ConfigError, StoreUnavailableError
-from shapekit.stores.base import READS, Apply, ApplyMany, Key, Operation, Store
+from shapekit.stores.base import READS, Apply, ApplyMany, Key, Operation, Program, Store
 
 __all__ = ["MemoryStore"]
 
-_Entry: TypeAlias = tuple[Any, int, Algorithm[Any]]
+_Entry: TypeAlias = tuple[Any, int, Any]
 """The state (None once reset), when it is no different from a cold one, and the program that wrote it."""
 _Space: TypeAlias = dict[Any, _Entry]
 """By key; where the parts of a composite have keys of their own, by (part, key)."""
@@ -52,7 +52,7 @@ class MemoryStore(Store):
         self._closed = False
         _STORES.add(self)
 
-    def bind(self, name: str, program: Algorithm[Any], operation: Operation) -> Apply:
+    def bind(self, name: str, program: Program, operation: Operation) -> Apply:
         run = self._runner(name, program, operation)
         now_us = self.clock.now_us
         acquire, release = self._lock.acquire, self._lock.release
@@ -64,30 +64,33 @@ class MemoryStore(Store):
             finally:
                 release()
 
-        if operation != "check":
+        if operation not in ("check", "reserve"):
             return apply
         space = self._space(name, program)
-        find, step = space.get, program.decide
+        find, step = space.get, _step(program, operation)
         civil, wall_us = program.civil, self.clock.wall_us
 
-        def check(key: Any, cost: int) -> Any:
-            # `apply`, written out for the path of every admitted call: a live key, one program.
+        def charge(key: Any, asked: Any) -> Any:
+            # `apply`, written out for the path of every admitted call: a live key of this program.
             acquire()
             try:
                 now = now_us()
                 entry = find(key)
                 if entry is None or entry[2] is not program or now >= self._sweep_due_us:
-                    return run(key, now, (cost,))
-                outcome = step(entry[0], now, cost, wall_us() - now if civil else 0)
-                if outcome[3]:
-                    space[key] = (outcome[0], now + outcome[2], program)
-                return outcome[1]
+                    return run(key, now, (asked,))
+                if civil:
+                    state, result, ttl_us, persist = step(entry[0], now, asked, wall_us() - now)
+                else:
+                    state, result, ttl_us, persist = step(entry[0], now, asked)
+                if persist:
+                    space[key] = (state, now + ttl_us, program)
+                return result
             finally:
                 release()
 
-        return check
+        return charge
 
-    def bind_many(self, name: str, program: Algorithm[Any], operation: Operation) -> ApplyMany:
+    def bind_many(self, name: str, program: Program, operation: Operation) -> ApplyMany:
         run = self._runner(name, program, operation)
 
         def apply_many(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
@@ -97,9 +100,7 @@ class MemoryStore(Store):
 
         return apply_many
 
-    def abind(
-        self, name: str, program: Algorithm[Any], operation: Operation
-    ) -> Callable[..., Awaitable[Any]]:
+    def abind(self, name: str, program: Program, operation: Operation) -> Callable[..., Awaitable[Any]]:
         apply = self.bind(name, program, operation)
 
         async def aapply(key: Key, *args: Any) -> Any:
@@ -108,7 +109,7 @@ class MemoryStore(Store):
         return aapply
 
     def abind_many(
-        self, name: str, program: Algorithm[Any], operation: Operation
+        self, name: str, program: Program, operation: Operation
     ) -> Callable[[Sequence[Key], tuple[Any, ...]], Awaitable[list[Any]]]:
         apply_many = self.bind_many(name, program, operation)
 
@@ -117,13 +118,13 @@ class MemoryStore(Store):
 
         return aapply_many
 
-    def reset(self, name: str, program: Algorithm[Any], key: Key) -> None:
+    def reset(self, name: str, program: Program, key: Key) -> None:
         space = self._space(name, program)
         with self._lock:
             for record in _records(program, key) if isinstance(key, tuple) else (key,):
                 self._forget(space, record)
 
-    async def areset(self, name: str, program: Algorithm[Any], key: Key) -> None:
+    async def areset(self, name: str, program: Program, key: Key) -> None:
         self.reset(name, program, key)
 
     def reset_all(self, prefix: str = "") -> int:
@@ -153,9 +154,9 @@ class MemoryStore(Store):
 
     # under the lock
 
-    def _runner(self, name: str, program: Algorithm[Any], operation: Operation) -> Callable[..., Any]:
+    def _runner(self, name: str, program: Program, operation: Operation) -> Callable[..., Any]:
         space = self._space(name, program)
-        step: Callable[..., Any] = program.decide if operation == "check" else getattr(program, operation)
+        step = _step(program, operation)
         reads = operation in READS
         civil = program.civil
         wall_us = self.clock.wall_us
@@ -206,7 +207,7 @@ class MemoryStore(Store):
 
         return run
 
-    def _space(self, name: str, program: Algorithm[Any]) -> _Space:
+    def _space(self, name: str, program: Program) -> _Space:
         kind, space = self._spaces.setdefault(name, (program.kind, {}))
         if kind != program.kind:
             raise ConfigError(
@@ -249,7 +250,12 @@ class MemoryStore(Store):
                     yield shown, space, record
 
 
-def _records(program: Algorithm[Any], keys: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+def _step(program: Program, operation: Operation) -> Callable[..., Any]:
+    step: Callable[..., Any] = getattr(program, "decide" if operation == "check" else operation)
+    return step
+
+
+def _records(program: Program, keys: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """Where the parts of a composite live when each has a key of its own."""
     names = program.names if isinstance(program, Composite) else ()
     return tuple(zip(names, keys, strict=True))

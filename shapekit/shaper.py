@@ -1,0 +1,410 @@
+"""Shaper: a leaky bucket on a store, asked "when?"."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import warnings
+from collections.abc import Sequence
+from itertools import count
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import anyio
+from anyio.lowlevel import current_token
+
+from shapekit.algorithms.base import Algorithm, check_cost
+from shapekit.algorithms.leaky_queue import Grant, Granted, LeakyQueue
+from shapekit.algorithms.quota import Quota
+from shapekit.clock import Clock
+from shapekit.decision import Decision
+from shapekit.errors import ConfigError, QueueFullError, QuotaExhaustedError, RateLimitedError
+from shapekit.gate import checked_name, max_wait_us, open_store
+from shapekit.rate import (
+    MAX_COUNT,
+    MAX_SPAN_US,
+    SECOND_US,
+    Duration,
+    RateLike,
+    duration_us,
+    parse_rates,
+    whole,
+)
+from shapekit.stores.base import Store
+from shapekit.waiting import CHUNK_S, Patience, Waiters
+
+__all__ = ["Outlook", "Reservation", "Shaper"]
+
+RESUME_NOTICE_US = 250_000
+"""How far ahead a hold is ended, so that every sleeper, who looks more often than this, hears of it."""
+
+
+class _Policy:
+    """The default of an argument that falls back on what the shaper was made with."""
+
+
+_FROM_POLICY: Any = _Policy()
+_ONE = 1
+_new = tuple.__new__
+
+
+class Outlook(NamedTuple):
+    """When more calls will have left, in seconds from now."""
+
+    first_in: float
+    last_in: float
+
+
+class Reservation(NamedTuple):
+    """A turn that was taken, or the refusal to give one; true if accepted."""
+
+    shaper: Shaper
+    key: str
+    granted: Granted
+
+    @property
+    def accepted(self) -> bool:
+        """Whether a turn was taken."""
+        return self.granted[0]
+
+    def __bool__(self) -> bool:
+        return self.granted[0]
+
+    @property
+    def grant(self) -> Grant:
+        """Everything that was agreed on; plain values, which another process can carry on."""
+        return Grant(*self.granted)
+
+    @property
+    def cost(self) -> int:
+        """The units that were reserved."""
+        return self.granted[5]
+
+    @property
+    def delay(self) -> float:
+        """Seconds from the reservation to the departure; if refused, what they would have been."""
+        return self.granted[1] / SECOND_US
+
+    @property
+    def departs_at(self) -> float:
+        """The departure in epoch seconds on the store's clock, as it was promised."""
+        return self.granted[2] / SECOND_US
+
+    @property
+    def refusal(self) -> Decision | None:
+        """Why it was refused."""
+        return self.granted[4]
+
+    def cancel(self) -> bool:
+        """Give the turn back. False, and nothing happens, if it has passed or was given back already."""
+        return self.accepted and self.shaper._give_back(self)
+
+    async def acancel(self) -> bool:
+        """`cancel`, awaitable."""
+        return self.accepted and await self.shaper._agive_back(self)
+
+    def __repr__(self) -> str:
+        verdict = "accepted" if self else "refused"
+        return f"Reservation({verdict}, key={self.key!r}, cost={self.cost}, delay={self.delay:.6f})"
+
+
+class Shaper:
+    """Makes calls leave at `rate`: delays them, or refuses at once when the wait would be too long.
+
+        >>> from shapekit import Shaper
+        >>> shaper = Shaper("10/s")
+        >>> [shaper.reserve("stripe").accepted for _ in range(2)]
+        [True, True]
+
+    Most callers want `schedule`, which reserves and sleeps until the turn comes, or `with shaper:`.
+    `reserve` only reserves. First come, first served: nobody overtakes, nobody polls. Each method has
+    an awaitable twin with an `a` in front; threads, asyncio and trio may share one shaper.
+
+    - `rate`: one rate or several, `"10/s; 100/min"`. The one with the shortest period is paced, the
+      others bound every window of their period.
+    - `burst`: how many may leave at once after idling.
+    - `max_wait`: a longer wait is refused with QueueFullError. `0` means now or never.
+    - `pace="burst"`: not evenly spaced, but as fast as the windows allow.
+    - `gates`: further strategies that every departure has to pass. A spent `Quota` refuses with
+      QuotaExhaustedError unless an explicit `max_wait` covers the wait.
+    - `longest_sleep`: long waits are slept in steps of at most this.
+    """
+
+    def __init__(
+        self,
+        rate: RateLike | None = None,
+        *,
+        burst: int | None = None,
+        max_wait: Duration | None = None,
+        pace: str = "smooth",
+        gates: Sequence[Algorithm[Any]] = (),
+        store: Store | None = None,
+        clock: Clock | None = None,
+        name: str | None = None,
+        longest_sleep: Duration = CHUNK_S,
+    ) -> None:
+        if rate is None and not gates:
+            raise ConfigError("rate", rate, "is missing", 'write Shaper("10/s")')
+        rates = () if rate is None else parse_rates(rate)
+        self.queue = LeakyQueue(rates, burst, pace, _strategies(gates))
+        self._owns_store = store is None
+        self._store = open_store(store, clock)
+        self.name = checked_name(name, self._store, "shaper")
+        self._max_wait_us = max_wait_us(max_wait)
+        self._max_cost = self.queue.max_cost
+        chunk_us = duration_us("longest_sleep", longest_sleep)
+        self._waiters = Waiters(self._store.clock, f"shaper {self.name!r}", chunk_us / SECOND_US)
+        bound = (self.name, self.queue)
+        self._reserve = self._store.bind(*bound, "reserve")
+        self._areserve = self._store.abind(*bound, "reserve")
+        self._confirm = self._store.bind(*bound, "confirm")
+        self._aconfirm = self._store.abind(*bound, "confirm")
+        self._cancel = self._store.bind(*bound, "cancel")
+        self._acancel = self._store.abind(*bound, "cancel")
+        self._settle = self._store.bind(*bound, "settle")
+        self._asettle = self._store.abind(*bound, "settle")
+        self._hold = self._store.bind(*bound, "hold")
+        self._ahold = self._store.abind(*bound, "hold")
+        self._resume = self._store.bind(*bound, "resume")
+        self._aresume = self._store.abind(*bound, "resume")
+        self._look = self._store.bind(*bound, "look")
+        self._alook = self._store.abind(*bound, "look")
+
+    # taking a turn
+
+    def reserve(
+        self, key: str = "default", *, cost: int = 1, max_wait: Duration | None = _FROM_POLICY
+    ) -> Reservation:
+        """Take the earliest turn, or be refused and consume nothing. Does not wait."""
+        if cost is not _ONE or key.__class__ is not str:
+            self._admissible(key, cost)
+        bound_us = self._max_wait_us if max_wait is _FROM_POLICY else max_wait_us(max_wait)
+        return _new(Reservation, (self, key, self._reserve(key, (cost, bound_us, next(_nonces)))))
+
+    async def areserve(
+        self, key: str = "default", *, cost: int = 1, max_wait: Duration | None = _FROM_POLICY
+    ) -> Reservation:
+        """`reserve`, awaitable."""
+        self._admissible(key, cost)
+        bound_us = self._max_wait_us if max_wait is _FROM_POLICY else max_wait_us(max_wait)
+        return Reservation(self, key, await self._areserve(key, (cost, bound_us, next(_nonces))))
+
+    def schedule(
+        self,
+        key: str = "default",
+        *,
+        cost: int = 1,
+        max_wait: Duration | None = _FROM_POLICY,
+        timeout: Duration | None = None,
+    ) -> Reservation:
+        """Take the earliest turn and sleep until it comes.
+
+        Raises QueueFullError or QuotaExhaustedError at once if it is too far away, TimeoutError after
+        `timeout`. Whoever stops waiting, for whatever reason, gives the turn back.
+        """
+        turn = self.reserve(key, cost=cost, max_wait=max_wait)
+        if not turn.accepted:
+            raise self._refused(turn, max_wait)
+        if turn.delay > 0:
+            _warn_in_event_loop()
+            self._wait(turn, self._patience(turn, max_wait, timeout))
+        return turn
+
+    async def aschedule(
+        self,
+        key: str = "default",
+        *,
+        cost: int = 1,
+        max_wait: Duration | None = _FROM_POLICY,
+        timeout: Duration | None = None,  # noqa: ASYNC109 - gives up the turn too, as the sync form does
+    ) -> Reservation:
+        """`schedule`, awaitable; a cancelled task gives its turn back."""
+        turn = await self.areserve(key, cost=cost, max_wait=max_wait)
+        if not turn.accepted:
+            raise self._refused(turn, max_wait)
+        if turn.delay > 0:
+            await self._await(turn, self._patience(turn, max_wait, timeout))
+        return turn
+
+    def __enter__(self) -> Self:
+        self.schedule()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The turn was used: nothing to give back."""
+
+    async def __aenter__(self) -> Self:
+        await self.aschedule()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The turn was used: nothing to give back."""
+
+    # holding
+
+    def hold(self, length: Duration, *, key: str = "default") -> float:
+        """Nobody leaves on `key` for `length`, in any process; returns how long it is held now.
+
+        Whoever waits is moved by as much, in order, and the rate goes on from where it stood. A longer
+        hold in place stays.
+        """
+        held_us: int = self._hold(_checked_key(key), duration_us("length", length), next(_nonces))
+        return held_us / SECOND_US
+
+    async def ahold(self, length: Duration, *, key: str = "default") -> float:
+        """`hold`, awaitable."""
+        held_us: int = await self._ahold(_checked_key(key), duration_us("length", length), next(_nonces))
+        return held_us / SECOND_US
+
+    def resume(self, *, key: str = "default") -> float:
+        """End a hold a quarter of a second from now; returns how long the key is held still."""
+        held_us: int = self._resume(_checked_key(key), RESUME_NOTICE_US)
+        return held_us / SECOND_US
+
+    async def aresume(self, *, key: str = "default") -> float:
+        """`resume`, awaitable."""
+        held_us: int = await self._aresume(_checked_key(key), RESUME_NOTICE_US)
+        return held_us / SECOND_US
+
+    # looking
+
+    def forecast(self, calls: int = 1, *, key: str = "default") -> Outlook:
+        """When `calls` more calls will have left, if they came now and nobody else did."""
+        whole("calls", calls, most=MAX_COUNT)
+        return self._outlook(self._look(_checked_key(key)), calls)
+
+    async def aforecast(self, calls: int = 1, *, key: str = "default") -> Outlook:
+        """`forecast`, awaitable."""
+        whole("calls", calls, most=MAX_COUNT)
+        return self._outlook(await self._alook(_checked_key(key)), calls)
+
+    def reset(self, key: str = "default") -> None:
+        """Forget the key: its queue, its hold, its limits' memory. Who waits keeps the promised time."""
+        self._store.reset(self.name, self.queue, _checked_key(key))
+
+    async def areset(self, key: str = "default") -> None:
+        """`reset`, awaitable."""
+        await self._store.areset(self.name, self.queue, _checked_key(key))
+
+    def close(self) -> None:
+        """Wake whoever waits, with StoreUnavailableError; close the store if this shaper made it."""
+        self._waiters.close()
+        if self._owns_store:
+            self._store.close()
+
+    async def aclose(self) -> None:
+        """`close`, awaitable."""
+        self._waiters.close()
+        if self._owns_store:
+            await self._store.aclose()
+
+    def __repr__(self) -> str:
+        rates = "; ".join(map(str, self.queue.rates))
+        return f"Shaper({rates!r}, burst={self.queue.burst}, pace={self.queue.pace!r}, name={self.name!r})"
+
+    # the two lines that wait
+
+    def _wait(self, turn: Reservation, patience: Patience) -> None:
+        grant = turn.grant
+        try:
+            while (nap_us := patience.nap_us()) > 0:
+                self._waiters.sleep(nap_us)
+                patience.hear(*self._confirm(turn.key, grant.generation, grant.due_us))
+        except BaseException:
+            turn.cancel()
+            raise
+
+    async def _await(self, turn: Reservation, patience: Patience) -> None:
+        grant = turn.grant
+        try:
+            while (nap_us := patience.nap_us()) > 0:
+                await self._waiters.asleep(nap_us)
+                patience.hear(*await self._aconfirm(turn.key, grant.generation, grant.due_us))
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await turn.acancel()
+            raise
+
+    def _patience(self, turn: Reservation, max_wait: Any, timeout: Duration | None) -> Patience:
+        grant = turn.grant
+        return Patience(
+            self._store.clock,
+            turn.key,
+            grant.wait_us,
+            held=grant.held,
+            max_wait_us=self._max_wait_us if max_wait is _FROM_POLICY else max_wait_us(max_wait),
+            timeout_us=None
+            if timeout is None
+            else duration_us("timeout", timeout, least=0, most=MAX_SPAN_US),
+        )
+
+    def _give_back(self, turn: Reservation) -> bool:
+        freed: bool = self._cancel(turn.key, turn.grant)
+        return freed
+
+    async def _agive_back(self, turn: Reservation) -> bool:
+        freed: bool = await self._acancel(turn.key, turn.grant)
+        return freed
+
+    def _refused(self, turn: Reservation, max_wait: Any) -> RateLimitedError:
+        refusal = turn.refusal
+        if refusal is None:
+            raise TypeError("an accepted reservation was not refused")
+        if refusal.binding == Quota.kind:
+            return QuotaExhaustedError(refusal, turn.key)
+        bound_us = self._max_wait_us if max_wait is _FROM_POLICY else max_wait_us(max_wait)
+        return QueueFullError(refusal, turn.key, turn.delay, (bound_us or 0) / SECOND_US)
+
+    def _admissible(self, key: str, cost: int) -> None:
+        _checked_key(key)
+        check_cost(cost, self._max_cost, key, "limit")
+
+    def _outlook(self, looked: tuple[Any, int, int], calls: int) -> Outlook:
+        state, now, skew = looked
+        first, last = self.queue.outlook(state, now, calls, skew)
+        return Outlook(first / SECOND_US, last / SECOND_US)
+
+
+def _strategies(gates: object) -> tuple[Any, ...]:
+    if isinstance(gates, Algorithm) or not isinstance(gates, Sequence):
+        raise ConfigError("gates", gates, "is not a sequence of strategies", 'write gates=(GCRA("10/s"),)')
+    return tuple(gates)
+
+
+def _checked_key(key: str) -> str:
+    if not isinstance(key, str):
+        raise ConfigError("key", key, "is not text", 'pass a str such as "default"')
+    return key
+
+
+_warned = threading.Event()
+
+
+def _warn_in_event_loop() -> None:
+    if _warned.is_set():
+        return
+    try:
+        current_token()
+    except RuntimeError:
+        return
+    _warned.set()
+    warnings.warn(
+        "a synchronous wait blocks the event loop that runs on this thread; await aschedule() instead",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+def _fresh_nonces() -> None:
+    global _nonces  # noqa: PLW0603 - a forked child must not repeat its parent's
+    _nonces = count(random.SystemRandom().getrandbits(51))
+
+
+_nonces = count(random.SystemRandom().getrandbits(51))
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_fresh_nonces)
