@@ -3,6 +3,7 @@
 Every limit is a constraint on the moment of departure: ask it "now?" (`Gate`) or "when?".
 """
 
+from shapekit.admission import Admission
 from shapekit.algorithms.base import Algorithm, Outcome
 from shapekit.algorithms.compose import all_of, any_of, first_of
 from shapekit.algorithms.fixed_window import FixedWindow
@@ -14,6 +15,7 @@ from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.algorithms.token_bucket import TokenBucket
 from shapekit.clock import Clock, SystemClock
 from shapekit.decision import Decision, Forecast
+from shapekit.decorator import shaped
 from shapekit.errors import (
     ConfigError,
     CostExceedsLimitError,
@@ -25,13 +27,17 @@ from shapekit.errors import (
 )
 from shapekit.gate import Gate
 from shapekit.manual_clock import ManualClock
+from shapekit.policy import Policy
 from shapekit.rate import Rate
-from shapekit.shaper import Outlook, Reservation, Shaper
+from shapekit.reservation import Outlook, Reservation
+from shapekit.shaper import Shaper
 from shapekit.stores.base import Store
 from shapekit.stores.memory import MemoryStore
+from shapekit.switch import off
 
 __all__ = [
     "GCRA",
+    "Admission",
     "Algorithm",
     "Clock",
     "ConfigError",
@@ -45,6 +51,7 @@ __all__ = [
     "MemoryStore",
     "Outcome",
     "Outlook",
+    "Policy",
     "QueueFullError",
     "Quota",
     "QuotaExhaustedError",
@@ -62,4 +69,6 @@ __all__ = [
     "all_of",
     "any_of",
     "first_of",
+    "off",
+    "shaped",
 ]

@@ -62,6 +62,10 @@ class ConfigError(ShapekitError, ValueError):
         self.fix = fix
         super().__init__(field, _Verbatim(self.value), bound, fix)
 
+    def within(self, place: str) -> ConfigError:
+        """The same complaint, saying where the field stands: a file and a table, a decorated function."""
+        return ConfigError(f"{place} {self.field}", _Verbatim(self.value), self.bound, self.fix)
+
     def __str__(self) -> str:
         return f"{self.field}={self.value} {self.bound}; {self.fix}"
 

@@ -190,7 +190,11 @@ RateLike: TypeAlias = Rate | float | str
 
 
 def parse_rates(value: RateLike, field: str = "rate") -> tuple[Rate, ...]:
-    """One or several rates: text may join them with semicolons."""
+    """One or several rates: text may join them with semicolons.
+
+    >>> parse_rates("10/s; 100/min")[1].limit
+    100
+    """
     if isinstance(value, str) and ";" in value and len(value) <= _LONGEST_TEXT:
         return tuple(_parse_text(field, part) for part in value.split(";"))
     return (Rate.parse(value, field),)

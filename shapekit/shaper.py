@@ -6,19 +6,19 @@ import os
 import random
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import anyio
 from anyio.lowlevel import current_token
 
 from shapekit.algorithms.base import Algorithm, check_cost
-from shapekit.algorithms.leaky_queue import Grant, Granted, LeakyQueue
+from shapekit.algorithms.grant import Granted
+from shapekit.algorithms.leaky_queue import LeakyQueue
 from shapekit.algorithms.quota import Quota
 from shapekit.clock import Clock
-from shapekit.decision import Decision
 from shapekit.errors import ConfigError, QueueFullError, QuotaExhaustedError, RateLimitedError
 from shapekit.gate import checked_name, max_wait_us, open_store
 from shapekit.rate import (
@@ -31,10 +31,12 @@ from shapekit.rate import (
     parse_rates,
     whole,
 )
+from shapekit.reservation import Outlook, Reservation
 from shapekit.stores.base import Store
+from shapekit.switch import SWITCH
 from shapekit.waiting import CHUNK_S, Patience, Waiters
 
-__all__ = ["Outlook", "Reservation", "Shaper"]
+__all__ = ["Shaper"]
 
 RESUME_NOTICE_US = 250_000
 """How far ahead a hold is ended, so that every sleeper, who looks more often than this, hears of it."""
@@ -47,66 +49,6 @@ class _Policy:
 _FROM_POLICY: Any = _Policy()
 _ONE = 1
 _new = tuple.__new__
-
-
-class Outlook(NamedTuple):
-    """When more calls will have left, in seconds from now."""
-
-    first_in: float
-    last_in: float
-
-
-class Reservation(NamedTuple):
-    """A turn that was taken, or the refusal to give one; true if accepted."""
-
-    shaper: Shaper
-    key: str
-    granted: Granted
-
-    @property
-    def accepted(self) -> bool:
-        """Whether a turn was taken."""
-        return self.granted[0]
-
-    def __bool__(self) -> bool:
-        return self.granted[0]
-
-    @property
-    def grant(self) -> Grant:
-        """Everything that was agreed on; plain values, which another process can carry on."""
-        return Grant(*self.granted)
-
-    @property
-    def cost(self) -> int:
-        """The units that were reserved."""
-        return self.granted[5]
-
-    @property
-    def delay(self) -> float:
-        """Seconds from the reservation to the departure; if refused, what they would have been."""
-        return self.granted[1] / SECOND_US
-
-    @property
-    def departs_at(self) -> float:
-        """The departure in epoch seconds on the store's clock, as it was promised."""
-        return self.granted[2] / SECOND_US
-
-    @property
-    def refusal(self) -> Decision | None:
-        """Why it was refused."""
-        return self.granted[4]
-
-    def cancel(self) -> bool:
-        """Give the turn back. False, and nothing happens, if it has passed or was given back already."""
-        return self.accepted and self.shaper._give_back(self)
-
-    async def acancel(self) -> bool:
-        """`cancel`, awaitable."""
-        return self.accepted and await self.shaper._agive_back(self)
-
-    def __repr__(self) -> str:
-        verdict = "accepted" if self else "refused"
-        return f"Reservation({verdict}, key={self.key!r}, cost={self.cost}, delay={self.delay:.6f})"
 
 
 class Shaper:
@@ -128,6 +70,7 @@ class Shaper:
     - `pace="burst"`: not evenly spaced, but as fast as the windows allow.
     - `gates`: further strategies that every departure has to pass. A spent `Quota` refuses with
       QuotaExhaustedError unless an explicit `max_wait` covers the wait.
+    - `headroom=0.02`: shape 2 % below the stated rates; arrivals jitter on their way.
     - `longest_sleep`: long waits are slept in steps of at most this.
     """
 
@@ -142,12 +85,13 @@ class Shaper:
         store: Store | None = None,
         clock: Clock | None = None,
         name: str | None = None,
+        headroom: float = 0.0,
         longest_sleep: Duration = CHUNK_S,
     ) -> None:
         if rate is None and not gates:
             raise ConfigError("rate", rate, "is missing", 'write Shaper("10/s")')
         rates = () if rate is None else parse_rates(rate)
-        self.queue = LeakyQueue(rates, burst, pace, _strategies(gates))
+        self.queue = LeakyQueue(rates, burst, pace, _strategies(gates), headroom)
         self._owns_store = store is None
         self._store = open_store(store, clock)
         self.name = checked_name(name, self._store, "shaper")
@@ -179,6 +123,8 @@ class Shaper:
         """Take the earliest turn, or be refused and consume nothing. Does not wait."""
         if cost is not _ONE or key.__class__ is not str:
             self._admissible(key, cost)
+        if SWITCH.is_off:
+            return Reservation(self, key, _unshaped(cost))
         bound_us = self._max_wait_us if max_wait is _FROM_POLICY else max_wait_us(max_wait)
         return _new(Reservation, (self, key, self._reserve(key, (cost, bound_us, next(_nonces)))))
 
@@ -187,7 +133,9 @@ class Shaper:
     ) -> Reservation:
         """`reserve`, awaitable."""
         self._admissible(key, cost)
-        bound_us = self._max_wait_us if max_wait is _FROM_POLICY else max_wait_us(max_wait)
+        if SWITCH.is_off:
+            return Reservation(self, key, _unshaped(cost))
+        bound_us = self._bound_us(max_wait)
         return Reservation(self, key, await self._areserve(key, (cost, bound_us, next(_nonces))))
 
     def schedule(
@@ -204,11 +152,7 @@ class Shaper:
         `timeout`. Whoever stops waiting, for whatever reason, gives the turn back.
         """
         turn = self.reserve(key, cost=cost, max_wait=max_wait)
-        if not turn.accepted:
-            raise self._refused(turn, max_wait)
-        if turn.delay > 0:
-            _warn_in_event_loop()
-            self._wait(turn, self._patience(turn, max_wait, timeout))
+        self._depart(turn, self._bound_us(max_wait), timeout)
         return turn
 
     async def aschedule(
@@ -221,11 +165,29 @@ class Shaper:
     ) -> Reservation:
         """`schedule`, awaitable; a cancelled task gives its turn back."""
         turn = await self.areserve(key, cost=cost, max_wait=max_wait)
-        if not turn.accepted:
-            raise self._refused(turn, max_wait)
-        if turn.delay > 0:
-            await self._await(turn, self._patience(turn, max_wait, timeout))
+        await self._adepart(turn, self._bound_us(max_wait), timeout)
         return turn
+
+    def taker(self, key: str, cost: int) -> Callable[[], Granted]:
+        """Reservations that always ask the same, prepared: for whoever makes them often."""
+        self._admissible(key, cost)
+        reserve, bound_us = self._reserve, self._max_wait_us
+
+        def take() -> Granted:
+            if SWITCH.is_off:
+                return _unshaped(cost)
+            granted: Granted = reserve(key, (cost, bound_us, next(_nonces)))
+            return granted
+
+        return take
+
+    def depart(self, key: str, granted: Granted) -> None:
+        """Sleep until the turn of a `taker` comes, or raise what it was refused with."""
+        self._depart(Reservation(self, key, granted), self._max_wait_us, None)
+
+    async def adepart(self, key: str, granted: Granted) -> None:
+        """`depart`, awaitable."""
+        await self._adepart(Reservation(self, key, granted), self._max_wait_us, None)
 
     def __enter__(self) -> Self:
         self.schedule()
@@ -244,6 +206,19 @@ class Shaper:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """The turn was used: nothing to give back."""
+
+    def settle(self, turn: Reservation, actual: int) -> bool:
+        """Make a call that has left cost what it turned out to cost; 0 if it never counted.
+
+        Charges the difference, into debt if need be, or gives it back as far as nobody has built on it.
+        """
+        settled: bool = self._settle(turn.key, turn.grant, whole("actual", actual, least=0))
+        return settled
+
+    async def asettle(self, turn: Reservation, actual: int) -> bool:
+        """`settle`, awaitable."""
+        settled: bool = await self._asettle(turn.key, turn.grant, whole("actual", actual, least=0))
+        return settled
 
     # holding
 
@@ -303,13 +278,29 @@ class Shaper:
         if self._owns_store:
             await self._store.aclose()
 
+    @property
+    def instant(self) -> bool:
+        """Whether the store answers without I/O, so that there is nothing to await."""
+        return self._store.instant
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes see the same keys."""
+        return self._store.shared
+
     def __repr__(self) -> str:
         rates = "; ".join(map(str, self.queue.rates))
         return f"Shaper({rates!r}, burst={self.queue.burst}, pace={self.queue.pace!r}, name={self.name!r})"
 
     # the two lines that wait
 
-    def _wait(self, turn: Reservation, patience: Patience) -> None:
+    def _depart(self, turn: Reservation, bound_us: int | None, timeout: Duration | None) -> None:
+        if not turn.accepted:
+            raise _refused(turn, bound_us)
+        if turn.delay == 0:
+            return
+        _warn_in_event_loop()
+        patience = self._patience(turn, bound_us, timeout)
         grant = turn.grant
         try:
             while (nap_us := patience.nap_us()) > 0:
@@ -319,7 +310,12 @@ class Shaper:
             turn.cancel()
             raise
 
-    async def _await(self, turn: Reservation, patience: Patience) -> None:
+    async def _adepart(self, turn: Reservation, bound_us: int | None, timeout: Duration | None) -> None:  # noqa: ASYNC109
+        if not turn.accepted:
+            raise _refused(turn, bound_us)
+        if turn.delay == 0:
+            return
+        patience = self._patience(turn, bound_us, timeout)
         grant = turn.grant
         try:
             while (nap_us := patience.nap_us()) > 0:
@@ -330,35 +326,30 @@ class Shaper:
                 await turn.acancel()
             raise
 
-    def _patience(self, turn: Reservation, max_wait: Any, timeout: Duration | None) -> Patience:
-        grant = turn.grant
+    def _patience(self, turn: Reservation, bound_us: int | None, timeout: Duration | None) -> Patience:
         return Patience(
             self._store.clock,
             turn.key,
-            grant.wait_us,
-            held=grant.held,
-            max_wait_us=self._max_wait_us if max_wait is _FROM_POLICY else max_wait_us(max_wait),
+            turn.granted[1],
+            held=turn.granted[3],
+            max_wait_us=bound_us,
             timeout_us=None
             if timeout is None
             else duration_us("timeout", timeout, least=0, most=MAX_SPAN_US),
         )
 
-    def _give_back(self, turn: Reservation) -> bool:
+    def _bound_us(self, max_wait: Any) -> int | None:
+        return self._max_wait_us if max_wait is _FROM_POLICY else max_wait_us(max_wait)
+
+    def give_back(self, turn: Reservation) -> bool:
+        """`turn.cancel()`."""
         freed: bool = self._cancel(turn.key, turn.grant)
         return freed
 
-    async def _agive_back(self, turn: Reservation) -> bool:
+    async def agive_back(self, turn: Reservation) -> bool:
+        """`turn.acancel()`."""
         freed: bool = await self._acancel(turn.key, turn.grant)
         return freed
-
-    def _refused(self, turn: Reservation, max_wait: Any) -> RateLimitedError:
-        refusal = turn.refusal
-        if refusal is None:
-            raise TypeError("an accepted reservation was not refused")
-        if refusal.binding == Quota.kind:
-            return QuotaExhaustedError(refusal, turn.key)
-        bound_us = self._max_wait_us if max_wait is _FROM_POLICY else max_wait_us(max_wait)
-        return QueueFullError(refusal, turn.key, turn.delay, (bound_us or 0) / SECOND_US)
 
     def _admissible(self, key: str, cost: int) -> None:
         _checked_key(key)
@@ -368,6 +359,18 @@ class Shaper:
         state, now, skew = looked
         first, last = self.queue.outlook(state, now, calls, skew)
         return Outlook(first / SECOND_US, last / SECOND_US)
+
+
+def _refused(turn: Reservation, bound_us: int | None) -> RateLimitedError:
+    decision = turn.decision
+    if decision.binding == Quota.kind:
+        return QuotaExhaustedError(decision, turn.key)
+    return QueueFullError(decision, turn.key, turn.delay, (bound_us or 0) / SECOND_US)
+
+
+def _unshaped(cost: int) -> Granted:
+    """What is granted while shaping is switched off: to leave at once, in no generation."""
+    return (True, 0, 0, False, None, cost, -1, 0, 0, 0, (0, 0), ())
 
 
 def _strategies(gates: object) -> tuple[Any, ...]:

@@ -18,15 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from fractions import Fraction
+from typing import Any, ClassVar, TypeAlias
 
 from shapekit.algorithms.base import Algorithm
-from shapekit.algorithms.compose import adopted
-from shapekit.algorithms.gcra import GCRA
+from shapekit.algorithms.constraints import Constraints, Receipts, States, slowed, unpaced
+from shapekit.algorithms.grant import Asked, Grant, Granted
 from shapekit.algorithms.meter import MAX_TAU_US, interval
-from shapekit.algorithms.quota import Quota, rolling_window
-from shapekit.decision import Decision, Receipt
+from shapekit.decision import Decision
 from shapekit.errors import ConfigError
 from shapekit.rate import MAX_COUNT, Rate, one_of, whole
 
@@ -39,45 +38,12 @@ _UNPACED = (1, 1024)
 _TAKEN = -1
 UNKNOWN = -1
 
-Place: TypeAlias = tuple[int, int, int, int, int, tuple[int, int], tuple[Receipt, ...]]
+Place: TypeAlias = tuple[int, int, int, int, int, tuple[int, int], Receipts]
 """A stretch of the grid that was given back: from, to, the version that gave it back, its departure
 (or _TAKEN: nobody may have it any more), its cost, the tail and newest departure before it, receipts."""
 
-Line: TypeAlias = tuple[int, int, int, int, int, int, tuple[Place, ...], tuple[Any, ...]]
+Line: TypeAlias = tuple[int, int, int, int, int, int, tuple[Place, ...], States]
 """tail (in 1/q µs), newest departure, generation, version, held until, shift, places, constraints."""
-
-
-class Grant(NamedTuple):
-    """The answer to a reservation, and what is needed to confirm, cancel or settle it."""
-
-    accepted: bool
-    wait_us: int
-    """How long until the departure; if refused, how long it would have been."""
-    departs_at_us: int
-    """The departure, on the store's clock."""
-    held: bool
-    """Whether the queue was held when this was decided."""
-    refusal: Decision | None
-    """Why it was refused."""
-    cost: int
-    generation: int
-    """Which life of the key this is; a reset starts another."""
-    version: int
-    start: int
-    """Where on the grid the call stands."""
-    due_us: int
-    """The departure, on the queue's own time."""
-    undo: tuple[int, int]
-    """The tail and the newest departure before this call."""
-    receipts: tuple[Receipt, ...]
-
-
-Granted: TypeAlias = tuple[
-    bool, int, int, bool, Decision | None, int, int, int, int, int, tuple[int, int], tuple[Receipt, ...]
-]
-"""A Grant without its names: what the path of every admitted call returns."""
-
-Asked: TypeAlias = tuple[int, int | None, int]
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -90,44 +56,41 @@ class LeakyQueue:
     burst: int
     pace: str
     gates: tuple[Algorithm[Any], ...]
-    constraints: tuple[Algorithm[Any], ...] = field(repr=False, compare=False)
+    headroom: Fraction
+    constraints: Constraints = field(repr=False, compare=False)
     civil: bool = field(repr=False, compare=False)
     max_cost: int = field(repr=False, compare=False)
     _p: int = field(repr=False, compare=False)
     _q: int = field(repr=False, compare=False)
     _paced: bool = field(repr=False, compare=False)
-    _cold: tuple[None, ...] = field(repr=False, compare=False)
-    _quotas: tuple[int, ...] = field(repr=False, compare=False)
-    _others: tuple[int, ...] = field(repr=False, compare=False)
 
     def __init__(
-        self, rates: Sequence[Rate], burst: int | None, pace: str, gates: Sequence[Algorithm[Any]]
+        self,
+        rates: Sequence[Rate],
+        burst: int | None,
+        pace: str,
+        gates: Sequence[Algorithm[Any]],
+        headroom: float = 0.0,
     ) -> None:
         one_of("pace", pace, PACES)
-        for gate in gates:
-            if not isinstance(gate, Algorithm):
-                raise ConfigError(
-                    "gates", gate, "is not a strategy", 'pass strategies: gates=(GCRA("10/s"),)'
-                )
         paced = min(rates, key=lambda rate: rate.period_us, default=None) if pace == "smooth" else None
         others = [rate for rate in rates if rate is not paced]
-        constraints = (*map(_constraint, others), *gates)
+        part = _part_below(headroom)
+        constraints = Constraints([*(unpaced(rate, part) for rate in others), *gates])
         leap = _burst(paced, burst)
-        p, q = _UNPACED if paced is None else interval(paced, leap)
+        p, q = _UNPACED if paced is None else interval(slowed(paced, part), leap)
         values = {
             "rates": tuple(rates),
             "burst": leap,
             "pace": pace,
             "gates": tuple(gates),
+            "headroom": 1 - part,
             "constraints": constraints,
-            "civil": any(part.civil for part in constraints),
-            "max_cost": min([min(MAX_COUNT, MAX_TAU_US * q // p), *(part.max_cost for part in constraints)]),
+            "civil": constraints.civil,
+            "max_cost": constraints.max_cost(min(MAX_COUNT, MAX_TAU_US * q // p)),
             "_p": p,
             "_q": q,
             "_paced": paced is not None,
-            "_cold": (None,) * len(constraints),
-            "_quotas": tuple(i for i, part in enumerate(constraints) if isinstance(part, Quota)),
-            "_others": tuple(i for i, part in enumerate(constraints) if not isinstance(part, Quota)),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -139,11 +102,10 @@ class LeakyQueue:
     ) -> tuple[Line | None, Granted, int, bool]:
         """Take the earliest departure that is at most `max_wait` away, or refuse and change nothing.
 
-        `asked` is `(cost, max_wait, nonce)`. The nonce names the generation if this is the key's first
-        call. Without a `max_wait` an exhausted quota refuses; with one, it is waited for like anything.
+        Without a `max_wait` an exhausted quota refuses; with one, it is waited for like anything.
         """
         cost, max_wait, nonce = asked
-        line = state or (0, 0, nonce, 0, 0, 0, (), self._cold)
+        line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
         tail, newest, generation, version, until, shift, places, parts = line
         held = until > now
         at = (until if held else now) - shift
@@ -206,12 +168,12 @@ class LeakyQueue:
         # The tail retracts, over the free places that now end it too.
         at = max(now, until) - shift
         first = grant.start
-        parts = self._refunded(parts, at, grant.cost, grant.receipts, shift + skew)
+        parts = self.constraints.refund(parts, at, grant.cost, grant.receipts, shift + skew)
         for place in reversed(places):
             if place[1] == back and place[3] != _TAKEN:
                 first = place[0]
                 back, before = place[5]
-                parts = self._refunded(parts, at, place[4], place[6], shift + skew)
+                parts = self.constraints.refund(parts, at, place[4], place[6], shift + skew)
         taken: Place = (first, tail, since, _TAKEN, 0, (0, 0), ())
         left = (*(place for place in places if place[0] < first), taken)
         return self._kept((back, before, generation, since, until, shift, left, parts), now, skew)
@@ -227,14 +189,11 @@ class LeakyQueue:
         at = max(now, until) - shift
         extra = actual - grant.cost
         if extra > 0:
-            parts = tuple(
-                part.debit(before, at, extra, receipt, shift + skew).state
-                for part, before, receipt in zip(self.constraints, parts, grant.receipts, strict=True)
-            )
+            parts = self.constraints.debit(parts, at, extra, grant.receipts, shift + skew)
             if self._paced:
                 tail = max(tail, at * self._q) + self._p * extra
         else:
-            parts = self._refunded(parts, at, -extra, grant.receipts, shift + skew)
+            parts = self.constraints.refund(parts, at, -extra, grant.receipts, shift + skew)
             if self._paced and tail == grant.start + self._p * grant.cost:
                 tail += self._p * extra
         return self._kept((tail, newest, generation, version, until, shift, places, parts), now, skew)
@@ -245,7 +204,7 @@ class LeakyQueue:
         self, state: Line | None, now: int, length: int, nonce: int, skew: int = 0
     ) -> tuple[Line, int, int, bool]:
         """Nobody leaves before `now + length`; a longer hold in place stays. Returns its length from now."""
-        line: Line = state or (0, 0, nonce, 0, 0, 0, (), self._cold)
+        line: Line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
         tail, newest, generation, version, until, shift, places, parts = line
         end = now + length
         if end <= until:
@@ -287,16 +246,32 @@ class LeakyQueue:
             last = max(last or 0, granted[1])
         return first or 0, last or 0
 
+    def decision(self, granted: Granted) -> Decision:
+        """An answer to a reservation in the words of a gate: what is used and left of the burst."""
+        if granted[4] is not None:
+            return granted[4]
+        _, wait, departs_at, _, _, cost, _, _, start, due, _, _ = granted
+        now = departs_at - wait
+        after = start + self._width(cost)
+        drained = (now - departs_at + due) * self._q
+        current = max(0, -((drained - after) // self._width(1)))
+        full = -(-after // self._q) + departs_at - due
+        return Decision(True, self.burst, current, max(0, self.burst - current), full, 0, delay_us=wait)
+
     def adopt(self, state: Line, writer: Any) -> Line:
         """A line that a queue with other numbers left: its tail and hold go on, its grants are void."""
         tail, newest, generation, _, until, shift, _, parts = state
-        before = dict(enumerate(zip(writer.constraints, parts, strict=True)))
-        kept = []
-        for index, part in enumerate(self.constraints):
-            old, old_state = before.get(index, (part, None))
-            kept.append(adopted(part, old_state, old) if part.kind == old.kind else None)
         position = -(-tail * self._q // writer._q)
-        return position, newest, generation + 1, 0, until, shift, (), tuple(kept)
+        return (
+            position,
+            newest,
+            generation + 1,
+            0,
+            until,
+            shift,
+            (),
+            self.constraints.adopt(parts, writer.constraints),
+        )
 
     # inside
 
@@ -307,14 +282,14 @@ class LeakyQueue:
         cost, max_wait, _ = asked
         tail, newest, generation, version, until, shift, places, parts = line
         held = until > now
-        due, spent = self._constrained(parts, max(on_grid, newest), cost, shift + skew)
+        due, spent = self.constraints.departure(parts, max(on_grid, newest), cost, shift + skew)
         wait = due + shift - now
         if (spent is not None) if max_wait is None else wait > max_wait:
             return line, self._refused(spent, tail, now, wait, held, cost, max_wait, shift), 0, False
         anchor = due if due > on_grid else max(now, until) - shift
         start = max(tail, anchor * self._q)
         after = start + self._width(cost)
-        parts, receipts, life = self._charged(parts, due, cost, shift + skew)
+        parts, receipts, life = self.constraints.charge(parts, due, cost, shift + skew)
         ends = max(-(-after // self._q), due + life)
         return (
             (after, due, generation, version, until, shift, places, parts),
@@ -339,51 +314,6 @@ class LeakyQueue:
     def _width(self, cost: int) -> int:
         return self._p * cost if self._paced else 1
 
-    def _constrained(
-        self, parts: tuple[Any, ...], at: int, cost: int, skew: int
-    ) -> tuple[int, Decision | None]:
-        """The first instant from `at` on that every constraint admits; what a quota says if it moved that."""
-        if not self._quotas:
-            return self._fitting(self._others, parts, at, cost, skew), None
-        unspent = self._fitting(self._others, parts, at, cost, skew)
-        due = self._fitting(range(len(parts)), parts, unspent, cost, skew)
-        for index in self._quotas:
-            part, before = self.constraints[index], parts[index]
-            if part.earliest(before, unspent, cost, skew) > unspent:
-                return due, part.check(before, unspent, cost, skew).decision._replace(binding=part.kind)
-        return due, None
-
-    def _fitting(self, which: Sequence[int], parts: tuple[Any, ...], at: int, cost: int, skew: int) -> int:
-        while True:
-            later = at
-            for index in which:
-                later = self.constraints[index].earliest(parts[index], later, cost, skew)
-            if later == at:
-                return at
-            at = later
-
-    def _charged(
-        self, parts: tuple[Any, ...], due: int, cost: int, skew: int
-    ) -> tuple[tuple[Any, ...], tuple[Receipt, ...], int]:
-        charged = [
-            part.decide(before, due, cost, skew) for part, before in zip(self.constraints, parts, strict=True)
-        ]
-        return (
-            tuple([outcome[0] for outcome in charged]),
-            tuple([outcome[1].receipt for outcome in charged]),
-            max(outcome[2] for outcome in charged),
-        )
-
-    def _refunded(
-        self, parts: tuple[Any, ...], at: int, cost: int, receipts: tuple[Receipt, ...], skew: int
-    ) -> tuple[Any, ...]:
-        if cost == 0 or not receipts:
-            return parts
-        return tuple(
-            part.refund(before, at, cost, receipt, skew).state
-            for part, before, receipt in zip(self.constraints, parts, receipts, strict=True)
-        )
-
     def _refused(
         self,
         spent: Decision | None,
@@ -403,13 +333,13 @@ class LeakyQueue:
         return Grant(False, wait, now + wait, held, told, cost, 0, 0, 0, 0, (0, 0), ())
 
     def _swept(
-        self, places: tuple[Place, ...], parts: tuple[Any, ...], at: int, skew: int
-    ) -> tuple[tuple[Place, ...], tuple[Any, ...]]:
+        self, places: tuple[Place, ...], parts: States, at: int, skew: int
+    ) -> tuple[tuple[Place, ...], States]:
         """Without the places that time has passed; what they were charged is given back."""
         kept: list[Place] = []
         for place in places:
             if place[3] != _TAKEN and place[3] < at:
-                parts = self._refunded(parts, at, place[4], place[6], skew)
+                parts = self.constraints.refund(parts, at, place[4], place[6], skew)
                 place = (*place[:3], _TAKEN, 0, (0, 0), ())  # noqa: PLW2901 - the same place, taken
             if place[1] > at * self._q:
                 kept.append(place)
@@ -426,7 +356,7 @@ class LeakyQueue:
         held = until > now
         if max_wait is not None and wait > max_wait:
             return line, self._refused(None, tail, now, wait, held, cost, max_wait, shift), 0, False
-        parts = self._refunded(parts, max(now, until) - shift, units - cost, receipts, shift + skew)
+        parts = self.constraints.refund(parts, max(now, until) - shift, units - cost, receipts, shift + skew)
         taken: Place = (start, end, since, _TAKEN, 0, (0, 0), ())
         left = (*places[:index], taken, *places[index + 1 :])
         after = (tail, newest, generation, version, until, shift, left, parts)
@@ -454,10 +384,8 @@ class LeakyQueue:
         """How long the line differs from a cold one."""
         tail, _, _, _, until, shift, _, parts = line
         at = max(now, until) - shift
-        ends = [-(-tail // self._q)]
-        for part, before in zip(self.constraints, parts, strict=True):
-            ends.append(part.forecast(before, at, 1, shift + skew).full_at_us)
-        return max(0, max(ends) + shift - now, until - now)
+        ends = max(-(-tail // self._q), self.constraints.full_at(parts, at, shift + skew))
+        return max(0, ends + shift - now, until - now)
 
 
 def _burst(paced: Rate | None, burst: int | None) -> int:
@@ -473,8 +401,9 @@ def _burst(paced: Rate | None, burst: int | None) -> int:
     return whole("burst", burst)
 
 
-def _constraint(rate: Rate) -> Algorithm[Any]:
-    """A rate that is not paced: any window of its period, or a meter where it names a burst."""
-    if rate.burst is not None:
-        return GCRA(rate)
-    return rolling_window(rate.limit, timedelta(microseconds=rate.period_us))
+def _part_below(headroom: object) -> Fraction:
+    if isinstance(headroom, bool) or not isinstance(headroom, (int, float)) or not 0 <= headroom < 1:
+        raise ConfigError(
+            "headroom", headroom, "is not from 0 to below 1", "write 0.02 for 2 % below the rate"
+        )
+    return 1 - Fraction(headroom).limit_denominator(1_000_000)

@@ -63,6 +63,9 @@ class Store(ABC):
     shared: ClassVar[bool]
     """Whether other processes see the same states; then everything on it needs a name."""
 
+    instant: ClassVar[bool] = False
+    """Whether calls return without I/O, so that asynchronous callers need not await."""
+
     clock: Clock
     """What callers sleep by; also what decides, unless the store has a better one."""
 

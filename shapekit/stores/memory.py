@@ -39,6 +39,7 @@ class MemoryStore(Store):
     """
 
     shared: ClassVar[bool] = False
+    instant: ClassVar[bool] = True
 
     def __init__(self, clock: Clock | None = None) -> None:
         if clock is not None and not isinstance(clock, Clock):

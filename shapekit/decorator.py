@@ -1,0 +1,275 @@
+"""`@shaped`: a function whose calls leave at the right moment.
+
+>>> from shapekit import shaped
+>>> @shaped(rate=10)
+... def call(path: str) -> str:
+...     return path
+>>> call("/v1"), call.policy.name
+('/v1', 'shapekit.decorator.call')
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from itertools import count
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+
+from shapekit.admission import Admission
+from shapekit.algorithms.base import Algorithm
+from shapekit.algorithms.grant import Granted
+from shapekit.algorithms.quota import Quota
+from shapekit.clock import Clock
+from shapekit.errors import ConfigError
+from shapekit.keys import KeySpec, KeyTemplate
+from shapekit.policy import CostSpec, Policy, RefundSpec
+from shapekit.rate import Duration, RateLike, one_of
+from shapekit.reservation import Outlook
+from shapekit.stores.base import Store
+
+__all__ = ["Shaped", "shaped"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+S = TypeVar("S")
+Q = ParamSpec("Q")
+
+_EXAMPLE = 'write @shaped(rate=10) or @shaped("100/min")'
+
+
+class Shaped(Protocol, Generic[P, R_co]):
+    """A shaped function: called like the one it was made from."""
+
+    policy: Policy
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    def forecast(self, calls: int = 1, /, *, key: str | None = None) -> Outlook:
+        """When `calls` more calls will have left, if they came now and nobody else did."""
+        ...
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None, /) -> Shaped[P, R_co]: ...
+    @overload
+    def __get__(
+        self: Shaped[Concatenate[S, Q], R_co], instance: S, owner: type | None = None, /
+    ) -> Callable[Q, R_co]: ...
+
+
+def shaped(
+    rate: RateLike | None = None,
+    *,
+    burst: int | None = None,
+    pace: str = "smooth",
+    quota: Quota | str | None = None,
+    gates: Sequence[Algorithm[Any]] = (),
+    key: KeySpec | None = None,
+    cost: CostSpec | None = None,
+    max_wait: Duration | None = None,
+    headroom: float = 0.0,
+    enforce: bool = True,
+    refund_on: RefundSpec | None = None,
+    store: Store | None = None,
+    clock: Clock | None = None,
+    name: str | None = None,
+    policy: Policy | None = None,
+    per: str = "class",
+) -> Callable[[Callable[P, R]], Shaped[P, R]]:
+    """Delay each call of a function until it may leave; the arguments are those of `Policy`.
+
+    Works on functions, coroutine functions, generators and async generators (shaped when they start),
+    methods, classmethods and staticmethods. `key` and a callable `cost` see the arguments of the call:
+    `key="{user_id}"`, `cost=lambda text: len(text)`. Without a key, all calls share one limit, of a
+    method those of all instances; `per="instance"` gives each instance its own. `policy=` takes a
+    `Policy` made elsewhere, then only `key` and `cost` may come beside it.
+    """
+    if callable(rate) or isinstance(rate, (classmethod, staticmethod)):
+        raise ConfigError("rate", rate, "is a function: @shaped needs to be told the rate", _EXAMPLE)
+    made: dict[str, Any] = {
+        "burst": burst, "pace": pace, "quota": quota, "gates": gates, "max_wait": max_wait,
+        "headroom": headroom, "enforce": enforce, "refund_on": refund_on, "store": store, "clock": clock,
+        "name": name,
+    }  # fmt: skip
+    if policy is None:
+        if rate is None and quota is None and not gates:
+            raise ConfigError("rate", rate, "is missing", _EXAMPLE)
+    elif rate is not None or any(made[field] != default for field, default in _DEFAULTS.items()):
+        raise ConfigError(
+            "policy", policy, "comes with arguments that are the policy's own", "say them there"
+        )
+    one_of("per", per, ("class", "instance"))
+    if per == "instance" and key is not None:
+        raise ConfigError("per", per, "comes on top of a key", 'say it in the key: "{self.account}"')
+
+    def decorate(function: Any, /) -> Any:
+        if isinstance(function, (classmethod, staticmethod)):
+            return type(function)(decorate(function.__func__))
+        if not callable(function):
+            raise ConfigError("function", function, "cannot be called", "decorate a function")
+        path = f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}"
+        own = policy or Policy(rate, **{**made, "name": name or path}, key=key or "default", cost=cost or 1)
+        asked: Any = own.key if key is None else key
+        if per == "instance":
+            asked = _per_instance(own)
+        return _wrapped(function, _Calls(own, function, asked, own.cost if cost is None else cost))
+
+    return decorate
+
+
+_DEFAULTS: dict[str, Any] = {
+    name: parameter.default
+    for name, parameter in inspect.signature(shaped).parameters.items()
+    if name not in ("rate", "key", "cost", "policy", "per")
+}
+
+
+class _Calls:
+    """What each call of one function asks of the policy."""
+
+    __slots__ = ("_bind", "_cost", "key", "policy")
+
+    def __init__(self, policy: Policy, function: Callable[..., Any], key: Any, cost: CostSpec) -> None:
+        signature = inspect.signature(function)
+        if isinstance(key, KeyTemplate):
+            key = key.text
+        if isinstance(key, str):
+            template = KeyTemplate(key, signature.parameters)
+            key = template if template.fields else template({})
+        self.policy = policy
+        self._bind = signature.bind
+        self.key: str | KeyTemplate | Callable[..., str] = key
+        self._cost = cost
+
+    def admission(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Admission:
+        key, cost = self.key, self._cost
+        if isinstance(key, KeyTemplate):
+            bound = self._bind(*args, **kwargs)
+            bound.apply_defaults()
+            key = key(bound.arguments)
+        elif not isinstance(key, str):
+            key = key(*args, **kwargs)
+        return self.policy.admit(key, cost=cost if isinstance(cost, int) else cost(*args, **kwargs))
+
+    def forecast(self, calls: int = 1, /, *, key: str | None = None) -> Outlook:
+        if key is None and isinstance(self.key, str):
+            key = self.key
+        return self.policy.forecast(calls, key=key)
+
+    def taker(self) -> Callable[[], Granted] | None:
+        """The reservation of every call, prepared, where all of them ask the same and nobody looks on."""
+        plain = self.policy.enforce and self.policy.refund_on is None
+        if plain and isinstance(self.key, str) and isinstance(self._cost, int):
+            return self.policy.shaper.taker(self.key, self._cost)
+        return None
+
+
+def _wrapped(function: Callable[..., Any], calls: _Calls) -> Any:
+    wrapper: Any
+    if inspect.isasyncgenfunction(function):
+        wrapper = _async_generator(function, calls)
+    elif inspect.iscoroutinefunction(function):
+        wrapper = _coroutine(function, calls)
+    elif inspect.isgeneratorfunction(function):
+        wrapper = _generator(function, calls)
+    else:
+        wrapper = _plain(function, calls)
+    functools.update_wrapper(wrapper, function)
+    wrapper.policy = calls.policy
+    wrapper.forecast = calls.forecast
+    return wrapper
+
+
+def _plain(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
+    take, shaper = calls.taker(), calls.policy.shaper
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with calls.admission(args, kwargs):
+            return function(*args, **kwargs)
+
+    if take is None:
+        return call
+    key = str(calls.key)
+
+    def call_at_once(*args: Any, **kwargs: Any) -> Any:
+        granted = take()
+        if granted[1] or not granted[0]:
+            shaper.depart(key, granted)
+        return function(*args, **kwargs)
+
+    return call_at_once
+
+
+def _coroutine(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
+    take, shaper = calls.taker(), calls.policy.shaper
+
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        async with calls.admission(args, kwargs):
+            return await function(*args, **kwargs)
+
+    if take is None or not shaper.instant:
+        return call
+    key = str(calls.key)
+
+    async def call_at_once(*args: Any, **kwargs: Any) -> Any:
+        granted = take()
+        if granted[1] or not granted[0]:
+            await shaper.adepart(key, granted)
+        return await function(*args, **kwargs)
+
+    return call_at_once
+
+
+def _generator(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        with calls.admission(args, kwargs):
+            return (yield from function(*args, **kwargs))
+
+    return call
+
+
+def _async_generator(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
+    async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        async with calls.admission(args, kwargs):
+            inner = function(*args, **kwargs)
+            try:
+                item = await anext(inner)
+                while True:
+                    # What an async generator has no `yield from` for: pass on what comes back.
+                    try:
+                        sent = yield item
+                    except GeneratorExit:
+                        raise
+                    except BaseException as error:
+                        item = await inner.athrow(error)
+                    else:
+                        item = await inner.asend(sent)
+            except StopAsyncIteration:
+                return
+            finally:
+                await inner.aclose()
+
+    return call
+
+
+def _per_instance(policy: Policy) -> Callable[..., str]:
+    """A key for each living instance; its memory goes with it."""
+    if policy.shaper.shared:
+        raise ConfigError(
+            "per",
+            "instance",
+            "means nothing to other processes",
+            'name what tells them apart: key="{self.account}"',
+        )
+    numbers = count(1)
+    known: dict[int, tuple[str, weakref.ref[Any]]] = {}
+
+    def key(instance: Any, *_: Any, **__: Any) -> str:
+        mark = id(instance)
+        if mark not in known:
+            known[mark] = (f"instance-{next(numbers)}", weakref.ref(instance, lambda _: known.pop(mark)))
+        return known[mark][0]
+
+    return key

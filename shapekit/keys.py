@@ -1,0 +1,100 @@
+"""Keys: whom a limit is counted for, from a template or a callable.
+
+A template names values of the call: `"{user_id}"`, `"{account.region}:{path[0]}"`. It is parsed when it
+is declared, so a typing error shows at import and not in production. Values are escaped: whatever they
+contain, two different sets of values never give the same key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from string import Formatter
+from typing import Any, TypeAlias
+
+from shapekit.errors import ConfigError
+
+KeySpec: TypeAlias = str | Callable[..., str]
+
+_FIELD = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*|\[\w+\])*")
+_STEP = re.compile(r"\.(\w+)|\[(\w+)\]")
+_FIX = 'write a template such as "{user_id}" or "{account.id}:{region}"'
+
+
+class KeyTemplate:
+    """A parsed template; calling it with a mapping of values gives the key.
+
+    >>> key = KeyTemplate("{tenant}/{user.name}")
+    >>> key.fields
+    ('tenant', 'user')
+    >>> KeyTemplate("{a}:{b}")({"a": "1:2", "b": "3"}), KeyTemplate("{a}:{b}")({"a": "1", "b": "2:3"})
+    ('1%3A2:3', '1:2%3A3')
+    """
+
+    __slots__ = ("_escaped", "_parts", "fields", "text")
+
+    def __init__(self, text: str, names: Collection[str] | None = None) -> None:
+        self.text = text
+        self._parts = tuple(_parsed(text))
+        self.fields = tuple(dict.fromkeys(name for _, name, _ in self._parts if name))
+        for field in self.fields:
+            if names is not None and field not in names:
+                known = ", ".join(names) or "none"
+                raise ConfigError(
+                    "key", text, f"names {field!r}, which the call does not have", f"use one of: {known}"
+                )
+        literals = {character for literal, _, _ in self._parts for character in literal}
+        self._escaped = str.maketrans({c: _percent(c) for c in literals | {"%"}})
+
+    def __call__(self, values: Mapping[str, Any]) -> str:
+        return "".join(
+            literal if name is None else literal + self._shown(_walked(values[name], steps, self.text))
+            for literal, name, steps in self._parts
+        )
+
+    def _shown(self, value: object) -> str:
+        # No escaping gives "%None", so a missing value is nobody's namesake.
+        return "%None" if value is None else str(value).translate(self._escaped)
+
+    def __repr__(self) -> str:
+        return f"KeyTemplate({self.text!r})"
+
+
+_Step: TypeAlias = tuple[str, str]
+
+
+def _parsed(text: str) -> list[tuple[str, str | None, tuple[_Step, ...]]]:
+    try:
+        pieces = list(Formatter().parse(text))
+    except ValueError as error:
+        raise ConfigError("key", text, f"is not a template ({error})", _FIX) from None
+    parts: list[tuple[str, str | None, tuple[_Step, ...]]] = []
+    for index, (literal, field, spec, conversion) in enumerate(pieces):
+        if field is None:
+            parts.append((literal, None, ()))
+            continue
+        match = _FIELD.fullmatch(field)
+        if match is None or spec or conversion:
+            raise ConfigError("key", text, f"has a field that cannot be read ({field!r})", _FIX)
+        if index and not literal:
+            raise ConfigError("key", text, "has two fields with nothing between them", _FIX)
+        name, *_ = re.split(r"[.\[]", field, maxsplit=1)
+        parts.append((literal, name, tuple(_STEP.findall(field[len(name) :]))))
+    return parts
+
+
+def _walked(value: Any, steps: tuple[_Step, ...], template: str) -> Any:
+    for attribute, item in steps:
+        try:
+            if attribute:
+                value = getattr(value, attribute)
+            else:
+                value = value[int(item)] if item.isdecimal() else value[item]
+        except (AttributeError, LookupError, TypeError) as error:
+            where = f".{attribute}" if attribute else f"[{item}]"
+            raise ConfigError("key", template, f"cannot read {where} of this call ({error})", _FIX) from error
+    return value
+
+
+def _percent(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode())

@@ -1,0 +1,241 @@
+"""Policy: everything that one upstream allows, under one name.
+
+Wrappers, decorators and workers speak to a policy alone: `admit` a call, let it leave, `settle` what
+it turned out to cost.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from os import PathLike
+from typing import Any, Self, TypeAlias, cast
+
+from shapekit.admission import Admission
+from shapekit.algorithms.base import Algorithm
+from shapekit.algorithms.quota import Quota
+from shapekit.clock import Clock
+from shapekit.errors import ConfigError
+from shapekit.keys import KeySpec, KeyTemplate
+from shapekit.rate import Duration, RateLike, whole
+from shapekit.reservation import Outlook
+from shapekit.shaper import Shaper
+from shapekit.spec import fields_of
+from shapekit.stores.base import Store
+
+__all__ = ["Policy"]
+
+CostSpec: TypeAlias = int | Callable[..., int]
+RefundSpec: TypeAlias = (
+    type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
+)
+
+
+class Policy:
+    """What one upstream allows.
+
+        >>> from shapekit import Policy
+        >>> stripe = Policy("25/s", name="stripe", max_wait="2s", quota="1_000_000/month")
+        >>> with stripe.admit() as admission:
+        ...     admission.delay
+        0.0
+
+    The rate, the gates and the quota bind together: a call leaves when all of them let it, and is
+    charged to all or to none.
+
+    - `quota`: a `Quota`, or text such as `"1_000_000/month"`.
+    - `key`: whom the limit is counted for: a text, a template over the values of a call such as
+      `"{user_id}"`, or a callable that is given what the call is given.
+    - `cost`: what a call costs: a number, or such a callable.
+    - `enforce=False`: everything passes at once, and the admission says what would have happened.
+    - `refund_on`: exceptions (or a predicate) after which the call never counted.
+    - the rest as for `Shaper`.
+    """
+
+    def __init__(
+        self,
+        rate: RateLike | None = None,
+        *,
+        name: str | None = None,
+        burst: int | None = None,
+        pace: str = "smooth",
+        quota: Quota | str | None = None,
+        gates: Sequence[Algorithm[Any]] = (),
+        key: KeySpec = "default",
+        cost: CostSpec = 1,
+        max_wait: Duration | None = None,
+        headroom: float = 0.0,
+        enforce: bool = True,
+        refund_on: RefundSpec | None = None,
+        store: Store | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.shaper = Shaper(
+            rate,
+            burst=burst,
+            max_wait=max_wait,
+            pace=pace,
+            gates=(*gates, *_quotas(quota)) if isinstance(gates, Sequence) else gates,
+            headroom=headroom,
+            store=store,
+            clock=clock,
+            name=name,
+        )
+        self.name = self.shaper.name
+        self.key = _key(key)
+        self.cost = _cost(cost)
+        if type(enforce) is not bool:
+            raise ConfigError("enforce", enforce, "is neither True nor False", "pass a bool")
+        self.enforce = enforce
+        self.refund_on = _never_counted(refund_on)
+
+    @classmethod
+    def from_dict(
+        cls, fields: Mapping[str, Any], *, name: str | None = None, store: Store | None = None
+    ) -> Self:
+        """A policy from plain values, as a configuration file holds them.
+
+        >>> Policy.from_dict({"rate": "10/s", "gates": [{"strategy": "gcra", "rate": "100/min"}]}).shaper
+        Shaper('10/s', burst=1, pace='smooth', name='policy')
+        """
+        return cls(**{"name": name or "policy", **fields_of(fields)}, store=store)
+
+    @classmethod
+    def from_toml(cls, path: str | PathLike[str], name: str, *, store: Store | None = None) -> Self:
+        """The policy in the table `[name]` of a TOML file; errors name file, table and field."""
+        try:
+            with open(path, "rb") as file:
+                tables = tomllib.load(file)
+        except OSError as error:
+            raise ConfigError(
+                "path", str(path), f"cannot be read ({error.strerror})", "name a TOML file"
+            ) from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError("path", str(path), f"is not TOML ({error})", "mend the file") from None
+        table = tables.get(name)
+        if not isinstance(table, dict):
+            known = ", ".join(key for key, value in tables.items() if isinstance(value, dict)) or "none"
+            raise ConfigError(
+                "name", name, f"is not a table of {path}", f"write [{name}], or use one of: {known}"
+            )
+        try:
+            return cls.from_dict(table, name=name, store=store)
+        except ConfigError as error:
+            raise error.within(f"{path} [{name}]") from None
+
+    def admit(
+        self,
+        key: str | None = None,
+        *,
+        cost: int | None = None,
+        max_wait: Duration | None = None,
+        timeout: Duration | None = None,
+    ) -> Admission:
+        """A context that is entered when the call may leave, and yields its `Admission`.
+
+        `key` and `cost` default to the policy's own, where those need no values of a call.
+        """
+        waits: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+        if max_wait is not None:
+            waits["max_wait"] = max_wait
+        return Admission(
+            self.shaper,
+            self.key_of(key),
+            self.cost_of(cost),
+            waits,
+            enforce=self.enforce,
+            never_counted=self.refund_on,
+        )
+
+    def aadmit(
+        self,
+        key: str | None = None,
+        *,
+        cost: int | None = None,
+        max_wait: Duration | None = None,
+        timeout: Duration | None = None,
+    ) -> Admission:
+        """`admit`, for `async with`."""
+        return self.admit(key, cost=cost, max_wait=max_wait, timeout=timeout)
+
+    def forecast(self, calls: int = 1, *, key: str | None = None) -> Outlook:
+        """When `calls` more calls will have left, if they came now and nobody else did."""
+        return self.shaper.forecast(calls, key=self.key_of(key))
+
+    async def aforecast(self, calls: int = 1, *, key: str | None = None) -> Outlook:
+        """`forecast`, awaitable."""
+        return await self.shaper.aforecast(calls, key=self.key_of(key))
+
+    def close(self) -> None:
+        """Wake whoever waits; close the store if this policy made it."""
+        self.shaper.close()
+
+    async def aclose(self) -> None:
+        """`close`, awaitable."""
+        await self.shaper.aclose()
+
+    def key_of(self, key: str | None) -> str:
+        """The given key, or the policy's own."""
+        if key is not None:
+            return key
+        if isinstance(self.key, str):
+            return self.key
+        raise ConfigError(
+            "key", key, "depends on the call, and there is none to look at", 'pass admit(key="…")'
+        )
+
+    def cost_of(self, cost: int | None) -> int:
+        """The given cost, or the policy's own."""
+        if cost is not None:
+            return cost
+        if isinstance(self.cost, int):
+            return self.cost
+        raise ConfigError(
+            "cost", cost, "depends on the call, and there is none to look at", "pass admit(cost=…)"
+        )
+
+    def __repr__(self) -> str:
+        return f"Policy({self.shaper!r})"
+
+
+def _quotas(quota: Quota | str | None) -> tuple[Quota, ...]:
+    if quota is None:
+        return ()
+    if isinstance(quota, str):
+        return (Quota(quota),)
+    if not isinstance(quota, Quota):
+        raise ConfigError("quota", quota, "is not a quota", 'write "1_000_000/month", or a Quota')
+    return (quota,)
+
+
+def _key(key: KeySpec) -> str | KeyTemplate | Callable[..., str]:
+    if isinstance(key, str):
+        template = KeyTemplate(key)
+        return template if template.fields else template({})
+    if callable(key):
+        return key
+    raise ConfigError("key", key, "is neither text nor callable", 'write "{user_id}", or a callable')
+
+
+def _cost(cost: CostSpec) -> int | Callable[..., int]:
+    if callable(cost):
+        return cost
+    return whole("cost", cost)
+
+
+def _never_counted(refund_on: RefundSpec | None) -> Callable[[BaseException], bool] | None:
+    if refund_on is None:
+        return None
+    kinds = refund_on if isinstance(refund_on, tuple) else (refund_on,)
+    if all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+        return partial(_is_one_of, kinds)
+    if callable(refund_on):
+        return cast("Callable[[BaseException], bool]", refund_on)
+    raise ConfigError(
+        "refund_on", refund_on, "is neither exceptions nor a predicate", "write refund_on=ConnectionError"
+    )
+
+
+def _is_one_of(kinds: tuple[Any, ...], error: BaseException) -> bool:
+    return isinstance(error, kinds)

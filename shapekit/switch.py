@@ -1,0 +1,61 @@
+"""The switch: tests of code that is shaped run unshaped.
+
+    >>> from shapekit import Shaper, off
+    >>> shaper = Shaper("1/h")
+    >>> with off():
+    ...     [shaper.reserve().delay for _ in range(3)]
+    [0.0, 0.0, 0.0]
+
+`SHAPEKIT_OFF=1` in the environment does the same for a whole process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["off"]
+
+_log = logging.getLogger("shapekit")
+
+
+class Switch:
+    """Whether calls are shaped, in this process."""
+
+    __slots__ = ("_lock", "_offs", "is_off")
+
+    def __init__(self, *, is_off: bool) -> None:
+        self._lock = threading.Lock()
+        self._offs = int(is_off)
+        self.is_off = is_off
+
+    def turn(self, step: int) -> None:
+        with self._lock:
+            self._offs += step
+            self.is_off = self._offs > 0
+
+
+def _from_environment() -> Switch:
+    is_off = os.environ.get("SHAPEKIT_OFF", "") not in ("", "0")
+    if is_off:
+        _log.warning("SHAPEKIT_OFF is set: calls are not shaped in this process")
+    return Switch(is_off=is_off)
+
+
+SWITCH = _from_environment()
+
+
+@contextmanager
+def off() -> Iterator[None]:
+    """Inside, every shaper, policy and shaped function of this process lets calls leave at once.
+
+    In all threads and tasks. Gates still answer: they are asked, and somebody else acts on it.
+    """
+    SWITCH.turn(1)
+    try:
+        yield
+    finally:
+        SWITCH.turn(-1)
