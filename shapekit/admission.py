@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+from shapekit.algorithms.base import NEVER_US
+from shapekit.algorithms.grant import Grant
 from shapekit.decision import Decision
-from shapekit.errors import ConfigError
+from shapekit.errors import ConfigError, CostExceedsLimitError
+from shapekit.rate import whole
 from shapekit.reservation import Reservation
 from shapekit.shaper import Shaper
+from shapekit.waiting import timeout_us
 
 __all__ = ["Admission"]
-
-_log = logging.getLogger("shapekit.policy")
 
 
 class Admission:
@@ -58,18 +59,33 @@ class Admission:
         return self._turn
 
     def settle(self, actual: int) -> bool:
-        """Say what the call turned out to cost: the difference is charged, or given back."""
-        return self._differs(actual) and self._shaper.settle(self.turn, actual)
+        """Say what the call turned out to cost: the difference is charged, or given back.
+
+        May be said again, as more becomes known: the last word counts.
+        """
+        turn = self.turn
+        if not self._differs(actual) or not self._shaper.settle(turn, actual):
+            return False
+        self._turn = turn.costing(actual)
+        return True
 
     async def asettle(self, actual: int) -> bool:
         """`settle`, awaitable."""
-        return self._differs(actual) and await self._shaper.asettle(self.turn, actual)
+        turn = self.turn
+        if not self._differs(actual) or not await self._shaper.asettle(turn, actual):
+            return False
+        self._turn = turn.costing(actual)
+        return True
 
     def __enter__(self) -> Self:
         if self._enforce:
             self._turn = self._shaper.schedule(self.key, cost=self.cost, **self._waits)
         else:
-            self._turn = self._measured(self._shaper.reserve(self.key, cost=self.cost, **self._measurable()))
+            try:
+                turn = self._shaper.reserve(self.key, cost=self.cost, **self._measurable())
+            except CostExceedsLimitError as error:
+                turn = self._impossible(error)
+            self._turn = self._measured(turn)
         return self
 
     def __exit__(
@@ -82,7 +98,10 @@ class Admission:
         if self._enforce:
             self._turn = await self._shaper.aschedule(self.key, cost=self.cost, **self._waits)
         else:
-            turn = await self._shaper.areserve(self.key, cost=self.cost, **self._measurable())
+            try:
+                turn = await self._shaper.areserve(self.key, cost=self.cost, **self._measurable())
+            except CostExceedsLimitError as error:
+                turn = self._impossible(error)
             self._turn = self._measured(turn)
         return self
 
@@ -93,14 +112,23 @@ class Admission:
             await self.asettle(0)
 
     def _differs(self, actual: int) -> bool:
-        return self.turn.accepted and actual != self.cost
+        return whole("actual", actual, least=0) != self.turn.cost and self.turn.accepted
 
     def _measurable(self) -> dict[str, Any]:
+        timeout_us(self._waits.get("timeout"))
         return {name: value for name, value in self._waits.items() if name != "timeout"}
 
+    def _impossible(self, error: CostExceedsLimitError) -> Reservation:
+        never = Decision(False, error.limit, 0, 0, 0, NEVER_US)
+        refused = Grant(False, NEVER_US, NEVER_US, False, never, self.cost, 0, 0, 0, 0, 0, (0, 0), ())
+        return Reservation(self._shaper, self.key, refused)
+
     def _measured(self, turn: Reservation) -> Reservation:
+        import logging  # noqa: PLC0415 - only who measures says something
+
+        log = logging.getLogger("shapekit.policy")
         if not turn.accepted:
-            _log.info("%s: key %r would have been refused", self._shaper.name, self.key)
+            log.info("%s: key %r would have been refused", self._shaper.name, self.key)
         elif turn.delay > 0:
-            _log.info("%s: key %r would have waited %.6g s", self._shaper.name, self.key, turn.delay)
+            log.info("%s: key %r would have waited %.6g s", self._shaper.name, self.key, turn.delay)
         return turn

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from itertools import count
@@ -24,8 +25,8 @@ from shapekit.algorithms.quota import Quota
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError
 from shapekit.keys import KeySpec, KeyTemplate
-from shapekit.policy import CostSpec, Policy, RefundSpec
-from shapekit.rate import Duration, RateLike, one_of
+from shapekit.policy import CostSpec, Policy, RefundSpec, checked_cost, checked_key
+from shapekit.rate import Duration, RateLike, one_of, parse_rates
 from shapekit.reservation import Outlook
 from shapekit.stores.base import Store
 
@@ -93,6 +94,8 @@ def shaped(
         "headroom": headroom, "enforce": enforce, "refund_on": refund_on, "store": store, "clock": clock,
         "name": name,
     }  # fmt: skip
+    if policy is not None and not isinstance(policy, Policy):
+        raise ConfigError("policy", policy, "is not a policy", 'pass one, such as Policy("10/s")')
     if policy is None:
         if rate is None and quota is None and not gates:
             raise ConfigError("rate", rate, "is missing", _EXAMPLE)
@@ -100,6 +103,11 @@ def shaped(
         raise ConfigError(
             "policy", policy, "comes with arguments that are the policy's own", "say them there"
         )
+    if rate is not None:
+        try:
+            parse_rates(rate)
+        except ConfigError as error:
+            raise ConfigError("rate", rate, error.bound, _EXAMPLE) from None
     one_of("per", per, ("class", "instance"))
     if per == "instance" and key is not None:
         raise ConfigError("per", per, "comes on top of a key", 'say it in the key: "{self.account}"')
@@ -109,12 +117,22 @@ def shaped(
             return type(function)(decorate(function.__func__))
         if not callable(function):
             raise ConfigError("function", function, "cannot be called", "decorate a function")
-        path = f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}"
-        own = policy or Policy(rate, **{**made, "name": name or path}, key=key or "default", cost=cost or 1)
-        asked: Any = own.key if key is None else key
+        path = _path(function)
+        own = policy
+        if own is None:
+            asked = {"key": key, "cost": cost, "name": path if name is None else name}
+            own = Policy(
+                rate, **{**made, **{field: value for field, value in asked.items() if value is not None}}
+            )
+        whose: Any = own.key if key is None else checked_key(key)
         if per == "instance":
-            asked = _per_instance(own)
-        return _wrapped(function, _Calls(own, function, asked, own.cost if cost is None else cost))
+            if not isinstance(own.key, str):
+                raise ConfigError(
+                    "per", per, "comes on top of the policy's key", 'say it in the key: "{self.account}"'
+                )
+            whose = _per_instance(own, function)
+        asks = own.cost if cost is None else checked_cost(cost)
+        return _wrapped(function, _Calls(own, function, whose, asks))
 
     return decorate
 
@@ -132,12 +150,9 @@ class _Calls:
     __slots__ = ("_bind", "_cost", "key", "policy")
 
     def __init__(self, policy: Policy, function: Callable[..., Any], key: Any, cost: CostSpec) -> None:
-        signature = inspect.signature(function)
+        signature = _signature(function)
         if isinstance(key, KeyTemplate):
-            key = key.text
-        if isinstance(key, str):
-            template = KeyTemplate(key, signature.parameters)
-            key = template if template.fields else template({})
+            key = KeyTemplate(key.text, signature.parameters)
         self.policy = policy
         self._bind = signature.bind
         self.key: str | KeyTemplate | Callable[..., str] = key
@@ -151,12 +166,20 @@ class _Calls:
             key = key(bound.arguments)
         elif not isinstance(key, str):
             key = key(*args, **kwargs)
-        return self.policy.admit(key, cost=cost if isinstance(cost, int) else cost(*args, **kwargs))
+            if not isinstance(key, str):
+                raise ConfigError("key", key, "is not text, and a callable gave it", "return a str")
+        if not isinstance(cost, int):
+            cost = cost(*args, **kwargs)
+            if type(cost) is not int:
+                raise ConfigError("cost", cost, "is not whole, and a callable gave it", "return an int")
+        return self.policy.admit(key, cost=cost)
 
     def forecast(self, calls: int = 1, /, *, key: str | None = None) -> Outlook:
-        if key is None and isinstance(self.key, str):
-            key = self.key
-        return self.policy.forecast(calls, key=key)
+        if key is None and not isinstance(self.key, str):
+            raise ConfigError("key", None, "depends on the call", 'say whose: forecast(10, key="…")')
+        cost = self._cost if isinstance(self._cost, int) else None
+        whose = self.key if key is None and isinstance(self.key, str) else key
+        return self.policy.forecast(calls, key=whose, cost=cost)
 
     def taker(self) -> Callable[[], Granted] | None:
         """The reservation of every call, prepared, where all of them ask the same and nobody looks on."""
@@ -168,11 +191,15 @@ class _Calls:
 
 def _wrapped(function: Callable[..., Any], calls: _Calls) -> Any:
     wrapper: Any
-    if inspect.isasyncgenfunction(function):
+    # An object is what its __call__ is; a class, whatever its metaclass does, is called and done.
+    of_object = not isinstance(function, type) and not inspect.isroutine(function)
+    of_object = of_object and not isinstance(function, functools.partial)
+    asked: Any = type(function).__call__ if of_object else function
+    if inspect.isasyncgenfunction(asked):
         wrapper = _async_generator(function, calls)
-    elif inspect.iscoroutinefunction(function):
+    elif inspect.iscoroutinefunction(asked):
         wrapper = _coroutine(function, calls)
-    elif inspect.isgeneratorfunction(function):
+    elif inspect.isgeneratorfunction(asked):
         wrapper = _generator(function, calls)
     else:
         wrapper = _plain(function, calls)
@@ -254,22 +281,48 @@ def _async_generator(function: Callable[..., Any], calls: _Calls) -> Callable[..
     return call
 
 
-def _per_instance(policy: Policy) -> Callable[..., str]:
+def _path(function: Any) -> str:
+    """Where a function is defined: the same in every process, so never an address."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        # Some built-ins do not tell: then no key can name a parameter.
+        return inspect.Signature()
+
+
+def _per_instance(policy: Policy, function: Callable[..., Any]) -> Callable[..., str]:
     """A key for each living instance; its memory goes with it."""
     if policy.shaper.shared:
         raise ConfigError(
-            "per",
-            "instance",
-            "means nothing to other processes",
-            'name what tells them apart: key="{self.account}"',
+            "per", "instance", "means nothing to other processes", 'name what differs: key="{self.account}"'
         )
+    if not _signature(function).parameters:
+        raise ConfigError("per", "instance", "is said of a function without an instance", "leave it away")
     numbers = count(1)
     known: dict[int, tuple[str, weakref.ref[Any]]] = {}
+    lock = threading.Lock()
 
     def key(instance: Any, *_: Any, **__: Any) -> str:
         mark = id(instance)
-        if mark not in known:
-            known[mark] = (f"instance-{next(numbers)}", weakref.ref(instance, lambda _: known.pop(mark)))
-        return known[mark][0]
+        with lock:
+            if mark not in known:
+                try:
+                    watch = weakref.ref(instance, lambda _: known.pop(mark, None))
+                except TypeError:
+                    raise ConfigError(
+                        "per",
+                        "instance",
+                        f"cannot watch a {type(instance).__name__}",
+                        "add __weakref__ to its __slots__",
+                    ) from None
+                known[mark] = (f"instance-{next(numbers)}", watch)
+            return known[mark][0]
 
     return key

@@ -34,8 +34,16 @@ _LONGEST_REPR = 80
 
 def shortened(value: object) -> str:
     """The repr of `value`, cut to a length a log line can bear."""
-    text = value if isinstance(value, _Verbatim) else repr(value)
-    return text if len(text) <= _LONGEST_REPR else f"{text[: _LONGEST_REPR - 1]}…"
+    if isinstance(value, _Verbatim):
+        return value
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"<{type(value).__name__} that cannot be shown>"
+    if len(text) <= _LONGEST_REPR:
+        return text
+    # The end tells most of a path, the beginning of everything else.
+    return f"{text[: _LONGEST_REPR // 2 - 1]}…{text[-_LONGEST_REPR // 2 :]}"
 
 
 class _Verbatim(str):
@@ -84,7 +92,7 @@ class CostExceedsLimitError(ShapekitError, ValueError):
 
     def __str__(self) -> str:
         return (
-            f"cost={self.cost} exceeds {self.what}={self.limit} for key {shortened(self.key)}: "
+            f"cost={shortened(self.cost)} exceeds {self.what}={self.limit} for key {shortened(self.key)}: "
             f"it can never be admitted; raise {self.what} or split the call"
         )
 

@@ -7,18 +7,17 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-import anyio
-
+from shapekit.alarm import shielded
 from shapekit.algorithms.base import Algorithm, check_cost
-from shapekit.algorithms.compose import Composite
+from shapekit.algorithms.composite import Composite
 from shapekit.algorithms.quota import Quota
 from shapekit.clock import Clock
 from shapekit.decision import Decision, Forecast
 from shapekit.errors import ConfigError, QueueFullError, QuotaExhaustedError, RateLimitedError
-from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, duration_us
+from shapekit.rate import SECOND_US, Duration, whole
 from shapekit.stores.base import Key, Store
 from shapekit.stores.memory import MemoryStore
-from shapekit.waiting import Waiters
+from shapekit.waiting import Waiters, max_wait_us
 
 __all__ = ["Gate"]
 
@@ -92,11 +91,11 @@ class Gate:
 
     def check_many(self, keys: Iterable[GateKey], *, cost: int = 1) -> list[Decision]:
         """`check` for each key in turn, all at one instant; the order of the keys is the answers'."""
-        return self._check_many([self._admissible(key, cost) for key in keys], (cost,))
+        return self._check_many(self._series(keys, cost), (cost,))
 
     async def acheck_many(self, keys: Iterable[GateKey], *, cost: int = 1) -> list[Decision]:
         """`check_many`, awaitable."""
-        return await self._acheck_many([self._admissible(key, cost) for key in keys], (cost,))
+        return await self._acheck_many(self._series(keys, cost), (cost,))
 
     def require(self, key: GateKey = "default", *, cost: int = 1) -> Decision:
         """`check`, or RateLimitedError (QuotaExhaustedError where a quota is what denies)."""
@@ -113,8 +112,8 @@ class Gate:
     ) -> Decision:
         """Take the earliest turn and sleep until it comes; QueueFullError if that is past `max_wait`.
 
-        The turn is taken at once, so who asks first leaves first. A sleeper that is interrupted gives
-        its turn back.
+        A spent quota raises QuotaExhaustedError unless an explicit `max_wait` covers the wait. The turn
+        is taken at once, so who asks first leaves first. A sleeper that is interrupted gives it back.
         """
         place = self._admissible(key, cost)
         bound_us = max_wait_us(max_wait)
@@ -138,7 +137,7 @@ class Gate:
         try:
             await self._waiters.asleep(decision.delay_us)
         except BaseException:
-            with anyio.CancelScope(shield=True):
+            with shielded():
                 await self._arefund(place, cost, decision.receipt)
             raise
         return decision
@@ -186,13 +185,15 @@ class Gate:
         With the `decision` of an earlier charge, a composite of alternatives charges the part that
         paid then.
         """
-        place, receipt = self._admissible(key, cost), None if decision is None else decision.receipt
+        place, cost = self._place(key), whole("cost", cost)
+        receipt = None if decision is None else self._charge_of(decision)
         standing: Decision = self._debit(place, cost, receipt)
         return standing
 
     async def adebit(self, key: GateKey, decision: Decision | None = None, *, cost: int = 1) -> Decision:
         """`debit`, awaitable."""
-        place, receipt = self._admissible(key, cost), None if decision is None else decision.receipt
+        place, cost = self._place(key), whole("cost", cost)
+        receipt = None if decision is None else self._charge_of(decision)
         standing: Decision = await self._adebit(place, cost, receipt)
         return standing
 
@@ -235,6 +236,11 @@ class Gate:
     def __repr__(self) -> str:
         return f"Gate({self.strategy!r}, store={self._store!r}, name={self.name!r})"
 
+    def _series(self, keys: Iterable[GateKey], cost: int) -> list[Key]:
+        if isinstance(keys, str | Mapping) or not isinstance(keys, Iterable):
+            raise ConfigError("keys", keys, "is not a series of keys", 'pass a list such as ["alice", "bob"]')
+        return [self._admissible(key, cost) for key in keys]
+
     def _admissible(self, key: GateKey, cost: int) -> Key:
         place = self._place(key)
         check_cost(cost, self._max_cost, str(key), self.strategy.limit_name)
@@ -259,8 +265,11 @@ class Gate:
         raise self._refusal(decision)(decision, str(key))
 
     def _in_time(self, key: GateKey, decision: Decision, bound_us: int | None) -> None:
-        if not decision.allowed:
-            raise QueueFullError(decision, str(key), decision.retry_after, (bound_us or 0) / SECOND_US)
+        if decision.allowed:
+            return
+        if bound_us is None or self._refusal(decision) is QuotaExhaustedError:
+            raise QuotaExhaustedError(decision, str(key))
+        raise QueueFullError(decision, str(key), decision.retry_after, bound_us / SECOND_US)
 
     def _refusal(self, decision: Decision) -> type[RateLimitedError]:
         part: Algorithm[Any] = self.strategy
@@ -274,7 +283,11 @@ class Gate:
             raise ConfigError(
                 "decision", decision, "charged nothing", "pass the decision that admitted the call"
             )
-        return decision.receipt
+        receipt, strategy = decision.receipt, self.strategy
+        parts = len(receipt) if isinstance(receipt, tuple) else 0
+        if parts != (len(strategy.parts) if isinstance(strategy, Composite) else 0):
+            raise ConfigError("decision", decision, "is of another strategy", "pass a decision of this gate")
+        return receipt
 
 
 def open_store(store: Store | None, clock: Clock | None) -> Store:
@@ -304,8 +317,3 @@ def checked_name(name: str | None, store: Store, what: str) -> str:
     if not isinstance(name, str) or not name:
         raise ConfigError("name", name, "is not a text", f'pass a str such as "my-{what}"')
     return name
-
-
-def max_wait_us(max_wait: Duration | None) -> int | None:
-    """A bound on waiting in microseconds; None for no bound."""
-    return None if max_wait is None else duration_us("max_wait", max_wait, least=0, most=MAX_SPAN_US)

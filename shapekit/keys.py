@@ -43,8 +43,9 @@ class KeyTemplate:
                 raise ConfigError(
                     "key", text, f"names {field!r}, which the call does not have", f"use one of: {known}"
                 )
-        literals = {character for literal, _, _ in self._parts for character in literal}
-        self._escaped = str.maketrans({c: _percent(c) for c in literals | {"%"}})
+        # In an escaped value none of the marks of the template occurs, so the key can only be read one way.
+        marks = {character for literal, _, _ in self._parts for character in literal if _is_mark(character)}
+        self._escaped = str.maketrans({mark: _percent(mark) for mark in marks | {"%"}})
 
     def __call__(self, values: Mapping[str, Any]) -> str:
         return "".join(
@@ -69,17 +70,22 @@ def _parsed(text: str) -> list[tuple[str, str | None, tuple[_Step, ...]]]:
     except ValueError as error:
         raise ConfigError("key", text, f"is not a template ({error})", _FIX) from None
     parts: list[tuple[str, str | None, tuple[_Step, ...]]] = []
-    for index, (literal, field, spec, conversion) in enumerate(pieces):
+    before = ""
+    for literal, field, spec, conversion in pieces:
+        before += literal
         if field is None:
-            parts.append((literal, None, ()))
+            # A doubled brace ends a piece without a field: its text belongs to the next one.
             continue
         match = _FIELD.fullmatch(field)
         if match is None or spec or conversion:
             raise ConfigError("key", text, f"has a field that cannot be read ({field!r})", _FIX)
-        if index and not literal:
-            raise ConfigError("key", text, "has two fields with nothing between them", _FIX)
+        if parts and not any(map(_is_mark, before)):
+            raise ConfigError("key", text, "has two fields with no mark such as : or / between them", _FIX)
         name, *_ = re.split(r"[.\[]", field, maxsplit=1)
-        parts.append((literal, name, tuple(_STEP.findall(field[len(name) :]))))
+        parts.append((before, name, tuple(_STEP.findall(field[len(name) :]))))
+        before = ""
+    if before:
+        parts.append((before, None, ()))
     return parts
 
 
@@ -94,6 +100,10 @@ def _walked(value: Any, steps: tuple[_Step, ...], template: str) -> Any:
             where = f".{attribute}" if attribute else f"[{item}]"
             raise ConfigError("key", template, f"cannot read {where} of this call ({error})", _FIX) from error
     return value
+
+
+def _is_mark(character: str) -> bool:
+    return not character.isalnum() and character not in "_%"
 
 
 def _percent(character: str) -> str:

@@ -16,16 +16,15 @@ costs milliseconds. Time moves in one of two ways:
 
 from __future__ import annotations
 
-import asyncio
+import sys
 import threading
+import weakref
 from collections.abc import Callable
+from typing import Any
 
-import anyio
-from anyio.lowlevel import checkpoint, current_token
-
-from shapekit.alarm import AsyncAlarm
+from shapekit.alarm import AsyncAlarm, running_loop
 from shapekit.errors import ConfigError
-from shapekit.rate import SECOND_US
+from shapekit.rate import SECOND_US, exactly
 
 __all__ = ["ManualClock"]
 
@@ -49,6 +48,8 @@ class ManualClock:
     def __init__(self, start: float = 0.0, *, autojump: bool = False) -> None:
         self._now_us = _instant_us("start", start)
         self._wall_ahead_us = 0
+        if type(autojump) is not bool:
+            raise ConfigError("autojump", autojump, "is neither True nor False", "pass a bool")
         self._autojump = autojump
         self._changed = threading.Condition(threading.RLock())
         self._sleepers: list[_Sleeper] = []
@@ -95,7 +96,10 @@ class ManualClock:
 
     def step_wall(self, seconds: float) -> None:
         """Step civil time alone, as somebody who sets the system's date does."""
-        self._wall_ahead_us += round(seconds * SECOND_US)
+        wall_us = self.wall_us() + _micros("seconds", seconds)
+        if not 0 <= wall_us <= _LATEST_US:
+            raise ConfigError("seconds", seconds, "leads out of the years from 1970 to 2112", "step less far")
+        self._wall_ahead_us = wall_us - self._now_us
 
     def _step(self, target_us: int) -> list[_Sleeper] | None:
         """Go to the next sleeper's instant, at most to `target_us`, and wake those due; None at the end."""
@@ -183,11 +187,11 @@ class ManualClock:
                 self._jump()
 
     def _start_driver(self) -> None:
-        loop = current_token().native_token
+        loop = running_loop()
         if loop in self._driven:
             return
         self._driven.add(loop)
-        if isinstance(loop, asyncio.AbstractEventLoop):
+        if _is_asyncio(loop):
             task = loop.create_task(self._drive(loop))
             task.add_done_callback(lambda _: self._driven.discard(loop))
         else:
@@ -209,25 +213,50 @@ class ManualClock:
 
 async def _others_blocked() -> None:
     """Return when every other task of this loop waits for something."""
-    if not isinstance(current_token().native_token, asyncio.AbstractEventLoop):
-        await anyio.wait_all_tasks_blocked()
+    from anyio import wait_all_tasks_blocked  # noqa: PLC0415 - who never awaits need not load an event loop
+    from anyio.lowlevel import checkpoint  # noqa: PLC0415
+
+    if not _is_asyncio(running_loop()):
+        await wait_all_tasks_blocked()
         return
+    asyncio = sys.modules["asyncio"]
     this = asyncio.current_task()
-    while True:
-        await checkpoint()
-        for task in asyncio.all_tasks():
-            waits_for = getattr(task, "_fut_waiter", None)
-            if task is not this and (waits_for is None or waits_for.done()):
-                break
-        else:
-            return
+    if this is None:
+        raise RuntimeError("not called from a task")
+    _WATCHERS.add(this)
+    try:
+        while True:
+            await checkpoint()
+            for task in asyncio.all_tasks():
+                waits_for = getattr(task, "_fut_waiter", None)
+                if task not in _WATCHERS and (waits_for is None or waits_for.done()):
+                    break
+            else:
+                return
+    finally:
+        _WATCHERS.discard(this)
 
 
-def _instant_us(field: str, seconds: float) -> int:
-    if (
-        isinstance(seconds, bool)
-        or not isinstance(seconds, (int, float))
-        or not 0 <= seconds <= _LATEST_US / SECOND_US
-    ):
-        raise ConfigError(field, seconds, "is not a number of seconds from 0 on", "pass a float such as 1.5")
+def _is_asyncio(loop: object) -> bool:
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and isinstance(loop, asyncio.AbstractEventLoop)
+
+
+_WATCHERS: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Tasks that wait for all others to wait: they do not wait for each other."""
+
+
+def _micros(field: str, value: object, *, least: int = -_LATEST_US) -> int:
+    seconds = exactly(value)
+    if seconds is None or not least <= seconds * SECOND_US <= _LATEST_US:
+        raise ConfigError(
+            field,
+            value,
+            "is not a number of seconds that stays before the year 2112",
+            "pass a float such as 1.5",
+        )
     return round(seconds * SECOND_US)
+
+
+def _instant_us(field: str, value: object) -> int:
+    return _micros(field, value, least=0)

@@ -6,11 +6,10 @@ it turned out to cost.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, Self, TypeAlias
 
 from shapekit.admission import Admission
 from shapekit.algorithms.base import Algorithm
@@ -83,8 +82,8 @@ class Policy:
             name=name,
         )
         self.name = self.shaper.name
-        self.key = _key(key)
-        self.cost = _cost(cost)
+        self.key = checked_key(key)
+        self.cost = checked_cost(cost)
         if type(enforce) is not bool:
             raise ConfigError("enforce", enforce, "is neither True nor False", "pass a bool")
         self.enforce = enforce
@@ -99,21 +98,24 @@ class Policy:
         >>> Policy.from_dict({"rate": "10/s", "gates": [{"strategy": "gcra", "rate": "100/min"}]}).shaper
         Shaper('10/s', burst=1, pace='smooth', name='policy')
         """
-        return cls(**{"name": name or "policy", **fields_of(fields)}, store=store)
+        named = {} if name is None else {"name": name}
+        return cls(**{"name": "policy", **named, **fields_of(fields)}, store=store)
 
     @classmethod
     def from_toml(cls, path: str | PathLike[str], name: str, *, store: Store | None = None) -> Self:
         """The policy in the table `[name]` of a TOML file; errors name file, table and field."""
+        import tomllib  # noqa: PLC0415 - only who reads a file loads it
+
+        if not isinstance(path, str | PathLike):
+            raise ConfigError("path", path, "is not a path", 'pass one such as "limits.toml"')
         try:
             with open(path, "rb") as file:
                 tables = tomllib.load(file)
-        except OSError as error:
-            raise ConfigError(
-                "path", str(path), f"cannot be read ({error.strerror})", "name a TOML file"
-            ) from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError("path", str(path), f"is not TOML ({error})", "mend the file") from None
-        table = tables.get(name)
+        except (OSError, ValueError) as error:
+            raise ConfigError("path", str(path), f"cannot be read ({error})", "name a TOML file") from None
+        table = tables.get(name) if isinstance(name, str) else None
         if not isinstance(table, dict):
             known = ", ".join(key for key, value in tables.items() if isinstance(value, dict)) or "none"
             raise ConfigError(
@@ -159,13 +161,13 @@ class Policy:
         """`admit`, for `async with`."""
         return self.admit(key, cost=cost, max_wait=max_wait, timeout=timeout)
 
-    def forecast(self, calls: int = 1, *, key: str | None = None) -> Outlook:
+    def forecast(self, calls: int = 1, *, key: str | None = None, cost: int | None = None) -> Outlook:
         """When `calls` more calls will have left, if they came now and nobody else did."""
-        return self.shaper.forecast(calls, key=self.key_of(key))
+        return self.shaper.forecast(calls, key=self.key_of(key), cost=self._foreseen(cost))
 
-    async def aforecast(self, calls: int = 1, *, key: str | None = None) -> Outlook:
+    async def aforecast(self, calls: int = 1, *, key: str | None = None, cost: int | None = None) -> Outlook:
         """`forecast`, awaitable."""
-        return await self.shaper.aforecast(calls, key=self.key_of(key))
+        return await self.shaper.aforecast(calls, key=self.key_of(key), cost=self._foreseen(cost))
 
     def close(self) -> None:
         """Wake whoever waits; close the store if this policy made it."""
@@ -195,6 +197,11 @@ class Policy:
             "cost", cost, "depends on the call, and there is none to look at", "pass admit(cost=…)"
         )
 
+    def _foreseen(self, cost: int | None) -> int:
+        if cost is None:
+            return self.cost if isinstance(self.cost, int) else 1
+        return cost
+
     def __repr__(self) -> str:
         return f"Policy({self.shaper!r})"
 
@@ -203,13 +210,17 @@ def _quotas(quota: Quota | str | None) -> tuple[Quota, ...]:
     if quota is None:
         return ()
     if isinstance(quota, str):
-        return (Quota(quota),)
+        try:
+            return (Quota(quota),)
+        except ConfigError as error:
+            raise error.within("quota") from None
     if not isinstance(quota, Quota):
         raise ConfigError("quota", quota, "is not a quota", 'write "1_000_000/month", or a Quota')
     return (quota,)
 
 
-def _key(key: KeySpec) -> str | KeyTemplate | Callable[..., str]:
+def checked_key(key: KeySpec) -> str | KeyTemplate | Callable[..., str]:
+    """A key that never changes, a parsed template, or the callable."""
     if isinstance(key, str):
         template = KeyTemplate(key)
         return template if template.fields else template({})
@@ -218,7 +229,8 @@ def _key(key: KeySpec) -> str | KeyTemplate | Callable[..., str]:
     raise ConfigError("key", key, "is neither text nor callable", 'write "{user_id}", or a callable')
 
 
-def _cost(cost: CostSpec) -> int | Callable[..., int]:
+def checked_cost(cost: CostSpec) -> int | Callable[..., int]:
+    """A whole number of units, or the callable."""
     if callable(cost):
         return cost
     return whole("cost", cost)
@@ -230,8 +242,8 @@ def _never_counted(refund_on: RefundSpec | None) -> Callable[[BaseException], bo
     kinds = refund_on if isinstance(refund_on, tuple) else (refund_on,)
     if all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
         return partial(_is_one_of, kinds)
-    if callable(refund_on):
-        return cast("Callable[[BaseException], bool]", refund_on)
+    if callable(refund_on) and not isinstance(refund_on, type):
+        return refund_on
     raise ConfigError(
         "refund_on", refund_on, "is neither exceptions nor a predicate", "write refund_on=ConnectionError"
     )

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from shapekit.errors import ConfigError
+from shapekit.value import Value
 
 __all__ = ["Duration", "Rate", "RateLike"]
 
@@ -77,14 +77,25 @@ def one_of(field: str, value: object, choices: tuple[str, ...]) -> str:
     return value
 
 
-def duration_us(field: str, value: object, *, least: int = 1, most: int = MAX_SPAN_US) -> int:
+def exactly(value: object) -> Fraction | None:
+    """The exact value of a finite number; None if `value` is none. A float is its shortest decimal."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, (int, Fraction)):
+        return Fraction(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return Fraction(float.__repr__(value))
+    return None
+
+
+def duration_us(field: str, value: Any, *, least: int = 1, most: int = MAX_SPAN_US) -> int:
     """A duration in whole microseconds, rounded to the nearest."""
     if isinstance(value, timedelta):
         exact = Fraction(value // timedelta(microseconds=1))
     elif isinstance(value, str):
         exact = _duration_text_us(field, value)
-    elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        exact = Fraction(value) * SECOND_US
+    elif exactly(value) is not None:
+        exact = Fraction(value) * SECOND_US  # the float itself, not the decimal it shows
     else:
         raise ConfigError(field, value, "is not a duration", _DURATION_FIX)
     span = round(exact)
@@ -124,33 +135,33 @@ def _unit_us(field: str, unit: str) -> int:
     return _UNITS_US[name]
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class Rate:
+class Rate(Value):
     """`limit` calls in every `period`: `Rate(10, 1)`, `Rate(100, "1m")`, `Rate(5, timedelta(hours=1))`.
 
     `burst` is how many may leave at once; None leaves the choice to whoever is given the rate.
     """
 
+    __slots__ = fields = ("limit", "period_us", "burst")
+
     limit: int
     period_us: int
-    burst: int | None = None
+    burst: int | None
 
     def __init__(self, limit: int, period: Duration = 1, *, burst: int | None = None) -> None:
-        self._fill(limit, duration_us("period", period), burst, limit)
+        self._checked(limit, duration_us("period", period), burst, limit)
 
-    def _fill(self, limit: object, period_us: int, burst: object, told: object) -> None:
+    def _checked(self, limit: object, period_us: int, burst: object, told: object) -> None:
         checked = whole("limit", limit)
         if checked * SECOND_US > MAX_PER_SECOND * period_us:
             raise ConfigError("rate", told, f"is faster than {MAX_PER_SECOND} calls a second", _RATE_FIX)
-        object.__setattr__(self, "limit", checked)
-        object.__setattr__(self, "period_us", period_us)
-        object.__setattr__(self, "burst", None if burst is None else whole("burst", burst))
+        most = None if burst is None else whole("burst", burst)
+        self._fill(limit=checked, period_us=period_us, burst=most)
 
     @classmethod
     def of(cls, limit: int, period_us: int, burst: int | None = None) -> Rate:
         """The rate of `limit` calls in `period_us` microseconds."""
         self = cls.__new__(cls)
-        self._fill(limit, whole("period_us", period_us, most=MAX_SPAN_US), burst, limit)
+        self._checked(limit, whole("period_us", period_us, most=MAX_SPAN_US), burst, limit)
         return self
 
     @classmethod
@@ -160,15 +171,10 @@ class Rate:
             return value
         if isinstance(value, str):
             return _parse_text(field, value)
-        if (
-            isinstance(value, (int, float))
-            and not isinstance(value, bool)
-            and math.isfinite(value)
-            and value > 0
-        ):
-            # A float means its shortest decimal: 0.1 is one call in ten seconds.
-            return _exact(field, Fraction(repr(value)), SECOND_US, None, value)
-        raise ConfigError(field, value, "is not a rate", _RATE_FIX)
+        count = exactly(value)
+        if count is None or count <= 0:
+            raise ConfigError(field, value, "is not a rate", _RATE_FIX)
+        return _exact(field, count, SECOND_US, None, value)
 
     @property
     def per_second(self) -> float:

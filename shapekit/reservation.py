@@ -64,6 +64,11 @@ class Reservation(NamedTuple):
         """The departure in epoch seconds on the store's clock, as it was promised."""
         return self.granted[2] / SECOND_US
 
+    def costing(self, actual: int) -> Reservation:
+        """The same turn after it was settled."""
+        end = self.shaper.queue.end_of(self.grant, actual)
+        return self._replace(granted=self.grant._replace(cost=actual, end=end))
+
     @property
     def decision(self) -> Decision:
         """The answer in the words of a gate; `delay` is how far ahead the turn lies."""

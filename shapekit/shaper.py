@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import random
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
-import anyio
-from anyio.lowlevel import current_token
-
+from shapekit import nonce
+from shapekit.alarm import running_loop, shielded
 from shapekit.algorithms.base import Algorithm, check_cost
 from shapekit.algorithms.grant import Granted
 from shapekit.algorithms.leaky_queue import LeakyQueue
 from shapekit.algorithms.quota import Quota
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, QueueFullError, QuotaExhaustedError, RateLimitedError
-from shapekit.gate import checked_name, max_wait_us, open_store
+from shapekit.gate import checked_name, open_store
 from shapekit.rate import (
     MAX_COUNT,
-    MAX_SPAN_US,
     SECOND_US,
     Duration,
     RateLike,
@@ -34,19 +29,18 @@ from shapekit.rate import (
 from shapekit.reservation import Outlook, Reservation
 from shapekit.stores.base import Store
 from shapekit.switch import SWITCH
-from shapekit.waiting import CHUNK_S, Patience, Waiters
+from shapekit.waiting import CHUNK_S, Patience, Waiters, max_wait_us, timeout_us
 
 __all__ = ["Shaper"]
 
+MAX_PLAYED = 1_000_000
+"""The most calls that a forecast plays through one by one, where more than a pace binds."""
 RESUME_NOTICE_US = 250_000
 """How far ahead a hold is ended, so that every sleeper, who looks more often than this, hears of it."""
 
 
-class _Policy:
-    """The default of an argument that falls back on what the shaper was made with."""
-
-
-_FROM_POLICY: Any = _Policy()
+_FROM_POLICY: Any = object()
+"""The default of an argument that falls back on what the shaper was made with."""
 _ONE = 1
 _new = tuple.__new__
 
@@ -126,7 +120,7 @@ class Shaper:
         if SWITCH.is_off:
             return Reservation(self, key, _unshaped(cost))
         bound_us = self._max_wait_us if max_wait is _FROM_POLICY else max_wait_us(max_wait)
-        return _new(Reservation, (self, key, self._reserve(key, (cost, bound_us, next(_nonces)))))
+        return _new(Reservation, (self, key, self._reserve(key, (cost, bound_us, nonce.fresh()))))
 
     async def areserve(
         self, key: str = "default", *, cost: int = 1, max_wait: Duration | None = _FROM_POLICY
@@ -136,7 +130,7 @@ class Shaper:
         if SWITCH.is_off:
             return Reservation(self, key, _unshaped(cost))
         bound_us = self._bound_us(max_wait)
-        return Reservation(self, key, await self._areserve(key, (cost, bound_us, next(_nonces))))
+        return Reservation(self, key, await self._areserve(key, (cost, bound_us, nonce.fresh())))
 
     def schedule(
         self,
@@ -151,8 +145,9 @@ class Shaper:
         Raises QueueFullError or QuotaExhaustedError at once if it is too far away, TimeoutError after
         `timeout`. Whoever stops waiting, for whatever reason, gives the turn back.
         """
+        gives_up_us = timeout_us(timeout)
         turn = self.reserve(key, cost=cost, max_wait=max_wait)
-        self._depart(turn, self._bound_us(max_wait), timeout)
+        self._depart(turn, self._bound_us(max_wait), gives_up_us)
         return turn
 
     async def aschedule(
@@ -164,8 +159,9 @@ class Shaper:
         timeout: Duration | None = None,  # noqa: ASYNC109 - gives up the turn too, as the sync form does
     ) -> Reservation:
         """`schedule`, awaitable; a cancelled task gives its turn back."""
+        gives_up_us = timeout_us(timeout)
         turn = await self.areserve(key, cost=cost, max_wait=max_wait)
-        await self._adepart(turn, self._bound_us(max_wait), timeout)
+        await self._adepart(turn, self._bound_us(max_wait), gives_up_us)
         return turn
 
     def taker(self, key: str, cost: int) -> Callable[[], Granted]:
@@ -176,7 +172,7 @@ class Shaper:
         def take() -> Granted:
             if SWITCH.is_off:
                 return _unshaped(cost)
-            granted: Granted = reserve(key, (cost, bound_us, next(_nonces)))
+            granted: Granted = reserve(key, (cost, bound_us, nonce.fresh()))
             return granted
 
         return take
@@ -212,12 +208,14 @@ class Shaper:
 
         Charges the difference, into debt if need be, or gives it back as far as nobody has built on it.
         """
-        settled: bool = self._settle(turn.key, turn.grant, whole("actual", actual, least=0))
+        settled: bool = self._settle(turn.key, (turn.grant, whole("actual", actual, least=0), nonce.fresh()))
         return settled
 
     async def asettle(self, turn: Reservation, actual: int) -> bool:
         """`settle`, awaitable."""
-        settled: bool = await self._asettle(turn.key, turn.grant, whole("actual", actual, least=0))
+        settled: bool = await self._asettle(
+            turn.key, (turn.grant, whole("actual", actual, least=0), nonce.fresh())
+        )
         return settled
 
     # holding
@@ -228,12 +226,12 @@ class Shaper:
         Whoever waits is moved by as much, in order, and the rate goes on from where it stood. A longer
         hold in place stays.
         """
-        held_us: int = self._hold(_checked_key(key), duration_us("length", length), next(_nonces))
+        held_us: int = self._hold(_checked_key(key), duration_us("length", length), nonce.fresh())
         return held_us / SECOND_US
 
     async def ahold(self, length: Duration, *, key: str = "default") -> float:
         """`hold`, awaitable."""
-        held_us: int = await self._ahold(_checked_key(key), duration_us("length", length), next(_nonces))
+        held_us: int = await self._ahold(_checked_key(key), duration_us("length", length), nonce.fresh())
         return held_us / SECOND_US
 
     def resume(self, *, key: str = "default") -> float:
@@ -248,15 +246,15 @@ class Shaper:
 
     # looking
 
-    def forecast(self, calls: int = 1, *, key: str = "default") -> Outlook:
+    def forecast(self, calls: int = 1, *, key: str = "default", cost: int = 1) -> Outlook:
         """When `calls` more calls will have left, if they came now and nobody else did."""
-        whole("calls", calls, most=MAX_COUNT)
-        return self._outlook(self._look(_checked_key(key)), calls)
+        self._foreseeable(calls, key, cost)
+        return self._outlook(self._look(key), calls, cost)
 
-    async def aforecast(self, calls: int = 1, *, key: str = "default") -> Outlook:
+    async def aforecast(self, calls: int = 1, *, key: str = "default", cost: int = 1) -> Outlook:
         """`forecast`, awaitable."""
-        whole("calls", calls, most=MAX_COUNT)
-        return self._outlook(await self._alook(_checked_key(key)), calls)
+        self._foreseeable(calls, key, cost)
+        return self._outlook(await self._alook(key), calls, cost)
 
     def reset(self, key: str = "default") -> None:
         """Forget the key: its queue, its hold, its limits' memory. Who waits keeps the promised time."""
@@ -294,15 +292,15 @@ class Shaper:
 
     # the two lines that wait
 
-    def _depart(self, turn: Reservation, bound_us: int | None, timeout: Duration | None) -> None:
+    def _depart(self, turn: Reservation, bound_us: int | None, gives_up_us: int | None) -> None:
         if not turn.accepted:
             raise _refused(turn, bound_us)
         if turn.delay == 0:
             return
-        _warn_in_event_loop()
-        patience = self._patience(turn, bound_us, timeout)
+        patience = self._patience(turn, bound_us, gives_up_us)
         grant = turn.grant
         try:
+            _warn_in_event_loop()
             while (nap_us := patience.nap_us()) > 0:
                 self._waiters.sleep(nap_us)
                 patience.hear(*self._confirm(turn.key, grant.generation, grant.due_us))
@@ -310,32 +308,30 @@ class Shaper:
             turn.cancel()
             raise
 
-    async def _adepart(self, turn: Reservation, bound_us: int | None, timeout: Duration | None) -> None:  # noqa: ASYNC109
+    async def _adepart(self, turn: Reservation, bound_us: int | None, gives_up_us: int | None) -> None:
         if not turn.accepted:
             raise _refused(turn, bound_us)
         if turn.delay == 0:
             return
-        patience = self._patience(turn, bound_us, timeout)
+        patience = self._patience(turn, bound_us, gives_up_us)
         grant = turn.grant
         try:
             while (nap_us := patience.nap_us()) > 0:
                 await self._waiters.asleep(nap_us)
                 patience.hear(*await self._aconfirm(turn.key, grant.generation, grant.due_us))
         except BaseException:
-            with anyio.CancelScope(shield=True):
+            with shielded():
                 await turn.acancel()
             raise
 
-    def _patience(self, turn: Reservation, bound_us: int | None, timeout: Duration | None) -> Patience:
+    def _patience(self, turn: Reservation, bound_us: int | None, gives_up_us: int | None) -> Patience:
         return Patience(
             self._store.clock,
             turn.key,
             turn.granted[1],
             held=turn.granted[3],
             max_wait_us=bound_us,
-            timeout_us=None
-            if timeout is None
-            else duration_us("timeout", timeout, least=0, most=MAX_SPAN_US),
+            timeout_us=gives_up_us,
         )
 
     def _bound_us(self, max_wait: Any) -> int | None:
@@ -355,9 +351,14 @@ class Shaper:
         _checked_key(key)
         check_cost(cost, self._max_cost, key, "limit")
 
-    def _outlook(self, looked: tuple[Any, int, int], calls: int) -> Outlook:
+    def _foreseeable(self, calls: int, key: str, cost: int) -> None:
+        self._admissible(key, cost)
+        plain = not self.queue.constraints and self.queue.rates
+        whole("calls", calls, most=MAX_COUNT if plain else MAX_PLAYED)
+
+    def _outlook(self, looked: tuple[Any, int, int], calls: int, cost: int) -> Outlook:
         state, now, skew = looked
-        first, last = self.queue.outlook(state, now, calls, skew)
+        first, last = self.queue.outlook(state, now, calls, cost, skew)
         return Outlook(first / SECOND_US, last / SECOND_US)
 
 
@@ -370,7 +371,7 @@ def _refused(turn: Reservation, bound_us: int | None) -> RateLimitedError:
 
 def _unshaped(cost: int) -> Granted:
     """What is granted while shaping is switched off: to leave at once, in no generation."""
-    return (True, 0, 0, False, None, cost, -1, 0, 0, 0, (0, 0), ())
+    return (True, 0, 0, False, None, cost, -1, 0, 0, 0, 0, (0, 0), ())
 
 
 def _strategies(gates: object) -> tuple[Any, ...]:
@@ -389,11 +390,7 @@ _warned = threading.Event()
 
 
 def _warn_in_event_loop() -> None:
-    if _warned.is_set():
-        return
-    try:
-        current_token()
-    except RuntimeError:
+    if _warned.is_set() or running_loop() is None:
         return
     _warned.set()
     warnings.warn(
@@ -401,13 +398,3 @@ def _warn_in_event_loop() -> None:
         RuntimeWarning,
         stacklevel=4,
     )
-
-
-def _fresh_nonces() -> None:
-    global _nonces  # noqa: PLW0603 - a forked child must not repeat its parent's
-    _nonces = count(random.SystemRandom().getrandbits(51))
-
-
-_nonces = count(random.SystemRandom().getrandbits(51))
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_fresh_nonces)

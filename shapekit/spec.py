@@ -57,7 +57,7 @@ def strategy_of(place: str, table: object) -> Algorithm[Any]:
         raise ConfigError(f"{place}.strategy", kind, "is unknown", f"use one of {known}")
     make = STRATEGIES[kind]
     parameters = inspect.signature(make).parameters
-    if "rate" in arguments and "rate" not in parameters:
+    if "rate" in arguments and "rate" not in parameters and "limit" not in arguments:
         # Windows take a rate as their limit; in a file, a rate is a rate.
         arguments["limit"] = arguments.pop("rate")
     for name, value in arguments.items():

@@ -11,15 +11,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 __all__ = ["off"]
-
-_log = logging.getLogger("shapekit")
 
 
 class Switch:
@@ -41,7 +38,9 @@ class Switch:
 def _from_environment() -> Switch:
     is_off = os.environ.get("SHAPEKIT_OFF", "") not in ("", "0")
     if is_off:
-        _log.warning("SHAPEKIT_OFF is set: calls are not shaped in this process")
+        import logging  # noqa: PLC0415 - only who has something to say loads it
+
+        logging.getLogger("shapekit").warning("SHAPEKIT_OFF is set: calls are not shaped in this process")
     return Switch(is_off=is_off)
 
 

@@ -12,7 +12,7 @@ from shapekit.alarm import AsyncAlarm
 from shapekit.clock import Clock
 from shapekit.decision import Decision
 from shapekit.errors import QueueFullError, StoreUnavailableError
-from shapekit.rate import SECOND_US
+from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, duration_us
 
 CHUNK_S = 60.0
 LOOK_US = 100_000
@@ -117,3 +117,13 @@ class Patience:
         if self._max_wait_us is not None and wait_us > 0 and in_all > self._max_wait_us:
             held_back = Decision(False, 1, 1, 0, self._due_us, in_all - self._max_wait_us)
             raise QueueFullError(held_back, self._key, in_all / SECOND_US, self._max_wait_us / SECOND_US)
+
+
+def max_wait_us(max_wait: Duration | None) -> int | None:
+    """A bound on waiting in microseconds; None for no bound."""
+    return None if max_wait is None else duration_us("max_wait", max_wait, least=0, most=MAX_SPAN_US)
+
+
+def timeout_us(timeout: Duration | None) -> int | None:
+    """How long to wait before giving up, in microseconds; None for as long as it takes."""
+    return None if timeout is None else duration_us("timeout", timeout, least=0, most=MAX_SPAN_US)

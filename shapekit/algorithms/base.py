@@ -21,12 +21,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from datetime import timedelta
 from fractions import Fraction
-from math import ceil, isfinite
+from math import ceil
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 from shapekit.decision import Decision, Forecast, Receipt
 from shapekit.errors import ConfigError, CostExceedsLimitError
-from shapekit.rate import Rate, RateLike, duration_us, whole
+from shapekit.rate import MAX_COUNT, MAX_SPAN_US, Rate, RateLike, duration_us, exactly, seconds_text, whole
+from shapekit.value import Value
+
+__all__ = ["Algorithm", "Outcome"]
 
 S = TypeVar("S")
 
@@ -50,7 +53,7 @@ Decided: TypeAlias = tuple[S | None, Decision, int, bool]
 """An Outcome without its names: what the path of every admitted call returns."""
 
 
-class Algorithm(ABC, Generic[S]):
+class Algorithm(Value, ABC, Generic[S]):
     """A limit, as a pure function of state and time."""
 
     __slots__ = ()
@@ -113,25 +116,38 @@ class Algorithm(ABC, Generic[S]):
         """The same limit at a share of its rate, `0 < share <= 1`."""
 
     @abstractmethod
-    def adopt(self, state: S, writer: Any) -> S | None:
+    def adopt(self, state: S, writer: Any, now: int, skew: int = 0) -> S | None:
         """A state that `writer`, of the same kind but with other numbers, left: as a state of this one.
 
-        A changed limit continues where the old one stood; it never starts afresh.
+        A changed limit continues where the old one stood; it never starts afresh. What cannot be placed
+        exactly is placed as late as it can have been.
         """
+
+    @abstractmethod
+    def charge(self, state: S | None, now: int, due: int, cost: int, skew: int = 0) -> Decided[S]:
+        """Charge a turn at `due >= now`, an instant that `earliest` gave. The ttl counts from `now`.
+
+        What it keeps of the past is what `now` still needs, so that giving back turns that are still
+        to come leaves the key as it was without them.
+        """
+
+    def spent(self, state: S | None, at: int, cost: int, skew: int = 0) -> bool:
+        """Whether it is a budget that denies at `at`: nobody waits for the next period unasked."""
+        return False
 
     def commit(self, state: S | None, now: int, cost: int, max_wait: int | None, skew: int = 0) -> Outcome[S]:
         """Charge at the earliest instant if it is at most `max_wait` away, else deny.
 
-        An admitted decision says in `delay_us` how long the caller has to wait for its turn.
+        Without a `max_wait` a spent budget denies. An admitted decision says in `delay_us` how long the
+        caller has to wait for its turn.
         """
-        at = self.earliest(state, now, cost, skew)
-        wait = at - now
-        if max_wait is not None and wait > max_wait:
-            denied = self.check(state, now, cost, skew)
-            return Outcome(state, denied.decision._replace(retry_after_us=wait), 0, False)
-        charged = self.check(state, at, cost, skew)
-        turn = charged.decision._replace(delay_us=wait)
-        return charged._replace(decision=turn, ttl_us=charged.ttl_us + wait)
+        due = self.earliest(state, now, cost, skew)
+        wait = due - now
+        if wait and (self.spent(state, now, cost, skew) if max_wait is None else wait > max_wait):
+            denied = self.check(state, now, cost, skew).decision
+            return Outcome(state, denied._replace(retry_after_us=wait), 0, False)
+        after, decision, ttl, persist = self.charge(state, now, due, cost, skew)
+        return Outcome(after, decision._replace(delay_us=wait), ttl, persist)
 
 
 def check_cost(cost: object, max_cost: int, key: str, what: str = "burst") -> int:
@@ -147,19 +163,35 @@ def check_cost(cost: object, max_cost: int, key: str, what: str = "burst") -> in
 
 def share_of(share: object) -> Fraction:
     """A share as a simple fraction: 1 / 3 means one third."""
-    if isinstance(share, bool) or not isinstance(share, (int, float, Fraction)) or not isfinite(share):
-        raise ConfigError("share", share, "is not a number above 0, at most 1", "pass 1 / number of workers")
-    exact = Fraction(share).limit_denominator(1_000_000)
-    if not 0 < exact <= 1:
+    exact = exactly(share)
+    if exact is None or not 0 < exact <= 1 or not (exact := exact.limit_denominator(1_000_000)):
         raise ConfigError("share", share, "is not above 0 and at most 1", "pass 1 / number of workers")
     return exact
+
+
+def slowed(rate: Rate, part: Fraction) -> Rate:
+    """A part of a rate: exact, or where the numbers grow out of bounds, a hair slower."""
+    per_us = Fraction(rate.limit, rate.period_us) * part
+    if per_us.numerator <= MAX_COUNT and per_us.denominator <= MAX_SPAN_US:
+        return Rate.of(per_us.numerator, per_us.denominator)
+    longest_us = min(MAX_SPAN_US, int(MAX_COUNT / per_us))
+    if per_us * longest_us < 1:
+        raise ConfigError(
+            "share", part, f"leaves less than a call in {seconds_text(MAX_SPAN_US)}", "use a larger one"
+        )
+    return Rate.of(int(per_us * longest_us), longest_us)
 
 
 def scaled_window(limit: int, window_us: int, share: Fraction) -> tuple[int, timedelta]:
     """A share of a window's limit; where that is less than one call, one call in a longer window."""
     if limit * share >= 1:
         return int(limit * share), timedelta(microseconds=window_us)
-    return 1, timedelta(microseconds=ceil(window_us / (limit * share)))
+    longer_us = ceil(window_us / (limit * share))
+    if longer_us > MAX_SPAN_US:
+        raise ConfigError(
+            "share", share, f"leaves less than a call in {seconds_text(MAX_SPAN_US)}", "use a larger one"
+        )
+    return 1, timedelta(microseconds=longer_us)
 
 
 def windowed(limit: object, window: object, field: str = "window") -> tuple[int, int]:

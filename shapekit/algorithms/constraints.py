@@ -3,46 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-from shapekit.algorithms.base import Algorithm
-from shapekit.algorithms.compose import adopted
+from shapekit.algorithms.base import Algorithm, slowed
+from shapekit.algorithms.composite import adopted
 from shapekit.algorithms.gcra import GCRA
-from shapekit.algorithms.quota import Quota, rolling_window
+from shapekit.algorithms.quota import rolling_window
 from shapekit.decision import Decision, Receipt
 from shapekit.errors import ConfigError
-from shapekit.rate import Rate
+from shapekit.rate import Rate, exactly, whole
+from shapekit.value import Value
 
 States: TypeAlias = tuple[Any, ...]
 Receipts: TypeAlias = tuple[Receipt, ...]
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class Constraints:
+class Constraints(Value):
     """Algorithms in a row; their states are a tuple in the same order."""
 
+    fields = ("algorithms",)
+    __slots__ = (*fields, "civil", "cold")
+
     algorithms: tuple[Algorithm[Any], ...]
-    civil: bool = field(repr=False, compare=False)
-    cold: tuple[None, ...] = field(repr=False, compare=False)
-    _quotas: tuple[int, ...] = field(repr=False, compare=False)
-    _others: tuple[int, ...] = field(repr=False, compare=False)
+    civil: bool
+    cold: tuple[None, ...]
 
     def __init__(self, algorithms: Sequence[Algorithm[Any]]) -> None:
         for algorithm in algorithms:
             if not isinstance(algorithm, Algorithm):
                 raise ConfigError("gates", algorithm, "is not a strategy", 'write gates=(GCRA("10/s"),)')
-        is_quota = [isinstance(algorithm, Quota) for algorithm in algorithms]
-        for name, value in (
-            ("algorithms", tuple(algorithms)),
-            ("civil", any(algorithm.civil for algorithm in algorithms)),
-            ("cold", (None,) * len(algorithms)),
-            ("_quotas", tuple(index for index, quota in enumerate(is_quota) if quota)),
-            ("_others", tuple(index for index, quota in enumerate(is_quota) if not quota)),
-        ):
-            object.__setattr__(self, name, value)
+        self._fill(
+            algorithms=tuple(algorithms),
+            civil=any(algorithm.civil for algorithm in algorithms),
+            cold=(None,) * len(algorithms),
+        )
 
     def __len__(self) -> int:
         return len(self.algorithms)
@@ -52,22 +48,24 @@ class Constraints:
         return min([otherwise, *(algorithm.max_cost for algorithm in self.algorithms)])
 
     def departure(self, states: States, at: int, cost: int, skew: int) -> tuple[int, Decision | None]:
-        """The first instant from `at` on that all admit; with what a quota says, if it moved that."""
-        unspent = self._fitting(self._others, states, at, cost, skew)
-        if not self._quotas:
-            return unspent, None
-        due = self._fitting(range(len(states)), states, unspent, cost, skew)
-        for index in self._quotas:
-            quota, before = self.algorithms[index], states[index]
-            if quota.earliest(before, unspent, cost, skew) > unspent:
-                denial = quota.check(before, unspent, cost, skew).decision
-                return due, denial._replace(binding=quota.kind)
-        return due, None
+        """The first instant from `at` on that all admit; with what a spent budget says, if one moved it."""
+        due = at
+        told: Decision | None = None
+        while True:
+            later = due
+            for algorithm, before in zip(self.algorithms, states, strict=True):
+                if told is None and algorithm.spent(before, later, cost, skew):
+                    denial = algorithm.check(before, later, cost, skew).decision
+                    told = denial._replace(binding=denial.binding or algorithm.kind)
+                later = algorithm.earliest(before, later, cost, skew)
+            if later == due:
+                return due, told
+            due = later
 
-    def charge(self, states: States, due: int, cost: int, skew: int) -> tuple[States, Receipts, int]:
+    def charge(self, states: States, at: int, due: int, cost: int, skew: int) -> tuple[States, Receipts, int]:
         """The states after a departure that all admit, the receipts, and how long the states live."""
         charged = [
-            algorithm.decide(before, due, cost, skew)
+            algorithm.charge(before, at, due, cost, skew)
             for algorithm, before in zip(self.algorithms, states, strict=True)
         ]
         return (
@@ -102,23 +100,14 @@ class Constraints:
             default=at,
         )
 
-    def adopt(self, states: States, writer: Constraints) -> States:
+    def adopt(self, states: States, writer: Constraints, now: int, skew: int) -> States:
         """States that other constraints left: those of the same place and kind go on."""
         written = [*zip(writer.algorithms, states, strict=True)]
         kept: list[Any] = []
         for index, algorithm in enumerate(self.algorithms):
             old, state = written[index] if index < len(written) else (algorithm, None)
-            kept.append(adopted(algorithm, state, old) if algorithm.kind == old.kind else None)
+            kept.append(adopted(algorithm, state, old, now, skew) if algorithm.kind == old.kind else None)
         return tuple(kept)
-
-    def _fitting(self, which: Sequence[int], states: States, at: int, cost: int, skew: int) -> int:
-        while True:
-            later = at
-            for index in which:
-                later = self.algorithms[index].earliest(states[index], later, cost, skew)
-            if later == at:
-                return at
-            at = later
 
 
 def unpaced(rate: Rate, part: Fraction) -> Algorithm[Any]:
@@ -128,6 +117,25 @@ def unpaced(rate: Rate, part: Fraction) -> Algorithm[Any]:
     return rolling_window(max(1, int(rate.limit * part)), timedelta(microseconds=rate.period_us))
 
 
-def slowed(rate: Rate, part: Fraction) -> Rate:
-    """A part of a rate, exactly."""
-    return Rate.of(rate.limit * part.numerator, rate.period_us * part.denominator)
+def part_below(headroom: object) -> Fraction:
+    """The part of a rate that a headroom leaves."""
+    exact = exactly(headroom)
+    if exact is None or not 0 <= exact < 1 or (exact := exact.limit_denominator(1_000_000)) == 1:
+        raise ConfigError(
+            "headroom", headroom, "is not from 0 to below 1", "write 0.02 for 2 % below the rate"
+        )
+    return 1 - exact
+
+
+def burst_of(paced: Rate | None, burst: int | None) -> int:
+    """How many may leave at once: told in the rate or beside it; one if not told."""
+    told = None if paced is None else paced.burst
+    if burst is None:
+        return 1 if told is None else told
+    if paced is None:
+        raise ConfigError(
+            "burst", burst, "has no paced rate to apply to", 'leave it away, or use pace="smooth"'
+        )
+    if told is not None:
+        raise ConfigError("burst", burst, "comes on top of the burst in the rate", "give the burst once")
+    return whole("burst", burst)

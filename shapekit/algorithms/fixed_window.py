@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -12,12 +11,13 @@ from shapekit.rate import Duration, Rate
 
 __all__ = ["FixedWindow"]
 
-Counts: TypeAlias = tuple[int, int, int, int]
+Counts: TypeAlias = tuple[int, ...]
+
+_MAX_WINDOWS = 64
 
 _new = tuple.__new__
 
 
-@dataclass(frozen=True, slots=True, init=False)
 class FixedWindow(Algorithm[Counts]):
     """At most `limit` units in each epoch-aligned window; up to 2 x limit around a boundary.
 
@@ -31,20 +31,21 @@ class FixedWindow(Algorithm[Counts]):
         >>> window.check(state, 1_000_000, 2).decision.allowed
         True
 
-    The state is the start of the newest window and its count, then those of the window before. An
-    older window is never reopened: where time goes back, calls wait for the newest one. Only where
-    the newest holds nothing but turns that were given back does the older one count again.
+    The state is the start and the count of each window that counts still, ascending: the present one,
+    and those that hold turns still to come. An older window is never reopened: where time goes back, or
+    turns are still to come, calls wait for the newest one.
     """
 
     kind: ClassVar[str] = "fixed_window"
+
+    __slots__ = fields = ("limit", "window_us")
 
     limit: int
     window_us: int
 
     def __init__(self, limit: int | str | Rate, window: Duration | None = None) -> None:
         units, window_us = windowed(limit, window)
-        object.__setattr__(self, "limit", units)
-        object.__setattr__(self, "window_us", window_us)
+        self._fill(limit=units, window_us=window_us)
 
     @property
     def max_cost(self) -> int:
@@ -53,25 +54,34 @@ class FixedWindow(Algorithm[Counts]):
     def decide(self, state: Counts | None, now: int, cost: int, skew: int = 0) -> Decided[Counts]:
         start = now - now % self.window_us
         count = cost
-        if state is None:
-            before, used = start, 0
-        elif state[0] < start:
-            before, used = state[0], state[1]
-        else:
-            _, _, before, used = state
-            count += state[1]
-            if state[0] > start or count > self.limit:
+        before: Counts = ()
+        if state:
+            newest = state[-2]
+            if newest == start:
+                count += state[-1]
+                before = state[:-2]
+            if newest > start or count > self.limit:
                 return state, self._decision(state, now, cost), 0, False
         limit = self.limit
         end = start + self.window_us
         # Written out: this is the path of every admitted call.
         decision = _new(Decision, (True, limit, count, limit - count, end, 0, None, now, 0))
-        return (start, count, before, used), decision, end - now, True
+        return (*before, start, count), decision, end - now, True
+
+    def charge(self, state: Counts | None, now: int, due: int, cost: int, skew: int = 0) -> Decided[Counts]:
+        start = due - due % self.window_us
+        counts = self._kept(state, now)
+        before = counts.pop(start, 0)
+        counts[start] = before + cost
+        end = start + self.window_us
+        used = before + cost
+        decision = Decision(True, self.limit, used, self.limit - used, end, 0, None, due)
+        return self._flat(counts), decision, end - now, True
 
     def earliest(self, state: Counts | None, at: int, cost: int, skew: int = 0) -> int:
-        if state is None:
+        if not state:
             return at
-        start, count, _, _ = state
+        start, count = state[-2:]
         if at >= start + self.window_us:
             return at
         return max(at, start) if count + cost <= self.limit else start + self.window_us
@@ -87,16 +97,12 @@ class FixedWindow(Algorithm[Counts]):
     def refund(
         self, state: Counts | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
     ) -> Outcome[Counts]:
-        if state is not None and isinstance(charged_at, int):
-            start, count, before, used = state
-            charged = charged_at - charged_at % self.window_us
-            if charged == start:
-                count = max(0, count - cost)
-                if count == 0 and now < start:
-                    return self._settled((before, used, before, 0), now)
-                return self._settled((start, count, before, used), now)
-            if charged == before:
-                return self._settled((start, count, before, max(0, used - cost)), now)
+        if isinstance(charged_at, int):
+            counts = self._kept(state, now)
+            start = charged_at - charged_at % self.window_us
+            if start in counts:
+                counts[start] -= cost
+                return self._settled(self._flat(counts), now)
         return Outcome(state, self.peek(state, now), 0, False)
 
     def debit(
@@ -107,27 +113,49 @@ class FixedWindow(Algorithm[Counts]):
         charged_at: Receipt = None,
         skew: int = 0,
     ) -> Outcome[Counts]:
-        start = now - now % self.window_us
-        if state is None:
-            return self._settled((start, cost, start, 0), now)
-        if state[0] >= start:
-            return self._settled((state[0], state[1] + cost, *state[2:]), now)
-        return self._settled((start, cost, *state[:2]), now)
+        counts = self._kept(state, now)
+        start = max([now - now % self.window_us, *counts])
+        counts[start] = counts.get(start, 0) + cost
+        return self._settled(self._flat(counts), now, max(now, start))
 
     def scaled(self, share: float | Fraction) -> Self:
         return type(self)(*scaled_window(self.limit, self.window_us, share_of(share)))
 
-    def adopt(self, state: Counts, writer: Any) -> Counts:
-        start = state[0] - state[0] % self.window_us
-        return (start, state[1], start, 0)
+    def adopt(self, state: Counts, writer: Any, now: int, skew: int = 0) -> Counts:
+        counts: dict[int, int] = {}
+        for begun, count in zip(state[::2], state[1::2], strict=True):
+            last = begun + writer.window_us - 1
+            if begun <= now < last:
+                last = now
+            start = last - last % self.window_us
+            counts[start] = counts.get(start, 0) + count
+        return self._flat(counts)
 
-    def _settled(self, state: Counts, now: int) -> Outcome[Counts]:
-        ttl = max(0, state[0] + self.window_us - now)
-        return Outcome(state, self._decision(state, now, 1), ttl, True)
+    def _kept(self, state: Counts | None, now: int) -> dict[int, int]:
+        """The counts by window, without the windows that are over."""
+        over = now - self.window_us
+        return {
+            start: count
+            for start, count in zip((state or ())[::2], (state or ())[1::2], strict=True)
+            if start > over
+        }
+
+    def _flat(self, counts: dict[int, int]) -> Counts:
+        used = sorted(item for item in counts.items() if item[1] > 0)[-_MAX_WINDOWS:]
+        return tuple(number for item in used for number in item)
+
+    def _settled(self, state: Counts, now: int, receipt: int | None = None) -> Outcome[Counts]:
+        ttl = state[-2] + self.window_us - now if state else 0
+        decision = self._decision(state, now, 1)._replace(receipt=receipt)
+        return Outcome(state, decision, max(0, ttl), True)
 
     def _decision(self, state: Counts | None, now: int, cost: int) -> Decision:
         wait = self.earliest(state, now, cost) - now
-        if state is None or now >= state[0] + self.window_us or not state[1]:
-            return Decision(wait == 0, self.limit, 0, self.limit, now + wait, wait)
-        remaining = max(0, self.limit - state[1])
-        return Decision(wait == 0, self.limit, state[1], remaining, state[0] + self.window_us, wait)
+        if not state or now >= state[-2] + self.window_us:
+            return Decision(wait == 0, self.limit, 0, self.limit, now, wait)
+        count = state[-1]
+        if now < state[-2]:
+            return Decision(False, self.limit, count, 0, state[-2] + self.window_us, wait)
+        return Decision(
+            wait == 0, self.limit, count, max(0, self.limit - count), state[-2] + self.window_us, wait
+        )

@@ -22,10 +22,12 @@ class Grant(NamedTuple):
     """Why it was refused."""
     cost: int
     generation: int
-    """Which life of the key this is; a reset starts another."""
+    """Which life of the key this is; a reset starts another. Negative if nothing was taken at all."""
     version: int
     start: int
     """Where on the grid the call stands."""
+    end: int
+    """Where the next call can stand."""
     due_us: int
     """The departure, on the queue's own time."""
     undo: tuple[int, int]
@@ -34,7 +36,7 @@ class Grant(NamedTuple):
 
 
 Granted: TypeAlias = tuple[
-    bool, int, int, bool, Decision | None, int, int, int, int, int, tuple[int, int], Receipts
+    bool, int, int, bool, Decision | None, int, int, int, int, int, int, tuple[int, int], Receipts
 ]
 """A Grant without its names: what the path of every admitted call returns."""
 

@@ -17,52 +17,46 @@ the next newcomer takes as it is, departure and charges included: nobody is dela
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, ClassVar, TypeAlias
 
-from shapekit.algorithms.base import Algorithm
-from shapekit.algorithms.constraints import Constraints, Receipts, States, slowed, unpaced
+from shapekit.algorithms.base import Algorithm, slowed
+from shapekit.algorithms.constraints import Constraints, States, burst_of, part_below, unpaced
 from shapekit.algorithms.grant import Asked, Grant, Granted
 from shapekit.algorithms.meter import MAX_TAU_US, interval
+from shapekit.algorithms.places import MAX_HOLES, TAKEN, Place, taken, with_place
 from shapekit.decision import Decision
-from shapekit.errors import ConfigError
-from shapekit.rate import MAX_COUNT, Rate, one_of, whole
+from shapekit.rate import MAX_COUNT, Rate, one_of
+from shapekit.value import Value
 
 PACES = ("smooth", "burst")
-MAX_HOLES = 64
-"""Places that are remembered as given back; beyond it a place expires unused."""
-
 _UNPACED = (1, 1024)
 """The grid of a queue without a paced rate: so fine that it only tells the calls apart."""
-_TAKEN = -1
 UNKNOWN = -1
-
-Place: TypeAlias = tuple[int, int, int, int, int, tuple[int, int], Receipts]
-"""A stretch of the grid that was given back: from, to, the version that gave it back, its departure
-(or _TAKEN: nobody may have it any more), its cost, the tail and newest departure before it, receipts."""
 
 Line: TypeAlias = tuple[int, int, int, int, int, int, tuple[Place, ...], States]
 """tail (in 1/q µs), newest departure, generation, version, held until, shift, places, constraints."""
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class LeakyQueue:
+class LeakyQueue(Value):
     """What one shaper promises: rates, a burst, a pace, and further constraints."""
 
     kind: ClassVar[str] = "leaky_queue"
+
+    fields = ("rates", "burst", "pace", "gates", "headroom")
+    __slots__ = (*fields, "constraints", "civil", "max_cost", "_p", "_q", "_paced")
 
     rates: tuple[Rate, ...]
     burst: int
     pace: str
     gates: tuple[Algorithm[Any], ...]
     headroom: Fraction
-    constraints: Constraints = field(repr=False, compare=False)
-    civil: bool = field(repr=False, compare=False)
-    max_cost: int = field(repr=False, compare=False)
-    _p: int = field(repr=False, compare=False)
-    _q: int = field(repr=False, compare=False)
-    _paced: bool = field(repr=False, compare=False)
+    constraints: Constraints
+    civil: bool
+    max_cost: int
+    _p: int
+    _q: int
+    _paced: bool
 
     def __init__(
         self,
@@ -75,25 +69,23 @@ class LeakyQueue:
         one_of("pace", pace, PACES)
         paced = min(rates, key=lambda rate: rate.period_us, default=None) if pace == "smooth" else None
         others = [rate for rate in rates if rate is not paced]
-        part = _part_below(headroom)
+        part = part_below(headroom)
         constraints = Constraints([*(unpaced(rate, part) for rate in others), *gates])
-        leap = _burst(paced, burst)
-        p, q = _UNPACED if paced is None else interval(slowed(paced, part), leap)
-        values = {
-            "rates": tuple(rates),
-            "burst": leap,
-            "pace": pace,
-            "gates": tuple(gates),
-            "headroom": 1 - part,
-            "constraints": constraints,
-            "civil": constraints.civil,
-            "max_cost": constraints.max_cost(min(MAX_COUNT, MAX_TAU_US * q // p)),
-            "_p": p,
-            "_q": q,
-            "_paced": paced is not None,
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        leap = burst_of(paced, burst)
+        p, q = _UNPACED if paced is None else interval(slowed(paced, part))
+        self._fill(
+            rates=tuple(rates),
+            burst=leap,
+            pace=pace,
+            gates=tuple(gates),
+            headroom=1 - part,
+            constraints=constraints,
+            civil=constraints.civil,
+            max_cost=constraints.max_cost(min(MAX_COUNT, MAX_TAU_US * q // p)),
+            _p=p,
+            _q=q,
+            _paced=paced is not None,
+        )
 
     # reserving
 
@@ -120,7 +112,7 @@ class LeakyQueue:
         time = at if q == 1 else at * q
         start = tail if tail > time else time
         ready = tail if cost >= self.burst else tail - self._p * (self.burst - cost)
-        due = at if ready <= time else -(-ready // q)
+        due = at if ready <= time or not self._paced else -(-ready // q)
         after = start + width
         if parts:
             return self._reserve_under(line, now, asked, skew, due)
@@ -128,9 +120,10 @@ class LeakyQueue:
         if max_wait is not None and wait > max_wait:
             return state, self._refused(None, tail, now, wait, held, cost, max_wait, shift), 0, False
         # Written out: this is the path of every admitted call.
+        undo = (tail, newest)
         return (
             (after, due, generation, version, until, shift, places, parts),
-            (True, wait, due + shift, held, None, cost, generation, version, start, due, (tail, newest), ()),
+            (True, wait, due + shift, held, None, cost, generation, version, start, after, due, undo, ()),
             (after if q == 1 else -(-after // q)) + shift - now,
             True,
         )
@@ -155,48 +148,57 @@ class LeakyQueue:
         if line is None or grant.due_us < max(now, line[4]) - line[5]:
             return state, False, 0, False
         tail, newest, generation, version, until, shift, places, parts = line
-        if len(places) >= MAX_HOLES:
-            return state, False, 0, False
-        end = grant.start + self._width(grant.cost)
-        back, before = grant.undo
         since = version + 1
-        if end < tail:
-            hole: Place = (grant.start, end, since, grant.due_us, grant.cost, grant.undo, grant.receipts)
-            left = (*(old for old in places if not (old[0] == grant.start and old[1] <= end)), hole)
-            line = (tail, newest, generation, since, until, shift, tuple(sorted(left)), parts)
+        if grant.end < tail:
+            if sum(place[3] != TAKEN for place in places) >= MAX_HOLES:
+                return state, False, 0, False
+            hole = (grant.start, grant.end, since, grant.due_us, grant.cost, grant.undo, grant.receipts)
+            line = (tail, newest, generation, since, until, shift, with_place(places, hole), parts)
             return self._kept(line, now, skew)
         # The tail retracts, over the free places that now end it too.
         at = max(now, until) - shift
         first = grant.start
+        back, before = grant.undo
         parts = self.constraints.refund(parts, at, grant.cost, grant.receipts, shift + skew)
         for place in reversed(places):
-            if place[1] == back and place[3] != _TAKEN:
+            if place[1] == back and place[3] != TAKEN:
                 first = place[0]
                 back, before = place[5]
                 parts = self.constraints.refund(parts, at, place[4], place[6], shift + skew)
-        taken: Place = (first, tail, since, _TAKEN, 0, (0, 0), ())
-        left = (*(place for place in places if place[0] < first), taken)
+        left = with_place(places, taken(first, tail, since))
         return self._kept((back, before, generation, since, until, shift, left, parts), now, skew)
 
     def settle(
-        self, state: Line | None, now: int, grant: Grant, actual: int, skew: int = 0
+        self, state: Line | None, now: int, asked: tuple[Grant, int, int], skew: int = 0
     ) -> tuple[Line | None, bool, int, bool]:
         """Make a call cost what it turned out to cost: charge the difference, or give it back."""
+        grant, actual, nonce = asked
+        extra = actual - grant.cost
         line = self._standing(state, now, grant, skew)
         if line is None:
-            return state, False, 0, False
+            if extra <= 0 or grant.generation < 0:
+                return state, False, 0, False
+            # What was used was used, whether or not the key is still the same.
+            line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
         tail, newest, generation, version, until, shift, places, parts = line
         at = max(now, until) - shift
-        extra = actual - grant.cost
         if extra > 0:
             parts = self.constraints.debit(parts, at, extra, grant.receipts, shift + skew)
             if self._paced:
                 tail = max(tail, at * self._q) + self._p * extra
         else:
             parts = self.constraints.refund(parts, at, -extra, grant.receipts, shift + skew)
-            if self._paced and tail == grant.start + self._p * grant.cost:
-                tail += self._p * extra
+            end = self.end_of(grant, actual)
+            if tail == grant.end > end:
+                # The grant must not be able to give back what others may have by then.
+                version += 1
+                places = with_place(places, taken(end, tail, version))
+                tail = end
         return self._kept((tail, newest, generation, version, until, shift, places, parts), now, skew)
+
+    def end_of(self, grant: Grant, actual: int) -> int:
+        """Where a grant ends once it costs `actual`; never later, for what it costs more stands elsewhere."""
+        return min(grant.end, grant.start + self._p * actual) if self._paced else grant.end
 
     # holding
 
@@ -232,33 +234,32 @@ class LeakyQueue:
         """The state itself with its time, for whoever wants to play it on."""
         return state, now, skew
 
-    def outlook(self, state: Line | None, now: int, calls: int, skew: int) -> tuple[int, int]:
-        """How long until the first and the last of `calls` more calls of cost 1 would have left."""
-        first = last = None
+    def outlook(self, state: Line | None, now: int, calls: int, cost: int, skew: int) -> tuple[int, int]:
+        """How long until the first and the last of `calls` more calls would have left."""
+        waits: list[int] = []
         after = state
-        for ahead in range(calls):
-            if first is not None and after is not None and not after[6] and not self.constraints:
-                ready = after[0] + self._p * (calls - ahead - self.burst)
-                last = max(last or 0, -(-ready // self._q) + after[5] - now)
+        while len(waits) < calls:
+            if waits and after is not None and self._paced and not after[6] and not self.constraints:
+                # From here on it is a plain grid.
+                last = after[0] + self._p * (cost * (calls - len(waits)) - max(self.burst, cost))
+                waits.append(max(0, -(-last // self._q) + after[5] - now))
                 break
-            after, granted, _, _ = self.reserve(after, now, (1, MAX_TAU_US, 0), skew)
-            first = granted[1] if first is None else first
-            last = max(last or 0, granted[1])
-        return first or 0, last or 0
+            after, granted, _, _ = self.reserve(after, now, (cost, MAX_TAU_US, 0), skew)
+            waits.append(granted[1])
+        return waits[0], max(waits)
 
     def decision(self, granted: Granted) -> Decision:
         """An answer to a reservation in the words of a gate: what is used and left of the burst."""
         if granted[4] is not None:
             return granted[4]
-        _, wait, departs_at, _, _, cost, _, _, start, due, _, _ = granted
+        _, wait, departs_at, _, _, _, _, _, _, after, due, _, _ = granted
         now = departs_at - wait
-        after = start + self._width(cost)
         drained = (now - departs_at + due) * self._q
         current = max(0, -((drained - after) // self._width(1)))
         full = -(-after // self._q) + departs_at - due
         return Decision(True, self.burst, current, max(0, self.burst - current), full, 0, delay_us=wait)
 
-    def adopt(self, state: Line, writer: Any) -> Line:
+    def adopt(self, state: Line, writer: Any, now: int, skew: int = 0) -> Line:
         """A line that a queue with other numbers left: its tail and hold go on, its grants are void."""
         tail, newest, generation, _, until, shift, _, parts = state
         position = -(-tail * self._q // writer._q)
@@ -270,7 +271,7 @@ class LeakyQueue:
             until,
             shift,
             (),
-            self.constraints.adopt(parts, writer.constraints),
+            self.constraints.adopt(parts, writer.constraints, max(now, until) - shift, shift + skew),
         )
 
     # inside
@@ -286,11 +287,13 @@ class LeakyQueue:
         wait = due + shift - now
         if (spent is not None) if max_wait is None else wait > max_wait:
             return line, self._refused(spent, tail, now, wait, held, cost, max_wait, shift), 0, False
-        anchor = due if due > on_grid else max(now, until) - shift
+        at = max(now, until) - shift
+        anchor = due if due > on_grid else at
         start = max(tail, anchor * self._q)
         after = start + self._width(cost)
-        parts, receipts, life = self.constraints.charge(parts, due, cost, shift + skew)
-        ends = max(-(-after // self._q), due + life)
+        parts, receipts, life = self.constraints.charge(parts, at, due, cost, shift + skew)
+        ends = max(-(-after // self._q), at + life)
+        undo = (tail, newest)
         return (
             (after, due, generation, version, until, shift, places, parts),
             (
@@ -303,8 +306,9 @@ class LeakyQueue:
                 generation,
                 version,
                 start,
+                after,
                 due,
-                (tail, newest),
+                undo,
                 receipts,
             ),
             ends + shift - now,
@@ -330,7 +334,7 @@ class LeakyQueue:
         else:
             full = -(-tail // self._q) + shift
             told = Decision(False, self.burst, self.burst, 0, full, wait - (max_wait or 0))
-        return Grant(False, wait, now + wait, held, told, cost, 0, 0, 0, 0, (0, 0), ())
+        return Grant(False, wait, now + wait, held, told, cost, 0, 0, 0, 0, 0, (0, 0), ())
 
     def _swept(
         self, places: tuple[Place, ...], parts: States, at: int, skew: int
@@ -338,9 +342,9 @@ class LeakyQueue:
         """Without the places that time has passed; what they were charged is given back."""
         kept: list[Place] = []
         for place in places:
-            if place[3] != _TAKEN and place[3] < at:
+            if place[3] != TAKEN and place[3] < at:
                 parts = self.constraints.refund(parts, at, place[4], place[6], skew)
-                place = (*place[:3], _TAKEN, 0, (0, 0), ())  # noqa: PLW2901 - the same place, taken
+                place = taken(*place[:3])  # noqa: PLW2901 - the same place, taken
             if place[1] > at * self._q:
                 kept.append(place)
         return tuple(kept), parts
@@ -357,11 +361,10 @@ class LeakyQueue:
         if max_wait is not None and wait > max_wait:
             return line, self._refused(None, tail, now, wait, held, cost, max_wait, shift), 0, False
         parts = self.constraints.refund(parts, max(now, until) - shift, units - cost, receipts, shift + skew)
-        taken: Place = (start, end, since, _TAKEN, 0, (0, 0), ())
-        left = (*places[:index], taken, *places[index + 1 :])
+        left = (*places[:index], taken(start, end, since), *places[index + 1 :])
         after = (tail, newest, generation, version, until, shift, left, parts)
         grant = Grant(
-            True, wait, due + shift, held, None, cost, generation, version, start, due, undo, receipts
+            True, wait, due + shift, held, None, cost, generation, version, start, end, due, undo, receipts
         )
         return after, grant, self._life(after, now, skew), True
 
@@ -370,9 +373,8 @@ class LeakyQueue:
         if state is None or state[2] != grant.generation:
             return None
         tail, newest, generation, version, until, shift, places, parts = state
-        end = grant.start + self._width(grant.cost)
         for place in places:
-            if place[2] > grant.version and place[0] < end and grant.start < place[1]:
+            if place[2] > grant.version and place[0] < grant.end and grant.start < place[1]:
                 return None
         places, parts = self._swept(places, parts, max(now, until) - shift, shift + skew)
         return tail, newest, generation, version, until, shift, places, parts
@@ -386,24 +388,3 @@ class LeakyQueue:
         at = max(now, until) - shift
         ends = max(-(-tail // self._q), self.constraints.full_at(parts, at, shift + skew))
         return max(0, ends + shift - now, until - now)
-
-
-def _burst(paced: Rate | None, burst: int | None) -> int:
-    told = None if paced is None else paced.burst
-    if burst is None:
-        return 1 if told is None else told
-    if paced is None:
-        raise ConfigError(
-            "burst", burst, "has no paced rate to apply to", 'leave it away, or use pace="smooth"'
-        )
-    if told is not None:
-        raise ConfigError("burst", burst, "comes on top of the burst in the rate", "give the burst once")
-    return whole("burst", burst)
-
-
-def _part_below(headroom: object) -> Fraction:
-    if isinstance(headroom, bool) or not isinstance(headroom, (int, float)) or not 0 <= headroom < 1:
-        raise ConfigError(
-            "headroom", headroom, "is not from 0 to below 1", "write 0.02 for 2 % below the rate"
-        )
-    return 1 - Fraction(headroom).limit_denominator(1_000_000)

@@ -5,21 +5,25 @@ everything charged so far will have drained. A cell arriving at `now` moves it f
 `max(position, now)` on by T·cost, and is admitted if it then lies at most T·burst ahead of `now`
 (equality admits).
 
+Beside the position the state keeps what refunds need. A receipt is the position a charge ends at, plus
+the *retraction* so far: how far refunds have moved positions back. So no two charges have the same
+receipt, and a receipt less the retraction is never above where its charge ends now. Turns given back
+in the middle leave stretches: when all after one is given back too, the position retracts over it.
+
 T is the reduced fraction p/q of a microsecond, and positions are counted in 1/q µs: one integer, so
 nothing rounds and nothing drifts. (The Lua twin holds the same number as whole microseconds and a
-remainder below q, because a double is exact only to 2^53.) Where q would not fit, T is rounded up by
-less than 2^-20 µs, that is, the rate is a hair slower than asked: only for limits above
-9 million that do not divide their period.
+remainder below q, because a double is exact only to 2^53.) Where q would be above 2^26, T is rounded up
+to a multiple of 2^-26 µs, and the rate is that hair slower than asked: only for limits above 67 million
+that do not divide their period.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil, gcd
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias
 
-from shapekit.algorithms.base import Algorithm, Decided, Outcome, paced, share_of
+from shapekit.algorithms.base import Algorithm, Decided, Outcome, paced, share_of, slowed
 from shapekit.decision import Decision, Forecast, Receipt
 from shapekit.errors import ConfigError
 from shapekit.rate import Rate, RateLike, seconds_text
@@ -27,31 +31,37 @@ from shapekit.rate import Rate, RateLike, seconds_text
 MAX_TAU_US = 2**52
 _EXACT = 2**53
 _MAX_Q = 2**26
+_MAX_STRETCHES = 64
+_COLD = (0, 0, 0, 0)
 _new = tuple.__new__
 
+Positions: TypeAlias = tuple[int, int, int, int, *tuple[int, ...]]
+"""The position, the newest departure, the retraction, the newest receipt, `from, to` of each stretch."""
 
-def interval(rate: Rate, burst: int) -> tuple[int, int]:
-    """T = p/q µs, so that every product of the twin stays below 2^53."""
+
+def interval(rate: Rate) -> tuple[int, int]:
+    """T = p/q µs, with a q that leaves the twin room below 2^53."""
     shared = gcd(rate.period_us, rate.limit)
     p, q = rate.period_us // shared, rate.limit // shared
-    finest = min(_MAX_Q, 1 << (53 - burst.bit_length()))
-    if q > finest:
-        exact = Fraction(ceil(Fraction(p, q) * finest), finest)
+    if q > _MAX_Q:
+        exact = Fraction(ceil(Fraction(p, q) * _MAX_Q), _MAX_Q)
         p, q = exact.numerator, exact.denominator
     return p, q
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class Meter(Algorithm[int]):
+class Meter(Algorithm[Positions]):
     """`burst` units at once, `rate` in the long run."""
 
     limit_name: ClassVar[str] = "burst"
 
+    fields = ("rate", "burst")
+    __slots__ = (*fields, "_p", "_q", "_tau")
+
     rate: Rate
     burst: int
-    _p: int = field(repr=False, compare=False)
-    _q: int = field(repr=False, compare=False)
-    _tau: int = field(repr=False, compare=False)
+    _p: int
+    _q: int
+    _tau: int
 
     def __init__(self, rate: RateLike, burst: int | None = None) -> None:
         rate, burst = paced(rate, burst, self.limit_name)
@@ -63,24 +73,23 @@ class Meter(Algorithm[int]):
                 f"takes longer than {longest} to refill at {rate}",
                 f"use at most {MAX_TAU_US * rate.limit // rate.period_us}",
             )
-        p, q = interval(rate, burst)
-        for name, value in (
-            ("rate", Rate.of(rate.limit, rate.period_us)),
-            ("burst", burst),
-            ("_p", p),
-            ("_q", q),
-            ("_tau", p * burst),
-        ):
-            object.__setattr__(self, name, value)
+        p, q = interval(rate)
+        self._fill(
+            rate=Rate.of(rate.limit, rate.period_us),
+            burst=burst,
+            _p=p,
+            _q=q,
+            _tau=p * burst,
+        )
 
     @property
     def max_cost(self) -> int:
         return self.burst
 
-    def decide(self, state: int | None, now: int, cost: int, skew: int = 0) -> Decided[int]:
+    def decide(self, state: Positions | None, now: int, cost: int, skew: int = 0) -> Decided[Positions]:
         q = self._q
         start = now * q
-        drained = start if state is None or state < start else state
+        drained = start if state is None or state[0] < start else state[0]
         after = drained + self._p * cost
         over = after - start - self._tau
         if over > 0:
@@ -89,20 +98,24 @@ class Meter(Algorithm[int]):
         full = after if q == 1 else -(-after // q)
         burst = self.burst
         # Written out: this is the path of every admitted call.
-        decision = _new(Decision, (True, burst, current, burst - current, full, 0, None, full, 0))
-        return after, decision, full - now, True
+        decision = _new(Decision, (True, burst, current, burst - current, full, 0, None, after, 0))
+        if state is None:
+            return (after, now, 0, after), decision, full - now, True
+        if state[2] or state[3] > drained or len(state) > 4:
+            return self._charged(state, now, now, after)
+        return (after, now if now > state[1] else state[1], 0, after), decision, full - now, True
 
-    def earliest(self, state: int | None, at: int, cost: int, skew: int = 0) -> int:
+    def earliest(self, state: Positions | None, at: int, cost: int, skew: int = 0) -> int:
         if state is None:
             return at
-        ready = -((self._tau - state - self._p * cost) // self._q)
+        ready = -((self._tau - state[0] - self._p * cost) // self._q)
         return max(at, ready)
 
-    def peek(self, state: int | None, now: int, skew: int = 0) -> Decision:
+    def peek(self, state: Positions | None, now: int, skew: int = 0) -> Decision:
         wait = self.earliest(state, now, 1) - now
         return self._decision(wait == 0, now, self._drained(state, now), wait, None)
 
-    def forecast(self, state: int | None, now: int, cost: int, skew: int = 0) -> Forecast:
+    def forecast(self, state: Positions | None, now: int, cost: int, skew: int = 0) -> Forecast:
         drained = self._drained(state, now)
         room = self._tau - (drained - now * self._q)
         return Forecast(
@@ -110,58 +123,95 @@ class Meter(Algorithm[int]):
         )
 
     def refund(
-        self, state: int | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
-    ) -> Outcome[int]:
-        # The receipt is the instant (rounded up) at which the meter would have drained had nobody come
-        # after this charge. What has drained of it by the last departure, which may be a turn still to
-        # come, cannot be given back: it may have been used.
-        if state is not None and isinstance(charged_at, int):
-            start = now * self._q
-            held_until = charged_at * self._q - (self._q - 1)
-            back = min(self._p * cost, held_until - max(start, state - self._tau))
-            if back > 0:
-                return self._settled(max(state - back, start), now)
+        self, state: Positions | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
+    ) -> Outcome[Positions]:
+        if state is None or not isinstance(charged_at, int):
+            return Outcome(state, self.peek(state, now), 0, False)
+        tail, newest, retracted, top, *stretches = state
+        ends, start, width = charged_at - retracted, now * self._q, self._p * cost
+        if ends == tail and tail > start:
+            tail = max(start, tail - width)
+            while stretches and stretches[-1] >= tail:
+                tail = max(start, stretches[-2])
+                del stretches[-2:]
+            return self._settled((tail, newest, retracted, top, *stretches), now)
+        # Others came after it. What had drained of it by the last of them may have been used by them.
+        back = min(width, ends - max(start, newest * self._q))
+        if back > 0:
+            return self._settled((tail - back, newest, retracted + back, top), now)
+        if start < ends < tail and not retracted and len(stretches) < 2 * _MAX_STRETCHES:
+            pairs = {*zip(stretches[::2], stretches[1::2], strict=True), (ends - width, ends)}
+            flat = (end for pair in sorted(pairs) for end in pair)
+            return self._settled((tail, newest, retracted, top, *flat), now)
         return Outcome(state, self.peek(state, now), 0, False)
 
     def debit(
-        self, state: int | None, now: int, cost: int, charged_at: Receipt = None, skew: int = 0
-    ) -> Outcome[int]:
+        self, state: Positions | None, now: int, cost: int, charged_at: Receipt = None, skew: int = 0
+    ) -> Outcome[Positions]:
         # A debt beyond any clock is cut at the last instant that a double holds.
         after = min(self._drained(state, now) + self._p * cost, (_EXACT - 1) * self._q)
-        return self._settled(after, now)
+        moved = self._moved(state or _COLD, now, now, after)
+        return self._settled(moved, now, moved[3])
 
-    def commit(
-        self, state: int | None, now: int, cost: int, max_wait: int | None, skew: int = 0
-    ) -> Outcome[int]:
-        # A turn is charged from its exact position, not from the whole microsecond at which it is
-        # taken: else a long queue would drift by the rounding.
-        at = self.earliest(state, now, cost)
-        if max_wait is not None and at - now > max_wait:
-            denied = self._decision(False, now, self._drained(state, now), at - now, None)
-            return Outcome(state, denied, 0, False)
-        after = self._drained(state, now) + self._p * cost
-        current = -((at * self._q - after) // self._p)
-        full = -(-after // self._q)
-        decision = Decision(True, self.burst, current, self.burst - current, full, 0, None, full, at - now)
-        return Outcome(after, decision, full - now, True)
+    def charge(
+        self, state: Positions | None, now: int, due: int, cost: int, skew: int = 0
+    ) -> Decided[Positions]:
+        before = state or _COLD
+        # A turn that only this meter delayed is charged from its exact position, not from the whole
+        # microsecond at which it is taken: else a long queue would drift by the rounding.
+        exact = before[0] + self._p * cost - self._tau
+        leaves = exact if exact > now * self._q and due == -(-exact // self._q) else due * self._q
+        base = max(before[0], leaves)
+        drained = self._drained(state, now)
+        if base > drained and len(before) < 2 * _MAX_STRETCHES:
+            # Others moved the turn: what is skipped is free again when the turn is given back.
+            before = (before[0], before[1], before[2], before[3], *before[4:], drained, base)
+        return self._charged(before, now, due, base + self._p * cost)
 
     def scaled(self, share: float | Fraction) -> Self:
         part = share_of(share)
-        slower = Rate.of(self.rate.limit * part.numerator, self.rate.period_us * part.denominator)
-        return type(self)(slower, max(1, int(self.burst * part)))
+        return type(self)(slowed(self.rate, part), max(1, int(self.burst * part)))
 
-    def adopt(self, state: int, writer: Any) -> int:
-        position: int = -(-state * self._q // writer._q)
-        return position
+    def adopt(self, state: Positions, writer: Any, now: int, skew: int = 0) -> Positions:
+        # Receipts count in the old q: with a retraction above them all, none of them gives anything back.
+        tail, newest, _, top, *_ = state
+        tail, fence = -(-tail * self._q // writer._q), max(top, -(-top * self._q // writer._q))
+        return (tail, newest, fence, tail + fence)
 
-    def _drained(self, state: int | None, now: int) -> int:
-        return max(now * self._q, 0 if state is None else state)
+    def _drained(self, state: Positions | None, now: int) -> int:
+        return max(now * self._q, 0 if state is None else state[0])
 
-    def _settled(self, position: int, now: int) -> Outcome[int]:
-        wait = self.earliest(position, now, 1) - now
-        full = -(-position // self._q)
-        decision = self._decision(wait == 0, now, position, wait, full)
-        return Outcome(position, decision, full - now, True)
+    def _charged(self, state: Positions, now: int, due: int, after: int) -> Decided[Positions]:
+        current = -((due * self._q - after) // self._p)
+        full = -(-after // self._q)
+        moved = self._moved(state, now, due, after)
+        decision = Decision(True, self.burst, current, self.burst - current, full, 0, None, moved[3])
+        return moved, decision, self._life(moved, now), True
+
+    def _moved(self, state: Positions, now: int, due: int, after: int) -> Positions:
+        """The state with a charge that ends at `after`, and a receipt that no other charge has."""
+        start = now * self._q
+        tail, newest, retracted, top, *stretches = state
+        if top <= start and not stretches:
+            return (after, due, 0, after)
+        # Below the newest receipt everything may have been somebody's: count on from there.
+        retracted = max(retracted, top - max(tail, start))
+        kept = (
+            end
+            for pair in zip(stretches[::2], stretches[1::2], strict=True)
+            if pair[1] > start
+            for end in pair
+        )
+        return (after, max(due, newest), retracted, after + retracted, *kept)
+
+    def _life(self, state: Positions, now: int) -> int:
+        # Until every receipt has passed: none must meet a fresh state that knows of no retraction.
+        return max(0, -(-max(state[0], state[3]) // self._q) - now)
+
+    def _settled(self, state: Positions, now: int, receipt: int | None = None) -> Outcome[Positions]:
+        wait = self.earliest(state, now, 1) - now
+        decision = self._decision(wait == 0, now, max(state[0], now * self._q), wait, receipt)
+        return Outcome(state, decision, self._life(state, now), True)
 
     def _decision(self, allowed: bool, now: int, drained: int, wait: int, receipt: int | None) -> Decision:
         current = -((now * self._q - drained) // self._p)

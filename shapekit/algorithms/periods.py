@@ -7,13 +7,13 @@ where it is skipped.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from datetime import date, datetime, time
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from shapekit.algorithms.calendar import month_span, weekday
 from shapekit.errors import ConfigError
 from shapekit.rate import SECOND_US, duration_us, one_of, whole
+from shapekit.value import Value
 
 WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 CADENCES = ("month", "week", "day", "fixed:DURATION", "rolling:DURATION")
@@ -22,9 +22,11 @@ DAY_US = 86_400 * SECOND_US
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class Periods:
+class Periods(Value):
     """Cuts civil time; `bounds` gives the period an instant lies in."""
+
+    fields = ("cadence", "span_us", "offset_minutes", "tz", "week_start", "anchor_day")
+    __slots__ = (*fields, "_zone", "_newest")
 
     cadence: str
     span_us: int
@@ -32,8 +34,8 @@ class Periods:
     tz: str | None
     week_start: int
     anchor_day: int
-    _zone: ZoneInfo | None = field(repr=False, compare=False)
-    _newest: list[tuple[int, int]] = field(repr=False, compare=False)
+    _zone: ZoneInfo | None
+    _newest: list[tuple[int, int]]
 
     def __init__(
         self, per: str, *, offset_minutes: int, tz: str | None, week_start: str, anchor_day: int
@@ -42,20 +44,21 @@ class Periods:
         whole("offset_minutes", offset_minutes, least=-MAX_OFFSET_MINUTES, most=MAX_OFFSET_MINUTES)
         if tz is not None and offset_minutes:
             raise ConfigError("offset_minutes", offset_minutes, "comes on top of tz", "give one of the two")
-        if tz is not None and cadence == "fixed":
+        if tz is not None and cadence in ("fixed", "rolling"):
             raise ConfigError("tz", tz, "has no meaning for equal spans", "leave it away, or use per='day'")
-        for name, value in (
-            ("cadence", cadence),
-            ("span_us", span_us),
-            ("offset_minutes", offset_minutes),
-            ("tz", tz),
-            ("week_start", WEEKDAYS.index(one_of("week_start", week_start, WEEKDAYS))),
-            ("anchor_day", whole("anchor_day", anchor_day, most=31)),
-            ("_zone", None if tz is None else _zone(tz)),
+        if offset_minutes and cadence == "rolling":
+            raise ConfigError("offset_minutes", offset_minutes, "has nothing to shift", "leave it away")
+        self._fill(
+            cadence=cadence,
+            span_us=span_us,
+            offset_minutes=offset_minutes,
+            tz=tz,
+            week_start=WEEKDAYS.index(one_of("week_start", week_start, WEEKDAYS)),
+            anchor_day=whole("anchor_day", anchor_day, most=31),
+            _zone=None if tz is None else _zone(tz),
             # The period asked for last, one slot: nearly every call asks for the same one again.
-            ("_newest", [(0, 0)]),
-        ):
-            object.__setattr__(self, name, value)
+            _newest=[(0, 0)],
+        )
 
     def bounds(self, civil_us: int) -> tuple[int, int]:
         """The instants at which the period of `civil_us` begins and ends."""
@@ -71,7 +74,7 @@ class Periods:
             shift = self.offset_minutes * 60 * SECOND_US
             start = civil_us - (civil_us + shift) % self.span_us
             return start, start + self.span_us
-        first, after = self._days(self._local_day(civil_us))
+        first, after = self._days(self._day(civil_us))
         return self._midnight_us(first), self._midnight_us(after)
 
     def _days(self, day: int) -> tuple[int, int]:
@@ -81,6 +84,13 @@ class Periods:
             first = day - (weekday(day) - self.week_start) % 7
             return first, first + 7
         return day, day + 1
+
+    def _day(self, civil_us: int) -> int:
+        day = self._local_day(civil_us)
+        # Where a zone shows the end of a day again after midnight, the new day has begun for good.
+        while self._midnight_us(day + 1) <= civil_us:
+            day += 1
+        return day
 
     def _local_day(self, civil_us: int) -> int:
         if self._zone is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -23,7 +22,6 @@ _EMPTY: Log = ((), (), (), ())
 _new = tuple.__new__
 
 
-@dataclass(frozen=True, slots=True, init=False)
 class SlidingWindowLog(Algorithm[Log]):
     """Never more than `limit` units in any half-open window, wherever it begins.
 
@@ -43,6 +41,8 @@ class SlidingWindowLog(Algorithm[Log]):
 
     kind: ClassVar[str] = "sliding_log"
 
+    __slots__ = fields = ("limit", "window_us")
+
     limit: int
     window_us: int
 
@@ -55,8 +55,7 @@ class SlidingWindowLog(Algorithm[Log]):
                 f"is more entries than a log may hold ({MAX_LIMIT})",
                 "use SlidingWindow(…, conservative=True)",
             )
-        object.__setattr__(self, "limit", units)
-        object.__setattr__(self, "window_us", window_us)
+        self._fill(limit=units, window_us=window_us)
 
     @property
     def max_cost(self) -> int:
@@ -72,6 +71,15 @@ class SlidingWindowLog(Algorithm[Log]):
         ends = now + self.window_us
         decision = _new(Decision, (True, limit, used, limit - used, ends, 0, None, now, 0))
         return self._entered(log, now, gone, total + cost), decision, self.window_us, True
+
+    def charge(self, state: Log | None, now: int, due: int, cost: int, skew: int = 0) -> Decided[Log]:
+        log = state or _EMPTY
+        gone, total, _ = self._standing(log, due)
+        used = total - gone + cost
+        ends = due + self.window_us
+        decision = Decision(True, self.limit, used, self.limit - used, ends, 0, None, due)
+        after = self._entered(log, due, self._standing(log, now)[0], total + cost)
+        return after, decision, ends - now, True
 
     def earliest(self, state: Log | None, at: int, cost: int, skew: int = 0) -> int:
         if state is None or not state[2]:
@@ -114,12 +122,13 @@ class SlidingWindowLog(Algorithm[Log]):
     ) -> Outcome[Log]:
         log = state or _EMPTY
         gone, total, newest = self._standing(log, now)
-        return self._settled(self._entered(log, max(now, newest), gone, total + cost), now)
+        at = max(now, newest)
+        return self._settled(self._entered(log, at, gone, total + cost), now, at)
 
     def scaled(self, share: float | Fraction) -> Self:
         return type(self)(*scaled_window(self.limit, self.window_us, share_of(share)))
 
-    def adopt(self, state: Log, writer: Any) -> Log:
+    def adopt(self, state: Log, writer: Any, now: int, skew: int = 0) -> Log:
         return state
 
     def _standing(self, log: Log, now: int) -> tuple[int, int, int]:
@@ -150,8 +159,8 @@ class SlidingWindowLog(Algorithm[Log]):
         older = (*old_times[stale:], *times[len(times) - sum(recent > gone for recent in totals) :])
         return older, tuple(kept), (at,), (total - gone,)
 
-    def _settled(self, state: Log, now: int) -> Outcome[Log]:
-        decision = self._decision(state, now, 1)
+    def _settled(self, state: Log, now: int, receipt: int | None = None) -> Outcome[Log]:
+        decision = self._decision(state, now, 1)._replace(receipt=receipt)
         ends = state[2][-1] + self.window_us if state[2] else now
         return Outcome(state, decision, max(0, ends - now), True)
 
@@ -162,4 +171,5 @@ class SlidingWindowLog(Algorithm[Log]):
         used = total - gone
         wait = self.earliest(state, now, cost) - now
         full = max(now + wait, newest + self.window_us) if used else now + wait
-        return Decision(wait == 0, self.limit, used, max(0, self.limit - used), full, wait)
+        remaining = 0 if newest > now else max(0, self.limit - used)
+        return Decision(wait == 0, self.limit, used, remaining, full, wait)

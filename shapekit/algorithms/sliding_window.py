@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -16,10 +15,11 @@ __all__ = ["SlidingWindow"]
 Ring: TypeAlias = tuple[int, ...]
 
 MAX_BUCKETS = 1_000
+_MAX_AHEAD = 1_000
+"""Ticks of turns still to come that are kept apart."""
 _new = tuple.__new__
 
 
-@dataclass(frozen=True, slots=True, init=False)
 class SlidingWindow(Algorithm[Ring]):
     """`limit` units in any window, up to an error of one bucket, in bounded memory.
 
@@ -39,19 +39,20 @@ class SlidingWindow(Algorithm[Ring]):
         50
 
     A tick is a whole number of microseconds, rounded up. The state is the newest tick's number and
-    the counts of two windows of ticks, newest first. Time that goes back never turns the ring back:
-    calls of an older tick wait for the newest, unless that held nothing but turns that were given
-    back; the second window is kept for that case.
+    the counts of the ticks, newest first, as far back as the window reaches from now. Calls of a tick
+    before the newest (time went back, or that tick holds turns still to come) wait for it.
     """
 
     kind: ClassVar[str] = "sliding_window"
 
+    fields = ("limit", "window_us", "buckets", "conservative")
+    __slots__ = (*fields, "_width")
+
     limit: int
     window_us: int
-    buckets: int = 10
-    conservative: bool = False
-    _width: int = field(repr=False, compare=False, default=0)
-    _empty: tuple[int, ...] = field(repr=False, compare=False, default=())
+    buckets: int
+    conservative: bool
+    _width: int
 
     def __init__(
         self,
@@ -69,15 +70,13 @@ class SlidingWindow(Algorithm[Ring]):
             )
         if type(conservative) is not bool:
             raise ConfigError("conservative", conservative, "is neither True nor False", "pass a bool")
-        for name, value in (
-            ("limit", units),
-            ("window_us", window_us),
-            ("buckets", buckets),
-            ("conservative", conservative),
-            ("_width", -(-window_us // buckets)),
-            ("_empty", (0,) * (2 * (buckets + 1))),
-        ):
-            object.__setattr__(self, name, value)
+        self._fill(
+            limit=units,
+            window_us=window_us,
+            buckets=buckets,
+            conservative=conservative,
+            _width=-(-window_us // buckets),
+        )
 
     @property
     def max_cost(self) -> int:
@@ -86,10 +85,12 @@ class SlidingWindow(Algorithm[Ring]):
     def decide(self, state: Ring | None, now: int, cost: int, skew: int = 0) -> Decided[Ring]:
         width = self._width
         tick = now // width
-        if state is None:
-            ring = (tick, *self._empty)
+        if not state:
+            ring: Ring = (tick, 0)
+        elif state[0] == tick:
+            ring = state
         else:
-            ring = state if state[0] == tick else self._turned(state, tick)
+            ring = self._turned(state, tick, self.buckets + 1)
             if ring[0] > tick:
                 return state, self._decision(ring, now, cost), 0, False
         used = self._used(ring, now - tick * width) + cost
@@ -101,15 +102,26 @@ class SlidingWindow(Algorithm[Ring]):
         decision = _new(Decision, (True, limit, used, limit - used, full, 0, None, now, 0))
         return after, decision, full - now, True
 
+    def charge(self, state: Ring | None, now: int, due: int, cost: int, skew: int = 0) -> Decided[Ring]:
+        width = self._width
+        tick = due // width
+        ahead = min(tick - now // width, _MAX_AHEAD)
+        ring = self._turned(state or (tick, 0), tick, self.buckets + 1 + ahead)
+        used = self._used(ring, due - tick * width) + cost
+        after = (tick, ring[1] + cost, *ring[2:])
+        full = (tick + self.buckets + 1) * width
+        decision = Decision(True, self.limit, used, self.limit - used, full, 0, None, due)
+        return after, decision, full - now, True
+
     def earliest(self, state: Ring | None, at: int, cost: int, skew: int = 0) -> int:
-        if state is None:
+        if not state:
             return at
-        width, last = self._width, self.buckets + 1
-        ring = self._turned(state, at // width)
+        width, size = self._width, self.buckets + 1
+        ring = self._turned(state, at // width, size)
         while True:
             start = ring[0] * width
-            room = self.limit - cost - sum(ring[1:last])
-            oldest = ring[last]
+            room = self.limit - cost - sum(ring[1:size])
+            oldest = ring[size] if len(ring) > size else 0
             if room >= oldest:
                 return max(at, start)
             if room > 0 and not self.conservative:
@@ -117,7 +129,7 @@ class SlidingWindow(Algorithm[Ring]):
                 elapsed = width - room * width // oldest
                 if elapsed < width:
                     return max(at, start + elapsed)
-            ring = self._turned(ring, ring[0] + 1)
+            ring = self._turned(ring, ring[0] + 1, size)
 
     def peek(self, state: Ring | None, now: int, skew: int = 0) -> Decision:
         return self._decision(state, now, 1)
@@ -130,16 +142,14 @@ class SlidingWindow(Algorithm[Ring]):
     def refund(
         self, state: Ring | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
     ) -> Outcome[Ring]:
-        if state is not None and isinstance(charged_at, int):
-            age = state[0] - charged_at // self._width
-            at = 1 + age
+        if state and isinstance(charged_at, int):
+            at = 1 + state[0] - charged_at // self._width
             if 1 <= at < len(state) and state[at]:
                 ring = (*state[:at], max(0, state[at] - cost), *state[at + 1 :])
-                # Turn back only as far as the second window still knows what was counted.
-                if ring[0] - now // self._width <= self.buckets + 1:
-                    while not ring[1] and ring[0] * self._width > now:
-                        ring = (ring[0] - 1, *ring[2:], 0)
-                return self._settled(ring, now)
+                # A tick that held nothing but turns that were given back is not the newest any more.
+                while len(ring) > 1 and not ring[1] and ring[0] * self._width > now:
+                    ring = (ring[0] - 1, *ring[2:])
+                return self._settled(ring if len(ring) > 1 else (), now)
         return Outcome(state, self.peek(state, now), 0, False)
 
     def debit(
@@ -151,51 +161,56 @@ class SlidingWindow(Algorithm[Ring]):
         skew: int = 0,
     ) -> Outcome[Ring]:
         tick = now // self._width
-        ring = (tick, *self._empty) if state is None else self._turned(state, tick)
-        return self._settled((ring[0], ring[1] + cost, *ring[2:]), now)
+        ring = self._turned(state or (tick, 0), tick, self.buckets + 1)
+        return self._settled((ring[0], ring[1] + cost, *ring[2:]), now, max(now, ring[0] * self._width))
 
     def scaled(self, share: float | Fraction) -> Self:
         limit, window = scaled_window(self.limit, self.window_us, share_of(share))
         return type(self)(limit, window, buckets=self.buckets, conservative=self.conservative)
 
-    def adopt(self, state: Ring, writer: Any) -> Ring:
-        # Each old tick counts in the new tick that its last microsecond falls into.
-        newest = ((state[0] + 1) * writer._width - 1) // self._width
-        counts = list(self._empty)
+    def adopt(self, state: Ring, writer: Any, now: int, skew: int = 0) -> Ring:
+        counts: dict[int, int] = {}
         for age, count in enumerate(state[1:]):
-            ago = newest - ((state[0] - age + 1) * writer._width - 1) // self._width
-            if ago < len(counts):
-                counts[ago] += count
-        return (newest, *counts)
+            begun = (state[0] - age) * writer._width
+            last = begun + writer._width - 1
+            if begun <= now < last:
+                last = now
+            counts[last // self._width] = counts.get(last // self._width, 0) + count
+        if not counts:
+            return ()
+        newest = max(counts)
+        return (newest, *(counts.get(tick, 0) for tick in range(newest, min(counts) - 1, -1)))
 
-    def _turned(self, ring: Ring, tick: int) -> Ring:
-        """The ring with `tick` as its newest, if that is not in its past."""
+    def _turned(self, ring: Ring, tick: int, size: int) -> Ring:
+        """The ring with `tick` as its newest, if that is not in its past, and at most `size` ticks."""
         ahead = tick - ring[0]
         if ahead <= 0:
             return ring
-        empty = self._empty
-        if ahead >= len(empty):
-            return (tick, *empty)
-        return (tick, *empty[:ahead], *ring[1 : len(ring) - ahead])
+        if ahead >= size:
+            return (tick, 0)
+        return (tick, *(0,) * ahead, *ring[1 : size + 1 - ahead])
 
     def _used(self, ring: Ring, elapsed: int) -> int:
         """The estimate at `elapsed` into the newest tick, rounded up to whole units."""
-        last = self.buckets + 1
-        if self.conservative or not ring[last]:
-            return sum(ring[1 : last + 1])
-        return sum(ring[1:last]) - (-ring[last] * (self._width - elapsed)) // self._width
+        size = self.buckets + 1
+        oldest = ring[size] if len(ring) > size else 0
+        if self.conservative or not oldest:
+            return sum(ring[1:size]) + oldest
+        return sum(ring[1:size]) - (-oldest * (self._width - elapsed)) // self._width
 
-    def _settled(self, state: Ring, now: int) -> Outcome[Ring]:
-        ttl = (state[0] + self.buckets + 1) * self._width - now
-        return Outcome(state, self._decision(state, now, 1), max(0, ttl), True)
+    def _settled(self, state: Ring, now: int, receipt: int | None = None) -> Outcome[Ring]:
+        ttl = (state[0] + self.buckets + 1) * self._width - now if state else 0
+        decision = self._decision(state, now, 1)._replace(receipt=receipt)
+        return Outcome(state, decision, max(0, ttl), True)
 
     def _decision(self, state: Ring | None, now: int, cost: int) -> Decision:
-        if state is None:
+        if not state:
             return Decision(True, self.limit, 0, self.limit, now, 0)
         width = self._width
-        ring = self._turned(state, now // width)
+        ring = self._turned(state, now // width, self.buckets + 1)
         used = self._used(ring, max(0, now - ring[0] * width))
         wait = self.earliest(state, now, cost) - now
         ages = [age for age, count in enumerate(ring[1 : self.buckets + 2]) if count]
         full = max(now + wait, (ring[0] - ages[0] + self.buckets + 1) * width if ages else now)
-        return Decision(wait == 0, self.limit, used, max(0, self.limit - used), full, wait)
+        remaining = 0 if ring[0] * width > now else max(0, self.limit - used)
+        return Decision(wait == 0, self.limit, used, remaining, full, wait)

@@ -45,7 +45,7 @@ class Program(Protocol):
         """Whether the operations take `skew`, how far civil time is ahead, as their last argument."""
         ...
 
-    def adopt(self, state: Any, writer: Any) -> Any:
+    def adopt(self, state: Any, writer: Any, now: int, skew: int = 0) -> Any:
         """A state that a program of the same kind, with other numbers, left."""
         ...
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 from shapekit.algorithms.base import NEVER_US
-from shapekit.algorithms.compose import Composite, adopted
+from shapekit.algorithms.composite import Composite, adopted
 from shapekit.clock import Clock, SystemClock
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.stores.base import READS, Apply, ApplyMany, Key, Operation, Program, Store
@@ -42,7 +42,7 @@ class MemoryStore(Store):
     instant: ClassVar[bool] = True
 
     def __init__(self, clock: Clock | None = None) -> None:
-        if clock is not None and not isinstance(clock, Clock):
+        if clock is not None and (isinstance(clock, type) or not isinstance(clock, Clock)):
             raise ConfigError("clock", clock, "is not a clock", "pass SystemClock() or ManualClock()")
         self.clock: Clock = SystemClock() if clock is None else clock
         self._lock = threading.Lock()
@@ -122,6 +122,7 @@ class MemoryStore(Store):
     def reset(self, name: str, program: Program, key: Key) -> None:
         space = self._space(name, program)
         with self._lock:
+            self._check_open()
             for record in _records(program, key) if isinstance(key, tuple) else (key,):
                 self._forget(space, record)
 
@@ -130,6 +131,7 @@ class MemoryStore(Store):
 
     def reset_all(self, prefix: str = "") -> int:
         with self._lock:
+            self._check_open()
             live = list(self._live(prefix))
             for _, space, record in live:
                 self._forget(space, record)
@@ -137,6 +139,7 @@ class MemoryStore(Store):
 
     def keys(self, prefix: str = "") -> Iterator[str]:
         with self._lock:
+            self._check_open()
             return iter([shown for shown, _, _ in self._live(prefix)])
 
     def close(self) -> None:
@@ -170,7 +173,11 @@ class MemoryStore(Store):
             if entry is None:
                 now, state = self._miss(now), None
             else:
-                state = entry[0] if entry[2] is program else adopted(program, entry[0], entry[2])
+                state = (
+                    entry[0]
+                    if entry[2] is program
+                    else adopted(program, entry[0], entry[2], now, wall_us() - now)
+                )
             outcome = step(state, now, *args, skew=wall_us() - now) if civil else step(state, now, *args)
             if reads:
                 return outcome
@@ -190,7 +197,7 @@ class MemoryStore(Store):
             if None in entries:
                 now = self._miss(now)
             states = tuple(
-                None if entry is None else adopted(part, entry[0], entry[2])
+                None if entry is None else adopted(part, entry[0], entry[2], now, wall_us() - now)
                 for part, entry in zip(parts, entries, strict=True)
             )
             skew = wall_us() - now
@@ -218,9 +225,12 @@ class MemoryStore(Store):
 
     def _miss(self, now: int) -> int:
         """The time a cold key starts at: not before a time at which it may have been swept."""
+        self._check_open()
+        return max(now, self._swept_us)
+
+    def _check_open(self) -> None:
         if self._closed:
             raise StoreUnavailableError("this MemoryStore is closed; make a new one")
-        return max(now, self._swept_us)
 
     def _forget(self, space: _Space, record: Any) -> None:
         # The entry stays in line, cold, and is swept like any idle one.
@@ -243,6 +253,8 @@ class MemoryStore(Store):
         self._sweep_due_us = now if found else now + _PAUSE_US
 
     def _live(self, prefix: str) -> Iterator[tuple[str, _Space, Any]]:
+        if not isinstance(prefix, str):
+            raise ConfigError("prefix", prefix, "is not text", 'pass a str such as "api:"')
         now = self.clock.now_us()
         for name, (_, space) in self._spaces.items():
             for record, entry in space.items():

@@ -1,0 +1,44 @@
+"""Calls that leave at the right moment: run it. It takes a second and needs no network."""
+
+import threading
+import time
+
+from shapekit import GCRA, Gate, ManualClock, Quota, RateLimitedError, all_of
+
+
+def paced() -> None:
+    """Three threads share one limit of ten calls a second; nobody polls, and who asks first leaves first."""
+    print("ten a second, two at once, three threads:")
+    gate = Gate(GCRA("10/s", burst=2))
+    start = time.monotonic()
+
+    def work(name: str) -> None:
+        for call in range(4):
+            gate.schedule("api.example.com")  # sleeps once, until this call's turn
+            print(f"  {time.monotonic() - start:5.2f} s  {name} makes its call {call + 1}")
+
+    workers = [threading.Thread(target=work, args=(name,)) for name in ("anna", "bert", "cleo")]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+def refused() -> None:
+    """Asked "now?", two limits decide together, and a refusal says who refused and for how long."""
+    print("two in a minute, and a budget for the month, decided together:")
+    clock = ManualClock()  # virtual time: the minutes below take no time at all
+    gate = Gate(all_of(pace=GCRA("2/min"), month=Quota("3/month")), clock=clock)
+    for _ in range(6):
+        try:
+            gate.require("reports")
+            print(f"  {clock.now():9.0f} s  sent")
+        except RateLimitedError as error:
+            wait = error.retry_after  # exact: one wait is enough
+            print(f"  {clock.now():9.0f} s  {error.code} by {error.decision.binding!r}: wait {wait:.0f} s")
+            clock.advance(wait)
+
+
+if __name__ == "__main__":
+    paced()
+    refused()

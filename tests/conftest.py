@@ -1,0 +1,39 @@
+"""What all tests share: hypothesis's profile, the event loops, and how to expect a ConfigError."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from shapekit import ConfigError
+
+# Beside pytest's own cache: a test run leaves nothing else at the top of the repository.
+_CACHE = Path(__file__).parent.parent / ".pytest_cache" / "hypothesis"
+os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(_CACHE))
+
+settings.register_profile("shapekit", deadline=None)
+settings.load_profile("shapekit")
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request):
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def refused():
+    """Calls, expects ConfigError about one of the fields, and that it says field, value, bound and fix."""
+
+    def check(call, *fields):
+        with pytest.raises(ConfigError) as caught:
+            call()
+        error = caught.value
+        assert error.field in fields, f"{error.field} is not among {fields}: {error}"
+        for part in (error.field, error.value, error.bound, error.fix):
+            assert part
+            assert part in str(error)
+        assert len(str(error)) < 600
+        return error
+
+    return check

@@ -1,0 +1,132 @@
+"""What the pages say is run: their code works, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+
+FENCE = re.compile(r"^```([\w+-]*)[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
+NOT_RUN = re.compile(r"<!-- not run: \S.* -->\n+\Z")
+NOT_CODE = {"", "text", "sh", "toml", "lua", "markdown"}
+"""What a fence may hold beside Python. Whatever else it is called, somebody has to see that it runs."""
+LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
+
+
+class Block(NamedTuple):
+    line: int
+    code: str
+
+
+def blocks(markdown: str) -> Iterator[Block]:
+    """The Python blocks of a page, but for those marked `<!-- not run: reason -->`."""
+    for fence in FENCE.finditer(markdown):
+        language, code = fence.groups()
+        if language == "python":
+            if not NOT_RUN.search(markdown, 0, fence.start()):
+                yield Block(markdown.count("\n", 0, fence.start()) + 1, code)
+        elif language not in NOT_CODE:
+            raise AssertionError(f"a block of {language!r}: write python, or one of {sorted(NOT_CODE)}")
+
+
+def run(markdown: str, name: str) -> int:
+    """Run a page from top to bottom, in one namespace; returns how many blocks it had."""
+    namespace: dict[str, object] = {"__name__": name}
+    found = list(blocks(markdown))
+    for block in found:
+        # The blank lines make tracebacks point at the line of the page.
+        exec(compile("\n" * block.line + block.code, name, "exec"), namespace)
+    return len(found)
+
+
+def anchors(markdown: str) -> set[str]:
+    """What a link's part after # may say."""
+    headings = HEADING.findall(FENCE.sub("", markdown))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def dead_links(page: Path) -> list[str]:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    dead = []
+    for target in LINK.findall(text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        if not file.exists() or (anchor and anchor not in anchors(file.read_text(encoding="utf-8"))):
+            dead.append(target)
+    return dead
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_code_of_a_page_runs(page: Path) -> None:
+    run(page.read_text(encoding="utf-8"), str(page))
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    assert dead_links(page) == []
+
+
+def test_the_readme_has_code() -> None:
+    assert list(blocks((ROOT / "README.md").read_text(encoding="utf-8")))
+
+
+MADE_UP = """
+# A page
+
+```python
+seen = 1
+```
+
+<!-- not run: needs a server -->
+
+```python
+raise RuntimeError("not reached")
+```
+
+```sh
+exit 1
+```
+
+```python
+assert seen == 1
+```
+"""
+
+
+def test_blocks_share_a_namespace_and_marked_ones_rest() -> None:
+    assert run(MADE_UP, "page.md") == 2
+
+
+def test_a_block_that_fails_fails_at_its_line() -> None:
+    with pytest.raises(AssertionError) as failure:
+        run(MADE_UP.replace("seen = 1", "seen = 2"), "page.md")
+    assert failure.traceback[-1].lineno + 1 == MADE_UP[: MADE_UP.index("assert")].count("\n") + 1
+
+
+@pytest.mark.parametrize("mark", ["<!-- not run: -->", "<!-- not run -->", ""])
+def test_a_block_rests_only_for_a_reason(mark: str) -> None:
+    with pytest.raises(RuntimeError, match="not reached"):
+        run(MADE_UP.replace("<!-- not run: needs a server -->", mark), "page.md")
+
+
+def test_code_under_another_name_is_not_passed_over() -> None:
+    with pytest.raises(AssertionError, match="pycon"):
+        run("```pycon\n>>> 1\n2\n```\n", "page.md")
+
+
+def test_a_dead_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# One word\n[a](page.md) [b](gone.md) [c](#one-word) [d](page.md#two) [e](https://x.org)\n"
+    )
+    assert dead_links(page) == ["gone.md", "page.md#two"]

@@ -1,0 +1,53 @@
+"""The README's two commands stand where everybody looks, and CI runs the second one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+
+def shell_lines(markdown: str) -> list[str]:
+    """The lines of all shell blocks, in order."""
+    blocks = re.findall(r"^```(?:sh|bash|shell|console)\n(.*?)^```", markdown, re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.strip()]
+
+
+def test_the_first_two_shell_lines_do_everything_from_a_clone(root: Path) -> None:
+    first, second = shell_lines((root / "README.md").read_text(encoding="utf-8"))[:2]
+    for line in (first, second):
+        assert line.startswith("python3 -m venv .venv && .venv/bin/pip install ")
+        assert "\\" not in line
+    assert first.endswith(".venv/bin/python examples/quickstart.py")
+    assert "&& .venv/bin/pytest" in second
+    assert (root / "examples" / "quickstart.py").is_file()
+
+
+def test_code_comes_before_the_commands(root: Path) -> None:
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    language, code = blocks[0]
+    assert language == "python"
+    assert len([line for line in code.splitlines() if line.strip()]) == 5
+
+
+def test_ci_takes_its_test_command_from_the_readme(root: Path) -> None:
+    script = (root / ".ci" / "run").read_text(encoding="utf-8")
+    [taken] = re.findall(r"^test_command=.*$", script, re.MULTILINE)
+    run = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", f'{taken}\nprintf %s "$test_command"'],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=root,
+    )
+    assert run.stdout == shell_lines((root / "README.md").read_text(encoding="utf-8"))[1]
+    assert script.rstrip().splitlines()[-1] == 'eval "$test_command"'
+
+
+def test_ci_checks_format_lint_and_types_first(root: Path) -> None:
+    script = (root / ".ci" / "run").read_text(encoding="utf-8")
+    steps = ["ruff format --check", "ruff check", "mypy", "pyright", 'eval "$test_command"']
+    at = [script.index(step) for step in steps]
+    assert at == sorted(at)
+    assert "set -euo pipefail" in script

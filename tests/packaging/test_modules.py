@@ -1,0 +1,98 @@
+"""What every module keeps to: it says what it is, names what is public, and stays small."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import shapekit
+
+MOST_LINES = 400
+WRITTEN_BY_HAND = ("shapekit", "integrations", "examples", "tests")
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def exported(module: ast.Module) -> list[str] | None:
+    """The value of `__all__`."""
+    for node in module.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names = ast.literal_eval(node.value)
+            assert isinstance(names, list)
+            return names
+    return None
+
+
+def bound(module: ast.Module) -> set[str]:
+    """The names that the top level of a module binds."""
+    names: set[str] = set()
+    for node in ast.walk(ast.Module([n for n in module.body if not _opens_scope(n)], [])):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names | {node.name for node in module.body if _opens_scope(node)}
+
+
+def _opens_scope(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+
+
+def in_order(names: list[str]) -> list[str]:
+    """CONSTANTS, then Classes, then functions, each by the alphabet: the linter's order."""
+    return sorted(names, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
+
+
+@pytest.fixture(scope="module")
+def public(modules: dict[str, Path]) -> dict[str, list[str]]:
+    """`__all__` of every module that has one."""
+    found = {name: exported(parsed(path)) for name, path in modules.items()}
+    return {name: names for name, names in found.items() if names is not None}
+
+
+def test_every_module_says_what_it_is(root: Path, modules: dict[str, Path]) -> None:
+    paths = [*modules.values(), *(root / "examples").rglob("*.py")]
+    assert [str(path) for path in paths if not ast.get_docstring(parsed(path))] == []
+
+
+def test_no_module_is_two_nouns(root: Path) -> None:
+    lengths = {
+        str(path.relative_to(root)): len(path.read_text(encoding="utf-8").splitlines())
+        for folder in WRITTEN_BY_HAND
+        for path in (root / folder).rglob("*.py")
+    }
+    assert len(lengths) > 25
+    assert {name: length for name, length in lengths.items() if length > MOST_LINES} == {}
+
+
+def test_all_is_the_truth(modules: dict[str, Path], public: dict[str, list[str]]) -> None:
+    assert len(public) > 10
+    for name, names in public.items():
+        assert set(names) <= bound(parsed(modules[name])), name
+        assert len(set(names)) == len(names), name
+        assert names == in_order(names), name
+        assert not [private for private in names if private.startswith("_")], name
+
+
+def test_what_the_package_exports_is_what_its_top_module_imports(modules: dict[str, Path]) -> None:
+    top = parsed(modules["shapekit"])
+    assert set(shapekit.__all__) == {name for name in bound(top) if not name.startswith("_")}
+    assert not [name for name in shapekit.__all__ if not hasattr(shapekit, name)]
+
+
+def test_what_the_package_exports_is_public_and_told_of_where_it_lives(modules: dict[str, Path]) -> None:
+    hidden, untold = [], []
+    for node in parsed(modules["shapekit"]).body:
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        home = parsed(modules[node.module or ""])
+        told = {item.name: ast.get_docstring(item) for item in home.body if _opens_scope(item)}
+        names = [alias.name for alias in node.names]
+        hidden += [f"{node.module}.{name}" for name in names if name not in (exported(home) or [])]
+        untold += [f"{node.module}.{name}" for name in names if not told.get(name)]
+    assert untold == []
+    assert hidden == []

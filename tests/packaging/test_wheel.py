@@ -1,0 +1,96 @@
+"""The wheel holds the tree, whole, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "shapekit", "integrations")
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc")
+PROBE = "algorithms/probe.lua"
+"""A made-up twin, so that the test knows that twins are shipped."""
+
+
+@pytest.fixture(scope="module")
+def tree(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy to build from: building leaves traces, and traces of an earlier build would be shipped."""
+    copy = tmp_path_factory.mktemp("tree")
+    for name in BUILT_FROM:
+        if (root / name).is_dir():
+            shutil.copytree(root / name, copy / name, symlinks=True, ignore=LEFT_OUT)
+        else:
+            shutil.copy(root / name, copy / name)
+    (copy / "shapekit" / PROBE).write_text("-- a twin\n")
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(tree)]
+    made = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stdout + made.stderr
+    [path] = out.glob("*.whl")
+    return path
+
+
+def shipped(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def wanted(tree: Path) -> set[str]:
+    files = set()
+    for folder, installed_as in (("shapekit", "shapekit"), ("integrations", "shapekit/integrations")):
+        for path in (tree / folder).rglob("*"):
+            inside = path.relative_to(tree / folder).as_posix()
+            if (
+                path.is_file()
+                and "__pycache__" not in inside
+                and f"{folder}/{inside}".split("/")[1] != "integrations"
+            ):
+                files.add(f"{installed_as}/{inside}")
+    return files
+
+
+def test_the_wheel_is_the_tree(tree: Path, wheel: Path) -> None:
+    assert shipped(wheel) == wanted(tree)
+
+
+def test_the_wheel_has_what_is_easily_forgotten(wheel: Path) -> None:
+    forgettable = {"shapekit/py.typed", f"shapekit/{PROBE}", "shapekit/integrations/__init__.py"}
+    assert forgettable <= shipped(wheel)
+
+
+def test_the_wheel_carries_the_licence(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        assert any(name.endswith("licenses/LICENSE") for name in archive.namelist())
+
+
+def test_integrations_are_a_real_package_once_installed(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    show = "import shapekit, shapekit.integrations as i; print(shapekit.__file__, i.__file__, sep='\\n')"
+    run = subprocess.run(
+        [sys.executable, "-c", show],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    package = tmp_path / "shapekit"
+    assert run.stdout.split() == [str(package / "__init__.py"), str(package / "integrations" / "__init__.py")]
+    assert not (package / "integrations").is_symlink()
+
+
+def test_in_the_checkout_integrations_are_a_link(root: Path) -> None:
+    link = root / "shapekit" / "integrations"
+    assert link.is_symlink()
+    assert os.readlink(link) == "../integrations"

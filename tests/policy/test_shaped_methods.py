@@ -1,0 +1,250 @@
+"""@shaped on methods: one limit for the class, or one for each instance; class and static methods."""
+
+import contextlib
+import gc
+import inspect
+import sys
+import threading
+import tracemalloc
+import weakref
+
+import pytest
+
+from shapekit import ManualClock, MemoryStore, Policy, QueueFullError, shaped
+
+
+def client(world, clock, **arguments):
+    """A class with a shaped method that tells when it was called."""
+
+    class Client:
+        def __init__(self, account="a"):
+            self.account = account
+
+        @shaped("1/s", clock=clock, **arguments)
+        @world.define
+        def get(self, path="/"):
+            return self.account, path, clock.now()
+
+    return Client
+
+
+def test_all_instances_share_the_limit_of_a_method(world, clock):
+    make = client(world, clock)
+    one, other = make("a"), make("b")
+    assert world.call(one.get, "/x") == ("a", "/x", 0.0)
+    assert world.call(other.get, path="/y") == ("b", "/y", 1.0)
+    assert world.call(make.get, one) == ("a", "/", 2.0)
+
+
+def test_a_method_keeps_its_face(world, clock):
+    make = client(world, clock)
+    assert str(inspect.signature(make.get)) == "(self, path='/')"
+    assert str(inspect.signature(make().get)) == "(path='/')"
+    assert make().get.policy is make.get.policy
+    assert make().get.forecast(2) == (0.0, 1.0)
+    assert make.get.policy.name.endswith("client.<locals>.Client.get")
+
+
+def test_each_instance_may_have_its_own_limit(world, clock):
+    make = client(world, clock, per="instance")
+    one, other = make("a"), make("b")
+    left = [world.call(who.get)[2] for who in (one, other, one, other)]
+    assert left == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_a_key_of_the_instance(world, clock):
+    make = client(world, clock, key="{self.account}")
+    left = [world.call(make(account).get)[2] for account in ("a", "b", "a")]
+    assert left == [0.0, 0.0, 1.0]
+
+
+def test_instances_that_are_equal_or_cannot_be_hashed_are_still_two(clock):
+    class Equal:
+        def __eq__(self, other):
+            return True
+
+        __hash__ = None
+
+        @shaped("1/s", per="instance", clock=clock)
+        def get(self):
+            return clock.now()
+
+    one, other = Equal(), Equal()
+    assert [one.get(), other.get(), one.get()] == [0.0, 0.0, 1.0]
+
+
+def test_a_new_instance_never_inherits_the_turns_of_one_that_is_gone(clock):
+    class Client:
+        @shaped("1/h", per="instance", clock=clock)
+        def get(self):
+            return clock.now()
+
+    # CPython gives a new object the address, and so the id, of the one that went before.
+    assert [Client().get() for _ in range(50)] == [0.0] * 50
+
+
+def test_an_instance_is_not_kept_alive_by_having_a_limit(world, clock):
+    make = client(world, clock, per="instance")
+    one = make()
+    watched = weakref.ref(one)
+    world.call(one.get)
+    del one
+    gc.collect()
+    assert watched() is None
+
+
+def test_the_memory_of_an_instance_goes_with_it(clock):
+    class Client:
+        @shaped("10/s", per="instance", clock=clock)
+        def get(self):
+            pass
+
+    def come_and_go(instances):
+        for _ in range(instances):
+            Client().get()
+            clock.advance(1)
+
+    come_and_go(500)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        come_and_go(2_000)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # A dictionary entry alone takes more than 100 bytes, and there was one for each.
+    assert after - before < 2_000 * 20
+
+
+def test_an_instance_has_one_limit_wherever_another_thread_comes_in():
+    """The first call is interrupted at each line of the decorator in turn, and another thread calls too."""
+    left = []
+
+    class Client:
+        @shaped("1/h", per="instance", max_wait=0, clock=ManualClock())
+        def get(self):
+            left.append(self)
+
+        def ask(self):
+            with contextlib.suppress(QueueFullError):
+                self.get()
+
+    decorator = inspect.getfile(shaped)
+
+    def interrupted_at(line):
+        """Whether there is such a line; if so, exactly one of the two calls must have left."""
+        one = Client()
+        other = threading.Thread(target=one.ask)
+        passed = 0
+
+        def trace(frame, event, _):
+            nonlocal passed
+            if frame.f_code.co_filename == decorator and event == "line":
+                passed += 1
+                if passed == line:
+                    other.start()
+                    # Where the first holds a lock, the other has to wait for it.
+                    other.join(0.05)
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            one.ask()
+        finally:
+            sys.settrace(before)
+        if passed >= line:
+            other.join(10)
+            assert left == [one], f"interrupted at line {line}"
+        left.clear()
+        return passed >= line
+
+    line = 1
+    while interrupted_at(line):
+        line += 1
+    assert line > 5
+
+
+def test_an_instance_that_cannot_be_watched_is_told_so(refused):
+    class Slotted:
+        __slots__ = ()
+
+        @shaped(1, per="instance")
+        def get(self):
+            pytest.fail("called")
+
+    refused(Slotted().get, "per")
+
+
+class SharedStore(MemoryStore):
+    """A store as other processes see it."""
+
+    shared = True
+
+
+def test_per_instance_means_nothing_on_a_shared_store(refused):
+    error = refused(lambda: shaped(1, per="instance", store=SharedStore())(lambda self: None), "per")
+    assert 'key="{self.account}"' in error.fix
+
+
+@pytest.mark.parametrize("per", ["object", None, 1, "", True])
+def test_a_wrong_per_is_refused(refused, per):
+    assert "class, instance" in refused(lambda: shaped(1, per=per), "per").fix
+
+
+def test_per_instance_and_a_key_are_two_answers_to_one_question(refused):
+    refused(lambda: shaped(1, per="instance", key="{self.account}"), "per")
+    keyed = Policy(1, key="{self.account}")
+    refused(lambda: shaped(policy=keyed, per="instance")(lambda self: None), "per")
+
+
+def test_per_instance_of_a_function_without_an_instance_is_refused(refused):
+    refused(lambda: shaped(1, per="instance")(lambda: None), "per")
+
+
+def test_forecast_of_an_instance_does_not_tell_of_a_key_that_nobody_uses(refused, clock):
+    class Client:
+        @shaped("1/s", per="instance", clock=clock)
+        def get(self):
+            return None
+
+    one = Client()
+    one.get()
+    refused(one.get.forecast, "key")
+
+
+@pytest.mark.parametrize("outer", ["shaped", "method"])
+@pytest.mark.parametrize("method", [classmethod, staticmethod])
+def test_class_and_static_methods_in_either_order(world, clock, method, outer):
+    def body(*args):
+        return args, clock.now()
+
+    limit = shaped("1/s", clock=clock)
+    function = world.define(body)
+
+    class Client:
+        get = limit(method(function)) if outer == "shaped" else method(limit(function))
+
+    class Child(Client):
+        pass
+
+    bound = (Client, Child, Child) if method is classmethod else ()
+    assert world.call(Client.get, 1) == ((*bound[:1], 1), 0.0)
+    assert world.call(Child.get, 2) == ((*bound[1:2], 2), 1.0)
+    assert world.call(Child().get, 3) == ((*bound[2:], 3), 2.0)
+    assert isinstance(inspect.getattr_static(Client, "get"), method)
+    assert Client.get.policy is Child.get.policy
+    assert Client.get.forecast().first_in == 1.0
+
+
+def test_a_classmethod_may_be_keyed_by_its_class(clock):
+    class Client:
+        @classmethod
+        @shaped("1/s", key="{cls.__name__}", clock=clock)
+        def get(cls):
+            return clock.now()
+
+    class Child(Client):
+        pass
+
+    assert [Client.get(), Child.get(), Client.get()] == [0.0, 0.0, 1.0]

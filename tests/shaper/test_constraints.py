@@ -1,0 +1,96 @@
+"""Several rates, gates and quotas: what has left obeys every limit, and nobody overtakes."""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from .follower import SECOND, Follower
+from .setups import ALIGNED, ALWAYS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_logs():
+    """A log moves its entries from one part to the other every third call instead of every 64th."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shapekit.algorithms.sliding_log._RECENT", 3)
+        yield
+
+
+class Constrained(RuleBasedStateMachine):
+    """The law: what really left obeys every limit; who takes nobody's place leaves after all others."""
+
+    setups = ALIGNED
+
+    @initialize(data=st.data())
+    def begin(self, data):
+        args, options, self.laws = self.setups[data.draw(st.sampled_from(sorted(self.setups)))]
+        self.follower = Follower(*args, **options)
+        self.free = []
+
+    @rule(cost=st.one_of(st.just(1), st.integers(1, 4)), max_wait=st.one_of(st.none(), st.integers(0, 60)))
+    def reserve(self, cost, max_wait):
+        max_wait = None if max_wait is None else max_wait * SECOND // 4
+        ahead = [call.due for call in self.follower.calls if not call.cancelled]
+        call = self.follower.reserve(cost, max_wait)
+        if call is None:
+            return
+        assert max_wait is None or call.turn.grant.wait_us <= max_wait
+        if call.due in self.free:
+            self.free.remove(call.due)
+        else:
+            assert call.due >= max(ahead, default=0)
+
+    @rule(count=st.integers(2, 6))
+    def reserve_several(self, count):
+        for _ in range(count):
+            self.reserve(1, 40)
+
+    @precondition(lambda self: self.follower.waiting)
+    @rule(data=st.data())
+    def cancel(self, data):
+        call = data.draw(st.sampled_from(self.follower.waiting))
+        assert self.follower.cancel(call)
+        self.free.append(call.due)
+
+    @precondition(lambda self: self.follower.waiting)
+    @rule(count=st.integers(1, 4))
+    def cancel_the_last(self, count):
+        for call in reversed(sorted(self.follower.waiting, key=lambda call: call.due)[-count:]):
+            assert self.follower.cancel(call)
+            self.free.append(call.due)
+
+    @rule(span=st.one_of(st.integers(0, 60).map(lambda n: n * SECOND // 20), st.integers(0, 3 * SECOND)))
+    def advance(self, span):
+        self.follower.advance(span)
+
+    def teardown(self):
+        if hasattr(self, "follower"):
+            self.follower.finish()
+            for law in self.laws:
+                law(self.follower.departures)
+
+
+class ConstrainedAndHeld(Constrained):
+    """The same, with holds that are placed, prolonged and lifted."""
+
+    setups = ALWAYS
+
+    @rule(length=st.integers(1, 40))
+    def hold(self, length):
+        self.follower.hold(length * SECOND // 10)
+
+    @rule()
+    def resume(self):
+        self.follower.resume()
+
+
+thorough = settings(
+    max_examples=250,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+Constrained.TestCase.settings = ConstrainedAndHeld.TestCase.settings = thorough
+TestConstrained = Constrained.TestCase
+TestConstrainedAndHeld = ConstrainedAndHeld.TestCase
