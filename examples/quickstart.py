@@ -3,19 +3,21 @@
 import threading
 import time
 
-from shapekit import GCRA, Gate, ManualClock, Quota, RateLimitedError, all_of
+from shapekit import GCRA, Gate, ManualClock, Quota, RateLimitedError, all_of, shaped
 
 
 def paced() -> None:
     """Three threads share one limit of ten calls a second; nobody polls, and who asks first leaves first."""
     print("ten a second, two at once, three threads:")
-    gate = Gate(GCRA("10/s", burst=2))
     start = time.monotonic()
 
+    @shaped("10/s", burst=2)
+    def call(name: str, number: int) -> None:
+        print(f"  {time.monotonic() - start:5.2f} s  {name} makes its call {number}")
+
     def work(name: str) -> None:
-        for call in range(4):
-            gate.schedule("api.example.com")  # sleeps once, until this call's turn
-            print(f"  {time.monotonic() - start:5.2f} s  {name} makes its call {call + 1}")
+        for number in range(1, 5):
+            call(name, number)  # sleeps once, until this call's turn
 
     workers = [threading.Thread(target=work, args=(name,)) for name in ("anna", "bert", "cleo")]
     for worker in workers:
