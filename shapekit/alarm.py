@@ -30,7 +30,7 @@ class AsyncAlarm:
     def set(self) -> None:
         """End the sleep, at once on the alarm's own loop and soon from anywhere else."""
         try:
-            if running_loop() is self._loop:
+            if self.is_here():
                 self._event.set()
             elif hasattr(self._loop, "run_sync_soon"):
                 self._loop.run_sync_soon(self._event.set)
@@ -53,6 +53,17 @@ class AsyncAlarm:
 
         with move_on_after(seconds):
             await self._event.wait()
+
+    def is_here(self) -> bool:
+        """Whether its loop is the one that runs on this thread."""
+        return running_loop() is self._loop
+
+
+async def others_first() -> None:
+    """Let those run who are ready already."""
+    from anyio.lowlevel import checkpoint  # noqa: PLC0415
+
+    await checkpoint()
 
 
 def shielded() -> AbstractContextManager[object]:

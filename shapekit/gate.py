@@ -120,7 +120,7 @@ class Gate:
         decision: Decision = self._commit(place, cost, bound_us)
         self._in_time(key, decision, bound_us)
         try:
-            self._waiters.sleep(decision.delay_us)
+            self._waiters.sleep(self._store.clock.now_us() + decision.delay_us)
         except BaseException:
             self._refund(place, cost, decision.receipt)
             raise
@@ -135,7 +135,7 @@ class Gate:
         decision: Decision = await self._acommit(place, cost, bound_us)
         self._in_time(key, decision, bound_us)
         try:
-            await self._waiters.asleep(decision.delay_us)
+            await self._waiters.asleep(self._store.clock.now_us() + decision.delay_us)
         except BaseException:
             with shielded():
                 await self._arefund(place, cost, decision.receipt)

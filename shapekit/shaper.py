@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import warnings
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from shapekit import nonce
-from shapekit.alarm import running_loop, shielded
+from shapekit.alarm import shielded
 from shapekit.algorithms.base import Algorithm, check_cost
 from shapekit.algorithms.grant import Granted
-from shapekit.algorithms.leaky_queue import LeakyQueue
+from shapekit.algorithms.leaky_queue import UNKNOWN, LeakyQueue
 from shapekit.algorithms.quota import Quota
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, QueueFullError, QuotaExhaustedError, RateLimitedError
@@ -29,7 +27,14 @@ from shapekit.rate import (
 from shapekit.reservation import Outlook, Reservation
 from shapekit.stores.base import Store
 from shapekit.switch import SWITCH
-from shapekit.waiting import CHUNK_S, Patience, Waiters, max_wait_us, timeout_us
+from shapekit.waiting import (
+    CHUNK_S,
+    Patience,
+    Waiters,
+    max_wait_us,
+    timeout_us,
+    warn_in_event_loop,
+)
 
 __all__ = ["Shaper"]
 
@@ -236,13 +241,11 @@ class Shaper:
 
     def resume(self, *, key: str = "default") -> float:
         """End a hold a quarter of a second from now; returns how long the key is held still."""
-        held_us: int = self._resume(_checked_key(key), RESUME_NOTICE_US)
-        return held_us / SECOND_US
+        return float(self._resume(_checked_key(key), RESUME_NOTICE_US) / SECOND_US)
 
     async def aresume(self, *, key: str = "default") -> float:
         """`resume`, awaitable."""
-        held_us: int = await self._aresume(_checked_key(key), RESUME_NOTICE_US)
-        return held_us / SECOND_US
+        return float(await self._aresume(_checked_key(key), RESUME_NOTICE_US) / SECOND_US)
 
     # looking
 
@@ -300,10 +303,10 @@ class Shaper:
         patience = self._patience(turn, bound_us, gives_up_us)
         grant = turn.grant
         try:
-            _warn_in_event_loop()
-            while (nap_us := patience.nap_us()) > 0:
-                self._waiters.sleep(nap_us)
-                patience.hear(*self._confirm(turn.key, grant.generation, grant.due_us))
+            warn_in_event_loop()
+            while not patience.is_over():
+                self._waiters.sleep(patience.nap_until_us())
+                self._hear(patience, self._confirm(turn.key, grant.generation, grant.due_us))
         except BaseException:
             turn.cancel()
             raise
@@ -316,20 +319,33 @@ class Shaper:
         patience = self._patience(turn, bound_us, gives_up_us)
         grant = turn.grant
         try:
-            while (nap_us := patience.nap_us()) > 0:
-                await self._waiters.asleep(nap_us)
-                patience.hear(*await self._aconfirm(turn.key, grant.generation, grant.due_us))
+            while not patience.is_over():
+                await self._waiters.asleep(patience.nap_until_us())
+                self._hear(patience, await self._aconfirm(turn.key, grant.generation, grant.due_us))
         except BaseException:
             with shielded():
                 await turn.acancel()
             raise
 
+    def _hear(self, patience: Patience, confirmed: tuple[int, int, bool]) -> None:
+        departs_at_us, now_us, held = confirmed
+        if departs_at_us != UNKNOWN:
+            patience.hear(self._local_us(departs_at_us, now_us), held)
+
+    def _local_us(self, departs_at_us: int, now_us: int) -> int:
+        """A departure on the clock that callers sleep by."""
+        if self._store.clock_decides:
+            return departs_at_us
+        return self._store.clock.now_us() + departs_at_us - now_us
+
     def _patience(self, turn: Reservation, bound_us: int | None, gives_up_us: int | None) -> Patience:
+        _, wait_us, departs_at_us, held, *_ = turn.granted
         return Patience(
             self._store.clock,
             turn.key,
-            turn.granted[1],
-            held=turn.granted[3],
+            self._local_us(departs_at_us, departs_at_us - wait_us),
+            wait_us,
+            held=held,
             max_wait_us=bound_us,
             timeout_us=gives_up_us,
         )
@@ -339,13 +355,11 @@ class Shaper:
 
     def give_back(self, turn: Reservation) -> bool:
         """`turn.cancel()`."""
-        freed: bool = self._cancel(turn.key, turn.grant)
-        return freed
+        return bool(self._cancel(turn.key, turn.grant))
 
     async def agive_back(self, turn: Reservation) -> bool:
         """`turn.acancel()`."""
-        freed: bool = await self._acancel(turn.key, turn.grant)
-        return freed
+        return bool(await self._acancel(turn.key, turn.grant))
 
     def _admissible(self, key: str, cost: int) -> None:
         _checked_key(key)
@@ -384,17 +398,3 @@ def _checked_key(key: str) -> str:
     if not isinstance(key, str):
         raise ConfigError("key", key, "is not text", 'pass a str such as "default"')
     return key
-
-
-_warned = threading.Event()
-
-
-def _warn_in_event_loop() -> None:
-    if _warned.is_set() or running_loop() is None:
-        return
-    _warned.set()
-    warnings.warn(
-        "a synchronous wait blocks the event loop that runs on this thread; await aschedule() instead",
-        RuntimeWarning,
-        stacklevel=4,
-    )

@@ -130,15 +130,15 @@ class LeakyQueue(Value):
 
     def confirm(
         self, state: Line | None, now: int, generation: int, due: int, skew: int = 0
-    ) -> tuple[int, bool]:
-        """How long a reservation has to wait from now on, and whether the queue is held.
+    ) -> tuple[int, int, bool]:
+        """When a reservation departs, what time it is, and whether the queue is held.
 
-        Negative where the key was reset: what was promised then still stands, and nothing else.
+        UNKNOWN where the key was reset: what was promised then still stands, and nothing else.
         """
         if state is None or state[2] != generation:
-            return UNKNOWN, False
+            return UNKNOWN, now, False
         until, shift = state[4], state[5]
-        return max(0, due + shift - now, until - now), until > now
+        return max(due + shift, until), now, until > now
 
     def cancel(
         self, state: Line | None, now: int, grant: Grant, skew: int = 0

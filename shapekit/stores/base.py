@@ -66,6 +66,9 @@ class Store(ABC):
     instant: ClassVar[bool] = False
     """Whether calls return without I/O, so that asynchronous callers need not await."""
 
+    clock_decides: ClassVar[bool] = False
+    """Whether decisions go by `clock`: then an instant of theirs can be slept until, without a detour."""
+
     clock: Clock
     """What callers sleep by; also what decides, unless the store has a better one."""
 

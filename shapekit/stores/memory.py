@@ -40,6 +40,7 @@ class MemoryStore(Store):
 
     shared: ClassVar[bool] = False
     instant: ClassVar[bool] = True
+    clock_decides: ClassVar[bool] = True
 
     def __init__(self, clock: Clock | None = None) -> None:
         if clock is not None and (isinstance(clock, type) or not isinstance(clock, Clock)):

@@ -9,7 +9,7 @@ from fractions import Fraction
 from heapq import heappop, heappush
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shapekit import GCRA, FixedWindow, ManualClock, Policy, Quota, SlidingWindow, SlidingWindowLog
@@ -102,6 +102,9 @@ CALL = st.tuples(GAP, ESTIMATE, WORD) | st.tuples(GAP, ESTIMATE, WORD, WORD, WOR
     gap=st.sampled_from([0, 0, 1, 30_000, 200_000, 600_000]),
     cost=st.sampled_from([1, 5, 12, 12]),
 )
+# A call that others had waited behind was given back, and with it time in which they had not yet left.
+@example(calls=[(0, 3, (1, 0)), (0, 2, (0, 2))], gap=0, cost=12)
+@example(calls=[(0, 3, (1, 0)), (0, 1, (0, 0), (0, 1), (0, 0)), (0, 1, (0, 3))], gap=0, cost=12)
 def test_never_more_than_if_the_truth_had_been_charged_at_once(parts, calls, gap, cost):
     clock = ManualClock()
     policy, truth = played(parts, calls, clock)

@@ -99,21 +99,25 @@ def test_the_memory_of_an_instance_goes_with_it(clock):
         def get(self):
             pass
 
-    def come_and_go(instances):
-        for _ in range(instances):
-            Client().get()
-            clock.advance(1)
-
-    come_and_go(500)
+    sweeper = Client()
+    # All are made first, so that none comes to lie where another was.
+    crowds = [[Client() for _ in range(500)] for _ in range(6)]
+    held = []
     tracemalloc.start()
     try:
-        before, _ = tracemalloc.get_traced_memory()
-        come_and_go(2_000)
-        after, _ = tracemalloc.get_traced_memory()
+        while crowds:
+            for who in crowds.pop():
+                who.get()
+            del who
+            for _ in range(500):
+                # Each call sweeps a few idle keys out of the store.
+                clock.advance(1)
+                sweeper.get()
+            held.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    # A dictionary entry alone takes more than 100 bytes, and there was one for each.
-    assert after - before < 2_000 * 20
+    # An entry in a dictionary alone takes 100 bytes, and there were 500 more each time.
+    assert held[-1] - held[1] < 500 * 100
 
 
 def test_an_instance_has_one_limit_wherever_another_thread_comes_in():

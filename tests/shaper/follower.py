@@ -22,6 +22,13 @@ class Follow:
         return self.turn.grant.due_us
 
 
+def heard(shaper, turn):
+    """What a waiter hears who asks now: how many µs it still has to wait, and whether the key is held."""
+    grant = turn.grant
+    departs_at, now, held = shaper._confirm(turn.key, grant.generation, grant.due_us)
+    return max(0, departs_at - now), held
+
+
 class Follower:
     """Drives one key by hand; all spans are microseconds."""
 
@@ -79,9 +86,7 @@ class Follower:
         self.clock.advance(span / SECOND)
 
     def wait(self, call):
-        """What a waiter hears who asks now."""
-        grant = call.turn.grant
-        return self.shaper._confirm("default", grant.generation, grant.due_us)[0]
+        return heard(self.shaper, call.turn)[0]
 
     def finish(self):
         while self.waiting:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shapekit import GCRA, FixedWindow, ManualClock, MemoryStore, Shaper
+from shapekit import GCRA, FixedWindow, ManualClock, MemoryStore, Shaper, first_of
 
 from .follower import SECOND, Follower
 from .setups import ALIGNED, ALWAYS
@@ -35,6 +35,7 @@ def test_departures_are_in_the_order_of_asking(name, calls):
         ({"burst": 5}, 50),
         ({"gates": (GCRA("20/s", burst=50),)}, 50),
         ({"burst": 3, "gates": (FixedWindow(50, "10s"),)}, 50),
+        ({"burst": 60, "gates": (first_of(large=FixedWindow(55, "1m"), small=FixedWindow(9, "1s")),)}, 50),
     ],
 )
 def test_a_large_call_is_not_overtaken_by_a_stream_of_small_ones(options, large):

@@ -82,6 +82,20 @@ def test_the_tail_retracts_also_where_all_places_in_the_middle_are_taken():
 
 
 @pytest.mark.parametrize(
+    ("rate", "gates"),
+    [("10/s; 5/min", ()), ("10/s", (FixedWindow(5, "1m"),)), ("10/s", (Quota("5/day"),))],
+)
+def test_a_place_that_nobody_came_for_is_not_charged_to_the_other_limits(rate, gates):
+    clock = ManualClock(1_000_000_000)
+    shaper = Shaper(rate, gates=gates, clock=clock)
+    turns = [shaper.reserve() for _ in range(5)]
+    assert turns[2].cancel()
+    clock.advance(0.25)
+    assert shaper.reserve().delay == 0.25
+    assert not shaper.reserve(max_wait=1)
+
+
+@pytest.mark.parametrize(
     "gates",
     [
         (FixedWindow(5, "1m"),),

@@ -5,6 +5,8 @@ import pytest
 from shapekit import ManualClock, Shaper
 from shapekit.algorithms.leaky_queue import MAX_HOLES
 
+from .follower import heard
+
 MINUTE = 60
 
 
@@ -38,7 +40,7 @@ def test_a_place_in_the_middle_goes_to_the_next_newcomer_and_nobody_moves(shaper
     newcomers = take(shaper, 2)
     assert delays(newcomers) == [0.1, 0.4]
     for turn, due in zip([turns[2], turns[3]], [0.2, 0.3], strict=True):
-        assert shaper._confirm("default", turn.grant.generation, turn.grant.due_us) == (due * 1e6, False)
+        assert heard(shaper, turn) == (due * 1e6, False)
 
 
 def test_several_places_are_filled_from_the_front_whatever_the_order_of_leaving(shaper):

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from shapekit import ManualClock, Rate, Shaper
 from shapekit.testing import check_pace
 
+from .follower import heard
 from .histories import check_spacing
 from .model import Model
 
@@ -129,11 +130,10 @@ class ShaperAgainstModel(RuleBasedStateMachine):
     def waiters_hear_of_their_departure(self):
         for turn, call in getattr(self, "pairs", ()):
             if call.life == self.model.life:
-                grant = turn.grant
-                heard, held = self.shaper._confirm("default", grant.generation, grant.due_us)
+                wait, held = heard(self.shaper, turn)
                 assert held == (self.model.until > self.model.now)
                 if self.model.has_place(call):
-                    assert heard == self.model.wait(call)
+                    assert wait == self.model.wait(call)
 
     def teardown(self):
         if not getattr(self, "pairs", ()):
