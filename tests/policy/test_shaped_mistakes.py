@@ -81,7 +81,7 @@ def test_a_store_and_a_clock_do_not_go_together(refused):
 
 
 def test_a_synchronous_function_that_waits_on_a_running_loop_is_told(monkeypatch, clock):
-    monkeypatch.setattr("shapekit.shaper._warned", type("Never", (), {"is_set": bool, "set": bool})())
+    monkeypatch.setattr("shapekit.waiting._warned", type("Never", (), {"is_set": bool, "set": bool})())
     call = shaped("1/s", clock=clock)(function)
 
     async def on_a_loop():
