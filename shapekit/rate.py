@@ -90,15 +90,19 @@ def exactly(value: object) -> Fraction | None:
 
 def duration_us(field: str, value: Any, *, least: int = 1, most: int = MAX_SPAN_US) -> int:
     """A duration in whole microseconds, rounded to the nearest."""
-    if isinstance(value, timedelta):
-        exact = Fraction(value // timedelta(microseconds=1))
+    if value.__class__ in (float, int) and abs(value) < MAX_SPAN_US:
+        # What callers pass again and again: nearest, ties to even, of the float itself.
+        numerator, denominator = value.as_integer_ratio()
+        span, rest = divmod(numerator * SECOND_US, denominator)
+        span += 2 * rest > denominator or (2 * rest == denominator and span % 2)
+    elif isinstance(value, timedelta):
+        span = value // timedelta(microseconds=1)
     elif isinstance(value, str):
-        exact = _duration_text_us(field, value)
+        span = round(_duration_text_us(field, value))
     elif exactly(value) is not None:
-        exact = Fraction(value) * SECOND_US  # the float itself, not the decimal it shows
+        span = round(Fraction(value) * SECOND_US)
     else:
         raise ConfigError(field, value, "is not a duration", _DURATION_FIX)
-    span = round(exact)
     if not least <= span <= most:
         bound = f"is not between {seconds_text(least)} and {seconds_text(most)}"
         raise ConfigError(field, value, bound, _DURATION_FIX)
