@@ -69,6 +69,11 @@ class Algorithm(Value, ABC, Generic[S]):
         return False
 
     @property
+    def aligned(self) -> bool:
+        """Whether instants mean something by themselves, as the boundaries of windows do."""
+        return False
+
+    @property
     @abstractmethod
     def max_cost(self) -> int:
         """The largest cost that can ever be admitted."""

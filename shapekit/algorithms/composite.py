@@ -50,6 +50,10 @@ class Composite(Algorithm[States]):
     def civil(self) -> bool:
         return self._civil
 
+    @property
+    def aligned(self) -> bool:
+        return any(part.aligned for part in self.parts)
+
     def refund(
         self, state: States | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
     ) -> Outcome[States]:

@@ -18,6 +18,8 @@ from shapekit.value import Value
 
 States: TypeAlias = tuple[Any, ...]
 Receipts: TypeAlias = tuple[Receipt, ...]
+Ahead: TypeAlias = tuple[int, int]
+"""How far real time is ahead of the queue's, and civil time of real time."""
 
 
 class Constraints(Value):
@@ -47,67 +49,83 @@ class Constraints(Value):
         """The largest cost that all of them can ever admit."""
         return min([otherwise, *(algorithm.max_cost for algorithm in self.algorithms)])
 
-    def departure(self, states: States, at: int, cost: int, skew: int) -> tuple[int, Decision | None]:
+    def departure(self, states: States, at: int, cost: int, ahead: Ahead) -> tuple[int, Decision | None]:
         """The first instant from `at` on that all admit; with what a spent budget says, if one moved it."""
         due = at
         told: Decision | None = None
         while True:
             later = due
             for algorithm, before in zip(self.algorithms, states, strict=True):
-                if told is None and algorithm.spent(before, later, cost, skew):
-                    denial = algorithm.check(before, later, cost, skew).decision
-                    told = denial._replace(binding=denial.binding or algorithm.kind)
-                later = algorithm.earliest(before, later, cost, skew)
+                real, skew = _timeline(algorithm, ahead)
+                if told is None and algorithm.spent(before, later + real, cost, skew):
+                    denial = algorithm.check(before, later + real, cost, skew).decision
+                    told = denial._replace(
+                        binding=denial.binding or algorithm.kind, reset_at_us=denial.reset_at_us - real
+                    )
+                later = algorithm.earliest(before, later + real, cost, skew) - real
             if later == due:
                 return due, told
             due = later
 
-    def charge(self, states: States, at: int, due: int, cost: int, skew: int) -> tuple[States, Receipts, int]:
+    def charge(
+        self, states: States, at: int, due: int, cost: int, ahead: Ahead
+    ) -> tuple[States, Receipts, int]:
         """The states after a departure that all admit, the receipts, and how long the states live."""
-        charged = [
-            algorithm.charge(before, at, due, cost, skew)
-            for algorithm, before in zip(self.algorithms, states, strict=True)
-        ]
+        charged = []
+        for algorithm, before in zip(self.algorithms, states, strict=True):
+            real, skew = _timeline(algorithm, ahead)
+            charged.append(algorithm.charge(before, at + real, due + real, cost, skew))
         return (
             tuple([outcome[0] for outcome in charged]),
             tuple([outcome[1].receipt for outcome in charged]),
             max([outcome[2] for outcome in charged]),
         )
 
-    def refund(self, states: States, at: int, cost: int, receipts: Receipts, skew: int) -> States:
+    def refund(self, states: States, at: int, cost: int, receipts: Receipts, ahead: Ahead) -> States:
         """The states after `cost` was given back to the charges with these receipts."""
         if cost == 0 or not receipts:
             return states
-        return tuple(
-            algorithm.refund(before, at, cost, receipt, skew).state
-            for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True)
-        )
+        after = []
+        for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
+            real, skew = _timeline(algorithm, ahead)
+            after.append(algorithm.refund(before, at + real, cost, receipt, skew).state)
+        return tuple(after)
 
-    def debit(self, states: States, at: int, cost: int, receipts: Receipts, skew: int) -> States:
+    def debit(self, states: States, at: int, cost: int, receipts: Receipts, ahead: Ahead) -> States:
         """The states after `cost` more was charged without asking."""
-        return tuple(
-            algorithm.debit(before, at, cost, receipt, skew).state
-            for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True)
-        )
+        after = []
+        for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
+            real, skew = _timeline(algorithm, ahead)
+            after.append(algorithm.debit(before, at + real, cost, receipt, skew).state)
+        return tuple(after)
 
-    def full_at(self, states: States, at: int, skew: int) -> int:
+    def full_at(self, states: States, at: int, ahead: Ahead) -> int:
         """When all states are as good as cold."""
-        return max(
-            [
-                algorithm.forecast(before, at, 1, skew).full_at_us
-                for algorithm, before in zip(self.algorithms, states, strict=True)
-            ],
-            default=at,
-        )
+        latest = at
+        for algorithm, before in zip(self.algorithms, states, strict=True):
+            real, skew = _timeline(algorithm, ahead)
+            latest = max(latest, algorithm.forecast(before, at + real, 1, skew).full_at_us - real)
+        return latest
 
-    def adopt(self, states: States, writer: Constraints, now: int, skew: int) -> States:
+    def adopt(self, states: States, writer: Constraints, at: int, ahead: Ahead) -> States:
         """States that other constraints left: those of the same place and kind go on."""
         written = [*zip(writer.algorithms, states, strict=True)]
         kept: list[Any] = []
         for index, algorithm in enumerate(self.algorithms):
             old, state = written[index] if index < len(written) else (algorithm, None)
-            kept.append(adopted(algorithm, state, old, now, skew) if algorithm.kind == old.kind else None)
+            real, skew = _timeline(algorithm, ahead)
+            same = algorithm.kind == old.kind
+            kept.append(adopted(algorithm, state, old, at + real, skew) if same else None)
         return tuple(kept)
+
+
+def _timeline(algorithm: Algorithm[Any], ahead: Ahead) -> tuple[int, int]:
+    """How far an algorithm's time is ahead of the queue's, and civil time of the algorithm's.
+
+    A server's windows do not stand still while we are held, so what is aligned to them runs on real time.
+    """
+    shift, skew = ahead
+    return (shift, skew) if algorithm.aligned else (0, shift + skew)
 
 
 def unpaced(rate: Rate, part: Fraction) -> Algorithm[Any]:

@@ -48,6 +48,10 @@ class FixedWindow(Algorithm[Counts]):
         self._fill(limit=units, window_us=window_us)
 
     @property
+    def aligned(self) -> bool:
+        return True
+
+    @property
     def max_cost(self) -> int:
         return self.limit
 

@@ -21,7 +21,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, TypeAlias
 
 from shapekit.algorithms.base import Algorithm, slowed
-from shapekit.algorithms.constraints import Constraints, States, burst_of, part_below, unpaced
+from shapekit.algorithms.constraints import Ahead, Constraints, States, burst_of, part_below, unpaced
 from shapekit.algorithms.grant import Asked, Grant, Granted
 from shapekit.algorithms.meter import MAX_TAU_US, interval
 from shapekit.algorithms.places import MAX_HOLES, TAKEN, Place, taken, with_place
@@ -102,7 +102,7 @@ class LeakyQueue(Value):
         held = until > now
         at = (until if held else now) - shift
         if places:
-            places, parts = self._swept(places, parts, at, shift + skew)
+            places, parts = self._swept(places, parts, at, (shift, skew))
             line = (tail, newest, generation, version, until, shift, places, parts)
             for index, place in enumerate(places):
                 if place[3] >= at and place[4] >= cost:
@@ -159,12 +159,12 @@ class LeakyQueue(Value):
         at = max(now, until) - shift
         first = grant.start
         back, before = grant.undo
-        parts = self.constraints.refund(parts, at, grant.cost, grant.receipts, shift + skew)
+        parts = self.constraints.refund(parts, at, grant.cost, grant.receipts, (shift, skew))
         for place in reversed(places):
             if place[1] == back and place[3] != TAKEN:
                 first = place[0]
                 back, before = place[5]
-                parts = self.constraints.refund(parts, at, place[4], place[6], shift + skew)
+                parts = self.constraints.refund(parts, at, place[4], place[6], (shift, skew))
         left = with_place(places, taken(first, tail, since))
         return self._kept((back, before, generation, since, until, shift, left, parts), now, skew)
 
@@ -183,11 +183,11 @@ class LeakyQueue(Value):
         tail, newest, generation, version, until, shift, places, parts = line
         at = max(now, until) - shift
         if extra > 0:
-            parts = self.constraints.debit(parts, at, extra, grant.receipts, shift + skew)
+            parts = self.constraints.debit(parts, at, extra, grant.receipts, (shift, skew))
             if self._paced:
                 tail = max(tail, at * self._q) + self._p * extra
         else:
-            parts = self.constraints.refund(parts, at, -extra, grant.receipts, shift + skew)
+            parts = self.constraints.refund(parts, at, -extra, grant.receipts, (shift, skew))
             end = self.end_of(grant, actual)
             if tail == grant.end > end:
                 # The grant must not be able to give back what others may have by then.
@@ -271,7 +271,7 @@ class LeakyQueue(Value):
             until,
             shift,
             (),
-            self.constraints.adopt(parts, writer.constraints, max(now, until) - shift, shift + skew),
+            self.constraints.adopt(parts, writer.constraints, max(now, until) - shift, (shift, skew)),
         )
 
     # inside
@@ -283,7 +283,7 @@ class LeakyQueue(Value):
         cost, max_wait, _ = asked
         tail, newest, generation, version, until, shift, places, parts = line
         held = until > now
-        due, spent = self.constraints.departure(parts, max(on_grid, newest), cost, shift + skew)
+        due, spent = self.constraints.departure(parts, max(on_grid, newest), cost, (shift, skew))
         wait = due + shift - now
         if (spent is not None) if max_wait is None else wait > max_wait:
             return line, self._refused(spent, tail, now, wait, held, cost, max_wait, shift), 0, False
@@ -291,7 +291,7 @@ class LeakyQueue(Value):
         anchor = due if due > on_grid else at
         start = max(tail, anchor * self._q)
         after = start + self._width(cost)
-        parts, receipts, life = self.constraints.charge(parts, at, due, cost, shift + skew)
+        parts, receipts, life = self.constraints.charge(parts, at, due, cost, (shift, skew))
         ends = max(-(-after // self._q), at + life)
         undo = (tail, newest)
         return (
@@ -337,13 +337,13 @@ class LeakyQueue(Value):
         return Grant(False, wait, now + wait, held, told, cost, 0, 0, 0, 0, 0, (0, 0), ())
 
     def _swept(
-        self, places: tuple[Place, ...], parts: States, at: int, skew: int
+        self, places: tuple[Place, ...], parts: States, at: int, ahead: Ahead
     ) -> tuple[tuple[Place, ...], States]:
         """Without the places that time has passed; what they were charged is given back."""
         kept: list[Place] = []
         for place in places:
             if place[3] != TAKEN and place[3] < at:
-                parts = self.constraints.refund(parts, at, place[4], place[6], skew)
+                parts = self.constraints.refund(parts, at, place[4], place[6], ahead)
                 place = taken(*place[:3])  # noqa: PLW2901 - the same place, taken
             if place[1] > at * self._q:
                 kept.append(place)
@@ -360,7 +360,7 @@ class LeakyQueue(Value):
         held = until > now
         if max_wait is not None and wait > max_wait:
             return line, self._refused(None, tail, now, wait, held, cost, max_wait, shift), 0, False
-        parts = self.constraints.refund(parts, max(now, until) - shift, units - cost, receipts, shift + skew)
+        parts = self.constraints.refund(parts, max(now, until) - shift, units - cost, receipts, (shift, skew))
         left = (*places[:index], taken(start, end, since), *places[index + 1 :])
         after = (tail, newest, generation, version, until, shift, left, parts)
         grant = Grant(
@@ -376,7 +376,7 @@ class LeakyQueue(Value):
         for place in places:
             if place[2] > grant.version and place[0] < grant.end and grant.start < place[1]:
                 return None
-        places, parts = self._swept(places, parts, max(now, until) - shift, shift + skew)
+        places, parts = self._swept(places, parts, max(now, until) - shift, (shift, skew))
         return tail, newest, generation, version, until, shift, places, parts
 
     def _kept(self, line: Line, now: int, skew: int) -> tuple[Line, bool, int, bool]:
@@ -386,5 +386,5 @@ class LeakyQueue(Value):
         """How long the line differs from a cold one."""
         tail, _, _, _, until, shift, _, parts = line
         at = max(now, until) - shift
-        ends = max(-(-tail // self._q), self.constraints.full_at(parts, at, shift + skew))
+        ends = max(-(-tail // self._q), self.constraints.full_at(parts, at, (shift, skew)))
         return max(0, ends + shift - now, until - now)

@@ -5,7 +5,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from shapekit import FixedWindow
+
 from .follower import SECOND, Follower
+from .histories import check_periods
 from .setups import ALIGNED, ALWAYS
 
 
@@ -83,6 +86,17 @@ class ConstrainedAndHeld(Constrained):
     @rule()
     def resume(self):
         self.follower.resume()
+
+
+def test_an_aligned_window_is_aligned_in_real_time_after_a_hold_too():
+    """The server's windows do not stand still while a key is held."""
+    follower = Follower("100/s", gates=(FixedWindow(4, "1s"),))
+    follower.hold(SECOND // 2)
+    follower.advance(SECOND + 400_000)
+    for _ in range(12):
+        follower.reserve()
+    follower.finish()
+    check_periods(follower.departures, 4, SECOND)
 
 
 thorough = settings(
