@@ -3,6 +3,8 @@
 Every limit is a constraint on the moment of departure: ask it "now?" (`Gate`) or "when?".
 """
 
+from typing import TYPE_CHECKING, Any
+
 from shapekit.admission import Admission
 from shapekit.algorithms.base import Algorithm, Outcome
 from shapekit.algorithms.compose import all_of, any_of, first_of
@@ -35,6 +37,11 @@ from shapekit.stores.base import Store
 from shapekit.stores.memory import MemoryStore
 from shapekit.switch import off
 
+if TYPE_CHECKING:
+    from shapekit.stores.redis import RedisStore as RedisStore
+    from shapekit.stores.resilient import ResilientStore
+    from shapekit.stores.sqlite import SQLiteStore
+
 __all__ = [
     "GCRA",
     "Admission",
@@ -58,6 +65,8 @@ __all__ = [
     "Rate",
     "RateLimitedError",
     "Reservation",
+    "ResilientStore",
+    "SQLiteStore",
     "ShapekitError",
     "Shaper",
     "SlidingWindow",
@@ -72,3 +81,18 @@ __all__ = [
     "off",
     "shaped",
 ]
+
+# Loaded when asked for. RedisStore is no part of `import *`, which would fail where redis is not installed.
+_STORES = {
+    "RedisStore": "shapekit.stores.redis",
+    "ResilientStore": "shapekit.stores.resilient",
+    "SQLiteStore": "shapekit.stores.sqlite",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _STORES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415 - who never asks need not load it
+
+    return getattr(import_module(_STORES[name]), name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from shapekit.algorithms.base import NEVER_US
 from shapekit.algorithms.grant import Grant
@@ -12,8 +12,13 @@ from shapekit.decision import Decision
 from shapekit.errors import ConfigError, CostExceedsLimitError
 from shapekit.rate import whole
 from shapekit.reservation import Reservation
+from shapekit.scoped_turns import ScopedTurns
 from shapekit.shaper import Shaper
 from shapekit.waiting import timeout_us
+
+if TYPE_CHECKING:
+    from shapekit.feedback import Feedback, ServerHint
+    from shapekit.target import Target
 
 __all__ = ["Admission"]
 
@@ -21,7 +26,19 @@ __all__ = ["Admission"]
 class Admission:
     """One call's leave: entered, by `with` or `async with`, when its turn has come."""
 
-    __slots__ = ("_enforce", "_never_counted", "_shaper", "_turn", "_waits", "cost", "key")
+    __slots__ = (
+        "_enforce",
+        "_feedback",
+        "_never_counted",
+        "_scoped",
+        "_sent_at",
+        "_shaper",
+        "_turn",
+        "_waits",
+        "cost",
+        "key",
+        "target",
+    )
 
     def __init__(
         self,
@@ -32,6 +49,8 @@ class Admission:
         *,
         enforce: bool,
         never_counted: Callable[[BaseException], bool] | None,
+        feedback: Feedback | None,
+        scoped: ScopedTurns,
     ) -> None:
         self.key = key
         self.cost = cost
@@ -39,6 +58,11 @@ class Admission:
         self._waits = waits
         self._enforce = enforce
         self._never_counted = never_counted
+        self._feedback = feedback
+        self._scoped = scoped
+        self.target: Target | None = None
+        """Where the call goes, if that is known: then a hold may be for the part of the server there."""
+        self._sent_at = 0.0
         self._turn: Reservation | None = None
 
     @property
@@ -57,6 +81,12 @@ class Admission:
         if self._turn is None:
             raise ConfigError("admission", None, "was not entered", "write: with policy.admit() as admission")
         return self._turn
+
+    def taken(self, turn: Reservation) -> Self:
+        """Entered by a turn that was taken elsewhere, and has come."""
+        self._turn = turn
+        self._sent_at = self._shaper.wall()
+        return self
 
     def settle(self, actual: int) -> bool:
         """Say what the call turned out to cost: the difference is charged, or given back.
@@ -77,15 +107,73 @@ class Admission:
         self._turn = turn.costing(actual)
         return True
 
+    def observe(self, response: Any) -> ServerHint | None:
+        """Hear what an answer says about the server's limits: if it asks for it, nobody leaves for a while.
+
+        Where the answer names a scope and the call's `target` is known, that is nobody of the scope.
+
+        Takes a response of httpx, requests or aiohttp, or whatever has a status and headers. Returns what
+        was heard; None if nothing was said, or the policy has no feedback.
+        """
+        hint = self._heard(response)
+        if hint is None or not self._enforce:
+            return hint
+        scope = self._learned(hint)
+        if hint.hold_s > 0:
+            if scope is None:
+                self._shaper.hold(hint.hold_s, key=self.key)
+            else:
+                self._scoped.hold(hint.hold_s, self.key, scope)
+        return hint
+
+    async def aobserve(self, response: Any) -> ServerHint | None:
+        """`observe`, awaitable."""
+        hint = self._heard(response)
+        if hint is None or not self._enforce:
+            return hint
+        scope = self._learned(hint)
+        if hint.hold_s > 0:
+            if scope is None:
+                await self._shaper.ahold(hint.hold_s, key=self.key)
+            else:
+                await self._scoped.ahold(hint.hold_s, self.key, scope)
+        return hint
+
+    def _learned(self, hint: ServerHint) -> str | None:
+        """The scope that the answer was about, of which its target is from now on; None if it named none."""
+        if hint.scope is not None and self.target is not None:
+            self._scoped.scopes.learn(self.key, self.target, hint.scope)
+            return hint.scope
+        return None
+
+    def _heard(self, response: Any) -> ServerHint | None:
+        if self._feedback is None:
+            return None
+        status = getattr(response, "status_code", None)
+        headers = getattr(response, "raw_headers", None)
+        if headers is None:
+            headers = getattr(response.headers, "raw", response.headers)
+        return self._feedback.read(
+            response.status if status is None else status,
+            headers,
+            sent_at=self._sent_at,
+            received_at=self._shaper.wall(),
+            key=self.key,
+        )
+
     def __enter__(self) -> Self:
         if self._enforce:
-            self._turn = self._shaper.schedule(self.key, cost=self.cost, **self._waits)
+            if self.target is None or not self._scoped.scopes.any_known:
+                self._turn = self._shaper.schedule(self.key, cost=self.cost, **self._waits)
+            else:
+                self._turn = self._scoped.schedule(self.key, self.target, self.cost, **self._waits)
         else:
             try:
                 turn = self._shaper.reserve(self.key, cost=self.cost, **self._measurable())
             except CostExceedsLimitError as error:
                 turn = self._impossible(error)
             self._turn = self._measured(turn)
+        self._sent_at = self._shaper.wall()
         return self
 
     def __exit__(
@@ -96,13 +184,17 @@ class Admission:
 
     async def __aenter__(self) -> Self:
         if self._enforce:
-            self._turn = await self._shaper.aschedule(self.key, cost=self.cost, **self._waits)
+            if self.target is None or not self._scoped.scopes.any_known:
+                self._turn = await self._shaper.aschedule(self.key, cost=self.cost, **self._waits)
+            else:
+                self._turn = await self._scoped.aschedule(self.key, self.target, self.cost, **self._waits)
         else:
             try:
                 turn = await self._shaper.areserve(self.key, cost=self.cost, **self._measurable())
             except CostExceedsLimitError as error:
                 turn = self._impossible(error)
             self._turn = self._measured(turn)
+        self._sent_at = self._shaper.wall()
         return self
 
     async def __aexit__(

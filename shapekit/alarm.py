@@ -7,56 +7,80 @@ knows its loop and can be set from everywhere, also after that loop is gone.
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, suppress
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import anyio
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any
 
 
 class AsyncAlarm:
     """Set once, by anybody; awaited on the loop where it was made."""
 
-    __slots__ = ("_event", "_loop")
+    __slots__ = ("_is_set", "_loop", "_sleepers")
 
     def __init__(self) -> None:
-        from anyio import Event  # noqa: PLC0415 - who never awaits need not load an event loop
-
-        self._event: anyio.Event = Event()
         self._loop: Any = running_loop()
         if self._loop is None:
             raise RuntimeError("an AsyncAlarm is made on the event loop where it is awaited")
+        self._is_set = False
+        self._sleepers: list[Any] = []
 
     def set(self) -> None:
         """End the sleep, at once on the alarm's own loop and soon from anywhere else."""
+        self._is_set = True
         try:
-            if self.is_here():
-                self._event.set()
+            if running_loop() is self._loop:
+                self._wake()
             elif hasattr(self._loop, "run_sync_soon"):
-                self._loop.run_sync_soon(self._event.set)
+                self._loop.run_sync_soon(self._wake)
             else:
-                self._loop.call_soon_threadsafe(self._event.set)
+                self._loop.call_soon_threadsafe(self._wake)
         except RuntimeError:
             # The loop is closed (trio's RunFinishedError is one too): nobody sleeps there to be told.
-            with suppress(RuntimeError):
-                self._event.set()
+            pass
 
     def is_set(self) -> bool:
-        return self._event.is_set()
+        return self._is_set
 
     async def wait(self, seconds: float | None = None) -> None:
         """Until set, or for `seconds`."""
-        if seconds is None:
-            await self._event.wait()
-            return
-        from anyio import move_on_after  # noqa: PLC0415
+        if self._is_set:
+            await others_first()
+        elif hasattr(self._loop, "run_sync_soon"):
+            await self._wait_on_trio(seconds)
+        else:
+            # A bare timer and a bare future: hundreds who fall asleep at once must not keep the loop busy.
+            sleeper = self._loop.create_future()
+            timer = None if seconds is None else self._loop.call_later(seconds, _wake, sleeper)
+            self._sleepers.append(sleeper)
+            try:
+                await sleeper
+            finally:
+                self._sleepers.remove(sleeper)
+                if timer is not None:
+                    timer.cancel()
 
-        with move_on_after(seconds):
-            await self._event.wait()
+    async def _wait_on_trio(self, seconds: float | None) -> None:
+        from anyio import Event, move_on_after  # noqa: PLC0415 - who never awaits need not load it
 
-    def is_here(self) -> bool:
-        """Whether its loop is the one that runs on this thread."""
-        return running_loop() is self._loop
+        sleeper = Event()
+        self._sleepers.append(sleeper)
+        try:
+            with move_on_after(seconds):
+                await sleeper.wait()
+        finally:
+            self._sleepers.remove(sleeper)
+
+    def _wake(self) -> None:
+        for sleeper in self._sleepers:
+            _wake(sleeper)
+
+
+def _wake(sleeper: Any) -> None:
+    if hasattr(sleeper, "set"):
+        sleeper.set()
+    elif not sleeper.done():
+        sleeper.set_result(None)
 
 
 async def others_first() -> None:
@@ -75,11 +99,35 @@ def shielded() -> AbstractContextManager[object]:
 
 def running_loop() -> Any:
     """The event loop that runs on this thread."""
-    if not sys.modules.keys() & {"asyncio", "trio"}:
+    if "trio" in sys.modules:
+        # First, since trio may be the guest of an asyncio loop.
+        current_task, current_token = _trio()
+        try:
+            current_task()
+            return current_token()
+        except RuntimeError:
+            pass
+    if "asyncio" not in sys.modules:
         return None
-    from anyio.lowlevel import current_token  # noqa: PLC0415
-
     try:
-        return current_token().native_token
+        return _asyncio()()
     except RuntimeError:
         return None
+
+
+# Who never awaits need not load an event loop. Another thread may be about to: so what is there already
+# is imported like anything, once.
+
+
+@cache
+def _trio() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    from trio.lowlevel import current_task, current_trio_token  # noqa: PLC0415
+
+    return current_task, current_trio_token
+
+
+@cache
+def _asyncio() -> Callable[[], Any]:
+    from asyncio import get_running_loop  # noqa: PLC0415
+
+    return get_running_loop

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from shapekit.alarm import AsyncAlarm
@@ -47,6 +48,10 @@ class SystemClock:
 
     def now_us(self) -> int:
         return time.monotonic_ns() // 1_000 + self._offset_us
+
+    def ticks(self) -> tuple[Callable[[], int], int]:
+        """`now_us` taken apart, for whoever reads it too often for a call: ns, and µs to add to them."""
+        return time.monotonic_ns, self._offset_us
 
     def wall_us(self) -> int:
         return time.time_ns() // 1_000

@@ -18,13 +18,12 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from itertools import count
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
-from shapekit.admission import Admission
 from shapekit.algorithms.base import Algorithm
-from shapekit.algorithms.grant import Granted
 from shapekit.algorithms.quota import Quota
+from shapekit.calls import Calls, signature_of
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError
-from shapekit.keys import KeySpec, KeyTemplate
+from shapekit.keys import KeySpec
 from shapekit.policy import CostSpec, Policy, RefundSpec, checked_cost, checked_key
 from shapekit.rate import Duration, RateLike, one_of, parse_rates
 from shapekit.reservation import Outlook
@@ -132,7 +131,7 @@ def shaped(
                 )
             whose = _per_instance(own, function)
         asks = own.cost if cost is None else checked_cost(cost)
-        return _wrapped(function, _Calls(own, function, whose, asks))
+        return _wrapped(function, Calls(own, function, whose, asks))
 
     return decorate
 
@@ -144,52 +143,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-class _Calls:
-    """What each call of one function asks of the policy."""
-
-    __slots__ = ("_bind", "_cost", "key", "policy")
-
-    def __init__(self, policy: Policy, function: Callable[..., Any], key: Any, cost: CostSpec) -> None:
-        signature = _signature(function)
-        if isinstance(key, KeyTemplate):
-            key = KeyTemplate(key.text, signature.parameters)
-        self.policy = policy
-        self._bind = signature.bind
-        self.key: str | KeyTemplate | Callable[..., str] = key
-        self._cost = cost
-
-    def admission(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Admission:
-        key, cost = self.key, self._cost
-        if isinstance(key, KeyTemplate):
-            bound = self._bind(*args, **kwargs)
-            bound.apply_defaults()
-            key = key(bound.arguments)
-        elif not isinstance(key, str):
-            key = key(*args, **kwargs)
-            if not isinstance(key, str):
-                raise ConfigError("key", key, "is not text, and a callable gave it", "return a str")
-        if not isinstance(cost, int):
-            cost = cost(*args, **kwargs)
-            if type(cost) is not int:
-                raise ConfigError("cost", cost, "is not whole, and a callable gave it", "return an int")
-        return self.policy.admit(key, cost=cost)
-
-    def forecast(self, calls: int = 1, /, *, key: str | None = None) -> Outlook:
-        if key is None and not isinstance(self.key, str):
-            raise ConfigError("key", None, "depends on the call", 'say whose: forecast(10, key="…")')
-        cost = self._cost if isinstance(self._cost, int) else None
-        whose = self.key if key is None and isinstance(self.key, str) else key
-        return self.policy.forecast(calls, key=whose, cost=cost)
-
-    def taker(self) -> Callable[[], Granted] | None:
-        """The reservation of every call, prepared, where all of them ask the same and nobody looks on."""
-        plain = self.policy.enforce and self.policy.refund_on is None
-        if plain and isinstance(self.key, str) and isinstance(self._cost, int):
-            return self.policy.shaper.taker(self.key, self._cost)
-        return None
-
-
-def _wrapped(function: Callable[..., Any], calls: _Calls) -> Any:
+def _wrapped(function: Callable[..., Any], calls: Calls) -> Any:
     wrapper: Any
     # An object is what its __call__ is; a class, whatever its metaclass does, is called and done.
     of_object = not isinstance(function, type) and not inspect.isroutine(function)
@@ -209,7 +163,7 @@ def _wrapped(function: Callable[..., Any], calls: _Calls) -> Any:
     return wrapper
 
 
-def _plain(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
+def _plain(function: Callable[..., Any], calls: Calls) -> Callable[..., Any]:
     take, shaper = calls.taker(), calls.policy.shaper
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -229,7 +183,7 @@ def _plain(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
     return call_at_once
 
 
-def _coroutine(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
+def _coroutine(function: Callable[..., Any], calls: Calls) -> Callable[..., Any]:
     take, shaper = calls.taker(), calls.policy.shaper
 
     async def call(*args: Any, **kwargs: Any) -> Any:
@@ -249,7 +203,7 @@ def _coroutine(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any
     return call_at_once
 
 
-def _generator(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
+def _generator(function: Callable[..., Any], calls: Calls) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         with calls.admission(args, kwargs):
             return (yield from function(*args, **kwargs))
@@ -257,7 +211,7 @@ def _generator(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any
     return call
 
 
-def _async_generator(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
+def _async_generator(function: Callable[..., Any], calls: Calls) -> Callable[..., Any]:
     async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         async with calls.admission(args, kwargs):
             inner = function(*args, **kwargs)
@@ -289,21 +243,13 @@ def _path(function: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):
-        # Some built-ins do not tell: then no key can name a parameter.
-        return inspect.Signature()
-
-
 def _per_instance(policy: Policy, function: Callable[..., Any]) -> Callable[..., str]:
     """A key for each living instance; its memory goes with it."""
     if policy.shaper.shared:
         raise ConfigError(
             "per", "instance", "means nothing to other processes", 'name what differs: key="{self.account}"'
         )
-    if not _signature(function).parameters:
+    if not signature_of(function).parameters:
         raise ConfigError("per", "instance", "is said of a function without an instance", "leave it away")
     numbers = count(1)
     known: dict[int, tuple[str, weakref.ref[Any]]] = {}

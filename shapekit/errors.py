@@ -14,10 +14,9 @@ package, another process, a log line). Every error pickles.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-if TYPE_CHECKING:
-    from shapekit.decision import Decision
+from shapekit.decision import Decision
 
 __all__ = [
     "ConfigError",
@@ -103,9 +102,10 @@ class RateLimitedError(ShapekitError):
     code: ClassVar[str] = "rate_limit_exceeded"
 
     def __init__(self, decision: Decision, key: str) -> None:
-        self.decision = decision
+        # Serializers that know no classes, such as JSON, make a list of it.
+        self.decision = decision if isinstance(decision, Decision) else Decision(*decision)
         self.key = key
-        super().__init__(decision, key)
+        super().__init__(self.decision, key)
 
     @property
     def retry_after(self) -> float:
@@ -130,7 +130,7 @@ class QueueFullError(RateLimitedError):
         self.delay = delay
         self.max_wait = max_wait
         super().__init__(decision, key)
-        self.args = (decision, key, delay, max_wait)
+        self.args = (self.decision, key, delay, max_wait)
 
     def __str__(self) -> str:
         return (
@@ -155,3 +155,8 @@ class StoreUnavailableError(ShapekitError):
     """The store cannot be asked: it is closed, gone, too slow, or refuses to write."""
 
     code: ClassVar[str] = "store_unavailable"
+
+
+def missing(what: str, extra: str) -> ImportError:
+    """What to raise where a third party's package is not installed."""
+    return ImportError(f'{what} needs a package that is not installed: pip install "shapekit[{extra}]"')

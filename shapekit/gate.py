@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import count
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -13,7 +14,13 @@ from shapekit.algorithms.composite import Composite
 from shapekit.algorithms.quota import Quota
 from shapekit.clock import Clock
 from shapekit.decision import Decision, Forecast
-from shapekit.errors import ConfigError, QueueFullError, QuotaExhaustedError, RateLimitedError
+from shapekit.errors import (
+    ConfigError,
+    QueueFullError,
+    QuotaExhaustedError,
+    RateLimitedError,
+    StoreUnavailableError,
+)
 from shapekit.rate import SECOND_US, Duration, whole
 from shapekit.stores.base import Key, Store
 from shapekit.stores.memory import MemoryStore
@@ -86,7 +93,8 @@ class Gate:
 
     async def acheck(self, key: GateKey = "default", *, cost: int = 1) -> Decision:
         """`check`, awaitable."""
-        decision: Decision = await self._acheck(self._admissible(key, cost), cost)
+        place = key if cost is _ONE and key.__class__ is str else self._admissible(key, cost)
+        decision: Decision = await self._acheck(place, cost)
         return decision
 
     def check_many(self, keys: Iterable[GateKey], *, cost: int = 1) -> list[Decision]:
@@ -122,7 +130,9 @@ class Gate:
         try:
             self._waiters.sleep(self._store.clock.now_us() + decision.delay_us)
         except BaseException:
-            self._refund(place, cost, decision.receipt)
+            # Where the store is gone by now, it is not that of which the caller is to be told.
+            with suppress(StoreUnavailableError):
+                self._refund(place, cost, decision.receipt)
             raise
         return decision
 
@@ -137,7 +147,7 @@ class Gate:
         try:
             await self._waiters.asleep(self._store.clock.now_us() + decision.delay_us)
         except BaseException:
-            with shielded():
+            with shielded(), suppress(StoreUnavailableError):
                 await self._arefund(place, cost, decision.receipt)
             raise
         return decision
@@ -267,8 +277,9 @@ class Gate:
     def _in_time(self, key: GateKey, decision: Decision, bound_us: int | None) -> None:
         if decision.allowed:
             return
-        if bound_us is None or self._refusal(decision) is QuotaExhaustedError:
-            raise QuotaExhaustedError(decision, str(key))
+        refusal = self._refusal(decision)
+        if bound_us is None or refusal is QuotaExhaustedError:
+            raise refusal(decision, str(key))
         raise QueueFullError(decision, str(key), decision.retry_after, bound_us / SECOND_US)
 
     def _refusal(self, decision: Decision) -> type[RateLimitedError]:

@@ -7,9 +7,9 @@ it turned out to cost.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from os import PathLike
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from shapekit.admission import Admission
 from shapekit.algorithms.base import Algorithm
@@ -19,13 +19,19 @@ from shapekit.errors import ConfigError
 from shapekit.keys import KeySpec, KeyTemplate
 from shapekit.rate import Duration, RateLike, whole
 from shapekit.reservation import Outlook
+from shapekit.scoped_turns import ScopedTurns
+from shapekit.scopes import MARK
 from shapekit.shaper import Shaper
 from shapekit.spec import fields_of
 from shapekit.stores.base import Store
 
+if TYPE_CHECKING:
+    from shapekit.feedback import Answer, Feedback, ServerHint
+
 __all__ = ["Policy"]
 
 CostSpec: TypeAlias = int | Callable[..., int]
+FeedbackSpec: TypeAlias = "str | Feedback | Callable[[Answer], ServerHint | None]"
 RefundSpec: TypeAlias = (
     type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
 )
@@ -49,6 +55,9 @@ class Policy:
     - `cost`: what a call costs: a number, or such a callable.
     - `enforce=False`: everything passes at once, and the admission says what would have happened.
     - `refund_on`: exceptions (or a predicate) after which the call never counted.
+    - `feedback="hold"`: answers that are shown to `Admission.observe` may hold the key for all workers: a
+      429, a `Retry-After`, nothing remaining. None for not at all; a `Feedback` to say more; or a callable
+      that reads an `Answer` itself.
     - the rest as for `Shaper`.
     """
 
@@ -67,6 +76,7 @@ class Policy:
         headroom: float = 0.0,
         enforce: bool = True,
         refund_on: RefundSpec | None = None,
+        feedback: FeedbackSpec | None = "hold",
         store: Store | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -82,12 +92,14 @@ class Policy:
             name=name,
         )
         self.name = self.shaper.name
+        self._scoped = ScopedTurns(self.shaper)
         self.key = checked_key(key)
         self.cost = checked_cost(cost)
         if type(enforce) is not bool:
             raise ConfigError("enforce", enforce, "is neither True nor False", "pass a bool")
         self.enforce = enforce
         self.refund_on = _never_counted(refund_on)
+        self._feedback_spec = _checked_feedback(feedback)
 
     @classmethod
     def from_dict(
@@ -141,13 +153,18 @@ class Policy:
         waits: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
         if max_wait is not None:
             waits["max_wait"] = max_wait
+        whose = self.key_of(key)
+        if isinstance(whose, str) and MARK in whose:
+            raise ConfigError("key", whose, f"contains {MARK!r}, by which scopes are held", "leave that out")
         return Admission(
             self.shaper,
-            self.key_of(key),
+            whose,
             self.cost_of(cost),
             waits,
             enforce=self.enforce,
             never_counted=self.refund_on,
+            feedback=self.feedback,
+            scoped=self._scoped,
         )
 
     def aadmit(
@@ -160,6 +177,16 @@ class Policy:
     ) -> Admission:
         """`admit`, for `async with`."""
         return self.admit(key, cost=cost, max_wait=max_wait, timeout=timeout)
+
+    @cached_property
+    def feedback(self) -> Feedback | None:
+        """What reads the server's answers; None if nothing does."""
+        from shapekit.feedback import Feedback  # noqa: PLC0415 - who never admits need not load the dialects
+
+        spec = self._feedback_spec
+        if spec is None or isinstance(spec, Feedback):
+            return spec
+        return Feedback() if isinstance(spec, str) else Feedback(spec)
 
     def forecast(self, calls: int = 1, *, key: str | None = None, cost: int | None = None) -> Outlook:
         """When `calls` more calls will have left, if they came now and nobody else did."""
@@ -246,6 +273,14 @@ def _never_counted(refund_on: RefundSpec | None) -> Callable[[BaseException], bo
         return refund_on
     raise ConfigError(
         "refund_on", refund_on, "is neither exceptions nor a predicate", "write refund_on=ConnectionError"
+    )
+
+
+def _checked_feedback(feedback: Any) -> Any:
+    if feedback is None or feedback == "hold" or callable(feedback) or hasattr(feedback, "read"):
+        return feedback
+    raise ConfigError(
+        "feedback", feedback, "is not a kind of feedback", 'write "hold", None, or Feedback("github")'
     )
 
 

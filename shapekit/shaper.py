@@ -7,13 +7,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from shapekit import nonce
-from shapekit.alarm import shielded
 from shapekit.algorithms.base import Algorithm, check_cost
 from shapekit.algorithms.grant import Granted
-from shapekit.algorithms.leaky_queue import UNKNOWN, LeakyQueue
-from shapekit.algorithms.quota import Quota
+from shapekit.algorithms.leaky_queue import LeakyQueue
 from shapekit.clock import Clock
-from shapekit.errors import ConfigError, QueueFullError, QuotaExhaustedError, RateLimitedError
+from shapekit.confirmations import Confirmations
+from shapekit.departure import Departures
+from shapekit.errors import ConfigError
 from shapekit.gate import checked_name, open_store
 from shapekit.rate import (
     MAX_COUNT,
@@ -27,14 +27,7 @@ from shapekit.rate import (
 from shapekit.reservation import Outlook, Reservation
 from shapekit.stores.base import Store
 from shapekit.switch import SWITCH
-from shapekit.waiting import (
-    CHUNK_S,
-    Patience,
-    Waiters,
-    max_wait_us,
-    timeout_us,
-    warn_in_event_loop,
-)
+from shapekit.waiting import CHUNK_S, Waiters, max_wait_us, timeout_us
 
 __all__ = ["Shaper"]
 
@@ -98,11 +91,11 @@ class Shaper:
         self._max_cost = self.queue.max_cost
         chunk_us = duration_us("longest_sleep", longest_sleep)
         self._waiters = Waiters(self._store.clock, f"shaper {self.name!r}", chunk_us / SECOND_US)
+        self._confirmations = Confirmations(self._store, self.name, self.queue)
+        self._departures = Departures(self._store, self._waiters, self._confirmations)
         bound = (self.name, self.queue)
         self._reserve = self._store.bind(*bound, "reserve")
         self._areserve = self._store.abind(*bound, "reserve")
-        self._confirm = self._store.bind(*bound, "confirm")
-        self._aconfirm = self._store.abind(*bound, "confirm")
         self._cancel = self._store.bind(*bound, "cancel")
         self._acancel = self._store.abind(*bound, "cancel")
         self._settle = self._store.bind(*bound, "settle")
@@ -150,9 +143,10 @@ class Shaper:
         Raises QueueFullError or QuotaExhaustedError at once if it is too far away, TimeoutError after
         `timeout`. Whoever stops waiting, for whatever reason, gives the turn back.
         """
-        gives_up_us = timeout_us(timeout)
+        gives_up_us = None if timeout is None else timeout_us(timeout)
         turn = self.reserve(key, cost=cost, max_wait=max_wait)
-        self._depart(turn, self._bound_us(max_wait), gives_up_us)
+        if turn.granted[1] or not turn.granted[0]:
+            self._departures.depart(turn, self._bound_us(max_wait), gives_up_us)
         return turn
 
     async def aschedule(
@@ -165,8 +159,12 @@ class Shaper:
     ) -> Reservation:
         """`schedule`, awaitable; a cancelled task gives its turn back."""
         gives_up_us = timeout_us(timeout)
-        turn = await self.areserve(key, cost=cost, max_wait=max_wait)
-        await self._adepart(turn, self._bound_us(max_wait), gives_up_us)
+        if self._store.instant:
+            turn = self.reserve(key, cost=cost, max_wait=max_wait)
+        else:
+            turn = await self.areserve(key, cost=cost, max_wait=max_wait)
+        if turn.granted[1] or not turn.granted[0]:
+            await self._departures.adepart(turn, self._bound_us(max_wait), gives_up_us)
         return turn
 
     def taker(self, key: str, cost: int) -> Callable[[], Granted]:
@@ -184,11 +182,22 @@ class Shaper:
 
     def depart(self, key: str, granted: Granted) -> None:
         """Sleep until the turn of a `taker` comes, or raise what it was refused with."""
-        self._depart(Reservation(self, key, granted), self._max_wait_us, None)
+        self._departures.depart(Reservation(self, key, granted), self._max_wait_us, None)
 
     async def adepart(self, key: str, granted: Granted) -> None:
         """`depart`, awaitable."""
-        await self._adepart(Reservation(self, key, granted), self._max_wait_us, None)
+        await self._departures.adepart(Reservation(self, key, granted), self._max_wait_us, None)
+
+    def remaining(self, turn: Reservation) -> float:
+        """Seconds until a turn comes, with the holds placed since; negative once it has passed.
+
+        For whoever waits elsewhere than in `schedule`; the turn may come from another process.
+        """
+        return self._departures.remaining_us(turn) / SECOND_US
+
+    async def aremaining(self, turn: Reservation) -> float:
+        """`remaining`, awaitable."""
+        return await self._departures.aremaining_us(turn) / SECOND_US
 
     def __enter__(self) -> Self:
         self.schedule()
@@ -229,7 +238,9 @@ class Shaper:
         """Nobody leaves on `key` for `length`, in any process; returns how long it is held now.
 
         Whoever waits is moved by as much, in order, and the rate goes on from where it stood. A longer
-        hold in place stays.
+        hold in place stays. A call that waits through the hold stays charged to the quota period or fixed
+        window that it was promised, so the one in which it leaves may see its limit and, on top, those who
+        were held back.
         """
         held_us: int = self._hold(_checked_key(key), duration_us("length", length), nonce.fresh())
         return held_us / SECOND_US
@@ -248,6 +259,14 @@ class Shaper:
         return float(await self._aresume(_checked_key(key), RESUME_NOTICE_US) / SECOND_US)
 
     # looking
+
+    def held(self, *, key: str = "default") -> float:
+        """How long a key is held still, in seconds; 0 if it is not."""
+        return self._departures.held_us(_checked_key(key)) / SECOND_US
+
+    async def aheld(self, *, key: str = "default") -> float:
+        """`held`, awaitable."""
+        return await self._departures.aheld_us(_checked_key(key)) / SECOND_US
 
     def forecast(self, calls: int = 1, *, key: str = "default", cost: int = 1) -> Outlook:
         """When `calls` more calls will have left, if they came now and nobody else did."""
@@ -279,6 +298,10 @@ class Shaper:
         if self._owns_store:
             await self._store.aclose()
 
+    def wall(self) -> float:
+        """Civil time, in epoch seconds."""
+        return self._store.clock.wall_us() / SECOND_US
+
     @property
     def instant(self) -> bool:
         """Whether the store answers without I/O, so that there is nothing to await."""
@@ -292,63 +315,6 @@ class Shaper:
     def __repr__(self) -> str:
         rates = "; ".join(map(str, self.queue.rates))
         return f"Shaper({rates!r}, burst={self.queue.burst}, pace={self.queue.pace!r}, name={self.name!r})"
-
-    # the two lines that wait
-
-    def _depart(self, turn: Reservation, bound_us: int | None, gives_up_us: int | None) -> None:
-        if not turn.accepted:
-            raise _refused(turn, bound_us)
-        if turn.delay == 0:
-            return
-        patience = self._patience(turn, bound_us, gives_up_us)
-        grant = turn.grant
-        try:
-            warn_in_event_loop()
-            while not patience.is_over():
-                self._waiters.sleep(patience.nap_until_us())
-                self._hear(patience, self._confirm(turn.key, grant.generation, grant.due_us))
-        except BaseException:
-            turn.cancel()
-            raise
-
-    async def _adepart(self, turn: Reservation, bound_us: int | None, gives_up_us: int | None) -> None:
-        if not turn.accepted:
-            raise _refused(turn, bound_us)
-        if turn.delay == 0:
-            return
-        patience = self._patience(turn, bound_us, gives_up_us)
-        grant = turn.grant
-        try:
-            while not patience.is_over():
-                await self._waiters.asleep(patience.nap_until_us())
-                self._hear(patience, await self._aconfirm(turn.key, grant.generation, grant.due_us))
-        except BaseException:
-            with shielded():
-                await turn.acancel()
-            raise
-
-    def _hear(self, patience: Patience, confirmed: tuple[int, int, bool]) -> None:
-        departs_at_us, now_us, held = confirmed
-        if departs_at_us != UNKNOWN:
-            patience.hear(self._local_us(departs_at_us, now_us), held)
-
-    def _local_us(self, departs_at_us: int, now_us: int) -> int:
-        """A departure on the clock that callers sleep by."""
-        if self._store.clock_decides:
-            return departs_at_us
-        return self._store.clock.now_us() + departs_at_us - now_us
-
-    def _patience(self, turn: Reservation, bound_us: int | None, gives_up_us: int | None) -> Patience:
-        _, wait_us, departs_at_us, held, *_ = turn.granted
-        return Patience(
-            self._store.clock,
-            turn.key,
-            self._local_us(departs_at_us, departs_at_us - wait_us),
-            wait_us,
-            held=held,
-            max_wait_us=bound_us,
-            timeout_us=gives_up_us,
-        )
 
     def _bound_us(self, max_wait: Any) -> int | None:
         return self._max_wait_us if max_wait is _FROM_POLICY else max_wait_us(max_wait)
@@ -374,13 +340,6 @@ class Shaper:
         state, now, skew = looked
         first, last = self.queue.outlook(state, now, calls, cost, skew)
         return Outlook(first / SECOND_US, last / SECOND_US)
-
-
-def _refused(turn: Reservation, bound_us: int | None) -> RateLimitedError:
-    decision = turn.decision
-    if decision.binding == Quota.kind:
-        return QuotaExhaustedError(decision, turn.key)
-    return QueueFullError(decision, turn.key, turn.delay, (bound_us or 0) / SECOND_US)
 
 
 def _unshaped(cost: int) -> Granted:

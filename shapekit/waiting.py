@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import threading
 import warnings
-from heapq import heappop, heappush
-from itertools import count
 
 from shapekit.alarm import AsyncAlarm, others_first, running_loop
 from shapekit.clock import Clock
-from shapekit.decision import Decision
-from shapekit.errors import QueueFullError, StoreUnavailableError
+from shapekit.errors import StoreUnavailableError
+from shapekit.line import Line
 from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, duration_us
 
 CHUNK_S = 60.0
-LOOK_US = 100_000
-"""How often the sleepers of a held key look whether the hold was lifted."""
 
 
 class Waiters:
@@ -30,9 +26,8 @@ class Waiters:
         self._what = what
         self._chunk_s = chunk_s
         self._alarms: set[threading.Event | AsyncAlarm] = set()
+        self._lines: dict[object, Line] = {}
         self._lock = threading.Lock()
-        self._line: list[tuple[int, int, AsyncAlarm]] = []
-        self._places = count()
         self._closed = False
 
     def sleep(self, until_us: int) -> None:
@@ -46,28 +41,38 @@ class Waiters:
                 self._alarms.discard(alarm)
             self._check_open()
 
-    async def asleep(self, until_us: int) -> None:
-        """Suspend this task until then; of those who are due, whoever is due first goes first."""
-        while (left_us := until_us - self._clock.now_us()) > 0:
-            alarm = AsyncAlarm()
-            self._enter(alarm)
-            with self._lock:
-                heappush(self._line, (until_us, next(self._places), alarm))
-            try:
-                await self._clock.asleep(min(left_us / SECOND_US, self._chunk_s), alarm)
-            finally:
-                self._alarms.discard(alarm)
-            self._check_open()
-        while (first := self._first_of_line()) is not None and first[0] < until_us and first[2].is_here():
-            # A loop that comes late to its timers may wake us before somebody who was due earlier.
-            first[2].set()
-            await others_first()
+    async def asleep(self, until_us: int, turn: int = 0, *, others_too: bool = False) -> None:
+        """Suspend this task until then.
 
-    def _first_of_line(self) -> tuple[int, int, AsyncAlarm] | None:
-        with self._lock:
-            while self._line and self._line[0][2] not in self._alarms:
-                heappop(self._line)
-            return self._line[0] if self._line else None
+        Of those on this loop who are due, whoever is due first goes first, and of those who are due
+        together whoever has the lower `turn`; with `others_too`, whoever is about to come here counts.
+        """
+        clock, loop = self._clock, running_loop()
+        line = self._lines.get(loop)
+        if line is None:
+            line = self._lines[loop] = Line()
+        place = line.join(until_us, turn)
+        try:
+            if others_too:
+                await others_first()
+            while (left_us := until_us - clock.now_us()) > 0 or not line.is_first(place):
+                alarm = AsyncAlarm()
+                line.lie_down(place, alarm)
+                self._enter(alarm)
+                try:
+                    if left_us > 0:
+                        await clock.asleep(min(left_us / SECOND_US, self._chunk_s), alarm)
+                    else:
+                        line.call_first(until_us)
+                        await alarm.wait()
+                finally:
+                    self._alarms.discard(alarm)
+                self._check_open()
+        finally:
+            line.leave(place)
+            line.call_first(clock.now_us())
+            if not line:
+                self._lines.pop(loop, None)
 
     def close(self) -> None:
         """Wake all sleepers; they raise, and so does whoever comes to sleep later."""
@@ -85,58 +90,6 @@ class Waiters:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreUnavailableError(f"{self._what} was closed")
-
-
-class Patience:
-    """How long one caller goes on waiting: what was promised, what became of it, when to give up.
-
-    All instants are on the clock that the caller sleeps by.
-    """
-
-    __slots__ = ("_asked_us", "_clock", "_due_us", "_gives_up_us", "_held", "_key", "_max_wait_us")
-
-    def __init__(
-        self,
-        clock: Clock,
-        key: str,
-        due_us: int,
-        wait_us: int,
-        *,
-        held: bool,
-        max_wait_us: int | None,
-        timeout_us: int | None,
-    ) -> None:
-        self._clock = clock
-        self._key = key
-        self._held = held
-        self._max_wait_us = max_wait_us
-        self._asked_us = due_us - wait_us
-        self._due_us = due_us
-        self._gives_up_us = None if timeout_us is None else self._asked_us + timeout_us
-
-    def nap_until_us(self) -> int:
-        """Until when to sleep before asking again; in the past when the turn has come."""
-        now = self._clock.now_us()
-        until = self._due_us
-        if until > now and self._gives_up_us is not None:
-            if now >= self._gives_up_us:
-                waited = (now - self._asked_us) / SECOND_US
-                raise TimeoutError(f"gave up waiting for key {self._key!r} after {waited:.6g} s")
-            until = min(until, self._gives_up_us)
-        return min(until, now + LOOK_US) if self._held else until
-
-    def is_over(self) -> bool:
-        """Whether the turn has come, as far as is known."""
-        return self._due_us <= self._clock.now_us()
-
-    def hear(self, due_us: int, held: bool) -> None:
-        """When the turn is now."""
-        self._held = held
-        self._due_us = due_us
-        wait_us = due_us - self._asked_us
-        if self._max_wait_us is not None and wait_us > self._max_wait_us and not self.is_over():
-            held_back = Decision(False, 1, 1, 0, due_us, wait_us - self._max_wait_us)
-            raise QueueFullError(held_back, self._key, wait_us / SECOND_US, self._max_wait_us / SECOND_US)
 
 
 def max_wait_us(max_wait: Duration | None) -> int | None:

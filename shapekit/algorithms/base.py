@@ -19,6 +19,7 @@ The laws, which the property tests hold against every algorithm:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from fractions import Fraction
 from math import ceil
@@ -32,6 +33,8 @@ from shapekit.value import Value
 __all__ = ["Algorithm", "Outcome"]
 
 S = TypeVar("S")
+
+_new = tuple.__new__
 
 NEVER_US = 2**53
 """Later than any instant: the wait that no waiting ends."""
@@ -128,6 +131,35 @@ class Algorithm(Value, ABC, Generic[S]):
         exactly is placed as late as it can have been.
         """
 
+    def twin(self, instants: Sequence[int] = ()) -> list[Any]:
+        """What the Lua twin is made of: the name of its file, and its numbers, as plain lists.
+
+        `instants` are moments of civil time for which it has to hold, where that makes a difference.
+        """
+        raise NotImplementedError
+
+    def state_sent(self, state: S) -> Any:
+        """A state as the twin has it: numbers below 2^53, in lists."""
+        return state
+
+    def state_received(self, sent: Any) -> S:
+        """A state that the twin sent."""
+        state: S = as_tuple(sent)
+        return state
+
+    def receipt_sent(self, receipt: Receipt) -> Any:
+        """A receipt as the twin has it."""
+        return receipt
+
+    def receipt_received(self, sent: Any) -> Receipt:
+        """A receipt that the twin sent."""
+        receipt: Receipt = as_tuple(sent)
+        return receipt
+
+    def decision_received(self, sent: Any) -> Decision:
+        """A decision that the twin sent."""
+        return decision_of(sent, self.receipt_received)
+
     @abstractmethod
     def charge(self, state: S | None, now: int, due: int, cost: int, skew: int = 0) -> Decided[S]:
         """Charge a turn at `due >= now`, an instant that `earliest` gave. The ttl counts from `now`.
@@ -135,6 +167,10 @@ class Algorithm(Value, ABC, Generic[S]):
         What it keeps of the past is what `now` still needs, so that giving back turns that are still
         to come leaves the key as it was without them.
         """
+
+    def life(self, state: S, now: int, skew: int = 0) -> int:
+        """How long from `now` the state differs from a cold one."""
+        return max(0, self.forecast(state, now, 1, skew).full_at_us - now)
 
     def spent(self, state: S | None, at: int, cost: int, skew: int = 0) -> bool:
         """Whether it is a budget that denies at `at`: nobody waits for the next period unasked."""
@@ -153,6 +189,22 @@ class Algorithm(Value, ABC, Generic[S]):
             return Outcome(state, denied._replace(retry_after_us=wait), 0, False)
         after, decision, ttl, persist = self.charge(state, now, due, cost, skew)
         return Outcome(after, decision._replace(delay_us=wait), ttl, persist)
+
+
+def as_tuple(sent: Any) -> Any:
+    """Lists as tuples, all the way down."""
+    return tuple(map(as_tuple, sent)) if isinstance(sent, list) else sent
+
+
+def decision_of(sent: Any, receipt_received: Callable[[Any], Receipt] = as_tuple) -> Decision:
+    """A decision as a twin sends it, its text as bytes or decoded already."""
+    allowed, limit, current, remaining, reset_at, retry_after, binding, receipt, delay = sent
+    told = binding.decode() if binding.__class__ is bytes else binding
+    charged = None if receipt is None else receipt_received(receipt)
+    return _new(
+        Decision,
+        (allowed == 1, limit, current, remaining, reset_at, retry_after, told, charged, delay),
+    )
 
 
 def check_cost(cost: object, max_cost: int, key: str, what: str = "burst") -> int:

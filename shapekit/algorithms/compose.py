@@ -124,7 +124,7 @@ class _Alternatives(Composite):
             return self._denied(state, now, cost, skew)
         for index, before in enumerate(after):
             if receipts[index] is None and before is not None:
-                life = max(life, self.parts[index].forecast(before, now, 1, skew).full_at_us - now)
+                life = max(life, self.parts[index].life(before, now, skew))
         index, decision = max(paid, key=lambda charge: charge[1][3])
         return tuple(after), named(self.names[index], decision, tuple(receipts)), life, True
 

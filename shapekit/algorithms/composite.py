@@ -54,6 +54,35 @@ class Composite(Algorithm[States]):
     def aligned(self) -> bool:
         return any(part.aligned for part in self.parts)
 
+    def twin(self, instants: Sequence[int] = ()) -> list[Any]:
+        return ["compose", self.kind, " ".join(self.names), [part.twin(instants) for part in self.parts]]
+
+    def state_sent(self, state: States) -> Any:
+        return [
+            None if own is None else part.state_sent(own) for part, own in zip(self.parts, state, strict=True)
+        ]
+
+    def state_received(self, sent: Any) -> States:
+        return tuple(
+            None if own is None else part.state_received(own)
+            for part, own in zip(self.parts, sent, strict=True)
+        )
+
+    def receipt_sent(self, receipt: Receipt) -> Any:
+        if not isinstance(receipt, tuple) and not any(self._surely_paid()):
+            return None
+        receipts = self._receipts(receipt, (receipt,) * len(self.parts))
+        return [
+            None if own is None else part.receipt_sent(own)
+            for part, own in zip(self.parts, receipts, strict=True)
+        ]
+
+    def receipt_received(self, sent: Any) -> Receipt:
+        return tuple(
+            None if own is None else part.receipt_received(own)
+            for part, own in zip(self.parts, sent, strict=True)
+        )
+
     def refund(
         self, state: States | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
     ) -> Outcome[States]:
@@ -103,6 +132,16 @@ class Composite(Algorithm[States]):
             for part, before in zip(self.parts, states, strict=True)
         ]
         return Forecast(self.earliest(state, now, cost, skew), self._fitting(fits), max(full))
+
+    def life(self, state: States, now: int, skew: int = 0) -> int:
+        return max(
+            [
+                part.life(own, now, skew)
+                for part, own in zip(self.parts, state, strict=True)
+                if own is not None
+            ],
+            default=0,
+        )
 
     def scaled(self, share: float | Fraction) -> Self:
         return type(self)(
@@ -193,11 +232,11 @@ class Composite(Algorithm[States]):
             outcome.state if outcome is not None and outcome.persist else before
             for before, outcome in zip(state or self._cold, outcomes, strict=True)
         )
-        ttl = self.forecast(after, now, 1, skew).full_at_us - now
+        ttl = self.life(after, now, skew)
         receipts = tuple(None if outcome is None else outcome.decision.receipt for outcome in outcomes)
         receipt = receipts if any(receipt is not None for receipt in receipts) else None
         standing = self.peek(after, now, skew)._replace(receipt=receipt)
-        return Outcome(after, standing, max(0, ttl), True)
+        return Outcome(after, standing, ttl, True)
 
 
 def named(name: str, decision: Decision, receipt: Receipt) -> Decision:

@@ -11,6 +11,8 @@ from shapekit.algorithms.base import Algorithm, slowed
 from shapekit.algorithms.composite import adopted
 from shapekit.algorithms.gcra import GCRA
 from shapekit.algorithms.quota import rolling_window
+from shapekit.algorithms.sliding_log import SlidingWindowLog
+from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.decision import Decision, Receipt
 from shapekit.errors import ConfigError
 from shapekit.rate import Rate, exactly, whole
@@ -20,6 +22,10 @@ States: TypeAlias = tuple[Any, ...]
 Receipts: TypeAlias = tuple[Receipt, ...]
 Ahead: TypeAlias = tuple[int, int]
 """How far real time is ahead of the queue's, and civil time of real time."""
+
+
+_ROLLING = {SlidingWindowLog.kind, SlidingWindow.kind}
+"""Windows that go over into each other when a rate changes that is kept in the one or the other."""
 
 
 class Constraints(Value):
@@ -107,6 +113,40 @@ class Constraints(Value):
             latest = max(latest, algorithm.forecast(before, at + real, 1, skew).full_at_us - real)
         return latest
 
+    def twins(self, instants: Sequence[int]) -> list[Any]:
+        """What the Lua twins of the algorithms are made of."""
+        return [
+            [algorithm.twin(instants), algorithm.aligned, algorithm.kind] for algorithm in self.algorithms
+        ]
+
+    def states_sent(self, states: States) -> list[Any]:
+        """States as the twins have them."""
+        return [
+            None if own is None else algorithm.state_sent(own)
+            for algorithm, own in zip(self.algorithms, states, strict=True)
+        ]
+
+    def states_received(self, sent: Sequence[Any]) -> States:
+        """States that the twins sent."""
+        return tuple(
+            None if own is None else algorithm.state_received(own)
+            for algorithm, own in zip(self.algorithms, sent, strict=True)
+        )
+
+    def receipts_sent(self, receipts: Receipts) -> list[Any]:
+        """Receipts as the twins have them; none where nothing was charged."""
+        return [
+            None if own is None else algorithm.receipt_sent(own)
+            for algorithm, own in zip(self.algorithms, receipts, strict=bool(receipts))
+        ]
+
+    def receipts_received(self, sent: Sequence[Any]) -> Receipts:
+        """Receipts that the twins sent."""
+        return tuple(
+            None if own is None else algorithm.receipt_received(own)
+            for algorithm, own in zip(self.algorithms, sent, strict=bool(sent))
+        )
+
     def adopt(self, states: States, writer: Constraints, at: int, ahead: Ahead) -> States:
         """States that other constraints left: those of the same place and kind go on."""
         written = [*zip(writer.algorithms, states, strict=True)]
@@ -114,8 +154,11 @@ class Constraints(Value):
         for index, algorithm in enumerate(self.algorithms):
             old, state = written[index] if index < len(written) else (algorithm, None)
             real, skew = _timeline(algorithm, ahead)
-            same = algorithm.kind == old.kind
-            kept.append(adopted(algorithm, state, old, at + real, skew) if same else None)
+            if state is not None and {algorithm.kind, old.kind} <= _ROLLING:
+                kept.append(algorithm.adopt(state, old, at + real, skew))
+            else:
+                same = algorithm.kind == old.kind
+                kept.append(adopted(algorithm, state, old, at + real, skew) if same else None)
         return tuple(kept)
 
 
@@ -145,15 +188,15 @@ def part_below(headroom: object) -> Fraction:
     return 1 - exact
 
 
-def burst_of(paced: Rate | None, burst: int | None) -> int:
+def burst_of(paced: Rate | None, burst: int | None, most: int) -> int:
     """How many may leave at once: told in the rate or beside it; one if not told."""
     told = None if paced is None else paced.burst
     if burst is None:
-        return 1 if told is None else told
+        return 1 if told is None else whole("burst", told, most=most)
     if paced is None:
         raise ConfigError(
             "burst", burst, "has no paced rate to apply to", 'leave it away, or use pace="smooth"'
         )
     if told is not None:
         raise ConfigError("burst", burst, "comes on top of the burst in the rate", "give the burst once")
-    return whole("burst", burst)
+    return whole("burst", burst, most=most)

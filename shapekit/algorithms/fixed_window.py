@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, Self, TypeAlias
 
-from shapekit.algorithms.base import Algorithm, Decided, Outcome, scaled_window, share_of, windowed
+from shapekit.algorithms.base import (
+    Algorithm,
+    Decided,
+    Outcome,
+    decision_of,
+    scaled_window,
+    share_of,
+    windowed,
+)
 from shapekit.decision import Decision, Forecast, Receipt
 from shapekit.rate import Duration, Rate
 
@@ -134,6 +143,16 @@ class FixedWindow(Algorithm[Counts]):
             start = last - last % self.window_us
             counts[start] = counts.get(start, 0) + count
         return self._flat(counts)
+
+    def decision_received(self, sent: Any) -> Decision:
+        if len(sent) > 2:
+            return decision_of(sent, self.receipt_received)
+        now, count = sent
+        end = now - now % self.window_us + self.window_us
+        return Decision(True, self.limit, count, self.limit - count, end, 0, None, now)
+
+    def twin(self, instants: Sequence[int] = ()) -> list[Any]:
+        return ["fixed_window", self.limit, self.window_us]
 
     def _kept(self, state: Counts | None, now: int) -> dict[int, int]:
         """The counts by window, without the windows that are over."""

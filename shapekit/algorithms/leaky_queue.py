@@ -10,8 +10,9 @@ Everything here happens on the queue's own time, which stands still while the qu
 max(now, until) - shift`, where `shift` is all the time it was ever held. A hold thereby delays every
 call that waits, and every limit's memory of past calls, by its own length, in order and without a burst.
 
-A reservation that is given back at the tail retracts the tail. In the middle it leaves a hole, which
-the next newcomer takes as it is, departure and charges included: nobody is delayed, nobody moves.
+A reservation that is given back at the tail retracts the tail. In the middle it leaves a place for the
+next newcomer: nobody is delayed, nobody moves. Under constraints a place is taken as it is, departure
+and charges included. Without them the grid is all there is, and places that touch become one gap.
 """
 
 from __future__ import annotations
@@ -22,23 +23,27 @@ from typing import Any, ClassVar, TypeAlias
 
 from shapekit.algorithms.base import Algorithm, slowed
 from shapekit.algorithms.constraints import Ahead, Constraints, States, burst_of, part_below, unpaced
+from shapekit.algorithms.gaps import filled, given_back, overlaps, retracted, room
 from shapekit.algorithms.grant import Asked, Grant, Granted
-from shapekit.algorithms.meter import MAX_TAU_US, interval
-from shapekit.algorithms.places import MAX_HOLES, TAKEN, Place, taken, with_place
+from shapekit.algorithms.meter import interval
+from shapekit.algorithms.places import TAKEN, Place, bounded, is_full, taken, with_place
+from shapekit.algorithms.wired_queue import WiredQueue
 from shapekit.decision import Decision
-from shapekit.rate import MAX_COUNT, Rate, one_of
-from shapekit.value import Value
+from shapekit.rate import MAX_COUNT, MAX_SPAN_US, Rate, one_of
 
 PACES = ("smooth", "burst")
 _UNPACED = (1, 1024)
 """The grid of a queue without a paced rate: so fine that it only tells the calls apart."""
+_HOWEVER_LONG_US = 2**64
+_END_US = 2**52
+"""Where a debt is cut: a double has to hold all that is added to it."""
 UNKNOWN = -1
 
 Line: TypeAlias = tuple[int, int, int, int, int, int, tuple[Place, ...], States]
 """tail (in 1/q µs), newest departure, generation, version, held until, shift, places, constraints."""
 
 
-class LeakyQueue(Value):
+class LeakyQueue(WiredQueue):
     """What one shaper promises: rates, a burst, a pace, and further constraints."""
 
     kind: ClassVar[str] = "leaky_queue"
@@ -71,17 +76,17 @@ class LeakyQueue(Value):
         others = [rate for rate in rates if rate is not paced]
         part = part_below(headroom)
         constraints = Constraints([*(unpaced(rate, part) for rate in others), *gates])
-        leap = burst_of(paced, burst)
         p, q = _UNPACED if paced is None else interval(slowed(paced, part))
+        most = min(MAX_COUNT, MAX_SPAN_US * q // p)
         self._fill(
             rates=tuple(rates),
-            burst=leap,
+            burst=burst_of(paced, burst, most),
             pace=pace,
             gates=tuple(gates),
             headroom=1 - part,
             constraints=constraints,
             civil=constraints.civil,
-            max_cost=constraints.max_cost(min(MAX_COUNT, MAX_TAU_US * q // p)),
+            max_cost=constraints.max_cost(most),
             _p=p,
             _q=q,
             _paced=paced is not None,
@@ -104,23 +109,30 @@ class LeakyQueue(Value):
         if places:
             places, parts = self._swept(places, parts, at, (shift, skew))
             line = (tail, newest, generation, version, until, shift, places, parts)
-            for index, place in enumerate(places):
-                if place[3] >= at and place[4] >= cost:
-                    return self._moved_in(line, now, asked, index, skew)
-        q = self._q
-        width = self._p * cost if self._paced else 1
+            moved = self._moved_in(line, now, asked, skew)
+            if moved is not None:
+                return moved
+        q, width = self._q, self._p * cost
         time = at if q == 1 else at * q
-        start = tail if tail > time else time
+        undo = (tail, newest)
+        if tail <= time and not parts and not held:
+            # Nobody waits: written out, for this is the path of every call that leaves at once.
+            after = time + width
+            return (
+                (after, at, generation, version, until, shift, places, parts),
+                (True, 0, now, False, None, cost, generation, version, time, after, at, undo, ()),
+                -(-width // q),
+                True,
+            )
         ready = tail if cost >= self.burst else tail - self._p * (self.burst - cost)
         due = at if ready <= time or not self._paced else -(-ready // q)
-        after = start + width
         if parts:
             return self._reserve_under(line, now, asked, skew, due)
         wait = due + shift - now
         if max_wait is not None and wait > max_wait:
-            return state, self._refused(None, tail, now, wait, held, cost, max_wait, shift), 0, False
-        # Written out: this is the path of every admitted call.
-        undo = (tail, newest)
+            return state, self._refused(None, line, now, wait, asked), 0, False
+        start = tail if tail > time else time
+        after = start + width
         return (
             (after, due, generation, version, until, shift, places, parts),
             (True, wait, due + shift, held, None, cost, generation, version, start, after, due, undo, ()),
@@ -128,17 +140,15 @@ class LeakyQueue(Value):
             True,
         )
 
-    def confirm(
-        self, state: Line | None, now: int, generation: int, due: int, skew: int = 0
-    ) -> tuple[int, int, bool]:
-        """When a reservation departs, what time it is, and whether the queue is held.
+    def confirm(self, state: Line | None, now: int, skew: int = 0) -> tuple[int, int, int, int]:
+        """How the key stands: its generation, shift, until when it is held, and what time it is.
 
-        UNKNOWN where the key was reset: what was promised then still stands, and nothing else.
+        Whoever has a grant of that generation departs at `max(due + shift, until)`. A cold key has
+        none, UNKNOWN: what was promised then still stands, and nothing else.
         """
-        if state is None or state[2] != generation:
-            return UNKNOWN, now, False
-        until, shift = state[4], state[5]
-        return max(due + shift, until), now, until > now
+        if state is None:
+            return UNKNOWN, 0, 0, now
+        return state[2], state[5], state[4], now
 
     def cancel(
         self, state: Line | None, now: int, grant: Grant, skew: int = 0
@@ -149,14 +159,24 @@ class LeakyQueue(Value):
             return state, False, 0, False
         tail, newest, generation, version, until, shift, places, parts = line
         since = version + 1
+        at = max(now, until) - shift
+        if not parts:
+            p, time = self._p, at * self._q
+            if grant.end < tail:
+                left = given_back(places, p, time, grant.start, grant.end)
+                if left is None:
+                    return state, False, 0, False
+            else:
+                tail, left = retracted(places, p, time, grant.start, tail, since)
+                newest = min(newest, -(-tail // self._q))
+            return self._kept((tail, newest, generation, since, until, shift, left, parts), now, skew)
         if grant.end < tail:
-            if sum(place[3] != TAKEN for place in places) >= MAX_HOLES:
+            if is_full(places):
                 return state, False, 0, False
             hole = (grant.start, grant.end, since, grant.due_us, grant.cost, grant.undo, grant.receipts)
             line = (tail, newest, generation, since, until, shift, with_place(places, hole), parts)
             return self._kept(line, now, skew)
         # The tail retracts, over the free places that now end it too.
-        at = max(now, until) - shift
         first = grant.start
         back, before = grant.undo
         parts = self.constraints.refund(parts, at, grant.cost, grant.receipts, (shift, skew))
@@ -185,7 +205,8 @@ class LeakyQueue(Value):
         if extra > 0:
             parts = self.constraints.debit(parts, at, extra, grant.receipts, (shift, skew))
             if self._paced:
-                tail = max(tail, at * self._q) + self._p * extra
+                owed = max(tail, at * self._q) + self._p * extra
+                tail = max(tail, min(owed, _END_US * self._q))
         else:
             parts = self.constraints.refund(parts, at, -extra, grant.receipts, (shift, skew))
             end = self.end_of(grant, actual)
@@ -238,13 +259,15 @@ class LeakyQueue(Value):
         """How long until the first and the last of `calls` more calls would have left."""
         waits: list[int] = []
         after = state
+        before = -1
         while len(waits) < calls:
-            if waits and after is not None and self._paced and not after[6] and not self.constraints:
-                # From here on it is a plain grid.
+            if waits and after is not None and not self.constraints and after[0] > before:
+                # No gap was wide enough. From here on it is a plain grid.
                 last = after[0] + self._p * (cost * (calls - len(waits)) - max(self.burst, cost))
                 waits.append(max(0, -(-last // self._q) + after[5] - now))
                 break
-            after, granted, _, _ = self.reserve(after, now, (cost, MAX_TAU_US, 0), skew)
+            before = -1 if after is None else after[0]
+            after, granted, _, _ = self.reserve(after, now, (cost, _HOWEVER_LONG_US, 0), skew)
             waits.append(granted[1])
         return waits[0], max(waits)
 
@@ -263,16 +286,9 @@ class LeakyQueue(Value):
         """A line that a queue with other numbers left: its tail and hold go on, its grants are void."""
         tail, newest, generation, _, until, shift, _, parts = state
         position = -(-tail * self._q // writer._q)
-        return (
-            position,
-            newest,
-            generation + 1,
-            0,
-            until,
-            shift,
-            (),
-            self.constraints.adopt(parts, writer.constraints, max(now, until) - shift, (shift, skew)),
-        )
+        at = max(now, until) - shift
+        kept = self.constraints.adopt(parts, writer.constraints, at, (shift, skew))
+        return position, newest, generation + 1, 0, until, shift, (), kept
 
     # inside
 
@@ -286,7 +302,7 @@ class LeakyQueue(Value):
         due, spent = self.constraints.departure(parts, max(on_grid, newest), cost, (shift, skew))
         wait = due + shift - now
         if (spent is not None) if max_wait is None else wait > max_wait:
-            return line, self._refused(spent, tail, now, wait, held, cost, max_wait, shift), 0, False
+            return line, self._refused(spent, line, now, wait, asked), 0, False
         at = max(now, until) - shift
         anchor = due if due > on_grid else at
         start = max(tail, anchor * self._q)
@@ -294,52 +310,29 @@ class LeakyQueue(Value):
         parts, receipts, life = self.constraints.charge(parts, at, due, cost, (shift, skew))
         ends = max(-(-after // self._q), at + life)
         undo = (tail, newest)
-        return (
-            (after, due, generation, version, until, shift, places, parts),
-            (
-                True,
-                wait,
-                due + shift,
-                held,
-                None,
-                cost,
-                generation,
-                version,
-                start,
-                after,
-                due,
-                undo,
-                receipts,
-            ),
-            ends + shift - now,
-            True,
-        )
+        line = (after, due, generation, version, until, shift, places, parts)
+        granted = (True, wait, due + shift, held, None, cost, generation, version, start, after, due)
+        return line, (*granted, undo, receipts), ends + shift - now, True
 
     def _width(self, cost: int) -> int:
         return self._p * cost if self._paced else 1
 
-    def _refused(
-        self,
-        spent: Decision | None,
-        tail: int,
-        now: int,
-        wait: int,
-        held: bool,
-        cost: int,
-        max_wait: int | None,
-        shift: int,
-    ) -> Grant:
+    def _refused(self, spent: Decision | None, line: Line, now: int, wait: int, asked: Asked) -> Grant:
+        cost, max_wait, _ = asked
+        tail, until, shift = line[0], line[4], line[5]
         if spent is not None:
             told = spent._replace(retry_after_us=wait, reset_at_us=spent.reset_at_us + shift)
         else:
             full = -(-tail // self._q) + shift
             told = Decision(False, self.burst, self.burst, 0, full, wait - (max_wait or 0))
-        return Grant(False, wait, now + wait, held, told, cost, 0, 0, 0, 0, 0, (0, 0), ())
+        return Grant(False, wait, now + wait, until > now, told, cost, 0, 0, 0, 0, 0, (0, 0), ())
 
     def _swept(
         self, places: tuple[Place, ...], parts: States, at: int, ahead: Ahead
     ) -> tuple[tuple[Place, ...], States]:
         """Without the places that time has passed; what they were charged is given back."""
+        if not parts:
+            return tuple([place for place in places if place[1] > at * self._q]), parts
         kept: list[Place] = []
         for place in places:
             if place[3] != TAKEN and place[3] < at:
@@ -350,23 +343,34 @@ class LeakyQueue(Value):
         return tuple(kept), parts
 
     def _moved_in(
-        self, line: Line, now: int, asked: Asked, index: int, skew: int
-    ) -> tuple[Line, Granted, int, bool]:
-        """Give a newcomer the place of somebody who has gone."""
+        self, line: Line, now: int, asked: Asked, skew: int
+    ) -> tuple[Line, Granted, int, bool] | None:
+        """Give a newcomer what somebody has left who has gone; None if nothing suits."""
         cost, max_wait, _ = asked
         tail, newest, generation, version, until, shift, places, parts = line
-        start, end, since, due, units, undo, receipts = places[index]
+        p, q = self._p, self._q
+        at = max(now, until) - shift
+        if parts:
+            place = next((old for old in places if old[3] >= at and old[4] >= cost), None)
+            if place is None:
+                return None
+            start, end, since, due, units, undo, receipts = place
+            left = bounded([*(old for old in places if old is not place), taken(start, end, since)])
+            parts = self.constraints.refund(parts, at, units - cost, receipts, (shift, skew))
+        else:
+            found = room(places, p, at * q, q, p * cost)
+            if found is None:
+                return None
+            start, stretch = found
+            end = start + p * cost
+            due = max(at, -(-(start - p * max(0, self.burst - cost)) // q))
+            left, undo, receipts = filled(places, p, at * q, stretch, end, version), (start, newest), ()
         wait = due + shift - now
-        held = until > now
         if max_wait is not None and wait > max_wait:
-            return line, self._refused(None, tail, now, wait, held, cost, max_wait, shift), 0, False
-        parts = self.constraints.refund(parts, max(now, until) - shift, units - cost, receipts, (shift, skew))
-        left = (*places[:index], taken(start, end, since), *places[index + 1 :])
+            return line, self._refused(None, line, now, wait, asked), 0, False
         after = (tail, newest, generation, version, until, shift, left, parts)
-        grant = Grant(
-            True, wait, due + shift, held, None, cost, generation, version, start, end, due, undo, receipts
-        )
-        return after, grant, self._life(after, now, skew), True
+        granted = (True, wait, due + shift, until > now, None, cost, generation, version, start, end, due)
+        return after, (*granted, undo, receipts), self._life(after, now, skew), True
 
     def _standing(self, state: Line | None, now: int, grant: Grant, skew: int) -> Line | None:
         """The line, swept, if the grant's place on it is still the grant's."""
@@ -376,7 +380,10 @@ class LeakyQueue(Value):
         for place in places:
             if place[2] > grant.version and place[0] < grant.end and grant.start < place[1]:
                 return None
-        places, parts = self._swept(places, parts, max(now, until) - shift, (shift, skew))
+        at = max(now, until) - shift
+        if overlaps(places, self._p, at * self._q, grant.start, grant.end):
+            return None
+        places, parts = self._swept(places, parts, at, (shift, skew))
         return tail, newest, generation, version, until, shift, places, parts
 
     def _kept(self, line: Line, now: int, skew: int) -> tuple[Line, bool, int, bool]:

@@ -19,20 +19,23 @@ that do not divide their period.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from math import ceil, gcd
 from typing import Any, ClassVar, Self, TypeAlias
 
-from shapekit.algorithms.base import Algorithm, Decided, Outcome, paced, share_of, slowed
+from shapekit.algorithms.base import Algorithm, Decided, Outcome, decision_of, paced, share_of, slowed
 from shapekit.decision import Decision, Forecast, Receipt
 from shapekit.errors import ConfigError
 from shapekit.rate import Rate, RateLike, seconds_text
 
 MAX_TAU_US = 2**52
 _EXACT = 2**53
+_LATEST_US = 2**52
 _MAX_Q = 2**26
 _MAX_STRETCHES = 64
 _COLD = (0, 0, 0, 0)
+_BRIEF = 5
 _new = tuple.__new__
 
 Positions: TypeAlias = tuple[int, int, int, int, *tuple[int, ...]]
@@ -137,7 +140,7 @@ class Meter(Algorithm[Positions]):
             return self._settled((tail, newest, retracted, top, *stretches), now)
         # Others came after it. What had drained of it by the last of them may have been used by them.
         back = min(width, ends - max(start, newest * self._q))
-        if back > 0:
+        if back > 0 and ends < tail:
             return self._settled((tail - back, newest, retracted + back, top), now)
         if start < ends < tail and not retracted and len(stretches) < 2 * _MAX_STRETCHES:
             pairs = {*zip(stretches[::2], stretches[1::2], strict=True), (ends - width, ends)}
@@ -148,8 +151,8 @@ class Meter(Algorithm[Positions]):
     def debit(
         self, state: Positions | None, now: int, cost: int, charged_at: Receipt = None, skew: int = 0
     ) -> Outcome[Positions]:
-        # A debt beyond any clock is cut at the last instant that a double holds.
-        after = min(self._drained(state, now) + self._p * cost, (_EXACT - 1) * self._q)
+        # A debt beyond any clock is cut where a double still has room for what is retracted beside it.
+        after = min(self._drained(state, now) + self._p * cost, _LATEST_US * self._q)
         moved = self._moved(state or _COLD, now, now, after)
         return self._settled(moved, now, moved[3])
 
@@ -173,10 +176,44 @@ class Meter(Algorithm[Positions]):
         return type(self)(slowed(self.rate, part), max(1, int(self.burst * part)))
 
     def adopt(self, state: Positions, writer: Any, now: int, skew: int = 0) -> Positions:
-        # Receipts count in the old q: with a retraction above them all, none of them gives anything back.
-        tail, newest, _, top, *_ = state
-        tail, fence = -(-tail * self._q // writer._q), max(top, -(-top * self._q // writer._q))
-        return (tail, newest, fence, tail + fence)
+        # Receipts of before count in the old q. One that ends after the tail is none of ours, and none
+        # below `newest` gives anything back where something was retracted.
+        tail, _, retracted, top, *_ = (-(-number * self._q // writer._q) for number in state)
+        retracted += 1
+        top = max(top, tail + retracted)
+        return (tail, -(-top // self._q), retracted, top)
+
+    def twin(self, instants: Sequence[int] = ()) -> list[Any]:
+        q = self._q
+        return ["meter", self.burst, q, divmod(self._p, q), divmod(self._tau, q)]
+
+    def state_sent(self, state: Positions) -> list[int]:
+        q = self._q
+        tail, newest, *positions = state
+        flat = [number for position in positions for number in divmod(position, q)]
+        return [*divmod(tail, q), newest, *flat]
+
+    def state_received(self, sent: Any) -> Positions:
+        q = self._q
+        tail, rest, newest, *flat = sent
+        positions = (whole * q + part for whole, part in zip(flat[::2], flat[1::2], strict=True))
+        return (tail * q + rest, newest, *positions)
+
+    def receipt_sent(self, receipt: Receipt) -> Any:
+        return divmod(receipt, self._q) if isinstance(receipt, int) else None
+
+    def receipt_received(self, sent: Any) -> Receipt:
+        return None if sent is None else sent[0] * self._q + sent[1]
+
+    def decision_received(self, sent: Any) -> Decision:
+        if len(sent) > _BRIEF:
+            return decision_of(sent, self.receipt_received)
+        # An admission in brief: now, the tail, and the receipt where it is another position.
+        q, burst = self._q, self.burst
+        after = sent[1] * q + sent[2]
+        current = -((sent[0] * q - after) // self._p)
+        receipt = sent[3] * q + sent[4] if len(sent) == _BRIEF else after
+        return _new(Decision, (True, burst, current, burst - current, -(-after // q), 0, None, receipt, 0))
 
     def _drained(self, state: Positions | None, now: int) -> int:
         return max(now * self._q, 0 if state is None else state[0])
@@ -186,7 +223,7 @@ class Meter(Algorithm[Positions]):
         full = -(-after // self._q)
         moved = self._moved(state, now, due, after)
         decision = Decision(True, self.burst, current, self.burst - current, full, 0, None, moved[3])
-        return moved, decision, self._life(moved, now), True
+        return moved, decision, self.life(moved, now), True
 
     def _moved(self, state: Positions, now: int, due: int, after: int) -> Positions:
         """The state with a charge that ends at `after`, and a receipt that no other charge has."""
@@ -204,16 +241,16 @@ class Meter(Algorithm[Positions]):
         )
         return (after, max(due, newest), retracted, after + retracted, *kept)
 
-    def _life(self, state: Positions, now: int) -> int:
+    def life(self, state: Positions, now: int, skew: int = 0) -> int:
         # Until every receipt has passed: none must meet a fresh state that knows of no retraction.
         return max(0, -(-max(state[0], state[3]) // self._q) - now)
 
     def _settled(self, state: Positions, now: int, receipt: int | None = None) -> Outcome[Positions]:
         wait = self.earliest(state, now, 1) - now
         decision = self._decision(wait == 0, now, max(state[0], now * self._q), wait, receipt)
-        return Outcome(state, decision, self._life(state, now), True)
+        return Outcome(state, decision, self.life(state, now), True)
 
     def _decision(self, allowed: bool, now: int, drained: int, wait: int, receipt: int | None) -> Decision:
-        current = -((now * self._q - drained) // self._p)
+        current = min(_EXACT - 1, -((now * self._q - drained) // self._p))
         full = -(-drained // self._q)
         return Decision(allowed, self.burst, current, max(0, self.burst - current), full, wait, None, receipt)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, Self, TypeAlias
 
-from shapekit.algorithms.base import Algorithm, Decided, Outcome, share_of
+from shapekit.algorithms.base import NEVER_US, Algorithm, Decided, Outcome, share_of
 from shapekit.algorithms.periods import Periods
 from shapekit.decision import Decision, Forecast, Receipt
 from shapekit.errors import ConfigError
@@ -49,14 +49,13 @@ class PeriodCounter(Algorithm[Book]):
         civil = now + skew
         start, end = self.periods.bounds(civil)
         limit = self.limit
-        if state is not None and len(state) == 3 and state[0] == start and state[2] <= now:
+        if state and state[-3] == start and state[-1] <= now and (life := self._life_of_all(state, now)):
             # Written out: the path of nearly every admitted call.
-            used = state[1] + cost
+            used = state[-2] + cost
             if used > limit:
                 return state, self._decision(state, now, cost, skew), 0, False
-            ends = end - skew
-            decision = _new(Decision, (True, limit, used, limit - used, ends, 0, None, civil, 0))
-            return (start, used, state[2]), decision, ends - now + end - start, True
+            decision = _new(Decision, (True, limit, used, limit - used, end - skew, 0, None, civil, 0))
+            return (*state[:-2], used, state[-1]), decision, life, True
         if self.earliest(state, now, cost, skew) > now:
             return state, self._decision(state, now, cost, skew), 0, False
         return self.charge(state, now, now, cost, skew)
@@ -69,7 +68,7 @@ class PeriodCounter(Algorithm[Book]):
         book[start] = (used, min(opened, start - skew))
         after = self._flat(book)
         decision = Decision(True, self.limit, used, self.limit - used, end - skew, 0, None, due + skew)
-        return after, decision, self._life(after, now), True
+        return after, decision, self.life(after, now), True
 
     def earliest(self, state: Book | None, at: int, cost: int, skew: int = 0) -> int:
         if not state:
@@ -115,7 +114,8 @@ class PeriodCounter(Algorithm[Book]):
         start = self.periods.bounds(at + skew)[0]
         book = self._kept(state, now)
         used, opened = book.get(start, (0, start - skew))
-        book[start] = (used + cost, opened)
+        # A debt beyond all counting is cut at the largest number that a double holds.
+        book[start] = (min(used + cost, NEVER_US - 1), opened)
         return self._settled(self._flat(book), now, skew, at + skew)
 
     def scaled(self, share: float | Fraction) -> Self:
@@ -140,6 +140,9 @@ class PeriodCounter(Algorithm[Book]):
             book[start] = (before + used, min(first_opened, opened - begun + start))
         return self._flat(book)
 
+    def twin(self, instants: Sequence[int] = ()) -> list[Any]:
+        return ["period_counter", self.limit, self.periods.twin(instants)]
+
     def _waits_until(self, state: Book | None, at: int, skew: int) -> int:
         """When the last period opens that lies ahead: it holds turns to come, or the clock went back."""
         return max(
@@ -157,10 +160,21 @@ class PeriodCounter(Algorithm[Book]):
             if opened + 2 * self._length(start) > now
         }
 
+    def _life_of_all(self, state: Book, now: int) -> int:
+        """How long the state lives, if all of its periods are remembered; else 0."""
+        longest = 0
+        for index in range(0, len(state), 3):
+            life = state[index + 2] + 2 * self._length(state[index]) - now
+            if life <= 0:
+                return 0
+            if life > longest:
+                longest = life
+        return longest
+
     def _length(self, start: int) -> int:
         return self.periods.bounds(start)[1] - start
 
-    def _life(self, state: Book, now: int) -> int:
+    def life(self, state: Book, now: int, skew: int = 0) -> int:
         return max([0, *(opened + 2 * self._length(start) - now for start, _, opened in _triples(state))])
 
     def _flat(self, book: dict[int, tuple[int, int]]) -> Book:
@@ -172,7 +186,7 @@ class PeriodCounter(Algorithm[Book]):
 
     def _settled(self, state: Book, now: int, skew: int, receipt: int | None = None) -> Outcome[Book]:
         decision = self._decision(state, now, 1, skew)._replace(receipt=receipt)
-        return Outcome(state, decision, self._life(state, now), True)
+        return Outcome(state, decision, self.life(state, now), True)
 
     def _decision(self, state: Book | None, now: int, cost: int, skew: int) -> Decision:
         wait = self.earliest(state, now, cost, skew) - now

@@ -7,7 +7,9 @@ where it is skipped.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import date, datetime, time
+from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from shapekit.algorithms.calendar import month_span, weekday
@@ -20,13 +22,18 @@ CADENCES = ("month", "week", "day", "fixed:DURATION", "rolling:DURATION")
 MAX_OFFSET_MINUTES = 840
 DAY_US = 86_400 * SECOND_US
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
+_MOST_KNOWN = 64
+_LISTED_BEFORE, _LISTED_AFTER = 3, 4
+"""How many periods the twin of a zone is told of, on either side of an instant. A period is remembered
+until its length has passed twice, and receipts are as old; turns ahead and clocks that differ by a day
+need as many."""
 
 
 class Periods(Value):
     """Cuts civil time; `bounds` gives the period an instant lies in."""
 
     fields = ("cadence", "span_us", "offset_minutes", "tz", "week_start", "anchor_day")
-    __slots__ = (*fields, "_zone", "_newest")
+    __slots__ = (*fields, "_zone", "_newest", "_by_start")
 
     cadence: str
     span_us: int
@@ -36,6 +43,7 @@ class Periods(Value):
     anchor_day: int
     _zone: ZoneInfo | None
     _newest: list[tuple[int, int]]
+    _by_start: dict[int, tuple[int, int]]
 
     def __init__(
         self, per: str, *, offset_minutes: int, tz: str | None, week_start: str, anchor_day: int
@@ -58,6 +66,8 @@ class Periods(Value):
             _zone=None if tz is None else _zone(tz),
             # The period asked for last, one slot: nearly every call asks for the same one again.
             _newest=[(0, 0)],
+            # A few by their start, as states know them.
+            _by_start={},
         )
 
     def bounds(self, civil_us: int) -> tuple[int, int]:
@@ -65,9 +75,41 @@ class Periods(Value):
         known = self._newest[0]
         if known[0] <= civil_us < known[1]:
             return known
-        found = self._bounds(civil_us)
-        self._newest[0] = found
+        found = self._by_start.get(civil_us)
+        if found is None:
+            found = self._newest[0] = self._bounds(civil_us)
+            if len(self._by_start) >= _MOST_KNOWN:
+                self._by_start.clear()
+            self._by_start[found[0]] = found
         return found
+
+    def twin(self, instants: Sequence[int] = ()) -> list[Any]:
+        """What the Lua twin is made of; of a zone, the boundaries around these instants."""
+        if self._zone is None:
+            shape = (self.cadence, self.span_us, self.offset_minutes, self.week_start, self.anchor_day)
+            return ["periods", *shape]
+        return ["periods", "listed", self._runs(instants)]
+
+    def _runs(self, instants: Sequence[int]) -> list[list[int]]:
+        """Boundaries in ascending order, and where periods between them are left out in several lists."""
+        periods = set[tuple[int, int]]()
+        for instant in instants:
+            start, end = self._bounds(instant)
+            periods.add((start, end))
+            for _ in range(_LISTED_BEFORE):
+                before = self._bounds(start - 1)
+                periods.add(before)
+                start = before[0]
+            for _ in range(_LISTED_AFTER):
+                after = self._bounds(end)
+                periods.add(after)
+                end = after[1]
+        runs: list[list[int]] = []
+        for start, end in sorted(periods):
+            if not runs or runs[-1][-1] != start:
+                runs.append([start])
+            runs[-1].append(end)
+        return runs
 
     def _bounds(self, civil_us: int) -> tuple[int, int]:
         if self.cadence == "fixed":

@@ -1,11 +1,12 @@
 """Places: stretches of a queue's grid that were given back, and who may still have them.
 
-A place remembers at which version of the line it was given back. A grant of an older version that
+A taken place remembers at which version of the line it was given back. A grant of an older version that
 overlaps it is void: so nobody gives back twice, and nobody what another has got meanwhile.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from shapekit.algorithms.constraints import Receipts
@@ -17,13 +18,18 @@ TAKEN = -1
 """In place of a departure: nobody may have this place any more."""
 
 Place: TypeAlias = tuple[int, int, int, int, int, tuple[int, int], Receipts]
-"""From, to, the version that gave it back, its departure (or TAKEN), its cost, the tail and the newest
-departure before it, and what its departure was charged."""
+"""From, to, the version that gave it back, its departure (or TAKEN, or FREE: a gap), its cost (of a gap:
+who stands in it), the tail and the newest departure before it, and what its departure was charged."""
 
 
 def taken(start: int, end: int, since: int) -> Place:
-    """A place that nobody may have: it only voids the grants of whoever had it."""
+    """A fence: a place that nobody may have. It only voids the grants of whoever had it."""
     return (start, end, since, TAKEN, 0, (0, 0), ())
+
+
+def is_full(places: tuple[Place, ...]) -> bool:
+    """Whether one more free place could not be remembered."""
+    return sum(place[3] != TAKEN for place in places) >= MAX_HOLES
 
 
 def with_place(places: tuple[Place, ...], place: Place) -> tuple[Place, ...]:
@@ -38,10 +44,30 @@ def with_place(places: tuple[Place, ...], place: Place) -> tuple[Place, ...]:
         kept = [old for old in places if old[0] < start]
     else:
         kept = [old for old in places if not (old[0] >= start and old[1] <= end)]
-    fences = [old for old in kept if old[3] == TAKEN]
-    if len(fences) >= MAX_HOLES:
-        # Two fences become one: some grants between them cannot be given back any more.
-        one, two = fences[:2]
-        kept = [old for old in kept if old not in (one, two)]
-        kept.append(taken(one[0], max(one[1], two[1]), max(one[2], two[2])))
-    return tuple(sorted([*kept, place]))
+    return bounded([*kept, place])
+
+
+def bounded(places: Sequence[Place]) -> tuple[Place, ...]:
+    """The places by their start, with no more fences than may be.
+
+    Of too many, the two nearest become one: grants between them cannot be given back any more.
+    """
+    fences = sorted((place for place in places if place[3] == TAKEN), key=_extent)
+    while len(fences) > MAX_HOLES:
+        near = min(range(len(fences) - 1), key=lambda one: fences[one + 1][0] - fences[one][1])
+        one, two = fences[near : near + 2]
+        fences[near : near + 2] = [taken(one[0], max(one[1], two[1]), max(one[2], two[2]))]
+    holes = [place for place in places if place[3] != TAKEN]
+    return tuple(sorted([*fences, *holes], key=_extent))
+
+
+def fenced(fences: Sequence[Place], start: int, end: int, since: int) -> tuple[Place, ...]:
+    """The fences and one more; it is one with the fence before it if they touch and void the same."""
+    for place in fences:
+        if place[1] == start and place[2] == since:
+            return bounded([*(old for old in fences if old is not place), taken(place[0], end, since)])
+    return bounded([*fences, taken(start, end, since)])
+
+
+def _extent(place: Place) -> tuple[int, int, int]:
+    return place[:3]

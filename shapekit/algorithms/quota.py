@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import timedelta
 from fractions import Fraction
 from typing import Any, ClassVar, Self
@@ -139,11 +140,33 @@ class Quota(Algorithm[Any]):
         )
 
     def adopt(self, state: Any, writer: Any, now: int, skew: int = 0) -> Any:
-        if type(self.counter) is not type(writer.counter):
+        if isinstance(self.counter, PeriodCounter) is not isinstance(writer.counter, PeriodCounter):
             raise ConfigError(
                 "per", self.per, f"cannot continue a quota per {writer.per}", "use another name"
             )
         return self.counter.adopt(state, writer.counter, now, skew)
+
+    def life(self, state: Any, now: int, skew: int = 0) -> int:
+        return self.counter.life(state, now, skew)
+
+    def decision_received(self, sent: Any) -> Decision:
+        return self.counter.decision_received(sent)
+
+    def twin(self, instants: Sequence[int] = ()) -> list[Any]:
+        twin = self.counter.twin(instants)
+        return twin if isinstance(self.counter, PeriodCounter) else ["quota", twin]
+
+    def state_sent(self, state: Any) -> Any:
+        return self.counter.state_sent(state)
+
+    def state_received(self, sent: Any) -> Any:
+        return self.counter.state_received(sent)
+
+    def receipt_sent(self, receipt: Receipt) -> Any:
+        return self.counter.receipt_sent(receipt)
+
+    def receipt_received(self, sent: Any) -> Receipt:
+        return self.counter.receipt_received(sent)
 
 
 def _budget(limit: object, per: Any) -> tuple[int, Any]:

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any, ClassVar, Self, TypeAlias
 
-from shapekit.algorithms.base import Algorithm, Decided, Outcome, scaled_window, share_of, windowed
+from shapekit.algorithms.base import (
+    Algorithm,
+    Decided,
+    Outcome,
+    decision_of,
+    scaled_window,
+    share_of,
+    windowed,
+)
 from shapekit.decision import Decision, Forecast, Receipt
 from shapekit.errors import ConfigError
 from shapekit.rate import Duration, Rate
@@ -18,6 +28,7 @@ Log: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[
 
 MAX_LIMIT = 10_000
 _RECENT = 64
+_DIGITS = 8
 _EMPTY: Log = ((), (), (), ())
 _new = tuple.__new__
 
@@ -129,7 +140,40 @@ class SlidingWindowLog(Algorithm[Log]):
         return type(self)(*scaled_window(self.limit, self.window_us, share_of(share)))
 
     def adopt(self, state: Log, writer: Any, now: int, skew: int = 0) -> Log:
-        return state
+        if isinstance(writer, SlidingWindowLog):
+            return state
+        entries = list(writer.entries(state, now))
+        times, units = [at for at, _ in entries], [count for _, count in entries]
+        return ((), (), tuple(times), tuple(accumulate(units)))
+
+    def entries(self, state: Log, now: int) -> Iterator[tuple[int, int]]:
+        """When units were admitted, oldest first, and how many: for a window of another form."""
+        before = 0
+        for at, total in zip(state[0] + state[2], state[1] + state[3], strict=True):
+            yield at, total - before
+            before = total
+
+    def decision_received(self, sent: Any) -> Decision:
+        if len(sent) > 2:
+            return decision_of(sent, self.receipt_received)
+        now, used = sent
+        return Decision(True, self.limit, used, self.limit - used, now + self.window_us, 0, None, now)
+
+    def twin(self, instants: Sequence[int] = ()) -> list[Any]:
+        return ["sliding_log", self.limit, self.window_us, _RECENT]
+
+    def state_sent(self, state: Log) -> Any:
+        old_times, old_totals, times, totals = state
+        entries = zip(old_times + times, old_totals + totals, strict=True)
+        text = "".join([_digits(number) for entry in entries for number in entry])
+        return [len(old_times), 0, text]
+
+    def state_received(self, sent: Any) -> Log:
+        old, base, text = sent
+        digits = text.encode() if isinstance(text, str) else text
+        numbers = [_number(digits[at : at + _DIGITS]) for at in range(0, len(digits), _DIGITS)]
+        times, totals = tuple(numbers[::2]), tuple([total - base for total in numbers[1::2]])
+        return times[:old], totals[:old], times[old:], totals[old:]
 
     def _standing(self, log: Log, now: int) -> tuple[int, int, int]:
         """The totals that have left the window and that were ever reached, and the newest instant."""
@@ -173,3 +217,15 @@ class SlidingWindowLog(Algorithm[Log]):
         full = max(now + wait, newest + self.window_us) if used else now + wait
         remaining = 0 if newest > now else max(0, self.limit - used)
         return Decision(wait == 0, self.limit, used, remaining, full, wait)
+
+
+def _digits(number: int) -> str:
+    """A number below 2^53 in eight digits of seven bits, as the twin keeps it."""
+    return "".join([chr(number >> shift & 127) for shift in range(7 * _DIGITS - 7, -1, -7)])
+
+
+def _number(digits: bytes) -> int:
+    number = 0
+    for digit in digits:
+        number = number << 7 | digit
+    return number

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, Self, TypeAlias
 
-from shapekit.algorithms.base import Algorithm, Decided, Outcome, scaled_window, share_of, windowed
+from shapekit.algorithms.base import (
+    Algorithm,
+    Decided,
+    Outcome,
+    decision_of,
+    scaled_window,
+    share_of,
+    windowed,
+)
 from shapekit.decision import Decision, Forecast, Receipt
 from shapekit.errors import ConfigError
-from shapekit.rate import Duration, Rate, whole
+from shapekit.rate import MAX_COUNT, Duration, Rate, whole
 
 __all__ = ["SlidingWindow"]
 
@@ -17,6 +26,7 @@ Ring: TypeAlias = tuple[int, ...]
 MAX_BUCKETS = 1_000
 _MAX_AHEAD = 1_000
 """Ticks of turns still to come that are kept apart."""
+_MOST_OWED = 1_000 * MAX_COUNT
 _new = tuple.__new__
 
 
@@ -116,12 +126,13 @@ class SlidingWindow(Algorithm[Ring]):
     def earliest(self, state: Ring | None, at: int, cost: int, skew: int = 0) -> int:
         if not state:
             return at
-        width, size = self._width, self.buckets + 1
-        ring = self._turned(state, at // width, size)
-        while True:
-            start = ring[0] * width
-            room = self.limit - cost - sum(ring[1:size])
-            oldest = ring[size] if len(ring) > size else 0
+        width, buckets = self._width, self.buckets
+        ring = self._turned(state, at // width, buckets + 1)
+        room = self.limit - cost - sum(ring[1 : buckets + 1])
+        for age in range(buckets, -1, -1):
+            # The tick of this age is the oldest that counts.
+            start = (ring[0] + buckets - age) * width
+            oldest = ring[1 + age] if len(ring) > 1 + age else 0
             if room >= oldest:
                 return max(at, start)
             if room > 0 and not self.conservative:
@@ -129,7 +140,9 @@ class SlidingWindow(Algorithm[Ring]):
                 elapsed = width - room * width // oldest
                 if elapsed < width:
                     return max(at, start + elapsed)
-            ring = self._turned(ring, ring[0] + 1, size)
+            if age and len(ring) > age:
+                room += ring[age]
+        return max(at, (ring[0] + buckets + 1) * width)
 
     def peek(self, state: Ring | None, now: int, skew: int = 0) -> Decision:
         return self._decision(state, now, 1)
@@ -162,7 +175,9 @@ class SlidingWindow(Algorithm[Ring]):
     ) -> Outcome[Ring]:
         tick = now // self._width
         ring = self._turned(state or (tick, 0), tick, self.buckets + 1)
-        return self._settled((ring[0], ring[1] + cost, *ring[2:]), now, max(now, ring[0] * self._width))
+        # A debt that no waiting repays is counted no further: the twin's sums stay exact in a double.
+        owed = cost if sum(ring[1:]) < _MOST_OWED else 0
+        return self._settled((ring[0], ring[1] + owed, *ring[2:]), now, max(now, ring[0] * self._width))
 
     def scaled(self, share: float | Fraction) -> Self:
         limit, window = scaled_window(self.limit, self.window_us, share_of(share))
@@ -170,16 +185,29 @@ class SlidingWindow(Algorithm[Ring]):
 
     def adopt(self, state: Ring, writer: Any, now: int, skew: int = 0) -> Ring:
         counts: dict[int, int] = {}
-        for age, count in enumerate(state[1:]):
-            begun = (state[0] - age) * writer._width
-            last = begun + writer._width - 1
-            if begun <= now < last:
-                last = now
-            counts[last // self._width] = counts.get(last // self._width, 0) + count
+        for at, count in writer.entries(state, now):
+            counts[at // self._width] = counts.get(at // self._width, 0) + count
         if not counts:
             return ()
         newest = max(counts)
         return (newest, *(counts.get(tick, 0) for tick in range(newest, min(counts) - 1, -1)))
+
+    def entries(self, state: Ring, now: int) -> Iterator[tuple[int, int]]:
+        """When units were admitted at the latest, oldest first: for a window of another form."""
+        for age in range(len(state) - 2, -1, -1):
+            begun = (state[0] - age) * self._width
+            last = begun + self._width - 1
+            yield now if begun <= now < last else last, state[age + 1]
+
+    def decision_received(self, sent: Any) -> Decision:
+        if len(sent) > 2:
+            return decision_of(sent, self.receipt_received)
+        now, used = sent
+        full = (now // self._width + self.buckets + 1) * self._width
+        return Decision(True, self.limit, used, self.limit - used, full, 0, None, now)
+
+    def twin(self, instants: Sequence[int] = ()) -> list[Any]:
+        return ["sliding_window", self.limit, self._width, self.buckets, self.conservative]
 
     def _turned(self, ring: Ring, tick: int, size: int) -> Ring:
         """The ring with `tick` as its newest, if that is not in its past, and at most `size` ticks."""

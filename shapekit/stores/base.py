@@ -17,7 +17,7 @@ To write a store, implement the abstract methods. What they promise:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 from shapekit.clock import Clock
@@ -60,13 +60,16 @@ ApplyMany: TypeAlias = Callable[[Sequence[Key], tuple[Any, ...]], list[Any]]
 class Store(ABC):
     """Where the states live. See the module's text for what a store promises."""
 
-    shared: ClassVar[bool]
+    shared: bool
     """Whether other processes see the same states; then everything on it needs a name."""
 
-    instant: ClassVar[bool] = False
+    instant: bool = False
     """Whether calls return without I/O, so that asynchronous callers need not await."""
 
-    clock_decides: ClassVar[bool] = False
+    sharded: bool = False
+    """Whether parts of the truth can be lost by themselves; then `shard` tells them apart."""
+
+    clock_decides: bool = False
     """Whether decisions go by `clock`: then an instant of theirs can be slept until, without a detour."""
 
     clock: Clock
@@ -89,6 +92,10 @@ class Store(ABC):
         self, name: str, program: Program, operation: Operation
     ) -> Callable[[Sequence[Key], tuple[Any, ...]], Awaitable[list[Any]]]:
         """`bind_many`, awaitable."""
+
+    def shard(self, name: str, program: Program, key: Key) -> Hashable:
+        """On which part of the truth a key lies, as far as is known; None for the whole."""
+        return None
 
     @abstractmethod
     def reset(self, name: str, program: Program, key: Key) -> None:

@@ -8,13 +8,14 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 from shapekit.algorithms.base import NEVER_US
 from shapekit.algorithms.composite import Composite, adopted
 from shapekit.clock import Clock, SystemClock
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.stores.base import READS, Apply, ApplyMany, Key, Operation, Program, Store
+from shapekit.stores.records import step_of
 
 __all__ = ["MemoryStore"]
 
@@ -38,9 +39,9 @@ class MemoryStore(Store):
     dropped. A forked child warns once, because from then on there are two truths and twice the rate.
     """
 
-    shared: ClassVar[bool] = False
-    instant: ClassVar[bool] = True
-    clock_decides: ClassVar[bool] = True
+    shared = False
+    instant = True
+    clock_decides: bool = True
 
     def __init__(self, clock: Clock | None = None) -> None:
         if clock is not None and (isinstance(clock, type) or not isinstance(clock, Clock)):
@@ -69,14 +70,15 @@ class MemoryStore(Store):
         if operation not in ("check", "reserve"):
             return apply
         space = self._space(name, program)
-        find, step = space.get, _step(program, operation)
+        find, step = space.get, step_of(program, operation)
         civil, wall_us = program.civil, self.clock.wall_us
+        ticks, offset_us = self.clock.ticks() if type(self.clock) is SystemClock else (None, 0)
 
         def charge(key: Any, asked: Any) -> Any:
             # `apply`, written out for the path of every admitted call: a live key of this program.
             acquire()
             try:
-                now = now_us()
+                now = now_us() if ticks is None else ticks() // 1_000 + offset_us
                 entry = find(key)
                 if entry is None or entry[2] is not program or now >= self._sweep_due_us:
                     return run(key, now, (asked,))
@@ -161,7 +163,7 @@ class MemoryStore(Store):
 
     def _runner(self, name: str, program: Program, operation: Operation) -> Callable[..., Any]:
         space = self._space(name, program)
-        step = _step(program, operation)
+        step = step_of(program, operation)
         reads = operation in READS
         civil = program.civil
         wall_us = self.clock.wall_us
@@ -170,6 +172,7 @@ class MemoryStore(Store):
         def run(key: Any, now: int, args: tuple[Any, ...]) -> Any:
             if key.__class__ is tuple:
                 return run_together(key, now, args)
+            skew = wall_us() - now if civil else 0
             entry = find(key)
             if entry is None:
                 now, state = self._miss(now), None
@@ -179,7 +182,7 @@ class MemoryStore(Store):
                     if entry[2] is program
                     else adopted(program, entry[0], entry[2], now, wall_us() - now)
                 )
-            outcome = step(state, now, *args, skew=wall_us() - now) if civil else step(state, now, *args)
+            outcome = step(state, now, *args, skew=skew) if civil else step(state, now, *args)
             if reads:
                 return outcome
             if outcome[3]:
@@ -193,15 +196,15 @@ class MemoryStore(Store):
 
         def run_together(keys: tuple[str, ...], now: int, args: tuple[Any, ...]) -> Any:
             parts = program.parts if isinstance(program, Composite) else ()
+            skew = wall_us() - now
             records = _records(program, keys)
             entries = [find(record) for record in records]
             if None in entries:
                 now = self._miss(now)
             states = tuple(
-                None if entry is None else adopted(part, entry[0], entry[2], now, wall_us() - now)
+                None if entry is None else adopted(part, entry[0], entry[2], now, skew)
                 for part, entry in zip(parts, entries, strict=True)
             )
-            skew = wall_us() - now
             outcome = step(states, now, *args, skew=skew)
             if reads:
                 return outcome
@@ -210,7 +213,7 @@ class MemoryStore(Store):
                     if after is not before:
                         if record not in space:
                             self._line.append((space, record))
-                        space[record] = (after, part.forecast(after, now, 1, skew).full_at_us, part)
+                        space[record] = (after, now + part.life(after, now, skew), part)
                 self._sweep(now)
             return outcome[1]
 
@@ -227,7 +230,7 @@ class MemoryStore(Store):
     def _miss(self, now: int) -> int:
         """The time a cold key starts at: not before a time at which it may have been swept."""
         self._check_open()
-        return max(now, self._swept_us)
+        return now if now >= self._swept_us - _LINGER_US else self._swept_us
 
     def _check_open(self) -> None:
         if self._closed:
@@ -262,11 +265,6 @@ class MemoryStore(Store):
                 shown = f"{name}:{record}" if isinstance(record, str) else f"{name}:{record[0]}:{record[1]}"
                 if entry[1] > now and shown.startswith(prefix):
                     yield shown, space, record
-
-
-def _step(program: Program, operation: Operation) -> Callable[..., Any]:
-    step: Callable[..., Any] = getattr(program, "decide" if operation == "check" else operation)
-    return step
 
 
 def _records(program: Program, keys: tuple[str, ...]) -> tuple[tuple[str, str], ...]:

@@ -24,9 +24,11 @@ class Follow:
 
 def heard(shaper, turn):
     """What a waiter hears who asks now: how many µs it still has to wait, and whether the key is held."""
-    grant = turn.grant
-    departs_at, now, held = shaper._confirm(turn.key, grant.generation, grant.due_us)
-    return max(0, departs_at - now), held
+    confirm = shaper._store.bind(shaper.name, shaper.queue, "confirm")
+    generation, shift, until, now = confirm(turn.key)
+    if generation != turn.grant.generation:
+        return 0, False
+    return max(0, max(turn.grant.due_us + shift, until) - now), until > now
 
 
 class Follower:

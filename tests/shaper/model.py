@@ -1,8 +1,9 @@
 """The queue as the contract tells it: a plain list of places, exact fractions, no cleverness.
 
 A hold moves everything in the list, one by one. A call that is cancelled at the end of the list
-disappears, and with it the free places that now end the list. One cancelled elsewhere leaves its place
-free, and the next newcomer whom it suits takes just that departure. All instants are microseconds.
+disappears, and with it the free place that now ends the list. One cancelled elsewhere leaves its place
+free; free places that touch are one; and a newcomer stands at the beginning of the first that is wide
+enough, from now on. All instants are microseconds.
 """
 
 from fractions import Fraction
@@ -23,26 +24,23 @@ class Call:
         self.settled = None
 
 
-class Place:
-    """A stretch of the list, with the departure of whoever has it; nobody ever has a wall."""
+WALL = object()
+"""Who owns a place that nobody may have."""
 
-    def __init__(self, start, end, due=None, offers=0):
+
+class Place:
+    """A stretch of the list, with the departure of whoever has it; free where nobody has it."""
+
+    def __init__(self, start, end, owner=None, due=0):
         self.start = start
         self.end = end
+        self.owner = owner
         self.due = due
-        self.offers = offers
-        self.owner = None
-        self.inherited = False
-
-    @property
-    def is_free(self):
-        return self.due is not None and self.owner is None
 
     def move(self, by):
         self.start += by
         self.end += by
-        if self.due is not None:
-            self.due += by
+        self.due += by
 
 
 class Model:
@@ -66,25 +64,35 @@ class Model:
     def tail(self):
         return self.places[-1].end if self.places else Fraction(0)
 
-    def free_places(self):
-        return [place for place in self.places if place.is_free and place.due >= self.at]
+    def is_free(self, place):
+        return place.owner is None and place.end > self.at
 
     def reserve(self, cost, max_wait):
         """The call, or None if refused, and the wait."""
-        suits = next((place for place in self.free_places() if place.offers >= cost), None)
-        if suits is None:
-            start = max(self.tail, Fraction(self.at))
-            saved = max(0, self.burst - cost) * self.interval
-            place = Place(start, start + cost * self.interval, ceil(max(self.at, self.tail - saved)), cost)
+        # An instant that is rounded up to this microsecond has not passed.
+        soonest = self.at - 1 + Fraction(1, self.interval.denominator)
+        width = cost * self.interval
+        saved = max(0, self.burst - cost) * self.interval
+        for free in self.places:
+            start = max(free.start, soonest)
+            if self.is_free(free) and start + width <= free.end:
+                due = max(self.at, ceil(start - saved))
+                passed = [Place(free.start, start, WALL)] if free.start < start else []
+                kept = [*passed, Place(start, start + width, WALL, due)]
+                break
         else:
-            place = suits
+            free = None
+            start = max(self.tail, Fraction(self.at))
+            kept = [Place(start, start + width, WALL, ceil(max(self.at, self.tail - saved)))]
+        place = kept[-1]
         wait = place.due - self.now
         if max_wait is not None and wait > max_wait:
             return None, wait
-        if suits is None:
-            self.places.append(place)
-        else:
-            place.inherited, place.offers = True, cost
+        if free is not None and place.end < free.end:
+            kept.append(Place(place.end, free.end))
+        self.places = sorted(
+            [*(old for old in self.places if old is not free), *kept], key=lambda place: place.start
+        )
         call = Call(cost, place, self.life)
         place.owner = call
         self.calls.append(call)
@@ -102,11 +110,17 @@ class Model:
         place = call.place
         if not self.has_place(call) or place.due < self.at:
             return False
-        place.owner, call.cancelled, call.left_at = None, True, None
-        if place is self.places[-1]:
-            free = self.free_places()
-            while self.places and self.places[-1] in free:
-                self.places.pop()
+        place.owner, call.cancelled, call.left_at = WALL, True, None
+        free = Place(place.start, place.end)
+        for other in filter(self.is_free, self.places):
+            if other.end == place.start:
+                free.start = other.start
+            elif other.start == place.end:
+                free.end = other.end
+        kept = [old for old in self.places if not free.start <= old.start < free.end]
+        if free.end != self.tail:
+            kept.append(free)
+        self.places = sorted(kept, key=lambda place: place.start)
         return True
 
     def settle(self, call, actual):
@@ -120,10 +134,8 @@ class Model:
         call.settled = actual
         if extra > 0:
             self.wall(max(self.tail, Fraction(self.at)) + extra * self.interval)
-        elif not place.inherited:
-            place.offers = actual
-            if place is self.places[-1]:
-                place.end = place.start + actual * self.interval
+        elif place is self.places[-1]:
+            place.end = place.start + actual * self.interval
         return True
 
     def hold(self, length):
@@ -144,7 +156,7 @@ class Model:
 
     def wall(self, end):
         if end > self.tail:
-            self.places.append(Place(self.tail, end))
+            self.places.append(Place(self.tail, end, WALL))
 
     def move_all(self, by):
         for place in self.places:

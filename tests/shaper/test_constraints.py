@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from shapekit import FixedWindow
+from shapekit import FixedWindow, Quota
 
 from .follower import SECOND, Follower
 from .histories import check_periods
@@ -97,6 +97,23 @@ def test_an_aligned_window_is_aligned_in_real_time_after_a_hold_too():
         follower.reserve()
     follower.finish()
     check_periods(follower.departures, 4, SECOND)
+
+
+@pytest.mark.parametrize("gate", [FixedWindow(4, "1s"), Quota("4/fixed:1s")])
+def test_who_waits_through_a_hold_stays_charged_to_the_window_of_the_promise(gate):
+    """The bound: a window sees its limit, and those who were promised an earlier one and held back."""
+    follower = Follower("100/s", gates=(gate,))
+    first = [follower.reserve() for _ in range(4)]
+    follower.advance(5_000)
+    follower.hold(SECOND)
+    held = [call for call in first if call in follower.waiting]
+    for _ in range(9):
+        assert follower.reserve(1, 60 * SECOND)
+    follower.finish()
+    start = first[0].left_at
+    used = [sum((at - start) // SECOND == window for at, _ in follower.departures) for window in range(4)]
+    assert len(held) == 3
+    assert used == [1, 4 + len(held), 4, 1]
 
 
 thorough = settings(

@@ -1,8 +1,7 @@
 """A thousand who wait, half of whom give up at random moments; seeded, in virtual time.
 
 What holds for those who stay: they leave in the order in which they came, none later than promised, and
-all of them leave. What holds for those who came after: they wait for nobody who is gone, except for
-turns beyond the 64 given-back places that a key remembers at a time; those expire unused.
+all of them leave. What holds for those who came after: they wait for nobody who is gone.
 """
 
 import random
@@ -14,20 +13,19 @@ from anyio.lowlevel import checkpoint
 
 from shapekit import Shaper
 from shapekit.alarm import AsyncAlarm
-from shapekit.algorithms.leaky_queue import MAX_HOLES
 
 CROWD = 1_000
+QUITTERS = 64
 INTERVAL_US = 10_000
 SECOND = 1_000_000
 
 
 class Watched(Shaper):
-    """Notes every turn that was given back, and whether its place is remembered."""
+    """Notes every turn that was given back."""
 
     def __init__(self, clock):
         super().__init__("100/s", clock=clock)
-        self.given_back = {}
-        self.forgotten = set()
+        self.given_back = set()
 
     def give_back(self, turn):
         freed = super().give_back(turn)
@@ -40,15 +38,8 @@ class Watched(Shaper):
         return freed
 
     def note(self, turn, freed):
-        slot = turn.grant.departs_at_us
-        now = self._store.clock.now_us()
-        if freed:
-            self.given_back[slot] = now
-            return
-        # Refused only because as many places as may be are remembered already.
-        self.forgotten.add(slot)
-        assert slot >= now
-        assert sum(end + INTERVAL_US > now for end in self.given_back) >= MAX_HOLES
+        assert freed
+        self.given_back.add(turn.grant.departs_at_us)
 
 
 def fate(seed, share=0.5):
@@ -63,10 +54,7 @@ def fate(seed, share=0.5):
 
 def expected_delay(shaper, start_us, fates, now):
     """When a newcomer leaves: in the first place that is free, or behind the last who has not gone."""
-    standing = [
-        start_us + name * INTERVAL_US for name, gives_up in enumerate(fates) if gives_up is None
-    ] + sorted(shaper.forgotten)
-    last = max(standing)
+    last = max(start_us + name * INTERVAL_US for name, gives_up in enumerate(fates) if gives_up is None)
     free = sorted(slot for slot in shaper.given_back if now <= slot < last)
     return (free[0] if free else max(now, last + INTERVAL_US)) - now
 
@@ -117,7 +105,7 @@ def test_a_thousand_tasks_half_of_which_are_cancelled(anyio_backend, clock, seed
     start_us = clock.now_us()
     anyio.run(crowd, shaper, clock, fates, outcome, backend=anyio_backend)
     outcome.check(fates, start_us)
-    assert len(shaper.given_back) + len(shaper.forgotten) == sum(gives_up is not None for gives_up in fates)
+    assert len(shaper.given_back) == sum(gives_up is not None for gives_up in fates)
     assert shaper.reserve().grant.wait_us == expected_delay(shaper, start_us, fates, clock.now_us())
 
 
@@ -147,16 +135,16 @@ def test_a_newcomer_in_the_middle_of_it_takes_the_first_free_place(anyio_backend
 
 
 def test_of_few_who_give_up_every_place_is_used_again(anyio_backend, clock):
-    """As many newcomers as quitters, all within the bound: nobody waits longer than the crowd did."""
+    """As many newcomers as quitters: nobody waits longer than the crowd did."""
     rng = random.Random(4)
-    quitters = rng.sample(range(100, CROWD), MAX_HOLES)
+    quitters = rng.sample(range(100, CROWD), QUITTERS)
     fates = [SECOND // 2 + name if name in quitters else None for name in range(CROWD)]
     shaper, outcome, slots = Watched(clock), Outcome(), []
     start_us = clock.now_us()
 
     async def newcomers():
         await clock.asleep(0.9, AsyncAlarm())
-        turns = [await shaper.areserve() for _ in range(MAX_HOLES + 1)]
+        turns = [await shaper.areserve() for _ in range(QUITTERS + 1)]
         slots.extend(turn.grant.departs_at_us for turn in turns)
 
     async def main():
@@ -166,7 +154,6 @@ def test_of_few_who_give_up_every_place_is_used_again(anyio_backend, clock):
 
     anyio.run(main, backend=anyio_backend)
     outcome.check(fates, start_us)
-    assert shaper.forgotten == set()
     standing = max(name for name in range(CROWD) if name not in quitters) + 1
     free = sorted(name for name in quitters if name < standing)
     behind = range(standing, CROWD + 1)
@@ -175,7 +162,7 @@ def test_of_few_who_give_up_every_place_is_used_again(anyio_backend, clock):
 
 @pytest.mark.parametrize("order", ["forwards", "backwards", "random"])
 def test_when_everybody_gives_up_nobody_waits_for_them(anyio_backend, clock, order):
-    """All but the first; what can still be waited for is what was beyond the bound."""
+    """All but the first, who has left."""
     names = list(range(1, CROWD))
     if order == "random":
         random.Random(5).shuffle(names)
@@ -189,8 +176,6 @@ def test_when_everybody_gives_up_nobody_waits_for_them(anyio_backend, clock, ord
     anyio.run(crowd, shaper, clock, fates, outcome, backend=anyio_backend)
     outcome.check(fates, start_us)
     assert shaper.reserve().grant.wait_us == expected_delay(shaper, start_us, fates, clock.now_us())
-    if order == "backwards":
-        assert shaper.forgotten == set()
 
 
 def test_sixty_four_threads_half_of_which_give_up(by_hand, crew, until_asleep):

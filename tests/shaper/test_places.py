@@ -3,7 +3,7 @@
 import pytest
 
 from shapekit import ManualClock, Shaper
-from shapekit.algorithms.leaky_queue import MAX_HOLES
+from shapekit.algorithms.places import MAX_HOLES
 
 from .follower import heard
 
@@ -175,16 +175,22 @@ def test_keys_do_not_mix(shaper):
     assert shaper.reserve("mine").delay == 0.0
 
 
-def test_at_most_64_places_are_remembered_and_those_beyond_expire_unused(shaper):
-    turns = take(shaper, 200)
+@pytest.fixture
+def windowed(clock):
+    """With a second limit places stay as they are, and do not become one."""
+    return Shaper("10/s; 500/min", clock=clock)
+
+
+def test_at_most_64_places_are_remembered_and_those_beyond_expire_unused(windowed):
+    turns = take(windowed, 200)
     given_back = [turn for turn in turns[1:191:2] if turn.cancel()]
     assert len(given_back) == MAX_HOLES == 64
     assert given_back == turns[1:129:2]
-    assert delays(take(shaper, 66)) == [*delays(given_back), 20.0, 20.1]
+    assert delays(take(windowed, 66)) == [*delays(given_back), 20.0, 20.1]
 
 
-def test_a_place_that_has_passed_makes_room_for_another(shaper, clock):
-    turns = take(shaper, 200)
+def test_a_place_that_has_passed_makes_room_for_another(windowed, clock):
+    turns = take(windowed, 200)
     assert all(turn.cancel() for turn in turns[1:129:2])
     assert not turns[129].cancel()
     clock.advance(0.2)

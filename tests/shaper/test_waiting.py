@@ -343,3 +343,23 @@ def test_a_warning_that_is_an_error_gives_the_turn_back():
     error, nothing, delay, _ = run_with("error")
     assert error.startswith("a synchronous wait blocks the event loop")
     assert (nothing, delay) == ("", "3.0 1.0")
+
+
+def test_a_waiter_that_is_thrown_away_takes_no_lock(crew):
+    """The collector may throw it away in the midst of anything, with a store's lock held by its thread."""
+    clock = ManualClock(1_000)
+    store = MemoryStore(clock)
+    shaper = Shaper("1/s", store=store, name="api")
+    shaper.reserve()
+
+    async def main():
+        waiter = shaper.aschedule()
+        waiter.send(None)
+        with store._lock, shaper._waiters._lock:
+            waiter.close()
+
+    crew.start(anyio.run, main)
+    crew.join()
+    assert crew.raised == []
+    assert shaper._waiters._lines == {}
+    assert shaper._waiters._alarms == set()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapekit import GCRA, FixedWindow, Gate, ManualClock, MemoryStore, SlidingWindowLog, all_of
+from shapekit import GCRA, FixedWindow, Gate, ManualClock, MemoryStore, Shaper, SlidingWindowLog, all_of
 
 MANY = 200_000
 MOST_A_CALL = 64
@@ -143,3 +143,22 @@ def test_the_parts_of_a_composite_are_swept_each_by_its_own_life():
     assert sorted(store.keys()) == ["api:fast:c", "api:slow:b", "api:slow:d"]
     assert gate.check({"fast": "a", "slow": "b"})
     assert not gate.check({"fast": "e", "slow": "b"})
+
+
+@pytest.mark.parametrize("burst", [1, 2])
+@pytest.mark.parametrize("calls", [1, 2, 4])
+def test_a_queue_is_kept_as_long_as_it_differs_from_a_cold_one(calls, burst):
+    """Whether its last call left at once or had to wait; other keys' calls sweep as hard as they can."""
+    store = MemoryStore(clock := ManualClock(1_000))
+    shaper = Shaper("1/min", burst=burst, store=store)
+    for _ in range(calls):
+        shaper.reserve("kept")
+    clock.advance(60 * calls - 1)
+    for number in range(100):
+        shaper.reserve(f"other {number}")
+    turns = [shaper.reserve("kept").delay for _ in range(burst)]
+    assert turns == [0.0] * (burst - 1) + [1.0]
+    clock.advance(60 * (calls + burst) + 2)
+    for number in range(100):
+        shaper.reserve(f"later {number}")
+    assert len(store) == 100

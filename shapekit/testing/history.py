@@ -1,4 +1,4 @@
-"""For tests of code that is limited: virtual time, and a judge for any recorded history.
+"""A judge for any recorded history of calls.
 
 `check_pace` and `check_window` look at when calls have left and at nothing else, so they judge every
 limiter alike: ours, another's, or the two of a program and its proxy. Both raise PaceError, which is
@@ -6,6 +6,7 @@ an AssertionError, and both are exact: instants are rounded to the microsecond, 
 shapekit counts, and all else is integers and fractions.
 
     >>> from shapekit import GCRA, Gate
+    >>> from shapekit.testing import ManualClock
     >>> clock = ManualClock(autojump=True)
     >>> gate = Gate(GCRA("10/s", burst=2), clock=clock)
     >>> departures = []
@@ -18,7 +19,7 @@ shapekit counts, and all else is integers and fractions.
     >>> check_pace(departures, "10/s")
     Traceback (most recent call last):
     ...
-    shapekit.testing.PaceError: calls 0 (at 0 s) to 1 (at 0 s) cost 2 in 0 s; at 10/s burst 1 that \
+    shapekit.testing.history.PaceError: calls 0 (at 0 s) to 1 (at 0 s) cost 2 in 0 s; at 10/s burst 1 that \
 takes 0.1 s: 0.1 s too early
 """
 
@@ -30,10 +31,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from shapekit.algorithms.base import windowed
 from shapekit.errors import ConfigError
-from shapekit.manual_clock import ManualClock
 from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, Rate, RateLike, duration_us, seconds_text, whole
 
-__all__ = ["Departure", "ManualClock", "PaceError", "check_pace", "check_window"]
+__all__ = ["Departure", "PaceError", "check_pace", "check_window"]
 
 Departure: TypeAlias = "float | tuple[float, int]"
 """When a call left, in seconds; with its cost, where that is not 1."""
@@ -75,8 +75,8 @@ def check_pace(
         >>> check_pace([0, 0, (0.3, 3)], "10/s", burst=2)
         Traceback (most recent call last):
         ...
-        shapekit.testing.PaceError: calls 2 (at 0.3 s) to 2 (at 0.3 s) cost 3 in 0 s; at 10/s burst 2 \
-that takes 0.1 s: 0.1 s too early
+        shapekit.testing.history.PaceError: calls 2 (at 0.3 s) to 2 (at 0.3 s) cost 3 in 0 s; at 10/s \
+burst 2 that takes 0.1 s: 0.1 s too early
         >>> check_pace([0, 0, (0.3, 3)], "10/s burst 3")
         >>> check_pace([0, 1/3, 2/3, 1], "3/s", tolerance="1us")
     """
@@ -117,7 +117,7 @@ def check_window(
         >>> check_window([0, 0.9, (1.0, 2)], 2, "1s")
         Traceback (most recent call last):
         ...
-        shapekit.testing.PaceError: calls 1 (at 0.9 s) to 2 (at 1 s) cost 3 in 0.1 s; at most 2 may \
+        shapekit.testing.history.PaceError: calls 1 (at 0.9 s) to 2 (at 1 s) cost 3 in 0.1 s; at most 2 may \
 leave in 1 s: 1 too many
     """
     units, window_us = windowed(limit, window)

@@ -1,0 +1,172 @@
+"""aiohttp: requests of a session leave when they may, and wait when the server says so, all workers as one.
+
+    async with aiohttp.ClientSession(middlewares=[shaped_middleware(rate="10/s")]) as session:
+        async with session.get(url) as response:
+            ...
+
+Each request that is sent counts, as the server counts it: redirects, what a middleware or aiohttp itself
+repeats. So list it last: what stands behind it may send requests that are not seen.
+"""
+
+from __future__ import annotations
+
+import time
+from contextvars import ContextVar
+from typing import Any, Unpack
+
+from shapekit import errors
+from shapekit.errors import ConfigError, RateLimitedError
+from shapekit.outgoing import Outgoing, Shaping, Target, aobserve
+from shapekit.request_options import options_now, request_options
+
+try:
+    import aiohttp
+    from aiohttp import ClientHandlerType, ClientMiddlewareType, ClientRequest, ClientResponse, ClientTimeout
+except ImportError as error:
+    raise errors.missing("shaped_middleware", "aiohttp") from error
+
+__all__ = [
+    "QueueFullError",
+    "QuotaExhaustedError",
+    "StoreUnavailableError",
+    "TimeoutTooShortError",
+    "request_options",
+    "shaped_middleware",
+]
+
+
+class _Unsent(aiohttp.ClientError):
+    """A request that was not sent. Its arguments are those of the error of ours that it is, too."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__()
+        self.args = args
+
+
+class QueueFullError(errors.QueueFullError, _Unsent):
+    """`shapekit.QueueFullError` that is an `aiohttp.ClientError`, too."""
+
+
+class TimeoutTooShortError(QueueFullError, TimeoutError):
+    """The wait is longer than the total timeout leaves time for: said at once, and nothing was consumed.
+
+    A TimeoutError as well, because that is what would have come of waiting.
+    """
+
+    def __str__(self) -> str:
+        return (
+            f"delay={self.delay:.6g} s exceeds the {self.max_wait:.6g} s that the total timeout leaves "
+            f"to key {errors.shortened(self.key)}; raise ClientTimeout(total=…), lower the traffic, "
+            "or retry after the delay"
+        )
+
+
+class QuotaExhaustedError(errors.QuotaExhaustedError, _Unsent):
+    """`shapekit.QuotaExhaustedError` that is an `aiohttp.ClientError`, too."""
+
+
+class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
+    """`shapekit.StoreUnavailableError` that is an `aiohttp.ClientError`, too."""
+
+
+def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
+    """A middleware whose requests leave when they may, for sessions or single requests.
+
+    Takes the keywords of `Policy`, or `policy=`, and:
+
+    - `key`: "host" (the default), "host+method", "origin", a template such as `"{host}/{path[0]}"`, or a
+      callable that is given the `aiohttp.ClientRequest`.
+    - `routes`: `{"https://api.example.com/search": "30/min"}`: other rates or policies for what is below.
+
+    The total timeout of a session or request runs while a request waits for its turn: a wait that does not
+    fit is a TimeoutTooShortError at once.
+
+    A request may say more: `with request_options(cost=5, key=…, max_wait=…, skip=True):` around it.
+    """
+    outgoing = Outgoing("shaped_middleware", **shaping)
+    if outgoing.responds:
+        raise ConfigError(
+            "on_reject",
+            "respond",
+            "needs a response, and aiohttp lets nobody but itself make one",
+            'leave on_reject="raise": the error is an aiohttp.ClientError, and its retry_after says when',
+        )
+
+    async def shaped(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
+        url = request.url
+        target = Target(request.method, url.scheme, url.raw_host or "", url.explicit_port, url.raw_path)
+        left_s = _time_left(request, handler)
+        admission = outgoing.admission(target, options_now(), request, fits_s=left_s)
+        if admission is None:
+            return await handler(request)
+        try:
+            await admission.__aenter__()
+        except (RateLimitedError, errors.StoreUnavailableError) as error:
+            raise _translated(error, left_s).with_traceback(error.__traceback__) from error.__cause__
+        if request.session.closed:
+            # While it waited. aiohttp itself expects nobody to wait but for a connection.
+            await admission.asettle(0)
+            raise aiohttp.ClientConnectionError("Session is closed")
+        try:
+            response = await handler(request)
+        except BaseException as error:
+            await admission.__aexit__(type(error), error, error.__traceback__)
+            raise
+        try:
+            await aobserve(admission, response)
+        except BaseException:
+            response.close()
+            raise
+        return response
+
+    return shaped
+
+
+def _translated(error: RateLimitedError | errors.StoreUnavailableError, left_s: float | None) -> _Unsent:
+    if isinstance(error, errors.QueueFullError):
+        # Of two bounds the shorter was applied, in whole microseconds.
+        by_timeout = left_s is not None and error.max_wait > left_s - 1e-6
+        return (TimeoutTooShortError if by_timeout else QueueFullError)(*error.args)
+    if isinstance(error, errors.QuotaExhaustedError):
+        return QuotaExhaustedError(*error.args)
+    return StoreUnavailableError(*error.args)
+
+
+_DEADLINE: ContextVar[tuple[Any, float]] = ContextVar("shapekit_aiohttp_deadline", default=(None, 0.0))
+"""Of the request that this task is at: its timer, which it keeps over redirects, and when that goes off."""
+
+
+def _time_left(request: ClientRequest, handler: ClientHandlerType) -> float | None:
+    """Seconds until the total timeout strikes; None if none does, or nobody can know."""
+    timeout = _timeout(request, handler)
+    if timeout is None or not timeout.total or timeout.total <= 0:
+        return None
+    now = time.monotonic()
+    timer = getattr(request, "_timer", None)
+    known, deadline = _DEADLINE.get()
+    if timer is None or timer is not known:
+        _DEADLINE.set((timer, now + timeout.total))
+        return timeout.total
+    return deadline - now
+
+
+def _timeout(request: ClientRequest, handler: Any) -> ClientTimeout | None:
+    """The request's timeout, which it tells from aiohttp 3.15 on.
+
+    Before, only what sends it in the end knows, an inner function that has it from around it, and may stand
+    behind those of other middlewares. The session's own timeout would refuse waits for which a single
+    request was given the time.
+    """
+    told: ClientTimeout | None = getattr(request, "timeout", None)
+    while told is None:
+        try:
+            names = handler.__code__.co_freevars
+        except AttributeError:
+            return None
+        if "real_timeout" in names:
+            told = handler.__closure__[names.index("real_timeout")].cell_contents
+        elif "next_h" in names:
+            handler = handler.__closure__[names.index("next_h")].cell_contents
+        else:
+            return None
+    return told

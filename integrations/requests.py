@@ -1,0 +1,282 @@
+"""requests: requests of a session leave when they may, and wait when the server says so, all workers as one.
+
+    session = shape(requests.Session(), rate="10/s")
+    session.mount("https://api.example.com", ShapedAdapter(rate="10/s"))
+
+Each request that is sent counts, as the server counts it: redirects, both steps of a digest
+authentication. What urllib3 repeats (`max_retries=`) happens below, and is not seen.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import threading
+import uuid
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any, TypeVar, Unpack
+from urllib.parse import urlsplit
+
+from shapekit import errors
+from shapekit.errors import ConfigError, RateLimitedError
+from shapekit.outgoing import Outgoing, Passage, Shaping, Target, observe, refuse_rate, too_many
+from shapekit.request_options import options_now, request_options
+
+try:
+    import requests
+    from requests.adapters import BaseAdapter, HTTPAdapter
+    from urllib3 import HTTPResponse
+except ImportError as error:
+    raise errors.missing("ShapedAdapter", "requests") from error
+
+__all__ = [
+    "QueueFullError",
+    "QuotaExhaustedError",
+    "ShapedAdapter",
+    "StoreUnavailableError",
+    "request_options",
+    "shape",
+]
+
+SessionT = TypeVar("SessionT", bound=requests.Session)
+
+
+class _Options(Shaping, total=False):
+    """The keywords of `Policy` and of every wrapper, and those of `HTTPAdapter`."""
+
+    pool_connections: int
+    pool_maxsize: int
+    max_retries: Any
+    pool_block: bool
+
+
+class _Unsent(requests.RequestException):
+    """A request that was not sent. Its arguments are those of the error of ours that it is, too."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__()
+        self.args = args
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without the request, whose hooks may hold what does not pickle.
+        return type(self), self.args
+
+
+class QueueFullError(errors.QueueFullError, _Unsent):
+    """`shapekit.QueueFullError` that is a `requests.RequestException`, too."""
+
+
+class QuotaExhaustedError(errors.QuotaExhaustedError, _Unsent):
+    """`shapekit.QuotaExhaustedError` that is a `requests.RequestException`, too."""
+
+
+class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
+    """`shapekit.StoreUnavailableError` that is a `requests.RequestException`, too."""
+
+
+_REFUSALS: dict[type[errors.ShapekitError], type[_Unsent]] = {
+    errors.QueueFullError: QueueFullError,
+    errors.QuotaExhaustedError: QuotaExhaustedError,
+    errors.StoreUnavailableError: StoreUnavailableError,
+}
+
+
+class _Limit:
+    """What several adapters shape by together, and their copies with them."""
+
+    def __init__(self, wrapper: str, shaping: Any, identity: str) -> None:
+        self.outgoing = Outgoing(wrapper, **shaping)
+        self._told = wrapper, shaping, identity
+
+    @classmethod
+    def of(cls, wrapper: str, shaping: Any) -> _Limit:
+        return cls(wrapper, shaping, uuid.uuid4().hex)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _, shaping, identity = self._told
+        for field in ("policy", "store", "clock"):
+            if shaping.get(field) is not None:
+                raise ConfigError(
+                    field, shaping[field], "does not pickle", "make the adapter in each process"
+                )
+        _travelling(identity, lambda: self)
+        return _arrived, self._told
+
+
+def _arrived(wrapper: str, shaping: Any, identity: str) -> _Limit:
+    return _travelling(identity, lambda: _Limit(wrapper, shaping, identity))
+
+
+_TRAVELLED: dict[str, _Limit] = {}
+"""What was pickled, or came from elsewhere, so that a worker who gets a copy with each task has one limit."""
+_MOST_TRAVELLED = 1_000
+_TRAVEL = threading.Lock()
+
+
+def _travelling(identity: str, otherwise: Callable[[], _Limit]) -> _Limit:
+    with _TRAVEL:
+        limit = _TRAVELLED.pop(identity, None) or otherwise()
+        _TRAVELLED[identity] = limit
+        while len(_TRAVELLED) > _MOST_TRAVELLED:
+            del _TRAVELLED[next(iter(_TRAVELLED))]
+        return limit
+
+
+class ShapedAdapter(BaseAdapter):
+    """An adapter whose requests leave when they may: to be mounted.
+
+    Takes the keywords of `Policy`, or `policy=`, and:
+
+    - `adapter`: the one to send through. Without it an `HTTPAdapter` is made with whatever else is given:
+      `max_retries`, `pool_maxsize` …
+    - `key`: "host" (the default), "host+method", "origin", a template such as `"{host}/{path[0]}"`, or a
+      callable that is given the `requests.PreparedRequest`.
+    - `routes`: `{"https://api.example.com/search": "30/min"}`: other rates or policies for what is below.
+    - `on_reject="respond"`: whoever would wait too long gets a 429 of our own, and no error.
+
+    A request may say more: `with request_options(cost=5, key=…, max_wait=…, skip=True):` around it.
+    A response says in `response.shapekit` by which key, how long and why its request was delayed.
+
+    A copy shapes together with the original. One that was pickled does, too, where it comes back in the same
+    process; another process has a limit of its own, one for all copies, unless there is a store that both
+    reach: then make the adapter there, for stores do not pickle. Whatever else it is asked for, or told, is
+    the inner adapter's.
+    """
+
+    _adapter: BaseAdapter
+    _limit: _Limit
+
+    def __init__(self, adapter: BaseAdapter | None = None, **options: Unpack[_Options]) -> None:
+        refuse_rate("adapter", adapter, "ShapedAdapter")
+        inner: Any = {name: told for name, told in options.items() if name not in Shaping.__annotations__}
+        shaping: Any = {name: told for name, told in options.items() if name not in inner}
+        known = inspect.signature(HTTPAdapter).parameters
+        for name, told in inner.items():
+            if name not in known:
+                raise ConfigError(name, told, "is unknown", f"use those of Policy, or {', '.join(known)}")
+            if adapter is not None:
+                raise ConfigError(
+                    name, told, "is for the adapter that is made where none is given", "say it there"
+                )
+        if adapter is None:
+            adapter = HTTPAdapter(**inner)
+        self._settle_on(adapter, _Limit.of("ShapedAdapter", shaping))
+
+    @classmethod
+    def _around(cls, adapter: BaseAdapter, limit: _Limit) -> ShapedAdapter:
+        """One of several that shape alike and together."""
+        made = cls.__new__(cls)
+        made._settle_on(adapter, limit)
+        return made
+
+    def _settle_on(self, adapter: BaseAdapter, limit: _Limit) -> None:
+        if not isinstance(adapter, BaseAdapter):
+            raise ConfigError("adapter", adapter, "is no adapter of requests", "pass one, or none at all")
+        self.__dict__.update(_adapter=adapter, _limit=limit)
+
+    def send(
+        self,
+        request: requests.PreparedRequest,
+        stream: bool = False,
+        timeout: Any = None,
+        verify: Any = True,
+        cert: Any = None,
+        proxies: Any = None,
+    ) -> Any:
+        """Send the request when it may leave."""
+        arguments: Any = {
+            "stream": stream,
+            "timeout": timeout,
+            "verify": verify,
+            "cert": cert,
+            "proxies": proxies,
+        }
+        admission = self._limit.outgoing.admission(_target(request), options_now(), request)
+        if admission is None:
+            return self._sent(request, arguments)
+        try:
+            admission.__enter__()
+        except (RateLimitedError, errors.StoreUnavailableError) as error:
+            return self._refused(error, request)
+        try:
+            response = self._sent(request, arguments)
+        except BaseException as error:
+            admission.__exit__(type(error), error, error.__traceback__)
+            raise
+        response.shapekit = Passage.of(admission)
+        try:
+            observe(admission, response)
+        except BaseException:
+            response.close()
+            raise
+        return response
+
+    def _sent(self, request: requests.PreparedRequest, arguments: Any) -> Any:
+        response: Any = self._adapter.send(request, **arguments)
+        if getattr(response, "connection", None) is self._adapter:
+            # Through which digest authentication sends its second step.
+            response.connection = self
+        return response
+
+    def _refused(
+        self, error: RateLimitedError | errors.StoreUnavailableError, request: requests.PreparedRequest
+    ) -> Any:
+        if self._limit.outgoing.responds and isinstance(error, RateLimitedError):
+            status, headers, body, passage = too_many(error)
+            raw = HTTPResponse(
+                BytesIO(body), headers, status, reason="Too Many Requests", preload_content=False
+            )
+            builder: Any = self
+            response: Any = HTTPAdapter.build_response(builder, request, raw)
+            response.shapekit = passage
+            return response
+        refusal = next(_REFUSALS[kind] for kind in type(error).__mro__ if kind in _REFUSALS)
+        translated = refusal(*error.args)
+        translated.request = request
+        raise translated.with_traceback(error.__traceback__) from error.__cause__
+
+    def close(self) -> None:
+        """Close the adapter inside. The limit and its store outlive it."""
+        self._adapter.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._adapter, name, value)
+
+    def __copy__(self) -> ShapedAdapter:
+        return self._around(self._adapter, self._limit)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShapedAdapter:
+        return self._around(copy.deepcopy(self._adapter, memo), self._limit)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._around, (self._adapter, self._limit)
+
+    def __repr__(self) -> str:
+        return f"ShapedAdapter({self._adapter!r})"
+
+
+def shape(session: SessionT, **shaping: Unpack[Shaping]) -> SessionT:
+    """Shape an existing session, in place: all that is mounted, under one limit. Returns the session.
+
+    What is mounted later is not shaped.
+    """
+    if not isinstance(session, requests.Session):
+        raise ConfigError("session", session, "is no session of requests", "pass a requests.Session")
+    limit = _Limit.of("shape", shaping)
+    for prefix, adapter in session.adapters.items():
+        session.adapters[prefix] = ShapedAdapter._around(adapter, limit)
+    return session
+
+
+def _target(request: requests.PreparedRequest) -> Target:
+    parts = urlsplit(request.url or "")
+    try:
+        port = parts.port
+    except ValueError:
+        # Only of a scheme whose URLs requests itself does not look at.
+        port = None
+    return Target(request.method or "", parts.scheme, parts.hostname or "", port, parts.path)

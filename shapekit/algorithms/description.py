@@ -1,0 +1,118 @@
+"""Descriptions: a program as text, for whoever meets its state in a shared store.
+
+    >>> from shapekit import GCRA
+    >>> text = describe(GCRA("10/s", burst=2))
+    >>> text
+    '["gcra",[10,1000000],2]'
+    >>> revived(text) == GCRA("10/s", burst=2)
+    True
+
+The text is JSON: the kind, then the fields in their order. Equal programs have equal texts, and what
+`revived` takes is what `describe` gives: anything else is a ConfigError, so a text from outside is never
+trusted further than a limit can be.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+from shapekit.algorithms.base import Algorithm
+from shapekit.algorithms.compose import AllOf, AnyOf, FirstOf
+from shapekit.algorithms.fixed_window import FixedWindow
+from shapekit.algorithms.gcra import GCRA
+from shapekit.algorithms.leaky_bucket import LeakyBucket
+from shapekit.algorithms.leaky_queue import LeakyQueue
+from shapekit.algorithms.quota import Quota
+from shapekit.algorithms.sliding_log import SlidingWindowLog
+from shapekit.algorithms.sliding_window import SlidingWindow
+from shapekit.algorithms.token_bucket import TokenBucket
+from shapekit.errors import ConfigError
+from shapekit.rate import Rate
+
+Described: TypeAlias = Algorithm[Any] | LeakyQueue
+
+_KINDS: dict[str, Callable[..., Described]] = {
+    program.kind: program
+    for program in (
+        *(GCRA, TokenBucket, LeakyBucket, FixedWindow, SlidingWindow, SlidingWindowLog, Quota),
+        *(AllOf, AnyOf, FirstOf, LeakyQueue),
+    )
+}
+_FIX = "pass a text that describe() gave, unchanged"
+
+
+def describe(program: Any) -> str:
+    """The program as text; ConfigError if it is none of ours."""
+    return json.dumps(_plain(program), separators=(",", ":"))
+
+
+def revived(text: str) -> Described:
+    """The program that `describe` made this text of."""
+    try:
+        program = _program(json.loads(text))
+        if describe(program) == text:
+            return program
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, KeyError, ArithmeticError, RecursionError):
+        """What does not even have the shape."""
+    raise ConfigError("description", text, "does not describe a program", _FIX)
+
+
+def _plain(program: Any) -> list[Any]:
+    if type(program) not in _KINDS.values():
+        raise ConfigError(
+            "program", program, "has no description", 'share strategies of shapekit, such as GCRA("10/s")'
+        )
+    values = (getattr(program, field) for field in program.fields)
+    return [program.kind, *(_plain_value(value) for value in values)]
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, Rate):
+        return [value.limit, value.period_us, *([] if value.burst is None else [value.burst])]
+    if isinstance(value, Fraction):
+        return [value.numerator, value.denominator]
+    if isinstance(value, tuple):
+        return [_plain_value(part) for part in value]
+    return _plain(value) if isinstance(value, Algorithm) else value
+
+
+def _program(plain: Sequence[Any]) -> Described:
+    kind, *fields = plain
+    make = _KINDS[kind]
+    if make is LeakyQueue:
+        return _queue(*fields)
+    if make in (AllOf, AnyOf, FirstOf):
+        return _composite(make, *fields)
+    if make is Quota:
+        limit, per, offset_minutes, tz, week_start, anchor_day = fields
+        return Quota(
+            limit, per, offset_minutes=offset_minutes, tz=tz, week_start=week_start, anchor_day=anchor_day
+        )
+    if make in (FixedWindow, SlidingWindow, SlidingWindowLog):
+        limit, window_us, *more = fields
+        ring = dict(zip(("buckets", "conservative"), more, strict=True)) if more else {}
+        return make(limit, timedelta(microseconds=window_us), **ring)
+    rate, burst = fields
+    return make(Rate.of(*rate), burst)
+
+
+def _composite(make: Callable[..., Described], names: list[str], parts: list[Any]) -> Described:
+    return make({name: _program(part) for name, part in zip(names, parts, strict=True)})
+
+
+def _queue(
+    rates: list[list[int]], burst: int, pace: str, gates: list[Any], headroom: tuple[int, int]
+) -> LeakyQueue:
+    told = [Rate.of(*rate) for rate in rates]
+    strategies: list[Any] = [_program(gate) for gate in gates]
+    below: Any = Fraction(*headroom)
+    paced = min(told, key=lambda rate: rate.period_us, default=None) if pace == "smooth" else None
+    # A burst stands in the rate, or beside it, or nothing is paced and there is none to tell.
+    beside = None if paced is None or paced.burst is not None else burst
+    return LeakyQueue(told, beside, pace, strategies, below)

@@ -1,0 +1,14 @@
+-- needs base
+-- The twin of a rolling quota: its window, except that nobody waits for it unasked. Other quotas are
+-- their period counter.
+
+twins.quota = {}
+
+-- spec: "quota", the window.
+function twins.quota.new(spec)
+    local window = twin(spec[2])
+    function window:spent(s, at, skew, cost)
+        return self:earliest(s, at, skew, cost) > at
+    end
+    return window
+end

@@ -1,0 +1,195 @@
+-- needs base exact
+-- The twin of sliding_log.py: same names, same steps.
+--
+-- A state is {how many entries are old, base, entries}. Entries are one string: of each entry its time
+-- and its total, as numbers of eight digits of seven bits, which any client and JSON carry as text. So a
+-- search reads few of them, and a call copies bytes only. Totals go on where Python counts from zero
+-- again: a total in Python is a total here less the base. A receipt is the instant of the charge.
+
+local SlidingLog = setmetatable({}, Algorithm)
+SlidingLog.__index = SlidingLog
+SlidingLog.check = Algorithm.check_window
+twins.sliding_log = SlidingLog
+SlidingLog.COLD = {0, 0, ""}
+-- Above this total counting begins again, so that it stays exact.
+SlidingLog.MOST = 2^52
+
+do
+    local byte, char, floor = string.byte, string.char, math.floor
+    local ENTRY, TIME, TOTAL = 16, -15, -7
+
+    local function digits_of(number)
+        local high = floor(number / 2^28)
+        local low = number - high * 2^28
+        return char(
+            floor(high / 2^21), floor(high / 2^14) % 128, floor(high / 2^7) % 128, high % 128,
+            floor(low / 2^21), floor(low / 2^14) % 128, floor(low / 2^7) % 128, low % 128
+        )
+    end
+
+    local function number_at(text, at)
+        local a, b, c, d, e, f, g, h = byte(text, at, at + 7)
+        return (((a * 128 + b) * 128 + c) * 128 + d) * 2^28 + ((e * 128 + f) * 128 + g) * 128 + h
+    end
+
+    -- How many entries have at most `most` in this ascending field.
+    local function up_to(entries, field, most)
+        local low, high = 0, #entries / ENTRY
+        while low < high do
+            local middle = floor((low + high + 1) / 2)
+            if number_at(entries, middle * ENTRY + field) <= most then low = middle else high = middle - 1 end
+        end
+        return low
+    end
+
+    function SlidingLog.time_at(s, entry)
+        return number_at(s[3], entry * ENTRY + TIME)
+    end
+
+    -- The total up to and including an entry; before the first one it is the base.
+    function SlidingLog.total_at(s, entry)
+        if entry == 0 then return s[2] end
+        return number_at(s[3], entry * ENTRY + TOTAL)
+    end
+
+    function SlidingLog.count(s)
+        return #s[3] / ENTRY
+    end
+
+    function SlidingLog.until_time(s, time)
+        return up_to(s[3], TIME, time)
+    end
+
+    function SlidingLog.until_total(s, total)
+        return up_to(s[3], TOTAL, total)
+    end
+
+    -- The entries from `first` to `last` as they are.
+    function SlidingLog.slice(s, first, last)
+        return string.sub(s[3], (first - 1) * ENTRY + 1, last * ENTRY)
+    end
+
+    -- The entries from `first` on, their totals lowered.
+    function SlidingLog.lowered(s, first, by)
+        local entries = SlidingLog.slice(s, first, SlidingLog.count(s))
+        return (string.gsub(entries, "(........)(........)", function(time, total)
+            return time .. digits_of(number_at(total, 1) - by)
+        end))
+    end
+
+    function SlidingLog.entry(time, total)
+        return digits_of(time) .. digits_of(total)
+    end
+end
+
+-- spec: "sliding_log", limit, window, how many entries the recent part may have.
+function SlidingLog.new(spec)
+    return setmetatable({
+        limit = Exact.whole("limit", spec[2], 1, 10000),
+        max_cost = spec[2],
+        window = Exact.whole("window", spec[3], 1, 2^51),
+        most_recent = Exact.whole("recent", spec[4], 1, 1e12),
+    }, SlidingLog)
+end
+
+function SlidingLog:decide(s, now, skew, cost)
+    local log, limit = s or self.COLD, self.limit
+    local gone, total, newest = self:standing(log, now)
+    local used = total - gone + cost
+    if used > limit or newest > now then return s, self:decision(s, now, cost), 0, false end
+    local ends = now + self.window
+    return self:entered(log, now, gone, total + cost),
+        {1, limit, used, limit - used, ends, 0, false, now, 0}, self.window, true
+end
+
+function SlidingLog:charge(s, now, skew, due, cost)
+    local log, limit = s or self.COLD, self.limit
+    local gone, total = self:standing(log, due)
+    local used = total - gone + cost
+    local ends = due + self.window
+    local after = self:entered(log, due, self:standing(log, now), total + cost)
+    return after, {1, limit, used, limit - used, ends, 0, false, due, 0}, ends - now, true
+end
+
+function SlidingLog:earliest(s, at, skew, cost)
+    if not s or s[3] == "" then return at end
+    local count = self.count(s)
+    local first = math.max(at, self.time_at(s, count))
+    -- The call fits once at most limit - cost units are left: find the last entry that must go.
+    local must_go = self.total_at(s, count) + cost - self.limit
+    if must_go <= s[2] then return first end
+    return math.max(first, self.time_at(s, self.until_total(s, must_go - 1) + 1) + self.window)
+end
+
+function SlidingLog:peek(s, now, skew)
+    return self:decision(s, now, 1)
+end
+
+function SlidingLog:forecast(s, now, skew, cost)
+    local seen = self:peek(s, now)
+    local fits = seen[1] == 1 and math.floor(seen[4] / cost) or 0
+    return {self:earliest(s, now, 0, cost), fits, seen[5]}
+end
+
+function SlidingLog:refund(s, now, skew, cost, receipt)
+    local entry = s and type(receipt) == "number" and self.until_time(s, receipt) or 0
+    if entry > 0 and self.time_at(s, entry) == receipt then
+        local units = self.total_at(s, entry) - self.total_at(s, entry - 1)
+        local back = math.min(cost, units)
+        local later = back == units and entry + 1 or entry
+        return self:settled({0, s[2], self.slice(s, 1, entry - 1) .. self.lowered(s, later, back)}, now)
+    end
+    return s, self:peek(s, now), 0, false
+end
+
+function SlidingLog:debit(s, now, skew, cost)
+    local log = s or self.COLD
+    local gone, total, newest = self:standing(log, now)
+    local at = math.max(now, newest)
+    return self:settled(self:entered(log, at, gone, total + cost), now, at)
+end
+
+-- inside
+
+-- The totals that have left the window and that were ever reached, and the newest instant.
+function SlidingLog:standing(log, now)
+    local count = self.count(log)
+    if count == 0 then return log[2], log[2], 0 end
+    local stale = self.until_time(log, now - self.window)
+    return self.total_at(log, stale), self.total_at(log, count), self.time_at(log, count)
+end
+
+-- The log with one more entry, at or after its newest.
+function SlidingLog:entered(log, at, gone, total)
+    local old, base, count = log[1], log[2], self.count(log)
+    if count > 0 and self.time_at(log, count) == at then
+        return {old, base, self.slice(log, 1, count - 1) .. self.entry(at, total)}
+    end
+    if count - old < self.most_recent then return {old, base, log[3] .. self.entry(at, total)} end
+    -- Make the recent part old, leave what is stale behind, and count from there.
+    local stale = self.until_total(log, gone)
+    if total > self.MOST then
+        return {count - stale, 0, self.lowered(log, stale + 1, gone) .. self.entry(at, total - gone)}
+    end
+    return {count - stale, gone, self.slice(log, stale + 1, count) .. self.entry(at, total)}
+end
+
+function SlidingLog:settled(s, now, receipt)
+    local decision = self:decision(s, now, 1)
+    decision[8] = receipt or false
+    local count = self.count(s)
+    local life = count > 0 and self.time_at(s, count) + self.window - now or 0
+    return s, decision, math.max(0, life), true
+end
+
+function SlidingLog:decision(s, now, cost)
+    local limit = self.limit
+    if not s then return {1, limit, 0, limit, now, 0, false, false, 0} end
+    local gone, total, newest = self:standing(s, now)
+    local used = total - gone
+    local wait = self:earliest(s, now, 0, cost) - now
+    local full = now + wait
+    if used > 0 then full = math.max(full, newest + self.window) end
+    local remaining = newest > now and 0 or math.max(0, limit - used)
+    return {wait == 0 and 1 or 0, limit, used, remaining, full, wait, false, false, 0}
+end

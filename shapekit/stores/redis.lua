@@ -1,0 +1,141 @@
+-- Key access: one script call runs calls on one key, on the keys of a composite's parts together, or
+-- one call on each of several keys.
+--
+-- KEYS: the keys. ARGV[1]: {tag or a tag for each part, the least TTL in ms, the spec}. ARGV[2]: the
+-- calls, {operation, now or false, skew, arguments …}. Then, for each key that another configuration has
+-- written: its number, the value that is to be found there, in hex, and the state to go on from instead.
+--
+-- In front of this stand the twins, METHODS, the method of each operation, READS, whether it is one that
+-- returns its answer alone, and MOST_COST, the largest cost it may have (true: that the program can admit).
+-- Which of `one`, `each` and `parts` is to be run stands in the last line.
+--
+-- Everything is decided before anything is written. A value is the tag of the configuration that wrote
+-- it, a number, and what the frozen state consists of.
+
+local LINGER_MS = 1000
+
+local head, calls = cjson.decode(ARGV[1]), cjson.decode(ARGV[2])
+local tags, floor_ms = head[1], head[2]
+local program
+
+local function hex(raw)
+    return (string.gsub(raw, ".", function(byte) return string.format("%02x", string.byte(byte)) end))
+end
+
+local server_now
+local function time_of(call)
+    if call[2] then return Exact.whole("now", call[2], 0, 2^52) end
+    if not server_now then
+        local time = redis.call("TIME")
+        server_now = time[1] * 1000000 + time[2]
+    end
+    return server_now
+end
+
+local function read(index, owner, tag)
+    local raw = redis.call("GET", KEYS[index])
+    if not raw then return nil, false end
+    local frozen = {cmsgpack.unpack(raw)}
+    local found = table.remove(frozen, 1)
+    if found == tag then return owner:thaw(frozen), raw end
+    for place = 3, #ARGV, 3 do
+        if tonumber(ARGV[place]) == index and ARGV[place + 1] == hex(raw) then
+            return cjson.decode(ARGV[place + 2]), raw
+        end
+    end
+    error({"foreign", index, found}, 0)
+end
+
+local function write(index, owner, tag, state, life)
+    local ms = math.max(floor_ms, math.ceil(math.max(0, life) / 1000)) + LINGER_MS
+    redis.call("SET", KEYS[index], cmsgpack.pack(tag, unpack(owner:freeze(state))), "PX", ms)
+end
+
+-- Refuses whatever is not a whole number, or false, or a table of such. A receipt may be a number beyond
+-- 2^53, where a program with other numbers wrote it.
+local function check_plain(name, value)
+    if type(value) == "table" then
+        for _, inner in pairs(value) do check_plain(name, inner) end
+    elseif value then
+        Exact.whole(name, value, -1e300, 1e300)
+    end
+end
+
+local function run(call, state)
+    local now = time_of(call)
+    local operation, skew = call[1], Exact.whole("skew", call[3], -2^53, 2^53)
+    if operation == "look" then return state, {state or false, now, skew}, 0, false end
+    local method = program[METHODS[operation]]
+    if not method then error("shapekit: operation " .. tostring(operation) .. " is unknown", 0) end
+    local most = MOST_COST[operation]
+    if most then Exact.whole("cost", call[4], 1, most == true and program.max_cost or most) end
+    for place = most and 5 or 4, #call do check_plain(operation, call[place]) end
+    if READS[operation] then return state, method(program, state, now, skew, unpack(call, 4)), 0, false end
+    return method(program, state, now, skew, unpack(call, 4))
+end
+
+local function run_all(state, raw)
+    local answers, life = {}, nil
+    for place, call in ipairs(calls) do
+        local after, answer, lives, persist = run(call, state)
+        if persist then state, life = after, lives end
+        if call[1] == "look" then answer[4] = raw and hex(raw) end
+        answers[place] = answer
+    end
+    return answers, state, life
+end
+
+local function one()
+    local answers, state, life = run_all(read(1, program, tags))
+    if life then write(1, program, tags, state, life) end
+    return answers
+end
+
+-- A key may come twice: the second time it stands as the first has left it.
+local function each()
+    local answers, states, lives, last = {}, {}, {}, {}
+    for index, key in ipairs(KEYS) do
+        if not last[key] then states[key] = read(index, program, tags) end
+        local answer, after, life = run_all(states[key], false)
+        answers[index] = answer[1]
+        states[key], lives[key], last[key] = after, life or lives[key], index
+    end
+    for key, index in pairs(last) do
+        if lives[key] then write(index, program, tags, states[key], lives[key]) end
+    end
+    return answers
+end
+
+local function parts()
+    local before, state, answers = {}, {}, {}
+    for index, part in ipairs(program.parts) do
+        before[index] = read(index, part, tags[index]) or false
+        state[index] = before[index]
+    end
+    local now, skew
+    for place, call in ipairs(calls) do
+        local after, answer, _, persist = run(call, state)
+        if persist then state = after end
+        answers[place] = answer
+        now, skew = time_of(call), call[3]
+    end
+    for index, part in ipairs(program.parts) do
+        if state[index] ~= before[index] then
+            write(index, part, tags[index], state[index], part:life(state[index], now, skew))
+        end
+    end
+    return answers
+end
+
+local function answered(run_mode)
+    local ok, answer = pcall(function()
+        program = twin(head[3])
+        return run_mode()
+    end)
+    if ok then return answer end
+    local problem = answer
+    if type(answer) == "table" then problem = answer.err end
+    if not problem then return answer end
+    -- Some servers put the line before an error of their own, and clients know it by its first word.
+    return redis.error_reply((string.gsub(problem, "^@user_script: ?%d+: %-?", "")))
+end

@@ -1,0 +1,165 @@
+"""FaultyStore: a store whose faults can be switched, to see what a program does when it is gone.
+
+>>> from shapekit import Gate, GCRA, MemoryStore, StoreUnavailableError
+>>> store = FaultyStore(MemoryStore())
+>>> gate = Gate(GCRA("10/s"), store=store)
+>>> store.down = True
+>>> try:
+...     gate.check("alice")
+... except StoreUnavailableError as error:
+...     print(error)
+this FaultyStore is down
+>>> store.mend()
+>>> bool(gate.check("alice")), store.calls
+(True, 2)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+from shapekit.alarm import AsyncAlarm
+from shapekit.errors import ConfigError, StoreUnavailableError
+from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, duration_us
+from shapekit.stores.base import Apply, ApplyMany, Key, Operation, Program, Store
+
+__all__ = ["FaultyStore"]
+
+
+class FaultyStore(Store):
+    """`inner`, with faults: each is an attribute, which any thread may set at any time.
+
+    - `down`: every call raises StoreUnavailableError and does nothing.
+    - `loses_replies`: every call is done, and then raises StoreUnavailableError.
+    - `slow`: every call first takes that long on the clock of `inner`; a fault may meet it afterwards.
+
+    `calls` counts the calls that came, whatever became of them; `mend` ends all faults, and wakes the
+    slow calls. It behaves as if it were somewhere else: it is awaited, also where `inner` need not be.
+    Binding is no call: it takes place here.
+    """
+
+    def __init__(self, inner: Store) -> None:
+        if not isinstance(inner, Store):
+            raise ConfigError("inner", inner, "is not a store", "pass one, such as a MemoryStore")
+        self.inner = inner
+        self.clock = inner.clock
+        self.shared = inner.shared
+        self.clock_decides = inner.clock_decides
+        self.down = False
+        self.loses_replies = False
+        self.calls = 0
+        self._slow_us = 0
+        self._lock = threading.Lock()
+        self._asleep: set[threading.Event | AsyncAlarm] = set()
+
+    @property
+    def slow(self) -> float:
+        """How long every call takes, in seconds; 0 for not at all."""
+        return self._slow_us / SECOND_US
+
+    @slow.setter
+    def slow(self, length: Duration) -> None:
+        self._slow_us = duration_us("slow", length, least=0, most=MAX_SPAN_US)
+
+    @property
+    def waiting(self) -> int:
+        """The slow calls that are under way."""
+        return len(self._asleep)
+
+    def mend(self) -> None:
+        """End all faults; slow calls that are under way go on at once."""
+        self.down = self.loses_replies = False
+        self.slow = 0
+        self._wake()
+
+    def bind(self, name: str, program: Program, operation: Operation) -> Apply:
+        return self._faulty(self.inner.bind(name, program, operation))
+
+    def bind_many(self, name: str, program: Program, operation: Operation) -> ApplyMany:
+        return self._faulty(self.inner.bind_many(name, program, operation))
+
+    def abind(self, name: str, program: Program, operation: Operation) -> Callable[..., Awaitable[Any]]:
+        return self._afaulty(self.inner.abind(name, program, operation))
+
+    def abind_many(
+        self, name: str, program: Program, operation: Operation
+    ) -> Callable[[Sequence[Key], tuple[Any, ...]], Awaitable[list[Any]]]:
+        return self._afaulty(self.inner.abind_many(name, program, operation))
+
+    def reset(self, name: str, program: Program, key: Key) -> None:
+        self._faulty(self.inner.reset)(name, program, key)
+
+    async def areset(self, name: str, program: Program, key: Key) -> None:
+        await self._afaulty(self.inner.areset)(name, program, key)
+
+    def reset_all(self, prefix: str = "") -> int:
+        count: int = self._faulty(self.inner.reset_all)(prefix)
+        return count
+
+    def keys(self, prefix: str = "") -> Iterator[str]:
+        found: Iterator[str] = self._faulty(self.inner.keys)(prefix)
+        return found
+
+    def close(self) -> None:
+        """Close `inner`; slow calls that are under way go on at once."""
+        self._wake()
+        self.inner.close()
+
+    async def aclose(self) -> None:
+        """`close`, awaitable."""
+        self._wake()
+        await self.inner.aclose()
+
+    def __repr__(self) -> str:
+        return f"FaultyStore({self.inner!r})"
+
+    # the faults
+
+    def _faulty(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def apply(*args: Any) -> Any:
+            self._count()
+            if self._slow_us:
+                alarm = threading.Event()
+                self._asleep.add(alarm)
+                try:
+                    self.clock.sleep(self.slow, alarm)
+                finally:
+                    self._asleep.discard(alarm)
+            self._check_up()
+            return self._reply(call(*args))
+
+        return apply
+
+    def _afaulty(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def aapply(*args: Any) -> Any:
+            self._count()
+            if self._slow_us:
+                alarm = AsyncAlarm()
+                self._asleep.add(alarm)
+                try:
+                    await self.clock.asleep(self.slow, alarm)
+                finally:
+                    self._asleep.discard(alarm)
+            self._check_up()
+            return self._reply(await call(*args))
+
+        return aapply
+
+    def _count(self) -> None:
+        with self._lock:
+            self.calls += 1
+
+    def _check_up(self) -> None:
+        if self.down:
+            raise StoreUnavailableError("this FaultyStore is down")
+
+    def _reply(self, answer: Any) -> Any:
+        if self.loses_replies:
+            raise StoreUnavailableError("this FaultyStore lost the reply")
+        return answer
+
+    def _wake(self) -> None:
+        for alarm in list(self._asleep):
+            alarm.set()

@@ -1,0 +1,126 @@
+"""Asynchronous callers who go away while their call is under way."""
+
+import asyncio
+
+import anyio
+import pytest
+
+from shapekit import RedisStore, Shaper
+
+from .conftest import BURST, PATIENCE_S
+
+SLOT_S = 8_640
+
+
+@pytest.fixture
+def is_held(proxy):
+    """Waits until the proxy holds a reply back."""
+
+    async def is_held():
+        assert await anyio.to_thread.run_sync(proxy.held.wait, PATIENCE_S)
+
+    return is_held
+
+
+@pytest.fixture
+def auntil():
+    async def auntil(happened):
+        with anyio.fail_after(PATIENCE_S):
+            while not await happened():
+                pass
+
+    return auntil
+
+
+@pytest.fixture
+async def store(proxy, prefix):
+    """With time enough for a reply to be held back."""
+    store = RedisStore.from_url(f"{proxy.url()}?socket_timeout={PATIENCE_S}", prefix=prefix)
+    yield store
+    await store.aclose()
+
+
+@pytest.mark.anyio
+async def test_a_check_is_given_back(proxy, store, gate_on, is_held, auntil):
+    gate = gate_on(store)
+    await gate.apeek()
+    await gate.acheck("warm")
+    proxy.strike("hold")
+    async with anyio.create_task_group() as group:
+        group.start_soon(gate.acheck)
+        await is_held()
+        group.cancel_scope.cancel()
+    proxy.release()
+
+    async def is_back():
+        return (await gate.apeek()).remaining == BURST
+
+    await auntil(is_back)
+    # And the next answers are those to the next questions.
+    assert [(await gate.acheck()).remaining for _ in range(4)] == [9, 8, 7, 6]
+
+
+@pytest.mark.anyio
+async def test_a_reservation_is_given_back(proxy, store, is_held, auntil):
+    shaper = Shaper("10/d", store=store, name="shaper")
+    await shaper.areserve()
+    proxy.strike("hold")
+    async with anyio.create_task_group() as group:
+        group.start_soon(shaper.areserve)
+        await is_held()
+        group.cancel_scope.cancel()
+    proxy.release()
+
+    async def is_back():
+        return round((await shaper.aforecast()).first_in / SLOT_S) == 1
+
+    await auntil(is_back)
+    assert round((await shaper.areserve()).delay / SLOT_S) == 1
+
+
+@pytest.mark.anyio
+async def test_many_keys_are_given_back(proxy, store, gate_on, is_held, auntil):
+    gate = gate_on(store)
+    await gate.acheck_many(["warm", "warmer"])
+    proxy.strike("hold")
+    async with anyio.create_task_group() as group:
+        group.start_soon(gate.acheck_many, ["one", "two"])
+        await is_held()
+        group.cancel_scope.cancel()
+    proxy.release()
+
+    async def are_back():
+        return [(await gate.apeek(key)).remaining for key in ("one", "two")] == [BURST, BURST]
+
+    await auntil(are_back)
+
+
+def test_the_others_of_a_batch_get_their_answers_and_holes_are_filled(proxy, prefix):
+    """First a trip of one that is held back, then one of the four who came meanwhile."""
+
+    async def main():
+        store = RedisStore.from_url(f"{proxy.url()}?socket_timeout={PATIENCE_S}", prefix=prefix)
+        shaper = Shaper("10/d", store=store, name="shaper")
+        await shaper.areserve()
+        proxy.strike("hold")
+        first = asyncio.create_task(shaper.areserve())
+        assert await asyncio.to_thread(proxy.held.wait, PATIENCE_S)
+        others = [asyncio.create_task(shaper.areserve()) for _ in range(4)]
+        await asyncio.sleep(0)
+        others[0].cancel()
+        proxy.strike("hold")
+        proxy.release()
+        assert round((await first).delay / SLOT_S) == 1
+        # The batch of the other three is out now, its answers held back.
+        assert await asyncio.to_thread(proxy.held.wait, PATIENCE_S)
+        others[2].cancel()
+        await asyncio.wait([others[2]])
+        proxy.release()
+        assert [round((await other).delay / SLOT_S) for other in (others[1], others[3])] == [2, 4]
+        # The slot of the one who never left was never taken; that of the one who did is a hole.
+        assert round((await shaper.areserve()).delay / SLOT_S) == 3
+        assert round((await shaper.areserve()).delay / SLOT_S) == 5
+        assert all(other.cancelled() for other in (others[0], others[2]))
+        await store.aclose()
+
+    asyncio.run(main())

@@ -1,0 +1,112 @@
+"""Passwords stand in no repr, no error and no log."""
+
+import logging
+import traceback
+
+import pytest
+
+from shapekit import ConfigError, RedisStore, ResilientStore, StoreUnavailableError
+
+from ..redis_server import RedisServer
+from .conftest import TIMEOUT_S
+
+SECRET = "s3cr3t-of-ours"
+
+
+@pytest.fixture
+def guarded():
+    server = RedisServer("--requirepass", SECRET)
+    server.launch()
+    yield server
+    server.close()
+
+
+def url_of(server, password):
+    return f"redis://someone:{password}@127.0.0.1:{server.port}/0?socket_timeout={TIMEOUT_S}"
+
+
+def told(error):
+    """All that an error tells, with whatever it came from."""
+    seen = []
+    while error is not None:
+        seen += [str(error), repr(error), repr(error.args), repr(getattr(error, "__dict__", ""))]
+        error = error.__cause__ or error.__context__
+    return "\n".join(seen)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://someone:{0}@localhost:port/0",
+        "redis://someone:{0}@localhost:99999999/0",
+        "redis://localhost:{0}/0",
+        "redis://someone:{0}@localhost:6379/0?socket_timeout=soon",
+        "redis://someone:{0}@localhost:6379/0?colour=blue",
+        "redis://someone:{0}@localhost:6379/0?protocol=9",
+        "redis://someone:{0}@[localhost:6379/0",
+        "rediss://someone:{0}@localhost:6379/0?ssl_cert_reqs=maybe",
+        "redis://someone:pass#{0}@localhost:6379/0",
+        "redis://:1#{0}@localhost:6379/0",
+        "redis://:1/{0}@localhost:6379/0",
+        "http://someone:{0}@localhost",
+        "{0}",
+    ],
+)
+def test_a_bad_url_is_not_shown(url):
+    with pytest.raises(ConfigError) as caught:
+        RedisStore.from_url(url.format(SECRET))
+    assert caught.value.field == "url"
+    assert SECRET not in told(caught.value)
+    assert SECRET not in "".join(traceback.format_exception(caught.value, chain=True))
+
+
+@pytest.mark.parametrize("url", [None, 6379, b"redis://localhost"])
+def test_what_is_no_text_is_no_url(url, refused):
+    refused(lambda: RedisStore.from_url(url), "url")
+
+
+def test_a_wrong_password_is_not_told(guarded, gate_on, caplog):
+    caplog.set_level(logging.DEBUG)
+    store = RedisStore.from_url(url_of(guarded, f"not-{SECRET}"))
+    said = [repr(store), str(store)]
+    gate = gate_on(store)
+    with pytest.raises(StoreUnavailableError) as caught:
+        gate.check()
+    said += [told(caught.value), repr(gate)]
+    resilient = ResilientStore(store, on_outage="closed", timeout=TIMEOUT_S)
+    gate = gate_on(resilient)
+    assert not gate.check().allowed
+    said += [repr(resilient), repr(gate), caplog.text]
+    resilient.close()
+    assert "lost" in caplog.text
+    assert SECRET not in "\n".join(said)
+
+
+@pytest.mark.anyio
+async def test_nor_is_it_to_asynchronous_callers(guarded, gate_on, caplog):
+    caplog.set_level(logging.DEBUG)
+    store = RedisStore.from_url(url_of(guarded, f"not-{SECRET}"))
+    with pytest.raises(StoreUnavailableError) as caught:
+        await gate_on(store).acheck()
+    assert SECRET not in told(caught.value) + caplog.text
+    await store.aclose()
+
+
+def test_the_right_password_is_told_as_little(guarded, gate_on, caplog, until):
+    caplog.set_level(logging.DEBUG)
+    url = f"redis://:{SECRET}@127.0.0.1:{guarded.port}/0?socket_timeout={TIMEOUT_S}"
+    store = RedisStore.from_url(url)
+    gate = gate_on(store)
+
+    def answers():
+        try:
+            return gate.check().allowed
+        except StoreUnavailableError:
+            return False
+
+    until(answers)
+    guarded.kill()
+    with pytest.raises(StoreUnavailableError) as caught:
+        gate.check()
+    assert SECRET not in told(caught.value) + repr(store) + caplog.text
+    store.close()

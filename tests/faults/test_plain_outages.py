@@ -1,0 +1,270 @@
+"""A plain RedisStore whose server is gone: StoreUnavailableError in time, and later all is well by itself."""
+
+import pytest
+from anyio import create_task_group, to_thread
+from anyio.lowlevel import checkpoint
+from redis.asyncio import Redis as AsyncRedis
+from redis.exceptions import OutOfMemoryError, ReadOnlyError
+
+from shapekit import GCRA, Gate, RedisStore, Shaper, StoreUnavailableError
+from shapekit.stores import redis_connections, redis_program
+
+from .conftest import BURST, PATIENCE_S
+from .faults import FAULTS
+
+each_fault = pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+
+
+@each_fault
+def test_calls_fail_in_time_and_work_again_when_the_server_is_back(
+    fault, server, open_store, gate_on, promptly
+):
+    store = open_store(server)
+    gate, shaper = gate_on(store), Shaper("10/d", store=store, name="shaper")
+    gate.check()
+    shaper.reserve()
+    fault.harm(server)
+    promptly(gate.check)
+    promptly(shaper.reserve)
+    promptly(gate.check, "another key")
+    fault.heal(server)
+    # Whether what was sent meanwhile has been charged depends on the fault; more than that never is.
+    spent = 1 + fault.runs_late
+    left = gate.check().remaining
+    assert left == BURST - 1 if fault.forgets else BURST - 1 - spent <= left <= BURST - 2
+    assert shaper.reserve().accepted
+
+
+@pytest.mark.anyio
+@each_fault
+async def test_so_do_asynchronous_ones(fault, server, open_store, gate_on, apromptly):
+    store = open_store(server)
+    gate, shaper = gate_on(store), Shaper("10/d", store=store, name="shaper")
+    await gate.acheck()
+    await shaper.areserve()
+    fault.harm(server)
+    await apromptly(gate.acheck)
+    await apromptly(shaper.areserve)
+    await apromptly(gate.acheck_many, ["one", "two"])
+    fault.heal(server)
+    spent = 1 + fault.runs_late
+    left = (await gate.acheck()).remaining
+    assert left == BURST - 1 if fault.forgets else BURST - 1 - spent <= left <= BURST - 2
+    assert (await shaper.areserve()).accepted
+    await store.aclose()
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"), [("read-only", ReadOnlyError), ("out of memory", OutOfMemoryError)]
+)
+def test_what_a_server_refuses_is_known_by_its_kind(fault, kind, server, open_store, gate_on, promptly):
+    # A client of a Sentinel looks for the new master when it hears that this one is none any more.
+    gate = gate_on(open_store(server))
+    gate.check()
+    FAULTS[fault].harm(server)
+    assert isinstance(promptly(gate.check).__cause__, kind)
+
+
+def test_one_failed_connection_is_a_warning_about_the_others(server, prefix, gate_on, crew, until):
+    store = RedisStore.from_url(f"{server.url}?socket_timeout={PATIENCE_S}", prefix=prefix)
+    gate = gate_on(store)
+    gate.peek()
+
+    def together(call):
+        """Eight at once, each on a connection of its own: nobody is answered until all have one."""
+        with server.client() as client:
+            client.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
+            answers = crew.start(8, call)
+            until(lambda: len(client.client_list()) >= 9)
+            client.execute_command("CLIENT", "UNPAUSE")
+        return answers()
+
+    assert len(together(gate.peek)) == 8
+    server.kill()
+    server.start()
+    try:
+        gate.check()
+    except StoreUnavailableError:
+        gate.check()
+    assert sorted(decision.remaining for decision in together(gate.check)) == list(range(1, 9))
+    store.close()
+
+
+@pytest.mark.anyio
+async def test_asynchronous_callers_are_warned_too(server, open_store, gate_on):
+    store = open_store(server)
+    gate = gate_on(store)
+
+    async def together():
+        """Eight at once, each on a connection of its own."""
+        async with create_task_group() as group:
+            for number in range(8):
+                group.start_soon(gate.acheck, f"key {number}")
+
+    await together()
+    server.kill()
+    server.start()
+    try:
+        await gate.acheck()
+    except StoreUnavailableError:
+        # One turn of the loop, for it to hear what happened to the others.
+        await checkpoint()
+        await gate.acheck()
+    await together()
+    assert [(await gate.apeek(f"key {number}")).remaining for number in range(8)] == [BURST - 1] * 8
+    await store.aclose()
+
+
+def test_connections_that_were_idle_for_a_while_are_examined(server, open_store, gate_on, monkeypatch):
+    monkeypatch.setattr(redis_connections, "TRUSTED_S", 0.0)
+    gate = gate_on(open_store(server))
+    gate.check()
+    server.kill()
+    server.start()
+    assert gate.check().remaining == BURST - 1
+
+
+@pytest.mark.anyio
+async def test_so_are_asynchronous_ones(server, open_store, gate_on, monkeypatch):
+    monkeypatch.setattr(redis_connections, "TRUSTED_S", 0.0)
+    store = open_store(server)
+    gate = gate_on(store)
+    await gate.acheck()
+    # On a thread: the loop must go on to notice what happens to its connections.
+    await to_thread.run_sync(server.kill)
+    await to_thread.run_sync(server.start)
+    assert (await gate.acheck()).remaining == BURST - 1
+    await store.aclose()
+
+
+def test_so_are_those_of_a_client_of_the_caller(server, gate_on, prefix):
+    with server.client() as client:
+        gate = gate_on(RedisStore(client, prefix=prefix))
+        gate.check()
+        server.kill()
+        server.start()
+        assert gate.check().remaining == BURST - 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_and_of_an_asynchronous_client_of_the_caller(server, gate_on, prefix):
+    async with AsyncRedis.from_url(server.url) as client:
+        gate = gate_on(RedisStore(aclient=client, prefix=prefix))
+        await gate.acheck()
+        await to_thread.run_sync(server.kill)
+        await to_thread.run_sync(server.start)
+        assert (await gate.acheck()).remaining == BURST - 1
+
+
+@pytest.mark.anyio
+async def test_many_keys_at_once_wait_no_longer_than_one(
+    server, open_store, gate_on, apromptly, anyio_backend_name
+):
+    # Trio has forty threads at once.
+    keys = 500 if anyio_backend_name == "asyncio" else 40
+    store = open_store(server)
+    gate = gate_on(store)
+    await gate.acheck()
+    server.freeze()
+    async with create_task_group() as group:
+        for number in range(keys):
+            group.start_soon(apromptly, gate.acheck, f"key {number}")
+    await store.aclose()
+
+
+def test_forgotten_scripts_heal_within_the_same_call(server, open_store, gate_on):
+    store = open_store(server)
+    gate, shaper = gate_on(store), Shaper("10/d", store=store, name="shaper")
+    gate.check()
+    shaper.reserve()
+    with server.client() as client:
+        for used in range(2, 5):
+            client.script_flush()
+            assert gate.check().remaining == BURST - used
+            client.script_flush()
+            assert round(shaper.reserve().delay / 8_640) == used - 1
+
+
+@pytest.mark.anyio
+async def test_forgotten_scripts_heal_for_asynchronous_callers_too(server, open_store, gate_on):
+    store = open_store(server)
+    gate = gate_on(store)
+    await gate.acheck()
+    with server.client() as client:
+        client.script_flush()
+    assert (await gate.acheck()).remaining == BURST - 2
+    await store.aclose()
+
+
+def test_after_flushall_keys_are_cold_and_calls_go_on(server, open_store, gate_on):
+    gate = gate_on(open_store(server))
+    gate.check()
+    with server.client() as client:
+        client.flushall()
+    assert [gate.check().remaining for _ in range(2)] == [BURST - 1, BURST - 2]
+
+
+def test_after_flushall_a_changed_rate_goes_on_as_ever(server, open_store, monkeypatch):
+    # Programs leave their descriptions again and again: here, with each call.
+    monkeypatch.setattr(redis_program, "INTRODUCED_FOR_S", 0.0)
+    running = Gate(GCRA("10/d"), store=open_store(server), name="gate")
+    running.check()
+    with server.client() as client:
+        client.flushall()
+    running.check()
+    changed = Gate(GCRA("20/d", burst=10), store=open_store(server), name="gate")
+    assert changed.check().allowed
+
+
+def test_a_server_that_loads_its_data_is_not_there_yet(server, gate_on, prefix):
+    # It answers every two megabytes, and each key takes it a tenth of a second.
+    store = RedisStore.from_url(f"{server.url}?socket_timeout=20", prefix=prefix)
+    gate = gate_on(store)
+    gate.check()
+    with server.client() as client:
+        client.config_set("rdbcompression", "no")
+        for number in range(20):
+            client.set(f"ballast{number}", b"*" * 2**21)
+        client.save()
+    server.kill()
+    server.launch("--key-load-delay", "100000")
+    said = ""
+    while "loading" not in said.lower():
+        with pytest.raises(StoreUnavailableError) as caught:
+            gate.check()
+        said = str(caught.value)
+    server.kill()
+    server.start()
+    assert gate.check().remaining == BURST - 2
+    store.close()
+
+
+def test_nothing_is_left_behind(server, hasty, leftovers, promptly):
+    for fault in FAULTS.values():
+        store = RedisStore.from_url(hasty(server))
+        gate = Gate(GCRA("10/d"), store=store, name="gate")
+        gate.check()
+        fault.harm(server)
+        promptly(gate.check)
+        store.close()
+        fault.heal(server)
+        assert (leftovers.sockets, leftovers.threads) == (0, set())
+
+
+@pytest.mark.anyio
+async def test_nothing_is_left_behind_by_asynchronous_callers(
+    server, hasty, leftovers, apromptly, anyio_backend_name
+):
+    before = leftovers.sockets
+    for fault in FAULTS.values():
+        store = RedisStore.from_url(hasty(server))
+        gate = Gate(GCRA("10/d"), store=store, name="gate")
+        await gate.acheck()
+        fault.harm(server)
+        await apromptly(gate.acheck)
+        await store.aclose()
+        fault.heal(server)
+        assert leftovers.sockets == before
+    # Trio keeps worker threads for a while; asyncio's are never asked.
+    assert anyio_backend_name == "trio" or leftovers.threads == set()

@@ -1,0 +1,171 @@
+"""Each dialect, by the answers its servers give; whatever is read by name is read by itself too."""
+
+import pytest
+
+from shapekit.feedback import DIALECTS, ServerHint
+
+RESET = "1780056600"  # 12:10
+
+
+def github(remaining, *, resource="search", **more):
+    return {
+        "X-GitHub-Request-Id": "C0DE:1F2E",
+        "X-RateLimit-Limit": "30",
+        "X-RateLimit-Remaining": str(remaining),
+        "X-RateLimit-Reset": RESET,
+        "X-RateLimit-Used": str(30 - remaining),
+        "X-RateLimit-Resource": resource,
+        **more,
+    }
+
+
+def openai(requests, tokens, **more):
+    return {
+        "x-ratelimit-limit-requests": "500",
+        "x-ratelimit-limit-tokens": "30000",
+        "x-ratelimit-remaining-requests": str(requests),
+        "x-ratelimit-remaining-tokens": str(tokens),
+        "x-ratelimit-reset-requests": "1m0s",
+        "x-ratelimit-reset-tokens": "6ms",
+        **more,
+    }
+
+
+def anthropic(requests, tokens, **more):
+    return {
+        "anthropic-ratelimit-requests-limit": "50",
+        "anthropic-ratelimit-requests-remaining": str(requests),
+        "anthropic-ratelimit-requests-reset": "2026-05-29T12:00:10Z",
+        "anthropic-ratelimit-input-tokens-limit": "40000",
+        "anthropic-ratelimit-input-tokens-remaining": str(tokens),
+        "anthropic-ratelimit-input-tokens-reset": "2026-05-29T12:00:40Z",
+        "request-id": "req_011",
+        **more,
+    }
+
+
+def discord(remaining, **more):
+    return {
+        "X-RateLimit-Limit": "5",
+        "X-RateLimit-Remaining": str(remaining),
+        "X-RateLimit-Reset": "1780056001.25",
+        "X-RateLimit-Reset-After": "1.25",
+        "X-RateLimit-Bucket": "abcd1234",
+        **more,
+    }
+
+
+def ietf(state, policy='"burst";q=100;w=60, "daily";q=1000;w=86400'):
+    return {"RateLimit": state, "RateLimit-Policy": policy}
+
+
+def plain(prefix, limit, remaining, reset):
+    return {f"{prefix}-Limit": limit, f"{prefix}-Remaining": remaining, f"{prefix}-Reset": reset}
+
+
+BOTH = {"Retry-After": "3", "retry-after-ms": "2512"}
+
+CASES = [
+    ("github", 200, github(7), ServerHint(0, 7, 30, None, 600, "search")),
+    ("github", 200, github(0), ServerHint(600, 0, 30, None, 600, "search")),
+    ("github", 403, github(0), ServerHint(600, 0, 30, None, 600, "search")),
+    ("github", 429, github(0), ServerHint(600, 0, 30, None, 600, "search")),
+    ("github", 403, github(7, **{"Retry-After": "60"}), ServerHint(60, 7, 30, None, 600)),
+    ("github", 429, github(7, **{"Retry-After": "90"}), ServerHint(90, 7, 30, None, 600)),
+    ("github", 429, github(7), ServerHint(60, 7, 30, None, 600)),
+    ("github", 429, {"X-GitHub-Request-Id": "C0DE:1F2E"}, ServerHint(60)),
+    ("github", 403, github(7), ServerHint(0, 7, 30, None, 600)),
+    ("github", 503, github(7, **{"Retry-After": "5"}), ServerHint(5, 7, 30, None, 600)),
+    ("openai", 200, openai(499, 29_000), ServerHint(0, 29_000, 30_000, None, 0.006)),
+    ("openai", 200, openai(10, 29_000), ServerHint(0, 10, 500, None, 60)),
+    ("openai", 200, openai(0, 29_000), ServerHint(0.12, 0, 500, None, 60)),
+    ("openai", 429, openai(0, 29_000), ServerHint(60, 0, 500, None, 60)),
+    ("openai", 429, openai(0, 29_000, **{"Retry-After": "3"}), ServerHint(3, 0, 500, None, 60)),
+    ("openai", 429, openai(0, 1, **BOTH), ServerHint(2.512, 0, 500, None, 60)),
+    ("openai", 429, openai(9, 29_000), ServerHint(1, 9, 500, None, 60)),
+    ("anthropic", 200, anthropic(49, 1_000), ServerHint(0, 1_000, 40_000, None, 40)),
+    ("anthropic", 200, anthropic(0, 40_000), ServerHint(0.2, 0, 50, None, 10)),
+    ("anthropic", 429, anthropic(0, 0), ServerHint(40, 0, 40_000, None, 40)),
+    ("anthropic", 429, anthropic(0, 0, **{"Retry-After": "12"}), ServerHint(12, 0, 40_000, None, 40)),
+    ("anthropic", 429, anthropic(3, 40_000), ServerHint(1, 3, 50, None, 10)),
+    ("shopify", 200, {"X-Shopify-Shop-Api-Call-Limit": "32/40"}, ServerHint(0, 8, 40)),
+    ("shopify", 429, {"X-Shopify-Shop-Api-Call-Limit": "40/40", "Retry-After": "2.0"}, ServerHint(2, 0, 40)),
+    ("shopify", 200, {"X-Shopify-Shop-Api-Call-Limit": "41/40"}, ServerHint(0, 0, 40)),
+    ("discord", 200, discord(4), ServerHint(0, 4, 5, None, 1.25, "abcd1234")),
+    ("discord", 200, discord(0), ServerHint(1.25, 0, 5, None, 1.25, "abcd1234")),
+    ("discord", 429, discord(0, **{"Retry-After": "2"}), ServerHint(2, 0, 5, None, 1.25, "abcd1234")),
+    ("discord", 429, discord(0, **{"X-RateLimit-Scope": "global"}), ServerHint(1.25, 0, 5, None, 1.25)),
+    ("discord", 429, {"X-RateLimit-Global": "true", "Retry-After": "65"}, ServerHint(65)),
+    ("discord", 429, discord(1, **{"X-RateLimit-Global": "true"}), ServerHint(1, 1, 5, None, 1.25)),
+    ("ietf", 200, ietf('"burst";r=50;t=30'), ServerHint(0, 50, 100, 60, 30)),
+    ("ietf", 200, ietf('"burst";r=50;t=30, "daily";r=10;t=7200'), ServerHint(0, 10, 1000, 86_400, 7200)),
+    ("ietf", 200, ietf('"burst";r=0;t=30, "daily";r=0;t=60'), ServerHint(60, 0, 1000, 86_400, 60)),
+    ("ietf", 200, ietf('"burst";r=0;t=30, "daily";r=500;t=60'), ServerHint(30, 0, 100, 60, 30)),
+    ("ietf", 429, ietf('"burst";r=0;t=30'), ServerHint(30, 0, 100, 60, 30)),
+    ("ietf", 200, ietf('"burst";t=5, "daily";r=3;t=7'), ServerHint(0, 3, 1000, 86_400, 7)),
+    ("ietf", 200, ietf('"else";r=1;t=2'), ServerHint(0, 1, None, None, 2)),
+    ("ietf", 200, ietf("", '"burst";q=100;w=60'), ServerHint(0, None, 100, 60)),
+    ("ietf", 200, ietf('"burst";r=0'), ServerHint(0, 0, 100, 60)),
+    ("ietf", 200, ietf('"burst";r=-1;t=30.5'), ServerHint(0, None, 100, 60)),
+    ("generic", 200, plain("RateLimit", "100", "50", "30"), ServerHint(0, 50, 100, None, 30)),
+    ("generic", 200, plain("RateLimit", "9, 9;w=1, 50;w=60", "0", "1"), ServerHint(1, 0, 9, None, 1)),
+    ("generic", 200, plain("X-RateLimit", "100", "0", RESET), ServerHint(600, 0, 100, None, 600)),
+    ("generic", 200, plain("X-Rate-Limit", "15", "0", "1780056600000"), ServerHint(600, 0, 15, None, 600)),
+    ("generic", 429, plain("X-RateLimit", "9", "0", "1780055999"), ServerHint(1, 0, 9, None, 0)),
+    ("generic", 429, plain("X-RateLimit", "9", "5", RESET), ServerHint(1, 5, 9, None, 600)),
+    (
+        "generic",
+        200,
+        {**plain("RateLimit", "9", "5", "1"), **plain("X-RateLimit", "9", "0", "7")},
+        ServerHint(7, 0, 9, None, 7),
+    ),
+    ("slack", 429, {"Retry-After": "30"}, ServerHint(30)),
+    ("notion", 429, {"Retry-After": "1"}, ServerHint(1)),
+]
+
+
+@pytest.mark.parametrize("by_name", [False, True], ids=["auto", "named"])
+@pytest.mark.parametrize(("dialect", "status", "headers", "hint"), CASES)
+def test_an_answer_is_read(hear, dialect, status, headers, hint, by_name):
+    read = hear(status, headers, dialect=dialect if by_name else "auto")
+    assert read == hint._replace(hold_s=pytest.approx(hint.hold_s))
+
+
+def test_every_dialect_has_a_case():
+    assert {dialect for dialect, *_ in CASES} == set(DIALECTS)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        github(0),
+        openai(0, 0),
+        anthropic(0, 0),
+        discord(0),
+        ietf('"a";r=0;t=30'),
+        {"X-RateLimit-Remaining": "0"},
+    ],
+)
+def test_a_named_dialect_reads_no_other(hear, headers):
+    assert hear(200, headers, dialect="slack") is None
+
+
+def test_instants_are_compared_with_the_servers_own_clock(hear):
+    assert hear(200, github(0), skew=-240.0).hold_s == 600
+    assert hear(429, {"Retry-After": "Fri, 29 May 2026 12:00:30 GMT"}, skew=86_400.0).hold_s == 30
+    assert hear(200, anthropic(0, 40_000), skew=3600.0).reset_s == 10
+
+
+def test_without_a_date_our_own_clock_has_to_do(hear):
+    assert hear(200, {**github(0), "Date": "yesterday"}, skew=60.0).hold_s == 540
+
+
+def test_a_malformed_structured_field_gives_way_to_the_plain_ones(hear):
+    others = plain("X-RateLimit", "100", "3", "")
+    assert hear(200, {**ietf("limit=5, remaining=0", '"a";q=5'), **others}) == ServerHint(0, 3, 100)
+    assert hear(200, {**ietf('"a";r=2'), **others}).remaining == 2
+
+
+@pytest.mark.parametrize("resource", ["", "two words", "sürch", "x" * 101])
+def test_a_scope_is_a_word_or_none(hear, resource):
+    assert hear(200, github(0, resource=resource)).scope is None

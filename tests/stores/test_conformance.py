@@ -1,0 +1,39 @@
+"""Our own stores are the first users of the kit.
+
+`SHAPEKIT_TIMELINES` sets how many timelines each algorithm gets on each store: more of them at night.
+"""
+
+import os
+from itertools import count
+
+import pytest
+
+from shapekit import MemoryStore, SQLiteStore
+from shapekit.testing import StoreConformance
+
+TIMELINES = int(os.environ.get("SHAPEKIT_TIMELINES", "2000"))
+
+
+class TestMemoryStore(StoreConformance):
+    timelines = TIMELINES
+
+    def make_store(self, clock):
+        return MemoryStore(clock)
+
+
+class TestSQLiteStore(StoreConformance):
+    timelines = TIMELINES
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path):
+        self.paths = (tmp_path / f"{number}.db" for number in count())
+        self.path_of = {}
+
+    def make_store(self, clock):
+        path = next(self.paths)
+        store = SQLiteStore(path, clock=clock)
+        self.path_of[store] = path
+        return store
+
+    def same_store(self, store, clock):
+        return SQLiteStore(self.path_of[store], clock=clock)

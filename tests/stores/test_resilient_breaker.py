@@ -1,0 +1,204 @@
+"""The breaker: nobody asks a lost store but one prober at a time, later and later, and it says so once."""
+
+import logging
+import random
+import threading
+from itertools import pairwise
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from shapekit import GCRA, Gate, StoreUnavailableError
+from shapekit.stores.breaker import FIRST_BACK_OFF_US, LONGEST_BACK_OFF_US, Breaker
+from shapekit.testing import ManualClock
+
+from .outages import PATIENCE_S, Host
+
+PATIENCE_US = 500_000
+
+
+class BreakerMachine(RuleBasedStateMachine):
+    """Callers who come, fail, are answered, are interrupted or never return, against a plain model."""
+
+    def __init__(self):
+        super().__init__()
+        self.clock = ManualClock(1_000.0)
+        self.jitter = 0.0
+        self.breaker = Breaker(self.clock, lambda: "it", PATIENCE_US, lambda: self.jitter)
+        self.said = []
+        self.handler = logging.Handler()
+        self.handler.emit = lambda record: self.said.append(record.getMessage())
+        logging.getLogger("shapekit.store").addHandler(self.handler)
+        logging.getLogger("shapekit.store").propagate = False
+        self.under_way = []
+        self.term = 0
+        self.is_open = False
+        self.back_off = 0
+        self.due = 0
+        self.switches = 0
+
+    def teardown(self):
+        logging.getLogger("shapekit.store").removeHandler(self.handler)
+        logging.getLogger("shapekit.store").propagate = True
+
+    @rule()
+    def somebody_comes(self):
+        attempt = self.breaker.attempt()
+        may_ask = attempt.__enter__()
+        now = self.clock.now_us()
+        assert may_ask == (not self.is_open or now >= self.due)
+        if not may_ask:
+            assert attempt.__exit__(None, None, None) is False
+            return
+        if self.is_open:
+            self.term += 1
+            self.due = now + max(2 * PATIENCE_US, self.back_off)
+        self.under_way.append((self.term, attempt))
+
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data(), jitter=st.floats(0, 1, exclude_max=True))
+    def somebody_fails(self, data, jitter):
+        term, attempt = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
+        self.jitter = jitter
+        error = StoreUnavailableError("gone")
+        assert attempt.__exit__(StoreUnavailableError, error, None) is True
+        if term != self.term:
+            return
+        self.term += 1
+        if self.is_open:
+            self.back_off = min(2 * self.back_off, LONGEST_BACK_OFF_US)
+        else:
+            self.back_off = FIRST_BACK_OFF_US
+            self.switches += 1
+        self.is_open = True
+        wait = self.breaker.probe_in_us()
+        assert self.back_off / 2 <= wait <= self.back_off <= LONGEST_BACK_OFF_US
+        self.due = self.clock.now_us() + wait
+
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data())
+    def somebody_is_answered(self, data):
+        term, attempt = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
+        assert attempt.__exit__(None, None, None) is False
+        if self.is_open and term == self.term:
+            self.is_open = False
+            self.switches += 1
+
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data())
+    def somebody_is_interrupted(self, data):
+        term, attempt = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
+        assert attempt.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None) is False
+        if self.is_open and term == self.term:
+            self.due = self.clock.now_us()
+
+    @rule(seconds=st.sampled_from([0.001, 0.1, 0.25, 1.0, 10.0]))
+    def time_passes(self, seconds):
+        self.clock.advance(seconds)
+
+    @invariant()
+    def it_is_what_the_model_says(self):
+        assert self.breaker.is_open == self.is_open
+        assert len(self.said) == self.switches
+        assert [("lost" in text, "back" in text) for text in self.said] == [
+            (n % 2 == 0, n % 2 == 1) for n in range(self.switches)
+        ]
+
+
+TestBreaker = BreakerMachine.TestCase
+TestBreaker.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_a_clock_that_was_put_back_does_not_delay_the_probe():
+    clock = ManualClock(1_000.0)
+    breaker = Breaker(clock, lambda: "it", PATIENCE_US)
+    with breaker.attempt():
+        raise StoreUnavailableError("gone")
+    clock.set(10.0)
+    with breaker.attempt() as may_ask:
+        assert may_ask
+
+
+def test_exactly_one_of_many_threads_probes_and_the_others_do_not_wait_for_it():
+    host = Host()
+    store = host.worker("open")
+    gate = Gate(GCRA("10/s"), store=store, name="gate")
+    host.faulty.down = True
+    gate.check()
+    assert (store.is_lost, host.faulty.calls) == (True, 1)
+    host.faulty.down = False
+    host.faulty.slow = 3_600  # on a clock that nobody moves: the probe hangs until the store is mended
+    host.clock.advance(1)
+    together = threading.Barrier(8)
+    answered = threading.Semaphore(0)
+    admitted = []
+
+    def call():
+        together.wait(PATIENCE_S)
+        admitted.append(gate.check().allowed)
+        answered.release()
+
+    crew = [threading.Thread(target=call, daemon=True) for _ in range(8)]
+    for thread in crew:
+        thread.start()
+    for _ in range(7):
+        assert answered.acquire(timeout=PATIENCE_S)
+    assert (host.faulty.calls, store.is_lost) == (2, True)
+    host.faulty.mend()
+    for thread in crew:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    assert (host.faulty.calls, store.is_lost) == (2, False)
+    assert admitted == [True] * 8
+    store.close()
+
+
+@pytest.mark.parametrize("mode", ["open", "closed", "local"])
+def test_a_lost_store_is_left_alone_for_the_back_off_and_then_asked_less_and_less(mode):
+    host = Host()
+    gate = Gate(GCRA("10/s"), store=host.worker(mode), name="gate")
+    host.faulty.down = True
+    probes = []
+    for step in range(12_000):
+        before = host.faulty.calls
+        gate.check()
+        if host.faulty.calls > before:
+            probes.append(step * 10_000)
+        host.clock.advance(0.01)
+    gaps = [later - sooner for sooner, later in pairwise(probes)]
+    back_off = FIRST_BACK_OFF_US
+    for gap in gaps:
+        assert back_off / 2 <= gap <= back_off + 10_000
+        back_off = min(2 * back_off, LONGEST_BACK_OFF_US)
+    assert 12 <= len(gaps) <= 30
+
+
+def test_workers_do_not_probe_in_step():
+    random.seed(1)
+    host = Host()
+    stores = [host.worker("open") for _ in range(8)]
+    host.faulty.down = True
+    for store in stores:
+        Gate(GCRA("10/s"), store=store, name="gate").check()
+    assert len({store._whole.breaker.probe_in_us() for store in stores}) == 8
+
+
+def test_it_says_once_that_the_store_is_lost_and_once_that_it_is_back(caplog):
+    host = Host()
+    store = host.worker("open")
+    gate = Gate(GCRA("10/s"), store=store, name="gate")
+    gate.check()
+    host.faulty.down = True
+    for _ in range(40):
+        gate.check()
+        host.clock.advance(0.1)
+    host.recover()
+    for _ in range(5):
+        gate.check()
+    assert [(r.name, r.levelname) for r in caplog.records] == [("shapekit.store", "WARNING")] * 2
+    lost, back = (record.getMessage() for record in caplog.records)
+    assert lost.startswith("lost FaultyStore(")
+    assert "this FaultyStore is down" in lost
+    assert back.endswith("is back after 14 s")

@@ -1,0 +1,318 @@
+"""What was taken on one side is moved on that side, or not at all.
+
+Against a model of two plain stores, one for each side: after every step of a story of outages, lost
+replies and returns, both sides hold just what the model says. Few nonces, so that both sides have
+generations of the same number.
+"""
+
+import pickle
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shapekit import (
+    GCRA,
+    FixedWindow,
+    Gate,
+    MemoryStore,
+    Policy,
+    Quota,
+    Shaper,
+    SlidingWindow,
+    SlidingWindowLog,
+    TokenBucket,
+    all_of,
+    any_of,
+    first_of,
+)
+from shapekit.algorithms.grant import Grant
+from shapekit.algorithms.leaky_queue import UNKNOWN, LeakyQueue
+from shapekit.rate import parse_rates
+from shapekit.stores.outage import scaled
+from shapekit.testing import ManualClock
+
+from .outages import MODES, Host
+
+SHARE = 1 / 3  # of 3/s: so that the two sides count in different units
+QUEUES = {
+    "paced": LeakyQueue(parse_rates("3/s"), 4, "smooth", ()),
+    "two rates": LeakyQueue(parse_rates("10/s; 20 per 5 s"), 2, "smooth", (), 0.1),
+    "gates": LeakyQueue((), None, "smooth", (GCRA("4/s", burst=4), Quota("40/day"))),
+    "burst": LeakyQueue(parse_rates("6/s"), None, "burst", ()),
+}
+STRATEGIES = {
+    "gcra": GCRA("3/s", burst=6),
+    "bucket": TokenBucket("10/s", capacity=4),
+    "fixed": FixedWindow("6/s"),
+    "sliding": SlidingWindow("6/s"),
+    "log": SlidingWindowLog("6/s"),
+    "quota": Quota("12/day"),
+    "all": all_of(second=GCRA("4/s", burst=4), month=Quota("40/month")),
+    "any": any_of(a=GCRA("2/s", burst=2), b=SlidingWindowLog("6/s")),
+    "first": first_of(main=GCRA("2/s", burst=4), nested=all_of(x=GCRA("4/s"), y=FixedWindow("8/s"))),
+}
+
+
+class Twin:
+    """A ResilientStore, and the two plain stores that it should be like."""
+
+    def __init__(self, program):
+        self.host = Host()
+        self.program = program
+        self.part = scaled(program, SHARE)
+        self.store = self.host.worker("local", share=SHARE)
+        self.primary = MemoryStore(self.host.clock)
+        self.local = MemoryStore(self.host.clock)
+
+    def plain(self, side, operation, *args):
+        store, program = (self.local, self.part) if side == "local" else (self.primary, self.program)
+        return store.bind("name", program, operation)("key", *args)
+
+    def call(self, operation, *args):
+        """The answer, whether the primary was touched, and whether it was believed."""
+        calls = self.host.faulty.calls
+        answer = self.store.bind("name", self.program, operation)("key", *args)
+        touched = self.host.faulty.calls > calls and not self.host.faulty.down
+        return answer, touched, touched and not self.host.faulty.loses_replies
+
+    def ask(self, operation, *args):
+        """An operation that goes to whichever side is in charge; its answer, the model's, and the side."""
+        answer, touched, believed = self.call(operation, *args)
+        modelled = self.plain("primary", operation, *args) if touched else None
+        if believed:
+            return answer, modelled, "primary"
+        return answer, self.plain("local", operation, *args), "local"
+
+    def check(self):
+        assert states(self.host.faulty.inner) == states(self.primary)
+        assert states(self.store._whole.outage.local) == states(self.local)
+
+
+def states(store):
+    # A space is made by binding, also where nothing is stored; sweeping depends on how often it is asked.
+    return {name: dict(space) for name, (_, space) in store._spaces.items() if space}
+
+
+def meddle(twin, fault, seconds):
+    if fault == "recover":
+        twin.host.recover()
+    elif fault != "none":
+        setattr(twin.host.faulty, fault, True)
+    twin.host.clock.advance(seconds)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["none", "none", "none", "down", "loses_replies", "recover"]),
+        st.sampled_from([0, 0, 0.01, 0.3, 2]),
+        st.sampled_from(["take", "take", "back", "settle", "other"]),
+        st.integers(1, 3),
+        st.integers(0, 30),
+    ),
+    min_size=4,
+    max_size=30,
+)
+
+
+@pytest.mark.parametrize("queue", QUEUES.values(), ids=QUEUES)
+@settings(max_examples=30)
+@given(steps=STEPS)
+def test_turns_are_moved_where_they_were_taken(queue, steps):
+    twin = Twin(queue)
+    turns = []
+    for fault, seconds, act, number, pick in steps:
+        meddle(twin, fault, seconds)
+        nonce = pick % 2
+        if act == "other" or (act != "take" and not turns):
+            if number == 1:
+                answer, modelled, side = twin.ask("confirm")
+                shown = answer if side == "primary" or answer[0] == UNKNOWN else (-2 - answer[0], *answer[1:])
+                assert shown == modelled
+            elif number == 2:
+                answer, modelled, _ = twin.ask("hold", 200_000, nonce)
+                assert answer == modelled
+            else:
+                answer, modelled, _ = twin.ask("resume", 1_000)
+                assert answer == modelled
+        elif act == "take":
+            cost = min(number, twin.part.max_cost)
+            answer, modelled, side = twin.ask("reserve", (cost, 3_000_000, nonce))
+            assert answer[:4] == tuple(modelled)[:4]
+            if answer[0]:
+                assert (answer[6] < -1) == (side == "local")
+                turns.append((side, pickle.loads(pickle.dumps(answer)), modelled))
+        else:
+            side, given, plain = turns[pick % len(turns)]
+            grant, modelled = as_grant(given), as_grant(plain)
+            if act == "back":
+                args, model_args = (grant,), (modelled,)
+            else:
+                args, model_args = ((grant, number - 1, nonce),), ((modelled, number - 1, nonce),)
+            operation = "cancel" if act == "back" else "settle"
+            answer, touched, believed = twin.call(operation, *args)
+            if side == "local":
+                assert not touched
+                assert answer == twin.plain("local", operation, *model_args)
+            else:
+                told = twin.plain("primary", operation, *model_args) if touched else False
+                assert answer == (told if believed else False)
+        twin.check()
+
+
+def as_grant(granted):
+    return Grant(*granted)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+@settings(max_examples=30)
+@given(steps=STEPS)
+def test_charges_are_given_back_where_they_were_made(strategy, steps):
+    twin = Twin(strategy)
+    charges = []
+    for fault, seconds, act, number, pick in steps:
+        meddle(twin, fault, seconds)
+        if act == "take":
+            asked = ("check", min(number, twin.part.max_cost))
+            if pick % 3 == 0:
+                asked = ("commit", asked[1], 2_000_000)
+            answer, modelled, side = twin.ask(*asked)
+            assert bare(answer) == bare(modelled)
+            if answer:
+                charges.append((side, asked[1], answer.receipt, modelled.receipt))
+        elif act == "back" and charges:
+            side, cost, given, plain = charges[pick % len(charges)]
+            answer, touched, believed = twin.call("refund", min(cost, number), given)
+            if side == "local":
+                assert not touched
+                modelled = twin.plain("local", "refund", min(cost, number), plain)
+            else:
+                modelled = twin.plain("primary", "refund", min(cost, number), plain) if touched else None
+                modelled = modelled if believed else twin.plain("local", "peek")
+            assert bare(answer) == bare(modelled)
+        elif act == "settle" and charges:
+            _, _, given, plain = charges[pick % len(charges)]
+            answer, touched, believed = twin.call("debit", number, given)
+            told = twin.plain("primary", "debit", number, plain) if touched else None
+            modelled = told if believed else twin.plain("local", "debit", number, plain)
+            assert bare(answer) == bare(modelled)
+        else:
+            answer, modelled, _ = twin.ask("peek")
+            assert bare(answer) == bare(modelled)
+        twin.check()
+
+
+def bare(decision):
+    return decision._replace(receipt=None)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_turn_of_another_process_moves_nothing_here(mode):
+    here, there = Host(), Host()
+    shapers = [
+        Shaper("1/s", store=here.worker(mode), name="shaper"),
+        Shaper("1/s", store=there.worker("local"), name="shaper"),
+    ]
+    there.faulty.down = True
+    foreign = shapers[1].reserve()
+    mine = shapers[0].reserve()
+    before = states(here.faulty.inner)
+    assert mine
+    assert not shapers[0].give_back(foreign)
+    assert not shapers[0].settle(foreign, 0)
+    assert states(here.faulty.inner) == before
+    here.faulty.down = True
+    assert not shapers[0].give_back(foreign)
+
+
+def test_a_local_turn_moves_nothing_on_a_plain_store_either():
+    """The grant goes to a process that asks the store itself."""
+    host = Host()
+    shaper = Shaper("1/s", store=host.worker("local"), name="shaper")
+    plain = Shaper("1/s", store=host.faulty, name="shaper")
+    plain.reserve()
+    plain.reserve()
+    host.faulty.down = True
+    foreign = shaper.reserve()
+    assert foreign
+    host.faulty.mend()
+    before = states(host.faulty.inner)
+    assert not plain.give_back(foreign)
+    assert not plain.settle(foreign, 0)
+    assert not plain.settle(foreign, 5)
+    assert states(host.faulty.inner) == before
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+def test_a_local_receipt_mints_nothing_on_a_plain_store_either(strategy):
+    host = Host()
+    gate = Gate(strategy, store=host.worker("local"), name="gate")
+    plain = Gate(strategy, store=host.faulty, name="gate")
+    plain.check()
+    host.faulty.down = True
+    foreign = gate.check()
+    assert foreign
+    host.faulty.mend()
+    before = plain.peek()
+    assert plain.refund("default", foreign) == before == plain.peek()
+
+
+@pytest.mark.parametrize("mode", ["open", "local"])
+def test_a_policy_settles_across_the_switch_in_both_directions(mode):
+    host = Host()
+    policy = Policy("10/min", burst=10, store=host.worker(mode), name="api")
+    with policy.admit(cost=2) as before:
+        pass
+    host.faulty.down = True
+    assert not before.settle(9)
+    with policy.admit(cost=2) as meanwhile:
+        pass
+    assert meanwhile.settle(1) == (mode == "local")
+    host.recover()
+    state = states(host.faulty.inner)
+    assert meanwhile.settle(5) == (mode == "local")
+    assert states(host.faulty.inner) == state
+    assert before.settle(1)
+    assert states(host.faulty.inner) != state
+
+
+@pytest.mark.parametrize(
+    "strategy", [FixedWindow("10/day"), Quota("10/day"), all_of(a=FixedWindow("10/day"), b=Quota("10/day"))]
+)
+def test_what_was_charged_nowhere_gives_back_nothing(strategy):
+    host = Host()
+    gate = Gate(strategy, store=host.worker("open"), name="gate")
+    gate.check()
+    host.faulty.down = True
+    free = gate.check()
+    host.recover()
+    assert gate.refund("default", free).remaining == gate.peek().remaining == 9
+
+
+def test_a_lost_reply_costs_one_slot_and_never_two():
+    host = Host()
+    shaper = Shaper("1/s", store=host.worker("local", share=1), name="shaper")
+    host.faulty.loses_replies = True
+    turn = shaper.reserve()
+    assert (turn.delay, turn.cancel(), turn.cancel()) == (0.0, True, False)
+    host.faulty.mend()
+    host.clock.advance(0.25)
+    assert shaper.reserve().delay == 0.75
+
+
+def test_the_same_number_of_a_generation_on_both_sides_is_told_apart():
+    """The reply is lost: both sides have given a turn for one and the same question."""
+    queue = LeakyQueue(parse_rates("1/s"), 1, "smooth", ())
+    host = Host(ManualClock(1_000.0))
+    store = host.worker("local", share=1)
+    reserve, cancel = (store.bind("name", queue, operation) for operation in ("reserve", "cancel"))
+    host.faulty.loses_replies = True
+    first = as_grant(reserve("key", (1, None, 7)))
+    second = as_grant(reserve("key", (1, None, 8)))
+    host.recover()
+    third = as_grant(reserve("key", (1, None, 9)))
+    assert (first.generation, second.generation, third.generation) == (-9, -9, 7)
+    host.clock.set(1_000.0)
+    before = states(host.faulty.inner)
+    assert cancel("key", second)
+    assert states(host.faulty.inner) == before

@@ -1,0 +1,225 @@
+"""SQLiteStore on event loops: a worker thread does the work, and who is cancelled gets nothing charged."""
+
+import asyncio
+import threading
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from shapekit import GCRA, Gate, ManualClock, Quota, Shaper, SlidingWindowLog, StoreUnavailableError, all_of
+from shapekit.stores.errand import Errand
+from shapekit.stores.sqlite import SQLiteStore
+from shapekit.stores.undo import undo_of
+
+PATIENCE_S = 20.0
+pytestmark = pytest.mark.anyio
+
+
+class Stopped(ManualClock):
+    """Whoever reads it inside a transaction waits there, while `stopping`, until it may go on."""
+
+    stopping = False
+
+    def __init__(self):
+        super().__init__(1_000.0, autojump=True)
+        self.inside, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def now_us(self):
+        if self.stopping and threading.current_thread() is not threading.main_thread():
+            self.stopping = False
+            self.inside.release()
+            assert self.go_on.acquire(timeout=PATIENCE_S)
+        return super().now_us()
+
+
+@pytest.fixture
+def clock():
+    return Stopped()
+
+
+@pytest.fixture
+def store(path, clock):
+    store = SQLiteStore(path, clock=clock)
+    yield store
+    store.close()
+
+
+async def until(event):
+    assert await anyio.to_thread.run_sync(lambda: event.acquire(timeout=PATIENCE_S))
+
+
+async def test_every_twin_does_as_the_other(store, clock):
+    shaper = Shaper("1/s", name="shaper", store=store)
+    gate = Gate(GCRA("1/s", burst=3), name="gate", store=store)
+    turns = [await shaper.areserve() for _ in range(3)]
+    assert [turn.delay for turn in turns] == [0, 1, 2]
+    assert await turns[2].acancel()
+    assert (await shaper.aforecast()).first_in == 2
+    assert await shaper.ahold(5) == 5
+    assert await shaper.aresume() == 0.25
+    assert await gate.acheck()
+    assert [bool(decision) for decision in await gate.acheck_many(["default"] * 3)] == [True, True, False]
+    await gate.areset()
+    assert (await gate.apeek()).remaining == 3
+    await shaper.areset()
+    await shaper.aschedule()
+    before = clock.now()
+    await shaper.aschedule()
+    assert clock.now() == before + 1
+    await store.aclose()
+    with pytest.raises(StoreUnavailableError):
+        await gate.acheck()
+
+
+async def test_the_loop_goes_on_while_a_worker_waits(store, clock):
+    gate = Gate(GCRA("1/s", burst=3), name="gate", store=store)
+    clock.stopping = True
+    ticks = 0
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(gate.acheck)
+        await until(clock.inside)
+        for _ in range(100):
+            await anyio.lowlevel.checkpoint()
+            ticks += 1
+        clock.go_on.release()
+    assert ticks == 100
+    assert gate.peek().current == 1
+
+
+HOUR = 3_600
+BUCKET, LOG, QUOTA = GCRA("1/h", burst=4), SlidingWindowLog(4, HOUR), Quota("4/rolling:1h")
+PARTS, BOTH = all_of(a=BUCKET, b=LOG), {"a": "x", "b": "y"}
+
+
+def gate(store, strategy):
+    return Gate(strategy, name="name", store=store)
+
+
+def queue(store):
+    return Shaper("1/h", burst=4, max_wait=0, name="name", store=store)
+
+
+TAKING = {
+    # What takes all there is; what then takes it again, if it was given back.
+    "check": (lambda s: gate(s, BUCKET).acheck(cost=4), lambda s: gate(s, BUCKET).check(cost=4)),
+    "check of parts": (
+        lambda s: gate(s, PARTS).acheck(BOTH, cost=4),
+        lambda s: gate(s, PARTS).check(BOTH, cost=4),
+    ),
+    "check of many": (
+        lambda s: gate(s, QUOTA).acheck_many(["a", "b", "a"], cost=2),
+        lambda s: all(gate(s, QUOTA).check_many(["a", "b"], cost=4)),
+    ),
+    "commit": (lambda s: gate(s, LOG).aschedule(cost=4), lambda s: gate(s, LOG).check(cost=4)),
+    "reserve": (lambda s: queue(s).areserve(cost=4), lambda s: queue(s).reserve(cost=4)),
+}
+
+
+@pytest.fixture
+def given_back(monkeypatch):
+    """Is released when a worker has given back what a call on one key took."""
+    seen = threading.Semaphore(0)
+    giver = SQLiteStore._giver
+
+    def watched(self, *bound):
+        give_back = giver(self, *bound)
+
+        def give(*args):
+            give_back(*args)
+            seen.release()
+
+        return give
+
+    monkeypatch.setattr(SQLiteStore, "_giver", watched)
+    return seen
+
+
+@pytest.mark.parametrize(("taking", "again"), TAKING.values(), ids=TAKING)
+async def test_who_is_cancelled_in_mid_call_gives_back_what_was_taken(
+    store, clock, given_back, taking, again
+):
+    clock.stopping = True
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(taking, store)
+        await until(clock.inside)
+        tasks.cancel_scope.cancel()
+    assert not given_back.acquire(blocking=False), "the task has not waited for its thread"
+    clock.go_on.release()
+    for _ in range(3 if taking is TAKING["check of many"][0] else 1):
+        await until(given_back)
+    assert again(store)
+    assert not again(store)
+
+
+async def test_who_is_cancelled_before_its_turn_comes_takes_nothing(store, clock):
+    shaper = Shaper("1/day", name="n", store=store)
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await shaper.areserve()
+    assert shaper.reserve().delay == 0
+
+
+def test_asyncio_cancels_a_task_whose_call_is_done_already(store, clock, given_back, monkeypatch):
+    # The answer is on its way to the task, and before the task gets to see it somebody cancels it.
+    shaper = Shaper("1/day", max_wait=0, name="name", store=store)
+    answered = threading.Event()
+    work = Errand._work
+
+    def working(errand):
+        try:
+            return work(errand)
+        finally:
+            answered.set()
+
+    async def main():
+        monkeypatch.setattr(Errand, "_work", working)
+        clock.stopping = True
+        task = asyncio.ensure_future(shaper.areserve())
+        assert await asyncio.to_thread(clock.inside.acquire, timeout=PATIENCE_S)
+        clock.go_on.release()
+        # This blocks the loop, so the answer cannot be delivered meanwhile.
+        assert answered.wait(PATIENCE_S)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert given_back.acquire(blocking=False), "the task itself gave back"
+    assert shaper.reserve().delay == 0
+
+
+async def test_a_waiter_that_is_cancelled_gives_its_turn_back(store, clock):
+    by_hand = ManualClock(1_000.0)
+    store.clock = by_hand
+    shaper = Shaper("1/day", name="n", store=store)
+    assert shaper.reserve()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(shaper.aschedule)
+        while not by_hand._sleepers:
+            await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+    assert shaper.reserve().delay == 86_400
+
+
+async def test_a_mistake_in_a_worker_is_told(store):
+    gate = Gate(GCRA("1/s"), name="n", store=store)
+    assert await gate.acheck()
+    store.close()
+    with pytest.raises(StoreUnavailableError, match="is closed"):
+        await gate.acheck()
+
+
+def test_only_what_was_taken_is_undone():
+    limit = GCRA("1/s", burst=2)
+    admitted = limit.check(None, 0, 2).decision
+    denied = limit.check(limit.check(None, 0, 2).state, 0, 1).decision
+    assert undo_of("check", (2,), admitted) == ("refund", (2, admitted.receipt))
+    assert undo_of("commit", (2, None), admitted) == ("refund", (2, admitted.receipt))
+    assert undo_of("check", (1,), denied) is None
+    shaper = Shaper("1/s", max_wait=0)
+    turn, refused = shaper.reserve(), shaper.reserve()
+    assert undo_of("reserve", ((1, 0, 7),), turn.granted) == ("cancel", (turn.grant,))
+    assert undo_of("reserve", ((1, 0, 7),), refused.granted) is None
+    for operation in ("debit", "peek", "look", "hold", "settle", "confirm", "resume", "refund"):
+        assert undo_of(operation, (2,), admitted) is None

@@ -1,0 +1,42 @@
+"""A rate that grows over what an exact log holds goes on as a ring, and back: nothing is forgotten."""
+
+import pytest
+
+from shapekit import Gate, ManualClock, MemoryStore, Quota, Shaper
+
+
+@pytest.mark.parametrize(("before", "after"), [(1_000, 1_001), (1_001, 1_000)])
+def test_a_rolling_quota_continues_in_its_other_form(before, after):
+    clock = ManualClock(1_000.0)
+    store = MemoryStore(clock)
+    old = Gate(Quota(before, "rolling:1h"), store=store, name="calls")
+    assert all(old.check().allowed for _ in range(900))
+    new = Gate(Quota(after, "rolling:1h"), store=store, name="calls")
+    clock.advance(60)
+    assert new.peek().current == 900
+    admitted = sum(new.check().allowed for _ in range(200))
+    assert admitted == after - 900
+
+
+@pytest.mark.parametrize(("before", "after"), [("1000/h", "1001/h"), ("1001/h", "1000/h")])
+def test_a_further_rate_of_a_shaper_continues_in_its_other_form(before, after):
+    clock = ManualClock(1_000.0)
+    store = MemoryStore(clock)
+    old = Shaper(f"1000/s; {before}", burst=1_000, store=store, name="calls")
+    assert all(old.reserve(max_wait=0) for _ in range(900))
+    clock.advance(60)
+    new = Shaper(f"1000/s; {after}", burst=1_000, store=store, name="calls")
+    admitted = sum(bool(new.reserve(max_wait=0)) for _ in range(200))
+    assert admitted == int(after[:4]) - 900
+
+
+def test_a_remembered_day_stays_in_the_books_when_the_date_is_set_back():
+    day_us, hour_us = 86_400 * 10**6, 3_600 * 10**6
+    quota = Quota("1/day")
+    today = 20_000 * day_us + 10 * hour_us
+    state = quota.check(None, today, 1).state
+    # Two days later somebody sets the date back by two: the period of then is not remembered any more.
+    again = quota.check(state, today + 40 * hour_us, 1, -48 * hour_us)
+    assert again.decision.allowed
+    assert again.persist
+    assert not quota.check(again.state, today + 40 * hour_us, 1, -48 * hour_us).decision.allowed
