@@ -1,0 +1,389 @@
+"""tenacity: retries that wait for their turn, do what the server says, and never become a storm.
+
+    retrying = shaped_retrying(policy, budget=0.2)
+    response = retrying(client.get, url)                   # by call
+    fetch = retrying.wraps(fetch)                          # as a decorator: @retrying.wraps
+    for attempt in retrying:                               # as an iterator
+        with attempt:
+            ...
+
+`ashaped_retrying` is its awaitable twin, for asyncio and trio. The parts serve any `Retrying` of yours:
+`wait_slot`, `wait_retry_after`, `retry_if_throttled`, `stop_when_quota_exhausted`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any, Self, TypedDict, Unpack
+from weakref import WeakKeyDictionary
+
+from shapekit import errors
+from shapekit.alarm import AsyncAlarm
+from shapekit.attempts import Attempts, checked_cost_of, checked_key_of, checked_policy
+from shapekit.ending import Ending, ServerWord
+from shapekit.errors import ConfigError, QuotaExhaustedError, RateLimitedError, StoreUnavailableError
+from shapekit.policy import Policy
+from shapekit.rate import SECOND_US, Duration
+from shapekit.retry_budget import RetryBudget
+
+try:
+    import tenacity
+    from tenacity import AsyncRetrying, RetryCallState, Retrying
+    from tenacity.retry import retry_base
+    from tenacity.stop import stop_base
+    from tenacity.wait import wait_base
+except ImportError as error:
+    raise errors.missing("shaped_retrying", "tenacity") from error
+
+__all__ = [
+    "ashaped_retrying",
+    "await_slot",
+    "retry_if_throttled",
+    "shaped_retrying",
+    "stop_when_quota_exhausted",
+    "wait_retry_after",
+    "wait_slot",
+]
+
+_THROTTLED = (429, 503)
+_NOT_NOW = (RateLimitedError, StoreUnavailableError)
+
+
+# parts for any Retrying
+
+
+class retry_if_throttled(retry_base):  # noqa: N801 - named as tenacity names its own
+    """Retry after a 429 or 503, returned or carried by an exception, and after a refusal of ours that passes.
+
+    A spent quota does not pass before its period does: QuotaExhaustedError is not retried.
+    """
+
+    def __call__(self, retry_state: RetryCallState) -> bool:  # noqa: D102 - as tenacity says
+        ending = _ending(retry_state)
+        if isinstance(ending.failure, RateLimitedError):
+            return not isinstance(ending.failure, QuotaExhaustedError)
+        return ending.answer is not None and ending.answer.status in _THROTTLED
+
+
+class stop_when_quota_exhausted(stop_base):  # noqa: N801
+    """Stop when the attempt was refused because a quota is spent."""
+
+    def __call__(self, retry_state: RetryCallState) -> bool:  # noqa: D102
+        return isinstance(_ending(retry_state).failure, QuotaExhaustedError)
+
+
+class wait_retry_after(wait_base):  # noqa: N801
+    """Wait as long as the server or a RateLimitedError of ours says; where neither does, as `fallback`.
+
+    Reads what `shapekit.feedback` reads, from a response that was returned or that an exception carries.
+    What is said is obeyed for `max_hold` at most. Without a fallback it is `wait_random_exponential(max=60)`.
+    """
+
+    def __init__(
+        self,
+        fallback: wait_base | Callable[[RetryCallState], float] | None = None,
+        *,
+        max_hold: Duration = "15m",
+    ) -> None:
+        if fallback is not None and not callable(fallback):
+            raise ConfigError("fallback", fallback, "is not a wait", "pass one, such as wait_fixed(1)")
+        self.fallback = tenacity.wait_random_exponential(max=60) if fallback is None else fallback
+        self._word = ServerWord(max_hold)
+
+    def __call__(self, retry_state: RetryCallState) -> float:  # noqa: D102
+        return self._word.seconds(_ending(retry_state)) or self.fallback(retry_state)
+
+
+class _Slots:
+    """The slots of a policy, for attempts of a Retrying that knows nothing of it."""
+
+    def __init__(self, policy: Policy, *, key: str | None = None, cost: int | None = None) -> None:
+        self._shaper = checked_policy(policy).shaper
+        self._enforce = policy.enforce
+        self._key = checked_key_of(policy, key)
+        self._cost = checked_cost_of(policy, cost)
+        self._clock = policy.shaper._store.clock
+
+    def _check_place(self, retrying: tenacity.BaseRetrying, *, twin: str) -> None:
+        if isinstance(retrying, _ShapedRetrying | _AsyncShapedRetrying):
+            raise ConfigError("wait", self, "is too much: here each attempt takes a slot", "leave it away")
+        if isinstance(retrying, AsyncRetrying) is not isinstance(self, await_slot):
+            kind = type(retrying).__name__
+            raise ConfigError("wait", self, f"does not serve an {kind}", f"use {twin}(policy)")
+
+    def _waited(self, state: RetryCallState, began_us: int) -> None:
+        waited = (self._clock.now_us() - began_us) / SECOND_US
+        state.idle_for += waited
+        state.retry_object.statistics["idle_for"] += waited
+
+
+class wait_slot(_Slots, wait_base):  # noqa: N801
+    """The next attempt takes a slot of the policy, and leaves at it.
+
+    Where tenacity asks how long to wait, this takes the earliest slot and waits for it, as every shaped
+    call does: it moves with a hold that is placed meanwhile, and is given back if the wait is
+    interrupted. What is left to wait is then nothing: `before_sleep` hears of 0 s, `idle_for` of all.
+    Where the slot is too far away, QueueFullError or QuotaExhaustedError ends the retrying.
+
+    tenacity asks for the wait before it asks whether to stop. So `stop` is asked here as well, with the
+    delay as `upcoming_sleep`, and no slot is wasted on an attempt that is not made.
+
+    Use it alone: a wait that is added to it is slept after the slot. The first attempt takes no slot by
+    this. If what is called is shaped itself, by `@shaped` or a transport, every attempt takes one anyway.
+    """
+
+    def __call__(self, retry_state: RetryCallState) -> float:  # noqa: D102
+        retrying, began_us = retry_state.retry_object, self._clock.now_us()
+        self._check_place(retrying, twin="await_slot")
+        turn = self._shaper.reserve(self._key, cost=self._cost)
+        retry_state.upcoming_sleep = turn.delay
+        if turn and retrying.stop(retry_state):
+            turn.cancel()
+            return turn.delay
+        if self._enforce:
+            try:
+                self._shaper.depart(self._key, turn.granted)
+            except RateLimitedError as refusal:
+                raise refusal from _ending(retry_state).failure
+            self._waited(retry_state, began_us)
+        return 0.0
+
+
+class await_slot(_Slots):  # noqa: N801
+    """`wait_slot` for AsyncRetrying, on asyncio and trio."""
+
+    async def __call__(self, retry_state: RetryCallState) -> float:  # noqa: D102
+        retrying, began_us = retry_state.retry_object, self._clock.now_us()
+        self._check_place(retrying, twin="wait_slot")
+        turn = await self._shaper.areserve(self._key, cost=self._cost)
+        retry_state.upcoming_sleep = turn.delay
+        if turn and await _awaited(retrying.stop(retry_state)):
+            await turn.acancel()
+            return turn.delay
+        if self._enforce:
+            try:
+                await self._shaper.adepart(self._key, turn.granted)
+            except RateLimitedError as refusal:
+                raise refusal from _ending(retry_state).failure
+            self._waited(retry_state, began_us)
+        return 0.0
+
+
+# shaped retrying
+
+
+class _StopWithin(stop_base):
+    """Stop when the other says so, or when no retry can be paid for."""
+
+    def __init__(self, stop: Any, budget: RetryBudget) -> None:
+        self.stop = stop
+        self.budget = budget
+
+    def __call__(self, retry_state: RetryCallState) -> bool:
+        return bool(self.stop(retry_state)) or not self.budget.spend()
+
+
+class _AsyncStopWithin(_StopWithin):
+    async def __call__(self, retry_state: RetryCallState) -> bool:  # type: ignore[override]
+        return bool(await _awaited(self.stop(retry_state))) or not await self.budget.aspend()
+
+
+class _Shaped(tenacity.BaseRetrying):
+    """What the two below have in common."""
+
+    attempts: Attempts
+    word: ServerWord
+    ended: WeakKeyDictionary[RetryCallState, tenacity.Future]
+    stops: type[_StopWithin]
+
+    def shaped(self, attempts: Attempts) -> Self:
+        self.attempts = attempts
+        self.word = ServerWord()
+        self.ended = WeakKeyDictionary()
+        if not isinstance(self.stop, _StopWithin):
+            self.stop = self.stops(self.stop, attempts.budget)
+        return self
+
+    def copy(self, *changes: Any, **named: Any) -> Self:
+        return super().copy(*changes, **named).shaped(self.attempts)
+
+    def begin(self) -> None:
+        super().begin()
+        self.statistics["waited_for_slots"] = 0.0
+        self.statistics["waited_for_server"] = 0.0
+
+    def ending(self, state: RetryCallState) -> Ending:
+        if state.outcome is not None:
+            self.ended[state] = state.outcome
+        return _ending(state)
+
+    def take_back(self, state: RetryCallState) -> Callable[[RetryCallState], Any] | None:
+        """A retry could not leave: then all is as the attempt before it ended. None if there was none."""
+        before = self.ended.get(state)
+        if before is None:
+            return None
+        state.outcome = before
+        state.attempt_number -= 1
+        self.statistics["attempt_number"] -= 1
+        return self.retry_error_callback or _as_it_ended
+
+    def sleeps(self, state: RetryCallState, do: Any) -> None:
+        if isinstance(do, tenacity.DoSleep):
+            told = self.word.seconds(_ending(state))
+            self.statistics["waited_for_server"] += min(told, do)
+
+
+class _ShapedRetrying(_Shaped, Retrying):
+    stops = _StopWithin
+
+    def iter(self, retry_state: RetryCallState) -> Any:
+        if retry_state.outcome is None:
+            try:
+                self.statistics["waited_for_slots"] += self.attempts.leave(retry_state)
+            except _NOT_NOW:
+                conclude = self.take_back(retry_state)
+                if conclude is None:
+                    raise
+                return conclude(retry_state)
+        else:
+            self.attempts.end(retry_state, self.ending(retry_state))
+        do = super().iter(retry_state=retry_state)
+        self.sleeps(retry_state, do)
+        return do
+
+
+class _AsyncShapedRetrying(_Shaped, AsyncRetrying):
+    stops = _AsyncStopWithin
+
+    async def iter(self, retry_state: RetryCallState) -> Any:
+        if retry_state.outcome is None:
+            try:
+                self.statistics["waited_for_slots"] += await self.attempts.aleave(retry_state)
+            except _NOT_NOW:
+                conclude = self.take_back(retry_state)
+                if conclude is None:
+                    raise
+                return await _awaited(conclude(retry_state))
+        else:
+            await self.attempts.aend(retry_state, self.ending(retry_state))
+        do = await super().iter(retry_state=retry_state)
+        self.sleeps(retry_state, do)
+        return do
+
+    # tenacity keeps the state of a run on the object, where tasks that share it would meet.
+
+    async def __call__(self, fn: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        return await AsyncRetrying.__call__(self._of_one_run(), fn, *args, **kwargs)
+
+    def __aiter__(self) -> AsyncRetrying:
+        return AsyncRetrying.__aiter__(self._of_one_run())
+
+    def _of_one_run(self) -> Self:
+        run = self.copy()
+        run._local.statistics = self.statistics
+        return run
+
+
+class _Options(TypedDict, total=False):
+    """tenacity's own."""
+
+    sleep: Any
+    stop: Any
+    wait: Any
+    retry: Any
+    before: Any
+    after: Any
+    before_sleep: Any
+    retry_error_callback: Any
+    name: str | None
+    enabled: bool
+
+
+def shaped_retrying(
+    policy: Policy,
+    *,
+    key: str | None = None,
+    cost: int | None = None,
+    max_wait: Duration | None = None,
+    budget: float = 0.2,
+    reserve: int = 10,
+    **options: Unpack[_Options],
+) -> Retrying:
+    """A Retrying each of whose attempts leaves when the policy lets it, and whose retries have a budget.
+
+    - `key`, `cost`, `max_wait`: as for `policy.admit`.
+    - `budget`: the share of calls that may be retried, over all workers that share the policy's store.
+      Each call earns that share of a token, each retry spends a token, and `reserve` is how many tokens
+      there are at first and at most. Where there is none left, nothing is retried.
+    - tenacity's `stop`, `wait`, `retry`, `before`, `after`, `before_sleep`, `sleep`, `name`, `enabled` and
+      `retry_error_callback`. Without them: five attempts, `wait_retry_after()`, `retry_if_throttled()`.
+
+    What an attempt returns, or its exception carries, is shown to `Admission.observe`: one worker is told
+    to wait, all wait. When there are no more attempts, what the last one returned is returned and what it
+    raised is raised. A refusal of the policy is raised if it meets the first attempt; a retry that meets
+    one is not made.
+
+    `statistics` holds, beside tenacity's `attempt_number` and `idle_for`, `waited_for_slots` and
+    `waited_for_server` (the part of `idle_for` that was asked for), in seconds.
+    """
+    attempts = Attempts(policy, key=key, cost=cost, max_wait=max_wait, budget=budget, reserve=reserve)
+
+    def sleep(seconds: float) -> None:
+        attempts.clock.sleep(seconds, threading.Event())
+
+    return _ShapedRetrying(**{"sleep": sleep, **_completed(options)}).shaped(attempts)
+
+
+def ashaped_retrying(
+    policy: Policy,
+    *,
+    key: str | None = None,
+    cost: int | None = None,
+    max_wait: Duration | None = None,
+    budget: float = 0.2,
+    reserve: int = 10,
+    **options: Unpack[_Options],
+) -> AsyncRetrying:
+    """`shaped_retrying`, awaitable, for asyncio and trio; tasks may share it."""
+    attempts = Attempts(policy, key=key, cost=cost, max_wait=max_wait, budget=budget, reserve=reserve)
+
+    async def sleep(seconds: float) -> None:
+        await attempts.clock.asleep(seconds, AsyncAlarm())
+
+    return _AsyncShapedRetrying(**{"sleep": sleep, **_completed(options)}).shaped(attempts)
+
+
+def _completed(options: _Options) -> dict[str, Any]:
+    for name, value in options.items():
+        if name not in _Options.__annotations__:
+            known = ", ".join(_Options.__annotations__)
+            raise ConfigError(name, value, "is no option of shaped retrying", f"use {known}")
+    return {
+        "stop": tenacity.stop_after_attempt(5),
+        "wait": wait_retry_after(),
+        "retry": retry_if_throttled(),
+        "retry_error_callback": _as_it_ended,
+        **options,
+    }
+
+
+def _ending(state: RetryCallState) -> Ending:
+    outcome = state.outcome
+    if outcome is None:
+        return Ending()
+    failure = outcome.exception()
+    return Ending(failure=failure) if failure is not None else Ending(outcome.result())
+
+
+def _as_it_ended(state: RetryCallState) -> Any:
+    """What the last attempt returned; or raise what it raised."""
+    outcome = state.outcome
+    if outcome is not None and outcome.failed:
+        tenacity.RetryError(outcome).reraise()
+    return _ending(state).result
+
+
+async def _awaited(answer: Any) -> Any:
+    return await answer if inspect.isawaitable(answer) else answer

@@ -1,0 +1,165 @@
+"""wait_slot and await_slot: the next attempt of any Retrying leaves at a slot of the policy."""
+
+import asyncio
+import threading
+
+import anyio
+import pytest
+import tenacity
+
+from shapekit import ManualClock, Policy, QueueFullError, QuotaExhaustedError
+from shapekit.integrations.tenacity import await_slot, shaped_retrying, wait_slot
+
+
+def failing(clock, times, left):
+    """A call that notes when it leaves and fails so many times."""
+
+    def call():
+        left.append(clock.now())
+        if len(left) <= times:
+            raise KeyError(len(left))
+        return "done"
+
+    return call
+
+
+def afailing(clock, times, left):
+    call = failing(clock, times, left)
+
+    async def acall():
+        return call()
+
+    return acall
+
+
+def test_attempts_leave_at_the_slots(clock):
+    policy, left = Policy("10/s", clock=clock), []
+    retrying = tenacity.Retrying(wait=wait_slot(policy))
+    assert retrying(failing(clock, 3, left)) == "done"
+    # The first attempt is the caller's own; the slot at 0 is the first retry's.
+    assert left == [0.0, 0.0, 0.1, 0.2]
+    assert retrying.statistics["idle_for"] == pytest.approx(0.2)
+
+
+@pytest.mark.anyio
+async def test_attempts_of_tasks_leave_at_the_slots(clock):
+    policy, left = Policy("10/s", clock=clock), []
+    retrying = tenacity.AsyncRetrying(wait=await_slot(policy))
+    assert await retrying(afailing(clock, 3, left)) == "done"
+    assert left == [0.0, 0.0, 0.1, 0.2]
+    assert retrying.statistics["idle_for"] == pytest.approx(0.2)
+
+
+def test_it_stands_in_line_by_key_and_cost(clock):
+    policy, left = Policy("10/s", clock=clock), []
+    policy.shaper.reserve("mine", cost=3)
+    policy.shaper.reserve("yours", cost=50)
+    tenacity.Retrying(wait=wait_slot(policy, key="mine", cost=2))(failing(clock, 1, left))
+    assert left == [0.0, 0.3]
+    assert policy.forecast(key="mine").first_in == pytest.approx(0.2)
+
+
+def test_a_hold_that_is_placed_meanwhile_is_obeyed():
+    clock = ManualClock()
+    policy, left = Policy("1/s", clock=clock), []
+    policy.shaper.reserve()
+    retrying = tenacity.Retrying(wait=wait_slot(policy))
+    thread = threading.Thread(target=retrying, args=(failing(clock, 1, left),))
+    thread.start()
+    while not clock._sleepers:
+        assert thread.is_alive()
+    clock.advance(0.5)
+    policy.shaper.hold("10s")
+    clock.advance(9.9)
+    assert left == [0.0]
+    clock.advance(2.0)
+    thread.join(10)
+    assert not thread.is_alive()
+    assert left[1] == 11.0
+
+
+def test_nothing_is_taken_where_tenacity_stops(clock):
+    policy, left = Policy("1/s", clock=clock), []
+    for stop in (tenacity.stop_after_attempt(1), tenacity.stop_before_delay(0.5)):
+        policy.shaper.reset()
+        policy.shaper.reserve()
+        before = policy.forecast()
+        with pytest.raises(KeyError):
+            tenacity.Retrying(wait=wait_slot(policy), stop=stop, reraise=True)(failing(clock, 9, left))
+        assert policy.forecast() == before
+    assert left == [0.0, 0.0]
+
+
+@pytest.mark.anyio
+async def test_nothing_is_taken_where_asynchronous_tenacity_stops(clock):
+    policy, left = Policy("1/s", clock=clock), []
+
+    async def at_once(state):
+        return True
+
+    for stop in (tenacity.stop_after_attempt(1), at_once):
+        policy.shaper.reserve()
+        before = policy.forecast()
+        with pytest.raises(KeyError):
+            await tenacity.AsyncRetrying(wait=await_slot(policy), stop=stop, reraise=True)(
+                afailing(clock, 9, left)
+            )
+        assert policy.forecast() == before
+    assert left == [0.0, 0.0]
+
+
+@pytest.mark.anyio
+async def test_whoever_is_cancelled_gives_the_slot_back():
+    clock = ManualClock()
+    policy, left = Policy("1/s", clock=clock), []
+    policy.shaper.reserve()
+    before = policy.forecast()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tenacity.AsyncRetrying(wait=await_slot(policy)), afailing(clock, 9, left))
+        while not clock._sleepers:
+            await anyio.lowlevel.checkpoint()
+        assert policy.forecast() != before
+        tasks.cancel_scope.cancel()
+    assert policy.forecast() == before
+    assert left == [0.0]
+
+
+def test_a_slot_too_far_away_ends_it_and_says_what_failed(clock):
+    policy, left = Policy("1/s", max_wait="2s", clock=clock), []
+    policy.shaper.reserve(cost=3, max_wait=None)
+    with pytest.raises(QueueFullError) as caught:
+        tenacity.Retrying(wait=wait_slot(policy))(failing(clock, 9, left))
+    assert isinstance(caught.value.__cause__, KeyError)
+    spent = Policy(quota="1/month", clock=clock)
+    spent.shaper.reserve()
+    with pytest.raises(QuotaExhaustedError):
+        tenacity.Retrying(wait=wait_slot(spent))(failing(clock, 9, []))
+
+
+@pytest.mark.anyio
+async def test_a_slot_too_far_away_ends_asynchronous_retrying(clock):
+    policy = Policy("1/s", max_wait="2s", clock=clock)
+    policy.shaper.reserve(cost=3, max_wait=None)
+    with pytest.raises(QueueFullError) as caught:
+        await tenacity.AsyncRetrying(wait=await_slot(policy))(afailing(clock, 9, []))
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_where_nothing_is_enforced_nobody_waits(clock):
+    policy, left = Policy("1/s", enforce=False, clock=clock), []
+    tenacity.Retrying(wait=wait_slot(policy))(failing(clock, 3, left))
+    assert left == [0.0] * 4
+
+
+def test_mistakes_are_told(refused, clock):
+    policy = Policy("10/s", clock=clock)
+    error = refused(lambda: tenacity.Retrying(wait=wait_slot("10/s")), "policy")
+    assert "Policy(" in error.fix
+    refused(lambda: wait_slot(policy, key=5), "key")
+    refused(lambda: wait_slot(policy, cost=0), "cost")
+    refused(lambda: wait_slot(Policy("1/s", key="{user}")), "key")
+    refused(lambda: await_slot(Policy("1/s", cost=len)), "cost")
+    own = shaped_retrying(policy, wait=wait_slot(policy), retry=tenacity.retry_always)
+    assert "each attempt takes a slot" in str(refused(lambda: own(str), "wait"))
+    blocking = tenacity.AsyncRetrying(wait=wait_slot(policy))
+    assert "await_slot" in refused(lambda: asyncio.run(blocking(afailing(clock, 9, []))), "wait").fix
