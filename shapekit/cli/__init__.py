@@ -1,0 +1,6 @@
+"""The `shapekit` command: look at limits instead of guessing, and pull an operator's levers."""
+
+BAD_INPUT = 2
+"""The exit code where something cannot be done as asked."""
+INTERRUPTED = 130
+"""The exit code that a shell expects of a command that Ctrl-C ended."""

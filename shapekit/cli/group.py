@@ -1,0 +1,86 @@
+"""Group: the subcommands by name, each loaded when it is asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn
+
+import click
+
+from shapekit.cli import BAD_INPUT, INTERRUPTED
+from shapekit.cli.complaint import complaint_of
+
+__all__ = ["COMMANDS", "cli"]
+
+
+class Place(NamedTuple):
+    """Where a subcommand lives, and what the list of subcommands says of it."""
+
+    target: str
+    summary: str
+
+
+COMMANDS = {
+    "demo": Place(
+        "shapekit.cli.demo:demo", "See it work: three processes, one limit, with and without shaping."
+    ),
+    "plan": Place("shapekit.cli.plan:plan", "When the first, the n-th and the last of many calls leave."),
+    "simulate": Place("shapekit.cli.simulate:simulate", "What strategies make of the same arrivals."),
+    "check": Place("shapekit.cli.check:check", "Validate a file of policies and say what each means."),
+    "top": Place("shapekit.cli.top:top", "A live table of the keys of a store."),
+    "hold": Place("shapekit.cli.levers:hold", "Let nobody leave on a key for a while."),
+    "resume": Place("shapekit.cli.levers:resume", "End the hold of a key."),
+    "reset": Place("shapekit.cli.levers:reset", "Forget a key: its queue, its hold, its counts."),
+}
+
+
+class LazyGroup(click.Group):
+    """Knows its subcommands by name, and answers whatever is wrong with one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].target.partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, place.summary) for name, place in COMMANDS.items()])
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
+        """Run, and exit: 0 for done, 2 for what cannot be done as asked, 130 for Ctrl-C."""
+        extra["standalone_mode"] = False
+        try:
+            code = super().main(args, *rest, **extra)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message(), err=True)
+            sys.exit(BAD_INPUT)
+        except click.Abort:
+            sys.exit(INTERRUPTED)
+        except Exception as error:
+            complaint = complaint_of(error)
+            if complaint is None:
+                raise
+            complaint.show()
+            sys.exit(complaint.exit_code)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+@click.command(
+    "shapekit",
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="shapekit", prog_name="shapekit")
+def cli() -> None:
+    """Shape outgoing calls: look at limits, try them out, and pull an operator's levers.
+
+    Every subcommand has --help, and --json for machines. Exit codes: 0 done, 2 not possible as asked
+    (one line on stderr says what and how to fix it), 130 interrupted.
+    """

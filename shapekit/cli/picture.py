@@ -1,0 +1,101 @@
+"""Picture: arrivals against departures, drawn by matplotlib."""
+
+from __future__ import annotations
+
+from itertools import accumulate, cycle
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shapekit.cli.complaint import Complaint
+from shapekit.cli.race import Columns, Race
+from shapekit.cli.words import span_words
+from shapekit.errors import missing
+from shapekit.rate import SECOND_US
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["check_target", "figure", "save"]
+
+FORMATS = (".svg", ".png")
+# Okabe and Ito's colours, without those too pale for a line: they stay apart for every kind of colour
+# blindness. The styles of the lines tell them apart without any colour.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#E69F00")
+STYLES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)))
+ARRIVALS = "#D9D9D9"
+_COLUMNS = 120
+_UNITS = ((2 * 86_400, 86_400, "days"), (2 * 3_600, 3_600, "hours"), (180, 60, "minutes"), (0, 1, "s"))
+
+
+def check_target(out: str) -> None:
+    """Complain before anything is computed for a picture that cannot be drawn."""
+    if Path(out).suffix.lower() not in FORMATS:
+        raise Complaint(f"out={out!r} is no kind of picture that can be drawn; end it in .svg or .png")
+    if not Path(out).parent.is_dir():
+        raise Complaint(f"out={out!r} lies in no folder; make {Path(out).parent} first")
+    _matplotlib()
+
+
+def save(race: Race, out: str) -> None:
+    """Draw the race into a file; the same race gives the same bytes."""
+    import matplotlib as mpl  # noqa: PLC0415 - an extra, and slow to load
+
+    with mpl.rc_context({"svg.hashsalt": "shapekit"}):
+        metadata = {"Date": None} if Path(out).suffix.lower() == ".svg" else None
+        figure(race).savefig(out, metadata=metadata, dpi=120)
+
+
+def figure(race: Race) -> Figure:
+    """A row of calls per column of time for each run, and below them how many have left in total."""
+    _matplotlib()
+    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+
+    rows = len(race.runs)
+    drawn = Figure(figsize=(9, 1.4 * rows + 3.6), layout="constrained")
+    axes = drawn.subplots(
+        rows + 1, 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": [1] * rows + [2]}
+    )[:, 0]
+    unit_s, unit = next((size, name) for least, size, name in _UNITS if race.length_us >= least * SECOND_US)
+    columns = Columns.over(race.length_us, _COLUMNS)
+    edges = [number * columns.width_us / SECOND_US / unit_s for number in range(columns.number + 1)]
+    came = race.counts(race.runs[0], columns)
+    lines = zip(race.runs, cycle(COLOURS), cycle(STYLES), strict=False)
+    total: Axes = axes[-1]
+    for row, (run, colour, style) in zip(axes[:-1], lines, strict=True):
+        left = race.counts(run, columns)
+        row.stairs(came, edges, fill=True, color=ARRIVALS, label="arrivals")
+        row.stairs(left, edges, color=colour, linestyle=style, linewidth=2, label=f"left: {run.name}")
+        row.set_ylabel(f"calls per\n{span_words(columns.width_us)}")
+        row.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True, steps=[1, 2, 5, 10]))
+        row.set_ylim(0, _top(race, columns))
+        row.legend(
+            loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize="small", handlelength=4
+        )
+        row.grid(axis="y", alpha=0.3)
+        total.plot(edges, [0, *accumulate(left)], color=colour, linestyle=style, linewidth=2, label=run.name)
+    drawn.suptitle(f"arrivals {race.arrivals.told}, and when the calls leave")
+    total.set_ylabel("calls that have left")
+    total.set_xlabel(f"time since the start ({unit})")
+    total.set_xlim(0, edges[-1])
+    total.set_ylim(bottom=0)
+    total.yaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    total.legend(
+        loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize="small", handlelength=4
+    )
+    total.grid(alpha=0.3)
+    return drawn
+
+
+def _top(race: Race, columns: Columns) -> float:
+    return 1.08 * max(1, *(max(race.counts(run, columns)) for run in race.runs))
+
+
+def _matplotlib() -> None:
+    try:
+        import matplotlib.figure  # noqa: F401, PLC0415
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        raise missing("--out", "plot") from None

@@ -1,0 +1,128 @@
+"""Row: what an operator wants to know of a key, worked out from its state."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from shapekit.algorithms.base import Algorithm
+from shapekit.algorithms.composite import Composite
+from shapekit.algorithms.description import Described
+from shapekit.algorithms.fixed_window import FixedWindow
+from shapekit.algorithms.leaky_queue import LeakyQueue
+from shapekit.algorithms.meter import Meter
+from shapekit.algorithms.quota import Quota
+from shapekit.algorithms.sliding_log import SlidingWindowLog
+from shapekit.algorithms.sliding_window import SlidingWindow
+from shapekit.rate import SECOND_US, seconds_text
+from shapekit.stores.sighting import Sighting
+
+__all__ = ["Row", "Use", "limit_text", "row_of"]
+
+UNKNOWN = "(unknown: its program has not told its name)"
+
+
+class Use(NamedTuple):
+    """How much of one limit is in use."""
+
+    limit: str
+    used: int
+    most: int
+
+
+class Row(NamedTuple):
+    """A key as it stands; instants are civil, in epoch seconds."""
+
+    key: str
+    limit: str
+    wait: float
+    """Seconds until a call that comes now would leave."""
+    next_at: float
+    """When that is."""
+    held: float
+    """Seconds for which nobody leaves."""
+    held_until: float | None
+    uses: tuple[Use, ...]
+
+    @property
+    def fullest(self) -> float:
+        """The part that is in use of whatever is used most."""
+        return max([use.used / use.most for use in self.uses], default=0.0)
+
+
+def row_of(seen: Sighting) -> Row:
+    """The row of a key that was seen."""
+    wait_us, held_us = 0, 0
+    uses: tuple[Use, ...] = ()
+    if isinstance(seen.program, LeakyQueue):
+        wait_us, _ = seen.program.outlook(seen.state, seen.now_us, 1, 1, seen.skew_us)
+        held_us = max(0, seen.state[4] - seen.now_us)
+        uses = _uses_of_queue(seen.program, seen.state, seen.now_us, seen.skew_us)
+    elif seen.program is not None:
+        told = seen.program.forecast(seen.state, seen.now_us, 1, seen.skew_us)
+        wait_us = max(0, told.admits_at_us - seen.now_us)
+        uses = _uses(seen.program, seen.state, seen.now_us, seen.skew_us)
+    civil_us = seen.now_us + seen.skew_us
+    return Row(
+        seen.shown,
+        UNKNOWN if seen.program is None else limit_text(seen.program),
+        wait_us / SECOND_US,
+        (civil_us + wait_us) / SECOND_US,
+        held_us / SECOND_US,
+        (civil_us + held_us) / SECOND_US if held_us else None,
+        uses,
+    )
+
+
+def _uses_of_queue(queue: LeakyQueue, line: Any, now: int, skew: int) -> tuple[Use, ...]:
+    """Of what a queue keeps beside its pace. Its time stands still while it is held."""
+    until, shift, states = line[4], line[5], line[7]
+    at = max(now, until) - shift
+    uses: list[Use] = []
+    for algorithm, state in zip(queue.constraints.algorithms, states, strict=True):
+        real, ahead = (shift, skew) if algorithm.aligned else (0, shift + skew)
+        uses += _uses(algorithm, state, at + real, ahead)
+    return tuple(uses)
+
+
+def _uses(program: Algorithm[Any], state: Any, now: int, skew: int) -> tuple[Use, ...]:
+    if isinstance(program, Composite):
+        states = (None,) * len(program.parts) if state is None else state
+        return tuple(
+            use
+            for part, own in zip(program.parts, states, strict=True)
+            for use in _uses(part, own, now, skew)
+        )
+    seen = program.peek(state, now, skew)
+    return (Use(limit_text(program), seen.current, seen.limit),)
+
+
+def limit_text(program: Described) -> str:
+    """A limit in few words.
+
+    >>> from shapekit import GCRA, Quota, all_of
+    >>> limit_text(all_of(fast=GCRA("10/s"), month=Quota("1_000_000/month")))
+    'all_of(gcra 10/s burst 10, quota 1000000/month)'
+    """
+    if isinstance(program, LeakyQueue):
+        return _queue_text(program)
+    if isinstance(program, Composite):
+        return f"{program.kind}({', '.join(map(limit_text, program.parts))})"
+    if isinstance(program, Quota):
+        return f"quota {program.limit}/{program.per}"
+    if isinstance(program, FixedWindow | SlidingWindow | SlidingWindowLog):
+        return f"{program.kind} {program.limit} per {seconds_text(program.window_us)}"
+    assert isinstance(program, Meter)  # noqa: S101 - all that are left
+    return f"{program.kind} {program.rate} burst {program.burst}"
+
+
+def _queue_text(queue: LeakyQueue) -> str:
+    parts = [str(rate) for rate in queue.rates]
+    if queue.burst > 1 and not any(rate.burst for rate in queue.rates):
+        parts[0] += f" burst {queue.burst}"
+    parts += [limit_text(gate) for gate in queue.gates]
+    words = "; ".join(parts)
+    if queue.pace != "smooth":
+        words += f", pace {queue.pace}"
+    if queue.headroom:
+        words += f", headroom {float(queue.headroom):.3g}"
+    return words

@@ -1,0 +1,158 @@
+"""`shapekit top`: the keys of a store, as they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from shapekit.cli.keyboard import keyboard
+from shapekit.cli.output import console, json_option, print_json, table
+from shapekit.cli.row import Row, row_of
+from shapekit.cli.stores import store_option
+from shapekit.cli.surveys import Survey, open_survey, place_of
+from shapekit.cli.words import counted
+from shapekit.errors import StoreUnavailableError
+
+__all__ = ["top"]
+
+REFRESH_S = 1.0
+COLUMNS = ("key", "limit", "wait", "next slot", "held until", "used")
+_ORDERS: dict[str, Callable[[Row], Any]] = {
+    "wait": lambda row: (-row.wait, row.key),
+    "key": lambda row: row.key,
+    "held": lambda row: (-row.held, -row.wait, row.key),
+    "used": lambda row: (-row.fullest, row.key),
+}
+_FRAME = 5
+"""Lines of a page that are not rows: the headline, a gap, the columns' names and their rule, a last line."""
+_WIDEST = 40
+"""What is longer is printed whole, and what follows it is out of line."""
+_CUT = {0: 0.45, 1: 0.3, 5: 0.25}
+"""The columns that are cut where there is no room for all, and the part of the room that each gets."""
+_LEAST = 6
+_GAP = 3
+"""At most so much lies between two columns."""
+_FAR_S = 365 * 86_400.0
+
+
+@click.command()
+@store_option
+@click.option(
+    "--sort", type=click.Choice([*_ORDERS]), default="wait", show_default=True, help="What comes first."
+)
+@click.option("--filter", "part", default="", metavar="TEXT", help="Only keys that contain this.")
+@click.option("--once", is_flag=True, help="Print the table once.")
+@json_option
+def top(store: str | None, sort: str, part: str, once: bool, as_json: bool) -> None:
+    """A live table of the keys of a store.
+
+    For each key that is not idle: its limit, how long a call that comes now would wait and when it would
+    leave, whether it is held and until when, and how much is used of each limit and quota. Looks without
+    disturbing anybody: nothing is written, and no lock is taken. `q` quits. Where the output is no
+    terminal, the table is printed once.
+    """
+    out = console()
+    with open_survey(store) as survey:
+        if as_json:
+            print_json([_told(row) for row in _rows(survey, sort, part)])
+        elif once or not out.is_terminal:
+            rows = _rows(survey, sort, part)
+            click.echo("\n".join([_headline(rows, store).plain, "", *_lines(rows)]))
+        else:
+            _watch(out, survey, sort, part, store)
+
+
+def _watch(out: Console, survey: Survey, sort: str, part: str, store: str | None) -> None:
+    rows = _rows(survey, sort, part)
+    trouble = ""
+    with keyboard() as pressed, Live(console=out, screen=True, auto_refresh=False) as live:
+        while True:
+            headline = _headline(rows, store, "q quits")
+            if trouble:
+                headline.append(f"\n{trouble}; this is what was last seen", style="bold")
+            visible = rows[: max(1, out.height - _FRAME)]
+            live.update(Group(headline, Text(), _table(visible, out.width)), refresh=True)
+            if "q" in pressed(REFRESH_S):
+                return
+            try:
+                rows, trouble = _rows(survey, sort, part), ""
+            except StoreUnavailableError as error:
+                trouble = str(error)
+
+
+def _rows(survey: Survey, sort: str, part: str) -> list[Row]:
+    rows = (row_of(seen) for seen in survey("") if part in seen.shown)
+    return sorted(rows, key=_ORDERS[sort])
+
+
+def _headline(rows: Sequence[Row], store: str | None, more: str = "") -> Text:
+    held, waiting = sum(row.held > 0 for row in rows), sum(row.wait > 0 for row in rows)
+    now = datetime.now(UTC).astimezone()
+    return Text.assemble(
+        (counted(len(rows), "key"), "bold"),
+        f", {waiting} with a wait, {held} held   {place_of(store or '')}   {now:%H:%M:%S}   {more}".rstrip(),
+    )
+
+
+def _table(rows: Iterable[Row], width: int) -> Table:
+    """A line for each key; names, limits and uses are cut so that the times are always to be seen."""
+    lines = [COLUMNS, *map(_cells, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    room = width - sum(widths) - _GAP * (len(COLUMNS) - 1)
+    made = table(COLUMNS, lines[1:], numbers=("wait", "next slot"))
+    for place, (column, wide) in enumerate(zip(made.columns, widths, strict=True)):
+        part = _CUT.get(place, 0)
+        spare = room + sum(widths[cut] for cut in _CUT)
+        column.no_wrap, column.overflow = True, "ellipsis"
+        column.width = min(wide, max(_LEAST, int(part * spare))) if part and room < 0 else wide
+    return made
+
+
+def _lines(rows: Iterable[Row]) -> Iterator[str]:
+    """A line for each key, whole: to search in, and quick however many there are."""
+    lines = [COLUMNS, *map(_cells, rows)]
+    widths = [min(_WIDEST, max(map(len, column))) for column in zip(*lines, strict=True)]
+    for line in lines:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    held = "" if row.held_until is None else f"{clock(row.held_until)} ({span(row.held)})"
+    uses = ", ".join(f"{use.used}/{use.most}" for use in row.uses)
+    return row.key, row.limit, span(row.wait), clock(row.next_at) if row.wait else "now", held, uses
+
+
+def span(seconds: float) -> str:
+    """A duration in few letters.
+
+    >>> [span(seconds) for seconds in (0, 0.0421, 12.3, 75, 7260, 3 * 86_400, 1e12)]
+    ['0 s', '0.0421 s', '12.3 s', '1 m 15 s', '2 h 01 m', '3 d 00 h', 'over a year']
+    """
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    if seconds >= _FAR_S:
+        return "over a year"
+    for unit, small, size, part in (("d", "h", 86_400, 3_600), ("h", "m", 3_600, 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} {int(seconds % size // part):02} {small}"
+    return f"{int(seconds // 60)} m {int(seconds % 60):02} s"
+
+
+def clock(epoch_s: float) -> str:
+    """An instant as the operator's clock shows it; with the date if it is not today."""
+    now = datetime.now(UTC)
+    if epoch_s - now.timestamp() > _FAR_S:
+        return "over a year from now"
+    then = datetime.fromtimestamp(epoch_s, UTC).astimezone()
+    return f"{then:%H:%M:%S}" if then.date() == now.astimezone().date() else f"{then:%Y-%m-%d %H:%M}"
+
+
+def _told(row: Row) -> dict[str, Any]:
+    return {**row._asdict(), "uses": [use._asdict() for use in row.uses]}

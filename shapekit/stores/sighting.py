@@ -1,0 +1,34 @@
+"""Sighting: the state of a key in a shared store, as somebody sees it who only looks."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from shapekit.algorithms.description import Described
+
+__all__ = ["Sighting"]
+
+
+class Sighting(NamedTuple):
+    """A live key, the program that wrote its state, and the time it was seen at."""
+
+    name: str
+    part: str
+    """The part of a composite, where each has a key of its own; else empty."""
+    key: str
+    program: Described | None
+    """None where nobody has told what wrote the state; then it cannot be read."""
+    state: Any
+    now_us: int
+    skew_us: int
+    """How far civil time is ahead."""
+
+    @property
+    def shown(self) -> str:
+        """`name:key`, or `name:part:key`, as `Store.keys` shows it."""
+        return shown(self.name, self.part, self.key)
+
+
+def shown(name: str, part: str, key: str) -> str:
+    """Where a state is, in one text."""
+    return ":".join([name, *([part] if part else []), key])

@@ -1,0 +1,135 @@
+"""The `shapekit` command in this process, as a process, and as a process on a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+from click.testing import CliRunner, Result
+
+from shapekit.cli.group import cli
+
+COMMAND = (sys.executable, "-m", "shapekit.cli")
+SILENT = {"COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "SHAPEKIT_STORE", "PYTHONIOENCODING"}
+
+
+def environment(**more: str) -> dict[str, str]:
+    """What a process is given: nothing that would change what it prints, but what the test says."""
+    kept = {name: value for name, value in os.environ.items() if name not in SILENT}
+    return {**kept, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **more}
+
+
+class Seen(NamedTuple):
+    """How a process on a terminal ended, and what could be seen there."""
+
+    code: int
+    text: str
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Run the command here and now; nothing may escape from it but its exit code."""
+    for name in SILENT:
+        monkeypatch.delenv(name, raising=False)
+
+    def invoke(*args: str) -> Result:
+        result = CliRunner().invoke(cli, args)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return invoke
+
+
+@pytest.fixture
+def complaint(run: Callable[..., Result]) -> Callable[..., str]:
+    """Run the command, expect exit code 2 and nothing but one line on stderr; gives the line."""
+
+    def invoke(*args: str) -> str:
+        result = run(*args)
+        assert result.exit_code == 2, result.output
+        assert result.stdout == ""
+        [line] = result.stderr.splitlines()
+        assert line.startswith("shapekit: ")
+        return line
+
+    return invoke
+
+
+@pytest.fixture
+def process() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the command as a process whose output is no terminal."""
+
+    def start(*args: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, *args],
+            capture_output=True,
+            encoding="utf-8",
+            env=environment(**more),
+            timeout=60,
+            check=False,
+        )
+
+    return start
+
+
+@pytest.fixture
+def terminal() -> Iterator[Callable[..., Seen]]:
+    """Run the command on a terminal of 100 columns.
+
+    With `typed`, types its second text as soon as the first is to be seen.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        *args: str, typed: tuple[str, str] | None = None, command: tuple[str, ...] = COMMAND, **more: str
+    ) -> Seen:
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        child = subprocess.Popen(
+            [*command, *args],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environment(**more),
+            start_new_session=True,
+            preexec_fn=_take_terminal,  # noqa: PLW1509 - no threads run while tests do
+        )
+        started.append(child)
+        os.close(theirs)
+        seen = b""
+        try:
+            while chunk := _read(ours):
+                seen += chunk
+                if typed is not None and typed[0].encode() in seen:
+                    os.write(ours, typed[1].encode())
+                    typed = None
+        finally:
+            os.close(ours)
+        return Seen(child.wait(timeout=60), seen.decode("utf-8", "replace").replace("\r\n", "\n"))
+
+    yield start
+    for child in started:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+
+
+def _take_terminal() -> None:
+    # Where what is typed, Ctrl-C included, goes.
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65_536)
+    except OSError:  # Linux says so where the other side has ended
+        return b""

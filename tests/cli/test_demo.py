@@ -1,0 +1,294 @@
+"""`shapekit demo`: its API keeps its word, its figures are those of the log, and nothing stays behind."""
+
+import json
+import math
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shapekit.cli import demo_picture
+from shapekit.cli.complaint import Complaint
+from shapekit.cli.demo_crew import Crew
+from shapekit.cli.demo_log import SECOND_NS, Call, Log
+from shapekit.cli.demo_picture import ACCEPTED, FINE, PLAIN, REFUSED, Scale, scale_of
+from shapekit.cli.demo_server import LIMIT, Window
+
+from ..redis_server import RedisServer, shared_server
+from .screen import Screen, complaint, shapekit
+
+SECONDS = "1"
+GAPS_NS = st.lists(
+    st.sampled_from((0, 1, SECOND_NS // 100, SECOND_NS // 50, SECOND_NS // 2))
+    | st.integers(0, SECOND_NS // 20),
+    max_size=200,
+)
+"""Crowded and sparse, and such that some calls are a second apart to the nanosecond."""
+
+
+@pytest.fixture
+def screens():
+    made = []
+
+    def make(*args, **options):
+        made.append(Screen(*args, **options))
+        return made[-1]
+
+    yield make
+    for screen in made:
+        screen.close()
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """Where the demo puts its files."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+def agree(told):
+    """What has to be so in any demo, however busy the machine is."""
+    for run in (told["unshaped"], told["shaped"]):
+        accepted, refused = run["arrivals_per_100_ms"]["accepted"], run["arrivals_per_100_ms"]["refused"]
+        assert len(accepted) == len(refused) == told["seconds"] * 10
+        assert (sum(accepted), sum(refused)) == (run["accepted"], run["refused"])
+        assert run["calls"] == run["accepted"] + run["refused"]
+        assert 0 < run["accepted"] <= LIMIT * (told["seconds"] + 1)
+        assert run["rate"] == pytest.approx(run["accepted"] / told["seconds"])
+        assert 0 <= run["wait_p50"] <= run["wait_p99"]
+        assert max(map(sum, zip(accepted, refused, strict=True))) <= run["worst_second"] <= run["calls"]
+    assert told["unshaped"]["refused"] > 0, "twelve threads want more than is allowed"
+    assert told["shaped"]["worst_second"] < told["unshaped"]["worst_second"]
+
+
+# the whole
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory):
+    """Three at once, for each takes seconds: what they printed, and where their files were."""
+    asked = {
+        "sqlite": ("--json",),
+        "redis": ("--json", "--redis", shared_server().url),
+        "plain": (),
+    }
+    folders = {name: tmp_path_factory.mktemp(name) for name in asked}
+    with ThreadPoolExecutor() as pool:
+        running = {
+            name: pool.submit(shapekit, "demo", "--seconds", SECONDS, *args, TMPDIR=str(folders[name]))
+            for name, args in asked.items()
+        }
+        results = {name: future.result() for name, future in running.items()}
+    for name, result in results.items():
+        assert (result.returncode, result.stderr) == (0, ""), name
+    return {name: (result.stdout, folders[name]) for name, result in results.items()}
+
+
+def test_its_figures_agree_and_no_file_stays(demos):
+    printed, folder = demos["sqlite"]
+    told = json.loads(printed)
+    assert (told["store"], told["workers"], told["limit_per_second"]) == ("sqlite", 3, LIMIT)
+    agree(told)
+    assert list(folder.iterdir()) == []
+
+
+def test_it_shares_through_redis_and_sweeps_it(demos):
+    printed, folder = demos["redis"]
+    told = json.loads(printed)
+    assert told["store"] == "redis"
+    agree(told)
+    with shared_server().client() as client:
+        assert list(client.scan_iter("shapekit-demo*")) == []
+    assert list(folder.iterdir()) == []
+
+
+def test_without_a_terminal_it_prints_plain_lines(demos):
+    printed, _ = demos["plain"]
+    assert "\x1b" not in printed
+    lines = printed.splitlines()
+    assert any(re.fullmatch(r"Without shapekit, 1 s: \d+ calls, [1-9]\d* refused", line) for line in lines)
+    assert any(re.fullmatch(r"With shapekit, 1 s: \d+ calls, \d+ refused", line) for line in lines)
+    for row in ("calls", "refused with 429", "accepted a second", "worst second", "wait p50", "wait p99"):
+        assert any(re.match(rf"{row} .*\d", line) for line in lines), row
+    assert 'Shaper("50/s", headroom=0.05, name="demo", store=SQLiteStore(…))' in printed
+
+
+def test_on_a_terminal_it_draws(screens):
+    screen = screens("demo", "--seconds", SECONDS, rows=24, columns=80)
+    assert screen.end() == 0
+    last = screen.text[screen.text.rindex("Without shapekit   arrivals") :]
+    page, _, _ = last.partition("The workers differ")
+    assert "…" not in page, "it fits the terminal"
+    assert all(glyph in page for glyph in "█▒┄└")
+    assert "With shapekit   arrivals at the API per 100 ms" in page
+    assert re.search(r"\d+ calls  \d+ × 429  [\d.]+ accepted/s  worst second \d+  wait p99 [\d.]+ s", page)
+    assert re.search(r"without shapekit +with shapekit", page)
+    assert "Headroom shapes 5% below the limit" in last
+    assert all(len(line.rstrip()) <= 80 for line in last.splitlines())
+
+
+def test_ctrl_c_ends_it_and_no_file_stays(screens, temporary):
+    screen = screens("demo", "--seconds", "30")
+    screen.until(" × 429")
+    assert list(temporary.iterdir())
+    screen.press("\x03")
+    assert screen.end() == 130
+    assert "Traceback" not in screen.text
+    assert list(temporary.iterdir()) == []
+
+
+def test_no_process_outlives_an_interruption(tmp_path):
+    crew = Crew(tmp_path)
+
+    def interrupted():
+        with crew:
+            for log in crew.run(30, ()):
+                if log.calls:
+                    raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert len(crew._processes) == 4
+    assert [process.poll() is not None for process in crew._processes] == [True] * 4
+
+
+def test_processes_end_when_nobody_holds_them_any_more(tmp_path):
+    with Crew(tmp_path) as crew:
+        running = crew.run(30, ())
+        next(running)
+        for process in crew._processes:
+            process.stdin.close()
+        assert [process.wait(30) for process in crew._processes] == [0] * 4
+
+
+# what goes wrong
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--redis", "redis://127.0.0.1:1"), "Redis does not answer"),
+        (("--redis", "nonsense"), "is not a Redis URL"),
+        (("--seconds", "0"), "0.5"),
+        (("--seconds", "soon"), "'soon'"),
+    ],
+)
+def test_bad_input_is_one_line(args, words, temporary):
+    assert words in complaint(shapekit("demo", *args))
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_store_that_goes_away_is_told(tmp_path):
+    server = RedisServer().start()
+    with Crew(tmp_path) as crew:
+        running = crew.run(1, (server.url, "demo"))
+        next(running)
+        server.close()
+        with pytest.raises(Complaint, match="a process of the demo ended: Redis does not answer"):
+            list(running)
+
+
+def test_a_worker_that_cannot_begin_is_told(tmp_path):
+    (tmp_path / "limits.db").write_text("no database " * 100)
+    with Crew(tmp_path) as crew, pytest.raises(Complaint, match=r"a process of the demo ended: .*limits.db"):
+        list(crew.run(1, (str(tmp_path / "limits.db"), "demo")))
+
+
+# the log, the window and the picture, by what they mean
+
+
+@given(GAPS_NS)
+@example([0] * 51)
+@example([SECOND_NS // 100] * 200)
+def test_the_api_allows_so_many_in_any_second_and_refuses_no_other(gaps):
+    window, accepted, now = Window(), [], 0
+    for gap in gaps:
+        now += gap
+        recent = [then for then in accepted if then > now - SECOND_NS]
+        assert window.admits(now) == (len(recent) < LIMIT)
+        if len(recent) < LIMIT:
+            accepted.append(now)
+
+
+@given(GAPS_NS)
+@example([0, SECOND_NS // 2, SECOND_NS // 2])
+def test_the_figures_are_those_of_the_log(gaps):
+    calls, now = [], 0
+    for gap in gaps:
+        now += gap
+        calls.append(Call(now, now - gap * 7_919 % SECOND_NS, gap % 3 != 1, 1))
+    summary = Log(calls, 0, now or 1).summary()
+    good = [call for call in calls if call.accepted]
+    assert (summary.calls, summary.accepted) == (len(calls), len(good))
+    assert summary.refused == len(calls) - len(good)
+    arrivals = [call.arrived_ns for call in calls]
+    assert summary.worst_second == max(
+        [sum(start <= other < start + SECOND_NS for other in arrivals) for start in arrivals], default=0
+    )
+    waits = sorted((call.arrived_ns - call.asked_ns) / SECOND_NS for call in good)
+    for told, part in ((summary.wait_p50, 0.5), (summary.wait_p99, 0.99)):
+        assert sum(wait <= told for wait in waits) >= part * len(waits)
+        assert sum(wait < told for wait in waits) < max(part * len(waits), 1e-9) or not waits
+    columns = Log(calls, 0, now or 1).columns(math.ceil((now + 1) / SECOND_NS * 10))
+    assert (sum(good for good, _ in columns), sum(bad for _, bad in columns)) == summary[1:3]
+
+
+@given(st.integers(0, 2**60), st.integers(0, 2**60), st.booleans(), st.integers(1, 3))
+def test_a_line_of_the_log_is_read_as_it_was_written(arrived, asked, accepted, worker):
+    call = Call(arrived, asked, accepted, worker)
+    assert Call.parse(call.line()) == call
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=60), st.integers(3, 8)
+)
+def test_bars_are_as_high_as_their_numbers(columns, height):
+    top = height * -(-max(*map(sum, columns), 10) // height)
+    chart = Scale(height, 100, top, 5, FINE).chart(columns)
+    rows = list(reversed(chart.renderables[:height]))
+    unit = top / height
+    for place, (accepted, refused) in enumerate(columns):
+        cells = [row.plain[demo_picture.MARGIN :].ljust(len(columns))[place] for row in rows]
+        drawn = sum(FINE.eighths.index(cell) for cell in cells if cell in FINE.eighths) / 8 * unit
+        assert abs(drawn - accepted) <= (unit / 2 if refused else 0) + unit / 16 + 1e-9
+        above = cells.count(FINE.refused)
+        # The cell that both share shows one of them, and the uppermost is rounded.
+        assert abs(above * unit - refused) <= 17 / 16 * unit + 1e-9
+        assert "".join(cells) == "".join(
+            sorted(
+                cells, key=lambda cell: 0 if cell in FINE.eighths[1:] else 1 if cell == FINE.refused else 2
+            )
+        ), "accepted below, refused on top"
+
+
+def test_a_picture_is_readable_without_colour_and_unicode():
+    calls = [Call(number * SECOND_NS // 200, 0, number % 2 == 0, 1) for number in range(200)]
+    scale = scale_of([Log(calls, 0, SECOND_NS)], 10, 5, (80, 24), fine=False)
+    assert scale.glyphs is PLAIN
+    text = "\n".join(line.plain for line in scale.chart(Log(calls, 0, SECOND_NS).columns(10)).renderables)
+    assert text.isascii()
+    assert "#" in text
+    assert "x" in text
+    assert text.splitlines()[-1].strip() == "0 s"
+
+
+def test_its_colours_can_be_told_apart_by_those_who_see_no_red_or_green():
+    """By their brightness alone, and blue against yellow, which nearly everybody can tell."""
+
+    def light(colour):
+        red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    assert light(REFUSED) - light(ACCEPTED) > 60
+    assert int(ACCEPTED[5:], 16) - int(REFUSED[5:], 16) > 120
+
+
+def test_a_narrow_terminal_shows_what_is_newest():
+    scale = scale_of([], 100, 5, (40, 24), fine=True)
+    columns = [(1, 0)] * 90 + [(5, 0)] * 10
+    *_, ticks = scale.chart(columns).renderables
+    assert ticks.plain.split() == ["7", "s", "8", "s", "9", "s"]

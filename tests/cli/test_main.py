@@ -1,0 +1,226 @@
+"""The command as a whole: its subcommands, what it says of mistakes, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from io import StringIO
+
+import click
+import pytest
+from rich.console import Console
+
+from shapekit import ConfigError, StoreUnavailableError
+from shapekit.cli.complaint import Complaint, complaint_of
+from shapekit.cli.group import COMMANDS, cli
+from shapekit.cli.output import bar, table
+from shapekit.errors import missing
+
+COLOUR = re.compile(r"\x1b\[(?:\d+;)*3\d")
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+LONG = ("plan", "10/s; 1000/h", "--calls", "1000000")
+"""Takes so long that it has to be interrupted."""
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_subcommand_is_where_the_table_says(name, run):
+    command = cli.get_command(click.Context(cli), name)
+    assert isinstance(command, click.Command)
+    assert command.name == name
+    assert "--json" in [option for parameter in command.params for option in parameter.opts]
+    told = run(name, "--help")
+    assert told.exit_code == 0
+    assert f"shapekit {name}" in told.stdout or f" {name} [OPTIONS]" in told.stdout
+
+
+def test_help_lists_all_and_loads_none():
+    code = (
+        "import sys\nfrom shapekit.cli.group import cli\n"
+        "try:\n    cli(['--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "heavy = {'rich', 'matplotlib', 'redis', 'sqlite3'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    told = python(code)
+    assert told.stderr == ""
+    assert told.returncode == 0
+    for name, place in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(place.summary)}$", told.stdout, re.MULTILINE)
+
+
+def test_the_command_is_a_process(process):
+    version = process("--version")
+    assert (version.returncode, version.stderr) == (0, "")
+    assert version.stdout.startswith("shapekit, version ")
+    unknown = process("plann")
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert unknown.stderr == "shapekit: No such command 'plann'; see shapekit --help\n"
+
+
+def test_no_subcommand_at_all_is_a_mistake_that_shows_the_help(run):
+    told = run()
+    assert (told.exit_code, told.stdout) == (2, "")
+    assert "Commands:" in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (["--nope"], "No such option"),
+        (["plan", "--nope"], "see shapekit plan --help"),
+        (["plan", "10/s", "--calls", "many"], "'many' is not a valid integer"),
+        (["check"], "Missing argument"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(args, part, complaint):
+    assert part in complaint(*args)
+
+
+@pytest.mark.parametrize("package", ["click", "rich"])
+def test_what_is_not_installed_is_named_with_the_line_that_installs_it(package):
+    told = python(
+        f"import sys; sys.modules[{package!r}] = None\n"
+        "sys.argv = ['shapekit', 'plan', '1/s', '--calls', '1']\n"
+        "from shapekit.cli.main import main; main()"
+    )
+    assert told.returncode == 2
+    assert told.stdout == ""
+    [line] = told.stderr.splitlines()
+    assert line.startswith("shapekit: ")
+    assert 'pip install "shapekit[cli]"' in line
+
+
+def test_a_subcommand_of_ours_that_does_not_load_is_no_mistake_of_the_user():
+    told = python(
+        "import sys; sys.modules['shapekit.cli.plan'] = None; sys.argv = ['shapekit', 'plan']\n"
+        "from shapekit.cli.main import main; main()"
+    )
+    assert "Traceback" in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (Complaint("two\n  lines"), "two lines"),
+        (ConfigError("rate", "x", "is bad", "mend it"), "rate='x' is bad; mend it"),
+        (StoreUnavailableError("gone"), "gone"),
+        (
+            missing("--out", "plot"),
+            '--out needs a package that is not installed: pip install "shapekit[plot]"',
+        ),
+        (
+            FileNotFoundError(2, "No such file or directory", "x.csv"),
+            "x.csv: No such file or directory; check the path and who may use it",
+        ),
+        (OSError("no room"), "no room"),
+    ],
+)
+def test_what_the_user_can_mend_is_a_complaint(error, line, capsys):
+    complaint = complaint_of(error)
+    assert complaint is not None
+    assert complaint.exit_code == 2
+    complaint.show()
+    assert capsys.readouterr() == ("", f"shapekit: {line}\n")
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), TypeError("x"), ImportError("x", name="shapekit.rate")])
+def test_what_is_our_fault_is_none(error):
+    assert complaint_of(error) is None
+
+
+def test_our_own_fault_has_a_traceback(run, monkeypatch):
+    monkeypatch.setattr("shapekit.cli.plan.Course", None)
+    with pytest.raises(TypeError):
+        run("plan", "1/s", "--calls", "1")
+
+
+def test_ctrl_c_ends_it_quietly(terminal):
+    code, text = terminal(*LONG, typed=("playing", "\x03"))
+    assert code == 130
+    assert "Traceback" not in text
+    assert "leaves after" not in text
+
+
+def test_a_terminal_has_colours_unless_they_are_not_wanted(terminal):
+    simulation = ("simulate", "--arrivals", "uniform:5/s", "--for", "2s", "gcra:1/s")
+    code, coloured = terminal(*simulation)
+    assert code == 0
+    assert COLOUR.search(coloured)
+    code, bare = terminal(*simulation, NO_COLOR="1")
+    assert code == 0
+    assert not COLOUR.search(bare)
+    assert "█" in bare
+
+
+def test_json_is_json_on_a_terminal_too(terminal):
+    code, text = terminal("plan", "10/s", "--calls", "3", "--json")
+    assert code == 0
+    assert json.loads(text)["calls"] == 3
+
+
+def test_a_pipe_has_no_colours(process):
+    told = process("simulate", "--arrivals", "uniform:5/s", "--for", "2s", "gcra:1/s")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "\x1b" not in told.stdout
+    assert "█" in told.stdout
+
+
+def test_letters_that_the_output_does_not_have_are_replaced(process):
+    told = process(
+        "simulate", "--arrivals", "uniform:5/s", "--for", "2s", "gcra:1/s", PYTHONIOENCODING="ascii"
+    )
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout.isascii()
+    assert "#" in told.stdout
+
+
+def test_a_name_that_the_output_has_no_letters_for_is_no_trouble(process, tmp_path):
+    file = tmp_path / "shapekit.toml"
+    file.write_text('["café"]\nrate = "1/s"\n', encoding="utf-8")
+    told = process("check", str(file), PYTHONIOENCODING="ascii")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout.startswith("[caf?]\n")
+
+
+@pytest.mark.parametrize("columns", [40, 60, 100, 200])
+def test_no_line_is_longer_than_the_terminal(columns, terminal):
+    code, text = terminal("plan", "10/s", "--calls", "5000", COLUMNS=str(columns))
+    assert code == 0
+    assert max(len(line) for line in ESCAPE.sub("", text).splitlines()) <= columns
+
+
+def test_a_reader_that_has_read_enough_is_no_trouble():
+    told = subprocess.run(
+        f"{sys.executable} -m shapekit.cli plan 10/s --calls 5 | true",
+        shell=True,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        check=False,
+    )
+    assert told.stderr == ""
+
+
+@pytest.mark.parametrize(("part", "text", "letters"), [(0, "", ""), (0.5, "██", "##"), (1, "████", "####")])
+def test_a_bar_is_as_long_as_its_part(part, text, letters):
+    assert bar(part, 4) == text
+    assert bar(part, 4, plain=True) == letters
+
+
+def test_a_bar_counts_in_eighths_and_never_leaves_its_place():
+    assert [bar(eighth / 8, 1) for eighth in range(9)] == ["", *"▏▎▍▌▋▊▉█"]
+    assert (bar(-1, 4), bar(7, 4)) == ("", "████")
+
+
+def test_where_it_is_narrow_names_fold_and_numbers_stay_whole():
+    page = Console(file=StringIO(), width=20)
+    page.print(table(("name", "wait"), [("alice", "12 min 30 s 5 ms")], numbers=("wait",)))
+    lines = [line.strip() for line in page.file.getvalue().splitlines()]
+    assert lines[-3:] == ["al  12 min 30 s 5 ms", "ic", "e"]

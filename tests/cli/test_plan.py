@@ -1,0 +1,237 @@
+"""`shapekit plan`: what it says is what the shaper does."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shapekit import CostExceedsLimitError, ManualClock, Policy, Quota, Shaper
+from shapekit.cli.complaint import Complaint
+from shapekit.cli.course import Course
+from shapekit.cli.words import counted, instant_words, ordinal, span_words, window_words
+from shapekit.rate import SECOND_US
+
+START_US = 1_772_323_200 * SECOND_US
+"""2026-03-01T00:00:00Z"""
+BERLIN = ZoneInfo("Europe/Berlin")
+
+periods = st.sampled_from(["s", "250ms", "min", "h", "7h", "day"])
+rates = st.lists(
+    st.builds("{}/{}".format, st.integers(1, 30), periods), min_size=1, max_size=3, unique_by=lambda r: r[-3:]
+).map("; ".join)
+calendar = st.builds(
+    Quota,
+    st.integers(2, 40),
+    st.sampled_from(["day", "week", "month"]),
+    tz=st.none() | st.just("Europe/Berlin"),
+)
+spans = st.builds(Quota, st.integers(2, 40), st.sampled_from(["fixed:5h", "rolling:9h"]))
+
+
+@st.composite
+def policies(draw):
+    """A policy, made twice: for the course, and for the loop that is its model."""
+    asked = {
+        "rate": draw(rates),
+        "burst": draw(st.none() | st.integers(1, 5)),
+        "quota": draw(st.none() | calendar | spans),
+    }
+    return [Policy(**asked, clock=ManualClock(START_US / SECOND_US)) for _ in range(2)]
+
+
+@given(policies(), st.integers(1, 60), st.integers(1, 2))
+def test_each_call_leaves_when_a_shaper_that_is_asked_for_one_after_the_other_says(pair, calls, cost):
+    try:
+        course = Course(pair[0], calls, cost, START_US)
+    except CostExceedsLimitError:
+        with pytest.raises(CostExceedsLimitError):
+            pair[1].shaper.reserve(cost=cost)
+        return
+    asked = [pair[1].shaper.reserve(cost=cost, max_wait="26000d") for _ in range(calls)]
+    leaves = [turn.grant.departs_at_us for turn in asked]
+    assert [course.leaves_us(number) for number in range(1, calls + 1)] == leaves
+    for instant in (START_US - 1, *leaves, *(at - 1 for at in leaves), leaves[-1] + 1):
+        assert course.gone_by(instant) == sum(at <= instant for at in leaves)
+
+
+@given(policies(), st.integers(1, 60), st.sampled_from([UTC, BERLIN]))
+def test_the_days_are_those_on_which_the_calls_leave(pair, calls, zone):
+    course = Course(pair[0], calls, 1, START_US)
+    leaves = (course.leaves_us(number) for number in range(1, calls + 1))
+    by_day = Counter(datetime.fromtimestamp(at // SECOND_US, zone).date() for at in leaves)
+    runs = list(course.days(zone))
+    for run in runs:
+        days = [run.first + timedelta(days=n) for n in range((run.last - run.first).days + 1)]
+        assert all(by_day[day] for day in days)
+        assert run.calls == sum(by_day[day] for day in days)
+    assert sum(run.calls for run in runs) == calls
+    assert all((later.first - run.last).days > 1 for run, later in pairwise(runs))
+
+
+def test_more_than_can_be_played_is_refused():
+    with pytest.raises(Complaint, match="each is played under several limits"):
+        Course(Policy("10/s; 20/min", clock=ManualClock()), 1_000_001, 1, 0)
+
+
+@pytest.mark.parametrize("policy", [{"rate": "1/week"}, {"rate": "1/week; 1/8d"}])
+def test_what_leaves_after_generations_is_refused(policy):
+    with pytest.raises(Complaint, match="more than 26,062 d"):
+        Course(Policy(**policy, clock=ManualClock()), 10_000, 1, 0)
+
+
+def planned(run, *args):
+    told = run("plan", *args, "--start", "2026-03-01", "--json")
+    assert (told.exit_code, told.stderr) == (0, "")
+    return json.loads(told.stdout)
+
+
+@pytest.mark.parametrize(
+    ("args", "first", "last"),
+    [
+        (["10/s", "--calls", "5000"], 0, 499.9),
+        (["10/s", "--calls", "5000", "--burst", "10"], 0, 499),
+        (["10/s", "--calls", "5000", "--cost", "3"], 0, 1499.7),
+        (["10/s; 1000/h", "--calls", "5000"], 0, 4 * 3600 + 99.9),
+        (["10/s", "--calls", "1_000_000_000"], 0, 99_999_999.9),
+        (["--quota", "100/day", "--calls", "201"], 0, 2 * 86_400),
+    ],
+)
+def test_the_first_and_the_last(args, first, last, run):
+    told = planned(run, *args)
+    assert told["departures"][0] == {"call": 1, "after_s": first, "at": "2026-03-01T00:00:00.000+00:00"}
+    assert told["departures"][-1]["call"] == told["calls"]
+    assert told["departures"][-1]["after_s"] == last
+
+
+def test_the_marks_are_the_quarters_and_those_asked_for(run):
+    told = planned(run, "10/s", "--calls", "1000", "--nth", "7", "--nth", "77")
+    assert [mark["call"] for mark in told["departures"]] == [1, 7, 77, 250, 500, 750, 1000]
+    assert [mark["after_s"] for mark in told["departures"]] == [0, 0.6, 7.6, 24.9, 49.9, 74.9, 99.9]
+
+
+def test_the_curve_rises_from_the_first_to_the_last(run):
+    curve = planned(run, "10/s; 100/min", "--calls", "500")["curve"]
+    assert [point["after_s"] for point in curve] == pytest.approx(
+        [249.9 * n / 12 for n in range(13)], abs=1e-6
+    )
+    shaper = Shaper("10/s; 100/min", clock=ManualClock())
+    leaves = [shaper.reserve().delay for _ in range(500)]
+    assert [point["calls"] for point in curve] == [
+        sum(at <= point["after_s"] for at in leaves) for point in curve
+    ]
+    assert curve[-1]["calls"] == 500
+
+
+def test_a_quota_says_on_which_days(run):
+    told = planned(run, "10/s", "--calls", "2500", "--quota", "1_000/month", "--tz", "Europe/Berlin")
+    assert told["start"] == "2026-03-01T00:00:00.000+01:00"
+    assert told["days"] == [
+        {"from": f"2026-0{month}-01", "to": f"2026-0{month}-01", "calls": calls}
+        for month, calls in ((3, 1000), (4, 1000), (5, 500))
+    ]
+    assert told["departures"][-1]["at"] == "2026-05-01T00:00:49.900+02:00"
+
+
+@pytest.mark.parametrize("per", ["fixed:1d", "rolling:1d"])
+def test_a_quota_without_a_calendar_has_no_zone_but_what_is_printed_has(per, run):
+    told = planned(run, "--calls", "3", "--quota", f"1/{per}", "--tz", "Europe/Berlin")
+    first = "2026-03-01T01:00:00.000+01:00" if per == "fixed:1d" else "2026-03-02T00:00:00.000+01:00"
+    assert told["departures"][1]["at"] == first
+
+
+def test_a_daily_quota_fills_a_run_of_days(run):
+    told = planned(run, "10/s", "--calls", "450", "--quota", "100/day")
+    assert told["days"] == [{"from": "2026-03-01", "to": "2026-03-05", "calls": 450}]
+
+
+def test_what_is_printed(run):
+    told = run("plan", "10/s", "--calls", "250", "--quota", "100/day", "--start", "2026-03-01")
+    assert (told.exit_code, told.stderr) == (0, "")
+    lines = [" ".join(line.split()) for line in told.stdout.splitlines()]
+    assert lines[0] == "250 calls under 10/s and a quota of 100/day, from Sun 2026-03-01 00:00:00 UTC"
+    assert "1st at once Sun 2026-03-01 00:00:00" in lines
+    assert "125th 1 d 2 s Mon 2026-03-02 00:00:02" in lines
+    assert "250th 2 d 4 s Tue 2026-03-03 00:00:04" in lines
+    assert "Sun 2026-03-01 Tue 2026-03-03 250" in lines
+    bars = [line.count("█") for line in told.stdout.splitlines() if "%" in line]
+    assert bars == sorted(bars)
+    assert (bars[0], bars[-1], len(bars)) == (0, 50, 13)
+
+
+def test_what_all_leaves_at_once_has_no_curve(run):
+    told = run("plan", "--quota", "100/day", "--calls", "5", "--start", "2026-03-01")
+    assert told.exit_code == 0
+    assert "5th" in told.stdout
+    assert "%" not in told.stdout
+
+
+def test_the_start_is_now_if_not_given(run):
+    before = datetime.now(UTC).replace(microsecond=0)
+    told = run("plan", "10/s", "--calls", "1", "--json")
+    assert before <= datetime.fromisoformat(json.loads(told.stdout)["start"]) <= datetime.now(UTC)
+
+
+@pytest.mark.parametrize("start", ["2026-03-01T01:00+01:00", "20260301", "2026-03-01T00:00:00Z"])
+def test_a_start_may_name_its_own_zone(start, run):
+    told = run("plan", "10/s", "--calls", "1", "--json", "--start", start)
+    assert json.loads(told.stdout)["start"] == "2026-03-01T00:00:00.000+00:00"
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (["10/s"], "Missing option '--calls'"),
+        (["--calls", "5"], "nothing is given to plan by"),
+        (["10/s", "--calls", "0"], "calls=0 is not"),
+        (["10/s", "--calls", "5", "--nth", "6"], "nth=6 is not a whole number from 1 to 5"),
+        (["10/x", "--calls", "5"], "rate='x' is an unknown unit"),
+        (["10/s", "--calls", "5", "--cost", "0"], "cost=0 is not"),
+        (["10/s", "--calls", "5", "--burst", "0"], "burst=0 is not"),
+        (["10/s", "--calls", "5", "--quota", "3/fortnight"], "per='fortnight' is an unknown cadence"),
+        (["10/s", "--calls", "5", "--quota", "3/day", "--cost", "4"], "cost=4 exceeds limit=3"),
+        (["10/s", "--calls", "5", "--tz", "Mars/Base"], "tz='Mars/Base' is not a known time zone"),
+        (["10/s", "--calls", "5", "--tz", "/etc"], "tz='/etc' is not a known time zone"),
+        (["10/s", "--calls", "5", "--start", "soon"], "start='soon' is not an instant"),
+        (["10/s", "--calls", "5", "--start", "1969-12-31"], "1970 and 2100"),
+        (["10/s", "--calls", "5", "--start", "2101-01-01"], "1970 and 2100"),
+    ],
+)
+def test_bad_input(args, part, complaint):
+    assert part in complaint("plan", *args)
+
+
+@given(st.integers(0, 10**12))
+def test_a_span_in_words_is_the_span_as_closely_as_it_says(span_us):
+    sizes = {"d": 86_400_000_000, "h": 3_600_000_000, "min": 60_000_000, "s": 10**6, "ms": 1_000, "µs": 1}
+    words = span_words(span_us).replace(",", "").split()
+    told = sum(float(n) * sizes[unit] for n, unit in zip(words[::2], words[1::2], strict=True))
+    units = [sizes[unit] for unit in words[1::2]]
+    assert units == sorted(units, reverse=True)
+    if span_us >= sizes["min"]:
+        assert 0 <= span_us - told < (sizes["min"] if span_us >= sizes["d"] else sizes["s"])
+    else:
+        assert abs(told - span_us) <= units[0] / 2000
+
+
+def test_words():
+    assert [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 101, 111, 1_002)] == (
+        ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "101st", "111th", "1,002nd"]
+    )
+    assert (counted(1, "call"), counted(0, "call"), counted(2_000, "call")) == (
+        "1 call",
+        "0 calls",
+        "2,000 calls",
+    )
+    assert (window_words(10**6), window_words(86_400 * 10**6), window_words(90 * 10**6)) == (
+        "second",
+        "24 hours",
+        "1 min 30 s",
+    )
+    assert instant_words(START_US, BERLIN) == "Sun 2026-03-01 01:00:00"

@@ -1,0 +1,322 @@
+"""`shapekit top`: what it shows is so, and nobody notices that it looks."""
+
+import json
+import threading
+import time
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from shapekit import (
+    GCRA,
+    FixedWindow,
+    Gate,
+    ManualClock,
+    Quota,
+    RedisStore,
+    Shaper,
+    SlidingWindow,
+    SlidingWindowLog,
+    SQLiteStore,
+    all_of,
+    any_of,
+)
+from shapekit.cli.row import row_of
+from shapekit.cli.top import clock, span
+
+from ..redis_server import RedisServer, shared_server
+from .screen import Screen, complaint, shapekit
+
+MANY = 5_000
+
+
+@pytest.fixture(params=["redis", "sqlite"])
+def place(request, tmp_path):
+    """A store, and where it is."""
+    if request.param == "redis":
+        where = f"{shared_server().url.rsplit('/', 1)[0]}/7"
+        store = RedisStore.from_url(where)
+    else:
+        where = str(tmp_path / "limits.db")
+        store = SQLiteStore(where)
+    yield store, where
+    if request.param == "redis":
+        store.reset_all()
+    store.close()
+
+
+@pytest.fixture
+def server():
+    """A Redis that nobody else uses, so that its books tell of one command."""
+    server = RedisServer().start()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def screens():
+    made = []
+
+    def make(*args, **options):
+        made.append(Screen(*args, **options))
+        return made[-1]
+
+    yield make
+    for screen in made:
+        screen.close()
+
+
+def told(where, *options):
+    result = shapekit("top", "--store", where, "--json", *options)
+    assert (result.returncode, result.stderr) == (0, "")
+    return json.loads(result.stdout)
+
+
+def test_it_shows_shapers_and_gates(place):
+    store, where = place
+    shaper = Shaper("6/min; 100/h", name="stripe", store=store, gates=[Quota("1000/month")])
+    for _ in range(3):
+        assert shaper.reserve("eu")
+    assert Gate(GCRA("1/h", burst=2), name="slow", store=store).check("one", cost=2)
+    both = all_of(hour=GCRA("1/h"), window=SlidingWindow(10, "1h"))
+    assert Gate(both, name="both", store=store).check("x")
+    assert Gate(any_of(a=GCRA("1/h"), b=GCRA("2/h")), name="parts", store=store).check({"a": "k", "b": "l"})
+    rows = {row["key"]: row for row in told(where)}
+    assert rows.keys() == {"stripe:eu", "slow:one", "both:x", "parts:a:k", "parts:b:l"}
+
+    eu = rows["stripe:eu"]
+    assert eu["limit"] == "6/min; 100/h; quota 1000/month"
+    assert 25 < eu["wait"] <= 30
+    assert (eu["held"], eu["held_until"]) == (0, None)
+    assert eu["uses"] == [
+        {"limit": "sliding_log 100 per 3600 s", "used": 3, "most": 100},
+        {"limit": "quota 1000/month", "used": 3, "most": 1000},
+    ]
+    slow = rows["slow:one"]
+    assert slow["limit"] == "gcra 1/h burst 2"
+    assert 3590 < slow["wait"] <= 3600
+    assert slow["uses"] == [{"limit": "gcra 1/h burst 2", "used": 2, "most": 2}]
+    assert [use["used"] for use in rows["both:x"]["uses"]] == [1, 1]
+    assert rows["parts:a:k"]["wait"] > 3590
+    assert rows["parts:b:l"]["wait"] == 0
+
+
+def test_it_shows_holds_and_until_when(place):
+    store, where = place
+    shaper = Shaper("6/min", name="stripe", store=store)
+    assert shaper.reserve("eu")
+    shaper.hold("1h", key="eu")
+    (row,) = told(where)
+    now = time.time()
+    assert 3590 < row["held"] <= 3600
+    assert 3590 < row["held_until"] - now <= 3600
+    assert 3600 < row["wait"] <= 3610
+    assert row["next_at"] - row["held_until"] == pytest.approx(row["wait"] - row["held"], abs=1e-3)
+    page = shapekit("top", "--store", where, "--once").stdout
+    assert "1 key, 1 with a wait, 1 held" in page
+    assert clock(row["held_until"])[:5] in page
+
+
+def test_a_row_is_what_the_shaper_says_however_often_it_was_held(tmp_path):
+    clock = ManualClock(10**9)
+    store = SQLiteStore(tmp_path / "limits.db", clock=clock)
+    gates = [Quota("3/fixed:100s"), GCRA("1 per 50 s", burst=3)]
+    shaper = Shaper("1 per 10 s; 5 per 1 min", name="api", store=store, gates=gates)
+    for length, passes in ((30, 35), (10, 4), (5, 30), (20, 3)):
+        shaper.reserve(max_wait="1h")
+        shaper.hold(length)
+        clock.advance(passes)
+        row = row_of(*store.survey())
+        assert row.wait == shaper.forecast(1).first_in
+        assert row.held == max(0, length - passes)
+        assert row.next_at == pytest.approx(clock.wall_us() / 1e6 + row.wait)
+        assert row.held_until == (clock.wall_us() / 1e6 + length - passes if length > passes else None)
+    store.close()
+
+
+def test_uses_of_a_held_queue_stand_still_but_for_what_follows_the_clock(tmp_path):
+    clock = ManualClock(10**9)
+    store = SQLiteStore(tmp_path / "limits.db", clock=clock)
+    gates = [FixedWindow(5, "100s"), SlidingWindowLog(5, "100s")]
+    shaper = Shaper("1 per 1 ms", name="api", store=store, gates=gates)
+    assert all(shaper.reserve() for _ in range(3))
+    shaper.hold("1h")
+    clock.advance(150)
+    row = row_of(*store.survey())
+    assert [use.used for use in row.uses] == [0, 3]
+    store.close()
+
+
+def test_it_sorts_and_filters(place):
+    store, where = place
+    for name, calls in (("b", 3), ("a", 5), ("c", 2)):
+        shaper = Shaper("6/min", name=name, store=store, gates=[GCRA("1/h", burst=10 * calls)])
+        assert all(shaper.reserve("key") for _ in range(calls))
+    Shaper("6/min", name="c", store=store).hold("10m", key="key")
+
+    def order(*options):
+        return [row["key"][0] for row in told(where, *options)]
+
+    assert order("--sort", "key") == ["a", "b", "c"]
+    assert order() == ["c", "a", "b"], "the longest wait first"
+    assert order("--sort", "held")[0] == "c"
+    assert order("--filter", "b:k") == ["b"]
+    assert order("--filter", "nothing") == []
+
+
+def test_without_a_terminal_it_prints_a_line_for_each_key(place):
+    store, where = place
+    for key in ("short", "long" * 100):
+        assert Shaper("6/min", name="api", store=store).reserve(key)
+    result = shapekit("top", SHAPEKIT_STORE=where)
+    assert result.returncode == 0
+    headline, gap, columns, *lines = result.stdout.splitlines()
+    assert headline.startswith("2 keys, 2 with a wait, 0 held")
+    assert gap == ""
+    assert columns.split("  ")[0] == "key"
+    assert [line.split()[1] for line in lines] == ["6/min", "6/min"]
+    assert "\x1b" not in result.stdout
+
+
+def test_on_a_terminal_it_lives_until_q(place, screens):
+    store, where = place
+    shaper = Shaper("6/min", name="api", store=store)
+    assert shaper.reserve("first")
+    screen = screens("top", "--store", where)
+    screen.until("api:first", "q quits", "1 key,")
+    assert shaper.reserve("second")
+    screen.until("api:second", "2 keys")
+    screen.press("xq")
+    assert screen.end() == 0
+    assert screen.raw.count("\x1b[?1049h") == screen.raw.count("\x1b[?1049l") == 1, "the screen is given back"
+
+
+def test_a_page_fits_its_terminal(place, screens):
+    store, where = place
+    gate = Gate(GCRA("1/h"), name="many", store=store)
+    assert all(gate.check(f"key-{number:02}" + "x" * 200) for number in range(40))
+    screen = screens("top", "--store", where, "--sort", "key", rows=16, columns=80)
+    screen.until("40 keys", "key-10")
+    screen.press("q")
+    assert screen.end() == 0
+    assert "key-11" not in screen.text
+    assert all(len(line) <= 80 for line in screen.text.splitlines())
+
+
+def test_a_store_that_goes_away_is_told_and_what_was_seen_stays(server, screens):
+    store = RedisStore.from_url(server.url)
+    assert Shaper("6/min", name="api", store=store).reserve("first")
+    screen = screens("top", "--store", server.url)
+    screen.until("api:first")
+    server.kill()
+    screen.until("Redis does not answer", "this is what was last seen")
+    screen.press("q")
+    assert screen.end() == 0
+    store.close()
+
+
+# nobody notices
+
+
+def crowded(store):
+    shaper = Shaper("1/h; 100/day", name="shaped", store=store)
+    gate = Gate(GCRA("1/h"), name="gated", store=store)
+    for number in range(MANY // 2):
+        assert shaper.reserve(f"user-{number}")
+        assert gate.check(f"user-{number}")
+
+
+def test_five_thousand_keys_take_few_trips_and_change_nothing(server):
+    store = RedisStore.from_url(server.url)
+    crowded(store)
+    with server.client() as client:
+        keys = client.keys()
+        values = dict(zip(keys, map(client.dump, keys), strict=True))
+        lives = dict(zip(keys, map(client.pttl, keys), strict=True))
+        client.config_resetstat()
+        assert len(told(server.url)) == MANY
+        calls = Counter({name[8:]: told["calls"] for name, told in client.info("commandstats").items()})
+        reads = client.info("stats")["total_reads_processed"]
+        assert dict(zip(keys, map(client.dump, keys), strict=True)) == values
+        assert all(client.pttl(key) <= lives[key] for key in keys)
+    assert set(calls) <= {
+        "scan",
+        "get",
+        "hget",
+        "eval",
+        "time",
+        "client",
+        "config",
+        "info",
+        "select",
+        "hello",
+    }
+    assert calls["get"] == MANY
+    assert calls["scan"] <= 2 * MANY // 1_000
+    assert calls["eval"] <= 1 + MANY // 500
+    assert calls["hget"] == 2, "each program is asked for once"
+    assert reads < MANY / 50, "they came in batches"
+    store.close()
+
+
+def test_a_file_is_read_while_somebody_else_has_the_turn(tmp_path):
+    where = tmp_path / "limits.db"
+    store = SQLiteStore(where)
+    crowded(store)
+    before = where.read_bytes(), (tmp_path / "limits.db-wal").read_bytes()
+    with store._file:
+        assert len(told(where)) == MANY
+    assert (where.read_bytes(), (tmp_path / "limits.db-wal").read_bytes()) == before
+    store.close()
+
+
+def test_workers_keep_their_pace_meanwhile(server):
+    store = RedisStore.from_url(server.url)
+    crowded(store)
+    shaper = Shaper("20/s", name="paced", store=store)
+    left, over = [], threading.Event()
+
+    def work():
+        while not over.is_set():
+            left.append(shaper.schedule().granted[2])
+
+    # So many that the next turns are taken long before they come.
+    workers = [threading.Thread(target=work) for _ in range(10)]
+    for worker in workers:
+        worker.start()
+    for _ in range(2):
+        assert len(told(server.url)) >= MANY
+    over.set()
+    for worker in workers:
+        worker.join()
+    left.sort()
+    assert len(left) > 10
+    assert {late - early for early, late in pairwise(left)} == {50_000}
+    store.close()
+
+
+# bad input
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("redis://127.0.0.1:1", "Redis does not answer"),
+        ("redis://:secret@127.0.0.1:1", "Redis does not answer"),
+        ("not-there.db", "is not a file"),
+        (__file__, "cannot read"),
+        ("http://localhost", "unknown scheme"),
+        ("", "no store is given"),
+    ],
+)
+def test_a_store_that_cannot_be_read_is_one_line(where, words):
+    line = complaint(shapekit("top", "--store", where))
+    assert words in line
+    assert "secret" not in line
+
+
+def test_durations_and_instants_stay_readable():
+    assert span(59.94) == "59.9 s"
+    assert span(86_399) == "23 h 59 m"
+    assert clock(1e14) == "over a year from now"

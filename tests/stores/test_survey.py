@@ -1,0 +1,244 @@
+"""A survey sees every live key with its program and its exact state, and leaves no trace."""
+
+import random
+import sqlite3
+import zlib
+
+import pytest
+
+from shapekit import GCRA, ConfigError, Gate, ManualClock, RedisStore, Shaper, SQLiteStore
+from shapekit.errors import StoreUnavailableError
+from shapekit.rate import SECOND_US
+from shapekit.stores.sqlite_survey import SqliteSurvey
+from shapekit.testing.trials import GROUPS
+
+from ..redis_server import shared_server
+
+START_S = 10**9
+NAME = "survey of: {all}"
+
+
+@pytest.fixture(params=["redis", "sqlite"])
+def make_store(request, tmp_path):
+    """Makes stores on one truth, with a clock or their own time."""
+    made = []
+    prefix = f"survey-{tmp_path.name}"
+
+    def make(clock=None):
+        if request.param == "redis":
+            store = RedisStore.from_url(shared_server().url, prefix=prefix, clock=clock)
+        else:
+            store = SQLiteStore(tmp_path / "limits.db", clock=clock)
+        made.append(store)
+        return store
+
+    yield make
+    for store in made:
+        store.close()
+
+
+def key_of(trial, index):
+    if not trial.apart:
+        return f"k{index}"
+    return tuple(f"k{index >> place & 1}" for place, _ in enumerate(trial.program.names))
+
+
+def play(rng, store, clock, name, trial):
+    """Some calls on three keys."""
+    call = store.bind(name, trial.program, "reserve" if trial.is_queue else "commit")
+    for _ in range(12):
+        clock.advance(rng.choice((0, rng.randrange(trial.scale_us + 1))) / SECOND_US)
+        wait = rng.choice((None, trial.scale_us))
+        args = ((1, wait, rng.getrandbits(50)),) if trial.is_queue else (1, wait)
+        call(key_of(trial, rng.randrange(3)), *args)
+
+
+def answers(store, name, trial, key):
+    """All that a store tells of a key without changing it."""
+    if trial.is_queue:
+        return store.bind(name, trial.program, "look")(key)[0]
+    asked = (("peek",), ("forecast", 1), ("earliest", 1))
+    return [store.bind(name, trial.program, operation)(key, *args) for operation, *args in asked]
+
+
+def worked_out(seen, name, trial, key):
+    """The same, from what was seen."""
+    places = [(name, "", key)]
+    if trial.apart:
+        places = [(name, *place) for place in zip(trial.program.names, key, strict=True)]
+    sightings = [seen.get(place) for place in places]
+    states = [sighting and sighting.state for sighting in sightings]
+    if not any(sightings):
+        return None
+    now, skew = next(sighting[5:] for sighting in sightings if sighting)
+    state, program = (tuple(states) if trial.apart else states[0]), trial.program
+    if trial.is_queue:
+        return state
+    return [
+        program.peek(state, now, skew),
+        program.forecast(state, now, 1, skew),
+        program.earliest(state, now, 1, skew),
+    ]
+
+
+@pytest.mark.parametrize("kind", list(GROUPS))
+def test_it_sees_the_states_as_they_are(make_store, kind):
+    rng, clock = random.Random(kind), ManualClock(START_S)
+    store = make_store(clock)
+    compared = 0
+    for number, trial in enumerate(GROUPS[kind]()):
+        name = f"{NAME} {number}"
+        play(rng, store, clock, name, trial)
+        for _ in range(3):
+            seen = {sighting[:3]: sighting for sighting in store.survey(f"{name}:")}
+            for index in range(3):
+                key = key_of(trial, index)
+                told = worked_out(seen, name, trial, key)
+                if told is not None:
+                    assert told == answers(store, name, trial, key)
+                    compared += 1
+            clock.advance(rng.randrange(trial.scale_us // 4 + 1) / SECOND_US)
+        programs = trial.program.parts if trial.apart else (trial.program,)
+        assert {sighting.program for sighting in seen.values()} <= {*programs}
+    assert compared > 3
+    store.reset_all(NAME)
+    assert list(store.survey(NAME)) == []
+
+
+def test_it_shows_what_keys_shows(make_store):
+    store = make_store()
+    for name in ("a", "a:b", "{}"):
+        gate = Gate(GCRA("1/h"), name=name, store=store)
+        assert all(gate.check(key) for key in ("", "b:c", "}", "é" * 3))
+    assert sorted(sighting.shown for sighting in store.survey()) == sorted(store.keys())
+    assert {sighting.shown for sighting in store.survey("a:b")} == set(store.keys("a:b"))
+
+
+def test_it_prolongs_and_changes_nothing_on_redis():
+    store = RedisStore.from_url(shared_server().url, prefix="survey-untouched")
+    shaper = Shaper("1/min", name="untouched", store=store)
+    for key in map(str, range(30)):
+        assert shaper.reserve(key)
+    client = shared_server().client()
+
+    def kept():
+        keys = sorted(client.keys("survey-untouched:*"))
+        return {key: zlib.crc32(client.dump(key)) for key in keys}, [client.pttl(key) for key in keys]
+
+    before, lives = kept()
+    assert len(before) == 31, "30 states, and what the program is"
+    assert len(list(store.survey())) == 30
+    after, lives_after = kept()
+    assert after == before
+    assert all(late <= early for early, late in zip(lives, lives_after, strict=True))
+    store.reset_all()
+    client.close()
+    store.close()
+
+
+class Repeating:
+    """A client whose server shows each key twice, as one may while its table grows."""
+
+    def __init__(self, client):
+        self._client = client
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    def scan_iter(self, **options):
+        for key in self._client.scan_iter(**options):
+            yield from (key, key)
+
+
+@pytest.mark.parametrize("kind", [Repeating, None])
+def test_clients_may_repeat_and_decode(kind):
+    with shared_server().client(decode_responses=kind is None) as client:
+        store = RedisStore(kind(client) if kind else client, prefix="survey-clients")
+        shaper = Shaper(
+            "1/min; 5/h", name="api", store=RedisStore.from_url(shared_server().url, prefix=store.prefix)
+        )
+        assert all(shaper.reserve("é").accepted for _ in range(2))
+        (sighting,) = store.survey()
+        assert (sighting.shown, sighting.program) == ("api:é", shaper.queue)
+        assert sighting.state == shaper._look("é")[0]
+        shaper.reset("é")
+        shaper._store.close()
+
+
+def test_what_nobody_has_told_of_is_seen_as_unknown():
+    store = RedisStore.from_url(shared_server().url, prefix="survey-unknown")
+    client = shared_server().client()
+    Gate(GCRA("1/h"), name="told", store=store).check("a")
+    client.delete("survey-unknown:program:told")
+    client.set("survey-unknown:{told:text}", "not ours", px=60_000)
+    client.hset("survey-unknown:{told:hash}", "not", "ours")
+    seen = {sighting.key: sighting for sighting in store.survey()}
+    assert {key: sighting.program for key, sighting in seen.items()} == {"a": None, "text": None}
+    for key in client.keys("survey-unknown:*"):
+        client.delete(key)
+    client.close()
+    store.close()
+
+
+def test_damaged_states_are_seen_as_unknown(make_store, tmp_path):
+    store = make_store()
+    assert Gate(GCRA("1/h"), name="api", store=store).check("a")
+    if isinstance(store, SQLiteStore):
+        with sqlite3.connect(tmp_path / "limits.db") as file:
+            file.execute("UPDATE records SET state = '[1,'")
+        file.close()
+    else:
+        client = shared_server().client()
+        (key,) = client.keys(f"{store.prefix}:{{*")
+        client.set(key, client.get(key)[:5] + b"\xd9", px=60_000)
+        client.close()
+    (sighting,) = store.survey()
+    assert (sighting.program, sighting.state) == (None, None)
+
+
+def test_it_needs_no_turn_in_the_files_queue(tmp_path):
+    store = SQLiteStore(tmp_path / "limits.db")
+    assert Gate(GCRA("1/h"), name="api", store=store).check("a")
+    other = SqliteSurvey(str(tmp_path / "limits.db"))
+    with store._file as execute:
+        execute("UPDATE records SET state = 'null'")
+        assert [sighting.state is None for sighting in store.survey()] == [False]
+        assert [sighting.shown for sighting in other.sightings("")] == ["api:a"]
+    store.close()
+
+
+def test_writers_go_on_while_somebody_looks(make_store):
+    store = make_store()
+    gate = Gate(GCRA("1/h"), name="api", store=store)
+    for key in map(str, range(1_100)):
+        gate.check(key)
+    looking = store.survey()
+    met = [next(looking).shown]
+    assert gate.check("more")
+    assert not gate.check("7")
+    met += [sighting.shown for sighting in looking]
+    assert {f"api:{key}" for key in range(1_100)} <= set(met)
+    assert len(met) == len(set(met))
+    store.reset_all("api:")
+
+
+def test_a_survey_alone_agrees_with_the_store_on_the_time(tmp_path):
+    store = SQLiteStore(tmp_path / "limits.db")
+    assert Shaper("1/min", name="api", store=store).reserve("a")
+    before = store.clock.now_us()
+    (sighting,) = SqliteSurvey(str(tmp_path / "limits.db")).sightings("")
+    assert before <= sighting.now_us <= store.clock.now_us()
+    store.close()
+
+
+def test_what_cannot_be_looked_at_is_said(make_store, tmp_path, refused):
+    store = make_store()
+    refused(lambda: store.survey(5), "prefix")
+    with pytest.raises(StoreUnavailableError, match="cannot read"):
+        list(SqliteSurvey(str(tmp_path / "not-there.db")).sightings(""))
+    assert not (tmp_path / "not-there.db").exists()
+    with sqlite3.connect(tmp_path / "others.db") as file:
+        file.execute("CREATE TABLE records (id)")
+    file.close()
+    with pytest.raises(ConfigError, match="is no file of a SQLiteStore"):
+        list(SqliteSurvey(str(tmp_path / "others.db")).sightings(""))
