@@ -1,0 +1,229 @@
+"""Workers that are killed or told to stop, and a Redis that goes away: nothing is lost, the rate holds."""
+
+import threading
+import time
+
+import pytest
+
+from ..redis_server import RedisServer
+from .fleet import Fleet, eventually
+from .running import LOCAL_SHARE, MODULE, make_app, most_in, parked, shared_slots, starts, told
+
+GONE_S = 5.0
+UNACKED = {"visibility_timeout": 2, "unacked_restore_interval": 0.5, "unacked_restore_throttle": 1}
+LATE = {
+    "broker_transport_options": UNACKED,
+    "task_acks_late": True,
+    "task_reject_on_worker_lost": True,
+    "shapekit_max_eta": 1.0,
+    "worker_cancel_long_running_tasks_on_connection_loss": True,
+}
+"""A message is the broker's until its task has ended, and soon delivered again if it never does."""
+
+
+@pytest.fixture
+def server():
+    """A Redis of one's own, which keeps what it was told."""
+    server = RedisServer("--appendonly", "yes", "--appendfsync", "always")
+    try:
+        yield server.start()
+    finally:
+        server.thaw()
+        server.close()
+
+
+@pytest.fixture
+def fleet(server):
+    fleet = Fleet(server.url)
+    try:
+        yield fleet
+    finally:
+        server.thaw()
+        fleet.close()
+
+
+@pytest.fixture
+def book(server):
+    with server.client(decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture
+def app(server):
+    return make_app(server.url)
+
+
+def all_have_run(book, where, count):
+    """The starts, once every number has started."""
+    return eventually(
+        lambda: (rows := starts(book, where)) and len({row.number for row in rows}) == count and rows
+    )
+
+
+def test_a_worker_is_killed_while_tasks_wait(fleet, book, app):
+    workers = [fleet.launch(MODULE, pool="prefork", concurrency=2, env=told(conf=LATE)) for _ in range(2)]
+    for worker in workers:
+        worker.wait_ready()
+    for number in range(100):
+        app.tasks["brisk"].delay("kill", number)
+    eventually(lambda: book.llen("starts:kill") >= 20)
+    # It holds some: they wait in it, or run.
+    eventually(lambda: book.hlen("unacked") > 0)
+    workers[0].kill()
+    rows = all_have_run(book, "kill", 100)
+    assert not shared_slots(rows)
+    assert most_in(rows, 1.0) <= 21
+    eventually(lambda: not book.hlen("unacked"))
+    assert not parked(book)
+
+
+def test_a_process_of_the_pool_is_killed_again_and_again_and_no_slot_is_used_twice(fleet, book, app):
+    fleet.start(MODULE, pool="prefork", concurrency=1, env=told(conf=LATE))
+    app.tasks["slow"].delay("deadly", 0)
+    for number in range(1, 4):
+        app.tasks["slow"].delay("deadly", number, -1.0)
+    rows = eventually(lambda: (rows := starts(book, "deadly")) and len(rows) >= 5 and rows)
+    assert not shared_slots(rows)
+    assert most_in(rows, 1.0) <= 3
+
+
+def test_a_worker_that_is_told_to_stop_leaves_its_tasks_to_others(fleet, book, app):
+    workers = [fleet.launch(MODULE, pool="prefork", concurrency=2) for _ in range(2)]
+    for worker in workers:
+        worker.wait_ready()
+    for number in range(80):
+        app.tasks["brisk"].delay("stop", number)
+    eventually(lambda: book.llen("starts:stop") >= 15)
+    workers[0].stop()
+    rows = all_have_run(book, "stop", 80)
+    assert len(rows) == 80
+    assert not shared_slots(rows)
+    assert most_in(rows, 1.0) <= 21
+    assert workers[0].process.returncode == 0
+    assert not book.hlen("unacked")
+    # Turns that were given back were used by others.
+    assert rows[-1].at - rows[0].at <= 79 / 20 + 0.6
+
+
+def test_a_redis_that_stands_still(server, fleet, book, app):
+    workers = [fleet.launch(MODULE, pool="prefork", concurrency=2, env=told(conf=LATE)) for _ in range(2)]
+    for worker in workers:
+        worker.wait_ready()
+    for number in range(120):
+        app.tasks["brisk"].delay("freeze", number)
+    eventually(lambda: book.llen("starts:freeze") >= 20)
+    server.freeze()
+    time.sleep(GONE_S)
+    server.thaw()
+    rows = all_have_run(book, "freeze", 120)
+    assert all(worker.is_alive for worker in workers)
+    assert not shared_slots(rows)
+    assert most_in(rows, 1.0) <= 21
+
+
+@pytest.mark.parametrize("store", [None, "local"])
+def test_a_redis_that_is_killed_and_comes_back_with_what_it_kept(server, fleet, book, app, store):
+    env = told(conf=LATE, store=store)
+    workers = [fleet.launch(MODULE, pool="prefork", concurrency=2, env=env) for _ in range(2)]
+    for worker in workers:
+        worker.wait_ready()
+    for number in range(120):
+        app.tasks["brisk"].delay("crash", number)
+    eventually(lambda: book.llen("starts:crash") >= 20)
+    server.kill()
+    time.sleep(GONE_S)
+    server.launch()
+    server.wait()
+    back = time.monotonic()
+    rows = all_have_run(book, "crash", 120)
+    assert all(worker.is_alive for worker in workers)
+    assert not shared_slots(rows)
+    # In "local" each of six processes goes on by itself, until it asks the store again.
+    alone = 0 if store is None else 6 * (1 + LOCAL_SHARE * 20)
+    assert most_in([row for row in rows if row.at > back], 1.0) <= 21 + alone
+
+
+def test_a_message_that_is_delivered_again_while_it_runs_takes_another_turn(fleet, book, app):
+    fleet.start(MODULE, pool="threads", concurrency=4, env=told(conf=LATE))
+    for number in range(4):
+        app.tasks["slow"].delay("again", number, 5.0)
+    rows = eventually(lambda: len(rows := starts(book, "again")) >= 6 and rows)
+    assert len({row.id for row in rows}) < len(rows)
+    assert not shared_slots(rows)
+    assert most_in(rows, 1.0) <= 3
+
+
+def test_one_message_delivered_twice_is_parked_once_and_runs_once(fleet, book, app):
+    fleet.start(MODULE)
+    call = app.tasks["slow"]
+    for number in range(3):
+        call.delay("twice", number)
+    for _ in range(5):
+        call.apply_async(("twice", 3), task_id="the-same")
+    eventually(lambda: book.llen("tasks") == 0)
+    eventually(lambda: not book.hlen("unacked"))
+    assert parked(book) <= 3
+    call.delay("twice", 4)
+    rows = all_have_run(book, "twice", 5)
+    assert [row.number for row in rows] == [0, 1, 2, 3, 4]
+    assert not shared_slots(rows)
+    # The turns of the four copies were given back.
+    assert rows[-1].slot - rows[0].slot == pytest.approx(4 / 2, abs=1e-3)
+
+
+def test_a_hold_moves_those_who_wait_and_those_who_are_parked(fleet, book, app):
+    fleet.start(MODULE, pool="threads", concurrency=4)
+    call = app.tasks["brisk"]
+    for number in range(60):
+        call.delay("hold", number)
+    eventually(lambda: book.llen("starts:hold") >= 5)
+    assert parked(book) > 20
+    call.shaped.policy.shaper.hold(2.0, key="hold")
+    held = time.monotonic()
+    rows = all_have_run(book, "hold", 60)
+    assert len(rows) == 60
+    assert not shared_slots(rows)
+    assert most_in(rows, 1.0) <= 21
+    assert not [row for row in rows if held + 0.1 < row.at < held + 1.99]
+    # None had to take another turn.
+    assert [row.number for row in rows] == sorted(row.number for row in rows)
+    assert rows[-1].at - rows[0].at <= 59 / 20 + 2.0 + 0.3
+
+
+def test_a_hold_that_is_ended_lets_them_go(fleet, book, app):
+    fleet.start(MODULE, pool="threads", concurrency=4)
+    call = app.tasks["brisk"]
+    call.delay("resume", 0)
+    eventually(lambda: book.llen("starts:resume") >= 1)
+    call.shaped.policy.shaper.hold(20.0, key="resume")
+    for number in range(1, 41):
+        call.delay("resume", number)
+    eventually(lambda: parked(book) == 40)
+    call.shaped.policy.shaper.resume(key="resume")
+    resumed = time.monotonic()
+    rows = all_have_run(book, "resume", 41)
+    assert not shared_slots(rows)
+    assert most_in(rows, 1.0) <= 21
+    assert rows[-1].at - resumed <= 40 / 20 + 1.5
+
+
+def test_no_more_than_that_wait_in_a_worker(fleet, book, app):
+    conf = {"shapekit_most_waiting": 5, "worker_prefetch_multiplier": 2}
+    fleet.start(MODULE, pool="threads", concurrency=2, env=told(conf=conf))
+    seen, over = [], threading.Event()
+
+    def look():
+        while not over.wait(0.005):
+            seen.append(book.hlen("unacked"))
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    for number in range(80):
+        app.tasks["fast"].delay("few", number)
+    rows = all_have_run(book, "few", 80)
+    over.set()
+    looker.join()
+    assert len(rows) == 80
+    assert not shared_slots(rows)
+    # Those who wait, and what it would have fetched without them.
+    assert 4 <= max(seen) <= 5 + 4

@@ -1,0 +1,196 @@
+"""Parking: its scripts on a real Redis. Messages are in exactly one place, whoever dies when."""
+
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shapekit.stores.parking import Parking
+
+from ..redis_server import shared_server
+from .fleet import eventually
+
+BOOKS = ("books:index", "books:messages")
+FAR_S = 1000.0
+
+
+@pytest.fixture(scope="module")
+def redis():
+    with shared_server().client(decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture
+def parking(redis):
+    redis.flushdb()
+    return parking_at(redis, "p")
+
+
+def parking_at(redis, prefix):
+    return Parking(lambda script, keys, told: redis.eval(script, len(keys), *keys, *told), prefix)
+
+
+def deliver(redis, tag, text="text"):
+    """What a broker does: keep books of what it has delivered."""
+    redis.zadd(BOOKS[0], {tag: time.time()})
+    redis.hset(BOOKS[1], tag, text)
+
+
+def nothing_is_parked(redis):
+    return not redis.exists("p:parked", "p:parked:messages", "p:parked:claims")
+
+
+def test_what_is_parked_is_off_the_books_in_the_same_step(redis):
+    redis.flushdb()
+    deliver(redis, "tag")
+    deliver(redis, "another")
+    steps = []
+
+    def once(script, keys, told):
+        assert not steps
+        steps.append(script)
+        return redis.eval(script, len(keys), *keys, *told)
+
+    parking = Parking(once, "p")
+    assert parking.park("one", FAR_S, ["queue", "text"], (*BOOKS, "tag"))
+    assert redis.zrange(BOOKS[0], 0, -1) == redis.hkeys(BOOKS[1]) == ["another"]
+    assert json.loads(redis.hget("p:parked:messages", "one")) == ["queue", "text"]
+
+
+def test_one_that_is_parked_already_stays_and_its_copy_is_struck_out(redis, parking):
+    assert parking.park("one", 5.0, ["queue", "first"])
+    due = redis.zscore("p:parked", "one")
+    deliver(redis, "tag")
+    assert not parking.park("one", FAR_S, ["queue", "second"], (*BOOKS, "tag"))
+    assert not redis.exists(*BOOKS)
+    assert redis.zscore("p:parked", "one") == due
+    assert json.loads(redis.hget("p:parked:messages", "one")) == ["queue", "first"]
+
+
+def test_it_is_due_by_the_clock_of_the_server(redis, parking):
+    seconds, micros = redis.time()
+    parking.park("one", 7.25, ["queue", "text"])
+    after = redis.time()
+    due = redis.zscore("p:parked", "one")
+    assert seconds + micros / 1e6 + 7.25 <= due + 1e-6
+    assert due <= after[0] + after[1] / 1e6 + 7.25 + 1e-6
+
+
+@given(waits=st.permutations(range(8)), ahead=st.integers(-1, 8), most=st.integers(1, 9))
+def test_the_first_who_are_due_move_to_the_head_of_the_queue_in_order(redis, waits, ahead, most):
+    redis.flushdb()
+    parking = parking_at(redis, "p")
+    redis.lpush("queue", "behind")
+    for wait in waits:
+        parking.park(f"n{wait}", wait * 100.0, ["queue", f"m{wait}"])
+    due = sorted(wait for wait in waits if wait <= ahead)[:most]
+    assert parking.move(ahead * 100.0 + 50.0, most) == len(due)
+    # A broker takes from the right.
+    assert redis.lrange("queue", 0, -1)[::-1] == [*(f"m{wait}" for wait in due), "behind"]
+    left = sorted(set(waits) - set(due))
+    assert redis.zrange("p:parked", 0, -1) == [f"n{wait}" for wait in left]
+    assert sorted(redis.hkeys("p:parked:messages")) == [f"n{wait}" for wait in left]
+
+
+def test_each_moves_to_its_own_queue_once(redis, parking):
+    parking.park("one", 0, ["first", "1"])
+    parking.park("two", 0, ["second", "2"])
+    assert [parking.move(1, 10), parking.move(1, 10)] == [2, 0]
+    assert redis.lrange("first", 0, -1) == ["1"]
+    assert redis.lrange("second", 0, -1) == ["2"]
+    assert nothing_is_parked(redis)
+
+
+def test_a_name_may_be_parked_again_when_it_has_left(redis, parking):
+    parking.park("one", 0, ["queue", "1"])
+    parking.move(1, 10)
+    assert parking.park("one", 0, ["queue", "2"])
+
+
+def test_what_is_claimed_is_nobody_elses_until_the_lease_ends(redis, parking):
+    parking.park("one", 0, ["told", "body"])
+    parking.park("two", FAR_S, ["told", "body"])
+    assert parking.claim(1, 10) == [("one", ["told", "body"], False)]
+    assert parking.claim(1, 10) == []
+    # Whoever has claimed it dies here, before or after it was published.
+    assert parking.claim(60, 10) == [("one", ["told", "body"], True)]
+    assert parking.drop("one")
+    assert not parking.drop("one")
+    assert parking.claim(60, 10) == []
+    assert redis.zrange("p:parked", 0, -1) == redis.hkeys("p:parked:messages") == ["two"]
+    assert not redis.exists("p:parked:claims")
+
+
+def test_a_lease_ends_by_itself(parking):
+    parking.park("one", 0, ["told", "body"])
+    assert len(parking.claim(0, 10, lease_s=0.05)) == 1
+    assert eventually(lambda: parking.claim(0, 10), 5.0) == [("one", ["told", "body"], True)]
+
+
+def test_no_more_are_claimed_than_asked_for_and_the_first_first(parking):
+    for wait in (3, 1, 2):
+        parking.park(f"n{wait}", wait, ["told", "body"])
+    assert [claim.name for claim in parking.claim(10, 2)] == ["n1", "n2"]
+    assert [claim.name for claim in parking.claim(10, 2)] == ["n3"]
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("deliver"), st.integers(0, 3)),
+        st.tuples(st.just("park"), st.integers(0, 3)),
+        st.tuples(st.just("restore"), st.integers(0, 3)),
+        st.just(("move", 0)),
+    ),
+    max_size=25,
+)
+
+
+@given(steps=STEPS)
+def test_whatever_happens_in_which_order_no_message_is_lost_or_doubled(redis, steps):
+    """A broker's queue, its books, and the park: every message is in one of them; a copy is struck out."""
+    redis.flushdb()
+    parking = parking_at(redis, "p")
+    for number in range(4):
+        redis.lpush("queue", f"m{number}")
+    for step, number in steps:
+        text = f"m{number}"
+        if step == "deliver" and redis.lrem("queue", 1, text):
+            deliver(redis, f"tag-{text}", text)
+        elif step == "park" and redis.hexists(BOOKS[1], f"tag-{text}"):
+            parking.park(text, 0, ["queue", text], (*BOOKS, f"tag-{text}"))
+        elif step == "restore" and redis.hdel(BOOKS[1], f"tag-{text}"):
+            redis.zrem(BOOKS[0], f"tag-{text}")
+            redis.rpush("queue", text)
+        elif step == "move":
+            parking.move(1, 3)
+        places = [
+            *redis.lrange("queue", 0, -1),
+            *redis.hvals(BOOKS[1]),
+            *(json.loads(record)[1] for record in redis.hvals("p:parked:messages")),
+        ]
+        assert sorted(places) == ["m0", "m1", "m2", "m3"]
+        assert sorted(redis.hkeys("p:parked:messages")) == sorted(redis.zrange("p:parked", 0, -1))
+
+
+def test_two_parks_on_one_server_do_not_meet(redis, parking):
+    other = parking_at(redis, "q")
+    parking.park("one", 0, ["queue", "1"])
+    assert other.move(1, 10) == 0
+    assert other.park("one", 0, ["queue", "2"])
+
+
+def test_who_waits_for_something_that_ends_earlier_comes_back_earlier(parking):
+    for number in range(3):
+        parking.park(f"group\n{number}", 100.0 + number, ["queue", f"m{number}"])
+    parking.park("groups\n3", 100.0, ["queue", "m3"])
+    parking.park("other\ngroup\n4", 100.0, ["queue", "m4"])
+    assert parking.shorten("group", 90.0) == 0
+    assert parking.shorten("group", 90.1) == 0
+    assert parking.shorten("group", 0.0) == 3
+    assert parking.shorten("group", 0.0) == 0
+    assert parking.move(10.2, 10) == 1
+    assert parking.move(11.2, 10) == 1
+    assert parking.move(99.0, 10) == 1
+    assert parking.move(101.0, 10) == 2

@@ -1,0 +1,94 @@
+"""Tasks that would have to wait too long: they fail, are rejected, or are retried, as `on_reject` says."""
+
+import pytest
+from celery import chord
+
+from shapekit import QueueFullError, QuotaExhaustedError
+
+from .fleet import PATIENCE_S, eventually
+
+FIT = 2
+"""How many fit, where 2 a second may wait for 0.7 s."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worker(fleet):
+    return fleet.start(pool="threads", concurrency=4)
+
+
+def outcome(result):
+    return result.get(timeout=PATIENCE_S, propagate=False)
+
+
+class TestFail:
+    def test_with_what_it_was_refused_with(self, app, records, account):
+        results = [app.tasks["short_fail"].delay(account) for _ in range(4)]
+        outcomes = [outcome(result) for result in results]
+        assert outcomes[:FIT] == ["ran"] * FIT
+        for error in outcomes[FIT:]:
+            assert isinstance(error, QueueFullError)
+            assert error.key == account
+            assert error.delay > error.max_wait == 0.7
+        records.paced(account, FIT, "2/s")
+
+    def test_whoever_reads_the_result_can_tell_when_to_come_again(self, app, account):
+        app.tasks["short_fail"].shaped.policy.shaper.hold("5s", key=account)
+        error = outcome(app.tasks["short_fail"].delay(account))
+        assert error.retry_after > 4
+        assert "retry after" in str(error)
+
+    def test_a_refusal_consumes_nothing(self, app, records, account):
+        refused = [app.tasks["short_fail"].delay(account) for _ in range(8)]
+        for result in refused:
+            outcome(result)
+        assert outcome(app.tasks["short_fail"].delay(account)) == "ran"
+        first, _second, third = records.paced(account, FIT + 1, "2/s")
+        assert third["slot"] - first["slot"] == pytest.approx(1, abs=0.4)
+
+    def test_where_the_quota_is_spent(self, app, records, account):
+        outcomes = [outcome(app.tasks["monthly"].delay(account)) for _ in range(3)]
+        assert outcomes[:2] == ["ran"] * 2
+        assert isinstance(outcomes[2], QuotaExhaustedError)
+        assert outcomes[2].key == account
+        assert len(records.of(account)) == 2
+
+    def test_errbacks_and_chords_see_it(self, app, records, account):
+        told = app.tasks["told_error"].s(account=account + "-told")
+        header = [app.tasks["monthly"].si(account) for _ in range(3)]
+        body = app.tasks["total"].si([1], account=account + "-body").on_error(told)
+        failure = outcome(chord(header)(body))
+        assert "QuotaExhaustedError" in str(failure)
+        records.wait(account + "-told", 1)
+        assert not records.of(account + "-body")
+
+    def test_a_task_of_its_own_errback(self, app, records, account):
+        told = app.tasks["told_id"].s(account=account + "-told")
+        results = [app.tasks["monthly"].apply_async((account,), link_error=told) for _ in range(3)]
+        outcomes = {result.id: outcome(result) for result in results}
+        (start,) = records.wait(account + "-told", 1)
+        assert isinstance(outcomes[start["failed"]], QuotaExhaustedError)
+
+
+class TestReject:
+    def test_it_goes_away_without_a_result(self, app, records, account, worker, broker):
+        results = [app.tasks["short_reject"].delay(account) for _ in range(4)]
+        assert [outcome(result) for result in results[:FIT]] == ["ran"] * FIT
+        for result in results[FIT:]:
+            eventually(lambda result=result: f"task {result.id}:0:0 is rejected" in worker.log)
+        with broker.client() as client:
+            eventually(lambda: not client.hlen("unacked") and not client.llen("tests"))
+        assert [result.state for result in results[FIT:]] == ["PENDING"] * FIT
+        records.paced(account, FIT, "2/s")
+
+
+class TestRetry:
+    def test_all_run_in_the_end(self, app, records, account):
+        results = [app.tasks["short_retry"].delay(account) for _ in range(5)]
+        assert [outcome(result) for result in results] == ["ran"] * 5
+        records.paced(account, 5, "2/s")
+
+    def test_as_often_as_it_may(self, app, records, account):
+        often = app.tasks["short_retry_once"]
+        often.shaped.policy.shaper.hold("5s", key=account)
+        assert isinstance(outcome(often.delay(account)), QueueFullError)
+        assert not records.of(account)
