@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.integrations.celery_shape import SLIP, store_of
-from shapekit.stores.parking import Parking
+from shapekit.stores.parking import Parked, Parking, Taker
 from shapekit.stores.redis import RedisStore
 from shapekit.stores.resilient import ResilientStore
 
@@ -38,8 +38,13 @@ class Park(Protocol):
         """Park a message and acknowledge it; False if one of that name was parked already."""
         ...
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the worker could do with more messages."""
+        ...
+
     def bring_back(self, ahead_s: float, most: int) -> int:
-        """Send what is due within `ahead_s` back to where it came from; returns how many."""
+        """Have what is due within `ahead_s` delivered again; returns how many."""
         ...
 
     def shorten(self, group: str, left_s: float) -> None:
@@ -51,10 +56,10 @@ class Park(Protocol):
         ...
 
 
-def park_of(app: Any, channel: Any) -> Park:
+def park_of(app: Any, channel: Any, taker: Taker) -> Park:
     """The park of a worker that consumes by this channel."""
     if channel.connection.client.transport.driver_type == "redis" and channel.ack_emulation:
-        return _BrokerPark(channel)
+        return _BrokerPark(channel, taker)
     store = store_of(app)
     if isinstance(store, ResilientStore):
         store = store.primary
@@ -69,30 +74,45 @@ def park_of(app: Any, channel: Any) -> Park:
 
 
 class _BrokerPark:
-    """Parks and acknowledges in one step, and brings back in one."""
+    """Parks and acknowledges in one step, and takes in one.
 
-    def __init__(self, channel: Any) -> None:
+    What is due does not go back through the broker's lists: kombu fetches from those in two steps, and
+    whoever is killed between them loses a message.
+    """
+
+    def __init__(self, channel: Any, taker: Taker) -> None:
         _outlive_loss(channel)
         self._channel = channel
+        self._taker = taker
         self._prefix: str = channel.global_keyprefix
         self._parking = Parking(self._evaluate, self._prefix + PREFIX)
 
     def put(self, name: str, wait_s: float, message: Any) -> bool:
-        channel, qos, tag = self._channel, self._channel.qos, message.delivery_tag
-        books = self._prefix + qos.unacked_index_key, self._prefix + qos.unacked_key, tag
-        list_, raw = self._list_of(message), message._raw
+        tag, raw = message.delivery_tag, message._raw
         if SLIP in message.headers:
             # The slip knows it. What is told from here on is that it was delivered with this turn before.
             message.headers.pop("redelivered", None)
             message.delivery_info.pop("redelivered", None)
-        is_new = self._parking.park(f"{name}@{list_}", wait_s, [list_, dumps(raw)], books)
+        info, (queue, list_) = message.delivery_info, self._home_of(message)
+        route = f"{dumps(info['exchange'])},{dumps(info['routing_key'])}"
+        record = Parked(queue, list_, tag, dumps(raw), route)
+        is_new = self._parking.park(f"{name}@{list_}", wait_s, record, (*self._books, tag))
         # The broker's side is done: what is left of an acknowledgement is the worker's own memory.
-        QoS.ack(channel.qos, tag)
+        QoS.ack(self._channel.qos, tag)
         message._state = "ACK"
         return is_new
 
+    @property
+    def has_room(self) -> bool:
+        return bool(self._channel.qos.can_consume())
+
     def bring_back(self, ahead_s: float, most: int) -> int:
-        return self._parking.move(ahead_s, most)
+        channel = self._channel
+        taken = self._parking.take(self._taker, self._books, channel.active_queues, ahead_s, most)
+        for queue, text in taken:
+            channel.connection._deliver(loads(text)[0], queue)
+        self._taker.has_heard = True
+        return len(taken)
 
     def shorten(self, group: str, left_s: float) -> None:
         self._parking.shorten(group, left_s)
@@ -101,13 +121,19 @@ class _BrokerPark:
         for tag in tags:
             self._channel.qos.restore_by_tag(tag)
 
-    def _list_of(self, message: Any) -> str:
+    @property
+    def _books(self) -> tuple[str, str]:
+        qos = self._channel.qos
+        return self._prefix + qos.unacked_index_key, self._prefix + qos.unacked_key
+
+    def _home_of(self, message: Any) -> tuple[str, str]:
+        """The queue that a message came from, and its list."""
         channel, info = self._channel, message.delivery_info
         queues = channel._lookup(info["exchange"], info["routing_key"])
         consumed = [queue for queue in queues if queue in channel.active_queues]
         queue = (consumed or queues)[0]
         priority = channel._get_message_priority(message._raw, reverse=False)
-        return f"{self._prefix}{channel._q_for_pri(queue, priority)}"
+        return queue, f"{self._prefix}{channel._q_for_pri(queue, priority)}"
 
     def _evaluate(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         with self._channel.conn_or_acquire() as client:
@@ -164,6 +190,8 @@ class _StorePark:
         is_new = self._parking.park(name, wait_s, [dumps(told), base64.b64encode(body).decode()])
         message.ack()
         return is_new
+
+    has_room = True
 
     def bring_back(self, ahead_s: float, most: int) -> int:
         claimed = self._parking.claim(ahead_s, most)

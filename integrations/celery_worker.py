@@ -22,6 +22,7 @@ from shapekit.integrations.celery_holds import Holds, group_of
 from shapekit.integrations.celery_parking import GONE, Park, park_of
 from shapekit.integrations.celery_shape import SLIP, Settings, Shaped, Slip, attempt_of
 from shapekit.reservation import Reservation
+from shapekit.stores.parking import Taker
 from shapekit.ticket import received
 
 __all__ = ["ShapingStep", "strategy"]
@@ -208,6 +209,7 @@ class Lobby:
         self._longest_s = min(self._settings.block_below_s, self._settings.max_eta_s)
         self._gone = (*GONE, *consumer.connection_errors, *consumer.channel_errors)
         self._park: Park
+        self._taker = Taker()
         self._holds = Holds()
         self._fanouts: set[str] = set()
         self._lock = threading.Lock()
@@ -232,7 +234,7 @@ class Lobby:
         if shaped:
             exchanges = [queue.exchange for queue in consumer.task_consumer.queues]
             self._fanouts = {exchange.name for exchange in exchanges if exchange.type == "fanout"}
-            self._park = park_of(consumer.app, consumer.task_consumer.channel)
+            self._park = park_of(consumer.app, consumer.task_consumer.channel, self._taker)
             self._park.take_up(self._left)
             self._left = []
             self._is_open = True
@@ -337,7 +339,7 @@ class Lobby:
                 self._look = self._consumer.timer.call_after(length_s, self._bring_back)
 
     def _bring_back(self) -> None:
-        room, found = min(self._room, MOST_AT_ONCE), 0
+        room, found = min(self._room, MOST_AT_ONCE) if self._park.has_room else 0, 0
         try:
             if room > 0:
                 self._holds.look(self._park)

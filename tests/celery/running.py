@@ -19,6 +19,8 @@ from shapekit.integrations.celery import ShapedTask
 from shapekit.stores.redis import RedisStore
 from shapekit.stores.resilient import ResilientStore
 
+from . import files  # noqa: F401 - the broker files://
+
 LOCAL_SHARE = 0.25
 MODULE = "tests.celery.running"
 RATES = {"fast": "40/s", "steady": "10/s", "brisk": "20/s", "slow": "2/s"}
@@ -58,9 +60,9 @@ def make_app(url, **what):
 
     def shaped(name, rate):
         def run(self, where, number, takes=0.0):
-            started = time.monotonic()
             turn = self.shaped.admission.turn
-            row = [started, number, self.request.id, turn.departs_at, worker, takes]
+            started, late = time.monotonic(), time.time() - turn.departs_at
+            row = [started, number, self.request.id, turn.departs_at, worker, takes, late]
             # Once more where the connection was lost: what has run is to be known.
             for attempt in range(100):
                 try:
@@ -96,6 +98,8 @@ class Start(NamedTuple):
     slot: float
     worker: int
     takes: float
+    late: float
+    """How long after its slot, by the task's clock."""
 
 
 def starts(book, where):
@@ -111,6 +115,14 @@ def most_in(rows, window_s):
             first += 1
         most = max(most, last - first + 1)
     return most
+
+
+def undisturbed(rows, stalls):
+    """The starts as they would have been, had the machine kept nobody from running: never before their slots.
+
+    A slot that was missed stays missed.
+    """
+    return sorted(row._replace(at=stalls.undone(row.at - row.late, row.at)) for row in rows)
 
 
 def shared_slots(rows):

@@ -5,7 +5,7 @@ from kombu import Exchange
 from kombu.utils.json import loads
 
 from shapekit.integrations.celery_parking import park_of
-from shapekit.stores.parking import Parking
+from shapekit.stores.parking import Parking, Taker
 from shapekit.stores.redis import RedisStore
 
 from .fleet import Fleet, eventually
@@ -35,7 +35,7 @@ def files(broker, tmp_path):
     (tmp_path / "data_folder_in").mkdir()
     options = {**folder, "data_folder_out": folder["data_folder_in"], "polling_interval": 0.02}
     conf = {"broker_transport_options": options, "task_compression": "gzip"}
-    return {"broker": "filesystem://", "store": broker.url, "conf": conf}
+    return {"broker": "files://", "store": broker.url, "conf": conf}
 
 
 def in_store(book):
@@ -94,7 +94,7 @@ def test_a_worker_that_dies_between_the_publishing_and_forgetting(fleet, book, b
     first.stop()
     store = RedisStore.from_url(broker.url)
     with app.connection_for_write() as connection:
-        park = park_of(app, connection.default_channel)
+        park = park_of(app, connection.default_channel, Taker())
         park._parking.drop = lambda name: None  # it dies right here, for each of them
         count = park.bring_back(60, 2)
     assert count == 2
@@ -114,7 +114,8 @@ def test_two_apps_with_other_brokers_share_a_store(book, broker, files):
     other = make_app(broker.url, broker="memory://other", store=broker.url)
     with one.connection_for_write() as first, other.connection_for_write() as second:
         parks = [
-            park_of(app, connection.default_channel) for app, connection in ((one, first), (other, second))
+            park_of(app, connection.default_channel, Taker())
+            for app, connection in ((one, first), (other, second))
         ]
         parks[0]._parking.park("name", 0, ["{}", ""])
         assert parks[1].bring_back(60, 10) == 0

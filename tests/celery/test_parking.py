@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapekit.stores.parking import Parking
+from shapekit.stores.parking import Parked, Parking, Taker
 
 from ..redis_server import shared_server
 from .fleet import eventually
@@ -36,6 +36,22 @@ def deliver(redis, tag, text="text"):
     """What a broker does: keep books of what it has delivered."""
     redis.zadd(BOOKS[0], {tag: time.time()})
     redis.hset(BOOKS[1], tag, text)
+
+
+def record(text, queue="queue"):
+    """Of a message, which is this text."""
+    return Parked(queue, f"list-{queue}", f"tag-{text}", json.dumps(text), '"exchange","key \\"1/\\u00e9\\""')
+
+
+def taken(parking, taker, *queues, ahead=1.0, most=10):
+    """The messages that are taken, and perhaps lost on their way."""
+    told = parking.take(taker, BOOKS, queues or ("queue",), ahead, most)
+    return [json.loads(text)[0] for _, text in told]
+
+
+def heard(parking, *queues, **how):
+    """Those that are taken by somebody who has not taken any before."""
+    return taken(parking, Taker(), *queues, **how)
 
 
 def nothing_is_parked(redis):
@@ -79,34 +95,78 @@ def test_it_is_due_by_the_clock_of_the_server(redis, parking):
 
 
 @given(waits=st.permutations(range(8)), ahead=st.integers(-1, 8), most=st.integers(1, 9))
-def test_the_first_who_are_due_move_to_the_head_of_the_queue_in_order(redis, waits, ahead, most):
+def test_the_first_who_are_due_are_taken_in_order_and_are_on_the_books(redis, waits, ahead, most):
     redis.flushdb()
     parking = parking_at(redis, "p")
-    redis.lpush("queue", "behind")
     for wait in waits:
-        parking.park(f"n{wait}", wait * 100.0, ["queue", f"m{wait}"])
+        parking.park(f"n{wait}", wait * 100.0, record(f"m{wait}"))
     due = sorted(wait for wait in waits if wait <= ahead)[:most]
-    assert parking.move(ahead * 100.0 + 50.0, most) == len(due)
-    # A broker takes from the right.
-    assert redis.lrange("queue", 0, -1)[::-1] == [*(f"m{wait}" for wait in due), "behind"]
+    before = time.time()
+    assert heard(parking, ahead=ahead * 100.0 + 50.0, most=most) == [f"m{wait}" for wait in due]
+    assert {tag: json.loads(text) for tag, text in redis.hgetall(BOOKS[1]).items()} == {
+        f"tag-m{wait}": [f"m{wait}", "exchange", 'key "1/é"'] for wait in due
+    }
+    index = dict(redis.zrange(BOOKS[0], 0, -1, withscores=True))
+    assert sorted(index) == [f"tag-m{wait}" for wait in due]
+    assert all(before <= at <= time.time() for at in index.values())
     left = sorted(set(waits) - set(due))
     assert redis.zrange("p:parked", 0, -1) == [f"n{wait}" for wait in left]
     assert sorted(redis.hkeys("p:parked:messages")) == [f"n{wait}" for wait in left]
 
 
-def test_each_moves_to_its_own_queue_once(redis, parking):
-    parking.park("one", 0, ["first", "1"])
-    parking.park("two", 0, ["second", "2"])
-    assert [parking.move(1, 10), parking.move(1, 10)] == [2, 0]
-    assert redis.lrange("first", 0, -1) == ["1"]
-    assert redis.lrange("second", 0, -1) == ["2"]
+def test_only_what_is_of_ones_own_queues_is_taken(redis, parking):
+    parking.park("one", 0, record("1", "first"))
+    parking.park("two", 0, record("2", "second"))
+    parking.park("three", 0, record("3", "third"))
+    assert heard(parking, "second", "third", "fourth") == ["2", "3"]
+    assert heard(parking, "second") == []
+    assert redis.hkeys("p:parked:messages") == ["one"]
+    assert heard(parking, "first") == ["1"]
     assert nothing_is_parked(redis)
 
 
-def test_a_name_may_be_parked_again_when_it_has_left(redis, parking):
-    parking.park("one", 0, ["queue", "1"])
-    parking.move(1, 10)
-    assert parking.park("one", 0, ["queue", "2"])
+def test_what_nobody_takes_goes_to_its_list_in_order(redis, parking):
+    redis.lpush("list-other", "behind")
+    for number in (2, 1, 3):
+        parking.park(f"n{number}", number, record(f"m{number}", "other"))
+    for number, due in ((1, -100), (2, -50), (3, -1)):
+        redis.zadd("p:parked", {f"n{number}": time.time() + due})
+    assert heard(parking, "queue") == []
+    # A broker takes from the right.
+    assert redis.lrange("list-other", 0, -1)[::-1] == ['"m1"', '"m2"', "behind"]
+    assert redis.hkeys("p:parked:messages") == redis.zrange("p:parked", 0, -1) == ["n3"]
+    assert not redis.exists(*BOOKS)
+
+
+def test_a_name_may_be_parked_again_when_it_has_left(parking):
+    parking.park("one", 0, record("1"))
+    assert heard(parking) == ["1"]
+    assert parking.park("one", 0, record("2"))
+
+
+def test_an_answer_that_was_not_heard_is_given_again(redis, parking):
+    for number in range(4):
+        parking.park(f"n{number}", 0, record(f"m{number}"))
+    taker = Taker()
+    assert taken(parking, taker, most=3) == ["m0", "m1", "m2"]
+    # Of these, one has come to those for whom it is, one is done with, and one is lost on its way.
+    deliver(redis, "tag-m0", redis.hget(BOOKS[1], "tag-m0"))
+    redis.zrem(BOOKS[0], "tag-m1")
+    redis.hdel(BOOKS[1], "tag-m1")
+    assert taken(parking, taker) == ["m2"]
+    assert taken(parking, taker) == ["m2"]
+    assert heard(parking) == ["m3"], "others are not told of it"
+    taker.has_heard = True
+    assert taken(parking, taker) == []
+    assert taken(parking, taker) == [], "nothing was in that answer"
+
+
+def test_where_the_whole_answer_found_its_way_there_is_more(redis, parking):
+    taker = Taker()
+    for number in range(2):
+        parking.park(f"n{number}", 0, record(f"m{number}"))
+        assert taken(parking, taker) == [f"m{number}"]
+        deliver(redis, f"tag-m{number}")
 
 
 def test_what_is_claimed_is_nobody_elses_until_the_lease_ends(redis, parking):
@@ -141,7 +201,8 @@ STEPS = st.lists(
         st.tuples(st.just("deliver"), st.integers(0, 3)),
         st.tuples(st.just("park"), st.integers(0, 3)),
         st.tuples(st.just("restore"), st.integers(0, 3)),
-        st.just(("move", 0)),
+        st.just(("take", 0)),
+        st.just(("hear", 0)),
     ),
     max_size=25,
 )
@@ -154,21 +215,25 @@ def test_whatever_happens_in_which_order_no_message_is_lost_or_doubled(redis, st
     parking = parking_at(redis, "p")
     for number in range(4):
         redis.lpush("queue", f"m{number}")
+    taker = Taker()
     for step, number in steps:
         text = f"m{number}"
         if step == "deliver" and redis.lrem("queue", 1, text):
-            deliver(redis, f"tag-{text}", text)
+            deliver(redis, f"tag-{text}", json.dumps([text]))
         elif step == "park" and redis.hexists(BOOKS[1], f"tag-{text}"):
-            parking.park(text, 0, ["queue", text], (*BOOKS, f"tag-{text}"))
+            parking.park(text, 0, record(text), (*BOOKS, f"tag-{text}"))
         elif step == "restore" and redis.hdel(BOOKS[1], f"tag-{text}"):
             redis.zrem(BOOKS[0], f"tag-{text}")
             redis.rpush("queue", text)
-        elif step == "move":
-            parking.move(1, 3)
+        elif step == "take":
+            on_their_way = taken(parking, taker, most=3)
+            assert {f"tag-{text}" for text in on_their_way} <= set(redis.hkeys(BOOKS[1]))
+        elif step == "hear":
+            taker.has_heard = True
         places = [
             *redis.lrange("queue", 0, -1),
-            *redis.hvals(BOOKS[1]),
-            *(json.loads(record)[1] for record in redis.hvals("p:parked:messages")),
+            *(json.loads(text)[0] for text in redis.hvals(BOOKS[1])),
+            *(json.loads(json.loads(told)[3]) for told in redis.hvals("p:parked:messages")),
         ]
         assert sorted(places) == ["m0", "m1", "m2", "m3"]
         assert sorted(redis.hkeys("p:parked:messages")) == sorted(redis.zrange("p:parked", 0, -1))
@@ -176,21 +241,21 @@ def test_whatever_happens_in_which_order_no_message_is_lost_or_doubled(redis, st
 
 def test_two_parks_on_one_server_do_not_meet(redis, parking):
     other = parking_at(redis, "q")
-    parking.park("one", 0, ["queue", "1"])
-    assert other.move(1, 10) == 0
-    assert other.park("one", 0, ["queue", "2"])
+    parking.park("one", 0, record("1"))
+    assert heard(other) == []
+    assert other.park("one", 0, record("2"))
 
 
 def test_who_waits_for_something_that_ends_earlier_comes_back_earlier(parking):
     for number in range(3):
-        parking.park(f"group\n{number}", 100.0 + number, ["queue", f"m{number}"])
-    parking.park("groups\n3", 100.0, ["queue", "m3"])
-    parking.park("other\ngroup\n4", 100.0, ["queue", "m4"])
+        parking.park(f"group\n{number}", 100.0 + number, record(f"m{number}"))
+    parking.park("groups\n3", 100.0, record("m3"))
+    parking.park("other\ngroup\n4", 100.0, record("m4"))
     assert parking.shorten("group", 90.0) == 0
     assert parking.shorten("group", 90.1) == 0
     assert parking.shorten("group", 0.0) == 3
     assert parking.shorten("group", 0.0) == 0
-    assert parking.move(10.2, 10) == 1
-    assert parking.move(11.2, 10) == 1
-    assert parking.move(99.0, 10) == 1
-    assert parking.move(101.0, 10) == 2
+    assert len(heard(parking, ahead=10.2)) == 1
+    assert len(heard(parking, ahead=11.2)) == 1
+    assert len(heard(parking, ahead=99.0)) == 1
+    assert len(heard(parking, ahead=101.0)) == 2
