@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from kombu.exceptions import OperationalError
@@ -142,22 +143,26 @@ class _BrokerPark:
 
 
 def _outlive_loss(channel: Any) -> None:
-    """Let a worker live that has lost its broker and wants to give back what it has of it.
+    """Let a worker live that has lost its broker, and has still something to say to it of a message.
 
-    Where something was not acknowledged, kombu 5.7 fails by asking a connection that it has let go of.
+    kombu 5.7 fails then by asking a connection that it has let go of.
     """
+
+    def outliving(say: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(say)
+        def said(*args: Any, **kwargs: Any) -> None:
+            try:
+                say(*args, **kwargs)
+            except AttributeError:
+                if channel.connection is not None and channel.connection.client is not None:
+                    raise
+                log.warning("what was not acknowledged comes again when the visibility timeout is over")
+
+        return said
+
     qos = channel.qos
-    restore = qos.restore_unacked_once
-
-    def restore_unacked_once(*args: Any, **kwargs: Any) -> None:
-        try:
-            restore(*args, **kwargs)
-        except AttributeError:
-            if channel.connection is not None and channel.connection.client is not None:
-                raise
-            log.warning("what was not acknowledged comes again when the visibility timeout is over")
-
-    qos.restore_unacked_once = restore_unacked_once
+    for name in ("ack", "reject", "restore_unacked_once"):
+        setattr(qos, name, outliving(getattr(qos, name)))
 
 
 class _StorePark:

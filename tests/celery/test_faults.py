@@ -61,8 +61,15 @@ def all_have_run(book, where, count):
     )
 
 
+def all_are_in_hand(book, where, count):
+    """Wait until each has started, or is parked, or on the broker's books.
+
+    What kombu fetches out of a list for the first time is in nobody's hands on its way, shaped or not.
+    """
+    eventually(lambda: len(in_hand(book, where)) == count)
+
+
 def in_hand(book, where):
-    """The ids of all that have started, or are parked, or on the broker's books."""
     with book.pipeline() as pipe:
         pipe.zrange("{shapekit:celery}:parked", 0, -1).hvals("unacked").lrange(f"starts:{where}", 0, -1)
         names, texts, rows = pipe.execute()
@@ -79,8 +86,7 @@ def test_a_worker_is_killed_while_tasks_wait(fleet, book, app):
         worker.wait_ready()
     for number in range(100):
         app.tasks["brisk"].delay("kill", number)
-    # What kombu is fetching out of a list is in nobody's hands, shaped or not.
-    eventually(lambda: len(in_hand(book, "kill")) == 100)
+    all_are_in_hand(book, "kill", 100)
     # It holds some: they wait in it, or run.
     eventually(lambda: book.llen("starts:kill") >= 20 and book.hlen("unacked") > 0)
     workers[0].kill()
@@ -125,6 +131,7 @@ def test_a_redis_that_stands_still(server, fleet, book, app):
         worker.wait_ready()
     for number in range(120):
         app.tasks["brisk"].delay("freeze", number)
+    all_are_in_hand(book, "freeze", 120)
     eventually(lambda: book.llen("starts:freeze") >= 20)
     server.freeze()
     time.sleep(GONE_S)
@@ -143,6 +150,7 @@ def test_a_redis_that_is_killed_and_comes_back_with_what_it_kept(server, fleet, 
         worker.wait_ready()
     for number in range(120):
         app.tasks["brisk"].delay("crash", number)
+    all_are_in_hand(book, "crash", 120)
     eventually(lambda: book.llen("starts:crash") >= 20)
     server.kill()
     time.sleep(GONE_S)

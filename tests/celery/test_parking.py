@@ -4,9 +4,12 @@ import json
 import time
 
 import pytest
+from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
+from kombu import Producer, Queue
 
+from shapekit.integrations.celery_parking import park_of
 from shapekit.stores.parking import Parked, Parking, Taker
 
 from ..redis_server import shared_server
@@ -259,3 +262,20 @@ def test_who_waits_for_something_that_ends_earlier_comes_back_earlier(parking):
     assert len(heard(parking, ahead=11.2)) == 1
     assert len(heard(parking, ahead=99.0)) == 1
     assert len(heard(parking, ahead=101.0)) == 2
+
+
+def test_an_acknowledgement_that_comes_after_the_connection_was_lost_hurts_nobody(redis, caplog):
+    app = Celery("late", broker=shared_server().url, set_as_current=False)
+    with app.connection_for_write() as connection:
+        channel = connection.channel()
+        park_of(app, channel, Taker())
+        queue = Queue("late-queue", channel=channel)
+        queue.declare()
+        Producer(channel).publish("late", routing_key="late-queue")
+        message = queue.get()
+        # This is how kombu leaves a channel whose connection was lost.
+        channel.close()
+        channel._pool = None
+        message.ack()
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "shapekit.celery"]
+    assert "comes again" in said
