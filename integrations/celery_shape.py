@@ -223,10 +223,10 @@ class Shaped:
             admission.__enter__()
         elif slip.error is not None:
             raise self._refused(slip.error)
-        elif slip.turn is None or time.monotonic() - slip.slot > self.grace_s:
+        elif slip.turn is None or (late_s := time.monotonic() - slip.slot) > self.grace_s:
             admission.taken(self._another(admission))
         else:
-            admission.taken(received(self.policy.shaper, slip.turn))
+            admission.taken(received(self.policy.shaper, slip.turn), late_s)
         try:
             return self._called(admission, args, kwargs)
         except BaseException as error:

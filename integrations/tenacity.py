@@ -47,7 +47,7 @@ __all__ = [
     "wait_slot",
 ]
 
-_THROTTLED = (429, 503)
+_THROTTLED = (429, 503, 529)
 _NOT_NOW = (RateLimitedError, StoreUnavailableError)
 
 
@@ -55,7 +55,7 @@ _NOT_NOW = (RateLimitedError, StoreUnavailableError)
 
 
 class retry_if_throttled(retry_base):  # noqa: N801 - named as tenacity names its own
-    """Retry after a 429 or 503, returned or carried by an exception, and after a refusal of ours that passes.
+    """Retry after a 429, 503 or 529, returned or carried by an exception, and after our refusals that pass.
 
     A spent quota does not pass before its period does: QuotaExhaustedError is not retried.
     """

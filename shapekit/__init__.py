@@ -15,6 +15,7 @@ from shapekit.algorithms.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.algorithms.token_bucket import TokenBucket
+from shapekit.algorithms.usage import QuotaUsage
 from shapekit.clock import Clock, SystemClock
 from shapekit.decision import Decision, Forecast
 from shapekit.decorator import shaped
@@ -27,6 +28,7 @@ from shapekit.errors import (
     ShapekitError,
     StoreUnavailableError,
 )
+from shapekit.events import listen
 from shapekit.gate import Gate
 from shapekit.manual_clock import ManualClock
 from shapekit.policy import Policy
@@ -38,6 +40,7 @@ from shapekit.stores.memory import MemoryStore
 from shapekit.switch import off
 
 if TYPE_CHECKING:
+    from shapekit.progress_loop import aprogress, progress
     from shapekit.stores.redis import RedisStore as RedisStore
     from shapekit.stores.resilient import ResilientStore
     from shapekit.stores.sqlite import SQLiteStore
@@ -62,6 +65,7 @@ __all__ = [
     "QueueFullError",
     "Quota",
     "QuotaExhaustedError",
+    "QuotaUsage",
     "Rate",
     "RateLimitedError",
     "Reservation",
@@ -77,22 +81,27 @@ __all__ = [
     "TokenBucket",
     "all_of",
     "any_of",
+    "aprogress",
     "first_of",
+    "listen",
     "off",
+    "progress",
     "shaped",
 ]
 
 # Loaded when asked for. RedisStore is no part of `import *`, which would fail where redis is not installed.
-_STORES = {
+_ON_DEMAND = {
     "RedisStore": "shapekit.stores.redis",
     "ResilientStore": "shapekit.stores.resilient",
     "SQLiteStore": "shapekit.stores.sqlite",
+    "aprogress": "shapekit.progress_loop",
+    "progress": "shapekit.progress_loop",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _STORES:
+    if name not in _ON_DEMAND:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415 - who never asks need not load it
 
-    return getattr(import_module(_STORES[name]), name)
+    return getattr(import_module(_ON_DEMAND[name]), name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -10,11 +11,11 @@ from shapekit.algorithms.base import NEVER_US
 from shapekit.algorithms.grant import Grant
 from shapekit.decision import Decision
 from shapekit.errors import ConfigError, CostExceedsLimitError
-from shapekit.rate import whole
+from shapekit.rate import SECOND_US, whole
 from shapekit.reservation import Reservation
 from shapekit.scoped_turns import ScopedTurns
 from shapekit.shaper import Shaper
-from shapekit.waiting import timeout_us
+from shapekit.waiting import max_wait_us, timeout_us
 
 if TYPE_CHECKING:
     from shapekit.feedback import Feedback, ServerHint
@@ -82,19 +83,30 @@ class Admission:
             raise ConfigError("admission", None, "was not entered", "write: with policy.admit() as admission")
         return self._turn
 
-    def taken(self, turn: Reservation) -> Self:
-        """Entered by a turn that was taken elsewhere, and has come."""
+    def taken(self, turn: Reservation, late: float | None = None) -> Self:
+        """Entered by a turn that was taken elsewhere, and has come.
+
+        `late`: by how many seconds ago, where nobody was told yet that the call leaves.
+        """
         self._turn = turn
         self._sent_at = self._shaper.wall()
+        if late is not None:
+            # Holds that came between are known by the clocks alone.
+            delay = max(turn.delay, self._sent_at - (turn.departs_at - turn.delay))
+            self._shaper._teller.departed(
+                turn.key, turn.cost, round(delay * SECOND_US), round(late * SECOND_US)
+            )
         return self
 
     def settle(self, actual: int) -> bool:
         """Say what the call turned out to cost: the difference is charged, or given back.
 
-        May be said again, as more becomes known: the last word counts.
+        What comes back helps those who have no turn yet: whoever waits keeps the turn that was promised. May
+        be said again, as more becomes known: the last word counts.
         """
         turn = self.turn
-        if not self._differs(actual) or not self._shaper.settle(turn, actual):
+        settle = self._shaper._turns.settle
+        if not self._differs(actual) or not settle(turn, actual, is_told=self._enforce):
             return False
         self._turn = turn.costing(actual)
         return True
@@ -102,7 +114,8 @@ class Admission:
     async def asettle(self, actual: int) -> bool:
         """`settle`, awaitable."""
         turn = self.turn
-        if not self._differs(actual) or not await self._shaper.asettle(turn, actual):
+        settle = self._shaper._turns.asettle
+        if not self._differs(actual) or not await settle(turn, actual, is_told=self._enforce):
             return False
         self._turn = turn.costing(actual)
         return True
@@ -169,10 +182,11 @@ class Admission:
                 self._turn = self._scoped.schedule(self.key, self.target, self.cost, **self._waits)
         else:
             try:
-                turn = self._shaper.reserve(self.key, cost=self.cost, **self._measurable())
+                bound_us = self._measurable()
             except CostExceedsLimitError as error:
-                turn = self._impossible(error)
-            self._turn = self._measured(turn)
+                self._turn = self._impossible(error)
+            else:
+                self._turn = self._shaper._turns.measure(self.key, self.cost, bound_us)
         self._sent_at = self._shaper.wall()
         return self
 
@@ -190,10 +204,11 @@ class Admission:
                 self._turn = await self._scoped.aschedule(self.key, self.target, self.cost, **self._waits)
         else:
             try:
-                turn = await self._shaper.areserve(self.key, cost=self.cost, **self._measurable())
+                bound_us = self._measurable()
             except CostExceedsLimitError as error:
-                turn = self._impossible(error)
-            self._turn = self._measured(turn)
+                self._turn = self._impossible(error)
+            else:
+                self._turn = await self._shaper._turns.ameasure(self.key, self.cost, bound_us)
         self._sent_at = self._shaper.wall()
         return self
 
@@ -206,21 +221,15 @@ class Admission:
     def _differs(self, actual: int) -> bool:
         return whole("actual", actual, least=0) != self.turn.cost and self.turn.accepted
 
-    def _measurable(self) -> dict[str, Any]:
+    def _measurable(self) -> int | None:
+        """The longest wait that is asked with; CostExceedsLimitError where there is nothing to ask."""
         timeout_us(self._waits.get("timeout"))
-        return {name: value for name, value in self._waits.items() if name != "timeout"}
+        self._shaper._admissible(self.key, self.cost)
+        max_wait = self._waits.get("max_wait")
+        return self._shaper._max_wait_us if max_wait is None else max_wait_us(max_wait)
 
     def _impossible(self, error: CostExceedsLimitError) -> Reservation:
         never = Decision(False, error.limit, 0, 0, 0, NEVER_US)
         refused = Grant(False, NEVER_US, NEVER_US, False, never, self.cost, 0, 0, 0, 0, 0, (0, 0), ())
+        self._shaper._teller.measured(self.key, self.cost, math.inf, error.code)
         return Reservation(self._shaper, self.key, refused)
-
-    def _measured(self, turn: Reservation) -> Reservation:
-        import logging  # noqa: PLC0415 - only who measures says something
-
-        log = logging.getLogger("shapekit.policy")
-        if not turn.accepted:
-            log.info("%s: key %r would have been refused", self._shaper.name, self.key)
-        elif turn.delay > 0:
-            log.info("%s: key %r would have waited %.6g s", self._shaper.name, self.key, turn.delay)
-        return turn

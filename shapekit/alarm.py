@@ -7,9 +7,7 @@ knows its loop and can be set from everywhere, also after that loop is gone.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cache
 from typing import Any
 
 
@@ -99,35 +97,26 @@ def shielded() -> AbstractContextManager[object]:
 
 def running_loop() -> Any:
     """The event loop that runs on this thread."""
-    if "trio" in sys.modules:
-        # First, since trio may be the guest of an asyncio loop.
-        current_task, current_token = _trio()
+    # First trio's, since it may be the guest of an asyncio loop.
+    if (trio := _loaded("trio.lowlevel", "current_trio_token")) is not None:
         try:
-            current_task()
-            return current_token()
+            trio.current_task()
+            return trio.current_trio_token()
         except RuntimeError:
             pass
-    if "asyncio" not in sys.modules:
+    if (asyncio := _loaded("asyncio", "get_running_loop")) is None:
         return None
     try:
-        return _asyncio()()
+        return asyncio.get_running_loop()
     except RuntimeError:
         return None
 
 
-# Who never awaits need not load an event loop. Another thread may be about to: so what is there already
-# is imported like anything, once.
+def _loaded(module: str, function: str) -> Any:
+    """The module, if it is there with this function.
 
-
-@cache
-def _trio() -> tuple[Callable[[], Any], Callable[[], Any]]:
-    from trio.lowlevel import current_task, current_trio_token  # noqa: PLC0415
-
-    return current_task, current_trio_token
-
-
-@cache
-def _asyncio() -> Callable[[], Any]:
-    from asyncio import get_running_loop  # noqa: PLC0415
-
-    return get_running_loop
+    It is never imported from here: where it is not there, none of its loops runs. Another thread may be in
+    the middle of importing it, and to import a part of it meanwhile breaks both.
+    """
+    found = sys.modules.get(module)
+    return found if hasattr(found, function) else None

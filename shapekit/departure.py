@@ -9,7 +9,6 @@ from contextlib import suppress
 
 from shapekit.alarm import shielded
 from shapekit.algorithms.grant import Granted
-from shapekit.algorithms.quota import Quota
 from shapekit.clock import Clock
 from shapekit.confirmations import Confirmations, Standing
 from shapekit.decision import Decision
@@ -17,6 +16,8 @@ from shapekit.errors import QueueFullError, QuotaExhaustedError, RateLimitedErro
 from shapekit.rate import SECOND_US
 from shapekit.reservation import Reservation
 from shapekit.stores.base import Store
+from shapekit.switch import SWITCH
+from shapekit.teller import Teller
 from shapekit.waiting import Waiters, warn_in_event_loop
 
 LOOK_US = 100_000
@@ -26,76 +27,119 @@ LOOK_US = 100_000
 class Departures:
     """The way out of one shaper. Whoever does not leave, for whatever reason, gives the turn back."""
 
-    def __init__(self, store: Store, waiters: Waiters, confirmations: Confirmations) -> None:
+    def __init__(self, store: Store, waiters: Waiters, confirmations: Confirmations, teller: Teller) -> None:
         self._clock = store.clock
         self._clock_decides = store.clock_decides
         self._waiters = waiters
         self._confirmations = confirmations
+        self._teller = teller
 
     def depart(self, turn: Reservation, max_wait_us: int | None, timeout_us: int | None) -> None:
         """Sleep until the turn comes, or raise what it was refused with."""
         if not turn.granted[0]:
-            raise _refused(turn, max_wait_us)
+            raise self._turned_away(turn, max_wait_us)
         if not turn.granted[1]:
+            self._teller.departed(turn.key, turn.cost)
             return
-        patience = self._patience(turn, max_wait_us, timeout_us)
         try:
-            warn_in_event_loop()
-            while True:
-                self._waiters.sleep(patience.nap_until_us())
-                patience.hear(self._confirmations.ask(turn.key))
-                if patience.is_over():
-                    return
-        except BaseException:
-            # Where the store is gone by now, it is not that of which the caller is to be told.
-            with suppress(StoreUnavailableError):
-                turn.cancel()
+            patience = self.stay(turn, max_wait_us, timeout_us)
+        except BaseException as error:
+            self.give_up(turn, error)
             raise
+        if not SWITCH.is_plain:
+            self._teller.departed(turn.key, turn.cost, *patience.waited_us())
 
     async def adepart(self, turn: Reservation, max_wait_us: int | None, timeout_us: int | None) -> None:
         """`depart`, awaitable."""
         if not turn.granted[0]:
-            raise _refused(turn, max_wait_us)
+            raise self._turned_away(turn, max_wait_us)
         if not turn.granted[1]:
+            self._teller.departed(turn.key, turn.cost)
             return
-        patience = self._patience(turn, max_wait_us, timeout_us)
-        instant = self._confirmations.instant
         try:
-            while True:
-                # Several may hear from the store at once: on trio they then come by in any order.
-                await self._waiters.asleep(patience.nap_until_us(), patience.turn, others_too=not instant)
-                if instant:
-                    patience.hear(self._confirmations.ask(turn.key))
-                else:
-                    patience.hear(await self._confirmations.aask(turn.key))
-                if patience.is_over():
-                    break
-            if not instant:
-                await self._waiters.asleep(patience.nap_until_us(), patience.turn, others_too=True)
+            patience = await self.astay(turn, max_wait_us, timeout_us)
         except GeneratorExit:
             # Thrown away together with its loop, by the collector in the midst of anything: a store's
-            # lock may be held by this very thread. The turn expires unused.
+            # lock, or a listener's, may be held by this very thread. The turn expires unused.
             raise
-        except BaseException:
-            with shielded(), suppress(StoreUnavailableError):
-                await turn.acancel()
+        except BaseException as error:
+            await self.agive_up(turn, error)
             raise
+        if not SWITCH.is_plain:
+            self._teller.departed(turn.key, turn.cost, *patience.waited_us())
+
+    def stay(self, turn: Reservation, max_wait_us: int | None, timeout_us: int | None) -> Patience:
+        """Sleep until the turn comes. What ends that early is raised, and the turn is still taken."""
+        patience = self._patience(turn, max_wait_us, timeout_us)
+        if not turn.granted[1]:
+            return patience
+        self._teller.waits(turn.key, turn.granted[1])
+        warn_in_event_loop()
+        while True:
+            self._waiters.sleep(patience.nap_until_us())
+            patience.hear(self._confirmations.ask(turn.key))
+            if patience.is_over():
+                return patience
+
+    async def astay(self, turn: Reservation, max_wait_us: int | None, timeout_us: int | None) -> Patience:
+        """`stay`, awaitable."""
+        patience = self._patience(turn, max_wait_us, timeout_us)
+        if not turn.granted[1]:
+            return patience
+        self._teller.waits(turn.key, turn.granted[1])
+        instant = self._confirmations.instant
+        while True:
+            # Several may hear from the store at once: on trio they then come by in any order.
+            await self._waiters.asleep(patience.nap_until_us(), patience.turn, others_too=not instant)
+            if instant:
+                patience.hear(self._confirmations.ask(turn.key))
+            else:
+                patience.hear(await self._confirmations.aask(turn.key))
+            if patience.is_over():
+                break
+        if not instant:
+            await self._waiters.asleep(patience.nap_until_us(), patience.turn, others_too=True)
+        return patience
+
+    def give_up(self, turn: Reservation, error: BaseException) -> None:
+        """Give back the turn of a call that will not leave, and say so."""
+        is_returned = False
+        # Where the store is gone by now, it is not that of which the caller is to be told.
+        with suppress(StoreUnavailableError):
+            is_returned = turn.shaper.give_back(turn)
+        self._teller.ended(turn.key, turn.cost, error, had_turn=True, returned=is_returned)
+
+    async def agive_up(self, turn: Reservation, error: BaseException) -> None:
+        """`give_up`, awaitable; even where the task is cancelled."""
+        is_returned = False
+        with shielded(), suppress(StoreUnavailableError):
+            is_returned = await turn.shaper.agive_back(turn)
+        self._teller.ended(turn.key, turn.cost, error, had_turn=True, returned=is_returned)
 
     def remaining_us(self, turn: Reservation) -> int:
         """How long until the turn comes, as its key stands now; negative once it has passed."""
-        return self._remaining_us(turn, self._confirmations.ask(turn.key))
+        with self._teller.watching(turn.key):
+            return self._remaining_us(turn, self._confirmations.ask(turn.key))
 
     async def aremaining_us(self, turn: Reservation) -> int:
         """`remaining_us`, awaitable."""
-        return self._remaining_us(turn, await self._confirmations.aask(turn.key))
+        with self._teller.watching(turn.key):
+            return self._remaining_us(turn, await self._confirmations.aask(turn.key))
 
     def held_us(self, key: str) -> int:
         """How long a key is held still."""
-        return self._held_us(self._confirmations.ask(key))
+        with self._teller.watching(key):
+            return self._held_us(self._confirmations.ask(key))
 
     async def aheld_us(self, key: str) -> int:
         """`held_us`, awaitable."""
-        return self._held_us(await self._confirmations.aask(key))
+        with self._teller.watching(key):
+            return self._held_us(await self._confirmations.aask(key))
+
+    def _turned_away(self, turn: Reservation, max_wait_us: int | None) -> RateLimitedError:
+        error = refusal(turn, max_wait_us)
+        self._teller.stopped(turn.key, error)
+        return error
 
     def _remaining_us(self, turn: Reservation, standing: Standing) -> int:
         patience = Patience(self._clock, turn.key, turn.granted, standing.ahead_us, None, None)
@@ -170,6 +214,13 @@ class Patience:
         """Whether the turn has come, as far as is known."""
         return self.due_us <= self._clock.now_us()
 
+    def waited_us(self, asked_us: int | None = None) -> tuple[int, int]:
+        """How long ago the call asked, and how long ago its turn came."""
+        now = self._clock.now_us()
+        if asked_us is None:
+            asked_us = self._asked_us
+        return max(0, now - asked_us), max(0, now - self.due_us)
+
     def hear(self, standing: Standing) -> None:
         """How the key stands now. Where it was reset, what was promised still stands, and nothing else."""
         generation, shift_us, until_us, ahead_us = standing
@@ -185,8 +236,10 @@ class Patience:
             raise QueueFullError(held_back, self._key, wait_us / SECOND_US, self._max_wait_us / SECOND_US)
 
 
-def _refused(turn: Reservation, max_wait_us: int | None) -> RateLimitedError:
+def refusal(turn: Reservation, max_wait_us: int | None) -> RateLimitedError:
+    """What a turn that was not given is refused with."""
     decision = turn.decision
-    if decision.binding == Quota.kind:
+    if decision.binding is not None:
+        # A queue names what refused only where that is a spent budget, by whatever name it has there.
         return QuotaExhaustedError(decision, turn.key)
     return QueueFullError(decision, turn.key, turn.delay, (max_wait_us or 0) / SECOND_US)

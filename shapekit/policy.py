@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from shapekit.admission import Admission
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.quota import Quota
+from shapekit.algorithms.usage import QuotaUsage, quotas_of
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError
+from shapekit.events import Listener, Listening
 from shapekit.keys import KeySpec, KeyTemplate
 from shapekit.rate import Duration, RateLike, whole
 from shapekit.reservation import Outlook
@@ -107,8 +109,11 @@ class Policy:
     ) -> Self:
         """A policy from plain values, as a configuration file holds them.
 
-        >>> Policy.from_dict({"rate": "10/s", "gates": [{"strategy": "gcra", "rate": "100/min"}]}).shaper
-        Shaper('10/s', burst=1, pace='smooth', name='policy')
+            >>> gates = [{"strategy": "gcra", "rate": "100/min"}]
+            >>> Policy.from_dict({"rate": "10/s", "gates": gates}).shaper
+            Shaper('10/s', burst=1, pace='smooth', name='policy')
+
+        A strategy is a table with its name under `strategy`, and what it takes.
         """
         named = {} if name is None else {"name": name}
         return cls(**{"name": "policy", **named, **fields_of(fields)}, store=store)
@@ -196,6 +201,40 @@ class Policy:
         """`forecast`, awaitable."""
         return await self.shaper.aforecast(calls, key=self.key_of(key), cost=self._foreseen(cost))
 
+    def listen(self, listener: Listener) -> Listening:
+        """Tell the listener what happens here from now on, until what is returned is closed; see `events`."""
+        return self.shaper.listen(listener)
+
+    def quotas(self, key: str | None = None) -> list[QuotaUsage]:
+        """How much of each quota is used, and what is left of it, for a key. Consumes nothing.
+
+        Those inside composites count too. While the key is held, they are seen as when the hold ends.
+
+            >>> stripe = Policy("25/s", name="stripe", quota="1_000_000/month")
+            >>> with stripe.admit(cost=40):
+            ...     pass
+            >>> (month,) = stripe.quotas()
+            >>> month.name, month.per, month.used, month.remaining
+            ('quota', 'month', 40, 999960)
+        """
+        shaper, whose = self.shaper, self._looked_at(key)
+        if not self._has_quotas:
+            return []
+        with shaper._teller.watching(whose):
+            return quotas_of(shaper.queue, *shaper._look(whose))
+
+    async def aquotas(self, key: str | None = None) -> list[QuotaUsage]:
+        """`quotas`, awaitable."""
+        shaper, whose = self.shaper, self._looked_at(key)
+        if not self._has_quotas:
+            return []
+        with shaper._teller.watching(whose):
+            return quotas_of(shaper.queue, *await shaper._alook(whose))
+
+    @cached_property
+    def _has_quotas(self) -> bool:
+        return bool(quotas_of(self.shaper.queue, None, 0, 0))
+
     def close(self) -> None:
         """Wake whoever waits; close the store if this policy made it."""
         self.shaper.close()
@@ -223,6 +262,11 @@ class Policy:
         raise ConfigError(
             "cost", cost, "depends on the call, and there is none to look at", "pass admit(cost=…)"
         )
+
+    def _looked_at(self, key: str | None) -> str:
+        whose = self.key_of(key)
+        self.shaper._admissible(whose, 1)
+        return whose
 
     def _foreseen(self, cost: int | None) -> int:
         if cost is None:

@@ -21,6 +21,10 @@ class Owner(Protocol):
 
     async def agive_back(self, turn: Reservation) -> bool: ...
 
+    def cancel(self, turn: Reservation) -> bool: ...
+
+    async def acancel(self, turn: Reservation) -> bool: ...
+
 
 class Outlook(NamedTuple):
     """When more calls will have left, in seconds from now."""
@@ -81,11 +85,11 @@ class Reservation(NamedTuple):
 
     def cancel(self) -> bool:
         """Give the turn back. False, and nothing happens, if it has passed or was given back already."""
-        return self.accepted and self.shaper.give_back(self)
+        return self.accepted and self.shaper.cancel(self)
 
     async def acancel(self) -> bool:
         """`cancel`, awaitable."""
-        return self.accepted and await self.shaper.agive_back(self)
+        return self.accepted and await self.shaper.acancel(self)
 
     def __repr__(self) -> str:
         verdict = "accepted" if self else "refused"

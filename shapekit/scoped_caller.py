@@ -60,8 +60,13 @@ class Caller:
         self._known = known
         self._target = target
         self._loop = loop
-        self._asked_us = clock.now_us()
-        self._gives_up_us = None if timeout_us is None else self._asked_us + timeout_us
+        self.asked_us = clock.now_us()
+        self.turn: Reservation | None = None
+        """The turn that it has now; several follow each other, and are told as one."""
+        self.had_turn = False
+        self.is_returned = False
+        """Whether somebody else may have the last one."""
+        self._gives_up_us = None if timeout_us is None else self.asked_us + timeout_us
         self._before_us = 0
 
     def look_up(self) -> None:
@@ -79,12 +84,12 @@ class Caller:
     def nap_until_us(self) -> int:
         """Until when to sleep before asking again, where a scope is held; or what it gives up with."""
         now = self._clock.now_us()
-        self._check_wait(self.held_until_us - self._asked_us, " ".join(self.scoped_keys()))
+        self._check_wait(self.held_until_us - self.asked_us, " ".join(self.scoped_keys()))
         until = min(self.held_until_us, now + LOOK_US)
         if self._gives_up_us is None:
             return until
         if now >= self._gives_up_us:
-            waited = (now - self._asked_us) / SECOND_US
+            waited = (now - self.asked_us) / SECOND_US
             raise TimeoutError(f"gave up waiting for key {self.key!r} after {waited:.6g} s")
         return min(until, self._gives_up_us)
 
@@ -92,16 +97,16 @@ class Caller:
         """Whoever would be refused a turn now need not wait for the scope first."""
         self._check_wait(round(first_in_s * SECOND_US), self.key)
 
-    def left_s(self) -> float | None:
-        """The longest wait for a turn that is asked for now."""
+    def look_at_clock(self) -> int | None:
+        """The longest wait for a turn that is asked for now, in microseconds."""
         now = self._clock.now_us()
-        self._before_us = now - self._asked_us if self.has_waited else 0
+        self._before_us = now - self.asked_us if self.has_waited else 0
         if self._gives_up_us is not None:
             self.time_left_us = max(0, self._gives_up_us - now)
         if self.max_wait_us is None:
             return None
         self.left_us = max(0, self.max_wait_us - self._before_us)
-        return self.left_us / SECOND_US
+        return self.left_us
 
     def late(self, turn: Reservation) -> Reservation:
         """The turn, delayed by what was waited before it was taken, too."""
@@ -117,7 +122,7 @@ class Caller:
         if self.max_wait_us is not None and wait_us > self.max_wait_us:
             self._before_us = 0
             over_us = wait_us - self.max_wait_us
-            refusal = Decision(False, 1, 1, 0, self._asked_us + wait_us, over_us)
+            refusal = Decision(False, 1, 1, 0, self.asked_us + wait_us, over_us)
             raise QueueFullError(refusal, key, wait_us / SECOND_US, self.max_wait_us / SECOND_US)
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shapekit.alarm import AsyncAlarm, running_loop, shielded
 from shapekit.confirmations import FRESH_US, STUCK_S, Standing
+from shapekit.departure import Patience, refusal
 from shapekit.errors import QueueFullError, StoreUnavailableError
 from shapekit.rate import SECOND_US, Duration
 from shapekit.reservation import Reservation
@@ -41,6 +42,10 @@ class ScopedTurns:
         self._clock = shaper._store.clock
         self._confirmations = shaper._confirmations
         self._departures = shaper._departures
+        self._teller = shaper._teller
+        self._turns = shaper._turns
+        self._look = shaper._look
+        self._alook = shaper._alook
         self._waiters = shaper._waiters
         self._lines = Lines()
 
@@ -74,18 +79,20 @@ class ScopedTurns:
         try:
             while True:
                 turn = self._taken(caller)
-                self._departures.depart(turn, caller.left_us, caller.time_left_us)
-                try:
-                    if self._is_free(caller, self._asked(caller)):
-                        return caller.late(turn)
-                except BaseException:
-                    with suppress(StoreUnavailableError):
-                        self._give_back(turn)
-                    raise
-                self._give_back(turn)
+                self._stand(caller, turn)
+                patience = self._departures.stay(turn, caller.left_us, caller.time_left_us)
+                if self._is_free(caller, self._asked(caller)):
+                    break
+                self._give_back(caller)
                 caller.has_waited = True
-        except QueueFullError as error:
-            raise caller.told(error).with_traceback(error.__traceback__) from error.__cause__
+        except BaseException as error:
+            with suppress(StoreUnavailableError):
+                self._give_back(caller)
+            told = self._ended(caller, error)
+            if told is error:
+                raise
+            raise told.with_traceback(error.__traceback__) from error.__cause__
+        return self._left(caller, turn, patience)
 
     async def aschedule(
         self,
@@ -103,26 +110,28 @@ class ScopedTurns:
         try:
             while True:
                 turn = await self._ataken(caller)
-                await self._departures.adepart(turn, caller.left_us, caller.time_left_us)
-                try:
-                    if await self._ais_free_to_leave(caller, turn):
-                        return caller.late(turn)
-                except GeneratorExit:
-                    # Thrown away together with its loop; see Departures.
-                    raise
-                except BaseException:
-                    with shielded(), suppress(StoreUnavailableError):
-                        await self._agive_back(turn)
-                    raise
+                self._stand(caller, turn)
+                patience = await self._departures.astay(turn, caller.left_us, caller.time_left_us)
+                if await self._ais_free_to_leave(caller, turn):
+                    break
                 with shielded():
-                    await self._agive_back(turn)
+                    await self._agive_back(caller)
                 caller.has_waited = True
-        except QueueFullError as error:
-            raise caller.told(error).with_traceback(error.__traceback__) from error.__cause__
+        except GeneratorExit:
+            # Thrown away together with its loop; see Departures.
+            raise
+        except BaseException as error:
+            with shielded(), suppress(StoreUnavailableError):
+                await self._agive_back(caller)
+            told = self._ended(caller, error)
+            if told is error:
+                raise
+            raise told.with_traceback(error.__traceback__) from error.__cause__
+        return self._left(caller, turn, patience)
 
     def _taken(self, caller: Caller) -> Reservation:
         """A turn, once the scope is free and all who asked before have theirs."""
-        shaper, lines = self._shaper, self._lines
+        turns, lines = self._turns, self._lines
         try:
             while True:
                 if not self._is_free(caller, self._asked(caller)):
@@ -131,11 +140,11 @@ class ScopedTurns:
                     if not caller.has_waited:
                         warn_in_event_loop()
                         if caller.max_wait_us is not None:
-                            caller.foresee(shaper.forecast(key=caller.key, cost=caller.cost).first_in)
+                            self._foresee(caller, self._look(caller.key))
                         caller.has_waited = True
                     self._waiters.sleep(nap_until_us)
                 elif lines.is_turn_of(caller, alarm := threading.Event()):
-                    return shaper.reserve(caller.key, cost=caller.cost, max_wait=caller.left_s())
+                    return turns.reserve_untold(caller.key, caller.cost, caller.look_at_clock())
                 else:
                     alarm.wait(STUCK_S)
         finally:
@@ -143,7 +152,7 @@ class ScopedTurns:
 
     async def _ataken(self, caller: Caller) -> Reservation:
         """`_taken`, awaitable."""
-        shaper, lines, instant = self._shaper, self._lines, self._confirmations.instant
+        turns, lines, instant = self._turns, self._lines, self._confirmations.instant
         try:
             while True:
                 if not instant:
@@ -153,17 +162,16 @@ class ScopedTurns:
                     nap_until_us = caller.nap_until_us()
                     if not caller.has_waited:
                         if caller.max_wait_us is not None:
-                            outlook = await shaper.aforecast(key=caller.key, cost=caller.cost)
-                            caller.foresee(outlook.first_in)
+                            self._foresee(caller, await self._alook(caller.key))
                         caller.has_waited = True
                     await self._waiters.asleep(nap_until_us, caller.number)
                 elif lines.is_turn_of(caller, alarm := AsyncAlarm()):
                     if instant:
-                        return shaper.reserve(caller.key, cost=caller.cost, max_wait=caller.left_s())
+                        return turns.reserve_untold(caller.key, caller.cost, caller.look_at_clock())
                     if not caller.has_waited and not caller.is_behind:
                         # Nobody was held: as ever, those who come together share their trip to the store.
                         lines.leave(caller)
-                    return await shaper.areserve(caller.key, cost=caller.cost, max_wait=caller.left_s())
+                    return await turns.areserve_untold(caller.key, caller.cost, caller.look_at_clock())
                 else:
                     await alarm.wait(STUCK_S)
         finally:
@@ -197,14 +205,39 @@ class ScopedTurns:
         caller.held_until_us = until_us
         return until_us <= now
 
-    def _give_back(self, turn: Reservation) -> None:
-        # Once its instant has passed it cannot be cancelled, but can be said to have cost nothing.
-        if not turn.cancel():
-            self._shaper.settle(turn, 0)
+    def _stand(self, caller: Caller, turn: Reservation) -> None:
+        """A turn was taken, or refused. Of those that follow each other, only the first is told."""
+        if not turn:
+            raise refusal(turn, caller.left_us)
+        caller.turn, caller.is_returned = turn, False
+        if not caller.had_turn:
+            caller.had_turn = True
+            self._teller.reserved(turn)
 
-    async def _agive_back(self, turn: Reservation) -> None:
-        if not await turn.acancel():
-            await self._shaper.asettle(turn, 0)
+    def _left(self, caller: Caller, turn: Reservation, patience: Patience) -> Reservation:
+        self._teller.departed(caller.key, caller.cost, *patience.waited_us(caller.asked_us))
+        return caller.late(turn)
+
+    def _ended(self, caller: Caller, error: BaseException) -> BaseException:
+        """The error as the caller is to be told of it; those who listen are told now."""
+        told = caller.told(error) if isinstance(error, QueueFullError) else error
+        self._teller.ended(
+            caller.key, caller.cost, told, had_turn=caller.had_turn, returned=caller.is_returned
+        )
+        return told
+
+    def _give_back(self, caller: Caller) -> None:
+        turn, caller.turn = caller.turn, None
+        if turn is not None:
+            caller.is_returned = self._turns.give_back(turn)
+
+    async def _agive_back(self, caller: Caller) -> None:
+        turn, caller.turn = caller.turn, None
+        if turn is not None:
+            caller.is_returned = await self._turns.agive_back(turn)
+
+    def _foresee(self, caller: Caller, looked: Any) -> None:
+        caller.foresee(self._shaper._outlook(looked, 1, caller.cost).first_in)
 
     def _heard(self, key: str, scope: str, held_s: float) -> None:
         now = self._clock.now_us()
@@ -219,5 +252,6 @@ class ScopedTurns:
         timeout: Duration | None,
         loop: object = None,
     ) -> Caller:
+        self._shaper._admissible(key, cost)
         bound_us = self._shaper._max_wait_us if max_wait is None else max_wait_us(max_wait)
         return Caller(self._clock, self.scopes, key, target, cost, bound_us, timeout_us(timeout), loop)

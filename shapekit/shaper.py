@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ from shapekit.clock import Clock
 from shapekit.confirmations import Confirmations
 from shapekit.departure import Departures
 from shapekit.errors import ConfigError
+from shapekit.events import Listener, Listening
 from shapekit.gate import checked_name, open_store
 from shapekit.rate import (
     MAX_COUNT,
@@ -27,6 +29,8 @@ from shapekit.rate import (
 from shapekit.reservation import Outlook, Reservation
 from shapekit.stores.base import Store
 from shapekit.switch import SWITCH
+from shapekit.teller import Teller
+from shapekit.turns import Turns
 from shapekit.waiting import CHUNK_S, Waiters, max_wait_us, timeout_us
 
 __all__ = ["Shaper"]
@@ -60,8 +64,8 @@ class Shaper:
     - `burst`: how many may leave at once after idling.
     - `max_wait`: a longer wait is refused with QueueFullError. `0` means now or never.
     - `pace="burst"`: not evenly spaced, but as fast as the windows allow.
-    - `gates`: further strategies that every departure has to pass. A spent `Quota` refuses with
-      QuotaExhaustedError unless an explicit `max_wait` covers the wait.
+    - `gates`: further strategies that every departure has to pass. A spent `Quota`, in a
+      composite too, refuses with QuotaExhaustedError unless an explicit `max_wait` covers the wait.
     - `headroom=0.02`: shape 2 % below the stated rates; arrivals jitter on their way.
     - `longest_sleep`: long waits are slept in steps of at most this.
     """
@@ -92,18 +96,19 @@ class Shaper:
         chunk_us = duration_us("longest_sleep", longest_sleep)
         self._waiters = Waiters(self._store.clock, f"shaper {self.name!r}", chunk_us / SECOND_US)
         self._confirmations = Confirmations(self._store, self.name, self.queue)
-        self._departures = Departures(self._store, self._waiters, self._confirmations)
+        self._teller = Teller(self.name, self._store.clock, self._waiters)
+        self._departures = Departures(self._store, self._waiters, self._confirmations, self._teller)
+        self._turns = Turns(self, self.name, self._store, self._teller, self._departures)
+        self._reserve = self._turns.ask
+        self._areserve = self._turns.aask
         bound = (self.name, self.queue)
-        self._reserve = self._store.bind(*bound, "reserve")
-        self._areserve = self._store.abind(*bound, "reserve")
-        self._cancel = self._store.bind(*bound, "cancel")
-        self._acancel = self._store.abind(*bound, "cancel")
-        self._settle = self._store.bind(*bound, "settle")
-        self._asettle = self._store.abind(*bound, "settle")
-        self._hold = self._store.bind(*bound, "hold")
-        self._ahold = self._store.abind(*bound, "hold")
-        self._resume = self._store.bind(*bound, "resume")
-        self._aresume = self._store.abind(*bound, "resume")
+        changing, achanging = self._confirmations.changing, self._confirmations.achanging
+        self._hold = changing(self._store.bind(*bound, "hold"))
+        self._ahold = achanging(self._store.abind(*bound, "hold"))
+        self._resume = changing(self._store.bind(*bound, "resume"))
+        self._aresume = achanging(self._store.abind(*bound, "resume"))
+        self._reset = changing(partial(self._store.reset, *bound))
+        self._areset = achanging(partial(self._store.areset, *bound))
         self._look = self._store.bind(*bound, "look")
         self._alook = self._store.abind(*bound, "look")
 
@@ -115,8 +120,8 @@ class Shaper:
         """Take the earliest turn, or be refused and consume nothing. Does not wait."""
         if cost is not _ONE or key.__class__ is not str:
             self._admissible(key, cost)
-        if SWITCH.is_off:
-            return Reservation(self, key, _unshaped(cost))
+        if not SWITCH.is_plain:
+            return self._turns.reserve(key, cost, self._bound_us(max_wait))
         bound_us = self._max_wait_us if max_wait is _FROM_POLICY else max_wait_us(max_wait)
         return _new(Reservation, (self, key, self._reserve(key, (cost, bound_us, nonce.fresh()))))
 
@@ -125,9 +130,9 @@ class Shaper:
     ) -> Reservation:
         """`reserve`, awaitable."""
         self._admissible(key, cost)
-        if SWITCH.is_off:
-            return Reservation(self, key, _unshaped(cost))
         bound_us = self._bound_us(max_wait)
+        if not SWITCH.is_plain:
+            return await self._turns.areserve(key, cost, bound_us)
         return Reservation(self, key, await self._areserve(key, (cost, bound_us, nonce.fresh())))
 
     def schedule(
@@ -145,7 +150,7 @@ class Shaper:
         """
         gives_up_us = None if timeout is None else timeout_us(timeout)
         turn = self.reserve(key, cost=cost, max_wait=max_wait)
-        if turn.granted[1] or not turn.granted[0]:
+        if turn.granted[1] or not turn.granted[0] or not SWITCH.is_plain:
             self._departures.depart(turn, self._bound_us(max_wait), gives_up_us)
         return turn
 
@@ -163,18 +168,18 @@ class Shaper:
             turn = self.reserve(key, cost=cost, max_wait=max_wait)
         else:
             turn = await self.areserve(key, cost=cost, max_wait=max_wait)
-        if turn.granted[1] or not turn.granted[0]:
+        if turn.granted[1] or not turn.granted[0] or not SWITCH.is_plain:
             await self._departures.adepart(turn, self._bound_us(max_wait), gives_up_us)
         return turn
 
     def taker(self, key: str, cost: int) -> Callable[[], Granted]:
-        """Reservations that always ask the same, prepared: for whoever makes them often."""
+        """Reservations that always ask the same, prepared: for whoever makes them often, to leave."""
         self._admissible(key, cost)
-        reserve, bound_us = self._reserve, self._max_wait_us
+        reserve, reserve_aloud, bound_us = self._reserve, self._turns.take, self._max_wait_us
 
         def take() -> Granted:
-            if SWITCH.is_off:
-                return _unshaped(cost)
+            if not SWITCH.is_plain:
+                return reserve_aloud(key, cost, bound_us)
             granted: Granted = reserve(key, (cost, bound_us, nonce.fresh()))
             return granted
 
@@ -220,17 +225,14 @@ class Shaper:
     def settle(self, turn: Reservation, actual: int) -> bool:
         """Make a call that has left cost what it turned out to cost; 0 if it never counted.
 
-        Charges the difference, into debt if need be, or gives it back as far as nobody has built on it.
+        Charges the difference, into debt if need be, or gives it back as far as nobody has built on it. What
+        comes back helps those who have no turn yet: whoever waits keeps the turn that was promised.
         """
-        settled: bool = self._settle(turn.key, (turn.grant, whole("actual", actual, least=0), nonce.fresh()))
-        return settled
+        return self._turns.settle(turn, actual)
 
     async def asettle(self, turn: Reservation, actual: int) -> bool:
         """`settle`, awaitable."""
-        settled: bool = await self._asettle(
-            turn.key, (turn.grant, whole("actual", actual, least=0), nonce.fresh())
-        )
-        return settled
+        return await self._turns.asettle(turn, actual)
 
     # holding
 
@@ -242,23 +244,43 @@ class Shaper:
         window that it was promised, so the one in which it leaves may see its limit and, on top, those who
         were held back.
         """
-        held_us: int = self._hold(_checked_key(key), duration_us("length", length), nonce.fresh())
+        length_us = duration_us("length", length)
+        with self._teller.watching(_checked_key(key)):
+            held_us: int = self._hold(key, length_us, nonce.fresh())
+        if held_us == length_us:
+            self._teller.held(key, held_us)
         return held_us / SECOND_US
 
     async def ahold(self, length: Duration, *, key: str = "default") -> float:
         """`hold`, awaitable."""
-        held_us: int = await self._ahold(_checked_key(key), duration_us("length", length), nonce.fresh())
+        length_us = duration_us("length", length)
+        with self._teller.watching(_checked_key(key)):
+            held_us: int = await self._ahold(key, length_us, nonce.fresh())
+        if held_us == length_us:
+            self._teller.held(key, held_us)
         return held_us / SECOND_US
 
     def resume(self, *, key: str = "default") -> float:
         """End a hold a quarter of a second from now; returns how long the key is held still."""
-        return float(self._resume(_checked_key(key), RESUME_NOTICE_US) / SECOND_US)
+        with self._teller.watching(_checked_key(key)):
+            left_us: int = self._resume(key, RESUME_NOTICE_US)
+        if left_us == RESUME_NOTICE_US:
+            self._teller.resumed(key, left_us)
+        return left_us / SECOND_US
 
     async def aresume(self, *, key: str = "default") -> float:
         """`resume`, awaitable."""
-        return float(await self._aresume(_checked_key(key), RESUME_NOTICE_US) / SECOND_US)
+        with self._teller.watching(_checked_key(key)):
+            left_us: int = await self._aresume(key, RESUME_NOTICE_US)
+        if left_us == RESUME_NOTICE_US:
+            self._teller.resumed(key, left_us)
+        return left_us / SECOND_US
 
     # looking
+
+    def listen(self, listener: Listener) -> Listening:
+        """Tell the listener what happens here from now on, until what is returned is closed; see `events`."""
+        return self._teller.ears.add(listener)
 
     def held(self, *, key: str = "default") -> float:
         """How long a key is held still, in seconds; 0 if it is not."""
@@ -271,20 +293,26 @@ class Shaper:
     def forecast(self, calls: int = 1, *, key: str = "default", cost: int = 1) -> Outlook:
         """When `calls` more calls will have left, if they came now and nobody else did."""
         self._foreseeable(calls, key, cost)
-        return self._outlook(self._look(key), calls, cost)
+        with self._teller.watching(key):
+            return self._outlook(self._look(key), calls, cost)
 
     async def aforecast(self, calls: int = 1, *, key: str = "default", cost: int = 1) -> Outlook:
         """`forecast`, awaitable."""
         self._foreseeable(calls, key, cost)
-        return self._outlook(await self._alook(key), calls, cost)
+        with self._teller.watching(key):
+            return self._outlook(await self._alook(key), calls, cost)
 
     def reset(self, key: str = "default") -> None:
         """Forget the key: its queue, its hold, its limits' memory. Who waits keeps the promised time."""
-        self._store.reset(self.name, self.queue, _checked_key(key))
+        with self._teller.watching(_checked_key(key)):
+            self._reset(key)
+        self._teller.was_reset(key)
 
     async def areset(self, key: str = "default") -> None:
         """`reset`, awaitable."""
-        await self._store.areset(self.name, self.queue, _checked_key(key))
+        with self._teller.watching(_checked_key(key)):
+            await self._areset(key)
+        self._teller.was_reset(key)
 
     def close(self) -> None:
         """Wake whoever waits, with StoreUnavailableError; close the store if this shaper made it."""
@@ -319,13 +347,21 @@ class Shaper:
     def _bound_us(self, max_wait: Any) -> int | None:
         return self._max_wait_us if max_wait is _FROM_POLICY else max_wait_us(max_wait)
 
-    def give_back(self, turn: Reservation) -> bool:
+    def cancel(self, turn: Reservation) -> bool:
         """`turn.cancel()`."""
-        return bool(self._cancel(turn.key, turn.grant))
+        return self._turns.cancel(turn)
+
+    async def acancel(self, turn: Reservation) -> bool:
+        """`turn.acancel()`."""
+        return await self._turns.acancel(turn)
+
+    def give_back(self, turn: Reservation) -> bool:
+        """Give back the turn of a call that never leaves, also where it is too late for `cancel`; untold."""
+        return self._turns.give_back(turn)
 
     async def agive_back(self, turn: Reservation) -> bool:
-        """`turn.acancel()`."""
-        return bool(await self._acancel(turn.key, turn.grant))
+        """`give_back`, awaitable."""
+        return await self._turns.agive_back(turn)
 
     def _admissible(self, key: str, cost: int) -> None:
         _checked_key(key)
@@ -340,11 +376,6 @@ class Shaper:
         state, now, skew = looked
         first, last = self.queue.outlook(state, now, calls, cost, skew)
         return Outlook(first / SECOND_US, last / SECOND_US)
-
-
-def _unshaped(cost: int) -> Granted:
-    """What is granted while shaping is switched off: to leave at once, in no generation."""
-    return (True, 0, 0, False, None, cost, -1, 0, 0, 0, 0, (0, 0), ())
 
 
 def _strategies(gates: object) -> tuple[Any, ...]:

@@ -22,17 +22,30 @@ __all__ = ["off"]
 class Switch:
     """Whether calls are shaped, in this process."""
 
-    __slots__ = ("_lock", "_offs", "is_off")
+    __slots__ = ("_listeners", "_lock", "_offs", "is_off", "is_plain")
 
     def __init__(self, *, is_off: bool) -> None:
         self._lock = threading.Lock()
         self._offs = int(is_off)
+        self._listeners = 0
         self.is_off = is_off
+        self.is_plain = not is_off
+        """Whether calls are shaped and nobody listens: one look answers both."""
 
     def turn(self, step: int) -> None:
         with self._lock:
             self._offs += step
-            self.is_off = self._offs > 0
+            self._decide()
+
+    def listen(self, step: int) -> None:
+        """So many more listen to events."""
+        with self._lock:
+            self._listeners += step
+            self._decide()
+
+    def _decide(self) -> None:
+        self.is_off = self._offs > 0
+        self.is_plain = not self._offs and not self._listeners
 
 
 def _from_environment() -> Switch:
@@ -51,7 +64,8 @@ SWITCH = _from_environment()
 def off() -> Iterator[None]:
     """Inside, every shaper, policy and shaped function of this process lets calls leave at once.
 
-    In all threads and tasks. Gates still answer: they are asked, and somebody else acts on it.
+    In all threads and tasks. Gates still answer: they are asked, and somebody else acts on it. No events are
+    told.
     """
     SWITCH.turn(1)
     try:

@@ -74,6 +74,11 @@ class Waiters:
             if not line:
                 self._lines.pop(loop, None)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nobody can wait here any more."""
+        return self._closed
+
     def close(self) -> None:
         """Wake all sleepers; they raise, and so does whoever comes to sleep later."""
         with self._lock:
@@ -113,5 +118,5 @@ def warn_in_event_loop() -> None:
     warnings.warn(
         "a synchronous wait blocks the event loop that runs on this thread; await aschedule() instead",
         RuntimeWarning,
-        stacklevel=4,
+        stacklevel=5,
     )

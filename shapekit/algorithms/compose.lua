@@ -21,13 +21,6 @@ function AllOf:charge(s, now, skew, due, cost)
     return self:charged(s, self:payers(), now, skew, due, cost)
 end
 
-function AllOf:spent(s, at, skew, cost)
-    for index, part in ipairs(self.parts) do
-        if part:spent(s and s[index] or nil, at, skew, cost) then return true end
-    end
-    return false
-end
-
 function AllOf:earliest(s, at, skew, cost)
     while true do
         local later = at
@@ -47,6 +40,10 @@ function AllOf:payers()
     local all = {}
     for index in ipairs(self.parts) do all[index] = true end
     return all
+end
+
+function AllOf.binds(admits_at, found)
+    return admits_at > found
 end
 
 function AllOf.admitting(decision)
@@ -93,15 +90,6 @@ function Alternatives:charge(s, now, skew, due, cost)
     return self:charged(s, pays, now, skew, due, cost)
 end
 
-function Alternatives:spent(s, at, skew, cost)
-    for index, part in ipairs(self.parts) do
-        if cost <= part.max_cost and not part:spent(s and s[index] or nil, at, skew, cost) then
-            return false
-        end
-    end
-    return true
-end
-
 function Alternatives:earliest(s, at, skew, cost)
     local first
     for index, part in ipairs(self.parts) do
@@ -111,6 +99,10 @@ function Alternatives:earliest(s, at, skew, cost)
         end
     end
     return first
+end
+
+function Alternatives.binds(admits_at, found)
+    return admits_at < found
 end
 
 function Alternatives.denying(decision)

@@ -6,7 +6,7 @@ first and committed only then, so a denial leaves no part charged. Composites ne
 
 The decision is that of the *binding* part and names it (`outer.inner` where nested): the one with the
 least remaining when all admit, the most when any does; the longest wait when `all_of` denies, the
-shortest when the others do. Ties go to the first.
+shortest when the others do. Ties go to the first. Where it is a quota that binds, the composite is spent.
 
     >>> from shapekit import GCRA, Quota, all_of
     >>> limit = all_of(second=GCRA("10/s"), month=Quota("1000/month"))
@@ -59,12 +59,6 @@ class AllOf(Composite):
     def charge(self, state: States | None, now: int, due: int, cost: int, skew: int = 0) -> Decided[States]:
         return self._charged(state, [True] * len(self.parts), now, due, cost, skew)
 
-    def spent(self, state: States | None, at: int, cost: int, skew: int = 0) -> bool:
-        return any(
-            part.spent(before, at, cost, skew)
-            for part, before in zip(self.parts, state or self._cold, strict=True)
-        )
-
     def earliest(self, state: States | None, at: int, cost: int, skew: int = 0) -> int:
         states = state or self._cold
         while True:
@@ -77,6 +71,9 @@ class AllOf(Composite):
             if later == at:
                 return at
             at = later
+
+    def _binding(self, admit_at: Sequence[int]) -> int:
+        return admit_at.index(max(admit_at))
 
     def _fitting(self, fits: Sequence[int]) -> int:
         return min(fits)
@@ -137,13 +134,6 @@ class _Alternatives(Composite):
         pays = admits if self._charges_all else [index == first for index in range(len(admits))]
         return self._charged(state, pays, now, due, cost, skew)
 
-    def spent(self, state: States | None, at: int, cost: int, skew: int = 0) -> bool:
-        return all(
-            part.spent(before, at, cost, skew)
-            for part, before, most in zip(self.parts, state or self._cold, self._max_costs, strict=True)
-            if cost <= most
-        )
-
     def earliest(self, state: States | None, at: int, cost: int, skew: int = 0) -> int:
         return min(
             [
@@ -152,6 +142,9 @@ class _Alternatives(Composite):
                 if cost <= most
             ]
         )
+
+    def _binding(self, admit_at: Sequence[int]) -> int:
+        return admit_at.index(min(admit_at))
 
     def _denying(self, seen: Sequence[Decision]) -> int:
         return least_of(seen, lambda decision: decision.retry_after_us)

@@ -97,6 +97,18 @@ function Composite:life(s, now, skew)
     return longest
 end
 
+function Composite:spent(s, at, skew, cost)
+    -- As the part that binds is: of the others, nobody waits for one.
+    local found, binding
+    for index, part in ipairs(self.parts) do
+        if cost <= part.max_cost then
+            local admits_at = part:earliest(of(s, index), at, skew, cost)
+            if not found or self.binds(admits_at, found) then found, binding = admits_at, index end
+        end
+    end
+    return self.parts[binding]:spent(of(s, binding), at, skew, cost)
+end
+
 function Composite:charged(s, pays, now, skew, due, cost)
     local after, paid, indices, receipts, life = {}, {}, {}, {}, 0
     for index, part in ipairs(self.parts) do

@@ -143,6 +143,16 @@ class Composite(Algorithm[States]):
             default=0,
         )
 
+    def spent(self, state: States | None, at: int, cost: int, skew: int = 0) -> bool:
+        # As the part that binds is: of the others, nobody waits for one.
+        states = state or self._cold
+        admit_at = [
+            part.earliest(before, at, cost, skew) if cost <= most else NEVER_US
+            for part, before, most in zip(self.parts, states, self._max_costs, strict=True)
+        ]
+        binding = self._binding(admit_at)
+        return self.parts[binding].spent(states[binding], at, cost, skew)
+
     def scaled(self, share: float | Fraction) -> Self:
         return type(self)(
             {name: part.scaled(share) for name, part in zip(self.names, self.parts, strict=True)}
@@ -182,6 +192,10 @@ class Composite(Algorithm[States]):
     @abstractmethod
     def _denying(self, seen: Sequence[Decision]) -> int:
         """The binding part of a denial."""
+
+    @abstractmethod
+    def _binding(self, admit_at: Sequence[int]) -> int:
+        """The part at whose instant the whole admits, given when each does."""
 
     @abstractmethod
     def _fitting(self, fits: Sequence[int]) -> int:

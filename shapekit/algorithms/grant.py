@@ -19,7 +19,7 @@ class Grant(NamedTuple):
     held: bool
     """Whether the queue was held when this was decided."""
     refusal: Decision | None
-    """Why it was refused."""
+    """Why it was refused; `binding` names a budget that is spent, and nothing where it is the wait alone."""
     cost: int
     generation: int
     """Which life of the key this is; a reset starts another. Negative if nothing was taken at all."""

@@ -89,6 +89,11 @@ class PeriodCounter(Algorithm[Book]):
     def peek(self, state: Book | None, now: int, skew: int = 0) -> Decision:
         return self._decision(state, now, 1, skew)
 
+    def usage(self, state: Book | None, now: int, skew: int) -> tuple[int, int]:
+        """Units used in the period that runs, and the civil instant at which it ends."""
+        start, end = self.periods.bounds(now + skew)
+        return self._used(state or (), start, now), end
+
     def forecast(self, state: Book | None, now: int, cost: int, skew: int = 0) -> Forecast:
         seen = self.peek(state, now, skew)
         fits = seen.remaining // cost if seen.allowed else 0

@@ -113,6 +113,16 @@ class Quota(Algorithm[Any]):
     def peek(self, state: Any, now: int, skew: int = 0) -> Decision:
         return self.counter.peek(state, now, skew)
 
+    def usage(self, state: Any, now: int, skew: int = 0) -> tuple[int, int]:
+        """Units used in the running period, and the civil instant at which it ends.
+
+        A rolling one ends when all is free again, if nobody calls until then.
+        """
+        if isinstance(self.counter, PeriodCounter):
+            return self.counter.usage(state, now, skew)
+        seen = self.counter.peek(state, now, skew)
+        return seen.current, seen.reset_at_us + skew
+
     def forecast(self, state: Any, now: int, cost: int, skew: int = 0) -> Forecast:
         return self.counter.forecast(state, now, cost, skew)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.composite import Composite
 from shapekit.algorithms.description import Described
 from shapekit.algorithms.fixed_window import FixedWindow
@@ -13,6 +12,7 @@ from shapekit.algorithms.meter import Meter
 from shapekit.algorithms.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
+from shapekit.algorithms.usage import leaves_of
 from shapekit.rate import SECOND_US, seconds_text
 from shapekit.stores.sighting import Sighting
 
@@ -52,15 +52,12 @@ class Row(NamedTuple):
 def row_of(seen: Sighting) -> Row:
     """The row of a key that was seen."""
     wait_us, held_us = 0, 0
-    uses: tuple[Use, ...] = ()
     if isinstance(seen.program, LeakyQueue):
         wait_us, _ = seen.program.outlook(seen.state, seen.now_us, 1, 1, seen.skew_us)
         held_us = max(0, seen.state[4] - seen.now_us)
-        uses = _uses_of_queue(seen.program, seen.state, seen.now_us, seen.skew_us)
     elif seen.program is not None:
         told = seen.program.forecast(seen.state, seen.now_us, 1, seen.skew_us)
         wait_us = max(0, told.admits_at_us - seen.now_us)
-        uses = _uses(seen.program, seen.state, seen.now_us, seen.skew_us)
     civil_us = seen.now_us + seen.skew_us
     return Row(
         seen.shown,
@@ -69,31 +66,18 @@ def row_of(seen: Sighting) -> Row:
         (civil_us + wait_us) / SECOND_US,
         held_us / SECOND_US,
         (civil_us + held_us) / SECOND_US if held_us else None,
-        uses,
+        _uses(seen),
     )
 
 
-def _uses_of_queue(queue: LeakyQueue, line: Any, now: int, skew: int) -> tuple[Use, ...]:
-    """Of what a queue keeps beside its pace. Its time stands still while it is held."""
-    until, shift, states = line[4], line[5], line[7]
-    at = max(now, until) - shift
-    uses: list[Use] = []
-    for algorithm, state in zip(queue.constraints.algorithms, states, strict=True):
-        real, ahead = (shift, skew) if algorithm.aligned else (0, shift + skew)
-        uses += _uses(algorithm, state, at + real, ahead)
-    return tuple(uses)
-
-
-def _uses(program: Algorithm[Any], state: Any, now: int, skew: int) -> tuple[Use, ...]:
-    if isinstance(program, Composite):
-        states = (None,) * len(program.parts) if state is None else state
-        return tuple(
-            use
-            for part, own in zip(program.parts, states, strict=True)
-            for use in _uses(part, own, now, skew)
-        )
-    seen = program.peek(state, now, skew)
-    return (Use(limit_text(program), seen.current, seen.limit),)
+def _uses(seen: Sighting) -> tuple[Use, ...]:
+    """Of all that is limited beside a pace."""
+    if seen.program is None:
+        return ()
+    leaves = [
+        (leaf.limit, leaf.peek()) for leaf in leaves_of(seen.program, seen.state, seen.now_us, seen.skew_us)
+    ]
+    return tuple(Use(limit_text(limit), told.current, told.limit) for limit, told in leaves)
 
 
 def limit_text(program: Described) -> str:

@@ -11,6 +11,10 @@ from shapekit.feedback.structured import LONGEST
 
 __all__ = ["Answer", "Headers"]
 
+REFUSED = 429
+UNAVAILABLE = (503, 529)
+"""A server that is ill, or (529, of Anthropic and Notion) overloaded: it is obeyed when it says how long."""
+
 
 class _HasItems(Protocol):
     def items(self) -> Iterable[tuple[Any, Any]]: ...

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from shapekit.feedback import fields
-from shapekit.feedback.answer import Answer
+from shapekit.feedback.answer import REFUSED, UNAVAILABLE, Answer
 from shapekit.feedback.hint import SAYS_NOTHING, ServerHint
 from shapekit.feedback.shopify import shopify
 from shapekit.feedback.structured import Parameters, parse_list
@@ -85,7 +85,7 @@ def github(answer: Answer) -> ServerHint:
     """
     reset = answer.number("x-ratelimit-reset")
     remaining = answer.whole("x-ratelimit-remaining")
-    refused = answer.status in (403, 429, 503)
+    refused = answer.status in (403, REFUSED, *UNAVAILABLE)
     return ServerHint(
         hold_s=(answer.retry_s or 0.0) if refused else 0.0,
         remaining=remaining,
@@ -140,7 +140,7 @@ def anthropic(answer: Answer) -> ServerHint | None:
 def _tightest(answer: Answer, families: list[ServerHint]) -> ServerHint | None:
     """The family that binds. Its reset is when all is there again: one unit is there long before."""
     hint = _binding(families)
-    if hint and answer.status != 429 and hint.remaining == 0 and hint.reset_s and hint.limit:
+    if hint and answer.status != REFUSED and hint.remaining == 0 and hint.reset_s and hint.limit:
         return hint._replace(hold_s=hint.reset_s / hint.limit)
     return hint
 

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from shapekit.feedback.answer import Answer, Headers, heard, picked, says_nothing, wanted
+from shapekit.feedback.answer import (
+    REFUSED,
+    UNAVAILABLE,
+    Answer,
+    Headers,
+    heard,
+    picked,
+    says_nothing,
+    wanted,
+)
 from shapekit.feedback.dialects import DIALECTS, FIRST_HOLD_S, Dialect, Parser
 from shapekit.feedback.hint import SAYS_NOTHING, ServerHint
 from shapekit.feedback.incident import Incidents
@@ -10,8 +19,6 @@ from shapekit.rate import SECOND_US, Duration, duration_us, one_of
 
 __all__ = ["Feedback"]
 
-_REFUSED = 429
-_UNAVAILABLE = 503
 _SUCCESS_BELOW = 400
 _LEAST_HOLD_S = 0.001
 """Less than this is not worth telling everybody, and is nothing said."""
@@ -24,10 +31,10 @@ class Feedback:
         >>> feedback.read(429, {"Retry-After": "2"}, sent_at=100.0, received_at=100.1)
         ServerHint(hold_s=2.0, remaining=None, limit=None, window_s=None, reset_s=None, scope=None)
 
-    1. A 429 or 503 holds for as long as it says itself; zero, and what has passed, is nothing said.
+    1. A 429, 503 or 529 holds for as long as it says itself; zero, and what has passed, is nothing said.
     2. An answer of any status after which nothing remains holds until the reset, if it names one.
     3. A 429 that says nothing holds for 1 s, 2 s, 4 s …: once in an incident (see `incident.py`).
-    4. Everything else holds nothing. A 503 that says nothing tells of an ill server, not of our rate.
+    4. Everything else holds nothing. A 503 or 529 that says nothing tells of an ill server, not of our rate.
 
     What a server says is obeyed whenever it comes; only where it is silent is something concluded from
     when the request was sent. Whoever places the hold lets the longer of two stand, so that no answer,
@@ -58,7 +65,7 @@ class Feedback:
         wall clock.
         """
         lines = picked(headers, self._wanted)
-        if status != _REFUSED and self._wanted is not None and says_nothing(lines):
+        if status != REFUSED and self._wanted is not None and says_nothing(lines):
             if self._incidents and status < _SUCCESS_BELOW:
                 self._incidents.over((key, None), sent_at)
             return None
@@ -68,14 +75,14 @@ class Feedback:
         hold_s = self._within(_told(answer, hint))
         if hold_s > 0:
             self._incidents.hinted(place, hold_s, received_at)
-        elif status == _REFUSED:
+        elif status == REFUSED:
             hold_s = self._within(self._incidents.unhinted(place, first_hold_s, sent_at, received_at))
         elif self._incidents and status < _SUCCESS_BELOW:
             self._incidents.over(place, sent_at)
             self._incidents.over((key, None), sent_at)
         if hint is None:
             hint = SAYS_NOTHING
-        if hold_s == 0 and hint == SAYS_NOTHING and status != _REFUSED:
+        if hold_s == 0 and hint == SAYS_NOTHING and status != REFUSED:
             return None
         return hint._replace(hold_s=hold_s)
 
@@ -113,7 +120,7 @@ def _told(answer: Answer, hint: ServerHint | None) -> float:
     said = []
     if hint is not None:
         said.append(hint.hold_s)
-    if answer.status in (_REFUSED, _UNAVAILABLE):
+    if answer.status == REFUSED or answer.status in UNAVAILABLE:
         said.append(answer.retry_s or 0.0)
     if hint is not None and hint.remaining == 0:
         said.append(hint.reset_s or 0.0)

@@ -33,11 +33,11 @@ def shopify_graphql(cost_extension: Mapping[str, Any] | None) -> ServerHint | No
     Such a body comes with status 200 and no header tells of it, so only whoever has read it can hand
     it on. Malformed costs are None. The hold is as the server has it: see `Feedback.bounded`.
 
-    >>> shopify_graphql({
-    ...     "requestedQueryCost": 101,
-    ...     "throttleStatus": {"maximumAvailable": 1000.0, "currentlyAvailable": 1, "restoreRate": 50.0},
-    ... })
-    ServerHint(hold_s=2.0, remaining=1, limit=1000, window_s=None, reset_s=19.98, scope=None)
+        >>> shopify_graphql({
+        ...     "requestedQueryCost": 101,
+        ...     "throttleStatus": {"maximumAvailable": 1000.0, "currentlyAvailable": 1, "restoreRate": 50.0},
+        ... })
+        ServerHint(hold_s=2.0, remaining=1, limit=1000, window_s=None, reset_s=19.98, scope=None)
     """
     asked = _number(cost_extension, "requestedQueryCost")
     status = cost_extension.get("throttleStatus") if isinstance(cost_extension, Mapping) else None

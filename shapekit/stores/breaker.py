@@ -14,6 +14,7 @@ from types import TracebackType
 
 from shapekit.clock import Clock
 from shapekit.errors import StoreUnavailableError
+from shapekit.events import EVERYWHERE, StoreBack, StoreLost
 from shapekit.rate import SECOND_US, seconds_text
 
 FIRST_BACK_OFF_US = 250_000
@@ -98,6 +99,8 @@ class Breaker:
             _say(
                 "lost %s: %s; it is asked again in %s", self._what(), cause, seconds_text(self.probe_in_us())
             )
+            if EVERYWHERE:
+                EVERYWHERE.tell(StoreLost(self._what(), str(cause)))
 
     def answered(self, term: int) -> None:
         """An attempt was answered."""
@@ -109,6 +112,8 @@ class Breaker:
             self.is_open = False
             away_us = max(0, self._clock.now_us() - self._lost_us)
         _say("%s is back after %s", self._what(), seconds_text(away_us))
+        if EVERYWHERE:
+            EVERYWHERE.tell(StoreBack(self._what(), away_us / SECOND_US))
 
     def undecided(self, term: int) -> None:
         """An attempt ended without telling anything: if it was a probe, the next caller makes another."""

@@ -2,7 +2,8 @@
 
 While a trip of a key is under way, whoever else calls stands in line, and the whole line leaves as one
 script call when it is back. A caller who finds nobody there goes at once. A caller who goes away while
-the trip is under way is not missed by the others, and what was taken for it is given back.
+the trip is under way is not missed by the others, and what was taken for it is given back, before anybody
+else takes something.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from copy import copy
 from typing import Any, TypeAlias
 
 from shapekit.stores.base import Operation
-from shapekit.stores.undo import undo_of
+from shapekit.stores.undo import Undo, undos_of
 
 MOST_AT_ONCE = 256
 """Callers in one trip: a script that runs longer would keep everybody else's waiting."""
@@ -44,23 +45,25 @@ class Line:
     async def ask(self, operation: Operation, args: tuple[Any, ...]) -> Any:
         """The answer to one call."""
         waiter = asyncio.get_running_loop().create_future()
-        self._enter((operation, args, self._say(operation, args), waiter))
+        self._asked.append((operation, args, self._say(operation, args), waiter))
+        self._go()
         try:
             return await waiter
         except asyncio.CancelledError:
             # The answer may have come in the very moment in which the caller went away.
             if not waiter.cancelled() and waiter.exception() is None:
-                self._give_back(operation, args, waiter.result())
+                self._give_back(undos_of(operation, args, waiter.result()))
             raise
 
-    def _enter(self, asked: Asked) -> None:
-        self._asked.append(asked)
+    def _go(self) -> None:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def _give_back(self, operation: Operation, args: tuple[Any, ...], answer: Any) -> None:
-        if undo := undo_of(operation, args, answer):
-            self._enter((*undo, self._say(*undo), None))
+    def _give_back(self, undos: tuple[Undo, ...]) -> None:
+        if undos:
+            # Ahead of all who wait, who may have the place; and the last who went first, for a tail retracts.
+            self._asked.extendleft((*undo, self._say(*undo), None) for undo in reversed(undos))
+            self._go()
 
     async def _run(self) -> None:
         try:
@@ -90,7 +93,7 @@ class Line:
             if waiter is None:
                 continue
             if waiter.done():
-                self._give_back(operation, args, answer)
+                self._give_back(undos_of(operation, args, answer))
             else:
                 waiter.set_result(answer)
 

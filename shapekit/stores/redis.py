@@ -13,7 +13,7 @@ from shapekit.clock import Clock, SystemClock
 from shapekit.errors import ConfigError, StoreUnavailableError, missing
 from shapekit.stores.base import Apply, ApplyMany, Key, Operation, Program, Store
 from shapekit.stores.errand import Errand
-from shapekit.stores.undo import undo_of
+from shapekit.stores.undo import undos_of
 
 try:
     from redis import ConnectionPool, Redis, RedisError
@@ -159,8 +159,8 @@ class RedisStore(Store):
         answers: list[Any],
     ) -> None:
         for key, answer in zip(keys, answers, strict=True):
-            if undo := undo_of(operation, args, answer):
-                self.bind(name, program, undo[0])(key, *undo[1])
+            for undo, undo_args in undos_of(operation, args, answer):
+                self.bind(name, program, undo)(key, *undo_args)
 
     def shard(self, name: str, program: Program, key: Key) -> Hashable:
         place = self._remote(name, program).keys_of(key)[0]

@@ -16,7 +16,7 @@ from shapekit.stores.base import Key, Operation
 from shapekit.stores.coalesce import Asked, Line
 from shapekit.stores.redis_link import AsyncLink
 from shapekit.stores.redis_program import Conversation, RedisProgram
-from shapekit.stores.undo import undo_of
+from shapekit.stores.undo import undos_of
 
 
 class Loop:
@@ -89,7 +89,7 @@ class Loop:
     ) -> None:
         with suppress(ShapekitError):
             for key, answer in zip(keys, await task, strict=True):
-                if undo := undo_of(operation, args, answer):
+                for undo in undos_of(operation, args, answer):
                     await self.line(remote, key).ask(*undo)
 
     async def talk(self, conversation: Conversation) -> Any:

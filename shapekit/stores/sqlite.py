@@ -19,7 +19,7 @@ from shapekit.stores.sighting import Sighting
 from shapekit.stores.sqlite_file import Execute
 from shapekit.stores.sqlite_records import SqliteRecords, of_two_kinds, place_of
 from shapekit.stores.sqlite_survey import SqliteSurvey
-from shapekit.stores.undo import undo_of
+from shapekit.stores.undo import undos_of
 
 __all__ = ["SQLiteStore"]
 
@@ -205,9 +205,8 @@ class SQLiteStore(Store):
         """Gives back what an operation took for somebody who did not stay for the answer."""
 
         def give_back(key: Key, args: tuple[Any, ...], result: Any) -> None:
-            undo = undo_of(operation, args, result)
-            if undo is not None:
-                self.bind(name, program, undo[0])(key, *undo[1])
+            for undo, undo_args in undos_of(operation, args, result):
+                self.bind(name, program, undo)(key, *undo_args)
 
         return give_back
 

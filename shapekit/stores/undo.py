@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from shapekit.algorithms.grant import Grant
 from shapekit.stores.base import Operation
 
+Undo: TypeAlias = tuple[Operation, tuple[Any, ...]]
 
-def undo_of(
-    operation: Operation, args: tuple[Any, ...], result: Any
-) -> tuple[Operation, tuple[Any, ...]] | None:
-    """The operation that gives back what `operation` took on the same key; None if it took nothing.
 
-    Turns and charges are given back. A debit or a settlement tells of calls that were made, a hold of
+def undos_of(operation: Operation, args: tuple[Any, ...], result: Any) -> tuple[Undo, ...]:
+    """What gives back what `operation` took on the same key, one after the other.
+
+    Turns and charges are given back. A turn whose instant has passed, as that of a turn for now has by the
+    time anybody hears of it, cannot be cancelled; but its call never leaves, so it has cost nothing, which
+    changes nothing where it was cancelled. A debit or a settlement tells of calls that were made, a hold of
     what a server said: they stand, whoever has heard of them.
     """
     if operation in ("check", "commit") and result.allowed:
-        return "refund", (args[0], result.receipt)
+        return (("refund", (args[0], result.receipt)),)
     if operation == "reserve" and result[0]:
-        return "cancel", (Grant(*result),)
-    return None
+        grant = Grant(*result)
+        _, _, nonce = args[0]
+        return ("cancel", (grant,)), ("settle", ((grant, 0, nonce),))
+    return ()

@@ -13,7 +13,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from statistics import median
 from typing import Any
 
@@ -24,25 +24,53 @@ from run import VERDICTS, machine
 from subjects import FAR, Subject, floor
 
 from shapekit import GCRA, Shaper, SystemClock
+from shapekit.events import Event
+from shapekit.switch import SWITCH
 
 RATE = 200
 WAITERS = 100
-AT_ONCE = f"{FAR}/s"
+AT_ONCE = f"{FAR}/s burst 1000"
+"""A fast machine makes more than one call in a microsecond."""
 
 
-def subject(name: str, call: str, make: Callable[[], Shaper], *, waits: bool = False) -> Subject:
+def subject(
+    name: str,
+    call: str,
+    make: Callable[[], Shaper],
+    *,
+    waits: bool = False,
+    listening: Callable[[Shaper], AbstractContextManager[Any]] = nullcontext,
+) -> Subject:
     """A row; `waits` where the answer is a turn far ahead, else it must be one that has come."""
 
     @contextmanager
     def opened() -> Iterator[dict[str, Any]]:
         shaper = make()
-        yield {"shaper": shaper, "reserve": shaper.reserve, "areserve": shaper.areserve}
+        with listening(shaper):
+            yield {"shaper": shaper, "reserve": shaper.reserve, "areserve": shaper.areserve}
         shaper.close()
 
     def admitted(turn: Any) -> bool:
         return bool(turn) and (turn.delay > 0) == waits
 
     return Subject("Shaper", name, call, opened, admitted)
+
+
+def looking() -> list[Subject]:
+    """What a reserve pays for events while nobody listens: one look, and the loop that it is measured in."""
+
+    @contextmanager
+    def opened() -> Iterator[dict[str, Any]]:
+        yield {"SWITCH": SWITCH}
+
+    return [
+        Subject("the loop", "of each row", "None", opened, lambda answer: answer is None),
+        Subject("the look", "at who listens", "not SWITCH.is_plain", opened, lambda answer: answer is False),
+    ]
+
+
+def hear(_: Event) -> None:
+    """Listen, and do nothing."""
 
 
 def subjects() -> list[Subject]:
@@ -61,6 +89,25 @@ def subjects() -> list[Subject]:
         subject("areserve", 'await areserve("key")', lambda: Shaper(AT_ONCE)),
         subject("schedule", 'shaper.schedule("key")', lambda: Shaper(AT_ONCE)),
         subject("aschedule", 'await shaper.aschedule("key")', lambda: Shaper(AT_ONCE)),
+        *looking(),
+        subject(
+            "reserve, somebody listens",
+            'reserve("key")',
+            lambda: Shaper(AT_ONCE),
+            listening=lambda shaper: shaper.listen(hear),
+        ),
+        subject(
+            "reserve, somebody listens to another",
+            'reserve("key")',
+            lambda: Shaper(AT_ONCE),
+            listening=lambda _: Shaper("10/s").listen(hear),
+        ),
+        subject(
+            "schedule, somebody listens",
+            'shaper.schedule("key")',
+            lambda: Shaper(AT_ONCE),
+            listening=lambda shaper: shaper.listen(hear),
+        ),
     ]
 
 
@@ -134,6 +181,16 @@ def goals(rows: list[Row], late: dict[str, list[float]]) -> list[dict[str, objec
         (
             "Shaper.reserve behind others / aiolimiter.acquire",
             ns["reserve, behind others"] / ns["AsyncLimiter"],
+            None,
+        ),
+        (
+            "the look at who listens / Shaper.reserve",
+            (ns["at who listens"] - ns["of each row"]) / ns["reserve"],
+            0.03,
+        ),
+        (
+            "Shaper.reserve, somebody listens / nobody does",
+            ns["reserve, somebody listens"] / ns["reserve"],
             None,
         ),
     ]

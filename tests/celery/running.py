@@ -15,6 +15,7 @@ from celery import Celery
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
+from shapekit import listen
 from shapekit.integrations.celery import ShapedTask
 from shapekit.stores.redis import RedisStore
 from shapekit.stores.resilient import ResilientStore
@@ -57,6 +58,12 @@ def make_app(url, **what):
         app.conf.task_queues = [Queue("tasks"), Broadcast(what["broadcast"])]
     worker = os.getpid()
     book = redis.Redis.from_url(what.get("book", url))
+    if "heard" in what:
+        listen(
+            lambda event: book.rpush(
+                what["heard"], json.dumps([type(event).__name__, *map(str, vars(event).values())])
+            )
+        )
 
     def shaped(name, rate):
         def run(self, where, number, takes=0.0):

@@ -20,21 +20,22 @@ def read(feedback, status, headers=(), *, sent_at=AT, received_at=None, key="def
     return feedback.read(status, headers, sent_at=sent_at, received_at=received_at, key=key)
 
 
-@pytest.mark.parametrize("status", [200, 201, 301, 404, 500, 502, 503])
+@pytest.mark.parametrize("status", [200, 201, 301, 404, 500, 502, 503, 529])
 def test_an_answer_without_a_word_says_nothing(feedback, status):
     assert read(feedback, status, {"Date": "Fri, 29 May 2026 12:00:00 GMT", "Content-Length": "0"}) is None
     assert read(feedback, status) is None
 
 
 @pytest.mark.parametrize(
-    ("status", "hold_s"), [(429, 2), (503, 2), (200, 0), (202, 0), (301, 0), (403, 0), (500, 0)]
+    ("status", "hold_s"),
+    [(429, 2), (503, 2), (529, 2), (200, 0), (202, 0), (301, 0), (403, 0), (500, 0), (502, 0), (530, 0)],
 )
 def test_retry_after_holds_where_it_means_slow_down(feedback, status, hold_s):
     hint = read(feedback, status, {"Retry-After": "2"})
     assert (hint.hold_s if hint else 0) == hold_s
 
 
-@pytest.mark.parametrize("status", [200, 204, 404, 429, 500, 503])
+@pytest.mark.parametrize("status", [200, 204, 404, 429, 500, 503, 529])
 def test_nothing_left_holds_until_the_reset_before_a_refusal_comes(feedback, status):
     assert read(feedback, status, SPENT) == ServerHint(7, 0, None, None, 7)
 
@@ -52,6 +53,7 @@ def test_a_zero_is_nothing_said(feedback, zero):
     assert read(feedback, 429, {"Retry-After": zero}).hold_s == 1
     assert read(feedback, 429, {"Retry-After": zero}, sent_at=AT + 1).hold_s == 2
     assert read(feedback, 503, {"Retry-After": zero}) is None
+    assert read(feedback, 529, {"Retry-After": zero}) is None
 
 
 def test_a_refusal_without_a_word_doubles_until_a_success(feedback):
@@ -60,7 +62,7 @@ def test_a_refusal_without_a_word_doubles_until_a_success(feedback):
     assert read(feedback, 429, sent_at=AT + 16).hold_s == 1
 
 
-@pytest.mark.parametrize("status", [400, 404, 500, 503])
+@pytest.mark.parametrize("status", [400, 404, 500, 503, 529])
 def test_a_failure_is_no_success(feedback, status):
     read(feedback, 429)
     read(feedback, status, sent_at=AT + 2)

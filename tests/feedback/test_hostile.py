@@ -20,7 +20,7 @@ NAMES = sorted(
         *(name for dialect in DIALECTS.values() for name in dialect.reads),
     }
 )
-STATUSES = [0, 200, 301, 403, 404, 429, 500, 503, 999]
+STATUSES = [0, 200, 301, 403, 404, 429, 500, 503, 529, 999]
 
 VALUES = [
     "",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from shapekit import ManualClock, Reservation, Shaper
+from shapekit.stores.undo import undos_of
 
 SECOND = 1_000_000
 
@@ -29,6 +30,14 @@ def heard(shaper, turn):
     if generation != turn.grant.generation:
         return 0, False
     return max(0, max(turn.grant.due_us + shift, until) - now), until > now
+
+
+def undone(shaper, turn):
+    """Gives back what was taken for somebody who did not stay for the answer; which operation did it."""
+    for operation, args in undos_of("reserve", ((turn.cost, None, 7),), turn.granted):
+        if shaper._store.bind(shaper.name, shaper.queue, operation)(turn.key, *args):
+            return operation
+    return None
 
 
 class Follower:

@@ -136,7 +136,17 @@ class Model:
             self.wall(max(self.tail, Fraction(self.at)) + extra * self.interval)
         elif place is self.places[-1]:
             place.end = place.start + actual * self.interval
+            if not actual:
+                # It is as if nobody had come: then whoever stands before is the last.
+                self.places.pop()
         return True
+
+    def undo(self, call, had_to_wait):
+        """What the call was given comes to nobody: what gave it back."""
+        call.left_at = None
+        if had_to_wait and self.cancel(call):
+            return "cancel"
+        return "settle" if self.settle(call, 0) else None
 
     def hold(self, length):
         end = self.now + length

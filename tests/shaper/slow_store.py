@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from copy import copy
 
 from shapekit import MemoryStore
 from shapekit.alarm import AsyncAlarm
@@ -78,3 +79,11 @@ class FarStore(SlowStore):
 
     def _bind_there(self, name, program, operation):
         return self._there.bind(name, program, operation)
+
+    def reset(self, name, program, key):
+        self._there.reset(name, program, key)
+
+
+def in_another_process(store):
+    """The same truth, as a process sees it that shares nothing else."""
+    return copy(store)

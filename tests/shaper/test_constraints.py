@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from shapekit import FixedWindow, Quota
 
-from .follower import SECOND, Follower
+from .follower import SECOND, Follower, undone
 from .histories import check_periods
 from .setups import ALIGNED, ALWAYS
 
@@ -30,11 +30,13 @@ class Constrained(RuleBasedStateMachine):
         args, options, self.laws = self.setups[data.draw(st.sampled_from(sorted(self.setups)))]
         self.follower = Follower(*args, **options)
         self.free = []
+        self.gone = []
 
     @rule(cost=st.one_of(st.just(1), st.integers(1, 4)), max_wait=st.one_of(st.none(), st.integers(0, 60)))
     def reserve(self, cost, max_wait):
         max_wait = None if max_wait is None else max_wait * SECOND // 4
         ahead = [call.due for call in self.follower.calls if not call.cancelled]
+        ahead += [turn.grant.due_us for turn in self.gone]
         call = self.follower.reserve(cost, max_wait)
         if call is None:
             return
@@ -48,6 +50,22 @@ class Constrained(RuleBasedStateMachine):
     def reserve_several(self, count):
         for _ in range(count):
             self.reserve(1, 40)
+
+    @rule(cost=st.one_of(st.just(1), st.integers(1, 4)))
+    def ask_and_go_away(self, cost):
+        """Somebody who does not stay for the answer."""
+        if turn := self.follower.shaper.reserve(cost=cost, max_wait=15):
+            self.gone.append(turn)
+            if turn.grant.due_us in self.free:
+                self.free.remove(turn.grant.due_us)
+
+    @precondition(lambda self: self.gone)
+    @rule(data=st.data())
+    def what_nobody_stayed_for_is_given_back(self, data):
+        """Soon or late, and in any order."""
+        turn = self.gone.pop(data.draw(st.integers(0, len(self.gone) - 1)))
+        if undone(self.follower.shaper, turn) == "cancel":
+            self.free.append(turn.grant.due_us)
 
     @precondition(lambda self: self.follower.waiting)
     @rule(data=st.data())

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shapekit import GCRA, FixedWindow, ManualClock, Quota, Shaper
 
-from .follower import SECOND, Follower
+from .follower import SECOND, Follower, undone
 from .setups import ALIGNED, ALWAYS
 
 PLAIN = {
@@ -44,6 +44,32 @@ def test_a_queue_whose_end_was_given_back_is_the_queue_without_it(name, before, 
         order.shuffle(leaving)
     for call in leaving:
         assert real.cancel(call)
+    for cost in after:
+        newcomers = [follower.shaper.reserve(cost=cost) for follower in (real, replay)]
+        assert newcomers[0].grant[:2] == newcomers[1].grant[:2]
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from(sorted(SETUPS)),
+    st.lists(steps, max_size=8),
+    st.lists(steps, min_size=1, max_size=8),
+    st.lists(costs, min_size=1, max_size=6),
+)
+def test_a_queue_from_which_somebody_went_before_the_answer_is_the_queue_without(name, before, gone, after):
+    """Be it a turn for now or a later one, and however late what was taken for it is given back."""
+    args, options, _ = SETUPS[name]
+    real, replay = (Follower(*args, **options) for _ in range(2))
+    for follower in (real, replay):
+        for cost, span in before:
+            follower.reserve(cost)
+            follower.advance(span)
+    for cost, span in gone:
+        turn = real.shaper.reserve(cost=cost, max_wait=1_000)
+        for follower in (real, replay):
+            follower.advance(span)
+        if turn:
+            assert undone(real.shaper, turn)
     for cost in after:
         newcomers = [follower.shaper.reserve(cost=cost) for follower in (real, replay)]
         assert newcomers[0].grant[:2] == newcomers[1].grant[:2]

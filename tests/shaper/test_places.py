@@ -155,7 +155,7 @@ def test_a_cancel_by_a_shaper_of_the_same_name_is_as_good(clock):
     one = Shaper("10/s", clock=clock, name="api")
     other = Shaper("10/s", store=one._store, name="api")
     turns = take(one, 3)
-    assert other._cancel("default", turns[1].grant)
+    assert other.cancel(turns[1])
     assert other.reserve().delay == 0.1
 
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from shapekit import ManualClock, Rate, Shaper
 from shapekit.testing import check_pace
 
-from .follower import heard
+from .follower import heard, undone
 from .histories import check_spacing
 from .model import Model
 
@@ -29,6 +29,7 @@ class ShaperAgainstModel(RuleBasedStateMachine):
         self.shaper = Shaper(rate, burst=burst, clock=self.clock)
         self.model = Model(self.rate.limit, self.rate.period_us, burst, self.clock.now_us())
         self.pairs = []
+        self.gone = []
 
     def tick(self, by):
         self.clock.advance(by / SECOND)
@@ -63,6 +64,20 @@ class ShaperAgainstModel(RuleBasedStateMachine):
             assert turn.cancel() is False
         else:
             self.pairs.append((turn, call))
+
+    @rule(cost=costs)
+    def ask_and_go_away(self, cost):
+        """Somebody who does not stay for the answer."""
+        turn, (call, wait) = self.shaper.reserve(cost=cost), self.model.reserve(cost, None)
+        assert turn.grant.wait_us == wait
+        self.gone.append((turn, call))
+
+    @precondition(lambda self: self.gone)
+    @rule(data=st.data())
+    def what_nobody_stayed_for_is_given_back(self, data):
+        """Soon or late, and in any order."""
+        turn, call = self.gone.pop(data.draw(st.integers(0, len(self.gone) - 1)))
+        assert undone(self.shaper, turn) == self.model.undo(call, had_to_wait=turn.delay > 0)
 
     @precondition(lambda self: self.pairs)
     @rule(data=st.data())
@@ -132,12 +147,14 @@ class ShaperAgainstModel(RuleBasedStateMachine):
             if call.life == self.model.life:
                 wait, held = heard(self.shaper, turn)
                 assert held == (self.model.until > self.model.now)
-                if self.model.has_place(call):
+                if self.model.has_place(call) and call.settled != 0:
                     assert wait == self.model.wait(call)
 
     def teardown(self):
         if not getattr(self, "pairs", ()):
             return
+        for turn, call in self.gone:
+            assert undone(self.shaper, turn) == self.model.undo(call, had_to_wait=turn.delay > 0)
         self.tick(10**13)
         whole = self.rate.period_us % self.rate.limit == 0
         for life in range(self.model.life + 1):

@@ -10,7 +10,7 @@ import pytest
 from shapekit import GCRA, Gate, ManualClock, Quota, Shaper, SlidingWindowLog, StoreUnavailableError, all_of
 from shapekit.stores.errand import Errand
 from shapekit.stores.sqlite import SQLiteStore
-from shapekit.stores.undo import undo_of
+from shapekit.stores.undo import undos_of
 
 PATIENCE_S = 20.0
 pytestmark = pytest.mark.anyio
@@ -20,6 +20,7 @@ class Stopped(ManualClock):
     """Whoever reads it inside a transaction waits there, while `stopping`, until it may go on."""
 
     stopping = False
+    ticking = False
 
     def __init__(self):
         super().__init__(1_000.0, autojump=True)
@@ -30,6 +31,8 @@ class Stopped(ManualClock):
             self.stopping = False
             self.inside.release()
             assert self.go_on.acquire(timeout=PATIENCE_S)
+        if self.ticking:
+            self.advance(0.001)
         return super().now_us()
 
 
@@ -152,6 +155,19 @@ async def test_who_is_cancelled_in_mid_call_gives_back_what_was_taken(
     assert not again(store)
 
 
+async def test_a_turn_for_now_whose_instant_has_passed_is_given_back_too(store, clock, given_back):
+    shaper = Shaper("1/day", name="n", store=store)
+    clock.stopping = clock.ticking = True
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(shaper.aschedule)
+        await until(clock.inside)
+        tasks.cancel_scope.cancel()
+    clock.go_on.release()
+    await until(given_back)
+    assert shaper.reserve().delay == 0
+    assert shaper.reserve().delay > 0
+
+
 async def test_who_is_cancelled_before_its_turn_comes_takes_nothing(store, clock):
     shaper = Shaper("1/day", name="n", store=store)
     with anyio.CancelScope() as scope:
@@ -214,12 +230,16 @@ def test_only_what_was_taken_is_undone():
     limit = GCRA("1/s", burst=2)
     admitted = limit.check(None, 0, 2).decision
     denied = limit.check(limit.check(None, 0, 2).state, 0, 1).decision
-    assert undo_of("check", (2,), admitted) == ("refund", (2, admitted.receipt))
-    assert undo_of("commit", (2, None), admitted) == ("refund", (2, admitted.receipt))
-    assert undo_of("check", (1,), denied) is None
-    shaper = Shaper("1/s", max_wait=0)
-    turn, refused = shaper.reserve(), shaper.reserve()
-    assert undo_of("reserve", ((1, 0, 7),), turn.granted) == ("cancel", (turn.grant,))
-    assert undo_of("reserve", ((1, 0, 7),), refused.granted) is None
+    assert undos_of("check", (2,), admitted) == (("refund", (2, admitted.receipt)),)
+    assert undos_of("commit", (2, None), admitted) == (("refund", (2, admitted.receipt)),)
+    assert undos_of("check", (1,), denied) == ()
+    shaper = Shaper("1/s", max_wait=1)
+    now, soon, refused = shaper.reserve(), shaper.reserve(), shaper.reserve()
+    for turn in (now, soon):
+        assert undos_of("reserve", ((1, 0, 7),), turn.granted) == (
+            ("cancel", (turn.grant,)),
+            ("settle", ((turn.grant, 0, 7),)),
+        )
+    assert undos_of("reserve", ((1, 0, 7),), refused.granted) == ()
     for operation in ("debit", "peek", "look", "hold", "settle", "confirm", "resume", "refund"):
-        assert undo_of(operation, (2,), admitted) is None
+        assert undos_of(operation, (2,), admitted) == ()

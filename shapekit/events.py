@@ -1,0 +1,291 @@
+"""Events: what happens to calls, keys and stores, told to whoever listens.
+
+    >>> from shapekit import Shaper
+    >>> shaper = Shaper("10/s", name="stripe")
+    >>> with shaper.listen(print):
+    ...     turn = shaper.reserve("alice")
+    Reserved(policy='stripe', key='alice', cost=1, delay=0.0)
+
+A listener is called where it happens: in the thread or task of the caller, before that goes on. One that
+raises is logged once, and never hurts a call. While nobody listens no event is made.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from itertools import count
+from types import TracebackType
+from typing import Any, Self, TypeAlias, dataclass_transform
+
+from shapekit.errors import ConfigError
+from shapekit.switch import SWITCH
+from shapekit.value import Value
+
+__all__ = [
+    "Cancelled",
+    "Departed",
+    "Event",
+    "Held",
+    "Listener",
+    "Listening",
+    "Measured",
+    "Refused",
+    "Reserved",
+    "Resumed",
+    "Settled",
+    "StoreBack",
+    "StoreFailed",
+    "StoreLost",
+    "listen",
+]
+
+
+@dataclass_transform(frozen_default=True)
+class _Event(Value):
+    """The base: what a subclass annotates are its fields."""
+
+    def __init_subclass__(cls) -> None:
+        cls.fields = tuple(cls.__annotations__)
+        cls.__match_args__ = cls.fields  # type: ignore[attr-defined, misc]
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        fields = self.fields
+        if named:
+            values += tuple(named.pop(name) for name in fields[len(values) :] if name in named)
+        if named or len(values) != len(fields):
+            raise TypeError(f"{type(self).__name__} takes {', '.join(fields)}: each of them once")
+        self.__dict__.update(zip(fields, values, strict=True))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._values()
+
+
+class Reserved(_Event):
+    """A call took a turn. Where it waits for that here, it ends as Departed, Cancelled or Refused."""
+
+    policy: str
+    key: str
+    cost: int
+    delay: float
+    """Seconds from now until the turn comes."""
+
+
+class Departed(_Event):
+    """A call left."""
+
+    policy: str
+    key: str
+    cost: int
+    delay: float
+    """Seconds for which it was delayed: with the holds that came between, and with `late`."""
+    late: float
+    """By how many seconds it left later than its turn had come."""
+
+
+class Refused(_Event):
+    """A call was refused: at once, or while it waited, because a hold made the wait too long."""
+
+    policy: str
+    key: str
+    cost: int
+    code: str
+    """`queue_full` or `quota_exhausted`, as its error's `code`."""
+    delay: float
+    """Seconds that it would have had to wait."""
+    waited: bool
+    """Whether it had a turn, and gave that back."""
+
+
+class Cancelled(_Event):
+    """A turn was given back; or whoever waited for it gave up, and it was too late to give it back."""
+
+    policy: str
+    key: str
+    cost: int
+    returned: bool
+    """Whether somebody else may have it."""
+
+
+class Measured(_Event):
+    """A call passed at once, because its policy has `enforce=False`; this is what it was spared.
+
+    Instead of all other events of the call.
+    """
+
+    policy: str
+    key: str
+    cost: int
+    delay: float
+    """Seconds that it would have had to wait; infinite if it cost more than could ever be admitted."""
+    code: str | None
+    """The `code` of the error that it would have been refused with; None if it would have waited."""
+
+
+class Held(_Event):
+    """A hold was placed: nobody leaves on a key for a while. Where a longer one is in place, none is."""
+
+    policy: str
+    key: str
+    length: float
+    """Seconds from now."""
+    added: float
+    """By how many of them that is longer than what this process knew of: all of them, if of nothing."""
+
+
+class Resumed(_Event):
+    """A hold was ended ahead of its time."""
+
+    policy: str
+    key: str
+    left: float
+    """Seconds that the key is held still, so that all who wait hear of it."""
+
+
+class Settled(_Event):
+    """A call turned out to cost something else than it was charged."""
+
+    policy: str
+    key: str
+    cost: int
+    """What it was charged before."""
+    actual: int
+    """What it cost."""
+
+
+class StoreFailed(_Event):
+    """A store did not answer a call, which raised StoreUnavailableError."""
+
+    policy: str
+    key: str
+    error: str
+
+
+class StoreLost(_Event):
+    """A ResilientStore lost its primary, or a shard of it, and does without."""
+
+    store: str
+    cause: str
+
+
+class StoreBack(_Event):
+    """It has found that again."""
+
+    store: str
+    away: float
+    """Seconds for which it did without."""
+
+
+Event: TypeAlias = (
+    Reserved
+    | Departed
+    | Refused
+    | Cancelled
+    | Measured
+    | Held
+    | Resumed
+    | Settled
+    | StoreFailed
+    | StoreLost
+    | StoreBack
+)
+Listener: TypeAlias = Callable[[Event], object]
+
+
+class Ears:
+    """Who listens in one place: to one shaper, or everywhere. Listeners may come and go meanwhile."""
+
+    __slots__ = ("_lock", "listeners")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.listeners: tuple[Listening, ...] = ()
+
+    def add(self, listener: Listener) -> Listening:
+        """Tell the listener from now on."""
+        if not callable(listener):
+            raise ConfigError("listener", listener, "cannot be called", "pass a function of one event")
+        if inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(type(listener).__call__):
+            raise ConfigError(
+                "listener", listener, "is a coroutine function, which nobody would await", "pass a plain one"
+            )
+        listening = Listening(self, listener)
+        with self._lock:
+            self.listeners = (*self.listeners, listening)
+        SWITCH.listen(1)
+        return listening
+
+    def drop(self, listening: Listening) -> None:
+        """Do so no more."""
+        with self._lock:
+            if listening not in self.listeners:
+                return
+            self.listeners = tuple(one for one in self.listeners if one is not listening)
+        SWITCH.listen(-1)
+
+    def tell(self, event: Event) -> None:
+        """Tell those who listen here, then those who listen everywhere, each in the order of coming.
+
+        What a listener raises that is no Exception goes on to the caller, once all have heard.
+        """
+        raised: BaseException | None = None
+        elsewhere = () if self is EVERYWHERE else EVERYWHERE.listeners
+        for listening in (*self.listeners, *elsewhere):
+            try:
+                listening._hear(event)
+            except BaseException as error:
+                raised = error
+        if raised is not None:
+            raise raised
+
+    def __bool__(self) -> bool:
+        """Whether anybody hears what is told here."""
+        if SWITCH.is_plain or SWITCH.is_off:
+            return False
+        return bool(self.listeners or EVERYWHERE.listeners)
+
+
+class Listening:
+    """What `listen` returns: ends by `close()`, or as a context manager."""
+
+    __slots__ = ("_ears", "_failures", "_listener")
+
+    def __init__(self, ears: Ears, listener: Listener) -> None:
+        self._ears = ears
+        self._listener = listener
+        self._failures = count()
+
+    def _hear(self, event: Event) -> None:
+        """Tell the listener. Of what it raises, the first Exception is logged, and none is raised."""
+        try:
+            self._listener(event)
+        except Exception:
+            # Threads may fail together, and one of them counts first.
+            if next(self._failures) == 0:
+                import logging  # noqa: PLC0415 - only who has something to say loads it
+
+                logging.getLogger("shapekit.events").exception(
+                    "listener %r failed; it is told further events, and further failures are not logged",
+                    self._listener,
+                )
+
+    def close(self) -> None:
+        """Listen no more. A thread that is about to tell something may still do so."""
+        self._ears.drop(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+EVERYWHERE = Ears()
+
+
+def listen(listener: Listener) -> Listening:
+    """Tell the listener what happens to all shapers, policies and stores of this process, from now on."""
+    return EVERYWHERE.add(listener)

@@ -1,0 +1,202 @@
+"""Teller: what one shaper tells: to those who listen, and to the log.
+
+What becomes of calls is logged for DEBUG, what becomes of keys for INFO. Where nothing in the process has
+loaded `logging`, nobody would read that, and it is not loaded for it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from shapekit.clock import Clock
+from shapekit.errors import QueueFullError, RateLimitedError, StoreUnavailableError
+from shapekit.events import (
+    Cancelled,
+    Departed,
+    Ears,
+    Held,
+    Measured,
+    Refused,
+    Reserved,
+    Resumed,
+    Settled,
+    StoreFailed,
+)
+from shapekit.rate import SECOND_US
+from shapekit.reservation import Reservation
+from shapekit.waiting import Waiters
+
+if TYPE_CHECKING:
+    from logging import Logger
+
+MOST_HOLDS = 1_024
+"""Of how many keys it is known that they are held; of the others a hold counts as a new one."""
+
+_DEBUG, _INFO = 10, 20
+
+
+class Teller:
+    """What one shaper tells. Everything may be called while nobody listens, and then makes nothing."""
+
+    def __init__(self, name: str, clock: Clock, waiters: Waiters) -> None:
+        self.ears = Ears()
+        self._name = name
+        self._clock = clock
+        self._waiters = waiters
+        self._held_until_us: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    # calls
+
+    def reserved(self, turn: Reservation) -> None:
+        """A call took a turn."""
+        if self.ears:
+            self.ears.tell(Reserved(self._name, turn.key, turn.cost, turn.delay))
+
+    def waits(self, key: str, wait_us: int) -> None:
+        """Somebody lies down to wait."""
+        if log := _log("shapekit.shaper", _DEBUG):
+            log.debug("%s: key %r waits %.6g s", self._name, key, wait_us / SECOND_US)
+
+    def departed(self, key: str, cost: int, delay_us: int = 0, late_us: int = 0) -> None:
+        """A call left."""
+        if self.ears:
+            self.ears.tell(Departed(self._name, key, cost, delay_us / SECOND_US, late_us / SECOND_US))
+
+    def refused(self, key: str, cost: int, error: RateLimitedError, *, waited: bool = False) -> None:
+        """A call was refused."""
+        if self.ears:
+            delay = error.delay if isinstance(error, QueueFullError) else error.retry_after
+            self.ears.tell(Refused(self._name, key, cost, error.code, delay, waited))
+
+    def ended(self, key: str, cost: int, error: BaseException, *, had_turn: bool, returned: bool) -> None:
+        """A call that waited will not leave."""
+        self.failed(key, error)
+        if isinstance(error, RateLimitedError):
+            self.refused(key, cost, error, waited=had_turn)
+        elif had_turn and self.ears:
+            self.ears.tell(Cancelled(self._name, key, cost, returned))
+        self.stopped(key, error)
+
+    def stopped(self, key: str, error: BaseException) -> None:
+        """What a call that does not leave raises."""
+        if log := _log("shapekit.shaper", _DEBUG):
+            log.debug("%s: key %r does not leave: %s: %s", self._name, key, type(error).__name__, error)
+
+    def cancelled(self, turn: Reservation) -> None:
+        """A turn was given back."""
+        if self.ears:
+            self.ears.tell(Cancelled(self._name, turn.key, turn.cost, True))
+
+    def settled(self, turn: Reservation, actual: int) -> None:
+        """It is known what a call cost."""
+        if self.ears:
+            self.ears.tell(Settled(self._name, turn.key, turn.cost, actual))
+
+    def measured(self, key: str, cost: int, delay: float, code: str | None) -> None:
+        """A call passed, and what would have become of it is known."""
+        if self.ears:
+            self.ears.tell(Measured(self._name, key, cost, delay, code))
+        if log := _log("shapekit.policy", _INFO):
+            if code is not None:
+                log.info("%s: key %r would have been refused", self._name, key)
+            elif delay > 0:
+                log.info("%s: key %r would have waited %.6g s", self._name, key, delay)
+
+    # keys
+
+    def held(self, key: str, length_us: int) -> None:
+        """A hold was placed."""
+        added_us = self._longer_by_us(key, length_us)
+        if not added_us:
+            return
+        if self.ears:
+            self.ears.tell(Held(self._name, key, length_us / SECOND_US, added_us / SECOND_US))
+        # A server refuses many calls together, each of which holds the key.
+        level = _INFO if added_us == length_us else _DEBUG
+        if log := _log("shapekit.shaper", level):
+            log.log(level, "%s: key %r is held for %.6g s", self._name, key, length_us / SECOND_US)
+
+    def resumed(self, key: str, left_us: int) -> None:
+        """A hold was ended early."""
+        with self._lock:
+            until, before = self._clock.now_us() + left_us, self._held_until_us.get(key)
+            if before is not None:
+                self._held_until_us[key] = until
+        if before == until:
+            return  # it was just now
+        if self.ears:
+            self.ears.tell(Resumed(self._name, key, left_us / SECOND_US))
+        if log := _log("shapekit.shaper", _INFO):
+            log.info("%s: the hold of key %r ends in %.6g s", self._name, key, left_us / SECOND_US)
+
+    def was_reset(self, key: str) -> None:
+        """A key was forgotten."""
+        with self._lock:
+            self._held_until_us.pop(key, None)
+        if log := _log("shapekit.shaper", _INFO):
+            log.info("%s: key %r was reset", self._name, key)
+
+    def _longer_by_us(self, key: str, length_us: int) -> int:
+        """By how much a hold is longer than what was known of; from now on it is known."""
+        with self._lock:
+            now, known = self._clock.now_us(), self._held_until_us
+            until = now + length_us
+            before = known.pop(key, now)
+            if len(known) >= MOST_HOLDS:
+                known = {other: end for other, end in known.items() if end > now}
+                if len(known) >= MOST_HOLDS:
+                    del known[next(iter(known))]
+                self._held_until_us = known
+            known[key] = until
+        # The store would have kept a longer one: that was ended elsewhere.
+        return length_us if before > until else until - max(before, now)
+
+    # the store
+
+    def watching(self, key: str) -> _Watch:
+        """Inside, what the store does not answer is told."""
+        return _Watch(self, key)
+
+    def failed(self, key: str, error: BaseException | None) -> None:
+        """A call ends with an error, perhaps because the store did not answer it."""
+        # A shaper that was closed raises the same.
+        if isinstance(error, StoreUnavailableError) and self.ears and not self._waiters.is_closed:
+            self.ears.tell(StoreFailed(self._name, key, str(error)))
+
+
+class _Watch:
+    """A context in which one key is asked about."""
+
+    __slots__ = ("_key", "_teller")
+
+    def __init__(self, teller: Teller, key: str) -> None:
+        self._teller = teller
+        self._key = key
+
+    def __enter__(self) -> None:
+        """Nothing has failed yet."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._teller.failed(self._key, error)
+
+
+_LOGS: dict[str, Logger] = {}
+
+
+def _log(name: str, level: int) -> Logger | None:
+    """The logger, if it writes what has this level."""
+    log = _LOGS.get(name)
+    if log is None:
+        # What another thread is just loading may not have it yet.
+        get = getattr(sys.modules.get("logging"), "getLogger", None)
+        if get is None:
+            return None
+        log = _LOGS[name] = get(name)
+    return log if log.isEnabledFor(level) else None

@@ -1,0 +1,197 @@
+"""Stories: calls of every kind that wait, are cancelled, held back, refused and closed under each other."""
+
+import contextvars
+import threading
+from contextlib import suppress
+from typing import NamedTuple
+
+import anyio
+from anyio import CancelScope
+from hypothesis import strategies as st
+
+from shapekit import ShapekitError, StoreUnavailableError
+from shapekit.alarm import AsyncAlarm
+
+from .calls import PATIENT, SCOPE, WAYS
+
+WHO = contextvars.ContextVar("who", default=None)
+"""The number of the call that is being made; None beside all calls."""
+KEYS = ["a", "a", "b"]
+
+
+class Call(NamedTuple):
+    at_ms: int
+    way: str
+    key: str
+    cost: int
+    options: dict
+    cancelled_after_ms: int | None
+    """In tasks: when its task is cancelled. In threads: the sleep in which it is interrupted."""
+
+
+class Turn(NamedTuple):
+    """Something that happens to a key."""
+
+    at_ms: int
+    what: str
+    key: str
+    length_ms: int
+
+
+class Story(NamedTuple):
+    calls: list
+    turns: list
+    closes_at_ms: int | None
+
+
+class Interrupted(BaseException):
+    """As KeyboardInterrupt, which a test run would end by."""
+
+
+early, instants = st.integers(0, 600), st.integers(0, 2_000)
+lengths = st.integers(1, 5_000)
+waits = st.one_of(st.none(), st.integers(0, 3_000).map(lambda ms: ms / 1e3))
+
+
+@st.composite
+def calls(draw):
+    way = draw(st.sampled_from(WAYS))
+    options = {}
+    if way in PATIENT:
+        told = {"max_wait": draw(waits), "timeout": draw(waits)}
+        options = {name: wait for name, wait in told.items() if wait is not None}
+    return Call(
+        draw(early), way, draw(st.sampled_from(KEYS)), draw(st.integers(1, 4)), options,
+        draw(st.one_of(st.none(), st.none(), st.integers(0, 3_000))),
+    )  # fmt: skip
+
+
+turns = st.builds(
+    Turn,
+    instants,
+    st.sampled_from(
+        ["hold", "hold", "hold", "hold_scope", "hold_scope", "resume", "reset", "down", "down", "up"]
+    ),
+    st.sampled_from(KEYS),
+    lengths,
+)
+
+
+def stories(most_calls):
+    return st.builds(
+        Story,
+        st.lists(calls(), min_size=3, max_size=most_calls),
+        st.lists(turns, max_size=6),
+        st.integers(-8, 1).flatmap(lambda closes: instants if closes > 0 else st.none()),
+    )
+
+
+class Ended(NamedTuple):
+    """How a call ended, as whoever made it saw it."""
+
+    error: BaseException | None
+    at: float
+
+
+def deed(turn, policy):
+    """What happens to the key: a method that has an awaitable twin, and what it is given."""
+    match turn.what:
+        case "hold":
+            return policy.shaper, "hold", (turn.length_ms / 1e3,), {"key": turn.key}
+        case "hold_scope":
+            return policy._scoped, "hold", (turn.length_ms / 1e3, turn.key, SCOPE), {}
+        case "resume":
+            return policy.shaper, "resume", (), {"key": turn.key}
+        case "reset":
+            return policy.shaper, "reset", (turn.key,), {}
+    return None
+
+
+async def play(story, world, clock, policy, store):
+    """In tasks on one loop; returns how each call ended."""
+    endings = {}
+
+    async def until(at_ms):
+        await clock.asleep(max(0.0, at_ms / 1e3 - clock.now()), AsyncAlarm())
+
+    async def make(number, call):
+        await until(call.at_ms)
+        WHO.set(number)
+        error = None
+        with CancelScope() as scope:
+            if call.cancelled_after_ms is not None:
+                group.start_soon(cancel, scope, call)
+            try:
+                await world.arun(policy, call.way, call.key, cost=call.cost, **call.options)
+            except (ShapekitError, TimeoutError) as raised:
+                error = raised
+            except BaseException as raised:
+                error = raised
+                raise
+            finally:
+                endings[number] = Ended(error, clock.now())
+
+    async def cancel(scope, call):
+        await until(call.at_ms + call.cancelled_after_ms)
+        scope.cancel()
+
+    async def turned(turn):
+        await until(turn.at_ms)
+        if (done := deed(turn, policy)) is None:
+            store.down = turn.what == "down"
+            return
+        whose, method, args, options = done
+        with suppress(StoreUnavailableError):
+            await getattr(whose, f"a{method}")(*args, **options)
+
+    async with anyio.create_task_group() as group:
+        for turn in story.turns:
+            group.start_soon(turned, turn)
+        for number, call in enumerate(story.calls):
+            group.start_soon(make, number, call)
+        if story.closes_at_ms is not None:
+            await until(story.closes_at_ms)
+            policy.shaper._waiters.close()
+    return endings
+
+
+def play_in_threads(story, world, clock, policy, store):
+    """In threads; returns how each call ended."""
+    endings, start = {}, threading.Barrier(len(story.calls) + len(story.turns) + 1)
+
+    def until(at_ms):
+        clock.sleep(max(0.0, at_ms / 1e3 - clock.now()), threading.Event())
+
+    def make(number, call):
+        WHO.set(number)
+        start.wait()
+        until(call.at_ms)
+        error = None
+        clock.interrupts[number] = call.cancelled_after_ms and call.cancelled_after_ms % 4
+        try:
+            world.run(policy, call.way, call.key, cost=call.cost, **call.options)
+        except (ShapekitError, TimeoutError, Interrupted) as raised:
+            error = raised
+        endings[number] = Ended(error, clock.now())
+
+    def turned(turn):
+        start.wait()
+        until(turn.at_ms)
+        if (done := deed(turn, policy)) is None:
+            store.down = turn.what == "down"
+            return
+        whose, method, args, options = done
+        with suppress(StoreUnavailableError):
+            getattr(whose, method)(*args, **options)
+
+    threads = [threading.Thread(target=turned, args=(turn,)) for turn in story.turns]
+    threads += [threading.Thread(target=make, args=one) for one in enumerate(story.calls)]
+    for thread in threads:
+        thread.start()
+    start.wait()
+    if story.closes_at_ms is not None:
+        until(story.closes_at_ms)
+        policy.shaper._waiters.close()
+    for thread in threads:
+        thread.join()
+    return endings

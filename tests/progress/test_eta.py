@@ -1,0 +1,320 @@
+"""What is told of the end is what the policy forecasts, to the microsecond, and what comes true."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shapekit import (
+    GCRA,
+    FixedWindow,
+    ManualClock,
+    Policy,
+    QuotaExhaustedError,
+    RedisStore,
+    SQLiteStore,
+    off,
+    progress,
+)
+from shapekit.algorithms.leaky_queue import LeakyQueue
+from shapekit.progress_watch import MAX_PLAYED, PLAYED_AT_ONCE, Loop, Watch
+
+from ..redis_server import shared_server
+from .conftest import PATIENCE_S, Form
+
+DECEMBER = 1_796_083_200.0
+"""2026-12-01 00:00 UTC."""
+POLICIES = {
+    "paced": ("10/s", {}),
+    "thirds": ("3/s", {}),
+    "burst": ("7/s", {"burst": 4}),
+    "windows": ("10/s; 20/min", {}),
+    "as fast as may be": ("10/s", {"pace": "burst"}),
+    "gate": ("10/s", {"gates": (GCRA("5/min", burst=3),)}),
+    "aligned": ("10/s", {"gates": (FixedWindow("7/min"),)}),
+    "quota": ("10/s", {"quota": "6/fixed:1m"}),
+    "days": ("10/s", {"quota": "11/day"}),
+}
+SETTINGS = settings(
+    max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@SETTINGS
+@given(
+    st.sampled_from(["sync", "asyncio", "trio"]),
+    st.integers(1, 30),
+    st.dictionaries(st.integers(0, 29), st.floats(0.5, 90), max_size=3),
+    st.integers(1, 3),
+)
+def test_the_end_is_the_forecast_and_the_forecast_comes_true(each, name, form, total, holds, cost):
+    rate, options = POLICIES[name]
+    clock = ManualClock(1_000.0, autojump=True)
+    policy = Policy(rate, clock=clock, cost=cost, **options)
+    ends = []
+
+    def compare(told):
+        rest = total - told["done"]
+        assert told["eta"] == (policy.forecast(rest).last_in if rest else 0.0)
+        assert told["held"] == policy.shaper.held()
+        ends.append((told["done"], clock.now() + told["eta"]))
+
+    def body(item):
+        if item in holds:
+            policy.shaper.hold(holds[item])
+        return policy.admit(max_wait="90d")
+
+    each.told, each.on_told = [], compare
+    Form(form).loop(range(total), policy, body)
+    # The last hold is placed after its item was handed out.
+    settled = max((item for item in holds if item < total), default=-1) + 1
+    assert {round(end, 6) for done, end in ends if done >= settled} == {round(clock.now(), 6)}
+    assert len(ends) == total + 2
+
+
+def test_a_spent_quota_says_when_it_goes_on(form, each):
+    clock = ManualClock(DECEMBER - 30, autojump=True)
+    policy = Policy("1/s", quota="3/month", clock=clock)
+    with pytest.raises(QuotaExhaustedError):
+        form.loop(range(5), policy, lambda item: policy.admit())
+    assert [told["continues"] for told in each.told] == [0.0, 0.0, 0.0, 28.0, 28.0]
+    assert [told["eta"] for told in each.told] == [31.0, 31.0, 30.0, 29.0, 29.0]
+    assert each.lines[3].endswith("3/5 (60%), 2 s, 1.5/s, continues in 28 s, ETA 29 s")
+    assert each.told[-1]["ending"] == "stopped in item 4"
+
+
+def test_a_hold_says_how_long(form, each, clock):
+    policy = Policy("10/s", clock=clock)
+
+    def body(item):
+        if item == 1:
+            policy.shaper.hold("12s")
+        return policy.admit()
+
+    form.loop(range(4), policy, body)
+    assert [told["held"] for told in each.told] == [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    policy.shaper.hold("12s")
+    form.loop(range(4), policy, lambda item: policy.admit())
+    assert each.told[6]["held"] == 12.0
+    assert each.lines[6].endswith("0/4 (0%), 0 s, held 12 s, ETA 13 s")
+
+
+def test_calls_of_others_count(form, each, clock):
+    policy = Policy("10/s", clock=clock)
+    for _ in range(50):
+        assert policy.shaper.reserve()
+    form.loop(range(10), policy, lambda item: policy.admit())
+    assert each.told[0]["eta"] == 5.9
+    assert clock.now() == 1_005.9
+
+
+def test_without_a_total_there_is_no_end_but_holds_are_seen(form, each, clock):
+    policy = Policy("10/s", clock=clock)
+    policy.shaper.hold("5s")
+    form.loop(iter(range(3)), policy, lambda item: policy.admit())
+    assert [told["eta"] for told in each.told] == [None] * 5
+    assert each.told[0]["held"] == 5.0
+    assert each.lines[0].endswith(": 0 done, 0 s, held 5 s")
+
+
+def test_a_loop_slower_than_its_limits_goes_by_its_own_pace(form, each, clock):
+    policy = Policy("10/s", clock=clock)
+
+    def body(item):
+        clock.advance(4)
+        return policy.admit()
+
+    form.loop(range(5), policy, body)
+    # An item's call waits meanwhile, up to a tenth of a second: as much is not known to be work.
+    assert [told["eta"] for told in each.told] == pytest.approx(
+        [0.4, 16.0, 12.0, 8.0, 4.0, 0.0, 0.0], rel=0.025
+    )
+
+
+def test_work_that_the_limits_leave_time_for_costs_nothing(form, each, clock):
+    policy = Policy("1/s", clock=clock)
+
+    def body(item):
+        clock.advance(0.9)
+        return policy.admit()
+
+    form.loop(range(5), policy, body)
+    assert [told["eta"] for told in each.told] == [4.0, 4.0, 3.0, 2.0, 1.0, 0.0, 0.0]
+
+
+def test_a_retry_that_was_held_is_no_work(form, each, clock):
+    """Or else everything that follows would be taken to wait as long."""
+    policy = Policy("10/s", clock=clock)
+
+    def body(item):
+        if item == 0:
+            policy.shaper.hold("1m")
+        return policy.admit()
+
+    form.loop(range(3), policy, body)
+    assert [told["eta"] for told in each.told] == [0.2, 0.2, 0.1, 0.0, 0.0]
+
+
+def test_a_slow_item_tells_of_itself_alone(form, each, clock):
+    """What a few slow items say of the rest is bounded by what all of them took, without the holds."""
+    policy = Policy("10/s", clock=clock)
+    policy.shaper.hold("1m")
+
+    def body(item):
+        if item == 1:
+            policy.shaper.hold("10m")
+        clock.advance(9 if item in (4, 5) else 0)
+        return policy.admit()
+
+    form.loop(range(11), policy, body)
+    assert each.told[4]["eta"] == 0.7
+    for told in each.told[5:7]:
+        assert told["eta"] == pytest.approx((11 - told["done"]) * (told["elapsed"] - 660) / told["done"])
+
+
+def test_an_item_that_makes_no_call_gains_no_time(form, each, clock):
+    """Its call would have waited ten seconds. It is work of no length, and not of less."""
+    policy = busy(Policy("10/s", clock=clock))
+    form.loop(range(11), policy, lambda item: clock.advance(20 if item == 1 else 0))
+    assert each.told[2]["eta"] == pytest.approx(9 * (20 - 10) / 4)
+
+
+@pytest.mark.parametrize("how", ["off", "not enforced"])
+def test_what_is_not_shaped_goes_by_its_own_pace(form, each, clock, how):
+    policy = Policy("1/h", clock=clock, enforce=how == "off")
+    policy.shaper.hold("1h")
+
+    def body(item):
+        clock.advance(2)
+        return policy.admit()
+
+    if how == "off":
+        with off():
+            form.loop(range(4), policy, body)
+    else:
+        form.loop(range(4), policy, body)
+    assert [told["eta"] for told in each.told] == [None, 6.0, 4.0, 2.0, 0.0, 0.0]
+    assert {told["held"] for told in each.told} == {0.0}
+
+
+def busy(policy):
+    """A hundred calls are under way."""
+    for _ in range(100):
+        assert policy.shaper.reserve()
+    return policy
+
+
+def watch_over(policy, total):
+    return Watch(Loop(policy.shaper, "name", "default", 1, total, policy.enforce))
+
+
+def test_a_hold_that_is_placed_meanwhile_moves_the_end_on_a_line_that_is_looked_at(listener, clock):
+    policy = busy(Policy("10/s", clock=clock))
+    watch = watch_over(policy, 101)
+    watch.step()
+    clock.advance(2)
+    policy.shaper.hold("30s")
+    watch.tick()
+    told = listener.told[-1]
+    assert (told["held"], told["eta"]) == (30.0, policy.forecast(101).last_in)
+    clock.advance(5)
+    policy.shaper.resume()
+    watch.tick()
+    told = listener.told[-1]
+    assert (told["held"], told["eta"]) == (0.25, policy.forecast(101).last_in)
+    clock.advance(1)
+    watch.tick()
+    assert listener.told[-1]["held"] == 0.0
+    assert listener.told[-1]["eta"] == pytest.approx(told["eta"] - 1)
+    watch.end(0, is_through=False)
+
+
+def test_who_came_by_just_now_is_not_told_again(listener, clock):
+    watch = watch_over(Policy("10/s", clock=clock), 10)
+    watch.step()
+    clock.advance(0.999)
+    watch.tick()
+    assert len(listener.told) == 1
+    clock.advance(0.001)
+    watch.tick()
+    assert len(listener.told) == 2
+    watch.end(0, is_through=False)
+    clock.advance(5)
+    watch.tick()
+    assert [told["ending"] for told in listener.told] == [None, None, "stopped"]
+
+
+def test_who_looks_on_does_not_shorten_the_work(each, clock):
+    watch = watch_over(Policy("10/s", clock=clock, enforce=False), 11)
+    watch.step()
+    clock.advance(10)
+    watch.tick()
+    clock.advance(5)
+    watch.done = 1
+    watch.step()
+    assert each.told[-1]["eta"] == 10 * 15.0
+    watch.end(1, is_through=False)
+
+
+def test_a_long_forecast_is_played_beside_the_loop(listener, clock):
+    policy = busy(Policy("10/s; 500/h", clock=clock))
+    total = PLAYED_AT_ONCE + 1
+    watch = watch_over(policy, total)
+    watch.step()
+    policy.shaper.hold("10s")
+    watch._player.join(PATIENCE_S)
+    assert not watch._player.is_alive()
+    clock.advance(1)
+    watch.tick()
+    assert listener.told[-1]["eta"] == policy.forecast(total).last_in > 3_609.0
+    watch.end(0, is_through=False)
+
+
+def test_a_forecast_is_played_no_more_often_than_it_is_worth(clock, each, monkeypatch):
+    policy = Policy("10/s; 5000/h", clock=clock)
+    played = []
+    plain = LeakyQueue.outlook
+    monkeypatch.setattr(LeakyQueue, "outlook", lambda *args: played.append(args[3]) or plain(*args))
+    for _ in progress(range(400), policy):
+        with policy.admit():
+            """Ten a second."""
+    # Each time it stands for half a millisecond for each call that was played, and is looked up at items.
+    assert played == [400, *sorted(played[1:], reverse=True)]
+    for before, after in pairwise(played):
+        assert (before - after) * 0.1 >= before * 500e-6
+    assert [told["at"] + told["eta"] for told in each.told] == pytest.approx([1_039.9] * 402)
+
+
+def test_without_other_limits_any_number_is_foretold_at_once(listener, clock):
+    watch = watch_over(Policy("10/s", clock=clock), 10**15)
+    watch.step()
+    assert listener.told[-1]["eta"] == pytest.approx(10**14)
+    watch.end(0, is_through=False)
+
+
+def test_more_calls_than_can_be_played_have_no_end(listener, clock):
+    watch = watch_over(Policy("10/s; 100/min", clock=clock), MAX_PLAYED + 1)
+    watch.step()
+    assert watch._player is None
+    assert listener.told[-1]["eta"] is None
+    watch.end(0, is_through=False)
+
+
+@pytest.fixture(params=["redis", "sqlite"])
+def store(request, tmp_path, clock):
+    if request.param == "redis":
+        store = RedisStore.from_url(shared_server().url, clock=clock, prefix=f"progress-{tmp_path.name}")
+    else:
+        store = SQLiteStore(tmp_path / "limits.db", clock=clock)
+    yield store
+    store.close()
+
+
+def test_shared_stores_foretell_alike(form, each, clock, store):
+    policy = Policy("1/s; 10/min", name="stripe", store=store)
+    form.afterwards = store.aclose
+    form.loop(range(12), policy, lambda item: policy.admit())
+    ends = {round(told["at"] + told["eta"], 6) for told in each.told}
+    assert ends == {1_061.0} == {clock.now()}
