@@ -1,0 +1,182 @@
+"""OpenTelemetry: what becomes of calls, and how the stores stand, through its metrics API.
+
+    from shapekit.integrations.opentelemetry import instrument
+
+    instrument(stripe, github)
+
+Calls of all policies of the process are counted. Of the policies that are given, each collection also reads
+how their keys stand in their stores: in one trip for each policy, and never on the way of a call. A call
+that had to wait says so in the span that was current meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from shapekit import errors, events
+from shapekit.events import Departed, Event
+from shapekit.gauges import Gauges, Reading
+from shapekit.metrics import (
+    CALLS,
+    HOLDS,
+    READ,
+    STORE_ERRORS,
+    STORE_LOSSES,
+    WAIT_BOUNDS,
+    WAIT_DURATION,
+    Keys,
+    Labels,
+    Metric,
+    Tally,
+)
+from shapekit.policy import Policy
+
+try:
+    from opentelemetry import metrics, trace
+    from opentelemetry.metrics import CallbackOptions, Counter, Histogram, MeterProvider, Observation
+except ImportError as error:
+    raise errors.missing("instrument", "otel") from error
+
+__all__ = ["Instruments", "instrument"]
+
+
+def instrument(
+    *policies: Policy, meter_provider: MeterProvider | None = None, keys: Keys = 20
+) -> Instruments:
+    """Count the calls of this process from now on, and show how the given policies stand.
+
+    - `keys`: the first so many keys of each policy have attributes of their own, or those that are named,
+      which are the same in every process; all others share the attribute `other`.
+    - `meter_provider`: who is told; without it the global one. Tell each once.
+
+    It ends by `close()` of what it returns, or as a context manager.
+    """
+    return Instruments(policies, meter_provider, Labels(keys))
+
+
+class Instruments:
+    """What `instrument` returns: counts and shows until `close()`."""
+
+    def __init__(self, policies: Sequence[Policy], provider: MeterProvider | None, labels: Labels) -> None:
+        rounds = Rounds(Gauges(policies, labels))
+        meter = metrics.get_meter("shapekit", meter_provider=provider)
+        self._waits = meter.create_histogram(
+            *_said(WAIT_DURATION), explicit_bucket_boundaries_advisory=WAIT_BOUNDS
+        )
+        self._calls = meter.create_counter(*_said(CALLS))
+        self._holds = meter.create_counter(*_said(HOLDS))
+        store_errors = meter.create_counter(*_said(STORE_ERRORS))
+        store_losses = meter.create_counter(*_said(STORE_LOSSES))
+        tally = Tally(
+            labels,
+            self._recorder,
+            store_failed=lambda policy: store_errors.add(1, _attributes(STORE_ERRORS, policy)),
+            store_lost=lambda: store_losses.add(1),
+        )
+        observable = {
+            "counter": meter.create_observable_counter,
+            "gauge": meter.create_observable_gauge,
+            "sum": meter.create_observable_up_down_counter,
+        }
+        for metric in READ:
+            name, unit, text = _said(metric)
+            observable[metric.kind](name, [partial(rounds.observed, metric)], unit, text)
+        self._undo = ExitStack()
+        self._undo.callback(rounds.close)
+        self._undo.callback(events.listen(tally).close)
+        self._undo.callback(events.listen(_mark_span).close)
+
+    def close(self) -> None:
+        """Count and show no more."""
+        self._undo.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _recorder(self, policy: str, key: str) -> _Recorder:
+        return _Recorder(self._waits, self._calls, self._holds, policy, key)
+
+
+class _Recorder:
+    """The series of one key, with its attributes made once."""
+
+    __slots__ = ("_calls", "_holds", "_key", "_left", "_waits")
+
+    def __init__(self, waits: Histogram, calls: Counter, holds: Counter, policy: str, key: str) -> None:
+        self._waits = waits
+        self._calls = calls
+        self._holds = holds
+        self._key = _attributes(WAIT_DURATION, policy, key)
+        self._left = _attributes(CALLS, policy, key, "departed")
+
+    def departed(self, waited: float) -> None:
+        self._waits.record(waited, self._key)
+        self._calls.add(1, self._left)
+
+    def ended(self, outcome: str) -> None:
+        self._calls.add(1, {**self._left, "shapekit.outcome": outcome})
+
+    def held(self) -> None:
+        self._holds.add(1, self._key)
+
+
+class Rounds:
+    """Readings for instruments that are each asked by themselves: one for each round of questions.
+
+    Whoever collects asks every instrument once. So the first that has had the present reading begins the
+    next one, in whatever order they are asked, and however often.
+    """
+
+    def __init__(self, gauges: Gauges) -> None:
+        self._gauges: Gauges | None = gauges
+        self._lock = threading.Lock()
+        self._reading: Reading = {}
+        self._had: set[Metric] = set(READ)
+
+    def observed(self, metric: Metric, options: CallbackOptions) -> list[Observation]:
+        """What the instrument of a metric is to be told."""
+        with self._lock:
+            if self._gauges is None:
+                return []
+            if metric in self._had:
+                self._reading = self._gauges.read()
+                self._had.clear()
+            self._had.add(metric)
+            samples = self._reading[metric]
+        return [Observation(value, _attributes(metric, *labels)) for labels, value in samples]
+
+    def close(self) -> None:
+        """Read no more: an instrument cannot be taken back."""
+        with self._lock:
+            gauges, self._gauges = self._gauges, None
+        if gauges is not None:
+            gauges.close()
+
+
+def _mark_span(event: Event) -> None:
+    if type(event) is Departed and event.delay > 0:
+        span = trace.get_current_span()
+        if span.is_recording():
+            waited = {"shapekit.wait.duration": event.delay}
+            span.add_event(
+                "shapekit.departed", {**_attributes(WAIT_DURATION, event.policy, event.key), **waited}
+            )
+
+
+def _attributes(metric: Metric, *values: str) -> dict[str, str]:
+    return {f"shapekit.{label}": value for label, value in zip(metric.labels, values, strict=True)}
+
+
+def _said(metric: Metric) -> tuple[str, str, str]:
+    """Name, unit and text."""
+    return f"shapekit.{metric.name}", metric.unit, metric.text

@@ -1,0 +1,179 @@
+"""Prometheus: what becomes of calls, and how the stores stand, for the official Python client.
+
+    from prometheus_client import start_http_server
+    from shapekit.integrations.prometheus import instrument
+
+    instrument(stripe, github)
+    start_http_server(9000)
+
+Calls of all policies of the process are counted. Of the policies that are given, each scrape also reads how
+their keys stand in their stores: in one trip for each policy, and never on the way of a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self, TypeAlias
+
+from shapekit import errors, events
+from shapekit.errors import ConfigError
+from shapekit.gauges import Gauges, Reading
+from shapekit.metrics import (
+    CALLS,
+    HOLDS,
+    OUTCOMES,
+    READ,
+    STORE_ERRORS,
+    STORE_LOSSES,
+    WAIT_BOUNDS,
+    WAIT_DURATION,
+    Keys,
+    Labels,
+    Metric,
+    Tally,
+)
+from shapekit.policy import Policy
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.registry import Collector
+except ImportError as error:
+    raise errors.missing("instrument", "prometheus") from error
+
+__all__ = ["Instruments", "ShapekitCollector", "instrument"]
+
+
+Family: TypeAlias = "CounterMetricFamily | GaugeMetricFamily"
+
+
+def instrument(*policies: Policy, registry: CollectorRegistry = REGISTRY, keys: Keys = 20) -> Instruments:
+    """Count the calls of this process from now on, and show how the given policies stand.
+
+    - `keys`: the first so many keys of each policy have labels of their own, or those that are named, which
+      are the same in every process; all others share the label `other`.
+    - `registry`: where the metrics are shown. Each can show them once.
+
+    It ends by `close()` of what it returns, or as a context manager.
+    """
+    return Instruments(policies, registry, Labels(keys))
+
+
+class ShapekitCollector(Collector):
+    """How policies stand in their stores, read by each scrape: the part of `instrument` that counts nothing.
+
+    For whoever shows what other processes have counted, as in the client's multiprocess mode. It sees no
+    calls, so it reads the `keys` that are named, and of a policy whose key is a fixed text that one.
+    """
+
+    def __init__(self, *policies: Policy, keys: Keys | Labels = 1) -> None:
+        self._gauges = Gauges(policies, keys if isinstance(keys, Labels) else Labels(keys))
+
+    def describe(self) -> list[Family]:
+        """The metrics without values: to register asks no store."""
+        return list(_families({metric: [] for metric in READ}))
+
+    def collect(self) -> list[Family]:
+        """All gauges, now. Never fails."""
+        return list(_families(self._gauges.read()))
+
+    def close(self) -> None:
+        """Let go of the threads that ask the stores."""
+        self._gauges.close()
+
+
+class Instruments:
+    """What `instrument` returns: counts and shows until `close()`."""
+
+    def __init__(self, policies: Sequence[Policy], registry: CollectorRegistry, labels: Labels) -> None:
+        self._waits = Histogram(*_said(WAIT_DURATION), registry=None, buckets=WAIT_BOUNDS)
+        self._calls = Counter(*_said(CALLS), registry=None)
+        self._holds = Counter(*_said(HOLDS), registry=None)
+        self._store_errors = Counter(*_said(STORE_ERRORS), registry=None)
+        self._store_losses = Counter(*_said(STORE_LOSSES), registry=None)
+        collector = ShapekitCollector(*policies, keys=labels)
+        counted = (self._waits, self._calls, self._holds, self._store_errors, self._store_losses)
+        tally = Tally(
+            labels,
+            self._recorder,
+            store_failed=lambda policy: self._store_errors.labels(policy).inc(),
+            store_lost=self._store_losses.inc,
+        )
+        for policy in policies:
+            self._store_errors.labels(policy.name)
+            for key in labels.own(policy.name):
+                tally.recorder(policy.name, key)
+        with ExitStack() as undo:
+            undo.callback(collector.close)
+            for shown in (collector, *counted):
+                try:
+                    registry.register(shown)
+                except ValueError as error:
+                    raise ConfigError(
+                        "registry",
+                        registry,
+                        f"has these metrics already ({error})",
+                        "instrument once for each",
+                    ) from None
+                undo.callback(registry.unregister, shown)
+            undo.callback(events.listen(tally).close)
+            self._undo = undo.pop_all()
+
+    def close(self) -> None:
+        """Count no more, and take the metrics out of the registry."""
+        self._undo.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _recorder(self, policy: str, key: str) -> _Recorder:
+        return _Recorder(
+            self._waits.labels(policy, key),
+            lambda outcome: self._calls.labels(policy, key, outcome),
+            self._holds.labels(policy, key),
+        )
+
+
+class _Recorder:
+    """The series of one key. They are there from the beginning, so that rates begin at 0."""
+
+    __slots__ = ("_calls", "_holds", "_left", "_waits")
+
+    def __init__(self, waits: Histogram, calls: Callable[[str], Counter], holds: Counter) -> None:
+        self._waits = waits
+        self._calls = calls
+        self._left, *_ = [calls(outcome) for outcome in OUTCOMES]
+        self._holds = holds
+
+    def departed(self, waited: float) -> None:
+        self._waits.observe(waited)
+        self._left.inc()
+
+    def ended(self, outcome: str) -> None:
+        self._calls(outcome).inc()
+
+    def held(self) -> None:
+        self._holds.inc()
+
+
+def _families(reading: Reading) -> Iterator[Family]:
+    for metric, samples in reading.items():
+        name, text, labels = _said(metric)
+        kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+        family = kind(name, text, labels=labels)
+        for values, value in samples:
+            family.add_metric(values, value)
+        yield family
+
+
+def _said(metric: Metric) -> tuple[str, str, list[str]]:
+    """Name, text and labels, as Prometheus has them; it adds `_total` to counters itself."""
+    unit = "_seconds" if metric.unit == "s" else ""
+    return f"shapekit_{metric.name.replace('.', '_')}{unit}", metric.text, list(metric.labels)
