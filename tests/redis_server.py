@@ -51,6 +51,12 @@ class RedisServer:
         self._folder = tempfile.TemporaryDirectory()
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> RedisServer:
         """Start it, empty, and wait until it answers."""
         self.launch()

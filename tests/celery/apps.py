@@ -226,7 +226,7 @@ def add_foreign(app, client, note):
     @app.task(name="busy", bind=True, shared=False)
     def busy(self, account):
         note(self, account)
-        assert client.blpop([f"go:{account}"], timeout=4)
+        assert client.blpop([f"go:{account}"], timeout=30)
 
     app.finalize()
     foreign("late.task")

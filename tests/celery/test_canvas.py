@@ -110,8 +110,11 @@ class TestExpiry:
     def test_an_expired_task_is_revoked_and_gives_its_turn_back(self, app, records, account):
         rare = app.tasks["rare"]
         got(rare.delay(account))
-        rare.shaped.policy.shaper.hold("1s", key=account)
-        late = rare.apply_async((account,), expires=datetime.now(UTC) + timedelta(seconds=0.4))
+        rare.shaped.policy.shaper.hold("1h", key=account)
+        expires = datetime.now(UTC) + timedelta(seconds=0.4)
+        late = rare.apply_async((account,), expires=expires)
+        eventually(lambda: datetime.now(UTC) > expires)
+        rare.shaped.policy.shaper.resume(key=account)
         with pytest.raises(TaskRevokedError):
             got(late)
         for _ in range(2):
@@ -122,11 +125,12 @@ class TestExpiry:
 class TestRevoking:
     def test_a_parked_task_is_revoked_and_gives_its_turn_back(self, app, records, account, broker):
         rare = app.tasks["rare"]
-        rare.shaped.policy.shaper.hold("1s", key=account)
+        rare.shaped.policy.shaper.hold("1h", key=account)
         revoked = rare.delay(account)
         with broker.client() as client:
             eventually(lambda: client.zcard("{shapekit:celery}:parked") >= 1)
         assert app.control.revoke(revoked.id, reply=True, limit=1, timeout=PATIENCE_S)
+        rare.shaped.policy.shaper.resume(key=account)
         with pytest.raises(TaskRevokedError):
             got(revoked)
         for _ in range(3):

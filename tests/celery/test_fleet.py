@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from shapekit.testing import check_pace
+
+from ..witness import watched
 from .fleet import eventually
-from .running import MODULE, make_app, most_in, parked, shared_slots, starts
+from .records import CLOCKS_S
+from .running import MODULE, RATES, make_app, most_in, parked, starts, undisturbed
 
 pytestmark = pytest.mark.usefixtures("workers")
 
@@ -42,19 +46,25 @@ def p95(latencies):
     return statistics.quantiles(latencies, n=20)[-1]
 
 
-def test_four_hundred_at_forty_a_second_run_once_in_order_at_that_rate(app, book):
-    for number in range(400):
-        app.tasks["fast"].delay("fleet", number)
-    eventually(lambda: book.llen("starts:fleet") == 400)
+def test_four_hundred_at_forty_a_second_run_once_in_order_at_that_rate(app, book, broker, workers):
+    with watched(broker.pid, *[worker.process.pid for worker in workers]) as witness:
+        for number in range(400):
+            app.tasks["fast"].delay("fleet", number)
+        eventually(lambda: book.llen("starts:fleet") == 400)
     rows = starts(book, "fleet")
     assert sorted(row.number for row in rows) == list(range(400))
-    assert not shared_slots(rows)
+    assert len({row.worker for row in rows}) == 2
+    check_pace([row.slot for row in rows], RATES["fast"])
+    assert min(row.late for row in rows) >= -CLOCKS_S
+    # How soon after its slot somebody starts is up to the machine, too.
+    rows = undisturbed(rows, witness.stalls)
     assert most_in(rows, 1.0) <= 41
-    assert rows[-1].at - rows[0].at <= 399 / 40 * 1.03
     # Of two whose slots are more than the grace apart, the first in line starts first.
     for one, next_one in zip(rows, rows[2:], strict=False):
         assert one.slot < next_one.slot
-    assert len({row.worker for row in rows}) == 2
+    # Who was kept from running beyond the grace has taken another slot, and the one before was nobody's.
+    lost = witness.stalls.within(rows[0].at, rows[-1].at)
+    assert rows[-1].at - rows[0].at <= 399 / 40 * 1.03 + lost
 
 
 def test_behind_a_long_line_others_are_quick_and_memory_is_flat(app, book, workers):
@@ -67,14 +77,19 @@ def test_behind_a_long_line_others_are_quick_and_memory_is_flat(app, book, worke
     for number in range(60):
         app.tasks["slow"].delay("line2", number)
     eventually(lambda: book.llen("tasks") == 0)
-    for number in range(40):
-        app.tasks["plain"].delay("line", time.monotonic())
-        eventually(lambda number=number: book.llen("plain:line") > number)
-    latencies = [float(latency) for latency in book.lrange("plain:line", 0, -1)]
-    # Nearly all of them are parked, none of which is in the memory of a worker.
-    assert parked(book) > 1400
-    assert book.hlen("unacked") < 20
-    assert p95(latencies) < 0.5
+    sent = []
+    with watched(os.getpid()) as witness:
+        for number in range(40):
+            sent.append(time.monotonic())
+            app.tasks["plain"].delay("line", sent[-1])
+            eventually(lambda number=number: book.llen("plain:line") > number)
+    # All who have not started are parked, but for a few, and none of them is in the memory of a worker.
+    waiting = parked(book)
+    assert waiting >= 1500 + 60 - book.llen("starts:line") - book.llen("starts:line2") - 20
+    eventually(lambda: book.hlen("unacked") < 20)
+    assert waiting > 500
+    began = [at + float(latency) for at, latency in zip(sent, book.lrange("plain:line", 0, -1), strict=True)]
+    assert p95([witness.stalls.undone(*times) - times[0] for times in zip(sent, began, strict=True)]) < 0.5
     for worker, was in zip(workers, before, strict=True):
         assert resident(worker) - was < 6 * 2**20
     book.delete("{shapekit:celery}:parked", "{shapekit:celery}:parked:messages")

@@ -1,7 +1,5 @@
 """Each pool; and a worker in which shaping is switched off."""
 
-import time
-
 import pytest
 
 from .fleet import PATIENCE_S
@@ -36,15 +34,12 @@ class TestPools:
     @pytest.mark.parametrize("pool", POOLS)
     def test_its_slots_are_free_for_others_meanwhile(self, app, records, account, pool):
         add = app.tasks["add"]
-        waiting = [add.apply_async((n,), {"account": account}, queue=pool) for n in range(15)]
-        began = time.monotonic()
+        waiting = [add.apply_async((n,), {"account": account}, queue=pool) for n in range(150)]
         for _ in range(3):
             other = app.tasks["unshaped"].apply_async((account + "-other",), queue=pool)
             other.get(timeout=PATIENCE_S)
-        assert time.monotonic() - began < 1.4
-        assert len(records.of(account)) < 15
-        for result in waiting:
-            result.revoke()
+        assert len(records.of(account)) < 150
+        app.control.revoke([result.id for result in waiting])
 
     def test_switched_off_nothing_waits(self, app, records, account):
         results = [app.tasks["hourly"].apply_async((account,), queue="off") for _ in range(5)]

@@ -28,11 +28,13 @@ class TestWithoutAWorker:
         assert all(headers["shapekit"] for headers in (first, second, third))
 
     def test_where_the_queue_is_full_nothing_is_published(self, app, broker, account):
+        task = app.tasks["short_fail"]
         for _ in range(2):
-            shape_publish(app.tasks["short_fail"], (account,), queue=account)
+            shape_publish(task, (account,), queue=account)
+        assert task.shaped.policy.shaper.reserve(account, cost=1_000, max_wait="1h")
         for _ in range(3):
             with pytest.raises(QueueFullError):
-                shape_publish(app.tasks["short_fail"], (account,), queue=account)
+                shape_publish(task, (account,), queue=account)
         assert len(left_behind(broker, account)) == 2
 
     def test_what_cannot_be_published_gives_its_turn_back(self, app, account):

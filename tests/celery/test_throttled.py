@@ -7,7 +7,7 @@ import requests
 from shapekit import RateLimitedError
 from shapekit.decision import Decision
 
-from .fleet import PATIENCE_S
+from .fleet import PATIENCE_S, eventually
 
 SLOT_S = 0.1
 """The rate goes on where it stood when a hold began: one slot after the call that caused it."""
@@ -170,6 +170,7 @@ class TestWorkers:
         hold_s = 0.6 if kind == "limited" else 1.0
         first = app.tasks["after_429"].delay(account, kind)
         records.wait(account, 1)
+        eventually(lambda: app.tasks["after_429"].shaped.policy.shaper.held(key=account))
         others = [app.tasks["after_429"].delay(account, "fine") for _ in range(3)]
         assert first.get(timeout=PATIENCE_S) == 1
         assert [other.get(timeout=PATIENCE_S) for other in others] == [0] * 3

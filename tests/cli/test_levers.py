@@ -29,7 +29,7 @@ def place(request, tmp_path):
 @pytest.fixture
 def shaper(place):
     """One with a live key that has colons in its name and in its key."""
-    shaper = Shaper("6/min; 100/h", name="api:stripe", store=place[0])
+    shaper = Shaper("1/min; 100/h", name="api:stripe", store=place[0])
     assert shaper.reserve("eu:1")
     return shaper
 
@@ -55,19 +55,19 @@ def done(*args):
 
 def test_a_hold_moves_whoever_waits(place, shaper):
     waits = shaper.reserve("eu:1")
-    assert shaper.remaining(waits) <= 10
+    assert shaper.remaining(waits) <= 60
     words = done("hold", "api:stripe:eu:1", "5m", "--store", place[1])
     assert words.startswith("api:stripe:eu:1 is held for 5 m 00 s, until ")
-    assert 300 < shaper.remaining(waits) <= 310
-    assert shaper.reserve("eu:1").delay > 305
+    assert 300 < shaper.remaining(waits) <= 360
+    assert shaper.reserve("eu:1").delay > 360
 
 
 def test_a_shorter_hold_says_that_the_longer_one_stays(place, shaper):
     shaper.hold("1h", key="eu:1")
     told = json.loads(done("hold", "api:stripe:eu:1", "5s", "--store", place[1], "--json"))
     assert (told["key"], told["done"]) == ("api:stripe:eu:1", "hold")
-    assert 3590 < told["held"] <= 3600
-    assert abs(told["until"] - time.time() - told["held"]) < 10
+    assert 3500 < told["held"] <= 3600
+    assert abs(told["until"] - time.time() - told["held"]) < 100
     assert "was held for longer already" in done("hold", "api:stripe:eu:1", "5s", "--store", place[1])
 
 
@@ -75,7 +75,7 @@ def test_resume_ends_a_hold(place, shaper):
     shaper.hold("1h", key="eu:1")
     waits = shaper.reserve("eu:1")
     assert "leaves again in 0.25 s" in done("resume", "api:stripe:eu:1", "--store", place[1])
-    assert shaper.remaining(waits) <= 10.25
+    assert shaper.remaining(waits) <= 60.25
     told = json.loads(done("resume", "api:stripe:eu:1", "--store", place[1], "--json"))
     assert told["held"] <= 0.25
 
@@ -89,9 +89,9 @@ def test_resuming_what_is_not_held_changes_nothing(place, shaper):
 def test_reset_forgets_one_key_and_no_other(place, shaper):
     assert shaper.reserve("eu:2")
     words = done("reset", "api:stripe:eu:1", "--store", place[1])
-    assert words == "api:stripe:eu:1 is as good as new (6/min; 100/h)\n"
+    assert words == "api:stripe:eu:1 is as good as new (1/min; 100/h)\n"
     assert shaper.reserve("eu:1").delay == 0
-    assert shaper.reserve("eu:2").delay > 9
+    assert shaper.reserve("eu:2").delay > 30
 
 
 def test_reset_works_on_gates(place):
@@ -106,10 +106,10 @@ def test_reset_works_on_gates(place):
 
 def test_reset_asks_on_a_terminal(place, shaper, screens):
     screen = screens("reset", "api:stripe:eu:1", "--store", place[1])
-    screen.until("Forget api:stripe:eu:1 (6/min; 100/h)", "[y/N]")
+    screen.until("Forget api:stripe:eu:1 (1/min; 100/h)", "[y/N]")
     screen.press("n\n")
     assert screen.end() == 130
-    assert shaper.reserve("eu:1").delay > 9
+    assert shaper.reserve("eu:1").delay > 30
     screen = screens("reset", "api:stripe:eu:1", "--store", place[1])
     screen.until("[y/N]")
     screen.press("y\n")
@@ -125,7 +125,7 @@ def test_very_long_keys_are_meant_whole(place, shaper):
     assert shaper.reserve(long)
     shaper_key = f"api:stripe:{long}"
     done("hold", shaper_key, "5m", "--store", place[1])
-    assert shaper.reserve(long).delay > 290
+    assert shaper.reserve(long).delay > 300
     done("reset", shaper_key, "--store", place[1])
     assert shaper.reserve(long).delay == 0
 
@@ -163,7 +163,7 @@ def test_what_is_not_there_or_cannot_be_is_one_line(place, shaper, args, words):
     before = sorted(store.keys())
     assert words in complaint(shapekit(*args, "--store", where))
     assert sorted(store.keys()) == before
-    assert shaper.reserve("eu:1").delay <= 10
+    assert shaper.reserve("eu:1").delay <= 60
 
 
 def test_a_store_that_is_not_there_is_not_made(tmp_path):

@@ -1,12 +1,15 @@
 """`shapekit top`: what it shows is so, and nobody notices that it looks."""
 
 import json
+import re
 import threading
 import time
 from collections import Counter
+from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
+from redis import Connection
 
 from shapekit import (
     GCRA,
@@ -29,6 +32,8 @@ from ..redis_server import RedisServer, shared_server
 from .screen import Screen, complaint, shapekit
 
 MANY = 5_000
+BEGINNING = re.compile(rb"^\*\d+\r\n\$\d+\r\n([A-Z]+)", re.MULTILINE)
+"""Of a command on the wire, with its name."""
 
 
 @pytest.fixture(params=["redis", "sqlite"])
@@ -75,7 +80,7 @@ def told(where, *options):
 
 def test_it_shows_shapers_and_gates(place):
     store, where = place
-    shaper = Shaper("6/min; 100/h", name="stripe", store=store, gates=[Quota("1000/month")])
+    shaper = Shaper("6/h; 100/day", name="stripe", store=store, gates=[Quota("1000/month")])
     for _ in range(3):
         assert shaper.reserve("eu")
     assert Gate(GCRA("1/h", burst=2), name="slow", store=store).check("one", cost=2)
@@ -86,32 +91,32 @@ def test_it_shows_shapers_and_gates(place):
     assert rows.keys() == {"stripe:eu", "slow:one", "both:x", "parts:a:k", "parts:b:l"}
 
     eu = rows["stripe:eu"]
-    assert eu["limit"] == "6/min; 100/h; quota 1000/month"
-    assert 25 < eu["wait"] <= 30
+    assert eu["limit"] == "6/h; 100/day; quota 1000/month"
+    assert 1700 < eu["wait"] <= 1800
     assert (eu["held"], eu["held_until"]) == (0, None)
     assert eu["uses"] == [
-        {"limit": "sliding_log 100 per 3600 s", "used": 3, "most": 100},
+        {"limit": "sliding_log 100 per 86400 s", "used": 3, "most": 100},
         {"limit": "quota 1000/month", "used": 3, "most": 1000},
     ]
     slow = rows["slow:one"]
     assert slow["limit"] == "gcra 1/h burst 2"
-    assert 3590 < slow["wait"] <= 3600
+    assert 3500 < slow["wait"] <= 3600
     assert slow["uses"] == [{"limit": "gcra 1/h burst 2", "used": 2, "most": 2}]
     assert [use["used"] for use in rows["both:x"]["uses"]] == [1, 1]
-    assert rows["parts:a:k"]["wait"] > 3590
+    assert rows["parts:a:k"]["wait"] > 3500
     assert rows["parts:b:l"]["wait"] == 0
 
 
 def test_it_shows_holds_and_until_when(place):
     store, where = place
-    shaper = Shaper("6/min", name="stripe", store=store)
+    shaper = Shaper("1/min", name="stripe", store=store)
     assert shaper.reserve("eu")
     shaper.hold("1h", key="eu")
     (row,) = told(where)
     now = time.time()
-    assert 3590 < row["held"] <= 3600
-    assert 3590 < row["held_until"] - now <= 3600
-    assert 3600 < row["wait"] <= 3610
+    assert 3500 < row["held"] <= 3600
+    assert 3500 < row["held_until"] - now <= 3600
+    assert 3600 < row["wait"] <= 3660
     assert row["next_at"] - row["held_until"] == pytest.approx(row["wait"] - row["held"], abs=1e-3)
     page = shapekit("top", "--store", where, "--once").stdout
     assert "1 key, 1 with a wait, 1 held" in page
@@ -168,20 +173,20 @@ def test_it_sorts_and_filters(place):
 def test_without_a_terminal_it_prints_a_line_for_each_key(place):
     store, where = place
     for key in ("short", "long" * 100):
-        assert Shaper("6/min", name="api", store=store).reserve(key)
+        assert Shaper("6/h", name="api", store=store).reserve(key)
     result = shapekit("top", SHAPEKIT_STORE=where)
     assert result.returncode == 0
     headline, gap, columns, *lines = result.stdout.splitlines()
     assert headline.startswith("2 keys, 2 with a wait, 0 held")
     assert gap == ""
     assert columns.split("  ")[0] == "key"
-    assert [line.split()[1] for line in lines] == ["6/min", "6/min"]
+    assert [line.split()[1] for line in lines] == ["6/h", "6/h"]
     assert "\x1b" not in result.stdout
 
 
 def test_on_a_terminal_it_lives_until_q(place, screens):
     store, where = place
-    shaper = Shaper("6/min", name="api", store=store)
+    shaper = Shaper("6/h", name="api", store=store)
     assert shaper.reserve("first")
     screen = screens("top", "--store", where)
     screen.until("api:first", "q quits", "1 key,")
@@ -206,7 +211,7 @@ def test_a_page_fits_its_terminal(place, screens):
 
 def test_a_store_that_goes_away_is_told_and_what_was_seen_stays(server, screens):
     store = RedisStore.from_url(server.url)
-    assert Shaper("6/min", name="api", store=store).reserve("first")
+    assert Shaper("6/h", name="api", store=store).reserve("first")
     screen = screens("top", "--store", server.url)
     screen.until("api:first")
     server.kill()
@@ -227,7 +232,23 @@ def crowded(store):
         assert gate.check(f"user-{number}")
 
 
-def test_five_thousand_keys_take_few_trips_and_change_nothing(server):
+@contextmanager
+def trips():
+    """The commands that this process sends to a Redis, for each trip those that go together."""
+    sent = []
+    send = Connection.send_packed_command
+
+    def counted(connection, command, *rest, **options):
+        wire = b"".join(command)
+        sent.append([name.decode() for name in BEGINNING.findall(wire)])
+        return send(connection, [wire], *rest, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Connection, "send_packed_command", counted)
+        yield sent
+
+
+def test_five_thousand_keys_take_few_trips_and_change_nothing(server, run):
     store = RedisStore.from_url(server.url)
     crowded(store)
     with server.client() as client:
@@ -235,9 +256,9 @@ def test_five_thousand_keys_take_few_trips_and_change_nothing(server):
         values = dict(zip(keys, map(client.dump, keys), strict=True))
         lives = dict(zip(keys, map(client.pttl, keys), strict=True))
         client.config_resetstat()
-        assert len(told(server.url)) == MANY
+        with trips() as sent:
+            assert len(json.loads(run("top", "--store", server.url, "--json").stdout)) == MANY
         calls = Counter({name[8:]: told["calls"] for name, told in client.info("commandstats").items()})
-        reads = client.info("stats")["total_reads_processed"]
         assert dict(zip(keys, map(client.dump, keys), strict=True)) == values
         assert all(client.pttl(key) <= lives[key] for key in keys)
     assert set(calls) <= {
@@ -252,11 +273,12 @@ def test_five_thousand_keys_take_few_trips_and_change_nothing(server):
         "select",
         "hello",
     }
-    assert calls["get"] == MANY
     assert calls["scan"] <= 2 * MANY // 1_000
     assert calls["eval"] <= 1 + MANY // 500
-    assert calls["hget"] == 2, "each program is asked for once"
-    assert reads < MANY / 50, "they came in batches"
+    together = [Counter(names) for names in sent if {"GET", "HGET"} & {*names}]
+    assert together == [{"GET": 500}, {"HGET": 2}, *[{"GET": 500}] * (MANY // 500 - 1)], (
+        "in batches, and each program once"
+    )
     store.close()
 
 
@@ -275,11 +297,11 @@ def test_workers_keep_their_pace_meanwhile(server):
     store = RedisStore.from_url(server.url)
     crowded(store)
     shaper = Shaper("20/s", name="paced", store=store)
-    left, over = [], threading.Event()
+    turns, over = [], threading.Event()
 
     def work():
         while not over.is_set():
-            left.append(shaper.schedule().granted[2])
+            turns.append(shaper.schedule())
 
     # So many that the next turns are taken long before they come.
     workers = [threading.Thread(target=work) for _ in range(10)]
@@ -290,9 +312,10 @@ def test_workers_keep_their_pace_meanwhile(server):
     over.set()
     for worker in workers:
         worker.join()
-    left.sort()
-    assert len(left) > 10
-    assert {late - early for early, late in pairwise(left)} == {50_000}
+    slots = sorted((turn.grant.departs_at_us, turn.delay) for turn in turns)
+    assert len(slots) > 10
+    # A slot that follows later was taken by one who found nobody in line: the machine had stopped them all.
+    assert all(late == early + 50_000 or delay == 0 for (early, _), (late, delay) in pairwise(slots))
     store.close()
 
 

@@ -79,6 +79,43 @@ async def test_a_reservation_is_given_back(proxy, store, is_held, auntil):
 
 
 @pytest.mark.anyio
+async def test_a_turn_for_now_is_given_back(proxy, store, is_held, auntil):
+    """Its instant has passed by the time anybody hears of it."""
+    shaper = Shaper("10/d", store=store, name="shaper")
+    assert await shaper.aheld() == 0
+    proxy.strike("hold")
+    async with anyio.create_task_group() as group:
+        group.start_soon(shaper.aschedule)
+        await is_held()
+        group.cancel_scope.cancel()
+    proxy.release()
+
+    async def is_back():
+        return (await shaper.aforecast()).first_in == 0
+
+    await auntil(is_back)
+    assert (await shaper.areserve()).delay == 0
+
+
+def test_a_turn_for_now_goes_to_those_who_asked_meanwhile(proxy, prefix):
+    async def main():
+        store = RedisStore.from_url(f"{proxy.url()}?socket_timeout={PATIENCE_S}", prefix=prefix)
+        shaper = Shaper("10/d", store=store, name="shaper")
+        await shaper.aheld()
+        proxy.strike("hold")
+        gone = asyncio.create_task(shaper.areserve())
+        assert await asyncio.to_thread(proxy.held.wait, PATIENCE_S)
+        others = [asyncio.create_task(shaper.areserve()) for _ in range(3)]
+        await asyncio.sleep(0)
+        gone.cancel()
+        proxy.release()
+        assert [round((await other).delay / SLOT_S) for other in others] == [0, 1, 2]
+        await store.aclose()
+
+    asyncio.run(main())
+
+
+@pytest.mark.anyio
 async def test_many_keys_are_given_back(proxy, store, gate_on, is_held, auntil):
     gate = gate_on(store)
     await gate.acheck_many(["warm", "warmer"])

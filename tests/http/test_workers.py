@@ -1,9 +1,9 @@
 """Four processes of twenty callers: a strict server never refuses them, and when it does, all of them wait.
 
 Of a rate of 49/s, fifty-one calls take a second and 20 ms: whoever is kept from running for that long on
-the way to the server can be unlucky. So another process watches: a refusal is excused only where the system
-had just then kept somebody from running, and only one among all the arrivals below. Any other bound gives
-way by as much as was seen.
+the way to the server can be unlucky. So a witness watches: a refusal is excused only where the system had
+just then kept somebody from running for longer than the arrival was early, and only as many as the stalls
+of the run make late. Any other bound gives way by as much as was seen.
 """
 
 import json
@@ -15,17 +15,18 @@ from pathlib import Path
 import pytest
 
 from ..redis_server import RedisServer
+from ..witness import NEAR_S, watched
 from .server import PATIENCE_S
 
 WORKERS = 4
 CALLERS = 20
 CALLS = 100
 MOST = 50
-RATE = "49/s"
+PER_S = 49
+RATE = f"{PER_S}/s"
 HOLD_S = 2.0
 NOTICE_S = 0.05
 STALL_S = 0.01
-NEAR_S = 0.05
 HERE = Path(__file__).parent
 
 
@@ -40,12 +41,6 @@ def place(request, tmp_path):
     server.close()
 
 
-@pytest.fixture(scope="module")
-def unlucky():
-    """The refusals that were excused, in all runs."""
-    return []
-
-
 @contextmanager
 def script(name, *arguments):
     """A script of this folder, as a process."""
@@ -58,18 +53,6 @@ def script(name, *arguments):
             process.kill()
 
 
-class Stalls:
-    """When the system kept somebody from running, and for how long."""
-
-    def __init__(self, seen):
-        self._seen = seen
-
-    def around(self, instant):
-        """The longest stall that may have changed what happened at an instant; 0 if there was none."""
-        near = [stalled for at, stalled in self._seen if abs(at - instant) < NEAR_S]
-        return max(near, default=0.0)
-
-
 def run(client, place):
     """What the server has seen of the crowd, and the stalls meanwhile."""
     with ExitStack() as scripts:
@@ -79,30 +62,28 @@ def run(client, place):
         workers = [scripts.enter_context(script("callers.py", *crowd)) for _ in range(WORKERS)]
         for worker in workers:
             assert worker.stdout.readline() == "ready\n"
-        pulse = scripts.enter_context(script("pulse.py", *[process.pid for process in (server, *workers)]))
-        assert pulse.stdout.readline() == "ready\n"
-        for process in (pulse, *workers):
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        log = json.loads(server.stdout.readline())
-        stalls = json.loads(pulse.communicate(timeout=PATIENCE_S)[0])
+        with watched(*[process.pid for process in (server, *workers)]) as witness:
+            for worker in workers:
+                worker.stdin.write("go\n")
+                worker.stdin.flush()
+            log = json.loads(server.stdout.readline())
         for worker in workers:
             worker.stdin.close()
         assert [worker.wait(PATIENCE_S) for worker in workers] == [0] * WORKERS
-    return log, Stalls(stalls)
+    return log, witness.stalls
 
 
 @pytest.mark.parametrize("client", ["httpx", "aiohttp", "requests"])
-def test_a_strict_server_never_refuses_and_all_obey_when_it_changes_its_mind(client, place, unlucky):
+def test_a_strict_server_never_refuses_and_all_obey_when_it_changes_its_mind(client, place):
     log, stalls = run(client, place)
     instants = [at for at, _ in log]
     refused = [number for number, (_, status) in enumerate(log[:CALLS]) if status == 429]
     for number in refused:
         # It came too early after the one that took the first place of the second: that one was late.
-        before = [at for at, status in log[:number] if status == 200]
-        assert stalls.around(before[-MOST]) > STALL_S, f"arrival {number} was refused, and nobody was stalled"
-    unlucky += refused
-    assert len(unlucky) <= 1
+        first = [at for at, status in log[:number] if status == 200][-MOST]
+        early = first + 1 - instants[number]
+        assert stalls.within(first - NEAR_S, first) > STALL_S + early, f"arrival {number} was refused"
+    assert len(refused) <= PER_S * stalls.within(instants[0], instants[CALLS - 1])
     took = instants[CALLS - 1] - instants[0] - stalls.around(instants[CALLS - 1])
     assert refused or (CALLS - 1) / took >= 48.5
     # What was out before anybody had heard of it is refused, too, and may then hold for a little longer.

@@ -7,6 +7,7 @@ import pytest
 
 from ..redis_server import shared_server
 from ..stores.conftest import script
+from ..witness import watched
 
 __all__ = ["crew", "prefix", "script"]
 
@@ -23,21 +24,31 @@ def prefix(request):
             client.delete(key)
 
 
-@pytest.fixture
-def crew(script):
+class Crew:
     """Starts a script several times, lets all go at once, and returns what each of them told."""
 
-    def work(source, arguments):
-        processes = [script(source, *map(json.dumps, each)) for each in arguments]
+    stalls = None
+    """What a witness has seen while they and the shared server were at work."""
+
+    def __init__(self, script):
+        self._script = script
+
+    def __call__(self, source, arguments):
+        processes = [self._script(source, *map(json.dumps, each)) for each in arguments]
         for process in processes:
             assert process.stdout.readline() == "ready\n", process.communicate()[1]
-        for process in processes:
-            process.stdin.write("go\n")
         told = []
-        for process in processes:
-            out, errors = process.communicate(timeout=PATIENCE_S)
-            assert (process.returncode, errors) == (0, "")
-            told.append(json.loads(out))
+        with watched(shared_server().pid, *[process.pid for process in processes]) as witness:
+            for process in processes:
+                process.stdin.write("go\n")
+            for process in processes:
+                out, errors = process.communicate(timeout=PATIENCE_S)
+                assert (process.returncode, errors) == (0, "")
+                told.append(json.loads(out))
+        self.stalls = witness.stalls
         return told
 
-    return work
+
+@pytest.fixture
+def crew(script):
+    return Crew(script)

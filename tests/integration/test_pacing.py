@@ -2,15 +2,14 @@
 
 The figures are the project's promise: within half a percent of the rate, at most 202 in any second, in
 the order of the calls. A machine that stalls crowds those who were due meanwhile together, without the
-shaper having done anything wrong; so what the worst lateness of the run explains is granted, and nobody
-may ever be early. That it is not the shaper which keeps the loop busy is measured by itself.
+shaper having done anything wrong; so what a witness has seen of that is granted, and nobody may ever be
+early. That it is not the shaper which keeps the loop busy is measured by itself.
 """
 
 import asyncio
+import os
 import threading
 import time
-from bisect import bisect_left
-from math import ceil
 
 import anyio
 import pytest
@@ -18,55 +17,37 @@ from anyio.lowlevel import checkpoint
 
 from shapekit import Shaper, SystemClock
 
+from ..witness import watched
+from .pace import Departure, Pace
+
 RATE = 200
 SECOND = 1_000_000
 PATIENCE_S = 30.0
 
 
 class Departures:
-    """Who left when, in µs on the shaper's own clock, beside what they were promised."""
+    """Who left when, beside what they were promised on the shaper's own clock."""
 
     def __init__(self):
         self.clock = SystemClock()
         self.shaper = Shaper(f"{RATE}/s", clock=self.clock)
         self.names = []
         self.left = []
-        self.promised = []
 
     def note(self, name, turn):
-        now = self.clock.now_us()
-        self.left.append(now)
+        at, now = time.monotonic(), self.clock.now_us()
+        slot = turn.grant.departs_at_us
         self.names.append(name)
-        self.promised.append(turn.grant.departs_at_us)
+        self.left.append(Departure(at, (now - slot) / SECOND, slot, turn.delay > 0))
 
-    @property
-    def rate(self):
-        return (len(self.left) - 1) * SECOND / (max(self.left) - min(self.left))
-
-    @property
-    def most_in_a_second(self):
-        left = sorted(self.left)
-        return max(bisect_left(left, at + SECOND) - index for index, at in enumerate(left))
-
-    @property
-    def lateness_ms(self):
-        late = sorted(left - due for left, due in zip(self.left, self.promised, strict=True))
-        return {name: late[round(part * (len(late) - 1))] / 1_000 for name, part in QUANTILES}
-
-    def check(self):
-        told = f"rate {self.rate:.3f}, {self.most_in_a_second} in a second, ms late {self.lateness_ms}"
-        stalled_s = self.lateness_ms["most"] / 1_000
-        seconds = len(self.left) / RATE
-        assert abs(self.rate - RATE) <= RATE * max(0.005, stalled_s / seconds), told
-        assert self.most_in_a_second <= max(RATE + 2, ceil(RATE * (1 + stalled_s))), told
-        assert self.lateness_ms["least"] >= 0, told
-        # Stalls make some late; were it the shaper that drifts, most would be.
-        assert self.lateness_ms["median"] <= 1_000 / RATE, told
-        promised = sorted(self.promised)
-        assert [due - promised[0] for due in promised] == [n * SECOND // RATE for n in range(len(promised))]
-
-
-QUANTILES = (("least", 0), ("median", 0.5), ("of 99 %", 0.99), ("most", 1))
+    def check(self, stalls):
+        pace = Pace(self.left, RATE, stalls)
+        assert set(pace.gaps) == {0}, pace
+        assert pace.earliest >= 0, pace
+        assert abs(pace.rate - RATE) <= RATE * 0.005, pace
+        assert pace.most_in_a_second <= RATE + 2, pace
+        assert pace.median <= 1 / RATE, pace
+        assert pace.idle <= pace.stalled, pace
 
 
 @pytest.fixture
@@ -86,9 +67,10 @@ def test_six_hundred_waiters_on_asyncio(departures):
     async def main():
         await asyncio.gather(*map(waiter, range(CROWD)))
 
-    asyncio.run(main())
+    with watched(os.getpid()) as witness:
+        asyncio.run(main())
     assert departures.names == list(range(CROWD))
-    departures.check()
+    departures.check(witness.stalls)
 
 
 def test_six_hundred_waiters_on_trio(departures):
@@ -103,9 +85,10 @@ def test_six_hundred_waiters_on_trio(departures):
                 await checkpoint()
                 await checkpoint()
 
-    anyio.run(main, backend="trio")
+    with watched(os.getpid()) as witness:
+        anyio.run(main, backend="trio")
     assert departures.names == list(range(CROWD))
-    departures.check()
+    departures.check(witness.stalls)
 
 
 def test_falling_asleep_does_not_keep_the_loop_busy():
@@ -140,7 +123,7 @@ def test_falling_asleep_does_not_keep_the_loop_busy():
 
 
 def test_forty_threads_share_two_hundred_a_second(departures):
-    barrier = threading.Barrier(40)
+    barrier = threading.Barrier(41)
 
     def member(name):
         barrier.wait(PATIENCE_S)
@@ -148,13 +131,15 @@ def test_forty_threads_share_two_hundred_a_second(departures):
             turn = departures.shaper.schedule()
             departures.note(name, turn)
 
-    # All of them have asked before the first of them may leave.
-    departures.shaper.hold(0.2)
     threads = [threading.Thread(target=member, args=(name,), daemon=True) for name in range(40)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
+    with watched(os.getpid()) as witness:
+        # All of them have asked before the first of them may leave.
+        departures.shaper.hold(0.2)
+        barrier.wait(PATIENCE_S)
+        for thread in threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
     assert len(departures.left) == 400
-    departures.check()
+    departures.check(witness.stalls)

@@ -16,7 +16,6 @@ CALLS = 4
 """Of each worker."""
 SHARE = 0.25
 RESERVE = 4
-RATE = "40/s"
 
 EAGER = {"wait": tenacity.wait_none(), "stop": tenacity.stop_never, "budget": SHARE, "reserve": RESERVE}
 
@@ -49,9 +48,9 @@ async def in_tasks(policy: Policy, url: str, workers: int) -> None:
 
 
 if __name__ == "__main__":
-    _, path, url, workers = sys.argv
+    _, path, url, rate, workers = sys.argv
     store = SQLiteStore(path)
     print("ready", flush=True)
     sys.stdin.readline()
-    in_threads(Policy(RATE, name="server", store=store), url, int(workers))
+    in_threads(Policy(rate, name="server", store=store), url, int(workers))
     store.close()
