@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, cycle
+import io
+import re
+from itertools import accumulate, cycle, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shapekit.cli.complaint import Complaint
 from shapekit.cli.race import Columns, Race
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["check_target", "figure", "save"]
+__all__ = ["check_target", "compact", "figure", "save"]
 
 FORMATS = (".svg", ".png")
 # Okabe and Ito's colours, without those too pale for a line: they stay apart for every kind of colour
@@ -39,11 +41,26 @@ def check_target(out: str) -> None:
 
 def save(race: Race, out: str) -> None:
     """Draw the race into a file; the same race gives the same bytes."""
+    if Path(out).suffix.lower() != ".svg":
+        figure(race).savefig(out, dpi=120)
+        return
     import matplotlib as mpl  # noqa: PLC0415 - an extra, and slow to load
 
-    with mpl.rc_context({"svg.hashsalt": "shapekit"}):
-        metadata = {"Date": None} if Path(out).suffix.lower() == ".svg" else None
-        figure(race).savefig(out, metadata=metadata, dpi=120)
+    # Letters stay letters: as outlines they are a third of a picture. DejaVu is wide, so that what fits
+    # in it fits in the sans-serif that a reader has instead.
+    style: Any = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"], "svg.hashsalt": "shapekit"}
+    with mpl.rc_context(style), io.StringIO() as drawn:
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure(race).savefig(drawn, format="svg", metadata=nothing)
+        Path(out).write_text(compact(drawn.getvalue()), encoding="utf-8", newline="\n")
+
+
+def compact(svg: str) -> str:
+    """The same SVG to a tenth of a point, without indentation."""
+    svg = re.sub(r"\n +", "\n", svg)
+    return re.sub(
+        r"<[^>]*>", lambda tag: re.sub(r" \n(?=[Lz\"])", "", re.sub(r"(\.\d)\d+", r"\1", tag[0])), svg
+    )
 
 
 def figure(race: Race) -> Figure:
@@ -65,8 +82,10 @@ def figure(race: Race) -> Figure:
     total: Axes = axes[-1]
     for row, (run, colour, style) in zip(axes[:-1], lines, strict=True):
         left = race.counts(run, columns)
-        row.stairs(came, edges, fill=True, color=ARRIVALS, label="arrivals")
-        row.stairs(left, edges, color=colour, linestyle=style, linewidth=2, label=f"left: {run.name}")
+        row.stairs(*_steps(came, edges), fill=True, color=ARRIVALS, label="arrivals")
+        row.stairs(
+            *_steps(left, edges), color=colour, linestyle=style, linewidth=2, label=f"left: {run.name}"
+        )
         row.set_ylabel(f"calls per\n{span_words(columns.width_us)}")
         row.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True, steps=[1, 2, 5, 10]))
         row.set_ylim(0, _top(race, columns))
@@ -74,6 +93,7 @@ def figure(race: Race) -> Figure:
             loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize="small", handlelength=4
         )
         row.grid(axis="y", alpha=0.3)
+        row.tick_params(axis="x", length=0)
         total.plot(edges, [0, *accumulate(left)], color=colour, linestyle=style, linewidth=2, label=run.name)
     drawn.suptitle(f"arrivals {race.arrivals.told}, and when the calls leave")
     total.set_ylabel("calls that have left")
@@ -86,6 +106,16 @@ def figure(race: Race) -> Figure:
     )
     total.grid(alpha=0.3)
     return drawn
+
+
+def _steps(counts: list[int], edges: list[float]) -> tuple[list[int], list[float]]:
+    """The same stairs with one step for columns of a height."""
+    heights, ends, done = [], [edges[0]], 0
+    for height, columns in groupby(counts):
+        done += len(list(columns))
+        heights.append(height)
+        ends.append(edges[done])
+    return heights, ends
 
 
 def _top(race: Race, columns: Columns) -> float:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+from bisect import bisect_right
 from itertools import accumulate
 
 import pytest
@@ -26,7 +27,7 @@ from shapekit import (
 )
 from shapekit.cli.arrivals import Arrivals
 from shapekit.cli.contender import Contender, Run
-from shapekit.cli.picture import COLOURS, STYLES, figure, save
+from shapekit.cli.picture import COLOURS, STYLES, compact, figure, save
 from shapekit.cli.race import Columns, Race
 from shapekit.cli.sketch import HEIGHT, sketch
 from shapekit.rate import SECOND_US
@@ -254,6 +255,13 @@ def test_a_sketch_is_as_high_as_what_it_shows(arrivals, width):
             assert abs(eighths - 8 * HEIGHT * count / most) <= 1
 
 
+def heights(stairs, edges):
+    """How high stairs are in each column."""
+    data = stairs.get_data()
+    assert (data.edges[0], data.edges[-1]) == (edges[0], edges[-1])
+    return [int(data.values[bisect_right(data.edges, edge) - 1]) for edge in edges[:-1]]
+
+
 def test_the_picture_has_the_data_of_the_runs():
     race = raced("gcra:2/s+3", "shaper:2/s", "fixed:5/s")
     drawn = figure(race)
@@ -264,9 +272,8 @@ def test_the_picture_has_the_data_of_the_runs():
     assert len(rows) == len(race.runs) == 4
     for row, run in zip(rows, race.runs, strict=True):
         behind, front = row.patches
-        assert list(behind.get_data().values) == came
-        assert list(front.get_data().values) == race.counts(run, columns)
-        assert list(front.get_data().edges) == edges
+        assert heights(behind, edges) == came
+        assert heights(front, edges) == race.counts(run, columns)
         assert [text.get_text() for text in row.get_legend().get_texts()] == ["arrivals", f"left: {run.name}"]
         assert row.get_ylabel() == "calls per\n100 ms"
         assert row.get_ylim()[1] > max(came)
@@ -318,6 +325,28 @@ def test_a_picture_is_the_same_each_time(name, begins, tmp_path, run):
     assert first.read_bytes().startswith(begins)
     save(raced(*SCENE[4:], arrivals=SCENE[1], length="20s"), str(second))
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_picture_of_three_strategies_is_small_and_has_letters(tmp_path):
+    save(
+        raced("gcra:10/s+20", "shaper:10/s", arrivals="poisson:12.75/s", length="60s"),
+        str(tmp_path / "a.svg"),
+    )
+    svg = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert len(svg) < 40_000
+    assert ">left: shaper:10/s</text>" in svg
+    assert ">arrivals poisson:12.75/s, and when the calls leave</text>" in svg
+
+
+@given(st.lists(st.floats(0, 1e4).map("{:.6f}".format), min_size=2, max_size=20))
+def test_compacting_moves_nothing_by_more_than_a_tenth(numbers):
+    points = " \nL ".join(f"{x} {y}" for x, y in zip(numbers[::2], numbers[1::2], strict=False))
+    svg = f'<g>\n    <path d="M {points} \nz\n"/>\n    <text>0.125  {numbers[0]}</text>\n</g>'
+    path, text = re.findall(r"<(?:path|text).*?(?:/>|</text>)", compact(svg), re.DOTALL)
+    kept = [float(number) for number in re.findall(r"[\d.]+", path)]
+    assert kept == pytest.approx([float(number) for number in re.findall(r"[\d.]+", points)], abs=0.1)
+    assert path.count("L") == points.count("L")
+    assert text == f"<text>0.125  {numbers[0]}</text>"
 
 
 def test_json_and_a_picture_go_together(tmp_path, run):

@@ -9,22 +9,28 @@ from typing import NamedTuple
 
 import pytest
 
+from ..redis_cluster import shared_cluster
 from ..redis_server import shared_server
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+RUNNING = [page for page in PAGES if page.parent.name != "tutorial"]  # which test_tutorial.py walks through
+LINKING = [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"))]
 
 FENCE = re.compile(r"^```([\w+-]*)[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 NOT_RUN = re.compile(r"<!-- not run: \S.* -->\n+\Z")
 NOT_CODE = {"", "text", "sh", "toml", "lua", "markdown"}
 """What a fence may hold beside Python. Whatever else it is called, somebody has to see that it runs."""
-LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
+LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
+"""A link, or a picture."""
+FROM_DOCSTRING = re.compile(r"^::: (\S+)$", re.MULTILINE)
 HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
 
 
 LOCAL_REDIS = "redis://localhost"
 """What a page calls the reader's Redis: here it is one of the tests' own."""
+A_CLUSTER = "redis://cluster-1:6379"
+"""What a page calls a server of the reader's cluster."""
 
 
 class Block(NamedTuple):
@@ -51,6 +57,8 @@ def run(markdown: str, name: str) -> int:
         code = block.code
         if LOCAL_REDIS in code:
             code = code.replace(LOCAL_REDIS, f"redis://127.0.0.1:{shared_server().port}")
+        if A_CLUSTER in code:
+            code = code.replace(A_CLUSTER, f"redis://127.0.0.1:{shared_cluster().servers[0].port}")
         # The blank lines make tracebacks point at the line of the page.
         exec(compile("\n" * block.line + code, name, "exec"), namespace)
     return len(found)
@@ -59,7 +67,8 @@ def run(markdown: str, name: str) -> int:
 def anchors(markdown: str) -> set[str]:
     """What a link's part after # may say."""
     headings = HEADING.findall(FENCE.sub("", markdown))
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    own = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return own | set(FROM_DOCSTRING.findall(markdown))
 
 
 def dead_links(page: Path) -> list[str]:
@@ -75,7 +84,7 @@ def dead_links(page: Path) -> list[str]:
     return dead
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", RUNNING, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_code_of_a_page_runs(page: Path) -> None:
     run(page.read_text(encoding="utf-8"), str(page))
 
@@ -137,5 +146,6 @@ def test_a_dead_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# One word\n[a](page.md) [b](gone.md) [c](#one-word) [d](page.md#two) [e](https://x.org)\n"
+        "![f](gone.svg) [g](#shapekit.Gate)\n\n::: shapekit.Gate\n"
     )
-    assert dead_links(page) == ["gone.md", "page.md#two"]
+    assert dead_links(page) == ["gone.md", "page.md#two", "gone.svg"]

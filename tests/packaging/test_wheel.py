@@ -1,43 +1,14 @@
-"""The wheel holds the tree, whole, and nothing else."""
+"""The wheel, made from the sdist, holds the tree, whole, and nothing else."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
-import pytest
-
-BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "shapekit", "integrations")
-LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc")
-PROBE = "algorithms/probe.lua"
-"""A made-up twin, so that the test knows that twins are shipped."""
-
-
-@pytest.fixture(scope="module")
-def tree(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy to build from: building leaves traces, and traces of an earlier build would be shipped."""
-    copy = tmp_path_factory.mktemp("tree")
-    for name in BUILT_FROM:
-        if (root / name).is_dir():
-            shutil.copytree(root / name, copy / name, symlinks=True, ignore=LEFT_OUT)
-        else:
-            shutil.copy(root / name, copy / name)
-    (copy / "shapekit" / PROBE).write_text("-- a twin\n")
-    return copy
-
-
-@pytest.fixture(scope="module")
-def wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("dist")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(tree)]
-    made = subprocess.run(build, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stdout + made.stderr
-    [path] = out.glob("*.whl")
-    return path
+from .conftest import PROBE
 
 
 def shipped(wheel: Path) -> set[str]:

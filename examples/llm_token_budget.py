@@ -1,0 +1,86 @@
+"""Requests and tokens per minute at once: reserve an estimate, settle what it was. Run it: it needs nothing.
+
+A stub of a language model comes along. Four threads share 600 requests and 60,000 tokens a minute.
+"""
+
+import json
+import threading
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
+
+from shapekit import Policy, TokenBucket
+
+WORKERS, CALLS = 4, 32
+MAX_TOKENS = 980
+TOKENS_A_MINUTE, CAPACITY = 60_000, 6_000
+
+requests = Policy("600/min", name="requests")
+# Calls in flight are reserved in full, so the bucket holds more than an estimate for each worker: with less
+# they would wait for each other's estimates, and not for the limit.
+tokens = Policy(gates=(TokenBucket(f"{TOKENS_A_MINUTE}/min", capacity=CAPACITY),), name="tokens")
+
+
+class Answered(NamedTuple):
+    """What a call had reserved, what it used, and how long it waited for its tokens."""
+
+    reserved: int
+    used: int
+    waited: float
+
+
+def ask(url: str, prompt: str) -> Answered:
+    """One call. The request's turn is taken last, next to the call, because it is the one that paces."""
+    estimate = len(prompt) // 4 + MAX_TOKENS  # as much as it can use at most
+    with tokens.admit(cost=estimate) as budget, requests.admit():
+        body = json.dumps({"prompt": prompt, "max_tokens": MAX_TOKENS}).encode()
+        with urllib.request.urlopen(url, data=body) as response:
+            used: int = json.load(response)["usage"]["total_tokens"]
+        budget.settle(used)  # the rest is there for others at once
+    return Answered(estimate, used, budget.delay)
+
+
+class Stub(BaseHTTPRequestHandler):
+    """A model that never says as much as it may, and counts."""
+
+    lock = threading.Lock()
+    requests = tokens = 0
+
+    def do_POST(self) -> None:
+        question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with Stub.lock:
+            Stub.requests += 1
+            used = len(question["prompt"]) // 4 + Stub.requests * 37 % 400
+            Stub.tokens += used
+        body = json.dumps({"text": "…", "usage": {"total_tokens": used}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
+        """Nothing: it is summed up below."""
+
+
+def main() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/"
+        prompts = [f"question {number:2}: ".ljust(80, "?") for number in range(CALLS)]
+        start = time.monotonic()
+        with ThreadPoolExecutor(WORKERS) as workers:
+            answered = list(workers.map(ask, [url] * CALLS, prompts))
+        took = time.monotonic() - start
+        server.shutdown()
+    reserved, used = sum(one.reserved for one in answered), sum(one.used for one in answered)
+    unsettled = (reserved - CAPACITY) / (TOKENS_A_MINUTE / 60)
+    print(f"{CALLS} calls by {WORKERS} threads in {took:.1f} s")
+    print(f"reserved {reserved} tokens, used {used}; the server counted {Stub.tokens} in {Stub.requests}")
+    print(f"the longest wait for tokens was {max(one.waited for one in answered):.2f} s")
+    print(f"had nothing been settled, it would have taken {unsettled:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

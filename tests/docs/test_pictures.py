@@ -1,0 +1,65 @@
+"""The pictures are those that `shapekit simulate` draws, and the pages show the commands."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from .test_markdown import PAGES, ROOT
+
+FOLDER = ROOT / "docs" / "pictures"
+SHOWN = re.compile(r"!\[([^\]]+)\]\(([^)]+\.svg)\)")
+MOST_BYTES = 40_000
+
+
+@pytest.fixture(scope="module")
+def draw() -> ModuleType:
+    """The script beside the pictures."""
+    spec = importlib.util.spec_from_file_location("draw", FOLDER / "draw.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def words(svg: Path) -> list[str]:
+    """All that is written in a picture."""
+    return re.findall(r"<text[^>]*>([^<]*)</text>", svg.read_text(encoding="utf-8"))
+
+
+def lines(svg: Path) -> list[int]:
+    """How many points each line has: what was drawn, whichever matplotlib drew it, and wherever it put it."""
+    return [path.count("L") for path in re.findall(r'<path d="([^"]*)"', svg.read_text(encoding="utf-8"))]
+
+
+def test_every_picture_has_its_command_and_every_command_its_picture(draw: ModuleType) -> None:
+    assert {f"{name}.svg" for name in draw.PICTURES} == {path.name for path in FOLDER.glob("*.svg")}
+
+
+def test_the_pictures_are_what_their_commands_draw(draw: ModuleType, tmp_path: Path) -> None:
+    draw.draw(tmp_path)
+    for path in FOLDER.glob("*.svg"):
+        anew = tmp_path / path.name
+        assert words(path) == words(anew), f"{path.name}: python docs/pictures/draw.py"
+        assert lines(path) == lines(anew), f"{path.name}: python docs/pictures/draw.py"
+        assert path.stat().st_size < MOST_BYTES
+
+
+def test_pages_say_what_is_to_be_seen_and_by_which_command(draw: ModuleType) -> None:
+    shown = set()
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for told, target in SHOWN.findall(text):
+            path = (page.parent / target).resolve()
+            assert path.is_file(), f"{page.name}: {target}"
+            assert len(told) > 40, f"{page.name}: {told!r} does not tell a picture to whoever cannot see it"
+            if path.parent == FOLDER:
+                shown.add(path.stem)
+                command = f"shapekit simulate {draw.PICTURES[path.stem]}"
+                assert command in text or page.name == "index.md", f"{page.name}: show {command!r}"
+    assert shown == set(draw.PICTURES)

@@ -1,0 +1,119 @@
+"""The reference names everything that is public, and what it names says what it is."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from shapekit import errors
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+PUBLIC = ["shapekit", "shapekit.events", "shapekit.feedback", "shapekit.testing"] + [
+    f"shapekit.integrations.{path.stem}"
+    for path in sorted((ROOT / "integrations").glob("*.py"))
+    if "_" not in path.stem  # else it is a part of another
+]
+LOADED_WHEN_ASKED_FOR = {"shapekit": ["RedisStore"]}
+
+NAMED = re.compile(r"^::: (\S+)$", re.MULTILINE)
+"""What is put into a page from docstrings."""
+
+
+def named() -> set[str]:
+    return {name for page in REFERENCE.glob("*.md") for name in NAMED.findall(page.read_text("utf-8"))}
+
+
+def public_names(module: ModuleType) -> list[str]:
+    names = [*module.__all__, *LOADED_WHEN_ASKED_FOR.get(module.__name__, ())]
+    return [name for name in names if f"{module.__name__}.{name}" not in PUBLIC]
+
+
+def untold(module: ModuleType, name: str) -> list[str]:
+    """A public thing, and its public methods and properties, as far as nothing says what they are."""
+    thing: Any = getattr(module, name)
+    if not (inspect.isclass(thing) or inspect.isroutine(thing)):
+        return []  # a constant or an alias: its words stand under it in the source, for readers of that
+    # A NamedTuple or dataclass without words has its signature for a docstring.
+    own = vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__
+    found = [name] if not own or own.startswith(f"{name}(") else []
+    for base in thing.__mro__ if inspect.isclass(thing) else ():
+        if not base.__module__.startswith("shapekit"):
+            continue
+        found += [
+            f"{name}.{attribute}"
+            for attribute, value in vars(base).items()
+            if not attribute.startswith(("_", "test_"))
+            and (callable(value) or isinstance(value, (property, classmethod, staticmethod)))
+            and not (inspect.getdoc(getattr(thing, attribute)) or said_by_the_clock(thing, attribute))
+        ]
+    return found
+
+
+def said_by_the_clock(thing: type, attribute: str) -> bool:
+    """A clock has the methods of the protocol `Clock`, which says what they do."""
+    return thing.__name__.endswith("Clock") and bool(
+        inspect.getdoc(getattr(importlib.import_module("shapekit").Clock, attribute, None))
+    )
+
+
+def resolved(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_every_public_name_is_in_the_reference(module: str) -> None:
+    there = importlib.import_module(module)
+    shown = named()
+    things = [resolved(name) for name in shown]
+    # What has two names is shown under one of them.
+    missing = [
+        name
+        for name in public_names(there)
+        if f"{module}.{name}" not in shown and not any(getattr(there, name) is thing for thing in things)
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_every_public_name_says_what_it_is(module: str) -> None:
+    there = importlib.import_module(module)
+    assert [found for name in public_names(there) for found in untold(there, name)] == []
+
+
+def test_the_reference_names_only_what_is_public() -> None:
+    public = {
+        f"{module}.{name}" for module in PUBLIC for name in public_names(importlib.import_module(module))
+    }
+    assert named() - public == set()
+
+
+def test_what_says_nothing_is_found() -> None:
+    module = ModuleType("made_up")
+
+    class Silent:
+        __module__ = "shapekit.made_up"
+
+        def quiet(self) -> None: ...
+
+        def told(self) -> None:
+            """Told."""
+
+    module.Silent = Silent  # type: ignore[attr-defined]
+    assert untold(module, "Silent") == ["Silent", "Silent.quiet"]
+
+
+def test_the_table_of_errors_is_the_tree_of_errors() -> None:
+    page = (REFERENCE / "errors.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(\w+)` \|", page, re.MULTILINE)
+    classes = [getattr(errors, name) for name in errors.__all__]
+    own = {each.__name__: (each.__bases__[-1].__name__, each.code) for each in classes}
+    assert {name: (base, code) for name, base, code in rows} == own
+    assert len({code for _, code in own.values()}) == len(own)
