@@ -1,5 +1,6 @@
 """What all tests share: hypothesis's profile, the event loops, and how to expect a ConfigError."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -14,6 +15,12 @@ os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(_CACHE))
 
 settings.register_profile("shapekit", deadline=None)
 settings.load_profile("shapekit")
+
+
+def pytest_collection_finish():
+    """Thousands of tests are no garbage: to look through them stops everybody for a third of a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=["asyncio", "trio"])

@@ -34,10 +34,13 @@ def heard(shaper, turn):
 
 def undone(shaper, turn):
     """Gives back what was taken for somebody who did not stay for the answer; which operation did it."""
-    for operation, args in undos_of("reserve", ((turn.cost, None, 7),), turn.granted):
-        if shaper._store.bind(shaper.name, shaper.queue, operation)(turn.key, *args):
-            return operation
-    return None
+    did = [
+        operation
+        for operation, args in undos_of("reserve", ((turn.cost, None, 7),), turn.granted)
+        if shaper._store.bind(shaper.name, shaper.queue, operation)(turn.key, *args)
+    ]
+    assert len(did) <= 1
+    return did[0] if did else None
 
 
 class Follower:

@@ -141,10 +141,10 @@ class Model:
                 self.places.pop()
         return True
 
-    def undo(self, call, had_to_wait):
+    def undo(self, call):
         """What the call was given comes to nobody: what gave it back."""
         call.left_at = None
-        if had_to_wait and self.cancel(call):
+        if self.cancel(call):
             return "cancel"
         return "settle" if self.settle(call, 0) else None
 

@@ -77,7 +77,7 @@ class ShaperAgainstModel(RuleBasedStateMachine):
     def what_nobody_stayed_for_is_given_back(self, data):
         """Soon or late, and in any order."""
         turn, call = self.gone.pop(data.draw(st.integers(0, len(self.gone) - 1)))
-        assert undone(self.shaper, turn) == self.model.undo(call, had_to_wait=turn.delay > 0)
+        assert undone(self.shaper, turn) == self.model.undo(call)
 
     @precondition(lambda self: self.pairs)
     @rule(data=st.data())
@@ -154,7 +154,7 @@ class ShaperAgainstModel(RuleBasedStateMachine):
         if not getattr(self, "pairs", ()):
             return
         for turn, call in self.gone:
-            assert undone(self.shaper, turn) == self.model.undo(call, had_to_wait=turn.delay > 0)
+            assert undone(self.shaper, turn) == self.model.undo(call)
         self.tick(10**13)
         whole = self.rate.period_us % self.rate.limit == 0
         for life in range(self.model.life + 1):
