@@ -10,12 +10,17 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from click.testing import CliRunner, Result
 
+from shapekit import RedisStore, SQLiteStore
 from shapekit.cli.group import cli
+
+from ..redis_server import shared_server
+from .screen import Screen
 
 COMMAND = (sys.executable, "-m", "shapekit.cli")
 SILENT = {"COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "SHAPEKIT_STORE", "PYTHONIOENCODING"}
@@ -32,6 +37,35 @@ class Seen(NamedTuple):
 
     code: int
     text: str
+
+
+@pytest.fixture(params=["redis", "sqlite"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[RedisStore | SQLiteStore, str]]:
+    """A store, and where it is."""
+    if request.param == "redis":
+        where = f"{shared_server().url.rsplit('/', 1)[0]}/7"
+        store: RedisStore | SQLiteStore = RedisStore.from_url(where)
+    else:
+        where = str(tmp_path / "limits.db")
+        store = SQLiteStore(where)
+    yield store, where
+    if request.param == "redis":
+        store.reset_all()
+    store.close()
+
+
+@pytest.fixture
+def screens() -> Iterator[Callable[..., Screen]]:
+    """Makes terminals, and ends what runs on them."""
+    made: list[Screen] = []
+
+    def make(*args: Any, **options: Any) -> Screen:
+        made.append(Screen(*args, **options))
+        return made[-1]
+
+    yield make
+    for screen in made:
+        screen.close()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from shapekit.cli.demo_picture import ACCEPTED, FINE, PLAIN, REFUSED, Scale, sca
 from shapekit.cli.demo_server import LIMIT, Window
 
 from ..redis_server import RedisServer, shared_server
-from .screen import Screen, complaint, shapekit
+from .screen import complaint, shapekit
 
 SECONDS = "1"
 GAPS_NS = st.lists(
@@ -26,19 +26,6 @@ GAPS_NS = st.lists(
     max_size=200,
 )
 """Crowded and sparse, and such that some calls are a second apart to the nanosecond."""
-
-
-@pytest.fixture
-def screens():
-    made = []
-
-    def make(*args, **options):
-        made.append(Screen(*args, **options))
-        return made[-1]
-
-    yield make
-    for screen in made:
-        screen.close()
 
 
 @pytest.fixture

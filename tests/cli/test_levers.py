@@ -5,25 +5,10 @@ import time
 
 import pytest
 
-from shapekit import GCRA, Gate, RedisStore, Shaper, SQLiteStore, any_of
+from shapekit import GCRA, Gate, RedisStore, Shaper, any_of
 
 from ..redis_server import shared_server
 from .screen import Screen, complaint, shapekit
-
-
-@pytest.fixture(params=["redis", "sqlite"])
-def place(request, tmp_path):
-    """A store, and where it is."""
-    if request.param == "redis":
-        where = f"{shared_server().url.rsplit('/', 1)[0]}/8"
-        store = RedisStore.from_url(where)
-    else:
-        where = str(tmp_path / "limits.db")
-        store = SQLiteStore(where)
-    yield store, where
-    if request.param == "redis":
-        store.reset_all()
-    store.close()
 
 
 @pytest.fixture

@@ -28,27 +28,12 @@ from shapekit import (
 from shapekit.cli.row import row_of
 from shapekit.cli.top import clock, span
 
-from ..redis_server import RedisServer, shared_server
-from .screen import Screen, complaint, shapekit
+from ..redis_server import RedisServer
+from .screen import complaint, shapekit
 
 MANY = 5_000
 BEGINNING = re.compile(rb"^\*\d+\r\n\$\d+\r\n([A-Z]+)", re.MULTILINE)
 """Of a command on the wire, with its name."""
-
-
-@pytest.fixture(params=["redis", "sqlite"])
-def place(request, tmp_path):
-    """A store, and where it is."""
-    if request.param == "redis":
-        where = f"{shared_server().url.rsplit('/', 1)[0]}/7"
-        store = RedisStore.from_url(where)
-    else:
-        where = str(tmp_path / "limits.db")
-        store = SQLiteStore(where)
-    yield store, where
-    if request.param == "redis":
-        store.reset_all()
-    store.close()
 
 
 @pytest.fixture
@@ -57,19 +42,6 @@ def server():
     server = RedisServer().start()
     yield server
     server.close()
-
-
-@pytest.fixture
-def screens():
-    made = []
-
-    def make(*args, **options):
-        made.append(Screen(*args, **options))
-        return made[-1]
-
-    yield make
-    for screen in made:
-        screen.close()
 
 
 def told(where, *options):
