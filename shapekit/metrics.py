@@ -184,7 +184,7 @@ class Tally(Generic[R]):
         if type(event) is Departed:
             self.recorder(event.policy, event.key).departed(event.delay)
         elif type(event) is Reserved:
-            """How it ends is still to come."""
+            pass  # how it ends is still to come
         elif type(event) is Refused:
             self.recorder(event.policy, event.key).ended(event.code)
         elif type(event) is Cancelled:
