@@ -33,7 +33,8 @@ class Errand(Generic[T]):
         from anyio.to_thread import run_sync  # noqa: PLC0415 - who never awaits need not load an event loop
 
         try:
-            return await run_sync(self._work, abandon_on_cancel=True)
+            await run_sync(self._work, abandon_on_cancel=True)
+            return self._done[0]
         except BaseException:
             with self._lock:
                 self._abandoned = True
@@ -43,14 +44,16 @@ class Errand(Generic[T]):
                     await run_sync(self._take_back)
             raise
 
-    def _work(self) -> T:
+    def _work(self) -> None:
+        is_wanted = not self._abandoned
+        if not is_wanted:
+            return  # nothing was taken yet, so nothing is
         result = self._call()
         with self._lock:
             self._done.append(result)
             abandoned = self._abandoned
         if abandoned:
             self._take_back()
-        return result
 
     def _take_back(self) -> None:
         # A store that is gone by now keeps one charge too many; nobody is left to be told.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from importlib.util import find_spec
 from itertools import count
+from traceback import walk_stack
 from typing import Any
 
 import anyio
@@ -15,6 +17,7 @@ from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.errors import StoreUnavailableError
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import Operation, Store
+from shapekit.stores.errand import Errand
 from shapekit.testing.contract import ONE, agree, raising
 from shapekit.testing.trials import GROUPS, limited, queue
 from shapekit.testing.truth import Truth
@@ -215,7 +218,15 @@ async def _with_every_other_cancelled(ask: Callable[[], Awaitable[Any]], callers
             await checkpoint()
             for scope in scopes[::2]:
                 scope.cancel()
+        while _is_errand_under_way():
+            await checkpoint()
     return answered
+
+
+def _is_errand_under_way() -> bool:
+    """Whether a thread still does what was asked by somebody who has gone."""
+    work = Errand._work.__code__
+    return any(frame.f_code is work for top in sys._current_frames().values() for frame, _ in walk_stack(top))
 
 
 async def aclosed_is_closed(store: Store) -> None:
