@@ -17,7 +17,8 @@ from shapekit.calls import Calls
 from shapekit.decision import Decision
 from shapekit.errors import ConfigError, QueueFullError, QuotaExhaustedError, RateLimitedError
 from shapekit.feedback import Feedback, ServerHint
-from shapekit.policy import Policy, checked_cost, checked_key
+from shapekit.policy import Policy
+from shapekit.policy_parts import checked_cost, checked_key
 from shapekit.rate import SECOND_US, Duration, duration_us, one_of, whole
 from shapekit.reservation import Reservation
 from shapekit.stores.base import Store

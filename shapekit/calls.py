@@ -10,7 +10,8 @@ from shapekit.admission import Admission
 from shapekit.algorithms.grant import Granted
 from shapekit.errors import ConfigError
 from shapekit.keys import KeyTemplate
-from shapekit.policy import CostSpec, Policy
+from shapekit.policy import Policy
+from shapekit.policy_parts import CostSpec
 from shapekit.reservation import Outlook
 
 __all__ = ["Calls", "signature_of"]

@@ -24,7 +24,8 @@ from shapekit.calls import Calls, signature_of
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError
 from shapekit.keys import KeySpec
-from shapekit.policy import CostSpec, Policy, RefundSpec, checked_cost, checked_key
+from shapekit.policy import Policy
+from shapekit.policy_parts import CostSpec, RefundSpec, checked_cost, checked_key
 from shapekit.rate import Duration, RateLike, one_of, parse_rates
 from shapekit.reservation import Outlook
 from shapekit.stores.base import Store

@@ -26,7 +26,8 @@ from shapekit.clock import Clock
 from shapekit.decision import Decision
 from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
 from shapekit.keys import KeySpec
-from shapekit.policy import CostSpec, FeedbackSpec, Policy, RefundSpec, checked_cost
+from shapekit.policy import Policy
+from shapekit.policy_parts import CostSpec, FeedbackSpec, RefundSpec, checked_cost
 from shapekit.rate import SECOND_US, Duration, RateLike, duration_us, one_of, parse_rates, whole
 from shapekit.reservation import Reservation
 from shapekit.stores.base import Store

@@ -6,10 +6,10 @@ it turned out to cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self
 
 from shapekit.admission import Admission
 from shapekit.algorithms.base import Algorithm
@@ -18,8 +18,18 @@ from shapekit.algorithms.usage import QuotaUsage, quotas_of
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError
 from shapekit.events import Listener, Listening
-from shapekit.keys import KeySpec, KeyTemplate
-from shapekit.rate import Duration, RateLike, whole
+from shapekit.keys import KeySpec
+from shapekit.policy_parts import (
+    CostSpec,
+    FeedbackSpec,
+    RefundSpec,
+    checked_cost,
+    checked_feedback,
+    checked_key,
+    never_counted,
+    quotas_from,
+)
+from shapekit.rate import Duration, RateLike
 from shapekit.reservation import Outlook
 from shapekit.scoped_turns import ScopedTurns
 from shapekit.scopes import MARK
@@ -28,15 +38,9 @@ from shapekit.spec import fields_of
 from shapekit.stores.base import Store
 
 if TYPE_CHECKING:
-    from shapekit.feedback import Answer, Feedback, ServerHint
+    from shapekit.feedback import Feedback
 
 __all__ = ["Policy"]
-
-CostSpec: TypeAlias = int | Callable[..., int]
-FeedbackSpec: TypeAlias = "str | Feedback | Callable[[Answer], ServerHint | None]"
-RefundSpec: TypeAlias = (
-    type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
-)
 
 
 class Policy:
@@ -87,7 +91,7 @@ class Policy:
             burst=burst,
             max_wait=max_wait,
             pace=pace,
-            gates=(*gates, *_quotas(quota)) if isinstance(gates, Sequence) else gates,
+            gates=(*gates, *quotas_from(quota)) if isinstance(gates, Sequence) else gates,
             headroom=headroom,
             store=store,
             clock=clock,
@@ -100,8 +104,8 @@ class Policy:
         if type(enforce) is not bool:
             raise ConfigError("enforce", enforce, "is neither True nor False", "pass a bool")
         self.enforce = enforce
-        self.refund_on = _never_counted(refund_on)
-        self._feedback_spec = _checked_feedback(feedback)
+        self.refund_on = never_counted(refund_on)
+        self._feedback_spec = checked_feedback(feedback)
 
     @classmethod
     def from_dict(
@@ -275,58 +279,3 @@ class Policy:
 
     def __repr__(self) -> str:
         return f"Policy({self.shaper!r})"
-
-
-def _quotas(quota: Quota | str | None) -> tuple[Quota, ...]:
-    if quota is None:
-        return ()
-    if isinstance(quota, str):
-        try:
-            return (Quota(quota),)
-        except ConfigError as error:
-            raise error.within("quota") from None
-    if not isinstance(quota, Quota):
-        raise ConfigError("quota", quota, "is not a quota", 'write "1_000_000/month", or a Quota')
-    return (quota,)
-
-
-def checked_key(key: KeySpec) -> str | KeyTemplate | Callable[..., str]:
-    """A key that never changes, a parsed template, or the callable."""
-    if isinstance(key, str):
-        template = KeyTemplate(key)
-        return template if template.fields else template({})
-    if callable(key):
-        return key
-    raise ConfigError("key", key, "is neither text nor callable", 'write "{user_id}", or a callable')
-
-
-def checked_cost(cost: CostSpec) -> int | Callable[..., int]:
-    """A whole number of units, or the callable."""
-    if callable(cost):
-        return cost
-    return whole("cost", cost)
-
-
-def _never_counted(refund_on: RefundSpec | None) -> Callable[[BaseException], bool] | None:
-    if refund_on is None:
-        return None
-    kinds = refund_on if isinstance(refund_on, tuple) else (refund_on,)
-    if all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
-        return partial(_is_one_of, kinds)
-    if callable(refund_on) and not isinstance(refund_on, type):
-        return refund_on
-    raise ConfigError(
-        "refund_on", refund_on, "is neither exceptions nor a predicate", "write refund_on=ConnectionError"
-    )
-
-
-def _checked_feedback(feedback: Any) -> Any:
-    if feedback is None or feedback == "hold" or callable(feedback) or hasattr(feedback, "read"):
-        return feedback
-    raise ConfigError(
-        "feedback", feedback, "is not a kind of feedback", 'write "hold", None, or Feedback("github")'
-    )
-
-
-def _is_one_of(kinds: tuple[Any, ...], error: BaseException) -> bool:
-    return isinstance(error, kinds)

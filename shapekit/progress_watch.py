@@ -11,9 +11,10 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from shapekit.errors import ShapekitError, StoreUnavailableError
+from shapekit.levers import MAX_PLAYED
 from shapekit.progress_line import Told, opened
 from shapekit.rate import SECOND_US
-from shapekit.shaper import MAX_PLAYED, Shaper
+from shapekit.shaper import Shaper
 from shapekit.switch import SWITCH
 
 __all__ = ["Loop", "Watch"]

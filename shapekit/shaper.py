@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from shapekit import nonce
-from shapekit.algorithms.base import Algorithm, check_cost
+from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.grant import Granted
 from shapekit.algorithms.leaky_queue import LeakyQueue
 from shapekit.clock import Clock
@@ -17,16 +16,9 @@ from shapekit.departure import Departures
 from shapekit.errors import ConfigError
 from shapekit.events import Listener, Listening
 from shapekit.gate import checked_name, open_store
-from shapekit.rate import (
-    MAX_COUNT,
-    SECOND_US,
-    Duration,
-    RateLike,
-    duration_us,
-    parse_rates,
-    whole,
-)
-from shapekit.reservation import Outlook, Reservation
+from shapekit.levers import Levers
+from shapekit.rate import SECOND_US, Duration, RateLike, duration_us, parse_rates
+from shapekit.reservation import Reservation
 from shapekit.stores.base import Store
 from shapekit.switch import SWITCH
 from shapekit.teller import Teller
@@ -35,19 +27,13 @@ from shapekit.waiting import CHUNK_S, Waiters, max_wait_us, timeout_us
 
 __all__ = ["Shaper"]
 
-MAX_PLAYED = 1_000_000
-"""The most calls that a forecast plays through one by one, where more than a pace binds."""
-RESUME_NOTICE_US = 250_000
-"""How far ahead a hold is ended, so that every sleeper, who looks more often than this, hears of it."""
-
-
 _FROM_POLICY: Any = object()
 """The default of an argument that falls back on what the shaper was made with."""
 _ONE = 1
 _new = tuple.__new__
 
 
-class Shaper:
+class Shaper(Levers):
     """Makes calls leave at `rate`: delays them, or refuses at once when the wait would be too long.
 
         >>> from shapekit import Shaper
@@ -87,30 +73,20 @@ class Shaper:
         if rate is None and not gates:
             raise ConfigError("rate", rate, "is missing", 'write Shaper("10/s")')
         rates = () if rate is None else parse_rates(rate)
-        self.queue = LeakyQueue(rates, burst, pace, _strategies(gates), headroom)
+        queue = LeakyQueue(rates, burst, pace, _strategies(gates), headroom)
         self._owns_store = store is None
         self._store = open_store(store, clock)
         self.name = checked_name(name, self._store, "shaper")
         self._max_wait_us = max_wait_us(max_wait)
-        self._max_cost = self.queue.max_cost
         chunk_us = duration_us("longest_sleep", longest_sleep)
         self._waiters = Waiters(self._store.clock, f"shaper {self.name!r}", chunk_us / SECOND_US)
-        self._confirmations = Confirmations(self._store, self.name, self.queue)
-        self._teller = Teller(self.name, self._store.clock, self._waiters)
-        self._departures = Departures(self._store, self._waiters, self._confirmations, self._teller)
-        self._turns = Turns(self, self.name, self._store, self._teller, self._departures)
+        self._confirmations = Confirmations(self._store, self.name, queue)
+        teller = Teller(self.name, self._store.clock, self._waiters)
+        departures = Departures(self._store, self._waiters, self._confirmations, teller)
+        super().__init__(self.name, queue, self._store, self._confirmations, teller, departures)
+        self._turns = Turns(self, self.name, self._store, teller, departures)
         self._reserve = self._turns.ask
         self._areserve = self._turns.aask
-        bound = (self.name, self.queue)
-        changing, achanging = self._confirmations.changing, self._confirmations.achanging
-        self._hold = changing(self._store.bind(*bound, "hold"))
-        self._ahold = achanging(self._store.abind(*bound, "hold"))
-        self._resume = changing(self._store.bind(*bound, "resume"))
-        self._aresume = achanging(self._store.abind(*bound, "resume"))
-        self._reset = changing(partial(self._store.reset, *bound))
-        self._areset = achanging(partial(self._store.areset, *bound))
-        self._look = self._store.bind(*bound, "look")
-        self._alook = self._store.abind(*bound, "look")
 
     # taking a turn
 
@@ -234,85 +210,9 @@ class Shaper:
         """`settle`, awaitable."""
         return await self._turns.asettle(turn, actual)
 
-    # holding
-
-    def hold(self, length: Duration, *, key: str = "default") -> float:
-        """Nobody leaves on `key` for `length`, in any process; returns how long it is held now.
-
-        Whoever waits is moved by as much, in order, and the rate goes on from where it stood. A longer
-        hold in place stays. A call that waits through the hold stays charged to the quota period or fixed
-        window that it was promised, so the one in which it leaves may see its limit and, on top, those who
-        were held back.
-        """
-        length_us = duration_us("length", length)
-        with self._teller.watching(_checked_key(key)):
-            held_us: int = self._hold(key, length_us, nonce.fresh())
-        if held_us == length_us:
-            self._teller.held(key, held_us)
-        return held_us / SECOND_US
-
-    async def ahold(self, length: Duration, *, key: str = "default") -> float:
-        """`hold`, awaitable."""
-        length_us = duration_us("length", length)
-        with self._teller.watching(_checked_key(key)):
-            held_us: int = await self._ahold(key, length_us, nonce.fresh())
-        if held_us == length_us:
-            self._teller.held(key, held_us)
-        return held_us / SECOND_US
-
-    def resume(self, *, key: str = "default") -> float:
-        """End a hold a quarter of a second from now; returns how long the key is held still."""
-        with self._teller.watching(_checked_key(key)):
-            left_us: int = self._resume(key, RESUME_NOTICE_US)
-        if left_us == RESUME_NOTICE_US:
-            self._teller.resumed(key, left_us)
-        return left_us / SECOND_US
-
-    async def aresume(self, *, key: str = "default") -> float:
-        """`resume`, awaitable."""
-        with self._teller.watching(_checked_key(key)):
-            left_us: int = await self._aresume(key, RESUME_NOTICE_US)
-        if left_us == RESUME_NOTICE_US:
-            self._teller.resumed(key, left_us)
-        return left_us / SECOND_US
-
-    # looking
-
     def listen(self, listener: Listener) -> Listening:
         """Tell the listener what happens here from now on, until what is returned is closed; see `events`."""
         return self._teller.ears.add(listener)
-
-    def held(self, *, key: str = "default") -> float:
-        """How long a key is held still, in seconds; 0 if it is not."""
-        return self._departures.held_us(_checked_key(key)) / SECOND_US
-
-    async def aheld(self, *, key: str = "default") -> float:
-        """`held`, awaitable."""
-        return await self._departures.aheld_us(_checked_key(key)) / SECOND_US
-
-    def forecast(self, calls: int = 1, *, key: str = "default", cost: int = 1) -> Outlook:
-        """When `calls` more calls will have left, if they came now and nobody else did."""
-        self._foreseeable(calls, key, cost)
-        with self._teller.watching(key):
-            return self._outlook(self._look(key), calls, cost)
-
-    async def aforecast(self, calls: int = 1, *, key: str = "default", cost: int = 1) -> Outlook:
-        """`forecast`, awaitable."""
-        self._foreseeable(calls, key, cost)
-        with self._teller.watching(key):
-            return self._outlook(await self._alook(key), calls, cost)
-
-    def reset(self, key: str = "default") -> None:
-        """Forget the key: its queue, its hold, its limits' memory. Who waits keeps the promised time."""
-        with self._teller.watching(_checked_key(key)):
-            self._reset(key)
-        self._teller.was_reset(key)
-
-    async def areset(self, key: str = "default") -> None:
-        """`reset`, awaitable."""
-        with self._teller.watching(_checked_key(key)):
-            await self._areset(key)
-        self._teller.was_reset(key)
 
     def close(self) -> None:
         """Wake whoever waits, with StoreUnavailableError; close the store if this shaper made it."""
@@ -363,28 +263,8 @@ class Shaper:
         """`give_back`, awaitable."""
         return await self._turns.agive_back(turn)
 
-    def _admissible(self, key: str, cost: int) -> None:
-        _checked_key(key)
-        check_cost(cost, self._max_cost, key, "limit")
-
-    def _foreseeable(self, calls: int, key: str, cost: int) -> None:
-        self._admissible(key, cost)
-        plain = not self.queue.constraints and self.queue.rates
-        whole("calls", calls, most=MAX_COUNT if plain else MAX_PLAYED)
-
-    def _outlook(self, looked: tuple[Any, int, int], calls: int, cost: int) -> Outlook:
-        state, now, skew = looked
-        first, last = self.queue.outlook(state, now, calls, cost, skew)
-        return Outlook(first / SECOND_US, last / SECOND_US)
-
 
 def _strategies(gates: object) -> tuple[Any, ...]:
     if isinstance(gates, Algorithm) or not isinstance(gates, Sequence):
         raise ConfigError("gates", gates, "is not a sequence of strategies", 'write gates=(GCRA("10/s"),)')
     return tuple(gates)
-
-
-def _checked_key(key: str) -> str:
-    if not isinstance(key, str):
-        raise ConfigError("key", key, "is not text", 'pass a str such as "default"')
-    return key

@@ -11,9 +11,9 @@ from rich.progress import track
 
 from shapekit.cli.complaint import Complaint
 from shapekit.cli.words import span_words
+from shapekit.levers import MAX_PLAYED
 from shapekit.policy import Policy
 from shapekit.rate import MAX_SPAN_US, SECOND_US
-from shapekit.shaper import MAX_PLAYED
 
 __all__ = ["Course", "Days"]
 

@@ -22,8 +22,8 @@ from shapekit.cli.row import limit_text
 from shapekit.cli.stores import open_store, store_option
 from shapekit.cli.surveys import open_survey
 from shapekit.cli.top import clock, span
+from shapekit.levers import RESUME_NOTICE_US
 from shapekit.rate import SECOND_US, duration_us
-from shapekit.shaper import RESUME_NOTICE_US
 from shapekit.stores.base import Store
 from shapekit.stores.redis_keys import bounded
 from shapekit.stores.sighting import Sighting
