@@ -1,33 +1,34 @@
-"""A shaped no-op task that never has to wait beside the plain one: `python tests/benchmarks/celery.py`.
-
-One worker and one broker, pairs interleaved, every second pair the other way round. Each run finds its
-messages in a queue of its own and is over when the broker has nothing left that was not acknowledged.
-"""
+"""A shaped no-op task that never has to wait, beside the plain one."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
-from pathlib import Path
 from statistics import median
 
-# This file is named like what it measures, which must not be found in its place.
-_HERE = str(Path(__file__).parent)
-sys.path[:] = [entry for entry in sys.path if str(Path(entry or ".").resolve()) != _HERE]
-sys.path.insert(0, str(Path(__file__).parents[2]))
+from celery import Celery
 
-from celery import Celery  # noqa: E402
+from shapekit.integrations.celery import ShapedTask
 
-from shapekit.integrations.celery import ShapedTask  # noqa: E402
-from tests.celery.fleet import Fleet  # noqa: E402
-from tests.redis_server import RedisServer  # noqa: E402
+from ..celery.fleet import Fleet
+from ..redis_server import RedisServer
+from .progress import say
+from .tables import Column, Effort, Goal, Group, Line, Table
 
+NAME = "celery"
+METHOD = """
+How many tasks that do nothing one worker finishes in a second, with two processes in its pool and Redis
+as the broker: plain ones, those of a shape that is never full, and those with a `rate_limit` of Celery's
+own that is never reached (it holds for one worker). Each run finds its messages in a queue of its own,
+and is over when the broker has nothing left that was not acknowledged. The ratio is to the plain task of
+the same round.
+"""
 GOAL = 0.80
+SPEED, SHARE = "tasks a second", "of plain"
+TASKS = ("plain", "shaped", "rate_limit")
 
 
 def make_app(url: str) -> Celery:
-    """Two tasks that do nothing."""
+    """Tasks that do nothing."""
     app = Celery("benchmark", broker=url, set_as_current=False)
     app.conf.update(task_ignore_result=True, broker_connection_retry_on_startup=True)
 
@@ -39,6 +40,10 @@ def make_app(url: str) -> Celery:
 
     @app.task(name="shaped", base=ShapedTask, shape=shape, shared=False)
     def shaped() -> None:
+        pass
+
+    @app.task(name="rate_limit", rate_limit="1000000/s", shared=False)
+    def limited() -> None:
         pass
 
     return app
@@ -58,33 +63,36 @@ def per_second(app: Celery, broker: RedisServer, name: str, queue: str, calls: i
     return calls / taken
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--calls", type=int, default=2000)
-    parser.add_argument("--pool", default="prefork")
-    parser.add_argument("--concurrency", type=int, default=2)
-    asked = parser.parse_args()
+def measure(effort: Effort) -> Group:
+    """Rounds of all three; every second one runs backwards."""
+    rounds = 2 * effort.rounds
+    calls = max(200, effort.of(2_000))
+    speeds: dict[str, list[float]] = {name: [] for name in TASKS}
     broker = RedisServer().start()
     fleet = Fleet(broker.url)
     try:
-        quiet = ("--loglevel", "WARNING")
-        fleet.start("tests.benchmarks.celery", pool=asked.pool, concurrency=asked.concurrency, options=quiet)
+        fleet.start(
+            "tests.benchmarks.celery", pool="prefork", concurrency=2, options=("--loglevel", "WARNING")
+        )
         app = make_app(broker.url)
-        for name in ("plain", "shaped"):
+        for name in TASKS:
             per_second(app, broker, name, f"warm-{name}", 200)
-        ratios = []
-        for pair in range(asked.pairs):
-            order = ("plain", "shaped") if pair % 2 == 0 else ("shaped", "plain")
-            found = {name: per_second(app, broker, name, f"{name}-{pair}", asked.calls) for name in order}
-            ratios.append(found["shaped"] / found["plain"])
-            print(f"plain {found['plain']:6.0f}/s  shaped {found['shaped']:6.0f}/s  {ratios[-1]:.3f}")
-        verdict = "reached" if median(ratios) >= GOAL else "missed"
-        print(f"median of {len(ratios)} pairs: {median(ratios):.3f}, goal {GOAL:.2f}: {verdict}")
+        for number in range(rounds):
+            say(f"round {number + 1} of {rounds}")
+            for name in TASKS if number % 2 == 0 else reversed(TASKS):
+                speeds[name].append(per_second(app, broker, name, f"{name}-{number}", calls))
     finally:
         fleet.close()
         broker.close()
-
-
-if __name__ == "__main__":
-    main()
+    shares = {
+        name: [speed / plain for speed, plain in zip(speeds[name], speeds["plain"], strict=True)]
+        for name in TASKS
+    }
+    libraries = {"plain": "celery", "shaped": "shapekit", "rate_limit": "celery"}
+    lines = [
+        Line(libraries[name], name, {SHARE: shares[name], SPEED: speeds[name]})
+        for name in ("shaped", "plain", "rate_limit")
+    ]
+    table = Table("Celery", [Column(SHARE, "×", 3), Column(SPEED, digits=0)], lines)
+    goal = Goal("shaped / plain tasks, a second", median(shares["shaped"]), GOAL, less=False)
+    return Group(NAME, "Celery", METHOD, [table], [goal])

@@ -1,19 +1,13 @@
-"""What a wrapper adds to a request: `python tests/benchmarks/http_clients.py`.
-
-Needs what `run.py` needs, and the clients: `pip install -e ".[bench,all]"`.
+"""What a wrapper adds to a request.
 
 Requests go to the least server there is, in a process of its own, and nothing ever waits for its turn. The
-bare client and the shaped one take turns, pair by pair, so that a noisy moment falls on both. Each round has
-a ratio of its own: of the medians of its requests, or of its throughputs. Said are the median of the rounds
-and how far they spread; a goal that is missed is printed like one that is met.
+bare client and the shaped one take turns, pair by pair, so that a noisy moment falls on both.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
-import json
 import subprocess
 import sys
 import time
@@ -21,48 +15,38 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import aiohttp
 import httpx
 import redis.asyncio
 import requests
-from run import VERDICTS, machine
 
 from shapekit import RedisStore
 from shapekit.integrations.aiohttp import shaped_middleware
 from shapekit.integrations.httpx import ShapedTransport
-from shapekit.integrations.requests import ShapedAdapter
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from redis_server import RedisServer
+from ..redis_server import RedisServer
+from .library import offering, words
+from .progress import say
+from .tables import Column, Effort, Goal, Group, Line, Table
 
+NAME = "http"
 FAR = "1_000_000/s"
 CALLERS = 64
 WARM_UP = 50
+METHOD = f"""
+A client that may always go, beside the bare one, on loopback, against a server that answers at once
+without a look at the request; pairs of requests in turns. Each round has a ratio of its own, of the
+medians of its requests or of its throughputs; said is the median of the rounds. Last, what {CALLERS}
+requests at once in one aiohttp session come to, in requests a second and in processor time, and what a
+shared rate on Redis adds to a request.
+"""
+RATIO, BARE = "shaped / bare", "bare"
+COLUMNS = [Column(RATIO, "×", 3), Column(BARE, "µs", 0)]
+CROWD_COLUMNS = [Column(RATIO, "×", 3), Column(BARE, "", 0)]
 
-
-class Row(NamedTuple):
-    """A comparison: the ratio of each round, and what the bare client took or did."""
-
-    name: str
-    ratios: list[float]
-    bare: float
-    unit: str
-    goal: float | None = None
-    less: bool = True
-
-    @property
-    def ratio(self) -> float:
-        """The median of the rounds."""
-        return median(self.ratios)
-
-    @property
-    def is_met(self) -> bool | None:
-        """Whether the goal is; None where there is none."""
-        if self.goal is None:
-            return None
-        return self.ratio <= self.goal if self.less else self.ratio >= self.goal
+Told: TypeAlias = dict[str, list[float]]
 
 
 @contextmanager
@@ -78,10 +62,10 @@ def server() -> Iterator[str]:
 class Pairs:
     """Two calls in turns, and what each took."""
 
-    def __init__(self, bare: Callable[[], Any], shaped: Callable[[], Any], rounds: int, pairs: int) -> None:
+    def __init__(self, bare: Callable[[], Any], shaped: Callable[[], Any], effort: Effort) -> None:
         self._orders = ((bare, shaped), (shaped, bare))
-        self._rounds = rounds
-        self._pairs = pairs
+        self._rounds = 2 * effort.rounds
+        self._pairs = max(20, effort.of(300))
         self._taken: list[dict[Callable[[], Any], list[float]]] = []
 
     def turns(self) -> Iterator[tuple[Callable[[], Any], Callable[[float], None]]]:
@@ -95,18 +79,18 @@ class Pairs:
             if number:
                 self._taken.append(taken)
 
-    def told(self) -> tuple[list[float], float]:
-        """The ratio of each round, and the median µs of a bare request."""
+    def told(self) -> Told:
+        """The ratio of each round, and the median µs of its bare requests."""
         bare, shaped = self._orders[0]
-        ratios = [median(taken[shaped]) / median(taken[bare]) for taken in self._taken]
-        return ratios, median(seconds for taken in self._taken for seconds in taken[bare]) * 1e6
+        return {
+            RATIO: [median(taken[shaped]) / median(taken[bare]) for taken in self._taken],
+            BARE: [median(taken[bare]) * 1e6 for taken in self._taken],
+        }
 
 
-def sync_pairs(
-    bare: Callable[[], Any], shaped: Callable[[], Any], rounds: int, pairs: int
-) -> tuple[list[float], float]:
-    """The ratio of each round, and the median µs of a bare request."""
-    both = Pairs(bare, shaped, rounds, pairs)
+def sync_pairs(bare: Callable[[], Any], shaped: Callable[[], Any], effort: Effort) -> Told:
+    """What two calls took."""
+    both = Pairs(bare, shaped, effort)
     for call, note in both.turns():
         start = time.perf_counter()
         call()
@@ -115,10 +99,10 @@ def sync_pairs(
 
 
 async def async_pairs(
-    bare: Callable[[], Awaitable[Any]], shaped: Callable[[], Awaitable[Any]], rounds: int, pairs: int
-) -> tuple[list[float], float]:
+    bare: Callable[[], Awaitable[Any]], shaped: Callable[[], Awaitable[Any]], effort: Effort
+) -> Told:
     """`sync_pairs`, awaitable."""
-    both = Pairs(bare, shaped, rounds, pairs)
+    both = Pairs(bare, shaped, effort)
     for call, note in both.turns():
         start = time.perf_counter()
         await call()
@@ -126,32 +110,26 @@ async def async_pairs(
     return both.told()
 
 
-def httpx_sync(url: str, rounds: int, pairs: int) -> Row:
+def httpx_sync(url: str, effort: Effort) -> Told:
     """One httpx.Client beside another."""
     with httpx.Client() as bare, httpx.Client(transport=ShapedTransport(rate=FAR)) as shaped:
-        told = sync_pairs(lambda: bare.get(url), lambda: shaped.get(url), rounds, pairs)
-    return Row("httpx.Client, median request", *told, "µs", 1.03)
+        return sync_pairs(lambda: bare.get(url), lambda: shaped.get(url), effort)
 
 
-async def httpx_async(url: str, rounds: int, pairs: int) -> Row:
+async def httpx_async(url: str, make: Callable[[], httpx.AsyncBaseTransport], effort: Effort) -> Told:
     """One httpx.AsyncClient beside another."""
-    async with (
-        httpx.AsyncClient() as bare,
-        httpx.AsyncClient(transport=ShapedTransport(rate=FAR)) as shaped,
-    ):
-        told = await async_pairs(lambda: bare.get(url), lambda: shaped.get(url), rounds, pairs)
-    return Row("httpx.AsyncClient, median request", *told, "µs", 1.03)
+    async with httpx.AsyncClient() as bare, httpx.AsyncClient(transport=make()) as shaped:
+        return await async_pairs(lambda: bare.get(url), lambda: shaped.get(url), effort)
 
 
-def requests_sync(url: str, rounds: int, pairs: int) -> Row:
+def requests_sync(url: str, make: Callable[[], requests.adapters.BaseAdapter], effort: Effort) -> Told:
     """One requests.Session beside another."""
     with requests.Session() as bare, requests.Session() as shaped:
-        shaped.mount("http://", ShapedAdapter(rate=FAR))
-        told = sync_pairs(lambda: bare.get(url), lambda: shaped.get(url), rounds, pairs)
-    return Row("requests.Session, median request", *told, "µs")
+        shaped.mount("http://", make())
+        return sync_pairs(lambda: bare.get(url), lambda: shaped.get(url), effort)
 
 
-async def httpx_redis(url: str, redis_server: RedisServer, rounds: int, pairs: int) -> list[Row]:
+async def httpx_redis(url: str, redis_server: RedisServer, effort: Effort) -> list[Line]:
     """An httpx.AsyncClient shaped on Redis beside a bare one, and beside one that makes a trip to Redis."""
     store = RedisStore.from_url(redis_server.url)
     transport = ShapedTransport(rate=FAR, store=store, name="bench")
@@ -162,22 +140,22 @@ async def httpx_redis(url: str, redis_server: RedisServer, rounds: int, pairs: i
             await trips.ping()
             await bare.get(url)
 
-        beside_bare = await async_pairs(lambda: bare.get(url), lambda: shaped.get(url), rounds, pairs)
-        beside_trip = await async_pairs(with_a_trip, lambda: shaped.get(url), rounds, pairs)
+        beside_bare = await async_pairs(lambda: bare.get(url), lambda: shaped.get(url), effort)
+        beside_trip = await async_pairs(with_a_trip, lambda: shaped.get(url), effort)
     await trips.aclose()
     await store.aclose()
     return [
-        Row("httpx.AsyncClient on Redis, median request", *beside_bare, "µs"),
-        Row("the same / bare client + bare PING", *beside_trip, "µs"),
+        Line("shapekit", "httpx.AsyncClient on Redis", beside_bare),
+        Line("shapekit", "the same / bare client + bare PING", beside_trip),
     ]
 
 
-async def aiohttp_crowd(url: str, rounds: int, pairs: int) -> list[Row]:
+async def aiohttp_crowd(url: str, effort: Effort) -> list[Line]:
     """Many requests at once in one aiohttp.ClientSession beside another.
 
     Throughput suffers from whatever else the machine does; what a request costs this thread hardly does.
     """
-    each = max(1, 8 * pairs // CALLERS)
+    each = max(1, effort.of(8 * 300) // CALLERS)
 
     async def work(session: aiohttp.ClientSession) -> None:
         for _ in range(each):
@@ -196,66 +174,90 @@ async def aiohttp_crowd(url: str, rounds: int, pairs: int) -> list[Row]:
         aiohttp.ClientSession(middlewares=[shaped_middleware(rate=FAR)]) as shaped,
     ):
         seen = []
-        for number in range(rounds + 1):
+        for number in range(2 * effort.rounds + 1):
             order = (bare, shaped) if number % 2 else (shaped, bare)
             seen.append({session: await crowd(session) for session in order})
     del seen[0]  # that one opened the connections
-    speeds, costs = [
-        ([done[shaped][part] / done[bare][part] for done in seen], median(done[bare][part] for done in seen))
-        for part in (0, 1)
-    ]
+    names = ("requests a second", "processor time of a request, µs")
     return [
-        Row(f"aiohttp, {CALLERS} at once, throughput", *speeds, "/s", 0.97, less=False),
-        Row(f"aiohttp, {CALLERS} at once, processor time of a request", *costs, "µs"),
+        Line(
+            "shapekit",
+            f"aiohttp, {CALLERS} at once, {name}",
+            {
+                RATIO: [done[shaped][part] / done[bare][part] for done in seen],
+                BARE: [done[bare][part] for done in seen],
+            },
+        )
+        for part, name in enumerate(names)
     ]
 
 
-def measured(rounds: int, pairs: int) -> list[Row]:
-    """All comparisons."""
+def attempted(library: str, name: str, run: Callable[[], Told]) -> Line:
+    """A line, or the reason why it is none."""
+    say(f"{library} {name}")
+    try:
+        return Line(library, name, run())
+    except Exception as error:
+        if library == "shapekit":
+            raise
+        return Line(library, name, failed=words(error))
+
+
+def measure(effort: Effort) -> Group:
+    """Every wrapper."""
     redis_server = RedisServer().start()
     try:
         with server() as url:
-            return [
-                httpx_sync(url, rounds, pairs),
-                asyncio.run(httpx_async(url, rounds, pairs)),
-                *asyncio.run(aiohttp_crowd(url, rounds, pairs)),
-                requests_sync(url, rounds, pairs),
-                *asyncio.run(httpx_redis(url, redis_server, rounds, pairs)),
-            ]
+            lines = [attempted("shapekit", "httpx.Client", lambda: httpx_sync(url, effort))]
+            over_httpx, no_httpx = offering("httpx_transports")
+            for library, module in over_httpx:
+                for name, make in module.httpx_transports().items():
+                    lines.append(
+                        attempted(
+                            library.name,
+                            f"httpx.AsyncClient, {name}",
+                            lambda make=make: asyncio.run(httpx_async(url, make, effort)),
+                        )
+                    )
+            over_requests, no_requests = offering("requests_adapters")
+            for library, module in over_requests:
+                for name, make in module.requests_adapters().items():
+                    lines.append(
+                        attempted(
+                            library.name,
+                            f"requests.Session, {name}",
+                            lambda make=make: requests_sync(url, make, effort),
+                        )
+                    )
+            able = {line.library for line in lines}
+            lines += {
+                line.library: line for line in (*no_httpx, *no_requests) if line.library not in able
+            }.values()
+            say("aiohttp")
+            crowds = asyncio.run(aiohttp_crowd(url, effort))
+            say("httpx on Redis")
+            shared = asyncio.run(httpx_redis(url, redis_server, effort))
     finally:
         redis_server.close()
+    tables = [
+        Table("A request", COLUMNS, lines, drawn=RATIO),
+        Table(f"{CALLERS} requests at once", CROWD_COLUMNS, crowds),
+        Table("A request, its rate on Redis", COLUMNS, shared),
+    ]
+    return Group(NAME, "HTTP clients", METHOD, tables, goals(tables[0], crowds))
 
 
-def report(rows: list[Row], rounds: int, pairs: int) -> str:
-    """The figures as Markdown."""
-    lines = ["| shaped / bare | ratio | rounds, from – to | bare | goal | |", "|---|--:|--:|--:|---|---|"]
-    for row in rows:
-        spread = f"{min(row.ratios):.3f} – {max(row.ratios):.3f}"
-        goal = "none set" if row.goal is None else f"{'≤' if row.less else '≥'} {row.goal}"
-        lines.append(
-            f"| {row.name} | {row.ratio:.3f} | {spread} | {row.bare:,.0f} {row.unit} | {goal} |"
-            f" {VERDICTS[row.is_met]} |"
-        )
-    facts = " · ".join(f"{name} {value}" for name, value in machine().items())
-    return "\n".join([*lines, "", f"{rounds} rounds of {pairs:,} pairs · {facts}"])
-
-
-def main() -> None:
-    """Measure, and print a report or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15, help="at least 5")
-    parser.add_argument("--pairs", type=int, default=300, help="of requests, in each round")
-    parser.add_argument("--json", action="store_true", help="all figures, for programs")
-    asked = parser.parse_args()
-    if asked.rounds < 5:
-        parser.error("fewer than 5 rounds say nothing")
-    rows = measured(asked.rounds, asked.pairs)
-    if asked.json:
-        figures = [{**row._asdict(), "ratio": row.ratio, "met": row.is_met} for row in rows]
-        json.dump({"machine": machine(), "rows": figures}, sys.stdout, indent=1)
-    else:
-        print(report(rows, asked.rounds, asked.pairs))
-
-
-if __name__ == "__main__":
-    main()
+def goals(table: Table, crowds: list[Line]) -> list[Goal]:
+    """Each goal, and what was measured."""
+    sync = table.line("shapekit", "httpx.Client").median(RATIO)
+    awaited = table.line("shapekit", "httpx.AsyncClient, ShapedTransport").median(RATIO)
+    return [
+        Goal("httpx.Client, median request, shaped / bare", sync, 1.03),
+        Goal("httpx.AsyncClient, median request, shaped / bare", awaited, 1.03),
+        Goal(
+            f"aiohttp, {CALLERS} at once, throughput, shaped / bare",
+            crowds[0].median(RATIO),
+            0.97,
+            less=False,
+        ),
+    ]

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import subprocess
-import sys
-from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
-from subjects import Subject
+from .library import words
+from .progress import say
+from .subjects import Subject
+from .tables import Line
 
 LOOP = """
 from itertools import repeat
@@ -29,30 +28,31 @@ from time import thread_time_ns
 """
 """The loop costs a few ns, the same for everybody; no wrapper stands between it and the call."""
 
-IMPORT = "import time; a = time.thread_time_ns(); import {module}; print(time.thread_time_ns() - a)"
+NS = "a call"
 
 
-class Row(NamedTuple):
-    """What a subject took, in ns a call."""
-
-    group: str
-    name: str
-    rounds: list[float]
-
-    @property
-    def ns(self) -> float:
-        """The median of the rounds."""
-        return median(self.rounds)
-
-
-def measured(subjects: list[Subject], rounds: int, calls: int) -> list[Row]:
-    """Each subject in each round, made anew; every second round runs backwards."""
-    times: dict[tuple[str, str], list[float]] = {(subject.group, subject.name): [] for subject in subjects}
+def measured(subjects: list[Subject], rounds: int, calls: int) -> list[Line]:
+    """ns a call of each subject in each round, made anew; every second round runs backwards."""
+    times: dict[Subject, list[float]] = {subject: [] for subject in subjects}
+    failed: dict[Subject, str] = {}
     for number in range(rounds):
+        say(f"round {number + 1} of {rounds}")
         for subject in subjects if number % 2 == 0 else reversed(subjects):
-            times[subject.group, subject.name].append(one_round(subject, calls))
+            if subject in failed:
+                continue
+            try:
+                times[subject].append(one_round(subject, calls))
+            except Exception as error:
+                if subject.is_ours:
+                    raise
+                failed[subject] = words(error)
             gc.collect()
-    return [Row(*name, taken) for name, taken in times.items()]
+    return [
+        Line(subject.group, subject.name, failed=failed[subject])
+        if subject in failed
+        else Line(subject.group, subject.name, {NS: taken})
+        for subject, taken in times.items()
+    ]
 
 
 def one_round(subject: Subject, calls: int) -> float:
@@ -66,15 +66,3 @@ def one_round(subject: Subject, calls: int) -> float:
     if not subject.admitted(answer):
         raise AssertionError(f"{subject.group} {subject.name} did not admit its last call: {answer}")
     return taken / calls
-
-
-def import_times(module: str, rounds: int) -> list[float]:
-    """ms that a fresh interpreter takes to import the module, its bytecode cached."""
-    command = [sys.executable, "-c", IMPORT.format(module=module)]
-    # The first run writes the cache, wherever the environment would forbid it.
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    run = [
-        subprocess.run(command, capture_output=True, text=True, check=True, env=env)
-        for _ in range(rounds + 1)
-    ]
-    return [int(done.stdout) / 1e6 for done in run[1:]]

@@ -1,14 +1,9 @@
-"""What it costs a call that leaves at once to be counted: `python tests/benchmarks/metrics.py`.
-
-The same call with nobody listening, with a listener that does nothing, and with each integration, in rounds
-one after the other; the processor time of this thread, median of the rounds.
-"""
+"""What it costs a call that leaves at once to be counted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from statistics import median
 from time import thread_time_ns
 
 from opentelemetry.sdk.metrics import MeterProvider
@@ -18,11 +13,19 @@ from prometheus_client import CollectorRegistry
 from shapekit import Shaper, events
 from shapekit.integrations import opentelemetry, prometheus
 
-ROUNDS = 15
-CALLS = 20_000
+from .progress import say
+from .tables import Column, Effort, Group, Line, Table
+
+NAME = "metrics"
+METHOD = """
+`Shaper.schedule` of a turn that has come, with nobody listening, with a listener that does nothing, and
+with each of the integrations, in processor time of the calling thread.
+"""
+PLAIN = "nobody listens"
+TAKEN = "a call"
 
 SUBJECTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
-    "nobody listens": nullcontext,
+    PLAIN: nullcontext,
     "a listener that does nothing": lambda: events.listen(lambda _: None),
     "prometheus": lambda: prometheus.instrument(registry=CollectorRegistry()),
     "prometheus, key without label": lambda: prometheus.instrument(registry=CollectorRegistry(), keys=0),
@@ -30,26 +33,25 @@ SUBJECTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
 }
 
 
-def one_round(watched: AbstractContextManager[object]) -> float:
+def one_round(watched: AbstractContextManager[object], calls: int) -> float:
     """µs a call."""
     shaper = Shaper("1000000000/s", burst=1_000_000, name="benchmark")
     with watched:
         start = thread_time_ns()
-        for _ in range(CALLS):
+        for _ in range(calls):
             shaper.schedule("alice")
-        return (thread_time_ns() - start) / CALLS / 1_000
+        return (thread_time_ns() - start) / calls / 1_000
 
 
-def main() -> None:
-    """Print the table."""
+def measure(effort: Effort) -> Group:
+    """Everybody who counts."""
     rounds: dict[str, list[float]] = {name: [] for name in SUBJECTS}
-    for _ in range(ROUNDS):
+    for number in range(2 * effort.rounds):
+        say(f"round {number + 1} of {2 * effort.rounds}")
         for name, watch in SUBJECTS.items():
-            rounds[name].append(one_round(watch()))
-    plain = median(rounds["nobody listens"])
-    for name, taken in rounds.items():
-        print(f"{name:30} {median(taken):6.2f} µs   {median(taken) - plain:+6.2f}")
-
-
-if __name__ == "__main__":
-    main()
+            rounds[name].append(one_round(watch(), effort.of(20_000)))
+    lines = [Line("shapekit", name, {TAKEN: taken}) for name, taken in rounds.items()]
+    table = Table(
+        "A call that is counted", [Column(TAKEN, "µs", 2, compared=True)], lines, ("shapekit", PLAIN)
+    )
+    return Group(NAME, "Metrics", METHOD, [table])

@@ -1,106 +1,138 @@
-"""What a decision costs, in one process: `python tests/benchmarks/run.py`, after `pip install -e ".[bench]"`.
+"""What shapekit costs, beside others: `python tests/benchmarks/run.py`.
 
-Prints ratios first: they say the same on every machine. The nanoseconds below them do not. Every call is
-admitted; each figure is the median of interleaved rounds, in processor time (`measure` says why). What the
-floor is, `subjects.Floor` says. A goal that is missed is printed like one that is met.
+One run on one machine: every group in a process of its own, every figure the median of interleaved rounds.
+Ratios stand first: they say the same on every machine. A goal that is missed is printed like one that is met,
+and a row that loses like one that wins. It needs
+`pip install -e ".[bench,all,dev]"`, some forty minutes, and the machine for itself.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
+import re
 import sys
-from importlib.metadata import version
+import time
+from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
 
-from measure import Row, import_times, measured
-from peers import peers
-from subjects import floor, gates
+ROOT = Path(__file__).parents[2]
+# Not this folder: its modules are named after what they measure.
+sys.path[0] = str(ROOT)
 
-VERSIONS = ("shapekit", "anyio", "aiolimiter", "limits", "throttled-py", "pyrate-limiter")
-COMPARED = ("limits", "throttled-py", "pyrate-limiter")
-IMPORT_MS = 60
-VERDICTS = {True: "met", False: "missed", None: ""}
+from tests.benchmarks import progress, report  # noqa: E402
+from tests.benchmarks.groups import GROUPS  # noqa: E402
+from tests.benchmarks.tables import QUICK, Effort, Group, from_json, to_json  # noqa: E402
 
-
-def goals(rows: list[Row], import_ms: float) -> list[dict[str, object]]:
-    """Each goal, what was measured, and whether it is met."""
-    ns = {(row.group, row.name): row.ns for row in rows}
-    base = ns["floor", "lock + clock + dict"]
-    gcra = ns["shapekit", "GCRA"]
-    ours = {name: time for (group, name), time in ns.items() if group == "shapekit" and name != "GCRA"}
-    log = next(name for name in ours if name.startswith("SlidingWindowLog"))
-    slowest = max(ours.keys() - {log}, key=lambda name: ours[name])
-    composites = {name: time for (group, name), time in ns.items() if group == "composite"}
-    folded = max(composites, key=lambda name: composites[name])
-    peer = min((row for row in rows if row.group in COMPARED), key=lambda row: row.ns)
-    told = [
-        ("Gate(GCRA).check / floor", gcra / base, 3.5),
-        (f"Gate(GCRA).check / the fastest of three peers ({peer.group} {peer.name})", gcra / peer.ns, 0.6),
-        (f"the slowest other strategy ({slowest}) / floor", ours[slowest] / base, 6),
-        (f"{log} / floor", ours[log] / base, 12),
-        (f"the slowest composite of two ({folded}) / floor", composites[folded] / base, None),
-        ("import shapekit, ms", import_ms, IMPORT_MS),
-    ]
-    return [
-        {"what": what, "measured": figure, "goal": goal, "met": None if goal is None else figure <= goal}
-        for what, figure, goal in told
-    ]
+PAGE = ROOT / "docs" / "explanation" / "benchmarks.md"
+PICTURES = ROOT / "docs" / "pictures" / "benchmarks"
+FIGURES = PICTURES / "figures.json"
 
 
-def machine() -> dict[str, str]:
-    """What the figures were measured on, and with."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        named = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        cpu = named[0].partition(":")[2].strip() if named else cpu
+def measured(name: str, topic: str, effort: Effort) -> Group:
+    """A group, in a process that nothing else has been in."""
+    progress.begin(topic)
+    module = import_module(f"tests.benchmarks.{GROUPS[name]}")
+    group: Group = module.measure(effort)
+    return group
+
+
+def run(names: list[str], effort: Effort) -> list[Group]:
+    """The groups one after the other. One that fails is told as failed."""
+    groups = []
+    for number, name in enumerate(names):
+        topic = f"{name}, {number + 1} of {len(names)}"
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
+            try:
+                groups.append(alone.submit(measured, name, topic, effort).result())
+            except Exception as error:
+                groups.append(Group(name, name, "", failed=f"{type(error).__name__}: {error}"))
+    progress.end()
+    return groups
+
+
+def told(names: list[str], effort: Effort) -> dict[str, object]:
+    """All that is known after a run, as JSON has it."""
+    from tests.benchmarks.machine import machine  # noqa: PLC0415 - it asks for a Redis
+
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    groups = to_json(run(names, effort))
     return {
-        "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu": f"{cpu}, {os.cpu_count()} cores",
-        **{name: version(name) for name in VERSIONS},
+        "date": date,
+        "quick": effort == QUICK,
+        "rounds": effort.rounds,
+        "machine": machine(),
+        "groups": groups,
     }
 
 
-def report(rows: list[Row], met: list[dict[str, object]], rounds: int, calls: int) -> str:
-    """The figures as Markdown."""
-    base = rows[0].ns
-    lines = ["| ratio | measured | goal | |", "|---|--:|--:|---|"]
-    for goal in met:
-        bound = "none set" if goal["goal"] is None else f"≤ {goal['goal']}"
-        verdict = VERDICTS[goal["met"]]
-        lines.append(f"| {goal['what']} | {goal['measured']:.2f} | {bound} | {verdict} |")
-    lines += ["", "| | one admitted call | × floor | ns, median | ns, from – to |", "|---|---|--:|--:|--:|"]
-    for row in rows:
-        spread = f"{min(row.rounds):,.0f} – {max(row.rounds):,.0f}"
-        lines.append(f"| {row.group} | {row.name} | {row.ns / base:.2f} | {row.ns:,.0f} | {spread} |")
-    facts = " · ".join(f"{name} {value}" for name, value in machine().items())
-    return "\n".join([*lines, "", f"{rounds} interleaved rounds of {calls:,} calls · {facts}"])
+def printed(figures: dict[str, object]) -> str:
+    """The tables, and what they were measured on."""
+    parts = []
+    for group in from_json(figures["groups"]):
+        parts += [f"## {group.title}", report.group(group)]
+    kind = "a trial, too short to be quoted" if figures["quick"] else f"at least {figures['rounds']} rounds"
+    return "\n\n".join([*parts, f"{figures['date']} · {kind} · {report.facts(figures['machine'])}"])
 
 
 def main() -> None:
-    """Measure, and print a report or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="at least 5")
-    parser.add_argument("--calls", type=int, default=50_000, help="in each round of each row")
-    parser.add_argument("--json", action="store_true", help="all figures, for programs")
+    """Measure, print, and write what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", action="append", choices=GROUPS, help="a group; may be said again")
+    parser.add_argument("--quick", action="store_true", help="to try it: two short rounds")
+    parser.add_argument("--rounds", type=int, default=Effort().rounds, help="at least 5")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="write pictures; needs shapekit[plot]")
+    parser.add_argument(
+        "--page", action="store_true", help="write the page of the docs, its figures and pictures"
+    )
+    parser.add_argument(
+        "--from", dest="source", type=Path, metavar="FILE", help="figures written before: no run"
+    )
     asked = parser.parse_args()
     if asked.rounds < 5:
-        parser.error("fewer than 5 rounds say nothing")
-    rows = measured([floor(), *gates(), *peers()], asked.rounds, asked.calls)
-    imports = import_times("shapekit", asked.rounds)
-    met = goals(rows, median(imports))
-    if asked.json:
-        figures = [{**row._asdict(), "ns": row.ns} for row in rows]
-        json.dump(
-            {"machine": machine(), "goals": met, "rows": figures, "import_ms": imports}, sys.stdout, indent=1
-        )
+        parser.error("fewer than 5 rounds say nothing; to try it, there is --quick")
+    if asked.page and asked.only:
+        parser.error("the page is of one run of all groups; leave --only out")
+    if asked.source:
+        figures = json.loads(asked.source.read_text(encoding="utf-8"))
     else:
-        print(report(rows, met, asked.rounds, asked.calls))
+        figures = told(asked.only or list(GROUPS), QUICK if asked.quick else Effort(asked.rounds))
+        # Through JSON, so that what is printed now is what is printed of the file.
+        figures = json.loads(json.dumps(figures))
+        print(printed(figures))
+    if asked.page:
+        asked.json, asked.plot = FIGURES, PICTURES
+    if asked.json:
+        asked.json.parent.mkdir(parents=True, exist_ok=True)
+        asked.json.write_text(written(rounded(figures)), encoding="utf-8")
+    if asked.plot:
+        from tests.benchmarks.pictures import draw  # noqa: PLC0415 - an extra
+
+        draw(figures, asked.plot)
+    if asked.page:
+        from tests.benchmarks.page import page  # noqa: PLC0415 - beside its use
+
+        PAGE.write_text(page(rounded(figures)), encoding="utf-8")
+
+
+def written(figures: object) -> str:
+    """As JSON, the rounds of a figure on one line."""
+    text = json.dumps(figures, indent=1, ensure_ascii=False)
+    return re.sub(r"\[([^][{}\"]*)\]", lambda rounds: f"[{' '.join(rounds[1].split())}]", text) + "\n"
+
+
+def rounded(told: object) -> object:
+    """The same, with the digits that mean something."""
+    if isinstance(told, float):
+        return float(f"{told:.4g}") if abs(told) < 1e4 else float(round(told))
+    if isinstance(told, dict):
+        return {name: rounded(value) for name, value in told.items()}
+    if isinstance(told, list):
+        return [rounded(value) for value in told]
+    return told
 
 
 if __name__ == "__main__":

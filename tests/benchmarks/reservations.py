@@ -1,16 +1,8 @@
-"""What a reservation costs, and how late a waiter leaves: `python tests/benchmarks/shaper.py`.
-
-Needs what `run.py` needs. Prints ratios and lateness first, with the goals; a goal that is missed is printed
-like one that is met. Lateness is measured at 200 calls a second, from the promised departure to the moment
-at which the caller goes on, on an idle machine.
-"""
+"""What a reservation costs, and how late a waiter leaves, on threads, asyncio and trio."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,19 +10,31 @@ from statistics import median
 from typing import Any
 
 import trio
-from measure import Row, measured
-from peers import aiolimiter
-from run import VERDICTS, machine
-from subjects import FAR, Subject, floor
 
-from shapekit import GCRA, Shaper, SystemClock
+from shapekit import GCRA, Adaptive, Shaper, SystemClock
 from shapekit.events import Event
 from shapekit.switch import SWITCH
 
+from .library import offering
+from .measure import NS, measured
+from .progress import say
+from .subjects import FAR, Subject, floor
+from .tables import Column, Effort, Goal, Group, Line, Table
+
+NAME = "reservations"
+METHOD = """
+A turn taken with `Shaper.reserve`, and `schedule` where the turn has come already, in processor time of
+the calling thread, beside the least call that aiolimiter makes. Below it: 100 waiters that come at once,
+at 200 calls a second, and by how many milliseconds each goes on after the departure that it was promised;
+the median of each round.
+"""
 RATE = 200
 WAITERS = 100
 AT_ONCE = f"{FAR}/s burst 1000"
+FOUND = Adaptive(min="10/s", max="50/s")
 """A fast machine makes more than one call in a microsecond."""
+BASE = ("shapekit", "reserve")
+LATE = "late"
 
 
 def subject(
@@ -53,7 +57,7 @@ def subject(
     def admitted(turn: Any) -> bool:
         return bool(turn) and (turn.delay > 0) == waits
 
-    return Subject("Shaper", name, call, opened, admitted)
+    return Subject("shapekit", name, call, opened, admitted)
 
 
 def looking() -> list[Subject]:
@@ -64,8 +68,10 @@ def looking() -> list[Subject]:
         yield {"SWITCH": SWITCH}
 
     return [
-        Subject("the loop", "of each row", "None", opened, lambda answer: answer is None),
-        Subject("the look", "at who listens", "not SWITCH.is_plain", opened, lambda answer: answer is False),
+        Subject("floor", "the loop of each row", "None", opened, lambda answer: answer is None),
+        Subject(
+            "floor", "the look at who listens", "not SWITCH.is_plain", opened, lambda answer: answer is False
+        ),
     ]
 
 
@@ -74,11 +80,10 @@ def hear(_: Event) -> None:
 
 
 def subjects() -> list[Subject]:
-    """The floor, the peer, and what a shaper is asked."""
+    """The floor, and what a shaper is asked."""
     gate = GCRA("10/s", burst=FAR)
     return [
         floor(),
-        *aiolimiter(),
         subject("reserve", 'reserve("key")', lambda: Shaper(AT_ONCE)),
         subject("reserve, behind others", 'reserve("key")', lambda: Shaper("10/s"), waits=True),
         subject("reserve, odd T, behind others", 'reserve("key")', lambda: Shaper("7/s"), waits=True),
@@ -86,6 +91,7 @@ def subjects() -> list[Subject]:
             "reserve, max_wait and cost", 'reserve("key", cost=2, max_wait=1.0)', lambda: Shaper(AT_ONCE)
         ),
         subject("reserve, a GCRA beside", 'reserve("key")', lambda: Shaper(AT_ONCE, gates=(gate,))),
+        subject("reserve, adaptive", 'reserve("key")', lambda: Shaper(adaptive=FOUND), waits=True),
         subject("areserve", 'await areserve("key")', lambda: Shaper(AT_ONCE)),
         subject("schedule", 'shaper.schedule("key")', lambda: Shaper(AT_ONCE)),
         subject("aschedule", 'await shaper.aschedule("key")', lambda: Shaper(AT_ONCE)),
@@ -162,89 +168,55 @@ def on_trio(lateness: Lateness) -> None:
 KINDS = {"asyncio": (on_asyncio, 0.8), "threads": (threads, 0.2), "trio": (on_trio, None)}
 
 
-def lateness(rounds: int) -> dict[str, list[float]]:
+def lateness(rounds: int) -> list[Line]:
     """The median of each round in ms, by kind; the rounds of all kinds interleave."""
     medians: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for _ in range(rounds):
+    for number in range(rounds):
+        say(f"waiters, round {number + 1} of {rounds}")
         for kind, (run, _) in KINDS.items():
             seen = Lateness()
             run(seen)
             medians[kind].append(median(seen.ms))
-    return medians
+    return [Line("shapekit", kind, {LATE: late}) for kind, late in medians.items()]
 
 
-def goals(rows: list[Row], late: dict[str, list[float]]) -> list[dict[str, object]]:
-    """Each goal, what was measured, and whether it is met."""
-    ns = {row.name: row.ns for row in rows}
-    told: list[tuple[str, float, float | None]] = [
-        ("Shaper.reserve / aiolimiter.acquire", ns["reserve"] / ns["AsyncLimiter"], 1.5),
-        (
-            "Shaper.reserve behind others / aiolimiter.acquire",
-            ns["reserve, behind others"] / ns["AsyncLimiter"],
-            None,
-        ),
-        (
-            "the look at who listens / Shaper.reserve",
-            (ns["at who listens"] - ns["of each row"]) / ns["reserve"],
-            0.03,
-        ),
-        (
-            "Shaper.reserve, somebody listens / nobody does",
-            ns["reserve, somebody listens"] / ns["reserve"],
-            None,
-        ),
+def goals(lines: list[Line], late: list[Line]) -> list[Goal]:
+    """Each goal, and what was measured."""
+    ns = {line.name: line.median(NS) for line in lines if not line.failed}
+    look = ns["the look at who listens"] - ns["the loop of each row"]
+    heard = ns["reserve, somebody listens"]
+    told = [
+        Goal("the look at who listens / Shaper.reserve", look / ns["reserve"], 0.03),
+        Goal("Shaper.reserve, somebody listens / nobody does", heard / ns["reserve"]),
     ]
+    if "AsyncLimiter" in ns:
+        peer = ns["AsyncLimiter"]
+        told[:0] = [
+            Goal("Shaper.reserve / aiolimiter.acquire", ns["reserve"] / peer, 1.5),
+            Goal("Shaper.reserve behind others / aiolimiter.acquire", ns["reserve, behind others"] / peer),
+        ]
     told += [
-        (f"median lateness at {RATE}/s, {kind}, ms", median(late[kind]), bound)
-        for kind, (_, bound) in KINDS.items()
+        Goal(f"median lateness at {RATE}/s, {line.name}, ms", line.median(LATE), KINDS[line.name][1])
+        for line in late
     ]
-    return [
-        {"what": what, "measured": figure, "goal": goal, "met": None if goal is None else figure <= goal}
-        for what, figure, goal in told
-    ]
+    return told
 
 
-def report(rows: list[Row], late: dict[str, list[float]], met: list[dict[str, object]], calls: int) -> str:
-    """The figures as Markdown."""
-    lines = ["| figure | measured | goal | |", "|---|--:|--:|---|"]
-    for goal in met:
-        bound = "none set" if goal["goal"] is None else f"≤ {goal['goal']}"
-        lines.append(f"| {goal['what']} | {goal['measured']:.2f} | {bound} | {VERDICTS[goal['met']]} |")
-    lines += ["", "| one call | × aiolimiter | ns, median | ns, from – to |", "|---|--:|--:|--:|"]
-    peer = next(row.ns for row in rows if row.name == "AsyncLimiter")
-    for row in rows:
-        spread = f"{min(row.rounds):,.0f} – {max(row.rounds):,.0f}"
-        lines.append(f"| {row.group} {row.name} | {row.ns / peer:.2f} | {row.ns:,.0f} | {spread} |")
-    lines += ["", f"| ms late at {RATE}/s | median of rounds | from – to |", "|---|--:|--:|"]
-    for kind, medians in late.items():
-        lines.append(f"| {kind} | {median(medians):.3f} | {min(medians):.3f} – {max(medians):.3f} |")
-    facts = " · ".join(f"{name} {value}" for name, value in machine().items())
-    rounds = len(rows[0].rounds)
-    return "\n".join(
-        [*lines, "", f"{rounds} interleaved rounds of {calls:,} calls and of {WAITERS} waiters · {facts}"]
+def measure(effort: Effort) -> Group:
+    """What a shaper is asked, and how late its waiters leave."""
+    asked = subjects()
+    for library, module in offering("decisions")[0]:
+        if library.name == "aiolimiter":
+            asked += module.decisions()
+    lines = measured(asked, effort.rounds, effort.of(50_000))
+    late = lateness(effort.rounds)
+    return Group(
+        NAME,
+        "Reservations",
+        METHOD,
+        [
+            Table("Taking a turn", [Column(NS, "ns", 0, compared=True)], lines, BASE),
+            Table(f"Lateness at {RATE}/s", [Column(LATE, "ms", 3)], late),
+        ],
+        goals(lines, late),
     )
-
-
-def main() -> None:
-    """Measure, and print a report or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="at least 5")
-    parser.add_argument("--calls", type=int, default=50_000, help="in each round of each row")
-    parser.add_argument("--json", action="store_true", help="all figures, for programs")
-    asked = parser.parse_args()
-    if asked.rounds < 5:
-        parser.error("fewer than 5 rounds say nothing")
-    rows = measured(subjects(), asked.rounds, asked.calls)
-    late = lateness(asked.rounds)
-    met = goals(rows, late)
-    if asked.json:
-        figures = [{**row._asdict(), "ns": row.ns} for row in rows]
-        json.dump(
-            {"machine": machine(), "goals": met, "rows": figures, "late_ms": late}, sys.stdout, indent=1
-        )
-    else:
-        print(report(rows, late, met, asked.calls))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,232 @@
+"""Paths: the calls that programs make all the time, each counted. The gate holds what is found here."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import tracemalloc
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from statistics import median
+from time import thread_time_ns
+from typing import Any, TypeAlias
+
+import httpx
+import requests
+import requests.adapters
+
+from shapekit import GCRA, Gate, ManualClock, MemoryStore, Policy, RedisStore, Shaper, shaped
+from shapekit.integrations.httpx import ShapedTransport
+from shapekit.integrations.requests import ShapedAdapter
+from shapekit.stores.script import script_of
+
+from ..redis_server import RedisServer
+from .counting import Work, finished, work_of
+from .subjects import FAR, Floor, gates
+from .wire import Wire
+
+Figures: TypeAlias = dict[str, int]
+"""Of one path, by what was counted."""
+
+AT_ONCE = f"{FAR}/s burst 1000"
+KEYS = 1_000
+CALLS = 20
+ROUNDS, TIMED = 200, 400
+
+
+def in_process() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Calls that end in this process, and have nothing to wait for."""
+    for subject in gates():
+        with subject.opened() as names:
+            check = names["check"]
+            yield f"Gate({subject.name}).check", lambda check=check: check("key")
+    clock = ManualClock()
+    denying = Gate(GCRA("1/day"), clock=clock)
+    denying.check("key")
+    clock.advance(1.0)  # a denial sweeps no keys, so that from now on it always finds some due
+    yield "Gate(GCRA).check, denied", lambda: denying.check("key")
+    shaper, behind = Shaper(AT_ONCE), Shaper("10/s")
+    gated = Shaper(AT_ONCE, gates=(GCRA("10/s", burst=FAR),))
+    several = Shaper(f"{FAR}/s burst 1000; 1000000/min")
+    yield "Shaper.reserve", lambda: shaper.reserve("key")
+    yield "Shaper.reserve, behind others", lambda: behind.reserve("key")
+    yield "Shaper.reserve, a GCRA beside", lambda: gated.reserve("key")
+    yield "Shaper.reserve, two rates", lambda: several.reserve("key")
+    yield "Shaper.reserve and cancel", lambda: behind.reserve("key").cancel()
+    yield "Shaper.areserve", finished(lambda: shaper.areserve("key"))
+    yield "Shaper.schedule", lambda: shaper.schedule("key")
+    yield "Shaper.aschedule", finished(lambda: shaper.aschedule("key"))
+    policy = Policy(AT_ONCE, name="gate")
+
+    def admitted() -> None:
+        with policy.admit("key"):
+            pass
+
+    yield "Policy.admit", admitted
+
+    @shaped(rate=AT_ONCE)
+    def plain() -> None:
+        pass
+
+    @shaped(rate=AT_ONCE, key="{customer}")
+    def keyed(customer: str) -> None:
+        pass
+
+    @shaped(rate=AT_ONCE)
+    async def awaited() -> None:
+        pass
+
+    yield "@shaped call", plain
+    yield "@shaped call, a key of its arguments", lambda: keyed("alice")
+    yield "@shaped call, awaited", finished(awaited)
+    yield from http()
+
+
+class Answering(requests.adapters.BaseAdapter):
+    """Answers from memory."""
+
+    def send(self, request: requests.PreparedRequest, **_: Any) -> requests.Response:
+        response = requests.Response()
+        response.status_code, response.request = 200, request
+        return response
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def http() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Requests that are answered from memory."""
+    silent = httpx.MockTransport(lambda _: httpx.Response(200))
+    transport = ShapedTransport(silent, rate=AT_ONCE)
+    request = httpx.Request("GET", "https://api.example.com/v1/things")
+    yield "httpx, a request", lambda: transport.handle_request(request)
+    yield "httpx, a request, awaited", finished(lambda: transport.handle_async_request(request))
+    adapter = ShapedAdapter(Answering(), rate=AT_ONCE)
+    prepared = requests.Request("GET", "https://api.example.com/v1/things").prepare()
+    yield "requests, a request", lambda: adapter.send(prepared)
+
+
+def on_redis() -> Iterator[tuple[str, Figures]]:
+    """A decision on Redis: what it executes here, what goes over the wire, and what the server does."""
+    server = RedisServer().start()
+    try:
+        with Wire(server.port) as wire, server.client() as client:
+            store = RedisStore.from_url(f"redis://127.0.0.1:{wire.port}/0")
+            gate = Gate(GCRA("1000000/s"), store=store, name="gate")
+            shaper = Shaper("1000000/s", burst=1_000, store=store, name="shaper")
+            month = Policy("1000000/s", quota="1000000/month", store=store, name="policy").shaper
+            for name, call in {
+                "Redis, Gate(GCRA).check": lambda: gate.check("key"),
+                "Redis, Shaper.reserve": lambda: shaper.reserve("key"),
+                "Redis, Shaper.reserve, a quota beside": lambda: month.reserve("key"),
+            }.items():
+                yield name, {**_work(work_of(call)), **_sent(call, wire, client)}
+            store.close()
+
+            async def awaited() -> Figures:
+                store = RedisStore.from_url(f"redis://127.0.0.1:{wire.port}/0")
+                gate = Gate(GCRA("1000000/s"), store=store, name="gate")
+                for _ in range(3):
+                    await asyncio.gather(*(gate.acheck("key") for _ in range(64)))
+                trips = []
+                for _ in range(CALLS):
+                    before = wire.traffic
+                    await asyncio.gather(*(gate.acheck("key") for _ in range(64)))
+                    trips.append(wire.traffic.since(before).trips)
+                await store.aclose()
+                return {"trips": int(median(trips))}
+
+            yield "Redis, Gate(GCRA).acheck, 64 at once", asyncio.run(awaited())
+    finally:
+        server.close()
+
+
+def _work(work: Work) -> Figures:
+    return work._asdict()
+
+
+def _sent(call: Callable[[], Any], wire: Wire, client: Any) -> Figures:
+    """Of one call: its trips, the bytes each way, and the commands that the server ran, its script's too."""
+    client.config_resetstat()
+    before = wire.traffic
+    for _ in range(CALLS):
+        call()
+    told = wire.traffic.since(before)
+    stats = client.info("commandstats")
+    ours = sum(stat["calls"] for name, stat in stats.items() if not name.startswith(_ASKING))
+    return {
+        "trips": told.trips // CALLS,
+        "bytes sent": told.sent // CALLS,
+        "bytes received": told.received // CALLS,
+        "commands": ours // CALLS,
+    }
+
+
+_ASKING = ("cmdstat_info", "cmdstat_config", "cmdstat_hello", "cmdstat_client")
+
+
+def scripts() -> Iterator[tuple[str, Figures]]:
+    """The scripts that Redis runs from their first line at every call."""
+    gate, queue = GCRA("10/s"), Shaper("10/s").queue
+    for name, program, operation in (
+        ("Gate(GCRA).check", gate, "check"),
+        ("Shaper.reserve", queue, "reserve"),
+    ):
+        yield f"script of {name}", {"bytes": len(script_of(program.twin((0,)), [operation]).text.encode())}
+
+
+def memory() -> Iterator[tuple[str, Figures]]:
+    """What a key keeps of this process's memory, its text apart."""
+    texts = [f"key{number}" for number in range(KEYS)]
+    for name, call in {
+        "Gate(GCRA)": Gate(GCRA("1000/h"), store=MemoryStore()).check,
+        "Shaper": Shaper("1000/h", store=MemoryStore()).reserve,
+    }.items():
+        call("first")
+        tracemalloc.start()
+        for text in [*texts, *texts]:
+            call(text)
+        kept = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        yield f"{name}, a key in memory", {"bytes": kept // KEYS}
+
+
+def timed() -> Iterator[tuple[str, Figures]]:
+    """What counts do not see, such as work in C: the time of a call, in hundredths of the floor's.
+
+    Processor time, and the best of many rounds so short that most of them are let run to their end: that
+    says the same beside twenty other programs.
+    """
+    gate, shaper = Gate(GCRA("10/s", burst=FAR)), Shaper(AT_ONCE)
+
+    @shaped(rate=AT_ONCE)
+    def plain(_: str) -> None:
+        pass
+
+    calls: dict[str, Callable[[str], Any]] = {
+        "floor": Floor().check,
+        "Gate(GCRA).check": gate.check,
+        "Shaper.reserve": shaper.reserve,
+        "Shaper.schedule": shaper.schedule,
+        "@shaped call": plain,
+    }
+    best = dict.fromkeys(calls, math.inf)
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            start = thread_time_ns()
+            for _ in repeat(None, TIMED):
+                call("key")
+            best[name] = min(best[name], thread_time_ns() - start)
+    floor = best.pop("floor")
+    for name, taken in best.items():
+        yield f"{name}, time", {"% of the floor": round(100 * taken / floor)}
+
+
+def measured() -> dict[str, Figures]:
+    """Every path."""
+    found = {name: _work(work_of(call)) for name, call in in_process()}
+    found |= dict(on_redis())
+    found |= dict(scripts())
+    found |= dict(memory())
+    found |= dict(timed())
+    return found
