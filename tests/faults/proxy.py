@@ -54,6 +54,15 @@ class Proxy:
         """Harms that nobody has met yet."""
         return len(self._harms)
 
+    def spare(self):
+        """Forget the harms that nobody has met yet."""
+        with self._lock:
+            self._harms.clear()
+
+    def lead_to(self, port):
+        """Whoever connects from now on is led to another server."""
+        self._target = ("127.0.0.1", port)
+
     def release(self, replies=1):
         self._releases.release(replies)
 

