@@ -11,20 +11,20 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
-from shapekit import Policy, TokenBucket
+from shapekit import LLMBudget
 
 WORKERS, CALLS = 4, 32
 MAX_TOKENS = 980
-TOKENS_A_MINUTE, CAPACITY = 60_000, 6_000
+PROMPT_TOKENS = 20
+CAPACITY = 6_000
 
-requests = Policy("600/min", name="requests")
 # Calls in flight are reserved in full, so the bucket holds more than an estimate for each worker: with less
-# they would wait for each other's estimates, and not for the limit.
-tokens = Policy(gates=(TokenBucket(f"{TOKENS_A_MINUTE}/min", capacity=CAPACITY),), name="tokens")
+# they would wait for each other's estimates, and not for the limit. It is small here to be seen at work.
+budget = LLMBudget(requests="600/min", tokens="60k/min", capacity=CAPACITY, tokens_per_day="2M")
 
 
 class Answered(NamedTuple):
-    """What a call had reserved, what it used, and how long it waited for its tokens."""
+    """What a call had reserved, what it used, and how long it waited."""
 
     reserved: int
     used: int
@@ -32,14 +32,13 @@ class Answered(NamedTuple):
 
 
 def ask(url: str, prompt: str) -> Answered:
-    """One call. The request's turn is taken last, next to the call, because it is the one that paces."""
-    estimate = len(prompt) // 4 + MAX_TOKENS  # as much as it can use at most
-    with tokens.admit(cost=estimate) as budget, requests.admit():
+    """One call: as much as it can use at most is reserved, and what it did use settled."""
+    with budget.admit((PROMPT_TOKENS, MAX_TOKENS)) as call:
         body = json.dumps({"prompt": prompt, "max_tokens": MAX_TOKENS}).encode()
         with urllib.request.urlopen(url, data=body) as response:
-            used: int = json.load(response)["usage"]["total_tokens"]
-        budget.settle(used)  # the rest is there for others at once
-    return Answered(estimate, used, budget.delay)
+            answer = json.load(response)
+        call.settle(answer)  # the rest is there for others at once
+    return Answered(call.reserved.total, answer["usage"]["total_tokens"], call.delay)
 
 
 class Stub(BaseHTTPRequestHandler):
@@ -52,7 +51,8 @@ class Stub(BaseHTTPRequestHandler):
         question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with Stub.lock:
             Stub.requests += 1
-            used = len(question["prompt"]) // 4 + Stub.requests * 37 % 400
+            used = PROMPT_TOKENS + Stub.requests * 37 % 400
+            assert used <= question["max_tokens"]
             Stub.tokens += used
         body = json.dumps({"text": "…", "usage": {"total_tokens": used}}).encode()
         self.send_response(200)
@@ -75,10 +75,12 @@ def main() -> None:
         took = time.monotonic() - start
         server.shutdown()
     reserved, used = sum(one.reserved for one in answered), sum(one.used for one in answered)
-    unsettled = (reserved - CAPACITY) / (TOKENS_A_MINUTE / 60)
+    unsettled = (reserved - CAPACITY) / 1_000
+    (day,) = budget.quotas()
     print(f"{CALLS} calls by {WORKERS} threads in {took:.1f} s")
     print(f"reserved {reserved} tokens, used {used}; the server counted {Stub.tokens} in {Stub.requests}")
-    print(f"the longest wait for tokens was {max(one.waited for one in answered):.2f} s")
+    print(f"the longest wait was {max(one.waited for one in answered):.2f} s")
+    print(f"of the day's tokens {day.used} are charged")
     print(f"had nothing been settled, it would have taken {unsettled:.1f} s")
 
 

@@ -1,0 +1,44 @@
+"""Helpers of the budget tests: virtual time that moves by itself, and what is charged to a budget."""
+
+import functools
+
+import pytest
+
+from shapekit import LLMBudget, ManualClock
+
+from ..policy.conftest import World
+from ..redis_server import free_port as a_free_port
+
+
+@pytest.fixture(params=["sync", "asyncio", "trio"])
+def world(request):
+    return World(request.param)
+
+
+@pytest.fixture
+def clock():
+    """Virtual time that jumps whenever everybody sleeps."""
+    return ManualClock(autojump=True)
+
+
+@pytest.fixture
+def budget(clock):
+    """Makes a budget on the test's clock. Its day tells what is charged, to the token."""
+    return functools.partial(LLMBudget, tokens_per_day=1_000_000, clock=clock)
+
+
+@pytest.fixture(scope="session")
+def used():
+    """The tokens that are charged today."""
+
+    def charged(budget, key="default"):
+        (day,) = budget.quotas(key)
+        return day.used
+
+    return charged
+
+
+@pytest.fixture
+def free_port():
+    """A port that nobody listens on."""
+    return a_free_port()

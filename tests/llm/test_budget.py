@@ -1,0 +1,399 @@
+"""LLMBudget: tokens and a turn, both or neither; what it is told, and how it complains."""
+
+import pickle
+
+import anyio
+import pytest
+
+from shapekit import (
+    CostExceedsLimitError,
+    LLMBudget,
+    MemoryStore,
+    QueueFullError,
+    Quota,
+    QuotaExhaustedError,
+    SlidingWindowLog,
+    SQLiteStore,
+    TokenBucket,
+    TokenUsage,
+    off,
+)
+from shapekit.alarm import AsyncAlarm
+from shapekit.events import Departed, Refused, Reserved, Settled
+
+from .errors import RefusedByServer, caused
+
+
+def ask(**more):
+    return {"messages": [{"role": "user", "content": "why?"}], "max_tokens": 100, **more}
+
+
+# taking
+
+
+def test_a_call_takes_its_tokens_and_its_turn(world, budget, used, clock):
+    one = budget(requests="60/min", tokens="60k/min")
+    for _ in range(3):
+        world.enter(one.admit(500))
+    assert used(one) == 1_500
+    assert clock.now() == 2.0
+
+
+def test_tokens_are_waited_for(world, budget, clock):
+    one = budget(tokens="60k/min", capacity=1_000)
+    delays = []
+    for _ in range(3):
+        call = one.admit(1_000)
+        world.enter(call)
+        delays.append(call.delay)
+    assert (clock.now(), delays) == (2.0, [0.0, 1.0, 1.0])
+
+
+def test_the_delay_is_that_of_both(world, budget, clock):
+    one = budget(requests="1/s", tokens="60k/min", capacity=1_000)
+    world.enter(one.admit(1_000))
+    clock.advance(0.5)
+    call = one.admit(800)
+    world.enter(call)
+    assert clock.now() == 1.0
+    assert call.delay == 0.5  # 0.3 s for the tokens, and what was left of the second
+
+
+def test_where_the_turn_is_refused_the_tokens_come_back(world, budget, used):
+    one = budget(requests="1/min", tokens="60k/min", max_wait=5)
+    world.enter(one.admit(500))
+    with pytest.raises(QueueFullError):
+        world.enter(one.admit(700))
+    assert used(one) == 500
+
+
+def test_where_the_tokens_are_refused_no_turn_is_taken(world, budget, used, clock):
+    one = budget(requests="1/s", tokens="60k/min", capacity=1_000, max_wait=0.5)
+    world.enter(one.admit(1_000))
+    with pytest.raises(QueueFullError):
+        world.enter(one.admit(1_000))
+    assert used(one) == 1_000
+    assert one.policies["requests"].forecast().first_in == 1.0
+
+
+def test_max_wait_bounds_both_waits_together(world, budget, used, clock):
+    one = budget(requests="1/s", tokens="60k/min", capacity=1_000, max_wait=1.2)
+    world.enter(one.admit(1_000))
+    world.enter(one.admit(500, max_wait=1.0))
+    assert clock.now() == 1.0
+    # Half a second for the tokens, and then another for the turn: each alone would be short enough.
+    with pytest.raises(QueueFullError):
+        world.enter(one.admit(1_000, max_wait=0.9))
+    assert clock.now() == 1.5
+    assert used(one) == 1_500
+    world.enter(one.admit(500, max_wait=0.5))
+    assert clock.now() == 2.0
+
+
+def test_a_timeout_bounds_both_waits_together(world, budget, used, clock):
+    one = budget(requests="1/s", tokens="60k/min", capacity=1_000)
+    world.enter(one.admit(1_000))
+    with pytest.raises(TimeoutError):
+        world.enter(one.admit(500, timeout=0.75))  # 0.5 s for the tokens, and a quarter of its turn
+    assert clock.now() == 0.75
+    assert used(one) == 1_000
+
+
+@pytest.mark.anyio
+async def test_who_is_cancelled_while_waiting_for_the_turn_gives_back_its_tokens(budget, used, clock):
+    one = budget(requests="1/min", tokens="60k/min")
+    async with one.aadmit(500):
+        pass
+
+    async def wait():
+        async with one.aadmit(700):
+            pytest.fail("it was cancelled")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await clock.asleep(10, AsyncAlarm())
+        assert used(one) == 1_200
+        tasks.cancel_scope.cancel()
+    assert used(one) == 500
+    assert one.policies["requests"].forecast().first_in == 50.0
+
+
+def test_what_can_never_be_admitted_says_so(world, budget, used):
+    one = budget(requests="1/s", tokens="60k/min", capacity=1_000)
+    with pytest.raises(CostExceedsLimitError):
+        world.enter(one.admit(1_001))
+    assert used(one) == 0
+
+
+def test_a_spent_day_refuses(world, clock):
+    one = LLMBudget(tokens="60k/min", tokens_per_day="1k", clock=clock)
+    world.enter(one.admit(900))
+    with pytest.raises(QuotaExhaustedError):
+        world.enter(one.admit(200))
+    assert one.forecast(asked=200).first_in == 86_400.0
+
+
+def test_each_key_has_its_own(world, budget, used, clock):
+    one = budget(requests="1/min", tokens="60k/min", key="{model}")
+    for model in ("a", "b"):
+        world.enter(one.admit(ask(model=model)))
+    world.enter(one.admit(50, key="c"))
+    assert clock.now() == 0.0
+    assert [used(one, key) for key in "abcd"] == [108, 108, 50, 0]
+
+
+def test_a_key_may_be_a_callable(world, budget, used):
+    one = budget(tokens="60k/min", key=lambda user, **_: f"user-{user}")
+    world.enter(one.admit(ask(user=7)))
+    assert used(one, "user-7") == 108
+
+
+# settling
+
+
+def test_what_was_used_is_charged(world, budget, used):
+    one = budget(requests="10/s", tokens="60k/min")
+    call = one.admit(1_000)
+    world.enter(call)
+    assert world.settle(call, {"usage": {"input_tokens": 20, "output_tokens": 30}}) is True
+    assert used(one) == 50
+    assert one.policies["requests"].forecast().first_in == 0.1
+
+
+@pytest.mark.parametrize(
+    "told", [60, (10, 50), TokenUsage(10, 50), {"prompt_tokens": 10, "completion_tokens": 50}]
+)
+def test_it_may_be_told_in_many_ways(world, budget, used, told):
+    one = budget(tokens="60k/min")
+    call = one.admit(1_000)
+    world.enter(call)
+    assert world.settle(call, told) is True
+    assert used(one) == 60
+
+
+@pytest.mark.parametrize("told", [{}, {"usage": None}, {"id": "1"}, None, "yes", object()])
+def test_an_answer_without_usage_leaves_the_estimate(world, budget, used, told):
+    one = budget(tokens="60k/min")
+    call = one.admit(1_000)
+    world.enter(call)
+    assert world.settle(call, told) is False
+    assert used(one) == 1_000
+
+
+def test_input_and_output_may_be_counted_apart(world, clock):
+    one = LLMBudget(requests="50/min", input_tokens="30k/min", output_tokens="8k/min", clock=clock)
+    call = one.admit(ask())
+    world.enter(call)
+    world.settle(call, {"usage": {"input_tokens": 3_000, "output_tokens": 80}})
+    left = {family: policy.shaper._look("default")[0] for family, policy in one.policies.items()}
+    assert list(left) == ["input-tokens", "output-tokens", "requests"]
+    full = {family: one.policies[family].forecast(cost=cost).first_in for family, cost in
+            {"input-tokens": 30_000, "output-tokens": 8_000}.items()}  # fmt: skip
+    assert full == {"input-tokens": 6.0, "output-tokens": 0.6}
+
+
+def test_a_bare_number_does_not_say_which_it_is(refused, clock):
+    one = LLMBudget(input_tokens="30k/min", output_tokens="8k/min", clock=clock)
+    refused(lambda: one.admit(500), "asked")
+    refused(lambda: LLMBudget(input_tokens="30k/min", estimate=500), "estimate")
+    with one.admit((400, 100)) as call:
+        refused(lambda: call.settle(7), "answer")
+
+
+# failing
+
+
+def raising(error):
+    def body(_):
+        raise error
+
+    return body
+
+
+CASES = {
+    "refused by us": (QueueFullError, 0, 0.0),
+    "nobody there": (ConnectionRefusedError("x"), 0, 0.0),
+    "nobody there, says the client": (caused(ConnectionRefusedError("x")), 0, 0.0),
+    "too many": (RefusedByServer(429), 0, 1.0),
+    "bad request": (RefusedByServer(400), 0, 1.0),
+    "server error": (RefusedByServer(500), 700, 1.0),
+    "timeout": (TimeoutError("x"), 700, 1.0),
+    "interrupted": (KeyboardInterrupt(), 700, 1.0),
+    "of the caller": (LookupError("x"), 700, 1.0),
+}
+
+
+@pytest.mark.parametrize(("error", "tokens", "turn"), CASES.values(), ids=CASES)
+def test_an_error_gives_back_what_it_did_not_cost(world, budget, used, error, tokens, turn):
+    one = budget(requests="1/s", tokens="60k/min")
+    if error is QueueFullError:
+        full = LLMBudget(requests="1/h", tokens="1k/h", max_wait=0, clock=one._store.clock)
+        world.enter(full.admit(1))
+        with pytest.raises(QueueFullError) as caught:
+            world.enter(full.admit(1))
+        error = caught.value
+    with pytest.raises(type(error)):
+        world.enter(one.admit(700), raising(error))
+    assert used(one) == tokens
+    held = 1.0 if isinstance(error, RefusedByServer) and error.response.status_code == 429 else 0.0
+    assert one.policies["requests"].forecast().first_in == turn + held
+
+
+def test_what_was_settled_stands_whatever_comes_after(world, budget, used):
+    one = budget(tokens="60k/min")
+
+    def body(call):
+        call.settle(90)
+        raise RefusedByServer(400)
+
+    with pytest.raises(RefusedByServer):
+        world.enter(one.admit(700), body)
+    assert used(one) == 90
+
+
+@pytest.mark.parametrize(
+    ("refund_on", "tokens"), [(LookupError, 0), ((), 700), (lambda error: "x" in str(error), 0)]
+)
+def test_refund_on_says_what_costs_nothing(world, budget, used, refund_on, tokens):
+    one = budget(tokens="60k/min", refund_on=refund_on)
+    with pytest.raises(LookupError):
+        world.enter(one.admit(700), raising(LookupError("x")))
+    assert used(one) == tokens
+
+
+def test_refund_on_stands_in_place_of_what_is_known(world, budget, used):
+    one = budget(tokens="60k/min", refund_on=LookupError)
+    with pytest.raises(RefusedByServer):
+        world.enter(one.admit(700), raising(RefusedByServer(400)))
+    assert used(one) == 700
+
+
+# looking, listening, closing
+
+
+def test_a_forecast_sees_both(budget):
+    one = budget(requests="10/s", tokens="60k/min", capacity=1_000)
+    assert one.forecast(asked=100).first_in == 0.0
+    assert one.forecast(21, asked=100).last_in == 2.0  # by the turns it were 2 s, by the tokens 1.1 s
+    assert one.forecast(21, asked=1_000).last_in == 20.0
+    assert anyio.run(one.aforecast, 21, 1_000) == one.forecast(21, asked=1_000)
+    assert anyio.run(one.aquotas) == one.quotas()
+
+
+def test_who_listens_hears_of_tokens_and_turns(budget):
+    one = budget(requests="10/s", tokens="60k/min", name="model", max_wait=0)
+    events = []
+    with one.listen(events.append):
+        with one.admit(500) as call:
+            call.settle(40)
+        with pytest.raises(QueueFullError):
+            one.admit(300).__enter__()
+    with one.admit(1, max_wait=1):
+        pass
+    told = [(type(event), event.policy, event.cost) for event in events]
+    assert told == [
+        (Reserved, "model.tokens", 500),
+        (Departed, "model.tokens", 500),
+        (Reserved, "model.requests", 1),
+        (Departed, "model.requests", 1),
+        (Settled, "model.tokens", 500),
+        (Reserved, "model.tokens", 300),
+        (Departed, "model.tokens", 300),
+        (Refused, "model.requests", 1),
+        (Settled, "model.tokens", 300),
+    ]
+
+
+def test_while_shaping_is_off_nothing_is_counted(world, budget, used):
+    one = budget(requests="1/h", tokens="60k/min")
+    with off():
+        for _ in range(3):
+            call = one.admit(500)
+            world.enter(call)
+            assert world.settle(call, 3) is False
+    assert used(one) == 0
+
+
+def test_closing_closes_what_it_made(clock):
+    store = MemoryStore(clock)
+    LLMBudget(tokens="60k/min", store=store).close()
+    with LLMBudget(tokens="60k/min", store=store).admit(5):
+        pass
+    own = LLMBudget(tokens="60k/min", clock=clock)
+    anyio.run(own.aclose)
+
+
+# arguments
+
+
+def test_the_bucket_is_as_large_as_the_limit_if_nothing_else_is_said():
+    (bucket,) = LLMBudget(tokens="90k/min").policies["tokens"].shaper.queue.gates
+    assert bucket == TokenBucket("90_000/min", capacity=90_000)
+
+
+def test_tokens_may_be_any_strategy(world, clock):
+    one = LLMBudget(tokens=SlidingWindowLog(1_000, "1min"), clock=clock)
+    for _ in range(2):
+        world.enter(one.admit(1_000))
+    assert clock.now() == 60.0
+
+
+@pytest.mark.parametrize("told", [2_000_000, "2M", "2M/day", "2_000_000/day", Quota(2_000_000, "day")])
+def test_a_day_may_be_told_in_many_ways(told):
+    (day,) = LLMBudget(tokens_per_day=told).quotas()
+    assert (day.limit, day.per) == (2_000_000, "day")
+
+
+def test_an_estimate_may_be_a_number_or_a_function(world, budget):
+    fixed = budget(tokens="60k/min", estimate=300)
+    assert fixed.admit().reserved.total == fixed.admit(ask()).reserved.total == 300
+    asked = budget(tokens="60k/min", estimate=lambda max_tokens, **_: (7, max_tokens))
+    assert asked.admit(ask()).reserved == TokenUsage(7, 100)
+    assert asked.admit(55).reserved.total == 55
+
+
+MISTAKES = {
+    "no limit": ({"requests": "5/s"}, "tokens"),
+    "no rate": ({"tokens": "many"}, "tokens rate"),
+    "a small m": ({"tokens": "2m/day"}, "tokens rate"),
+    "a bucket beside a strategy": ({"tokens": TokenBucket("1/s"), "capacity": 5}, "capacity"),
+    "an empty bucket": ({"tokens": "5/s", "capacity": 0}, "tokens capacity"),
+    "half a token": ({"tokens_per_day": "1.2345k"}, "tokens_per_day limit"),
+    "no day": ({"tokens_per_day": "many"}, "tokens_per_day limit"),
+    "no provider": ({"tokens": "5/s", "provider": "acme"}, "provider"),
+    "no count": ({"tokens": "5/s", "count": 3}, "count"),
+    "no estimate": ({"tokens": "5/s", "estimate": "much"}, "estimate"),
+    "three parts": ({"tokens": "5/s", "estimate": (1, 2, 3)}, "estimate"),
+    "less than nothing": ({"tokens": "5/s", "estimate": -1}, "estimate"),
+    "no key": ({"tokens": "5/s", "key": 5}, "key"),
+    "no error": ({"tokens": "5/s", "refund_on": 5}, "refund_on"),
+    "shared without a name": ({"tokens": "5/s", "store": "shared"}, "name"),
+    "no store": ({"tokens": "5/s", "store": 5}, "store"),
+}
+
+
+@pytest.mark.parametrize(("said", "field"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_says_what_to_write(refused, tmp_path, said, field):
+    if said.get("store") == "shared":
+        said = {**said, "store": SQLiteStore(tmp_path / "limits.db")}
+    refused(lambda: LLMBudget(**said), field)
+
+
+def test_a_call_says_what_it_needs_to_be_told(refused, budget):
+    refused(lambda: budget(tokens="5/s").admit(), "asked")
+    refused(lambda: budget(tokens="5/s").admit("text"), "asked")
+    refused(lambda: budget(tokens="5/s", key="{model}").admit(5), "key")
+    refused(lambda: budget(tokens="5/s", key="{model}").admit(ask()), "key")
+    refused(lambda: budget(tokens="5/s", estimate=lambda **_: "much").admit(ask()), "estimate")
+    call = budget(tokens="5/s").admit(5)
+    refused(lambda: call.settle(5), "call")
+    refused(lambda: call.delay, "call")
+    with call:
+        refused(call.__enter__, "call")
+    refused(lambda: budget(tokens="5/s").wrap(5), "function")
+
+
+def test_a_usage_is_a_plain_value():
+    usage = TokenUsage(3, 4)
+    assert pickle.loads(pickle.dumps(usage)) == usage == (3, 4)
+    assert usage.total == 7

@@ -1,0 +1,121 @@
+"""Estimates: rather too much than too little, from whatever a call is asked with."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shapekit import LLMBudget, TokenUsage
+from shapekit.llm_estimate import counter, estimated
+
+
+def by_words(text):
+    return len(text.split())
+
+
+class Encoding:
+    """As tiktoken's: `encode` refuses what looks like a mark of its own."""
+
+    def encode(self, text):
+        assert "<|end|>" not in text, "refused"
+        return text.split()
+
+    def encode_ordinary(self, text):
+        return text.split()
+
+
+class Tokenizer:
+    def encode(self, text):
+        return text.split()
+
+
+QUESTION = [{"role": "user", "content": "one two three"}]
+
+
+@pytest.mark.parametrize("count", [by_words, Encoding(), Tokenizer()])
+def test_a_counter_counts_the_texts(count):
+    told = estimated({"messages": QUESTION, "max_tokens": 9}, counter(count))
+    assert told == TokenUsage(6, 9)  # the names in a message are some too
+
+
+def test_a_mark_in_a_text_is_text():
+    told = estimated({"prompt": "one <|end|> three", "max_tokens": 9}, counter(Encoding()))
+    assert told == TokenUsage(3, 9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "output"),
+    [
+        ({"max_tokens": 5}, 5),
+        ({"max_completion_tokens": 6}, 6),
+        ({"max_output_tokens": 7}, 7),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, 6),
+        ({"max_tokens": 5, "n": 3}, 15),
+        ({"max_tokens": None}, 1_024),
+        ({"max_tokens": object()}, 1_024),
+        ({"n": object()}, 1_024),
+        ({}, 1_024),
+    ],
+)
+def test_the_answer_is_as_long_as_it_may_be(arguments, output):
+    assert estimated(arguments, len) == TokenUsage(0, output)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"messages": [{"content": "why?"}]},
+        {"messages": [{"content": [{"text": "why?"}]}]},
+        {"prompt": "why?"},
+        {"prompt": ["why?", "who?"]},
+        {"input": "why?"},
+        {"input": [{"content": "why?"}]},
+        {"system": "why?"},
+        {"instructions": "why?"},
+        {"tools": [{"name": "why?"}]},
+    ],
+)
+def test_every_text_that_a_model_reads_counts(arguments):
+    assert estimated(arguments, lambda text: text.count("?")).input == str(arguments).count("?")
+
+
+def test_what_a_model_does_not_read_does_not_count():
+    asked = {"model": "some", "metadata": {"user": "x" * 900}, "timeout": 5, "stream": True}
+    assert estimated(asked, len).input == 0
+
+
+def test_an_answer_of_before_is_read():
+    class Message:
+        def model_dump(self):
+            return {"content": "one two"}
+
+    assert estimated({"messages": [Message()]}, by_words).input == 3
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 10**6}},
+        {"type": "image", "source": {"type": "base64", "data": "A" * 10**6}},
+        {"type": "file", "file": {"file_data": "A" * 10**6}},
+    ],
+)
+def test_a_picture_is_not_counted_by_its_letters(picture):
+    told = estimated({"messages": [{"role": "user", "content": [picture]}]}, counter(None))
+    assert 1_600 <= told.input < 1_700
+
+
+@given(st.text(max_size=200))
+def test_no_letter_is_less_than_a_third_of_a_token(text):
+    told = estimated({"prompt": text}, counter(None)).input
+    assert 3 * told >= len(text.encode(errors="replace"))
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=20), max_size=5))
+def test_more_text_is_never_estimated_at_less(texts):
+    told = [estimated({"prompt": texts[:length]}, counter(None)).input for length in range(len(texts) + 1)]
+    assert told == sorted(told)
+
+
+def test_a_counter_is_used_for_what_is_admitted():
+    budget = LLMBudget(tokens="60k/min", count=by_words)
+    assert budget.admit({"prompt": "one two three", "max_tokens": 9}).reserved == TokenUsage(3, 9)

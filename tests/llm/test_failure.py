@@ -1,0 +1,91 @@
+"""Failures: what an error says of what its call has cost."""
+
+from socket import gaierror
+
+import httpx
+import openai
+import pytest
+
+from shapekit import Policy, QueueFullError
+from shapekit.llm_failure import never_ran, never_sent
+
+from .errors import RefusedByServer, caused
+
+
+def refusal():
+    policy = Policy("1/h", max_wait=0)
+    with policy.admit(), pytest.raises(QueueFullError) as caught:
+        policy.admit().__enter__()
+    return caught.value
+
+
+REFUSED = ConnectionRefusedError("nobody there")
+LOOP = RuntimeError("a loop of causes")
+LOOP.__cause__ = LOOP
+
+UNSENT = {
+    "refused by us": refusal(),
+    "refused connection": REFUSED,
+    "no such host": gaierror("no such host"),
+    "in a client's error": caused(caused(REFUSED)),
+    "all addresses": caused(ExceptionGroup("all", [REFUSED, ConnectionRefusedError("x")])),
+}
+SENT = {
+    "timeout": TimeoutError("x"),
+    "reset": ConnectionResetError("x"),
+    "cancelled": KeyboardInterrupt(),
+    "one of two addresses": caused(ExceptionGroup("all", [REFUSED, TimeoutError("x")])),
+    "something else": LookupError("x"),
+    "a loop": LOOP,
+}
+
+
+@pytest.mark.parametrize("error", UNSENT.values(), ids=UNSENT)
+def test_what_did_not_leave_cost_nothing(error):
+    assert never_sent(error)
+    assert never_ran(error)
+
+
+@pytest.mark.parametrize("error", SENT.values(), ids=SENT)
+def test_of_all_else_nobody_knows(error):
+    assert not never_sent(error)
+    assert not never_ran(error)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422, 429])
+def test_what_the_server_refused_did_not_run_but_was_sent(status):
+    assert never_ran(RefusedByServer(status))
+    assert not never_sent(RefusedByServer(status))
+
+
+@pytest.mark.parametrize("status", [200, 302, 408, 499, 500, 502, 503, 504, 529])
+def test_of_other_answers_nobody_knows(status):
+    assert not never_ran(RefusedByServer(status))
+
+
+def test_what_happened_on_the_way_does_not_count():
+    """Only what an error comes from: where a fallback failed after a refusal, something was sent."""
+    error = TimeoutError("the second server")
+    error.__context__ = REFUSED
+    assert not never_ran(error)
+    error.__suppress_context__ = True
+    assert never_ran(error)  # it was raised in place of the refusal, `from None`
+
+
+def test_a_client_that_finds_nobody_says_so(free_port):
+    url = f"http://localhost:{free_port}/"
+    with pytest.raises(httpx.ConnectError) as caught:
+        httpx.get(url)
+    assert never_sent(caught.value)
+    sdk = openai.OpenAI(api_key="none", base_url=url, max_retries=0)
+    with pytest.raises(openai.APIConnectionError) as wrapped:
+        sdk.models.list()
+    assert never_sent(wrapped.value)
+
+
+@pytest.mark.anyio
+async def test_an_asynchronous_client_that_finds_nobody_says_so(free_port):
+    async with httpx.AsyncClient() as client:
+        with pytest.raises(httpx.ConnectError) as caught:
+            await client.get(f"http://localhost:{free_port}/")
+    assert never_sent(caught.value)

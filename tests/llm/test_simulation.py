@@ -1,0 +1,117 @@
+"""What settling is worth, and what strangers cost: seeded simulations on virtual time."""
+
+import random
+
+import anyio
+import pytest
+
+from shapekit import LLMBudget, ManualClock, TokenUsage
+from shapekit.alarm import AsyncAlarm
+
+from .errors import RefusedByServer, Response
+
+MINUTE_S = 60
+PER_MINUTE = 60_000
+MOST = 1_000
+
+
+class Server:
+    """A bucket of tokens as the providers describe theirs; a call pays for all that it may use, up front."""
+
+    def __init__(self, clock, per_minute=PER_MINUTE):
+        self.clock = clock
+        self.per_minute = per_minute
+        self.left = float(per_minute)
+        self.since = clock.now()
+        self.answered = self.refused = self.used = self.of_strangers = 0
+
+    def flow(self):
+        now = self.clock.now()
+        self.left = min(self.per_minute, self.left + (now - self.since) * self.per_minute / MINUTE_S)
+        self.since = now
+
+    def headers(self):
+        reset = (self.per_minute - self.left) * MINUTE_S / self.per_minute
+        said = {"limit": self.per_minute, "remaining": int(self.left), "reset": f"{reset:.6f}s"}
+        return {f"x-ratelimit-{name}-tokens": str(value) for name, value in said.items()}
+
+    def take(self, most):
+        self.flow()
+        if most > self.left:
+            self.refused += 1
+            raise RefusedByServer(429, self.headers())
+        self.left -= most
+
+    async def answer(self, most, used, length):
+        self.take(most)
+        headers = self.headers()
+        await self.clock.asleep(length, AsyncAlarm())
+        self.flow()
+        self.left = min(self.per_minute, self.left + most - used)
+        self.answered += 1
+        self.used += used
+        return Response(200, headers), TokenUsage(0, used)
+
+
+def crowd(seed, minutes, *, settles=True, observes=True, strangers=0, workers=24, **said):
+    """Workers that ask without a pause; what the server saw of them."""
+    clock = ManualClock(autojump=True)
+    server = Server(clock)
+    budget = LLMBudget(tokens="60k/min", clock=clock, **said)
+    chance = random.Random(seed)
+    ends = minutes * MINUTE_S
+
+    async def work():
+        while clock.now() < ends:
+            used, length = chance.randint(100, 500), chance.uniform(0.5, 3.0)
+            try:
+                async with budget.aadmit(MOST) as call:
+                    response, usage = await server.answer(MOST, used, length)
+                    if observes:
+                        await call.aobserve(response)
+                    if settles:
+                        await call.asettle(usage)
+            except RefusedByServer:
+                pass
+
+    async def strange():
+        """Others of the same account, who take what they find."""
+        while clock.now() < ends:
+            await clock.asleep(MOST / strangers, AsyncAlarm())
+            server.flow()
+            taken = min(MOST, server.left)
+            server.left -= taken
+            server.of_strangers += taken
+
+    async def main():
+        async with anyio.create_task_group() as tasks:
+            for _ in range(workers):
+                tasks.start_soon(work)
+            if strangers:
+                tasks.start_soon(strange)
+
+    anyio.run(main)
+    return server
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_settling_lets_through_what_the_server_bears_and_estimates_a_third_of_it(seed):
+    settled, estimated = crowd(seed, 6), crowd(seed, 6, settles=False)
+    assert settled.refused == estimated.refused == 0
+    # In six minutes there are seven minutes' worth of tokens, with those in the bucket.
+    assert settled.used >= 0.95 * 6 * PER_MINUTE
+    assert estimated.used <= 0.36 * 7 * PER_MINUTE
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_strangers_on_the_same_limit_are_noticed(seed):
+    """They take half of it, which nobody has told us; the headers say how much is left of the rest."""
+    seen, unseen = (
+        crowd(seed, 3, strangers=PER_MINUTE / 2 / MINUTE_S, workers=8, observes=observes)
+        for observes in (True, False)
+    )
+    there_was = PER_MINUTE * (1 + seen.clock.now() / MINUTE_S)
+    assert seen.used >= 0.95 * (there_was - seen.of_strangers)
+    assert seen.refused <= 0.07 * seen.answered
+    # Who looks at refusals alone holds still whenever one comes, until all is there again.
+    assert unseen.used / unseen.clock.now() <= 0.8 * seen.used / seen.clock.now()

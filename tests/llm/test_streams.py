@@ -1,0 +1,175 @@
+"""Streams: handed on as they are, and settled by what they tell, or not at all."""
+
+import gc
+
+import anyio
+import pytest
+
+from .errors import RefusedByServer
+from .streams import CHUNKS, AsyncStream, Stream, awhole, streaming, whole
+
+
+@pytest.fixture
+def one(budget):
+    return budget(requests="10/s", tokens="60k/min")
+
+
+def test_a_stream_is_settled_at_its_end(one, used):
+    stream = one.wrap(streaming(Stream()))()
+    assert used(one) == 102
+    assert whole(stream) == CHUNKS
+    assert used(one) == 60
+
+
+@pytest.mark.anyio
+async def test_an_asynchronous_stream_is_settled_at_its_end(one, used):
+    stream = await one.wrap(streaming(AsyncStream()))()
+    assert used(one) == 102
+    assert await awhole(stream) == CHUNKS
+    assert used(one) == 60
+
+
+def test_a_stream_is_settled_as_soon_as_it_tells(one, used):
+    stream = one.wrap(streaming(Stream([*CHUNKS, "and on"])))()
+    for _ in range(3):
+        next(stream)
+    assert used(one) == 60
+
+
+FATES = ["closed", "left", "thrown away", "broken"]
+
+
+@pytest.mark.parametrize("fate", FATES)
+def test_of_a_stream_that_did_not_tell_the_estimate_stands(one, used, fate):
+    inner = Stream(["a", "b"], error=ConnectionResetError("lost"))
+    stream = one.wrap(streaming(inner))()
+    assert next(stream) == "a"
+    if fate == "closed":
+        stream.close()
+    elif fate == "left":
+        with stream as same:
+            assert same is stream
+    elif fate == "broken":
+        with pytest.raises(ConnectionResetError):
+            whole(stream)
+    del stream
+    gc.collect()
+    assert used(one) == 102
+    assert inner.closed == (fate in ("closed", "left"))
+
+
+@pytest.mark.parametrize("fate", FATES)
+@pytest.mark.anyio
+async def test_so_it_does_of_an_asynchronous_one(one, used, fate):
+    inner = AsyncStream(["a", "b"], error=ConnectionResetError("lost"))
+    stream = await one.wrap(streaming(inner))()
+    assert await anext(stream) == "a"
+    if fate == "closed":
+        await stream.close()
+    elif fate == "left":
+        async with stream as same:
+            assert same is stream
+    elif fate == "broken":
+        with pytest.raises(ConnectionResetError):
+            await awhole(stream)
+    del stream
+    gc.collect()
+    assert used(one) == 102
+    assert inner.closed == (fate in ("closed", "left"))
+
+
+@pytest.mark.parametrize("fate", FATES)
+def test_what_was_told_before_is_settled_whatever_comes_then(one, used, fate):
+    stream = one.wrap(streaming(Stream(CHUNKS, error=ConnectionResetError("lost"))))()
+    for _ in CHUNKS:
+        next(stream)
+    if fate == "closed":
+        stream.close()
+    elif fate == "broken":
+        with pytest.raises(ConnectionResetError):
+            next(stream)
+    del stream
+    assert used(one) == 60
+
+
+@pytest.mark.parametrize(("error", "tokens"), [(RefusedByServer(429), 0), (TimeoutError(), 102)])
+def test_a_stream_that_fails_before_its_first_item_costs_what_its_error_says(one, used, error, tokens):
+    stream = one.wrap(streaming(Stream([], error=error)))()
+    with pytest.raises(type(error)):
+        next(stream)
+    assert used(one) == tokens
+
+
+@pytest.mark.anyio
+async def test_so_does_an_asynchronous_one(one, used):
+    stream = await one.wrap(streaming(AsyncStream([], error=RefusedByServer(429))))()
+    with pytest.raises(RefusedByServer):
+        await anext(stream)
+    assert used(one) == 0
+
+
+def test_a_refusal_in_the_middle_is_no_proof_that_nothing_ran(one, used):
+    stream = one.wrap(streaming(Stream(["a"], error=RefusedByServer(429))))()
+    with pytest.raises(RefusedByServer):
+        whole(stream)
+    assert used(one) == 102
+
+
+def test_a_stream_can_do_what_it_could(one):
+    inner = Stream()
+    stream = one.wrap(streaming(inner))()
+    assert stream.response is inner.response
+    assert repr(inner) in repr(stream)
+    with pytest.raises(AttributeError):
+        stream.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_generators_are_streams(one, used, ends):
+    closed = []
+
+    def ask(prompt="why?", max_tokens=100):
+        try:
+            yield from CHUNKS
+        finally:
+            closed.append(True)
+
+    with one.wrap(ask)() as stream:
+        assert (whole(stream) if ends else [next(stream)]) == (CHUNKS if ends else CHUNKS[:1])
+    assert closed == [True]
+    assert used(one) == (60 if ends else 102)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.anyio
+async def test_asynchronous_generators_are_streams_that_leave_when_they_start(one, used, ends):
+    closed = []
+
+    async def ask(prompt="why?", max_tokens=100):
+        try:
+            for chunk in CHUNKS:
+                yield chunk
+        finally:
+            closed.append(True)
+
+    stream = one.wrap(ask)()
+    assert used(one) == 0
+    if ends:
+        assert await awhole(stream) == CHUNKS
+    else:
+        assert await anext(stream) == "a"
+        await stream.aclose()
+    assert closed == [True]
+    assert used(one) == (60 if ends else 102)
+
+
+@pytest.mark.anyio
+async def test_who_is_cancelled_in_a_stream_leaves_the_estimate(one, used):
+    class Endless(AsyncStream):
+        async def __anext__(self):
+            await anyio.sleep_forever()
+
+    stream = await one.wrap(streaming(Endless()))()
+    with anyio.move_on_after(0):
+        await anext(stream)
+    assert used(one) == 102

@@ -1,0 +1,154 @@
+"""Usage, as answers and streams of every dialect tell it."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shapekit import TokenUsage
+from shapekit.llm_usage import Heard, usage_of
+
+
+def objects(value):
+    """The same answer with attributes, as the SDKs have it."""
+    return json.loads(json.dumps(value), object_hook=lambda told: SimpleNamespace(**told))
+
+
+ANSWERS = {
+    "chat": (
+        {"usage": {"prompt_tokens": 10, "completion_tokens": 50, "total_tokens": 60}, "choices": []},
+        (10, 50),
+    ),
+    "chat, of which some was cached": (
+        {
+            "usage": {
+                "prompt_tokens": 2_000,
+                "completion_tokens": 5,
+                "total_tokens": 2_005,
+                "prompt_tokens_details": {"cached_tokens": 1_920},
+            }
+        },
+        (2_000, 5),
+    ),
+    "a total with thoughts in it": (
+        {"usage": {"prompt_tokens": 10, "completion_tokens": 50, "total_tokens": 100}},
+        (10, 90),
+    ),
+    "embeddings": ({"usage": {"prompt_tokens": 8, "total_tokens": 8}}, (8, 0)),
+    "responses": (
+        {"usage": {"input_tokens": 36, "output_tokens": 87, "total_tokens": 123}, "status": "completed"},
+        (36, 87),
+    ),
+    "messages": ({"usage": {"input_tokens": 12, "output_tokens": 6}, "type": "message"}, (12, 6)),
+    "messages with a cache": (
+        {
+            "usage": {
+                "input_tokens": 50,
+                "cache_creation_input_tokens": 248,
+                "cache_read_input_tokens": 100_000,
+                "output_tokens": 503,
+            }
+        },
+        (298, 503),
+    ),
+    "a cache that is not used": (
+        {"usage": {"input_tokens": 50, "cache_creation_input_tokens": None, "output_tokens": 5}},
+        (50, 5),
+    ),
+    "a usage itself": ({"input_tokens": 1, "output_tokens": 2}, (1, 2)),
+    "only a total": ({"usage": {"total_tokens": 7}}, (0, 7)),
+}
+
+
+@pytest.mark.parametrize(("answer", "usage"), ANSWERS.values(), ids=ANSWERS)
+@pytest.mark.parametrize("form", [dict, objects])
+def test_an_answer_tells_its_usage(answer, usage, form):
+    assert usage_of(form(answer)) == TokenUsage(*usage)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        {},
+        {"usage": None},
+        {"usage": {}},
+        {"usage": {"prompt_tokens": None, "total_tokens": "60"}},
+        {"usage": {"input_tokens": -1}},
+        {"usage": {"input_tokens": True}},
+        {"usage": {"input_tokens": 1.5}},
+        {"usage": {"input_tokens": 10**15}},
+        {"usage": [1, 2]},
+        "usage",
+    ],
+)
+def test_an_answer_that_does_not_is_none(answer):
+    assert usage_of(answer) is None
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "input_tokens",
+                "prompt_tokens",
+                "output_tokens",
+                "completion_tokens",
+                "total_tokens",
+                "cache_creation_input_tokens",
+                "cache_read_input_tokens",
+            ]
+        ),
+        st.none() | st.integers(-5, 10**6) | st.text(max_size=3) | st.booleans(),
+    )
+)
+def test_whatever_an_answer_says_a_usage_is_two_counts(usage):
+    told = usage_of({"usage": usage})
+    assert told is None or (told.input >= 0 and told.output >= 0)
+    total = usage.get("total_tokens")
+    if type(total) is int and total >= 0:
+        assert told.total >= total
+
+
+START = {"type": "message_start", "message": {"usage": {"input_tokens": 25, "output_tokens": 1}}}
+CACHED = {
+    "type": "message_start",
+    "message": {"usage": {"input_tokens": 25, "cache_creation_input_tokens": 100, "output_tokens": 1}},
+}
+TEXT = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "yes"}}
+DELTA = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 15}}
+STOP = {"type": "message_stop"}
+CHUNK = {"choices": [{"delta": {"content": "yes"}}], "usage": None}
+COUNTED = {"choices": [{"delta": {"content": "yes"}}], "usage": {"prompt_tokens": 5, "completion_tokens": 1}}
+LAST = {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}}
+CREATED = {"type": "response.created", "response": {"usage": None}}
+PIECE = {"type": "response.output_text.delta", "delta": "yes"}
+COMPLETED = {"type": "response.completed", "response": {"usage": {"input_tokens": 36, "output_tokens": 87}}}
+CUT = {"type": "response.incomplete", "response": {"usage": {"input_tokens": 36, "output_tokens": 9}}}
+
+STREAMS = {
+    # items, after how many it is known, what it is at the end
+    "messages": ([START, TEXT, DELTA, STOP], 3, (25, 15)),
+    "messages with a cache": ([CACHED, TEXT, DELTA, STOP], 3, (125, 15)),
+    "messages cut off": ([START, TEXT], None, None),
+    "chat": ([CHUNK, CHUNK, LAST], 3, (5, 7)),
+    "chat without": ([CHUNK, CHUNK], None, None),
+    "chat that counts on": ([COUNTED, COUNTED], None, (5, 1)),
+    "responses": ([CREATED, PIECE, COMPLETED], 3, (36, 87)),
+    "responses cut short": ([CREATED, PIECE, CUT], 3, (36, 9)),
+    "responses broken off": ([CREATED, PIECE], None, None),
+    "texts": (["a", "b"], None, None),
+    "nothing": ([], None, None),
+}
+
+
+@pytest.mark.parametrize(("items", "known_after", "usage"), STREAMS.values(), ids=STREAMS)
+@pytest.mark.parametrize("form", [lambda item: item, objects])
+def test_a_stream_tells_its_usage(items, known_after, usage, form):
+    heard = Heard()
+    for number, item in enumerate(items, start=1):
+        heard.hear(form(item) if isinstance(item, dict) else item)
+        assert heard.is_final is (known_after is not None and number >= known_after)
+    assert heard.usage == (None if usage is None else TokenUsage(*usage))

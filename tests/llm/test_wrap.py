@@ -1,0 +1,172 @@
+"""wrap: whatever a function answers with is handed on, and settled by what it says."""
+
+import functools
+import inspect
+
+import anyio
+import pytest
+
+from shapekit import LLMBudget, MemoryStore, TokenUsage
+from shapekit.testing import FaultyStore
+
+from .errors import RefusedByServer
+from .streams import ANSWER, CHUNKS, AsyncStream, Stream, awhole, whole
+
+
+def asked(prompt="why?", *, max_tokens=100, **more):
+    """A function that asks, and gets an answer."""
+    return ANSWER
+
+
+async def aasked(prompt="why?", *, max_tokens=100, **more):
+    return ANSWER
+
+
+@pytest.fixture
+def one(budget):
+    return budget(requests="10/s", tokens="60k/min")
+
+
+def run(function, *args, **kwargs):
+    """Calls a function of either kind."""
+    if inspect.iscoroutinefunction(function):
+        return anyio.run(functools.partial(function, *args, **kwargs))
+    return function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("function", [asked, aasked])
+def test_the_answer_is_handed_on_and_settled(one, used, function):
+    assert run(one.wrap(function), "why?") is ANSWER
+    assert used(one) == 60
+
+
+def test_a_wrapped_function_is_what_it_was(one):
+    wrapped = one.wrap(asked)
+    assert (wrapped.__name__, wrapped.__doc__) == ("asked", asked.__doc__)
+    assert inspect.signature(wrapped) == inspect.signature(asked)
+    assert inspect.iscoroutinefunction(one.wrap(aasked))
+
+
+def test_the_estimate_sees_what_the_call_is_given(clock):
+    seen = []
+
+    def estimate(prompt, max_tokens, **more):
+        seen.append((prompt, max_tokens, more))
+        return 70
+
+    one = LLMBudget(tokens="60k/min", estimate=estimate, key="{prompt}", clock=clock)
+    one.wrap(asked)("who?", temperature=0)
+    one.wrap(asked)()
+    assert seen == [("who?", 100, {"temperature": 0}), ("why?", 100, {})]
+
+
+def test_the_function_complains_itself_of_wrong_arguments(one, used):
+    def strict(*, prompt):
+        pytest.fail("it cannot be called so")
+
+    with pytest.raises(TypeError, match="strict"):
+        one.wrap(strict)("why?")
+
+
+def test_an_answer_without_usage_leaves_the_estimate(one, used):
+    assert one.wrap(lambda **_: "yes")(prompt="why", max_tokens=9) == "yes"
+    assert used(one) == 10
+
+
+@pytest.mark.parametrize(("status", "tokens"), [(429, 0), (400, 0), (500, 102)])
+@pytest.mark.parametrize("kind", ["plain", "coroutine"])
+def test_an_error_is_handed_on_and_its_cost_with_it(one, used, status, tokens, kind):
+    def fail(prompt="why?", max_tokens=100):
+        raise RefusedByServer(status)
+
+    async def afail(prompt="why?", max_tokens=100):
+        raise RefusedByServer(status)
+
+    with pytest.raises(RefusedByServer):
+        run(one.wrap(fail if kind == "plain" else afail))
+    assert used(one) == tokens
+
+
+def test_it_decorates_methods_and_objects(one, used):
+    class Model:
+        def __init__(self):
+            self.asked = one.wrap(self.ask)
+
+        def ask(self, prompt="why?"):
+            return ANSWER
+
+        async def __call__(self, prompt="why?"):
+            return ANSWER
+
+    model = Model()
+    assert model.asked() is ANSWER
+    assert anyio.run(one.wrap(model)) is ANSWER
+    assert used(one) == 120
+
+
+def test_a_coroutine_function_behind_a_decorator_is_one(one, used):
+    """As those of the SDKs are, whose decorator checks arguments."""
+
+    @functools.wraps(aasked)
+    def checked(*args, **kwargs):
+        return aasked(*args, **kwargs)
+
+    assert anyio.run(one.wrap(checked)) is ANSWER
+    assert used(one) == 60
+
+
+def test_what_only_sends_later_is_a_mistake_that_costs_nothing(one, used, refused):
+    class Manager:
+        def __enter__(self):
+            pytest.fail("it was not entered")
+
+        def __exit__(self, *_):
+            pass
+
+    refused(one.wrap(lambda **_: aasked()), "function")
+    refused(one.wrap(lambda **_: Manager()), "function")
+    assert used(one) == 0
+
+
+# a store that is gone takes no answer away
+
+
+@pytest.mark.parametrize("kind", ["answer", "stream", "error"])
+@pytest.mark.parametrize("function", [asked, aasked])
+def test_what_cannot_be_settled_is_logged_and_the_answer_is_there(clock, used, caplog, function, kind):
+    store = FaultyStore(MemoryStore(clock))
+    one = LLMBudget(tokens="60k/min", tokens_per_day="1M", store=store)
+
+    def ask(prompt="why?", max_tokens=100):
+        store.down = True
+        if kind == "error":
+            raise RefusedByServer(429)
+        return ANSWER if kind == "answer" else Stream() if function is asked else AsyncStream()
+
+    async def aask(prompt="why?", max_tokens=100):
+        return ask()
+
+    async def read():
+        answer = await one.wrap(aask)()
+        return await awhole(answer) if kind == "stream" else answer
+
+    def told():
+        if function is aasked:
+            return anyio.run(read)
+        answer = one.wrap(ask)()
+        return whole(answer) if kind == "stream" else answer
+
+    if kind == "error":
+        with pytest.raises(RefusedByServer):
+            told()
+    else:
+        assert told() == (ANSWER if kind == "answer" else CHUNKS)
+    store.mend()
+    assert used(one) == 102
+    assert "keeps what it reserved" in caplog.text
+    one.close()
+
+
+def test_what_was_reserved_can_be_seen(one):
+    with one.admit({"prompt": "why?", "max_tokens": 5}) as call:
+        assert call.reserved == TokenUsage(2, 5)
