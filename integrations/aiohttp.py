@@ -11,10 +11,12 @@ repeats. So list it last: what stands behind it may send requests that are not s
 from __future__ import annotations
 
 import time
+import weakref
 from contextvars import ContextVar
 from typing import Any, Unpack
 
 from shapekit import errors
+from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
 from shapekit.outgoing import Outgoing, Shaping, Target, aobserve
 from shapekit.request_options import options_now, request_options
@@ -54,6 +56,8 @@ class TimeoutTooShortError(QueueFullError, TimeoutError):
     """
 
     def __str__(self) -> str:
+        if self.decision.binding is not None:
+            return super().__str__()
         return (
             f"delay={self.delay:.6g} s exceeds the {self.max_wait:.6g} s that the total timeout leaves "
             f"to key {errors.shortened(self.key)}; raise ClientTimeout(total=…), lower the traffic, "
@@ -106,6 +110,7 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
         if request.session.closed:
             # While it waited. aiohttp itself expects nobody to wait but for a connection.
             await admission.asettle(0)
+            await admission.aleave()
             raise aiohttp.ClientConnectionError("Session is closed")
         try:
             response = await handler(request)
@@ -113,6 +118,8 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
             await admission.__aexit__(type(error), error, error.__traceback__)
             raise
         try:
+            if admission.holds_seat:
+                await _hold(response, admission)
             await aobserve(admission, response)
         except BaseException:
             response.close()
@@ -120,6 +127,23 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
         return response
 
     return shaped
+
+
+async def _hold(response: ClientResponse, admission: Admission) -> None:
+    """The request is in flight until its connection is given up: the body has ended, or was closed."""
+    connection, itself = response.connection, weakref.ref(response)
+    if connection is None:
+        await admission.aleave()
+        return
+
+    def given_up() -> None:
+        known = itself()
+        # A response that is collected gives its connection up, too; but whoever is collected may take no
+        # locks, and takes the admission with it: so the seat is given back by somebody else.
+        if known is not None and known.closed:
+            admission.leave_soon()
+
+    connection.add_callback(given_up)
 
 
 def _translated(error: RateLimitedError | errors.StoreUnavailableError, left_s: float | None) -> _Unsent:

@@ -290,6 +290,8 @@ class Shaped:
 def checked_shape(shape: object) -> tuple[Mapping[str, Any], Policy | None]:
     """The keywords of a shape, and the policy if it is one or names one."""
     if isinstance(shape, Policy):
+        if shape.seats is not None:
+            raise _in_flight()
         return {}, shape
     if not isinstance(shape, Mapping):
         raise ConfigError("shape", shape, "is neither a policy nor its keywords", _EXAMPLE)
@@ -300,7 +302,18 @@ def checked_shape(shape: object) -> tuple[Mapping[str, Any], Policy | None]:
             raise ConfigError(f"shape[{field!r}]", told, "is unknown here", f"use some of {', '.join(known)}")
     if policy is not None and not isinstance(policy, Policy):
         raise ConfigError("shape['policy']", policy, "is not a policy", 'pass one, such as Policy("10/s")')
+    if shape.get("concurrency") is not None or (policy is not None and policy.seats is not None):
+        raise _in_flight()
     return shape, policy
+
+
+def _in_flight() -> ConfigError:
+    return ConfigError(
+        "shape['concurrency']",
+        "(given)",
+        "counts calls while they are made, and a shaped task waits elsewhere than it runs",
+        "give concurrency= to the client that the task makes its calls with",
+    )
 
 
 _POLICYS = tuple(inspect.signature(Policy).parameters)

@@ -13,6 +13,7 @@ from ssl import SSLContext
 from typing import Any, ClassVar, TypeVar, Unpack
 
 from shapekit import errors
+from shapekit.held_stream import HeldStream
 from shapekit.outgoing import Outgoing, Shaping
 from shapekit.transport import Transport, shape_client
 
@@ -68,6 +69,10 @@ class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
     """`shapekit.StoreUnavailableError` that is an `httpx2.TransportError`, too."""
 
 
+class _HeldStream(HeldStream, httpx2.SyncByteStream, httpx2.AsyncByteStream):
+    """A body during which its request is in flight."""
+
+
 class ShapedTransport(Transport, httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     """A transport whose requests leave when they may: for `httpx2.Client` and `httpx2.AsyncClient`.
 
@@ -94,6 +99,7 @@ class ShapedTransport(Transport, httpx2.BaseTransport, httpx2.AsyncBaseTransport
         errors.QuotaExhaustedError: QuotaExhaustedError,
         errors.StoreUnavailableError: StoreUnavailableError,
     }
+    held_stream: ClassVar[Any] = _HeldStream
 
     def __init__(
         self,

@@ -13,12 +13,14 @@ import copy
 import inspect
 import threading
 import uuid
+import weakref
 from collections.abc import Callable
 from io import BytesIO
 from typing import Any, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 from shapekit import errors
+from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
 from shapekit.outgoing import Outgoing, Passage, Shaping, Target, observe, refuse_rate, too_many
 from shapekit.request_options import options_now, request_options
@@ -206,6 +208,8 @@ class ShapedAdapter(BaseAdapter):
             raise
         response.shapekit = Passage.of(admission)
         try:
+            if admission.holds_seat:
+                _hold(response, admission)
             observe(admission, response)
         except BaseException:
             response.close()
@@ -270,6 +274,34 @@ def shape(session: SessionT, **shaping: Unpack[Shaping]) -> SessionT:
     for prefix, adapter in session.adapters.items():
         session.adapters[prefix] = ShapedAdapter._around(adapter, limit)
     return session
+
+
+def _hold(response: Any, admission: Admission) -> None:
+    """The request is in flight until its body has ended or is closed, whichever object is told to."""
+    raw = response.raw
+    if getattr(raw, "closed", True):
+        admission.leave()
+        return
+    whole = weakref.ref(response)
+    for bearer, method in ((response, "close"), (raw, "close"), (raw, "release_conn")):
+        if hasattr(bearer, method):
+            setattr(bearer, method, _leaving(bearer, method, whole, admission))
+
+
+def _leaving(bearer: Any, method: str, whole: Callable[[], Any], admission: Admission) -> Callable[[], Any]:
+    # Without a reference to what it is a part of: who is dropped without a word is to be gone at once.
+    itself, call = weakref.ref(bearer), getattr(type(bearer), method)
+
+    def leaving() -> Any:
+        try:
+            return None if itself() is None else call(itself())
+        finally:
+            # A body that is collected closes itself. It may take no locks then, and takes the admission with
+            # it: so the seat is given back by somebody else.
+            if method == "release_conn" or whole() is not None:
+                admission.leave()
+
+    return leaving
 
 
 def _target(request: requests.PreparedRequest) -> Target:

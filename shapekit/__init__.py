@@ -6,8 +6,10 @@ Every limit is a constraint on the moment of departure: ask it "now?" (`Gate`) o
 from typing import TYPE_CHECKING, Any
 
 from shapekit.admission import Admission
+from shapekit.algorithms.adaptive import Adaptive
 from shapekit.algorithms.base import Algorithm, Outcome
 from shapekit.algorithms.compose import all_of, any_of, first_of
+from shapekit.algorithms.concurrency import Concurrency
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import GCRA
 from shapekit.algorithms.leaky_bucket import LeakyBucket
@@ -40,6 +42,9 @@ from shapekit.stores.memory import MemoryStore
 from shapekit.switch import off
 
 if TYPE_CHECKING:
+    from shapekit.llm import LLMBudget
+    from shapekit.llm_call import LLMCall
+    from shapekit.llm_usage import TokenUsage
     from shapekit.progress_loop import aprogress, progress
     from shapekit.stores.redis import RedisStore as RedisStore
     from shapekit.stores.resilient import ResilientStore
@@ -47,15 +52,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GCRA",
+    "Adaptive",
     "Admission",
     "Algorithm",
     "Clock",
+    "Concurrency",
     "ConfigError",
     "CostExceedsLimitError",
     "Decision",
     "FixedWindow",
     "Forecast",
     "Gate",
+    "LLMBudget",
+    "LLMCall",
     "LeakyBucket",
     "ManualClock",
     "MemoryStore",
@@ -79,6 +88,7 @@ __all__ = [
     "StoreUnavailableError",
     "SystemClock",
     "TokenBucket",
+    "TokenUsage",
     "all_of",
     "any_of",
     "aprogress",
@@ -91,9 +101,12 @@ __all__ = [
 
 # Loaded when asked for. RedisStore is no part of `import *`, which would fail where redis is not installed.
 _ON_DEMAND = {
+    "LLMBudget": "shapekit.llm",
+    "LLMCall": "shapekit.llm_call",
     "RedisStore": "shapekit.stores.redis",
     "ResilientStore": "shapekit.stores.resilient",
     "SQLiteStore": "shapekit.stores.sqlite",
+    "TokenUsage": "shapekit.llm_usage",
     "aprogress": "shapekit.progress_loop",
     "progress": "shapekit.progress_loop",
 }

@@ -11,6 +11,7 @@ from shapekit.algorithms.base import NEVER_US
 from shapekit.algorithms.grant import Grant
 from shapekit.decision import Decision
 from shapekit.errors import ConfigError, CostExceedsLimitError
+from shapekit.learning import Lesson
 from shapekit.rate import SECOND_US, whole
 from shapekit.reservation import Reservation
 from shapekit.scoped_turns import ScopedTurns
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from shapekit.target import Target
 
 __all__ = ["Admission"]
+
+_REFUSED, _FAILED, _ILL = 429, 400, 500
 
 
 class Admission:
@@ -120,6 +123,23 @@ class Admission:
         self._turn = turn.costing(actual)
         return True
 
+    @property
+    def holds_seat(self) -> bool:
+        """Whether the call is counted as in flight, by a policy with `concurrency`."""
+        return False
+
+    def leave(self) -> None:
+        """The call is not in flight any more: give its seat back, if it has one. Leaving the context does so.
+
+        For whoever entered without a `with`, and knows better when the call is over.
+        """
+
+    async def aleave(self) -> None:
+        """`leave`, awaitable."""
+
+    def leave_soon(self) -> None:
+        """`leave`, for whoever runs on an event loop and cannot await."""
+
     def observe(self, response: Any) -> ServerHint | None:
         """Hear what an answer says about the server's limits: if it asks for it, nobody leaves for a while.
 
@@ -129,6 +149,11 @@ class Admission:
         was heard; None if nothing was said, or the policy has no feedback.
         """
         hint = self._heard(response)
+        if self._enforce and self._shaper.adapts:
+            lesson = self._lesson(response, hint)
+            self._shaper.learn(self.key, lesson)
+            if lesson.is_refusal:
+                return hint
         if hint is None or not self._enforce:
             return hint
         scope = self._learned(hint)
@@ -142,6 +167,11 @@ class Admission:
     async def aobserve(self, response: Any) -> ServerHint | None:
         """`observe`, awaitable."""
         hint = self._heard(response)
+        if self._enforce and self._shaper.adapts:
+            lesson = self._lesson(response, hint)
+            await self._shaper.alearn(self.key, lesson)
+            if lesson.is_refusal:
+                return hint
         if hint is None or not self._enforce:
             return hint
         scope = self._learned(hint)
@@ -159,15 +189,35 @@ class Admission:
             return hint.scope
         return None
 
+    def _lesson(self, response: Any, hint: ServerHint | None) -> Lesson:
+        """What the answer says of the rate: a refusal that is about a part of the server says nothing."""
+        status = _status_of(response)
+        age_us = max(0, round((self._shaper.wall() - self._sent_at) * SECOND_US))
+        waited = self.turn.granted[1] > 0
+        if hint is None:
+            return Lesson(age_us, is_refusal=False, is_success=status < _ILL, waited=waited)
+        is_about_all = hint.scope is None or self.target is None
+        refused = status == _REFUSED or (status >= _FAILED and hint.hold_s > 0)
+        stated = None
+        if hint.limit and hint.window_s and getattr(self._feedback, "dialect", "auto") != "auto":
+            stated = hint.limit, round(hint.window_s * SECOND_US)
+        return Lesson(
+            age_us,
+            is_refusal=refused and is_about_all,
+            is_success=not refused and status < _ILL,
+            waited=waited,
+            hold_us=round(hint.hold_s * SECOND_US),
+            stated=stated,
+        )
+
     def _heard(self, response: Any) -> ServerHint | None:
         if self._feedback is None:
             return None
-        status = getattr(response, "status_code", None)
         headers = getattr(response, "raw_headers", None)
         if headers is None:
             headers = getattr(response.headers, "raw", response.headers)
         return self._feedback.read(
-            response.status if status is None else status,
+            _status_of(response),
             headers,
             sent_at=self._sent_at,
             received_at=self._shaper.wall(),
@@ -233,3 +283,8 @@ class Admission:
         refused = Grant(False, NEVER_US, NEVER_US, False, never, self.cost, 0, 0, 0, 0, 0, (0, 0), ())
         self._shaper._teller.measured(self.key, self.cost, math.inf, error.code)
         return Reservation(self._shaper, self.key, refused)
+
+
+def _status_of(response: Any) -> int:
+    status: int | None = getattr(response, "status_code", None)
+    return response.status if status is None else status

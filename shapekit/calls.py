@@ -62,7 +62,8 @@ class Calls:
 
     def taker(self) -> Callable[[], Granted] | None:
         """The reservation of every call, prepared, where all of them ask the same and nobody looks on."""
-        plain = self.policy.enforce and self.policy.refund_on is None
+        policy = self.policy
+        plain = policy.enforce and policy.refund_on is None and policy.seats is None
         if plain and isinstance(self.key, str) and isinstance(self._cost, int):
             return self.policy.shaper.taker(self.key, self._cost)
         return None

@@ -33,6 +33,8 @@ class Standing(NamedTuple):
     """Until when it is held, on the store's clock."""
     ahead_us: int
     """How far the clock that callers sleep by is ahead of the store's."""
+    clock: tuple[int, ...] = ()
+    """Where the rate changes, what the queue's clock showed at `until_us`, and at what share it runs."""
 
 
 class _Question:
@@ -185,6 +187,14 @@ class Confirmations:
             question.close()
         return question.answer
 
+    def leaving(self, key: str) -> Standing:
+        """`ask`, for whoever is about to leave."""
+        return self.ask(key)
+
+    async def aleaving(self, key: str) -> Standing:
+        """`leaving`, awaitable."""
+        return await self.aask(key)
+
     def changing(self, change: Apply) -> Apply:
         """An operation on a key after which nobody here is told how the key stood before it."""
         if self.instant:
@@ -220,6 +230,7 @@ class Confirmations:
     def _forget(self, key: str) -> None:
         self._questions.forget((self._name, key))
 
-    def _standing(self, confirmed: tuple[int, int, int, int]) -> Standing:
-        generation, shift, until, now = confirmed
-        return Standing(generation, shift, until, 0 if self._clock_decides else self._clock.now_us() - now)
+    def _standing(self, confirmed: tuple[int, ...]) -> Standing:
+        generation, shift, until, now, *clock = confirmed
+        ahead = 0 if self._clock_decides else self._clock.now_us() - now
+        return Standing(generation, shift, until, ahead, tuple(clock))

@@ -18,7 +18,9 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from itertools import count
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
+from shapekit.algorithms.adaptive import Adaptive
 from shapekit.algorithms.base import Algorithm
+from shapekit.algorithms.concurrency import Concurrency
 from shapekit.algorithms.quota import Quota
 from shapekit.calls import Calls, signature_of
 from shapekit.clock import Clock
@@ -66,11 +68,15 @@ def shaped(
     burst: int | None = None,
     pace: str = "smooth",
     quota: Quota | str | None = None,
+    spread: bool = False,
     gates: Sequence[Algorithm[Any]] = (),
+    concurrency: Concurrency | int | None = None,
     key: KeySpec | None = None,
     cost: CostSpec | None = None,
     max_wait: Duration | None = None,
     headroom: float = 0.0,
+    lease: Duration | None = None,
+    adaptive: Adaptive | None = None,
     enforce: bool = True,
     refund_on: RefundSpec | None = None,
     store: Store | None = None,
@@ -90,14 +96,15 @@ def shaped(
     if callable(rate) or isinstance(rate, (classmethod, staticmethod)):
         raise ConfigError("rate", rate, "is a function: @shaped needs to be told the rate", _EXAMPLE)
     made: dict[str, Any] = {
-        "burst": burst, "pace": pace, "quota": quota, "gates": gates, "max_wait": max_wait,
-        "headroom": headroom, "enforce": enforce, "refund_on": refund_on, "store": store, "clock": clock,
+        "burst": burst, "pace": pace, "quota": quota, "spread": spread, "gates": gates,
+        "max_wait": max_wait, "headroom": headroom, "enforce": enforce, "refund_on": refund_on,
+        "adaptive": adaptive, "concurrency": concurrency, "lease": lease, "store": store, "clock": clock,
         "name": name,
     }  # fmt: skip
     if policy is not None and not isinstance(policy, Policy):
         raise ConfigError("policy", policy, "is not a policy", 'pass one, such as Policy("10/s")')
     if policy is None:
-        if rate is None and quota is None and not gates:
+        if rate is None and quota is None and not gates and adaptive is None and concurrency is None:
             raise ConfigError("rate", rate, "is missing", _EXAMPLE)
     elif rate is not None or any(made[field] != default for field, default in _DEFAULTS.items()):
         raise ConfigError(

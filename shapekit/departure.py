@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from shapekit.alarm import shielded
 from shapekit.algorithms.grant import Granted
+from shapekit.algorithms.tempo import real
 from shapekit.clock import Clock
 from shapekit.confirmations import Confirmations, Standing
 from shapekit.decision import Decision
@@ -77,7 +78,7 @@ class Departures:
         warn_in_event_loop()
         while True:
             self._waiters.sleep(patience.nap_until_us())
-            patience.hear(self._confirmations.ask(turn.key))
+            patience.hear(self._confirmations.leaving(turn.key))
             if patience.is_over():
                 return patience
 
@@ -94,7 +95,7 @@ class Departures:
             if instant:
                 patience.hear(self._confirmations.ask(turn.key))
             else:
-                patience.hear(await self._confirmations.aask(turn.key))
+                patience.hear(await self._confirmations.aleaving(turn.key))
             if patience.is_over():
                 break
         if not instant:
@@ -208,7 +209,8 @@ class Patience:
                 waited = (now - self._asked_us) / SECOND_US
                 raise TimeoutError(f"gave up waiting for key {self._key!r} after {waited:.6g} s")
             until = min(until, self._gives_up_us)
-        return min(until, now + LOOK_US) if self._held else until
+        # All who wait look together, so that one question serves them.
+        return min(until, (now // LOOK_US + 1) * LOOK_US) if self._held else until
 
     def is_over(self) -> bool:
         """Whether the turn has come, as far as is known."""
@@ -223,13 +225,17 @@ class Patience:
 
     def hear(self, standing: Standing) -> None:
         """How the key stands now. Where it was reset, what was promised still stands, and nothing else."""
-        generation, shift_us, until_us, ahead_us = standing
+        generation, shift_us, until_us, ahead_us, clock = standing
         if generation != self._generation:
             self._held = False
             return
         now = self._clock.now_us()
-        self._held = until_us + ahead_us > now
-        self.due_us = max(self._queued_us + shift_us, until_us) + ahead_us
+        self._held = until_us + ahead_us > now or bool(clock)
+        due_us = self._queued_us + shift_us
+        if clock:
+            shown_us, share = clock
+            due_us = real(until_us, shown_us, share, self._queued_us)
+        self.due_us = max(due_us, until_us) + ahead_us
         wait_us = self.due_us - self._asked_us
         if self._max_wait_us is not None and wait_us > self._max_wait_us and self.due_us > now:
             held_back = Decision(False, 1, 1, 0, self.due_us, wait_us - self._max_wait_us)

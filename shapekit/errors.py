@@ -133,6 +133,14 @@ class QueueFullError(RateLimitedError):
         self.args = (self.decision, key, delay, max_wait)
 
     def __str__(self) -> str:
+        if self.decision.binding == "concurrency":
+            limit = self.decision.limit
+            calls = "1 call is" if limit == 1 else f"{limit} calls are"
+            after = f" within max_wait={self.max_wait:.6g} s" if self.max_wait else ""
+            return (
+                f"{calls} in flight for key {shortened(self.key)} and none has ended{after}; "
+                "raise concurrency or max_wait, or retry later"
+            )
         return (
             f"delay={self.delay:.6g} s exceeds max_wait={self.max_wait:.6g} s for key "
             f"{shortened(self.key)}; raise max_wait, lower the traffic, or retry after the delay"

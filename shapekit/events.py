@@ -24,6 +24,7 @@ from shapekit.switch import SWITCH
 from shapekit.value import Value
 
 __all__ = [
+    "BudgetReached",
     "Cancelled",
     "Departed",
     "Event",
@@ -31,6 +32,7 @@ __all__ = [
     "Listener",
     "Listening",
     "Measured",
+    "RateChanged",
     "Refused",
     "Reserved",
     "Resumed",
@@ -143,6 +145,16 @@ class Resumed(_Event):
     """Seconds that the key is held still, so that all who wait hear of it."""
 
 
+class RateChanged(_Event):
+    """The rate of a key was lowered or raised, by what this process told of its calls."""
+
+    policy: str
+    key: str
+    rate: float
+    """Calls a second from now on."""
+    before: float
+
+
 class Settled(_Event):
     """A call turned out to cost something else than it was charged."""
 
@@ -152,6 +164,24 @@ class Settled(_Event):
     """What it was charged before."""
     actual: int
     """What it cost."""
+
+
+class BudgetReached(_Event):
+    """The calls of a key have used 80 %, or 95 %, of a quota: told once in each period, by each process.
+
+    Whoever takes a turn looks, at most once a second for each key. What was passed at one go is told in
+    order.
+    """
+
+    policy: str
+    key: str
+    quota: str
+    """Which one, as `QuotaUsage.name` has it."""
+    share: float
+    """The share of the limit that was reached: 0.8 or 0.95."""
+    used: int
+    """Units charged in this period, turns still to come included."""
+    limit: int
 
 
 class StoreFailed(_Event):
@@ -185,7 +215,9 @@ Event: TypeAlias = (
     | Measured
     | Held
     | Resumed
+    | RateChanged
     | Settled
+    | BudgetReached
     | StoreFailed
     | StoreLost
     | StoreBack

@@ -107,11 +107,11 @@ class Gate:
 
     def require(self, key: GateKey = "default", *, cost: int = 1) -> Decision:
         """`check`, or RateLimitedError (QuotaExhaustedError where a quota is what denies)."""
-        return self._admitted(key, self.check(key, cost=cost))
+        return self._admitted(key, self.check(key, cost=cost), cost)
 
     async def arequire(self, key: GateKey = "default", *, cost: int = 1) -> Decision:
         """`require`, awaitable."""
-        return self._admitted(key, await self.acheck(key, cost=cost))
+        return self._admitted(key, await self.acheck(key, cost=cost), cost)
 
     # when?
 
@@ -126,7 +126,7 @@ class Gate:
         place = self._admissible(key, cost)
         bound_us = max_wait_us(max_wait)
         decision: Decision = self._commit(place, cost, bound_us)
-        self._in_time(key, decision, bound_us)
+        self._in_time(key, decision, cost, bound_us)
         try:
             self._waiters.sleep(self._store.clock.now_us() + decision.delay_us)
         except BaseException:
@@ -143,7 +143,7 @@ class Gate:
         place = self._admissible(key, cost)
         bound_us = max_wait_us(max_wait)
         decision: Decision = await self._acommit(place, cost, bound_us)
-        self._in_time(key, decision, bound_us)
+        self._in_time(key, decision, cost, bound_us)
         try:
             await self._waiters.asleep(self._store.clock.now_us() + decision.delay_us)
         except BaseException:
@@ -269,25 +269,27 @@ class Gate:
             raise ConfigError("key", key, "does not give one text for each part", f"pass dict({names})")
         return tuple(key[name] for name in strategy.names)
 
-    def _admitted(self, key: GateKey, decision: Decision) -> Decision:
+    def _admitted(self, key: GateKey, decision: Decision, cost: int) -> Decision:
         if decision.allowed:
             return decision
-        raise self._refusal(decision)(decision, str(key))
+        raise self._refusal(decision, cost)(decision, str(key))
 
-    def _in_time(self, key: GateKey, decision: Decision, bound_us: int | None) -> None:
+    def _in_time(self, key: GateKey, decision: Decision, cost: int, bound_us: int | None) -> None:
         if decision.allowed:
             return
-        refusal = self._refusal(decision)
+        refusal = self._refusal(decision, cost)
         if bound_us is None or refusal is QuotaExhaustedError:
             raise refusal(decision, str(key))
         raise QueueFullError(decision, str(key), decision.retry_after, bound_us / SECOND_US)
 
-    def _refusal(self, decision: Decision) -> type[RateLimitedError]:
+    def _refusal(self, decision: Decision, cost: int) -> type[RateLimitedError]:
         part: Algorithm[Any] = self.strategy
         for name in decision.binding.split(".") if decision.binding else ():
             if isinstance(part, Composite):
                 part = part.parts[part.names.index(name)]
-        return QuotaExhaustedError if isinstance(part, Quota) else RateLimitedError
+        if not isinstance(part, Quota) or (part.spread and decision.current + cost <= decision.limit):
+            return RateLimitedError
+        return QuotaExhaustedError
 
     def _charge_of(self, decision: Decision) -> Any:
         if not isinstance(decision, Decision) or decision.receipt is None:
@@ -296,7 +298,7 @@ class Gate:
             )
         receipt, strategy = decision.receipt, self.strategy
         parts = len(receipt) if isinstance(receipt, tuple) else 0
-        if parts != (len(strategy.parts) if isinstance(strategy, Composite) else 0):
+        if parts not in strategy.receipt_lengths:
             raise ConfigError("decision", decision, "is of another strategy", "pass a decision of this gate")
         return receipt
 

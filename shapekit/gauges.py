@@ -118,7 +118,7 @@ def _found(policy: Policy, key: str, seen: tuple[Any, int, int]) -> Iterator[tup
     line, now, skew = seen
     queue, labels = policy.shaper.queue, (policy.name, key)
     delay_us, _ = queue.outlook(line, now, 1, 1, skew)
-    _, _, until, _ = queue.confirm(line, now, skew)
+    _, _, until, *_ = queue.confirm(line, now, skew)
     yield QUEUE_DELAY, Sample(labels, delay_us / SECOND_US)
     yield HOLD_REMAINING, Sample(labels, max(0, until - now) / SECOND_US)
     names: Counter[str] = Counter()

@@ -41,7 +41,7 @@ class KeyTemplate:
             if names is not None and field not in names:
                 known = ", ".join(names) or "none"
                 raise ConfigError(
-                    "key", text, f"names {field!r}, which the call does not have", f"use one of: {known}"
+                    "key", text, f"names {field!r:.80}, which the call does not have", f"use one of: {known}"
                 )
         # In an escaped value none of the marks of the template occurs, so the key can only be read one way.
         marks = {character for literal, _, _ in self._parts for character in literal if _is_mark(character)}
@@ -78,7 +78,7 @@ def _parsed(text: str) -> list[tuple[str, str | None, tuple[_Step, ...]]]:
             continue
         match = _FIELD.fullmatch(field)
         if match is None or spec or conversion:
-            raise ConfigError("key", text, f"has a field that cannot be read ({field!r})", _FIX)
+            raise ConfigError("key", text, f"has a field that cannot be read ({field!r:.80})", _FIX)
         if parts and not any(map(_is_mark, before)):
             raise ConfigError("key", text, "has two fields with no mark such as : or / between them", _FIX)
         name, *_ = re.split(r"[.\[]", field, maxsplit=1)
@@ -98,7 +98,8 @@ def _walked(value: Any, steps: tuple[_Step, ...], template: str) -> Any:
                 value = value[int(item)] if item.isdecimal() else value[item]
         except (AttributeError, LookupError, TypeError) as error:
             where = f".{attribute}" if attribute else f"[{item}]"
-            raise ConfigError("key", template, f"cannot read {where} of this call ({error})", _FIX) from error
+            told = f"cannot read {where:.80} of this call ({error!s:.200})"
+            raise ConfigError("key", template, told, _FIX) from error
     return value
 
 

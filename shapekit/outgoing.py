@@ -20,7 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias, TypedDict, Unpack
 
 from shapekit.admission import Admission
+from shapekit.algorithms.adaptive import Adaptive
 from shapekit.algorithms.base import Algorithm
+from shapekit.algorithms.concurrency import Concurrency
 from shapekit.algorithms.quota import Quota
 from shapekit.clock import Clock
 from shapekit.decision import Decision
@@ -50,10 +52,14 @@ class Shaping(TypedDict, total=False):
     burst: int | None
     pace: str
     quota: Quota | str | None
+    spread: bool
     gates: Sequence[Algorithm[Any]]
+    concurrency: Concurrency | int | None
     cost: CostSpec
     max_wait: Duration | None
     headroom: float
+    lease: Duration | None
+    adaptive: Adaptive | None
     enforce: bool
     refund_on: RefundSpec | None
     feedback: FeedbackSpec | None
@@ -74,7 +80,7 @@ class Shaping(TypedDict, total=False):
 _OWN = ("policy", "key", "routes", "on_reject")
 """What a policy does not take, or not in the same words."""
 _BESIDE_POLICY = (*_OWN, "cost")
-_OTHER_LIMITS = ("quota", "gates")
+_OTHER_LIMITS = ("quota", "gates", "adaptive", "concurrency")
 
 
 class Passage(NamedTuple):

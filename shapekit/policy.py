@@ -6,13 +6,15 @@ it turned out to cost.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
 from shapekit.admission import Admission
+from shapekit.algorithms.adaptive import Adaptive
 from shapekit.algorithms.base import Algorithm
+from shapekit.algorithms.concurrency import Concurrency
 from shapekit.algorithms.quota import Quota
 from shapekit.algorithms.usage import QuotaUsage, quotas_of
 from shapekit.clock import Clock
@@ -26,6 +28,7 @@ from shapekit.policy_parts import (
     checked_cost,
     checked_feedback,
     checked_key,
+    concurrency_from,
     never_counted,
     quotas_from,
 )
@@ -33,7 +36,9 @@ from shapekit.rate import Duration, RateLike
 from shapekit.reservation import Outlook
 from shapekit.scoped_turns import ScopedTurns
 from shapekit.scopes import MARK
-from shapekit.shaper import Shaper
+from shapekit.seated_admission import SeatedAdmission
+from shapekit.seats import Seats
+from shapekit.shaper import UNPACED, Shaper
 from shapekit.spec import fields_of
 from shapekit.stores.base import Store
 
@@ -55,7 +60,8 @@ class Policy:
     The rate, the gates and the quota bind together: a call leaves when all of them let it, and is
     charged to all or to none.
 
-    - `quota`: a `Quota`, or text such as `"1_000_000/month"`.
+    - `quota`: a `Quota`, or text such as `"1_000_000/month"`; with `spread=True` what is left of that is
+      spent evenly over what is left of its period.
     - `key`: whom the limit is counted for: a text, a template over the values of a call such as
       `"{user_id}"`, or a callable that is given what the call is given.
     - `cost`: what a call costs: a number, or such a callable.
@@ -64,6 +70,8 @@ class Policy:
     - `feedback="hold"`: answers that are shown to `Admission.observe` may hold the key for all workers: a
       429, a `Retry-After`, nothing remaining. None for not at all; a `Feedback` to say more; or a callable
       that reads an `Answer` itself.
+    - `adaptive`: instead of a rate, an `Adaptive`: the rate that the server bears is found by its answers.
+    - `concurrency`: how many calls may be in flight at once, over all workers; a `Concurrency` to say more.
     - the rest as for `Shaper`.
     """
 
@@ -75,30 +83,43 @@ class Policy:
         burst: int | None = None,
         pace: str = "smooth",
         quota: Quota | str | None = None,
+        spread: bool = False,
         gates: Sequence[Algorithm[Any]] = (),
+        concurrency: Concurrency | int | None = None,
         key: KeySpec = "default",
         cost: CostSpec = 1,
         max_wait: Duration | None = None,
         headroom: float = 0.0,
+        lease: Duration | None = None,
+        adaptive: Adaptive | None = None,
         enforce: bool = True,
         refund_on: RefundSpec | None = None,
         feedback: FeedbackSpec | None = "hold",
         store: Store | None = None,
         clock: Clock | None = None,
     ) -> None:
+        in_flight = concurrency_from(concurrency)
         self.shaper = Shaper(
-            rate,
+            UNPACED if rate is None and adaptive is None and in_flight is not None else rate,
             burst=burst,
             max_wait=max_wait,
             pace=pace,
-            gates=(*gates, *quotas_from(quota)) if isinstance(gates, Sequence) else gates,
+            gates=(*gates, *quotas_from(quota, spread)) if isinstance(gates, Sequence) else gates,
             headroom=headroom,
+            lease=lease,
+            adaptive=adaptive,
             store=store,
             clock=clock,
             name=name,
         )
         self.name = self.shaper.name
         self._scoped = ScopedTurns(self.shaper)
+        self.seats: Seats | None = None
+        self._admission: Callable[..., Admission] = Admission
+        if in_flight is not None:
+            upon = self.shaper._store, in_flight, self.shaper._waiters
+            self.seats = Seats(f"{self.name}.seats", *upon)
+            self._admission = partial(SeatedAdmission, self.seats)
         self.key = checked_key(key)
         self.cost = checked_cost(cost)
         if type(enforce) is not bool:
@@ -106,6 +127,9 @@ class Policy:
         self.enforce = enforce
         self.refund_on = never_counted(refund_on)
         self._feedback_spec = checked_feedback(feedback)
+        if adaptive is not None and feedback is None:
+            fix = 'leave it away, or name a dialect: Feedback("ietf")'
+            raise ConfigError("feedback", None, "tells adaptive= nothing", fix)
 
     @classmethod
     def from_dict(
@@ -140,12 +164,12 @@ class Policy:
         if not isinstance(table, dict):
             known = ", ".join(key for key, value in tables.items() if isinstance(value, dict)) or "none"
             raise ConfigError(
-                "name", name, f"is not a table of {path}", f"write [{name}], or use one of: {known}"
+                "name", name, f"is not a table of {path}", f"write [{name}], or use one of: {known:.200}"
             )
         try:
             return cls.from_dict(table, name=name, store=store)
         except ConfigError as error:
-            raise error.within(f"{path} [{name}]") from None
+            raise error.within(f"{path} [{name:.80}]") from None
 
     def admit(
         self,
@@ -165,7 +189,7 @@ class Policy:
         whose = self.key_of(key)
         if isinstance(whose, str) and MARK in whose:
             raise ConfigError("key", whose, f"contains {MARK!r}, by which scopes are held", "leave that out")
-        return Admission(
+        return self._admission(
             self.shaper,
             whose,
             self.cost_of(cost),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from shapekit.algorithms.concurrency import MOST_SEATS, Concurrency
 from shapekit.algorithms.quota import Quota
 from shapekit.errors import ConfigError
 from shapekit.keys import KeySpec, KeyTemplate
@@ -21,6 +22,7 @@ __all__ = [
     "checked_cost",
     "checked_feedback",
     "checked_key",
+    "concurrency_from",
     "never_counted",
     "quotas_from",
 ]
@@ -32,18 +34,32 @@ RefundSpec: TypeAlias = (
 )
 
 
-def quotas_from(quota: Quota | str | None) -> tuple[Quota, ...]:
+def quotas_from(quota: Quota | str | None, spread: bool) -> tuple[Quota, ...]:
     """The quota that was told, or none."""
+    if type(spread) is not bool:
+        raise ConfigError("spread", spread, "is neither True nor False", "pass a bool")
+    if spread and not isinstance(quota, str):
+        bound, fix = "has no quota to spread", 'write quota="1_000_000/month"'
+        if quota is not None:
+            bound, fix = "comes on top of a Quota, which says it itself", "write Quota(…, spread=True)"
+        raise ConfigError("spread", spread, bound, fix)
     if quota is None:
         return ()
     if isinstance(quota, str):
         try:
-            return (Quota(quota),)
+            return (Quota(quota, spread=spread),)
         except ConfigError as error:
             raise error.within("quota") from None
     if not isinstance(quota, Quota):
         raise ConfigError("quota", quota, "is not a quota", 'write "1_000_000/month", or a Quota')
     return (quota,)
+
+
+def concurrency_from(concurrency: Concurrency | int | None) -> Concurrency | None:
+    """How many calls may be in flight, and for how long a worker is believed in; None if nothing was told."""
+    if concurrency is None or isinstance(concurrency, Concurrency):
+        return concurrency
+    return Concurrency(whole("concurrency", concurrency, most=MOST_SEATS))
 
 
 def checked_key(key: KeySpec) -> str | KeyTemplate | Callable[..., str]:

@@ -101,7 +101,7 @@ class Watch:
             return
         if self._sees_holds and self._is_shaped():
             try:
-                _, shift, until, ahead = self._loop.shaper._confirmations.ask(self._loop.key)
+                _, shift, until, ahead, _ = self._loop.shaper._confirmations.ask(self._loop.key)
             except ShapekitError:
                 self._sees_holds = False  # the store is gone, or cannot be asked by threads
             else:
@@ -154,7 +154,7 @@ class Watch:
         state, at, skew = looked
         now, queue = self.now_us(), shaper.queue
         self._ask_us = now if shaper.instant else now + TRIP_US
-        _, self._shift_us, until, _ = queue.confirm(state, at)
+        _, self._shift_us, until, *_ = queue.confirm(state, at)
         self._held_until_us = now + until - at
         if self._shifted_us is None:
             self._shifted_us = self._shift_us - max(0, until - at)

@@ -4,6 +4,8 @@
 Rate(limit=5, period_us=10000000, burst=None)
 >>> Rate.parse("0.5/s")
 Rate(limit=1, period_us=2000000, burst=None)
+>>> Rate.parse("90k/min").limit, Rate.parse("1.5M/day").limit
+(90000, 1500000)
 >>> [str(rate) for rate in parse_rates("10/s; 100/min burst 20")]
 ['10/s', '100/min burst 20']
 """
@@ -50,15 +52,18 @@ _CALENDAR = {"month", "months", "mo", "quarter", "year", "years", "y"}
 
 _DIGITS = r"[0-9](?:_?[0-9])*"
 _NUMBER = rf"{_DIGITS}(?:\.[0-9]+)?"
+COUNT = rf"{_NUMBER}(?-i:[kKM])?"
+"""A count as text. A small m is none: nobody could tell whether it was meant for millions."""
+_THOUSANDS = {"k": 1_000, "K": 1_000, "M": 1_000_000}
 _DURATION_PART = re.compile(rf"\s*({_NUMBER})\s*([a-zµ]+)\s*", re.ASCII | re.IGNORECASE)
 _RATE = re.compile(
-    rf"\s*({_NUMBER})\s*(?:/|\bper\b)\s*({_NUMBER})?\s*([a-zµ]+)(?:\s+burst\s+({_DIGITS}))?\s*",
+    rf"\s*({COUNT})\s*(?:/|\bper\b)\s*({_NUMBER})?\s*([a-zµ]+)(?:\s+burst\s+({COUNT}))?\s*",
     re.ASCII | re.IGNORECASE,
 )
 _LONGEST_TEXT = 200
 
 _DURATION_FIX = 'write seconds such as 0.5, a timedelta, or text such as "250ms", "30s", "1h30m"'
-_RATE_FIX = 'write a rate such as 10, "10/s", "100/min", "5 per 10 seconds" or "10/s burst 20"'
+_RATE_FIX = 'write a rate such as 10, "10/s", "90k/min", "5 per 10 seconds" or "10/s burst 20"'
 
 
 def whole(field: str, value: object, *, least: int = 1, most: int = MAX_COUNT) -> int:
@@ -86,6 +91,13 @@ def exactly(value: object) -> Fraction | None:
     if isinstance(value, float) and math.isfinite(value):
         return Fraction(float.__repr__(value))
     return None
+
+
+def count_of(text: str) -> Fraction:
+    """The exact value of a COUNT: `"1_000"`, `"90k"`, `"1.5M"`."""
+    if text[-1] in _THOUSANDS:
+        return Fraction(text[:-1]) * _THOUSANDS[text[-1]]
+    return Fraction(text)
 
 
 def duration_us(field: str, value: Any, *, least: int = 1, most: int = MAX_SPAN_US) -> int:
@@ -216,17 +228,21 @@ def _parse_text(field: str, text: str) -> Rate:
         raise ConfigError(field, text, more, _RATE_FIX)
     count, times, unit, burst = match.groups()
     period = Fraction(times or 1) * _unit_us(field, unit)
-    return _exact(field, Fraction(count), period, None if burst is None else int(burst), text)
+    return _exact(field, count_of(count), period, None if burst is None else count_of(burst), text)
 
 
-def _exact(field: str, count: Fraction, period_us: Fraction | int, burst: int | None, told: object) -> Rate:
+def _exact(
+    field: str, count: Fraction, period_us: Fraction | int, burst: Fraction | None, told: object
+) -> Rate:
     # 2.5 calls in 1 s are 5 calls in 2 s: whole calls in whole microseconds, the value unchanged.
     limit = count.numerator
     period = Fraction(period_us) * count.denominator
     if limit < 1 or not 1 <= period <= MAX_SPAN_US or period.denominator != 1:
         raise ConfigError(field, told, "is not a whole number of calls in 1 µs to 71 years", _RATE_FIX)
+    if burst is not None and burst.denominator != 1:
+        raise ConfigError(field, told, "has a burst that is not whole", _RATE_FIX)
     try:
-        return Rate.of(limit, int(period), burst)
+        return Rate.of(limit, int(period), None if burst is None else int(burst))
     except ConfigError as error:
         raise ConfigError(
             field, told, f"is out of bounds ({error.field}={error.value} {error.bound})", _RATE_FIX

@@ -80,6 +80,7 @@ class ScopedTurns:
             while True:
                 turn = self._taken(caller)
                 self._stand(caller, turn)
+                self._turns.budgets.look(caller.key)
                 patience = self._departures.stay(turn, caller.left_us, caller.time_left_us)
                 if self._is_free(caller, self._asked(caller)):
                     break
@@ -111,6 +112,7 @@ class ScopedTurns:
             while True:
                 turn = await self._ataken(caller)
                 self._stand(caller, turn)
+                await self._turns.budgets.alook(caller.key)
                 patience = await self._departures.astay(turn, caller.left_us, caller.time_left_us)
                 if await self._ais_free_to_leave(caller, turn):
                     break

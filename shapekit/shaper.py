@@ -7,16 +7,18 @@ from types import TracebackType
 from typing import Any, Self
 
 from shapekit import nonce
+from shapekit.algorithms.adaptive import Adaptive
+from shapekit.algorithms.adaptive_queue import AdaptiveQueue
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.grant import Granted
 from shapekit.algorithms.leaky_queue import LeakyQueue
 from shapekit.clock import Clock
-from shapekit.confirmations import Confirmations
 from shapekit.departure import Departures
 from shapekit.errors import ConfigError
 from shapekit.events import Listener, Listening
 from shapekit.gate import checked_name, open_store
-from shapekit.levers import Levers
+from shapekit.learning import Learning, queue_between
+from shapekit.leases import confirmations, leased
 from shapekit.rate import SECOND_US, Duration, RateLike, duration_us, parse_rates
 from shapekit.reservation import Reservation
 from shapekit.stores.base import Store
@@ -29,11 +31,13 @@ __all__ = ["Shaper"]
 
 _FROM_POLICY: Any = object()
 """The default of an argument that falls back on what the shaper was made with."""
+UNPACED: Any = object()
+"""In place of a rate: everything leaves at once, unless the key is held."""
 _ONE = 1
 _new = tuple.__new__
 
 
-class Shaper(Levers):
+class Shaper(Learning):
     """Makes calls leave at `rate`: delays them, or refuses at once when the wait would be too long.
 
         >>> from shapekit import Shaper
@@ -53,6 +57,11 @@ class Shaper(Levers):
     - `gates`: further strategies that every departure has to pass. A spent `Quota`, in a
       composite too, refuses with QuotaExhaustedError unless an explicit `max_wait` covers the wait.
     - `headroom=0.02`: shape 2 % below the stated rates; arrivals jitter on their way.
+    - `lease="1s"`: for a store that is far away: a busy worker takes further turns on the same trip, at
+      most a second of the line, and hands them out at their times; those left over it gives back. What a
+      worker owns when it dies is lost, and a hold by another process is heard of after a second at most.
+    - `adaptive`: instead of a rate, the bounds of one that is found, by what is told of calls: see
+      `throttled`, `succeeded` and `rate`. A Policy that observes its answers tells it by itself.
     - `longest_sleep`: long waits are slept in steps of at most this.
     """
 
@@ -68,23 +77,30 @@ class Shaper(Levers):
         clock: Clock | None = None,
         name: str | None = None,
         headroom: float = 0.0,
+        lease: Duration | None = None,
+        adaptive: Adaptive | None = None,
         longest_sleep: Duration = CHUNK_S,
     ) -> None:
-        if rate is None and not gates:
+        if adaptive is not None:
+            beside = {"rate": rate, "gates": gates, "headroom": headroom, "lease": lease}
+            queue: LeakyQueue = queue_between(adaptive, burst, pace, **beside)
+        elif rate is None and not gates:
             raise ConfigError("rate", rate, "is missing", 'write Shaper("10/s")')
-        rates = () if rate is None else parse_rates(rate)
-        queue = LeakyQueue(rates, burst, pace, _strategies(gates), headroom)
+        else:
+            rates = () if rate is None or rate is UNPACED else parse_rates(rate)
+            queue = LeakyQueue(rates, burst, pace, _strategies(gates), headroom)
         self._owns_store = store is None
         self._store = open_store(store, clock)
         self.name = checked_name(name, self._store, "shaper")
         self._max_wait_us = max_wait_us(max_wait)
         chunk_us = duration_us("longest_sleep", longest_sleep)
         self._waiters = Waiters(self._store.clock, f"shaper {self.name!r}", chunk_us / SECOND_US)
-        self._confirmations = Confirmations(self._store, self.name, queue)
+        self._leases = leased(self.name, self._store, queue, lease)
+        self._confirmations = confirmations(self._store, self.name, queue, self._leases)
         teller = Teller(self.name, self._store.clock, self._waiters)
         departures = Departures(self._store, self._waiters, self._confirmations, teller)
         super().__init__(self.name, queue, self._store, self._confirmations, teller, departures)
-        self._turns = Turns(self, self.name, self._store, teller, departures)
+        self._turns = Turns(self, self.name, self._store, teller, departures, self._leases)
         self._reserve = self._turns.ask
         self._areserve = self._turns.aask
 
@@ -217,12 +233,16 @@ class Shaper(Levers):
     def close(self) -> None:
         """Wake whoever waits, with StoreUnavailableError; close the store if this shaper made it."""
         self._waiters.close()
+        if self._leases is not None:
+            self._leases.close()
         if self._owns_store:
             self._store.close()
 
     async def aclose(self) -> None:
         """`close`, awaitable."""
         self._waiters.close()
+        if self._leases is not None:
+            await self._leases.aclose()
         if self._owns_store:
             await self._store.aclose()
 
@@ -241,6 +261,9 @@ class Shaper(Levers):
         return self._store.shared
 
     def __repr__(self) -> str:
+        if isinstance(self.queue, AdaptiveQueue):
+            between = Adaptive(self.queue.lowest, self.queue.highest)
+            return f"Shaper(adaptive={between!r}, burst={self.queue.burst}, name={self.name!r})"
         rates = "; ".join(map(str, self.queue.rates))
         return f"Shaper({rates!r}, burst={self.queue.burst}, pace={self.queue.pace!r}, name={self.name!r})"
 

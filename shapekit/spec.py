@@ -6,7 +6,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from shapekit.algorithms.adaptive import Adaptive
 from shapekit.algorithms.base import Algorithm
+from shapekit.algorithms.concurrency import Concurrency
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import GCRA
 from shapekit.algorithms.leaky_bucket import LeakyBucket
@@ -20,7 +22,10 @@ STRATEGIES: dict[str, Callable[..., Algorithm[Any]]] = {
     strategy.kind: strategy
     for strategy in (GCRA, TokenBucket, FixedWindow, SlidingWindow, SlidingWindowLog, LeakyBucket, Quota)
 }
-FIELDS = ("rate", "burst", "pace", "quota", "gates", "key", "cost", "max_wait", "headroom", "enforce", "name")
+FIELDS = (
+    *("rate", "burst", "pace", "quota", "spread", "gates", "key", "cost", "max_wait", "headroom", "enforce"),
+    *("name", "adaptive", "concurrency", "lease"),
+)
 """The arguments of a policy that plain values can say."""
 
 
@@ -34,6 +39,10 @@ def fields_of(table: object) -> dict[str, Any]:
     fields = dict(table)
     if isinstance(fields.get("quota"), Mapping):
         fields["quota"] = strategy_of("quota", {"strategy": "quota", **fields["quota"]})
+    if "adaptive" in fields:
+        fields["adaptive"] = _adaptive(fields["adaptive"])
+    if isinstance(told := fields.get("concurrency"), Mapping):
+        fields["concurrency"] = _concurrency(told)
     if "gates" in fields:
         gates = fields["gates"]
         if not isinstance(gates, list | tuple):
@@ -42,6 +51,29 @@ def fields_of(table: object) -> dict[str, Any]:
             )
         fields["gates"] = tuple(strategy_of(f"gates[{index}]", gate) for index, gate in enumerate(gates))
     return fields
+
+
+def _adaptive(table: object) -> Adaptive:
+    if isinstance(table, Adaptive):
+        return table
+    if not isinstance(table, Mapping) or set(table) != set(Adaptive.fields):
+        fix = 'write {min = "1/s", max = "50/s"}'
+        raise ConfigError("adaptive", table, "is no table of min and max", fix)
+    try:
+        return Adaptive(**table)
+    except ConfigError as error:
+        raise error.within("adaptive") from None
+
+
+def _concurrency(table: Mapping[str, Any]) -> Concurrency:
+    if not {"limit"} <= set(table) <= {"limit", "lease"}:
+        raise ConfigError(
+            "concurrency", table, "is no table of limit and lease", 'write {limit = 20, lease = "30s"}'
+        )
+    try:
+        return Concurrency(**table)
+    except ConfigError as error:
+        raise error.within("concurrency") from None
 
 
 def strategy_of(place: str, table: object) -> Algorithm[Any]:
@@ -63,7 +95,7 @@ def strategy_of(place: str, table: object) -> Algorithm[Any]:
     for name, value in arguments.items():
         if name not in parameters:
             raise ConfigError(
-                f"{place}.{name}", value, f"means nothing to {kind}", f"use {', '.join(parameters)}"
+                f"{place}.{name!s:.80}", value, f"means nothing to {kind}", f"use {', '.join(parameters)}"
             )
     missing = [
         name for name, given in parameters.items() if given.default is given.empty and name not in arguments

@@ -19,6 +19,7 @@ from shapekit.events import (
     Ears,
     Held,
     Measured,
+    RateChanged,
     Refused,
     Reserved,
     Resumed,
@@ -132,6 +133,14 @@ class Teller:
             self.ears.tell(Resumed(self._name, key, left_us / SECOND_US))
         if log := _log("shapekit.shaper", _INFO):
             log.info("%s: the hold of key %r ends in %.6g s", self._name, key, left_us / SECOND_US)
+
+    def rate_changed(self, key: str, rate: float, before: float) -> None:
+        """What was learned of a key has changed its rate."""
+        if self.ears:
+            self.ears.tell(RateChanged(self._name, key, rate, before))
+        level = _INFO if rate < before else _DEBUG
+        if log := _log("shapekit.shaper", level):
+            log.log(level, "%s: key %r goes from %.4g/s to %.4g/s", self._name, key, before, rate)
 
     def was_reset(self, key: str) -> None:
         """A key was forgotten."""

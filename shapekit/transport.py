@@ -26,6 +26,8 @@ class Transport:
     """The package whose client this is for."""
     refusals: ClassVar[Mapping[type[ShapekitError], type[Exception]]]
     """Errors of ours as errors of the library's, too."""
+    held_stream: ClassVar[Any]
+    """`HeldStream` as a body of the library's."""
 
     def __init__(self, transport: Any = None, **options: Any) -> None:
         refuse_rate("transport", transport, type(self).__name__)
@@ -74,6 +76,11 @@ class Transport:
             raise
         response.extensions[NAME] = Passage.of(admission)
         try:
+            if admission.holds_seat:
+                if response.is_closed:
+                    admission.leave()
+                else:
+                    response.stream = self.held_stream(response.stream, admission)
             observe(admission, response)
         except BaseException:
             response.close()
@@ -96,6 +103,11 @@ class Transport:
             raise
         response.extensions[NAME] = Passage.of(admission)
         try:
+            if admission.holds_seat:
+                if response.is_closed:
+                    await admission.aleave()
+                else:
+                    response.stream = self.held_stream(response.stream, admission)
             await aobserve(admission, response)
         except BaseException:
             with shielded():

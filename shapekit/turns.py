@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from shapekit import nonce
 from shapekit.algorithms.grant import Granted
+from shapekit.budgets import Budgets
 from shapekit.departure import Departures, refusal
 from shapekit.errors import StoreUnavailableError
+from shapekit.leases import Leases
 from shapekit.rate import whole
 from shapekit.reservation import Owner, Reservation
 from shapekit.stores.base import Store
@@ -21,13 +23,22 @@ __all__ = ["Turns"]
 class Turns:
     """The turns of one shaper. `…_untold` are for those who tell of a whole call themselves."""
 
-    def __init__(self, owner: Owner, name: str, store: Store, teller: Teller, departures: Departures) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        name: str,
+        store: Store,
+        teller: Teller,
+        departures: Departures,
+        leases: Leases | None = None,
+    ) -> None:
         self._owner = owner
         self._teller = teller
         self._departures = departures
+        self.budgets = Budgets(name, owner.queue, store, teller.ears)
         bound = (name, owner.queue)
-        self.ask = store.bind(*bound, "reserve")
-        self.aask = store.abind(*bound, "reserve")
+        self.ask = store.bind(*bound, "reserve") if leases is None else leases.ask
+        self.aask = store.abind(*bound, "reserve") if leases is None else leases.aask
         self._cancel = store.bind(*bound, "cancel")
         self._acancel = store.abind(*bound, "cancel")
         self._settle = store.bind(*bound, "settle")
@@ -44,6 +55,7 @@ class Turns:
             raise
         try:
             self._tell(turn, bound_us)
+            self.budgets.look(key)
         except BaseException as error:
             if turn.accepted:
                 self._departures.give_up(turn, error)
@@ -59,6 +71,7 @@ class Turns:
             raise
         try:
             self._tell(turn, bound_us)
+            await self.budgets.alook(key)
         except BaseException as error:
             if turn.accepted:
                 await self._departures.agive_up(turn, error)
@@ -84,17 +97,26 @@ class Turns:
             return Reservation(self._owner, key, _unshaped(cost))
         return Reservation(self._owner, key, await self.aask(key, (cost, bound_us, nonce.fresh())))
 
-    def measure(self, key: str, cost: int, bound_us: int | None) -> Reservation:
-        """A turn, or a refusal, of a call that passes at once whatever the answer."""
+    def measure(self, key: str, cost: int, bound_us: int | None, *, code: str | None = None) -> Reservation:
+        """A turn, or a refusal, of a call that passes at once whatever the answer.
+
+        `code`: of an error with which it would have been refused already.
+        """
         with self._teller.watching(key):
             turn = self.reserve_untold(key, cost, bound_us)
-        return self._measured(turn, bound_us)
+        self._measured(turn, bound_us, code)
+        self.budgets.look(key)
+        return turn
 
-    async def ameasure(self, key: str, cost: int, bound_us: int | None) -> Reservation:
+    async def ameasure(
+        self, key: str, cost: int, bound_us: int | None, *, code: str | None = None
+    ) -> Reservation:
         """`measure`, awaitable."""
         with self._teller.watching(key):
             turn = await self.areserve_untold(key, cost, bound_us)
-        return self._measured(turn, bound_us)
+        self._measured(turn, bound_us, code)
+        await self.budgets.alook(key)
+        return turn
 
     # giving back
 
@@ -157,10 +179,10 @@ class Turns:
         asked = (turn.grant, whole("actual", actual, least=0), nonce.fresh())
         return bool(await self._asettle(turn.key, asked))
 
-    def _measured(self, turn: Reservation, bound_us: int | None) -> Reservation:
-        code = None if turn else refusal(turn, bound_us).code
+    def _measured(self, turn: Reservation, bound_us: int | None, code: str | None) -> None:
+        if not turn and code is None:
+            code = refusal(turn, bound_us).code
         self._teller.measured(turn.key, turn.cost, turn.delay, code)
-        return turn
 
     def _tell(self, turn: Reservation, bound_us: int | None) -> None:
         if turn.accepted:

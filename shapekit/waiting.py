@@ -74,6 +74,31 @@ class Waiters:
             if not line:
                 self._lines.pop(loop, None)
 
+    def rest(self, alarm: threading.Event, until_us: int | None) -> None:
+        """Block this thread until the alarm rings, or until then; None for as long as it takes."""
+        while not alarm.is_set() and (nap_s := self._nap_s(until_us)) > 0:
+            self._enter(alarm)
+            try:
+                self._clock.sleep(nap_s, alarm)
+            finally:
+                self._alarms.discard(alarm)
+        self._check_open()
+
+    async def arest(self, alarm: AsyncAlarm, until_us: int | None) -> None:
+        """`rest`, awaitable."""
+        while not alarm.is_set() and (nap_s := self._nap_s(until_us)) > 0:
+            self._enter(alarm)
+            try:
+                await self._clock.asleep(nap_s, alarm)
+            finally:
+                self._alarms.discard(alarm)
+        self._check_open()
+
+    def _nap_s(self, until_us: int | None) -> float:
+        if until_us is None:
+            return self._chunk_s
+        return min((until_us - self._clock.now_us()) / SECOND_US, self._chunk_s)
+
     @property
     def is_closed(self) -> bool:
         """Whether nobody can wait here any more."""

@@ -67,6 +67,11 @@ class Algorithm(Value, ABC, Generic[S]):
     """What bounds a cost, in the words of the constructor."""
 
     @property
+    def receipt_lengths(self) -> Sequence[int]:
+        """How many entries its receipts may have; 0 is a number."""
+        return (0,)
+
+    @property
     def civil(self) -> bool:
         """Whether the operations depend on civil time."""
         return False

@@ -47,6 +47,10 @@ class Composite(Algorithm[States]):
         )
 
     @property
+    def receipt_lengths(self) -> Sequence[int]:
+        return (len(self.parts),)
+
+    @property
     def civil(self) -> bool:
         return self._civil
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from shapekit.algorithms.base import Algorithm, slowed
 from shapekit.algorithms.composite import adopted
+from shapekit.algorithms.concurrency import Concurrency
 from shapekit.algorithms.gcra import GCRA
 from shapekit.algorithms.quota import rolling_window
 from shapekit.algorithms.sliding_log import SlidingWindowLog
@@ -40,6 +41,10 @@ class Constraints(Value):
 
     def __init__(self, algorithms: Sequence[Algorithm[Any]]) -> None:
         for algorithm in algorithms:
+            told: object = algorithm
+            if isinstance(told, Concurrency):
+                fix = f"write concurrency={told.limit} beside the gates"
+                raise ConfigError("gates", told, "is no gate: its seats have to be given back", fix)
             if not isinstance(algorithm, Algorithm):
                 raise ConfigError("gates", algorithm, "is not a strategy", 'write gates=(GCRA("10/s"),)')
         self._fill(

@@ -20,8 +20,10 @@ from datetime import timedelta
 from fractions import Fraction
 from typing import Any, TypeAlias
 
+from shapekit.algorithms.adaptive_queue import AdaptiveQueue
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.compose import AllOf, AnyOf, FirstOf
+from shapekit.algorithms.concurrency import Concurrency
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import GCRA
 from shapekit.algorithms.leaky_bucket import LeakyBucket
@@ -33,15 +35,17 @@ from shapekit.algorithms.token_bucket import TokenBucket
 from shapekit.errors import ConfigError
 from shapekit.rate import Rate
 
-Described: TypeAlias = Algorithm[Any] | LeakyQueue
+Described: TypeAlias = Algorithm[Any] | LeakyQueue | Concurrency
 
 _KINDS: dict[str, Callable[..., Described]] = {
     program.kind: program
     for program in (
         *(GCRA, TokenBucket, LeakyBucket, FixedWindow, SlidingWindow, SlidingWindowLog, Quota),
-        *(AllOf, AnyOf, FirstOf, LeakyQueue),
+        *(AllOf, AnyOf, FirstOf, LeakyQueue, AdaptiveQueue, Concurrency),
     )
 }
+_LATER = {"spread": False}
+"""Fields that came later, and what they were before: left out there, so that texts stay what they were."""
 _FIX = "pass a text that describe() gave, unchanged"
 
 
@@ -68,7 +72,8 @@ def _plain(program: Any) -> list[Any]:
         raise ConfigError(
             "program", program, "has no description", 'share strategies of shapekit, such as GCRA("10/s")'
         )
-    values = (getattr(program, field) for field in program.fields)
+    fields = [(field, getattr(program, field)) for field in program.fields]
+    values = (value for field, value in fields if field not in _LATER or value != _LATER[field])
     return [program.kind, *(_plain_value(value) for value in values)]
 
 
@@ -87,14 +92,16 @@ def _program(plain: Sequence[Any]) -> Described:
     make = _KINDS[kind]
     if make is LeakyQueue:
         return _queue(*fields)
+    if make is AdaptiveQueue:
+        lowest, highest, burst = fields
+        return AdaptiveQueue(Rate.of(*lowest), Rate.of(*highest), burst)
     if make in (AllOf, AnyOf, FirstOf):
         return _composite(make, *fields)
     if make is Quota:
-        limit, per, offset_minutes, tz, week_start, anchor_day = fields
-        return Quota(
-            limit, per, offset_minutes=offset_minutes, tz=tz, week_start=week_start, anchor_day=anchor_day
-        )
-    if make in (FixedWindow, SlidingWindow, SlidingWindowLog):
+        limit, per, *where = fields
+        names = ("offset_minutes", "tz", "week_start", "anchor_day", "spread")
+        return Quota(limit, per, **dict(zip(names, where, strict=False)))
+    if make in (FixedWindow, SlidingWindow, SlidingWindowLog, Concurrency):
         limit, window_us, *more = fields
         ring = dict(zip(("buckets", "conservative"), more, strict=True)) if more else {}
         return make(limit, timedelta(microseconds=window_us), **ring)

@@ -16,6 +16,11 @@ function Exact.whole(name, value, least, most)
     return value
 end
 
+-- What stored states are refused with: whoever wrote it, it was no program of this kind.
+local function damaged()
+    error("a stored state is damaged; reset the key", 0)
+end
+
 function Exact.plus(a, a_rest, b, b_rest, q)
     local rest = a_rest + b_rest
     if rest >= q then return a + b + 1, rest - q end

@@ -1,5 +1,5 @@
 -- needs base exact constraints places gaps
--- The twin of leaky_queue.py: same names, same steps.
+-- The twin of leaky_queue.py and many_turns.py: same names, same steps.
 --
 -- A line is {tail, tail_rest, newest, generation, version, until, shift, places, parts}. A grant comes as
 -- {generation, version, due, cost, start, start_rest, end, end_rest, the tail, its rest and the newest
@@ -200,6 +200,41 @@ function LeakyQueue:resume(s, now, skew, notice)
     local freed =
         {tail, tail_rest, newest, generation, version, ends, shift - (till - ends), places, parts}
     return freed, notice, self:life(freed, now, skew), true
+end
+
+-- asked: of each who asks {cost, max_wait, nonce}. further: {how many, their span, a nonce}. The answer is
+-- how the key stands, {generation, shift, until, now}, the version, and the answers; of an admitted call
+-- without what is said by then: {wait, due, cost, start, start_rest, …}.
+function LeakyQueue:reserve_many(s, now, skew, asked, further)
+    if type(asked) ~= "table" or type(further) ~= "table" then error("shapekit: turns for nobody", 0) end
+    local most, span = whole("most", further[1], 0, 1e12), whole("span", further[2], 0, LONGEST)
+    local answers, life, persist, within = {}, 0, false, false
+    local function take(cost, max_wait, nonce)
+        local after, answer, lives, is_taken = self:reserve(s, now, skew, cost, max_wait, nonce)
+        if not is_taken then return answer, false end
+        s, life, persist = after, lives, true
+        return {answer[1], answer[2], answer[5], unpack(answer, 8)}, true
+    end
+    for index, one in ipairs(asked) do answers[index] = take(unpack(one, 1, 3)) end
+    for _ = 1, most do
+        local answer, is_taken = take(1, within, further[3])
+        if not is_taken then break end
+        answers[#answers + 1] = answer
+        within = within or answer[1] + span
+    end
+    return s, {self:confirm(s, now, skew), s and s[5] or 0, answers}, life, persist
+end
+
+function LeakyQueue:cancel_many(s, now, skew, grants)
+    if type(grants) ~= "table" then error("shapekit: turns of nobody", 0) end
+    local count, life, persist = 0, 0, false
+    for index = #grants, 1, -1 do
+        local after, is_back, lives, keeps = self:cancel(s, now, skew, grants[index])
+        if is_back == 0 then after, is_back, lives, keeps = self:settle(s, now, skew, grants[index], 0, 0) end
+        if keeps then s, life, persist = after, lives, true end
+        count = count + is_back
+    end
+    return s, count, life, persist
 end
 
 -- inside

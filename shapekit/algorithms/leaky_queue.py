@@ -25,9 +25,9 @@ from shapekit.algorithms.base import Algorithm, slowed
 from shapekit.algorithms.constraints import Ahead, Constraints, States, burst_of, part_below, unpaced
 from shapekit.algorithms.gaps import filled, given_back, overlaps, retracted, room
 from shapekit.algorithms.grant import Asked, Grant, Granted
+from shapekit.algorithms.many_turns import ManyTurns
 from shapekit.algorithms.meter import interval
 from shapekit.algorithms.places import TAKEN, Place, bounded, is_full, taken, with_place
-from shapekit.algorithms.wired_queue import WiredQueue
 from shapekit.decision import Decision
 from shapekit.rate import MAX_COUNT, MAX_SPAN_US, Rate, one_of
 
@@ -43,12 +43,12 @@ Line: TypeAlias = tuple[int, int, int, int, int, int, tuple[Place, ...], States]
 """tail (in 1/q µs), newest departure, generation, version, held until, shift, places, constraints."""
 
 
-class LeakyQueue(WiredQueue):
+class LeakyQueue(ManyTurns):
     """What one shaper promises: rates, a burst, a pace, and further constraints."""
 
     kind: ClassVar[str] = "leaky_queue"
 
-    fields = ("rates", "burst", "pace", "gates", "headroom")
+    fields: ClassVar[tuple[str, ...]] = ("rates", "burst", "pace", "gates", "headroom")
     __slots__ = (*fields, "constraints", "civil", "max_cost", "_p", "_q", "_paced")
 
     rates: tuple[Rate, ...]

@@ -35,6 +35,11 @@ function Meter:freeze(s)
 end
 
 function Meter:thaw(frozen)
+    -- Remainders of q or more would be counted down one by one.
+    if frozen[2] < 0 or frozen[2] >= self.q then damaged() end
+    for place = 5, #frozen, 2 do
+        if frozen[place] < 0 or frozen[place] >= self.q then damaged() end
+    end
     if #frozen == 3 then
         local tail, rest, newest = unpack(frozen)
         return {tail, rest, tail - newest, 0, 0, tail, rest}

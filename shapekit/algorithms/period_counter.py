@@ -84,7 +84,7 @@ class PeriodCounter(Algorithm[Book]):
     def spent(self, state: Book | None, at: int, cost: int, skew: int = 0) -> bool:
         if not state or self._waits_until(state, at, skew) > at:
             return False
-        return self._used(state, self.periods.bounds(at + skew)[0], at) + cost > self.limit
+        return self.known(state, self.periods.bounds(at + skew)[0], at)[0] + cost > self.limit
 
     def peek(self, state: Book | None, now: int, skew: int = 0) -> Decision:
         return self._decision(state, now, 1, skew)
@@ -92,7 +92,7 @@ class PeriodCounter(Algorithm[Book]):
     def usage(self, state: Book | None, now: int, skew: int) -> tuple[int, int]:
         """Units used in the period that runs, and the civil instant at which it ends."""
         start, end = self.periods.bounds(now + skew)
-        return self._used(state or (), start, now), end
+        return self.known(state or (), start, now)[0], end
 
     def forecast(self, state: Book | None, now: int, cost: int, skew: int = 0) -> Forecast:
         seen = self.peek(state, now, skew)
@@ -154,8 +154,9 @@ class PeriodCounter(Algorithm[Book]):
             [0, *(opened for start, _, opened in _triples(state or ()) if opened > at and start > at + skew)]
         )
 
-    def _used(self, state: Book, start: int, at: int) -> int:
-        return self._kept(state, at).get(start, (0, 0))[0]
+    def known(self, state: Book, start: int, at: int) -> tuple[int, int]:
+        """Units used in the period that begins at `start`, and when it was opened; zeros if forgotten."""
+        return self._kept(state, at).get(start, (0, 0))
 
     def _kept(self, state: Book | None, now: int) -> dict[int, tuple[int, int]]:
         """What is remembered: each period until its own length has passed twice, whatever the date shows."""
@@ -197,7 +198,7 @@ class PeriodCounter(Algorithm[Book]):
         wait = self.earliest(state, now, cost, skew) - now
         at = max(now, self._waits_until(state, now, skew))
         start, end = self.periods.bounds(at + skew)
-        used = self._used(state or (), start, at)
+        used = self.known(state or (), start, at)[0]
         full = end - skew if used else now + wait
         remaining = 0 if at > now else max(0, self.limit - used)
         return Decision(wait == 0, self.limit, used, remaining, full, wait)

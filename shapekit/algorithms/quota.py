@@ -13,16 +13,20 @@ from shapekit.algorithms.period_counter import PeriodCounter
 from shapekit.algorithms.periods import CADENCES, Periods
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
+from shapekit.algorithms.spread_counter import SpreadCounter
 from shapekit.decision import Decision, Forecast, Receipt
 from shapekit.errors import ConfigError
-from shapekit.rate import whole
+from shapekit.rate import COUNT, count_of, seconds_text, whole
 
 __all__ = ["Quota"]
 
 EXACT_WINDOW = 1_000
 """Up to this limit a rolling window is kept as an exact log; above, as a conservative ring."""
 
-_TEXT = re.compile(r"\s*([0-9](?:_?[0-9])*)\s*/\s*(\S.*?)\s*", re.ASCII)
+_COUNTING = (PeriodCounter, SpreadCounter)
+"""What counts by periods of civil time; the others are windows that roll."""
+
+_TEXT = re.compile(rf"\s*({COUNT})\s*/\s*(\S.*?)\s*", re.ASCII)
 
 
 def rolling_window(limit: int, window: timedelta) -> SlidingWindowLog | SlidingWindow:
@@ -33,7 +37,7 @@ def rolling_window(limit: int, window: timedelta) -> SlidingWindowLog | SlidingW
 
 
 class Quota(Algorithm[Any]):
-    """A budget of `limit` units for each `per`, spent as fast as the caller likes.
+    """A budget of `limit` units for each `per`, spent as fast as the caller likes, or with `spread` evenly.
 
     `per` is `"month"`, `"week"`, `"day"` (real calendar boundaries), `"fixed:30d"` (equal spans from
     the epoch) or `"rolling:30d"` (any 30 days, never over). Boundaries follow UTC, a fixed
@@ -46,11 +50,21 @@ class Quota(Algorithm[Any]):
 
     Worst burst: `limit` at the end of one period and `limit` at the start of the next; `rolling` has
     no such seam.
+
+    With `spread=True` the units leave one by one: what is left, evenly over the time that is left. Who
+    comes too early waits; only a budget that is spent is exhausted. A call of a higher cost leaves as
+    any other does, and the next one waits for longer. Worst burst: one call, then the limit
+    in what is left of the period, however little that is: a rate beside it bounds that.
+
+        >>> hourly = Quota("24/day", spread=True)
+        >>> charged = hourly.check(None, 0, 1)
+        >>> hourly.check(charged.state, 0, 1).decision.retry_after
+        3600.0
     """
 
     kind: ClassVar[str] = "quota"
 
-    fields = ("limit", "per", "offset_minutes", "tz", "week_start", "anchor_day")
+    fields = ("limit", "per", "offset_minutes", "tz", "week_start", "anchor_day", "spread")
     __slots__ = (*fields, "counter")
 
     limit: int
@@ -59,6 +73,7 @@ class Quota(Algorithm[Any]):
     tz: str | None
     week_start: str
     anchor_day: int
+    spread: bool
     counter: Algorithm[Any]
 
     def __init__(
@@ -70,14 +85,19 @@ class Quota(Algorithm[Any]):
         tz: str | None = None,
         week_start: str = "monday",
         anchor_day: int = 1,
+        spread: bool = False,
     ) -> None:
         units, cadence = _budget(limit, per)
         periods = Periods(
             cadence, offset_minutes=offset_minutes, tz=tz, week_start=week_start, anchor_day=anchor_day
         )
-        counter: Algorithm[Any] = PeriodCounter(units, periods)
-        if periods.cadence == "rolling":
+        counter: Algorithm[Any]
+        if _is_spread(spread, units, periods):
+            counter = SpreadCounter(units, periods)
+        elif periods.cadence == "rolling":
             counter = rolling_window(units, timedelta(microseconds=periods.span_us))
+        else:
+            counter = PeriodCounter(units, periods)
         self._fill(
             limit=units,
             per=cadence,
@@ -85,8 +105,13 @@ class Quota(Algorithm[Any]):
             tz=tz,
             week_start=week_start,
             anchor_day=anchor_day,
+            spread=spread,
             counter=counter,
         )
+
+    @property
+    def receipt_lengths(self) -> Sequence[int]:
+        return self.counter.receipt_lengths
 
     @property
     def civil(self) -> bool:
@@ -106,7 +131,7 @@ class Quota(Algorithm[Any]):
         return self.counter.earliest(state, at, cost, skew)
 
     def spent(self, state: Any, at: int, cost: int, skew: int = 0) -> bool:
-        if isinstance(self.counter, PeriodCounter):
+        if isinstance(self.counter, _COUNTING):
             return self.counter.spent(state, at, cost, skew)
         return self.counter.earliest(state, at, cost, skew) > at
 
@@ -118,7 +143,7 @@ class Quota(Algorithm[Any]):
 
         A rolling one ends when all is free again, if nobody calls until then.
         """
-        if isinstance(self.counter, PeriodCounter):
+        if isinstance(self.counter, _COUNTING):
             return self.counter.usage(state, now, skew)
         seen = self.counter.peek(state, now, skew)
         return seen.current, seen.reset_at_us + skew
@@ -147,14 +172,18 @@ class Quota(Algorithm[Any]):
             tz=self.tz,
             week_start=self.week_start,
             anchor_day=self.anchor_day,
+            spread=self.spread,
         )
 
     def adopt(self, state: Any, writer: Any, now: int, skew: int = 0) -> Any:
-        if isinstance(self.counter, PeriodCounter) is not isinstance(writer.counter, PeriodCounter):
+        old = writer.counter
+        if isinstance(self.counter, _COUNTING) is not isinstance(old, _COUNTING):
             raise ConfigError(
                 "per", self.per, f"cannot continue a quota per {writer.per}", "use another name"
             )
-        return self.counter.adopt(state, writer.counter, now, skew)
+        if isinstance(old, SpreadCounter) and not self.spread:
+            return self.counter.adopt(state[0], old.counter, now, skew)
+        return self.counter.adopt(state, old, now, skew)
 
     def life(self, state: Any, now: int, skew: int = 0) -> int:
         return self.counter.life(state, now, skew)
@@ -164,7 +193,7 @@ class Quota(Algorithm[Any]):
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         twin = self.counter.twin(instants)
-        return twin if isinstance(self.counter, PeriodCounter) else ["quota", twin]
+        return twin if isinstance(self.counter, _COUNTING) else ["quota", twin]
 
     def state_sent(self, state: Any) -> Any:
         return self.counter.state_sent(state)
@@ -179,15 +208,26 @@ class Quota(Algorithm[Any]):
         return self.counter.receipt_received(sent)
 
 
+def _is_spread(spread: object, limit: int, periods: Periods) -> bool:
+    if type(spread) is not bool:
+        raise ConfigError("spread", spread, "is neither True nor False", "pass a bool")
+    if spread and periods.cadence == "rolling":
+        rate = f"{limit} per {seconds_text(periods.span_us)}"
+        raise ConfigError(
+            "spread", spread, "has no end to spread up to in a rolling period", f'use the rate "{rate}"'
+        )
+    return spread
+
+
 def _budget(limit: object, per: Any) -> tuple[int, Any]:
     fix = 'write "1_000_000/month", or Quota(1_000_000, "month")'
     if isinstance(limit, str):
         if per is not None:
             raise ConfigError("per", per, "comes on top of a text that names the period", fix)
         match = _TEXT.fullmatch(limit) if len(limit) <= 100 else None
-        if match is None:
+        if match is None or (count := count_of(match[1])).denominator != 1:
             raise ConfigError("limit", limit, "is not a budget", fix)
-        return whole("limit", int(match[1])), match[2]
+        return whole("limit", int(count)), match[2]
     if per is None:
         raise ConfigError("per", per, "is missing", f"use one of {', '.join(CADENCES)}")
     return whole("limit", limit), per

@@ -74,6 +74,8 @@ def quotas_of(program: Algorithm[Any] | LeakyQueue, state: Any, now: int, skew: 
 
 def _leaves_of_queue(queue: LeakyQueue, line: Any, now: int, skew: int) -> Iterator[Leaf]:
     constraints = queue.constraints
+    if not constraints:
+        return
     until, shift, places, states = (0, 0, (), constraints.cold) if line is None else line[4:]
     at = max(now, until) - shift
     for _, _, _, due, cost, _, receipts in places:

@@ -18,7 +18,8 @@ from shapekit.value import Value
 
 _PLAIN = 12
 """The length of the answer to an admitted call that no constraint was charged for."""
-_REFUSED = 5
+REFUSED = 5
+"""The length of the answer to a refused one."""
 _FENCE = 5
 _GAP = 6
 
@@ -78,7 +79,7 @@ class WiredQueue(Value):
 
     def granted_received(self, sent: Any) -> Granted:
         """The twin's answer to a reservation."""
-        if len(sent) == _REFUSED:
+        if len(sent) == REFUSED:
             wait, now, held, cost, told = sent
             denial = decision_of(told)
             return (False, wait, now + wait, held == 1, denial, cost, 0, 0, 0, 0, 0, (0, 0), ())

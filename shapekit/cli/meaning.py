@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from shapekit.algorithms.adaptive_queue import AdaptiveQueue
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.leaky_queue import LeakyQueue
@@ -30,6 +31,9 @@ def meaning(policy: Policy, max_wait_us: int | None) -> list[str]:
 
 
 def _rates(queue: LeakyQueue) -> Iterator[str]:
+    if isinstance(queue, AdaptiveQueue):
+        yield f"as fast as the server bears, from {rate_words(queue.lowest)} to {rate_words(queue.highest)}"
+        return
     paced = min(queue.rates, key=lambda rate: rate.period_us, default=None)
     if queue.pace == "burst":
         paced = None
@@ -64,7 +68,8 @@ def limit_words(limit: Algorithm[Any]) -> str:
         window = window_words(limit.window_us)
         return f"{limit.kind}: {bound} {limit.limit:,} in any {window}, counted in {limit.buckets} buckets"
     if isinstance(limit, Quota):
-        return f"quota: {counted(limit.limit, 'unit')} {_period(limit)}"
+        evenly = ", spent evenly over what is left of it" if limit.spread else ""
+        return f"quota: {counted(limit.limit, 'unit')} {_period(limit)}{evenly}"
     return limit.kind
 
 
@@ -95,6 +100,8 @@ def _waiting(queue: LeakyQueue, max_wait_us: int | None) -> str:
 
 
 def _whose(policy: Policy) -> Iterator[str]:
+    if policy.seats is not None:
+        yield f"at most {counted(policy.seats.limit.limit, 'call')} in flight at once"
     if isinstance(policy.key, KeyTemplate):
         yield f"counted apart for each {policy.key.text}"
     elif policy.key != "default":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from shapekit.algorithms.adaptive_queue import AdaptiveQueue
 from shapekit.algorithms.composite import Composite
+from shapekit.algorithms.concurrency import Concurrency
 from shapekit.algorithms.description import Described
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.leaky_queue import LeakyQueue
@@ -54,14 +56,14 @@ def row_of(seen: Sighting) -> Row:
     wait_us, held_us = 0, 0
     if isinstance(seen.program, LeakyQueue):
         wait_us, _ = seen.program.outlook(seen.state, seen.now_us, 1, 1, seen.skew_us)
-        held_us = max(0, seen.state[4] - seen.now_us)
-    elif seen.program is not None:
+        held_us = max(0, seen.program.confirm(seen.state, seen.now_us)[2] - seen.now_us)
+    elif seen.program is not None and not isinstance(seen.program, Concurrency):
         told = seen.program.forecast(seen.state, seen.now_us, 1, seen.skew_us)
         wait_us = max(0, told.admits_at_us - seen.now_us)
     civil_us = seen.now_us + seen.skew_us
     return Row(
         seen.shown,
-        UNKNOWN if seen.program is None else limit_text(seen.program),
+        UNKNOWN if seen.program is None else limit_text(seen.program) + _found(seen),
         wait_us / SECOND_US,
         (civil_us + wait_us) / SECOND_US,
         held_us / SECOND_US,
@@ -70,10 +72,21 @@ def row_of(seen: Sighting) -> Row:
     )
 
 
+def _found(seen: Sighting) -> str:
+    """The rate that a key has now, where that is found."""
+    if not isinstance(seen.program, AdaptiveQueue):
+        return ""
+    _, _, _, _, *clock = seen.program.confirm(seen.state, seen.now_us)
+    return f", now {seen.program.per_second(clock[1]):.3g}/s" if clock else ""
+
+
 def _uses(seen: Sighting) -> tuple[Use, ...]:
     """Of all that is limited beside a pace."""
     if seen.program is None:
         return ()
+    if isinstance(seen.program, Concurrency):
+        in_flight, _ = seen.program.standing(seen.state, seen.now_us)
+        return (Use(limit_text(seen.program), in_flight, seen.program.limit),)
     leaves = [
         (leaf.limit, leaf.peek()) for leaf in leaves_of(seen.program, seen.state, seen.now_us, seen.skew_us)
     ]
@@ -89,10 +102,12 @@ def limit_text(program: Described) -> str:
     """
     if isinstance(program, LeakyQueue):
         return _queue_text(program)
+    if isinstance(program, Concurrency):
+        return f"concurrency {program.limit}"
     if isinstance(program, Composite):
         return f"{program.kind}({', '.join(map(limit_text, program.parts))})"
     if isinstance(program, Quota):
-        return f"quota {program.limit}/{program.per}"
+        return f"quota {program.limit}/{program.per}{' spread' if program.spread else ''}"
     if isinstance(program, FixedWindow | SlidingWindow | SlidingWindowLog):
         return f"{program.kind} {program.limit} per {seconds_text(program.window_us)}"
     assert isinstance(program, Meter)  # noqa: S101 - all that are left
@@ -100,11 +115,14 @@ def limit_text(program: Described) -> str:
 
 
 def _queue_text(queue: LeakyQueue) -> str:
+    if isinstance(queue, AdaptiveQueue):
+        between = f"adaptive {queue.lowest} to {queue.highest}"
+        return between if queue.burst == 1 else f"{between} burst {queue.burst}"
     parts = [str(rate) for rate in queue.rates]
     if queue.burst > 1 and not any(rate.burst for rate in queue.rates):
         parts[0] += f" burst {queue.burst}"
     parts += [limit_text(gate) for gate in queue.gates]
-    words = "; ".join(parts)
+    words = "; ".join(parts) or "no rate"
     if queue.pace != "smooth":
         words += f", pace {queue.pace}"
     if queue.headroom:

@@ -41,9 +41,11 @@ def open_store(where: str | None, *, create: bool = False) -> Store:
         return RedisStore.from_url(where)
     scheme, separator, _ = where.partition("://")
     if separator:
-        raise Complaint(f"store={where!r} has an unknown scheme {scheme!r}; {_FIX}")
+        # What follows may hold a password.
+        raise Complaint(f"store='{scheme}://…' has an unknown scheme; {_FIX}")
     if not create and not Path(where).is_file():
-        raise Complaint(f"store={where!r} is not a file; {_FIX}")
+        told = "(not shown)" if "@" in where else repr(where)
+        raise Complaint(f"store={told} is not a file; {_FIX}")
     from shapekit.stores.sqlite import SQLiteStore  # noqa: PLC0415 - who asks Redis need not load sqlite3
 
     return SQLiteStore(where)

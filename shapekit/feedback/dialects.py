@@ -16,7 +16,7 @@ from shapekit.feedback.hint import SAYS_NOTHING, ServerHint
 from shapekit.feedback.shopify import shopify
 from shapekit.feedback.structured import Parameters, parse_list
 
-__all__ = ["DIALECTS", "Dialect", "Parser"]
+__all__ = ["DIALECTS", "FAMILIES", "Dialect", "Parser"]
 
 Parser: TypeAlias = Callable[[Answer], ServerHint | None]
 
@@ -109,37 +109,42 @@ def discord(answer: Answer) -> ServerHint:
 
 def openai(answer: Answer) -> ServerHint | None:
     """Requests and tokens, each with its reset as a duration such as `6m0s`."""
-    return _tightest(
-        answer,
-        [
-            ServerHint(
-                remaining=answer.whole(f"x-ratelimit-remaining-{family}"),
-                limit=answer.whole(f"x-ratelimit-limit-{family}"),
-                reset_s=fields.duration(answer.fields.get(f"x-ratelimit-reset-{family}")),
-            )
-            for family in _OPENAI_FAMILIES
-        ],
-    )
+    return _tightest(answer, openai_families(answer))
+
+
+def openai_families(answer: Answer) -> dict[str, ServerHint]:
+    """What is left of requests and of tokens."""
+    return {
+        family: ServerHint(
+            remaining=answer.whole(f"x-ratelimit-remaining-{family}"),
+            limit=answer.whole(f"x-ratelimit-limit-{family}"),
+            reset_s=fields.duration(answer.fields.get(f"x-ratelimit-reset-{family}")),
+        )
+        for family in _OPENAI_FAMILIES
+    }
 
 
 def anthropic(answer: Answer) -> ServerHint | None:
     """Requests and several kinds of tokens, each with its reset as an instant of RFC 3339."""
-    hints = []
+    return _tightest(answer, anthropic_families(answer))
+
+
+def anthropic_families(answer: Answer) -> dict[str, ServerHint]:
+    """What is left of requests, and of each kind of tokens."""
+    hints = {}
     for family in _ANTHROPIC_FAMILIES:
         instant = fields.rfc3339(answer.fields.get(f"anthropic-ratelimit-{family}-reset"))
-        hints.append(
-            ServerHint(
-                remaining=answer.whole(f"anthropic-ratelimit-{family}-remaining"),
-                limit=answer.whole(f"anthropic-ratelimit-{family}-limit"),
-                reset_s=None if instant is None else max(0.0, instant - answer.now),
-            )
+        hints[family] = ServerHint(
+            remaining=answer.whole(f"anthropic-ratelimit-{family}-remaining"),
+            limit=answer.whole(f"anthropic-ratelimit-{family}-limit"),
+            reset_s=None if instant is None else max(0.0, instant - answer.now),
         )
-    return _tightest(answer, hints)
+    return hints
 
 
-def _tightest(answer: Answer, families: list[ServerHint]) -> ServerHint | None:
+def _tightest(answer: Answer, families: Mapping[str, ServerHint]) -> ServerHint | None:
     """The family that binds. Its reset is when all is there again: one unit is there long before."""
-    hint = _binding(families)
+    hint = _binding([*families.values()])
     if hint and answer.status != REFUSED and hint.remaining == 0 and hint.reset_s and hint.limit:
         return hint._replace(hold_s=hint.reset_s / hint.limit)
     return hint
@@ -194,3 +199,9 @@ DIALECTS: Mapping[str, Dialect] = {
     "notion": Dialect(retry_only),
 }
 """By name, in the order in which they are tried where none is named: the unmistakable ones first."""
+
+FAMILIES: Mapping[str, Callable[[Answer], dict[str, ServerHint]]] = {
+    "anthropic": anthropic_families,
+    "openai": openai_families,
+}
+"""The dialects that tell requests from tokens: what an answer says of each."""

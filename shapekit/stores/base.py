@@ -28,6 +28,8 @@ Key: TypeAlias = str | tuple[str, ...]
 Operation: TypeAlias = Literal[
     "check", "commit", "refund", "debit", "earliest", "peek", "forecast",
     "reserve", "confirm", "cancel", "settle", "hold", "resume", "look",
+    "enter", "watch", "leave", "keep", "reserve_many", "cancel_many",
+    "throttled", "succeeded", "stated",
 ]  # fmt: skip
 
 READS = frozenset(("earliest", "peek", "forecast", "confirm", "look"))
@@ -68,6 +70,9 @@ class Store(ABC):
 
     sharded: bool = False
     """Whether parts of the truth can be lost by themselves; then `shard` tells them apart."""
+
+    awaited_only: bool = False
+    """Whether there are no synchronous calls to be had."""
 
     clock_decides: bool = False
     """Whether decisions go by `clock`: then an instant of theirs can be slept until, without a detour."""

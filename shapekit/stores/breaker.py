@@ -115,6 +115,10 @@ class Breaker:
         if EVERYWHERE:
             EVERYWHERE.tell(StoreBack(self._what(), away_us / SECOND_US))
 
+    def replaced(self) -> None:
+        """Another one has what was lost: nobody will ask for it here any more."""
+        self.answered(self._term)
+
     def undecided(self, term: int) -> None:
         """An attempt ended without telling anything: if it was a probe, the next caller makes another."""
         with self._lock:

@@ -7,16 +7,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from shapekit.alarm import shielded
 from shapekit.errors import StoreUnavailableError
 
 T = TypeVar("T")
+
+GIVING_BACK = "shapekit-giving-back"
+"""What the threads are called that give back what a task took that has gone."""
 
 
 class Errand(Generic[T]):
     """Runs `call` once. If the task goes away meanwhile, what the call took is handed to `give_back`.
 
-    A cancelled task need not wait for the thread: whichever of the two comes last gives back.
+    A cancelled task does not wait for the thread: whichever of the two comes last sees to it that what was
+    taken is given back, and the task lets another thread do it. A store that hangs by now holds up nobody.
     """
 
     __slots__ = ("_abandoned", "_call", "_done", "_give_back", "_lock")
@@ -40,8 +43,9 @@ class Errand(Generic[T]):
                 self._abandoned = True
                 done = bool(self._done)
             if done:
-                with shielded():
-                    await run_sync(self._take_back)
+                # Without more threads, as where the interpreter ends, the store keeps one charge too many.
+                with suppress(RuntimeError):
+                    threading.Thread(target=self._take_back, name=GIVING_BACK, daemon=True).start()
             raise
 
     def _work(self) -> None:

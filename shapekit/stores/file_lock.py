@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from contextlib import suppress
 from types import ModuleType
 
 _fcntl: ModuleType | None
@@ -21,11 +22,24 @@ _LOOK_S = 0.000_2
 """How often it is looked whether the lock is free; on average, so that no two keep step."""
 
 
-class FileLock:
-    """Opens the file, which stays; `close` lets go too."""
+PRIVATE = 0o600
+"""The mode of what is made here: whatever the umask is, nobody but the owner reads or writes it."""
 
-    def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+
+class FileLock:
+    """Opens the file, which stays; `close` lets go too.
+
+    A new one is for all who may use the file `of` which it is, or private where that is not there yet.
+    """
+
+    def __init__(self, path: str, of: str) -> None:
+        try:
+            self._fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, PRIVATE)
+        except FileExistsError:
+            self._fd = os.open(path, os.O_RDWR)
+        else:
+            with suppress(FileNotFoundError):
+                os.chmod(path, os.stat(of).st_mode & 0o666)
 
     def acquire(self, patience_s: float) -> None:
         """Wait for the lock; TimeoutError if that takes too long."""

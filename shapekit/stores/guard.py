@@ -34,9 +34,13 @@ class Guard:
             else Local(primary.clock, self.breaker, part)
         )
         self._closed = False
+        self.asked_last: tuple[str, Program, Key] | None = None
+        """The last key that lay here, of which program under which name."""
 
     def bind(self, name: str, program: Program, operation: Operation) -> Apply:
         asked = self._asked(name, program, operation, operation)
+        if operation == "leave" and self.outage.local is not None:
+            return _on_both_sides(self.outage.bind(name, program, operation), asked)
         if operation not in FOLLOWING:
             return asked
         own = self.outage.own(name, program, operation)
@@ -62,6 +66,8 @@ class Guard:
 
     def abind(self, name: str, program: Program, operation: Operation) -> Callable[..., Awaitable[Any]]:
         asked = self._aasked(name, program, operation, operation)
+        if operation == "leave" and self.outage.local is not None:
+            return _on_both_sides(self.outage.bind(name, program, operation), asked)
         if operation not in FOLLOWING:
             return asked
         own = self.outage.own(name, program, operation)
@@ -171,6 +177,16 @@ class Guard:
         self._closed = True
         if self.outage.local is not None:
             self.outage.local.close()
+
+
+def _on_both_sides(here: Apply, asked: Callable[..., Any]) -> Callable[..., Any]:
+    """A seat does not say where it was taken; where it was not, giving it back does nothing."""
+
+    def apply(*args: Any) -> Any:
+        here(*args)
+        return asked(*args)
+
+    return apply
 
 
 def at_leisure(call: Callable[..., Any], *args: Any) -> Any:

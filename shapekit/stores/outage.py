@@ -9,9 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
+from shapekit.algorithms.adaptive_queue import AdaptiveQueue, Learned
 from shapekit.algorithms.base import Algorithm, share_of, slowed
+from shapekit.algorithms.concurrency import REFUSED, SEATED, Concurrency
 from shapekit.algorithms.grant import Grant, Granted
 from shapekit.algorithms.leaky_queue import UNKNOWN, LeakyQueue
 from shapekit.clock import Clock
@@ -21,7 +24,11 @@ from shapekit.stores.breaker import Breaker
 from shapekit.stores.memory import MemoryStore
 from shapekit.stores.sides import charged_locally, given_locally, given_nowhere, standing_locally, uncharged
 
-Strategy: TypeAlias = "Algorithm[Any] | LeakyQueue"
+_UNHEARD = -1
+"""In place of the call that a process came with: it is not the store that says so."""
+UNLEARNED = (0, 0, 0)
+"""What is learned of a rate where nobody keeps it: nothing."""
+Strategy: TypeAlias = "Algorithm[Any] | LeakyQueue | Concurrency"
 
 
 class Outage(ABC):
@@ -39,12 +46,20 @@ class Outage(ABC):
         match operation:
             case "cancel" | "settle":
                 return lambda *_: False
+            case "enter" | "watch" | "leave" | "keep":
+                return self._seating(name, program, operation)
+            case "cancel_many":
+                return lambda *_: 0
             case _:
                 return self._answering(name, program, operation)
 
     @abstractmethod
     def _answering(self, name: str, program: Any, operation: Operation) -> Apply:
         """`bind`, for what does not follow a departure, and for the standing after a refund."""
+
+    def _seating(self, name: str, program: Any, operation: Operation) -> Apply:
+        """`bind`, for what a call in flight asks: here nobody has a seat, and nobody gets one."""
+        return lambda *_: (REFUSED, _UNHEARD) if operation == "enter" else (_UNHEARD,)
 
     def own(self, name: str, program: Program, operation: Operation) -> Apply | None:
         """The call that applies an operation to what the mode has given; None if it gives nothing."""
@@ -80,16 +95,25 @@ class Open(Outage):
                     return decision._replace(receipt=uncharged(program))
                 case "reserve":
                     return given_nowhere(step(None, now, *args, skew=skew)[1])
+                case "reserve_many":
+                    alone = [program.reserve(None, now, asked, skew)[1] for asked in args[0]]
+                    return (UNKNOWN, 0, 0, now), tuple(map(given_nowhere, alone))
                 case "refund" | "debit":
                     return program.peek(None, now, skew)
                 case "confirm":
                     return (UNKNOWN, 0, 0, now)
                 case "hold" | "resume":
                     return 0
+                case "throttled" | "succeeded" | "stated":
+                    return UNLEARNED
                 case _:
                     return step(None, now, *args, skew=skew)
 
         return apply
+
+    def _seating(self, name: str, program: Any, operation: Operation) -> Apply:
+        # Whoever stood in line is nobody here, asks again, and goes.
+        return lambda *_: (SEATED, _UNHEARD) if operation == "enter" else (_UNHEARD,)
 
 
 class Closed(Outage):
@@ -102,8 +126,13 @@ class Closed(Outage):
             match operation:
                 case "reserve":
                     return self.refused(program, args[0][0])
+                case "reserve_many":
+                    standing = (UNKNOWN, 0, 0, self._clock.now_us())
+                    return standing, tuple(self.refused(program, asked[0]) for asked in args[0])
                 case "hold" | "resume":
                     return 0
+                case "throttled" | "succeeded" | "stated":
+                    return UNLEARNED
                 case "confirm":
                     return (UNKNOWN, 0, 0, self._clock.now_us())
                 case "earliest":
@@ -142,10 +171,14 @@ class Raise(Closed):
         if operation in ("refund", "confirm"):
             return super()._answering(name, program, operation)
 
-        def apply(key: Key, *args: Any) -> Any:
-            raise self._breaker.refusal()
+        return self.raising
 
-        return apply
+    def raising(self, *_: Any) -> Any:
+        """Answer that nobody answers."""
+        raise self._breaker.refusal()
+
+    def _seating(self, name: str, program: Any, operation: Operation) -> Apply:
+        return super()._seating(name, program, operation) if operation == "leave" else self.raising
 
 
 class Local(Outage):
@@ -160,10 +193,12 @@ class Local(Outage):
         self._closed = Closed(clock, breaker)
 
     def _answering(self, name: str, program: Any, operation: Operation) -> Apply:
-        part = scaled(program, self._share)
+        part: Any = scaled(program, self._share)
         apply = self._local.bind(name, part, "peek" if operation == "refund" else operation)
         if operation == "refund":
             return lambda key, *_: apply(key)
+        if operation == "reserve_many":
+            return self._giving_many(program, part, apply)
         refuse = self._closed.bind(name, program, operation)
         given, cost_of = _given(program, part, operation), _COSTS.get(operation)
 
@@ -175,14 +210,32 @@ class Local(Outage):
 
         return apply_part
 
+    def _giving_many(self, program: LeakyQueue, part: Any, apply: Apply) -> Apply:
+        def apply_part(key: Key, asked: Sequence[Any], further: Any) -> Any:
+            standing, granted = apply(key, [one for one in asked if one[0] <= part.max_cost], further)
+            given = iter([given_locally(one, program, part) for one in granted])
+            refused = self._closed.refused
+            told = [next(given) if one[0] <= part.max_cost else refused(program, one[0]) for one in asked]
+            return standing_locally(standing), (*told, *given)
+
+        return apply_part
+
+    def _seating(self, name: str, program: Any, operation: Operation) -> Apply:
+        apply = self._local.bind(name, scaled(program, self._share), operation)
+        if operation == "enter":
+            return lambda key, *args: _seated_locally(*apply(key, *args))
+        return lambda key, *args: _told_locally(*apply(key, *args))
+
     def own(self, name: str, program: Any, operation: Operation) -> Apply:
-        part = scaled(program, self._share)
+        part: Any = scaled(program, self._share)
         apply = self._local.bind(name, part, operation)
         given = _given(program, part, operation)
         return lambda key, *args: given(apply(key, *args))
 
     def bind_many(self, name: str, program: Any, operation: Operation) -> ApplyMany:
-        part = scaled(program, self._share)
+        if operation == "reserve_many":
+            return super().bind_many(name, program, operation)
+        part: Any = scaled(program, self._share)
         apply_many = self._local.bind_many(name, part, operation)
         refuse_many = self._closed.bind_many(name, program, operation)
         given, cost_of = _given(program, part, operation), _COSTS.get(operation)
@@ -197,7 +250,7 @@ class Local(Outage):
 
 def scaled(program: Strategy, share: Fraction) -> Strategy:
     """The same limits at a share of their rates."""
-    if isinstance(program, Algorithm):
+    if isinstance(program, Algorithm | Concurrency | AdaptiveQueue):
         return program.scaled(share)
     part = share_of(share)
     paced = min(program.rates, key=lambda rate: rate.period_us, default=None)
@@ -233,8 +286,26 @@ def _given(program: Any, part: Any, operation: Operation) -> Callable[[Any], Any
             return standing_locally
         case "look":
             return lambda looked: _seen_by(program, part, *looked)
+        case "throttled" | "succeeded" | "stated":
+            return partial(_learned_by, program, part)
         case _:
             return lambda answer: answer
+
+
+def _seated_locally(place: int, came_with: int) -> tuple[int, int]:
+    return place, _UNHEARD - came_with
+
+
+def _told_locally(came_with: int, *sitting: int) -> tuple[int, ...]:
+    """What a local store says of calls in flight, for the outside."""
+    return (_UNHEARD - came_with, *sitting)
+
+
+def _learned_by(program: AdaptiveQueue, part: AdaptiveQueue, learned: Learned) -> Learned:
+    """What was learned locally, as shares of the highest rate of the queue that was asked."""
+    before, after, held = learned
+    share = part.highest.per_second / program.highest.per_second
+    return round(before * share), round(after * share), held
 
 
 def _seen_by(program: LeakyQueue, part: LeakyQueue, state: Any, now: int, skew: int) -> tuple[Any, int, int]:

@@ -32,11 +32,26 @@ local function time_of(call)
     return server_now
 end
 
+-- What lies at a key may be anything. A state consists of whole numbers that a double holds exactly, of
+-- text, and of false where a part is cold; what else is wrong with one is found where it is used.
+local function check_stored(stored)
+    for _, value in pairs(stored) do
+        local kind = type(value)
+        if kind == "number" then
+            if value % 1 ~= 0 or value > Exact.LARGEST or value < -Exact.LARGEST then damaged() end
+        elseif kind == "table" then
+            check_stored(value)
+        end
+    end
+end
+
 local function read(index, owner, tag)
     local raw = redis.call("GET", KEYS[index])
     if not raw then return nil, false end
     local frozen = {cmsgpack.unpack(raw)}
     local found = table.remove(frozen, 1)
+    if type(found) ~= "number" then damaged() end
+    check_stored(frozen)
     if found == tag then return owner:thaw(frozen), raw end
     for place = 3, #ARGV, 3 do
         if tonumber(ARGV[place]) == index and ARGV[place + 1] == hex(raw) then

@@ -74,6 +74,7 @@ class RedisStore(Store):
         self._client = client
         self._link = None if client is None else Link(client)
         self.sharded = self._is_cluster and self._link is not None
+        self.awaited_only = client is None
         self._loops = None if aclient is None else Loops(lambda: AsyncLink(aclient), many=False)
         self._programs: dict[str, dict[Program, RedisProgram]] = {}
         self._lock = threading.Lock()

@@ -34,6 +34,9 @@ class Connections(Protocol):
 
     def give(self, connection: Any) -> None: ...
 
+    def lost(self, connection: Any) -> None:
+        """A connection has failed, and was closed; others may have failed, too."""
+
 
 class Lent:
     """Those of a client's own pool."""
@@ -41,6 +44,9 @@ class Lent:
     def __init__(self, pool: Any) -> None:
         self.take = pool.get_connection
         self.give = pool.release
+
+    def lost(self, connection: Any) -> None:
+        """The pool looks at each connection that it lends."""
 
 
 class Kept:
@@ -54,6 +60,7 @@ class Kept:
     def _clear(self) -> None:
         self._process = os.getpid()
         self._idle: list[tuple[Any, float]] = []
+        self._shut: set[Any] = set()
         self._failed_at = 0.0
         self._permits: SimpleQueue[None] = SimpleQueue()
         for _ in range(self._pool.max_connections):
@@ -74,6 +81,10 @@ class Kept:
             connection, since = self._idle.pop()
         except IndexError:
             return self._pool.make_connection()
+        if connection in self._shut:
+            # Sending opens it. To look at it would open it too, and so try twice where nobody answers.
+            self._shut.discard(connection)
+            return connection
         is_trusted = since >= self._failed_at and time.monotonic() - since <= TRUSTED_S
         if not is_trusted and not _is_whole(connection):
             connection.disconnect()
@@ -81,13 +92,15 @@ class Kept:
 
     def give(self, connection: Any) -> None:
         """Back, for whoever is next."""
-        now = time.monotonic()
-        if not connection.is_connected:
-            self._failed_at = now
         if self._closed:
             connection.disconnect()
-        self._idle.append((connection, now))
+        self._idle.append((connection, time.monotonic()))
         self._permits.put(None)
+
+    def lost(self, connection: Any) -> None:
+        """What is idle now is examined before it is used again."""
+        self._shut.add(connection)
+        self._failed_at = time.monotonic()
 
     def close(self) -> None:
         """Close what is idle now, and what is in use as soon as it comes back."""
@@ -111,6 +124,7 @@ def exchange(connections: Connections, command: bytes, *, asking: bool = False) 
         return error
     except BaseException:
         connection.disconnect()
+        connections.lost(connection)
         raise
     finally:
         connections.give(connection)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from shapekit.stores.sighting import shown
+from shapekit.stores.sighting import plain_text, shown
 
 LONGEST = 256
 _ESCAPED = {ord(mark): f"%{ord(mark):02X}" for mark in "%:{}"}
@@ -50,7 +50,7 @@ class Keyspace:
 
     def place(self, key: bytes) -> tuple[str, str, str]:
         """The name, the part, if each has a key of its own, and the key behind a state's key."""
-        text = key.removeprefix(self._states).decode("utf-8", "surrogatepass")
+        text = plain_text(key.removeprefix(self._states))
         colon, brace = text.find(":"), text.find("}")
         if 0 <= colon < brace:
             return _plain(text[:colon]), "", text[colon + 1 : -1]

@@ -21,6 +21,8 @@ from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.stores.base import Key, Operation
 from shapekit.stores.redis_keys import Keyspace, bounded
 from shapekit.stores.script import Script, script_of
+from shapekit.stores.sighting import plain_text
+from shapekit.stores.states import is_misfit, sound
 from shapekit.stores.tags import tag
 
 Command: TypeAlias = tuple[Any, ...]
@@ -103,6 +105,8 @@ class RedisProgram:
             return args[0]  # type: ignore[no-any-return]
         if operation == "cancel":
             return (self.program.grant_sent(args[0]),)
+        if operation == "cancel_many":
+            return ([self.program.grant_sent(grant) for grant in args[0]],)
         if operation == "settle":
             grant, actual, nonce = args[0]
             return (self.program.grant_sent(grant), actual, nonce)
@@ -110,16 +114,27 @@ class RedisProgram:
 
     def answer(self, operation: Operation, sent: Any) -> Any:
         """What the script answered to one call, as the program would have."""
+        try:
+            return self._received(operation, sent)
+        except Exception as error:
+            if is_misfit(error):
+                raise _damaged(error) from error
+            raise
+
+    def _received(self, operation: Operation, sent: Any) -> Any:
         program = self.program
         if operation in ("check", "commit", "refund", "debit", "peek"):
             return program.decision_received(sent)
         if operation == "reserve":
             return program.granted_received(sent)
+        if operation == "reserve_many":
+            return program.many_received(sent)
         if operation in ("cancel", "settle"):
             return bool(sent)
         if operation == "look":
-            state, now, skew, *_ = sent
-            return None if state is None else program.state_received(state), now, skew
+            sent_state, now, skew, *_ = sent
+            state = None if sent_state is None else program.state_received(sent_state)
+            return sound(program, state, now, skew), now, skew
         if operation == "forecast":
             return Forecast(*sent)
         return tuple(sent) if isinstance(sent, list) else sent
@@ -195,7 +210,7 @@ class RedisProgram:
                 "holds a state of an unknown program",
                 f"ask again after {INTRODUCED_FOR_S:g} s, reset the key, or use another name",
             )
-        writer = revived(_decoded(text))
+        writer = revived(plain_text(text))
         now, skew = (self._clock.now_us(), 0) if self._injected else (None, 0)
         if now is not None:
             skew = self._clock.wall_us() - now
@@ -207,8 +222,17 @@ class RedisProgram:
         sent, at, skew, raw = reply[0]
         if sent is None:
             return ()
-        state = adopted(program, writer.state_received(sent), writer, at, skew)
-        return (raw, _text(program.state_sent(state)))
+        try:
+            state = adopted(program, writer.state_received(sent), writer, at, skew)
+            return (raw, _text(program.state_sent(state)))
+        except Exception as error:
+            if is_misfit(error):
+                raise _damaged(error) from error
+            raise
+
+
+def _damaged(error: Exception) -> StoreUnavailableError:
+    return StoreUnavailableError(f"a state in Redis is damaged ({error}); reset the key")
 
 
 def _run(script: Script, keys: list[bytes], *words: Any) -> Conversation:
@@ -228,11 +252,6 @@ def _text(value: Any) -> str:
     if value.__class__ is int:
         return str(value)
     return json.dumps(value, separators=(",", ":")).replace("null", "false")
-
-
-def _decoded(text: bytes | str) -> str:
-    """A caller's own client may decode already."""
-    return text.decode() if isinstance(text, bytes) else text
 
 
 def _said(command: Command) -> Conversation:
@@ -255,4 +274,4 @@ def _checked(reply: Any) -> Any:
 def _problem(reply: Any) -> str | None:
     """Why the script stopped before it decided anything; None if it did not."""
     first = reply[0] if isinstance(reply, list) and reply else None
-    return _decoded(first) if isinstance(first, bytes | str) else None
+    return plain_text(first) if isinstance(first, bytes | str) else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from redis import RedisError
@@ -16,12 +17,13 @@ from redis.client import NEVER_DECODE
 
 from shapekit.algorithms.description import Described, revived
 from shapekit.clock import Clock
-from shapekit.errors import ConfigError
+from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.rate import SECOND_US
 from shapekit.stores.redis_keys import Keyspace
 from shapekit.stores.redis_link import unavailable
 from shapekit.stores.script import survey_script
 from shapekit.stores.sighting import Sighting
+from shapekit.stores.states import MISFITS, sound
 
 __all__ = ["RedisSurvey"]
 
@@ -78,10 +80,11 @@ class RedisSurvey:
         skew = self._clock.wall_us() - now if self._injected else 0
         for place, program, _ in found:
             sent = next(states) if program else None
-            if sent is None or program is None:
-                yield Sighting(*place, None, None, now, skew)
-            else:
-                yield Sighting(*place, program, program.state_received(sent), now, skew)
+            state = None
+            if sent is not None and program is not None:
+                with suppress(*MISFITS, StoreUnavailableError):
+                    state = sound(program, program.state_received(sent), now, skew)
+            yield Sighting(*place, None if state is None else program, state, now, skew)
 
     def _learn(self, writers: Iterable[Writer]) -> None:
         """Ask what those programs are that were not met before."""

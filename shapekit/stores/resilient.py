@@ -52,10 +52,14 @@ class ResilientStore(Store):
     - A turn that was promised is kept: waiters leave when they were told to, and so those who wait at a
       switch, from one side or the other, come on top of what the other side admits.
     - Where the primary has shards, as a Redis Cluster has, each is lost and found by itself: an outage of
-      one is none of the others.
+      one is none of the others. One whose keys another has taken over is lost no more.
     - A call whose answer is lost may cost a slot that nobody uses; it is never charged twice there.
     - What a call was charged is given back where it was charged, or not at all: `cancel`, `settle` and
       `refund` never raise for an outage, they give back nothing.
+    - Calls in flight (`concurrency=`) go on. New ones: `"raise"` raises, `"closed"` refuses, `"open"` lets
+      all go uncounted, `"local"` gives each worker `max(1, floor(share * limit))` seats of its own. The
+      primary hears of what has ended within a third of a lease after it is back, and never of what began
+      elsewhere: so those in flight at a switch come on top of its limit, until they end.
 
     A synchronous call runs on a thread of the store's own, so that a hanging one can be given up; that
     thread ends when the primary's own timeouts let it. A store that is `instant` is asked directly.
@@ -80,6 +84,7 @@ class ResilientStore(Store):
         self.shared = primary.shared
         self.instant = primary.instant
         self.clock_decides = primary.clock_decides
+        self.awaited_only = primary.awaited_only
         self._sharded = primary.sharded
         self._timeout_us = timeout_us
         self._part = part
@@ -91,6 +96,7 @@ class ResilientStore(Store):
     @property
     def is_lost(self) -> bool:
         """Whether the primary, or a shard of it, is known to be gone, and not asked but by probes."""
+        self._forgive_the_replaced()
         return any(guard.breaker.is_open for guard in self._all())
 
     # binding
@@ -188,9 +194,19 @@ class ResilientStore(Store):
         shard = self.primary.shard(name, program, key) if self._sharded else None
         if shard is None:
             return self._whole
-        guard = self._guards.get(shard)
+        self._forgive_the_replaced()
         # Two threads that meet a shard for the first time agree on one guard.
-        return guard or self._guards.setdefault(shard, self._new_guard())
+        guard = self._guards.get(shard) or self._guards.setdefault(shard, self._new_guard())
+        guard.asked_last = (name, program, key)
+        return guard
+
+    def _forgive_the_replaced(self) -> None:
+        """A lost shard whose keys are another's by now is asked no more, so no probe would find it again."""
+        for shard, guard in list(self._guards.items()):
+            if guard.breaker.is_open and guard.asked_last is not None:
+                owner = self.primary.shard(*guard.asked_last)
+                if owner is not None and owner != shard:
+                    guard.breaker.replaced()
 
     def _new_guard(self) -> Guard:
         return Guard(self.primary, self._deadline, self._timeout_us, self.on_outage, self._part)

@@ -18,7 +18,7 @@ from shapekit.decision import Decision, Receipt
 
 _NOWHERE = -1
 
-FOLLOWING = frozenset(("cancel", "settle", "refund", "debit"))
+FOLLOWING = frozenset(("cancel", "cancel_many", "settle", "refund", "debit"))
 """Operations on what an earlier one has taken."""
 
 
@@ -46,6 +46,11 @@ def routed(operation: str, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]
             (grant,) = args
             side = side_of(grant.generation)
             return side, ((_taken_back(grant),) if side is Side.LOCAL else args)
+        case "cancel_many":
+            (grants,) = args
+            # They were taken together, or they would not be given back together.
+            side = side_of(grants[0].generation) if grants else Side.PRIMARY
+            return side, ((tuple(map(_taken_back, grants)),) if side is Side.LOCAL else args)
         case "settle":
             ((grant, actual, nonce),) = args
             side = side_of(grant.generation)

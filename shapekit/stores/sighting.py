@@ -29,6 +29,16 @@ class Sighting(NamedTuple):
         return shown(self.name, self.part, self.key)
 
 
+def plain_text(data: Any) -> str:
+    """The text of a name or a key; what is none, because somebody else wrote it, in escapes."""
+    if not isinstance(data, bytes):
+        return str(data)
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return data.decode("utf-8", "backslashreplace")
+
+
 def shown(name: str, part: str, key: str) -> str:
     """Where a state is, in one text."""
     return ":".join([name, *([part] if part else []), key])

@@ -19,6 +19,7 @@ from shapekit.stores.sighting import Sighting
 from shapekit.stores.sqlite_file import Execute
 from shapekit.stores.sqlite_records import SqliteRecords, of_two_kinds, place_of
 from shapekit.stores.sqlite_survey import SqliteSurvey
+from shapekit.stores.states import sound
 from shapekit.stores.undo import undos_of
 
 __all__ = ["SQLiteStore"]
@@ -164,6 +165,8 @@ class SQLiteStore(Store):
                 if row[2] != number:
                     state = adopted(program, state, records.writer(execute, row[2]), now, skew)
             outcome = step(state, now, *args, skew=skew) if civil else step(state, now, *args)
+            if operation == "look":
+                sound(program, *outcome)
             if reads:
                 return outcome
             if outcome[3]:

@@ -20,7 +20,8 @@ from types import TracebackType
 from typing import NoReturn, TypeAlias
 
 from shapekit.errors import ConfigError, StoreUnavailableError
-from shapekit.stores.file_lock import FileLock
+from shapekit.stores.file_lock import PRIVATE, FileLock
+from shapekit.stores.states import is_misfit
 
 Execute: TypeAlias = Callable[..., sqlite3.Cursor]
 
@@ -95,7 +96,7 @@ class SharedFile:
     ) -> None:
         if error is not None:
             self.life += 1
-        if isinstance(error, sqlite3.Error):
+        if isinstance(error, sqlite3.Error) or is_misfit(error):
             self._give_up(error)
         try:
             if self._connection is not None and self._lock is not None:
@@ -121,7 +122,7 @@ class SharedFile:
             raise StoreUnavailableError(f"the SQLiteStore on {self.path!r} is closed; make a new one")
         if os.path.isdir(self.path):
             raise ConfigError("path", self.path, "is a directory", "name a file in it")
-        lock = FileLock(f"{self.path}-lock")
+        lock = FileLock(f"{self.path}-lock", self.path)
         try:
             lock.acquire(PATIENCE_S)
             return lock, self._opened_database()
@@ -130,6 +131,7 @@ class SharedFile:
             raise
 
     def _opened_database(self) -> sqlite3.Connection:
+        self._make_private()
         connection = sqlite3.connect(
             self.path, timeout=PATIENCE_S, isolation_level=None, check_same_thread=False
         )
@@ -148,6 +150,14 @@ class SharedFile:
             raise
         self.life += 1
         return connection
+
+    def _make_private(self) -> None:
+        """Make the file if it is not there: SQLite would let all read it. Its companions get its mode.
+
+        One that is there is never opened here: closing it would end SQLite's own locks on it.
+        """
+        with suppress(FileExistsError):
+            os.close(os.open(os.path.realpath(self.path), os.O_CREAT | os.O_EXCL | os.O_RDWR, PRIVATE))
 
     def _is_new(self, execute: Execute) -> bool:
         asked = ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
@@ -180,6 +190,9 @@ class SharedFile:
             fix = _FIXES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "see whether the file is intact")
         elif isinstance(error, OSError):
             fix = "use a directory of a local disk that is there and writable"
+        elif is_misfit(error):
+            told = f"what is in {self.path!r} is damaged ({error}); reset the key, or remove the file"
+            raise StoreUnavailableError(told) from error
         else:
             raise error
         raise StoreUnavailableError(f"cannot use {self.path!r}: {error}; {fix}") from error

@@ -10,7 +10,7 @@ from shapekit.clock import Clock
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.stores.base import Program
 from shapekit.stores.host_clock import HostClock
-from shapekit.stores.sighting import shown
+from shapekit.stores.sighting import plain_text, shown
 from shapekit.stores.sqlite_file import Execute, SharedFile
 from shapekit.stores.states import packed, unpacked
 
@@ -144,7 +144,7 @@ class SqliteRecords:
     def live(self, execute: Execute, prefix: str) -> Iterator[tuple[str, int]]:
         """The live keys as they are shown, with their ids."""
         for number, name, part, key in execute(_LIVE, (self._clock.now_us(),)).fetchall():
-            text = shown(_text(name), part, _text(key))
+            text = shown(plain_text(name), plain_text(part), plain_text(key))
             if text.startswith(prefix):
                 yield text, number
 
@@ -178,10 +178,6 @@ def of_two_kinds(name: str, kind: str, program: Program) -> ConfigError:
 def _bytes(text: str) -> bytes:
     """Any text that Python can hold, also such as is not proper unicode."""
     return text.encode("utf-8", "surrogatepass")
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogatepass")
 
 
 def place_of(name: int, part: str, key: str) -> Place:

@@ -16,10 +16,10 @@ from shapekit.algorithms.description import Described, revived
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.stores.host_clock import HostClock
-from shapekit.stores.sighting import Sighting
+from shapekit.stores.sighting import Sighting, plain_text
 from shapekit.stores.sqlite_file import APPLICATION, PATIENCE_S, VERSION, Execute
 from shapekit.stores.sqlite_records import HIGHEST
-from shapekit.stores.states import unpacked
+from shapekit.stores.states import MISFITS, sound, unpacked
 
 __all__ = ["SqliteSurvey"]
 
@@ -53,11 +53,13 @@ class SqliteSurvey:
                 last = 0
                 while rows := execute(_ROWS, (last, now, AT_ONCE)).fetchall():
                     for last, name, part, key, number, state in rows:  # noqa: B007 - read after the loop
-                        place = (_text(name), part, _text(key))
+                        place = (plain_text(name), plain_text(part), plain_text(key))
                         sighting = self._sighting(place, self._program(execute, number), state, now, skew)
                         if sighting.shown.startswith(prefix):
                             yield sighting
-        except sqlite3.Error as error:
+        except ConfigError:
+            raise
+        except (sqlite3.Error, *MISFITS) as error:
             fix = "see whether it is there, intact, and may be read"
             raise StoreUnavailableError(f"cannot read {self._path!r}: {error}; {fix}") from error
 
@@ -65,8 +67,8 @@ class SqliteSurvey:
         self, place: tuple[str, str, str], program: Described | None, state: str, now: int, skew: int
     ) -> Sighting:
         try:
-            seen: Any = None if program is None else unpacked(state)
-        except (ValueError, TypeError, RecursionError):
+            seen: Any = None if program is None else sound(program, unpacked(state), now, skew)
+        except (*MISFITS, RecursionError, StoreUnavailableError):
             seen = program = None
         return Sighting(*place, program, seen, now, skew)
 
@@ -94,7 +96,3 @@ class SqliteSurvey:
             raise ConfigError(
                 "path", self._path, f"has format {version}, and this version {VERSION}", "name another file"
             )
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogatepass")

@@ -1,16 +1,30 @@
-"""States as text: integers of any size, None and tuples of them, exactly as they were.
+"""States as text: integers, None and tuples of them, exactly as they were.
+
+What is read may be anything: somebody else may have written it. Here it becomes a state or an error.
 
 >>> packed((2**78, None, (1, ())))
 '[302231454903657293676544,null,[1,[]]]'
 >>> unpacked(packed((2**78, None, (1, ()))))
 (302231454903657293676544, None, (1, ()))
+
+Whether a program can go on from it shows where it does. What then goes wrong is one of `MISFITS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from json import JSONDecoder, JSONEncoder
-from typing import Any
+from typing import Any, TypeGuard
+
+from shapekit.algorithms.concurrency import Concurrency
+from shapekit.algorithms.leaky_queue import LeakyQueue
+from shapekit.algorithms.usage import leaves_of
+from shapekit.errors import ShapekitError, StoreUnavailableError
+
+_FAR = 2**128
+"""No position and no count of any program comes near."""
+MISFITS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+"""How a program fails on what it has not written."""
 
 packed: Callable[[Any], str] = JSONEncoder(separators=(",", ":")).encode
 _decoded: Callable[[str], Any] = JSONDecoder().decode
@@ -23,7 +37,30 @@ def unpacked(text: str) -> Any:
 
 def _frozen(plain: Any) -> Any:
     if plain.__class__ is list:
-        return tuple([part if part.__class__ is int else _frozen(part) for part in plain])
+        return tuple(
+            [part if part.__class__ is int and -_FAR < part < _FAR else _frozen(part) for part in plain]
+        )
     if plain is None:
         return None
     raise ValueError("not a state")
+
+
+def is_misfit(error: BaseException | None) -> TypeGuard[Exception]:
+    """Whether this is how a program fails on what it has not written: no complaint of ours."""
+    return isinstance(error, MISFITS) and not isinstance(error, ShapekitError)
+
+
+def sound(program: Any, state: Any, now: int, skew: int) -> Any:
+    """The state, once the program has told of it what comes next; else StoreUnavailableError."""
+    try:
+        if isinstance(program, LeakyQueue):
+            program.outlook(state, now, 1, 1, skew)
+            for leaf in leaves_of(program, state, now, skew):
+                leaf.peek()
+        elif isinstance(program, Concurrency):
+            program.standing(state, now)
+        else:
+            program.forecast(state, now, 1, skew)
+    except MISFITS as error:
+        raise StoreUnavailableError(f"a stored state is damaged ({error}); reset the key") from error
+    return state

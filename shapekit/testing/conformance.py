@@ -82,6 +82,12 @@ class StoreConformance:
     def test_leaky_queue_answers_as_the_program(self) -> None:
         self._identical("leaky_queue")
 
+    def test_adaptive_queue_answers_as_the_program(self) -> None:
+        self._identical("adaptive_queue")
+
+    def test_concurrency_answers_as_the_program(self) -> None:
+        self._identical("concurrency")
+
     def test_changed_numbers_continue_where_the_old_ones_stood(self) -> None:
         pairs = changes()
         for number, pair in enumerate(pairs):
@@ -150,6 +156,12 @@ class StoreConformance:
 
     def test_cancelled_callers_give_their_slots_back(self) -> None:
         self._on_a_store_each_loop(crowds.cancelled_callers_give_back)
+
+    def test_threads_are_never_more_than_the_seats(self) -> None:
+        self._on_two(lambda *stores: crowds.threads_share_seats(stores))
+
+    def test_cancelled_callers_give_their_seats_back(self) -> None:
+        self._on_a_store_each_loop(crowds.cancelled_callers_leave)
 
     # the end
 

@@ -13,11 +13,12 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint
 
+from shapekit.algorithms.concurrency import Concurrency
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.errors import StoreUnavailableError
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import Operation, Store
-from shapekit.stores.errand import Errand
+from shapekit.stores.errand import GIVING_BACK, Errand
 from shapekit.testing.contract import ONE, agree, raising
 from shapekit.testing.trials import GROUPS, limited, queue
 from shapekit.testing.truth import Truth
@@ -101,6 +102,45 @@ def _from_threads(
     return answers
 
 
+def threads_share_seats(stores: Sequence[Store]) -> None:
+    """Of 8 threads no more sit at once than there are seats; and all get one, as others leave."""
+    seats, visits = 3, 4
+    lock, inside, most, order = threading.Lock(), [0], [0], list[int]()
+    program = Concurrency(seats, "1h")
+
+    def visit(store: Store, owner: int, number: int) -> None:
+        bound = ("crowd-seats", program)
+        # Nobody here looks at a clock: whoever stands in line asks again until it is told that it sits.
+        place, _ = store.bind(*bound, "enter")("key", owner, number, 1)
+        watch = store.bind(*bound, "watch")
+        while place and number not in watch("key", owner)[1:]:
+            pass
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            order.append(owner)
+        with lock:
+            inside[0] -= 1
+        store.bind(*bound, "leave")("key", owner, number)
+
+    def job(owner: int) -> Callable[[], None]:
+        store = stores[owner % len(stores)]
+
+        def run() -> None:
+            for number in range(1, visits + 1):
+                visit(store, owner, number)
+
+        return run
+
+    crowd([job(owner) for owner in range(THREADS)])
+    agree(len(order), THREADS * visits, "visits that got a seat")
+    if most[0] > seats:
+        raise AssertionError(f"{most[0]} threads sat on {seats} seats")
+    for store in stores:
+        state, now, _ = store.bind("crowd-seats", program, "look")("key")
+        agree(program.standing(state, now), (0, 0), "who sits and who waits when all have left")
+
+
 def _grid(store: Store, slots: int) -> list[int]:
     start_us = store.clock.now_us()
     return [start_us + slot * SECOND_US // 10 for slot in range(slots)]
@@ -142,7 +182,9 @@ async def amany_agree(store: Store) -> None:
 
 
 def _asked(kind: str) -> tuple[Operation, tuple[Any, ...]]:
-    return ("reserve", ((1, SECOND_US, 77),)) if kind == "leaky_queue" else ("check", (1,))
+    if kind == "concurrency":
+        return "enter", (1, 77, 1)
+    return ("reserve", ((1, SECOND_US, 77),)) if kind.endswith("_queue") else ("check", (1,))
 
 
 def _agree_on(
@@ -203,6 +245,24 @@ async def cancelled_callers_give_back(store: Store) -> None:
     agree(sorted(grant[2] for grant in taken), _grid(store, 20), "departures after cancelled reservations")
 
 
+async def cancelled_callers_leave(store: Store) -> None:
+    """A caller that is cancelled at once has neither a seat nor a place: only who was answered has one."""
+    program, numbers = Concurrency(5, "1h"), count(1)
+    enter = store.abind("cancelled-seats", program, "enter")
+    answered = await _with_every_other_cancelled(lambda: enter("key", 1, next(numbers), 1), 20)
+    look = store.abind("cancelled-seats", program, "look")
+
+    async def standing() -> tuple[int, int]:
+        state, now, _ = await look("key")
+        return program.standing(state, now)
+
+    with anyio.move_on_after(_PATIENCE_S):
+        while sum(await standing()) > len(answered):
+            await checkpoint()
+    sit = min(5, len(answered))
+    agree(await standing(), (sit, len(answered) - sit), "who sits and who waits after cancelled callers")
+
+
 async def _with_every_other_cancelled(ask: Callable[[], Awaitable[Any]], callers: int) -> list[Any]:
     answered: list[Any] = []
     scopes = [anyio.CancelScope() for _ in range(callers)]
@@ -224,7 +284,9 @@ async def _with_every_other_cancelled(ask: Callable[[], Awaitable[Any]], callers
 
 
 def _is_errand_under_way() -> bool:
-    """Whether a thread still does what was asked by somebody who has gone."""
+    """Whether a thread still does what was asked by somebody who has gone, or gives it back."""
+    if any(thread.name == GIVING_BACK for thread in threading.enumerate()):
+        return True
     work = Errand._work.__code__
     return any(frame.f_code is work for top in sys._current_frames().values() for frame, _ in walk_stack(top))
 

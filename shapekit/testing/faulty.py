@@ -47,6 +47,7 @@ class FaultyStore(Store):
         self.clock = inner.clock
         self.shared = inner.shared
         self.clock_decides = inner.clock_decides
+        self.awaited_only = inner.awaited_only
         self.down = False
         self.loses_replies = False
         self.calls = 0

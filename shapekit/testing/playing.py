@@ -51,13 +51,14 @@ def play(timeline: Timeline, clock: ManualClock) -> Play:
     events: list[Event] = []
     receipts: dict[int, Any] = {}
     grants: dict[int, Grant] = {}
+    batches: dict[int, tuple[Grant, ...]] = {}
     granted_by: dict[int, int] = {}
     wait_us = 0
     for step in timeline.steps:
         # Whoever reserved gives back and settles: grants are in the numbers of their queue.
         index = granted_by.get(step.of, step.program)
         program = timeline.trials[index].program
-        args = _resolved(step, receipts, grants)
+        args = _resolved(step, receipts, grants, batches)
         if args is None:
             continue
         _move(clock, step, wait_us, truth.highest_us)
@@ -82,10 +83,21 @@ def play(timeline: Timeline, clock: ManualClock) -> Play:
             granted_by[step.number] = index
             grants[step.number] = grant = Grant(*answer)
             wait_us = grant.wait_us
+        elif step.operation == "reserve_many":
+            granted_by[step.number] = index
+            batches[step.number] = taken = tuple(Grant(*granted) for granted in answer[1] if granted[0])
+            if taken:
+                grants[step.number] = taken[-1]
+                wait_us = taken[-1].wait_us
 
 
-def _resolved(step: Step, receipts: dict[int, Any], grants: dict[int, Grant]) -> tuple[Any, ...] | None:
+def _resolved(
+    step: Step, receipts: dict[int, Any], grants: dict[int, Grant], batches: dict[int, tuple[Grant, ...]]
+) -> tuple[Any, ...] | None:
     """The arguments, or None if the step speaks of something that there is not."""
+    if step.operation == "cancel_many":
+        taken = batches.get(step.of)
+        return None if taken is None else (taken,)
     if step.operation in ("cancel", "settle"):
         grant = grants.get(step.of)
         if grant is None or not grant.accepted:

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, NamedTuple
 
+from shapekit.algorithms.tempo import FULL, LEAST
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import Key
 from shapekit.testing.trials import Trial
@@ -29,8 +30,13 @@ GATE_OPERATIONS = (
 )  # fmt: skip
 QUEUE_OPERATIONS = (
     *("reserve",) * 9, *("cancel",) * 4, *("confirm",) * 2, *("settle",) * 2,
-    *("hold",) * 2, "resume", "look",
+    *("hold",) * 2, "resume", "look", *("reserve_many",) * 2, *("cancel_many",) * 2,
 )  # fmt: skip
+ADAPTIVE_OPERATIONS = (
+    *("reserve",) * 9, *("cancel",) * 2, *("settle",) * 2, *("throttled",) * 3, *("succeeded",) * 6,
+    "confirm", *("stated",) * 3, "hold", "resume", "look",
+)  # fmt: skip
+ROOM_OPERATIONS = (*("enter",) * 9, *("leave",) * 5, *("watch",) * 3, *("keep",) * 3, "look")
 
 
 class Step(NamedTuple):
@@ -76,9 +82,10 @@ def generated(seed: str, trials: tuple[Trial, ...], length: int) -> Timeline:
 def _step(rng: random.Random, trials: tuple[Trial, ...], number: int) -> Step:
     program = rng.randrange(len(trials)) if number > 2 else 0
     trial = trials[program]
-    operation = rng.choice(QUEUE_OPERATIONS if trial.is_queue else GATE_OPERATIONS)
+    operation = rng.choice(_operations(trial))
     of = -1
-    if operation in ("refund", "cancel", "settle") or (operation == "debit" and rng.random() < 0.5):
+    of_another = ("refund", "cancel", "cancel_many", "settle")
+    if operation in of_another or (operation == "debit" and rng.random() < 0.5):
         if number == 0:
             operation = "reserve" if trial.is_queue else "check"
         else:
@@ -90,8 +97,33 @@ def _step(rng: random.Random, trials: tuple[Trial, ...], number: int) -> Step:
     if trial.program.civil and rng.random() < 0.15:
         ahead_us = rng.choice((1, 3_600 * SECOND_US, -_DAY_US // 3, 17 * _DAY_US))
     key = rng.choice((0, 0, 0, 1, 2))
-    args = _arguments(rng, trial, operation)
+    args = (_of_room if trial.is_room else _arguments)(rng, trial, operation)
     return Step(number, operation, key, args, of, _move_us(rng, trial.scale_us), edge, ahead_us, program)
+
+
+def _operations(trial: Trial) -> tuple[str, ...]:
+    if trial.is_room:
+        return ROOM_OPERATIONS
+    if trial.is_adaptive:
+        return ADAPTIVE_OPERATIONS
+    return QUEUE_OPERATIONS if trial.is_queue else GATE_OPERATIONS
+
+
+def _of_room(rng: random.Random, trial: Trial, operation: str) -> tuple[Any, ...]:
+    """Few owners with few numbers, so that they meet; now and then the largest there can be."""
+    owner = rng.choice((1, 2, 3, 2**53 - 1))
+    number = rng.choice((*range(1, 7), 2**53 - 1))
+    match operation:
+        case "enter":
+            return (owner, number, rng.choice((0, 1, 1)))
+        case "leave":
+            return (owner, number)
+        case "keep":
+            numbers = tuple(rng.sample(range(1, 7), rng.randint(0, 4)))
+            return (owner, rng.choice((0, 3, 6)), numbers)
+        case "watch":
+            return (owner,)
+    return ()
 
 
 def _move_us(rng: random.Random, scale_us: int) -> int:
@@ -123,12 +155,29 @@ def _arguments(rng: random.Random, trial: Trial, operation: str) -> tuple[Any, .
             return (rng.randint(1, 2 * most),)
         case "reserve":
             return ((cost, wait, rng.getrandbits(51)),)
+        case "reserve_many":
+            asked = tuple((cost, wait, rng.getrandbits(51)) for _ in range(rng.randrange(3)))
+            span = max(0, rng.randint(0, 20) * trial.scale_us // 10 - rng.randint(0, 1))
+            return asked, (rng.randrange(6), span, rng.getrandbits(51))
         case "settle":
             return (rng.randint(0, 2 * most), rng.getrandbits(51))
         case "hold":
             return (rng.randint(1, 2 * trial.scale_us), rng.getrandbits(51))
         case "resume":
             return (rng.choice((0, 250_000)),)
+    return _of_adaptive(rng, trial, operation)
+
+
+def _of_adaptive(rng: random.Random, trial: Trial, operation: str) -> tuple[Any, ...]:
+    """What became of calls: most of them left lately, some long ago."""
+    age = rng.choice((0, rng.randint(0, SECOND_US), rng.randint(0, 3 * trial.scale_us)))
+    match operation:
+        case "throttled":
+            return (age, rng.choice((0, rng.randint(1, trial.scale_us))), rng.getrandbits(51))
+        case "succeeded":
+            return (rng.choice((0, 1, rng.randint(0, 100))), age, rng.getrandbits(51))
+        case "stated":
+            return (rng.choice((LEAST, FULL, rng.randint(LEAST, FULL))), age, rng.getrandbits(51))
     return ()
 
 

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from shapekit.algorithms.adaptive_queue import AdaptiveQueue
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.compose import all_of, any_of, first_of
 from shapekit.algorithms.composite import Composite
+from shapekit.algorithms.concurrency import Concurrency
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import GCRA
 from shapekit.algorithms.leaky_bucket import LeakyBucket
@@ -18,6 +20,7 @@ from shapekit.algorithms.period_counter import PeriodCounter
 from shapekit.algorithms.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
+from shapekit.algorithms.spread_counter import SpreadCounter
 from shapekit.algorithms.token_bucket import TokenBucket
 from shapekit.rate import SECOND_US, Rate, RateLike, parse_rates
 
@@ -36,6 +39,16 @@ class Trial(NamedTuple):
     def is_queue(self) -> bool:
         """Whether it delays."""
         return isinstance(self.program, LeakyQueue)
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether its rate is found."""
+        return isinstance(self.program, AdaptiveQueue)
+
+    @property
+    def is_room(self) -> bool:
+        """Whether it counts calls in flight."""
+        return isinstance(self.program, Concurrency)
 
 
 ODD_RATES = (
@@ -95,6 +108,10 @@ def quotas() -> list[Trial]:
             Quota("3/fixed:999983us", offset_minutes=7),
             Quota("4/rolling:10s"),
             Quota("1001/rolling:1h"),
+            Quota("5/day", spread=True),
+            Quota("4/month", tz="America/New_York", anchor_day=31, spread=True),
+            Quota("9/fixed:999983us", offset_minutes=7, spread=True),
+            Quota("100_000_000_000/fixed:71d", spread=True),
         )
     ]
 
@@ -106,6 +123,7 @@ def composites(combine: Callable[..., Composite]) -> list[Trial]:
         combine(a=SlidingWindow("5/s"), b=SlidingWindowLog("4/s"), c=LeakyBucket("3/s", 6)),
         combine(a=Quota("5/day", tz="Europe/Berlin"), b=TokenBucket("2/min", 3)),
         combine(a=any_of(x=GCRA("3/s", 2), y=FixedWindow("2/s")), b=GCRA("5/s", 4)),
+        combine(a=Quota("7/day", tz="Europe/Berlin", spread=True), b=GCRA("5/s", 2)),
         combine(a=all_of(x=GCRA("3/s", 4), y=Quota("9/day")), b=first_of(p=GCRA("1/s", 1), q=GCRA("2/s", 3))),
     )
     flat = [_measured(program) for program in whole]
@@ -129,6 +147,25 @@ def queues() -> list[Trial]:
         _queue("5/s", gates=(Quota("6/day", tz="Europe/Berlin"), SlidingWindow("5/s", buckets=4))),
         _queue("5/s", gates=(any_of(a=GCRA("1/s", 2), b=SlidingWindowLog("3/s")),)),
         _queue(None, gates=(GCRA("3/s", 2), Quota("9/rolling:10s"))),
+        _queue("5/s", gates=(Quota("20/fixed:10s", spread=True),)),
+        _queue(None, gates=(Quota("6/day", tz="Europe/Berlin", spread=True), SlidingWindowLog("3/s"))),
+    ]
+
+
+def rooms() -> list[Trial]:
+    """Rooms with a seat, with some, and with more than ever are asked for; short leases and long ones."""
+    return [
+        _room(Concurrency(limit, lease)) for limit, lease in ((1, "1s"), (2, "10s"), (3, "1m"), (50, "1h"))
+    ]
+
+
+def adaptive_queues() -> list[Trial]:
+    """Queues whose rate is found: between close bounds and far ones, with odd numbers, with a burst."""
+    return [
+        _adaptive("1/s", "50/s"),
+        _adaptive("2/s", "3/s", 4),
+        _adaptive(Rate.of(3, 7_000_003), Rate.of(1_000_003, 3_600_000_001)),
+        _adaptive(Rate.of(1, 3_600 * SECOND_US), "100/s", 3)._replace(scale_us=1_300 * SECOND_US),
     ]
 
 
@@ -144,6 +181,8 @@ GROUPS: dict[str, Callable[[], list[Trial]]] = {
     "any_of": lambda: composites(any_of),
     "first_of": lambda: composites(first_of),
     "leaky_queue": queues,
+    "adaptive_queue": adaptive_queues,
+    "concurrency": rooms,
 }
 """The trials of each algorithm, by its kind."""
 
@@ -161,6 +200,10 @@ def changes() -> list[tuple[Trial, Trial]]:
         (Quota("5/day"), Quota("7/month")),
         (Quota("6/month"), Quota("4/day", tz="Europe/Berlin")),
         (Quota("5/rolling:10s"), Quota("4/rolling:15s")),
+        (Quota("5/day"), Quota("9/day", spread=True)),
+        (Quota("5/day", spread=True), Quota("5/day")),
+        (Quota("5/day", spread=True), Quota("9/day", spread=True)),
+        (Quota("9/month", spread=True), Quota("7/day", tz="Europe/Berlin", spread=True)),
         (all_of(a=GCRA("7/s", 3), b=FixedWindow("5/s")), all_of(b=FixedWindow("4/s"), a=GCRA("3/s", 2))),
         (any_of(a=GCRA("7/s", 3), b=FixedWindow("5/s")), any_of(b=FixedWindow("5/s"), c=GCRA("3/s", 2))),
         (first_of(a=GCRA("7/s", 3), b=Quota("5/day")), first_of(a=GCRA("9/s", 2), b=Quota("4/day"))),
@@ -175,8 +218,11 @@ def changes() -> list[tuple[Trial, Trial]]:
         *pairs,
         *apart,
         (_queue("7/s"), _queue("3/s burst 2")),
+        (_adaptive("1/s", "50/s"), _adaptive("2/s", Rate.of(62, 999_983), 3)),
         (_queue("10/s; 15/min"), _queue("8/s; 12/min; 30/h")),
         (_queue("5/s", gates=(GCRA("3/s", 2),)), _queue("5/s", gates=(GCRA("2/s", 4), Quota("9/day")))),
+        (_room(Concurrency(3, "10s")), _room(Concurrency(2, "4s"))),
+        (_room(Concurrency(1, "2s")), _room(Concurrency(4, "30s"))),
     ]
 
 
@@ -212,6 +258,14 @@ def _queue(rate: RateLike | None, **rest: Any) -> Trial:
     return Trial(queue(rate, **rest), SECOND_US)
 
 
+def _room(program: Concurrency) -> Trial:
+    return Trial(program, program.lease_us)
+
+
+def _adaptive(lowest: RateLike, highest: RateLike, burst: int | None = None) -> Trial:
+    return Trial(AdaptiveQueue(Rate.parse(lowest), Rate.parse(highest), burst), 10 * SECOND_US)
+
+
 def _measured(program: Algorithm[Any]) -> Trial:
     return Trial(program, _scale_us(program))
 
@@ -223,7 +277,7 @@ def _scale_us(program: Algorithm[Any]) -> int:
         return max(_scale_us(part) for part in program.parts if not isinstance(part, Quota))
     if isinstance(program, Quota):
         return _scale_us(program.counter)
-    if isinstance(program, PeriodCounter):
+    if isinstance(program, (PeriodCounter, SpreadCounter)):
         start, end = program.periods.bounds(_DAY_US)
         return end - start
     if isinstance(program, (FixedWindow, SlidingWindow, SlidingWindowLog)):

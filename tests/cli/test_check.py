@@ -177,6 +177,9 @@ WORDS = {
     Quota("5/fixed:30d"): "quota: 5 units in each 30d since 1970",
     Quota("5/week"): "quota: 5 units per week that begins on monday, midnight of UTC",
     Quota("1/month", anchor_day=3): "quota: 1 unit per month that begins on the 3rd, midnight of UTC",
+    Quota("5/day", spread=True): (
+        "quota: 5 units per day, midnight of UTC, spent evenly over what is left of it"
+    ),
     Quota("5/day", offset_minutes=-90): "quota: 5 units per day, midnight of UTC-01:30",
     all_of(a=GCRA("1/s"), b=GCRA("9/min")): "all_of",
 }

@@ -303,6 +303,8 @@ EXAMPLES = [
     events.Held("stripe", "alice", 30.0, 30.0),
     events.Resumed("stripe", "alice", 0.25),
     events.Settled("stripe", "alice", 5, 7),
+    events.RateChanged("stripe", "alice", 9.2, 10.0),
+    events.BudgetReached("stripe", "alice", "quota", 0.8, 800, 1_000),
     events.StoreFailed("stripe", "alice", "gone"),
     events.StoreLost("redis", "gone"),
     events.StoreBack("redis", 5.0),

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from shapekit import GCRA, MemoryStore, Policy, StoreUnavailableError, off
-from shapekit.events import Measured, StoreFailed
+from shapekit.events import BudgetReached, Measured, StoreFailed
 from shapekit.testing import FaultyStore
 
 WAYS = ["admit", "scoped", "prepared", "templated"]
@@ -39,7 +39,11 @@ def test_a_spent_quota(world, clock, way, heard):
     policy = Policy("10/s", name="stripe", quota="1/day", enforce=False, clock=clock)
     for _ in range(2):
         world.run(policy, way, "alice")
-    assert heard[1:] == [Measured("stripe", "alice", 1, 86_400.0, "quota_exhausted")]
+    assert heard[1:] == [
+        BudgetReached("stripe", "alice", "quota", 0.8, 1, 1),
+        BudgetReached("stripe", "alice", "quota", 0.95, 1, 1),
+        Measured("stripe", "alice", 1, 86_400.0, "quota_exhausted"),
+    ]
 
 
 def test_a_cost_that_could_never_be_admitted(world, clock, way, heard):

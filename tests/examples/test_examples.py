@@ -32,6 +32,7 @@ def test_settled_tokens_are_there_for_others():
     (unsettled,) = numbers(told, "had nothing been settled, it would have taken # s")
     assert (calls, threads, requests, reserved) == (32, 4, 32, 32_000)
     assert used == counted
+    assert numbers(told, "of the day's tokens # are charged") == [used]
     # Ten requests a second, and 1,000 tokens a second beside the 6,000 that are there at the start.
     assert took >= max(3.1, (used - 6_000) / 1_000) - 0.05
     # Not by a hair: it takes four seconds, and 26 where nobody settles.

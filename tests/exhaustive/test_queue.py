@@ -55,6 +55,8 @@ class World(NamedTuple):
     """Who left, and when."""
     ghosts: tuple[Grant, ...] = ()
     """Turns that nobody will use, and nobody gives back."""
+    late: tuple[Grant, ...] = ()
+    """Turns that were given back when they had passed: at the end of the line their places are free."""
 
 
 class Rules:
@@ -79,14 +81,7 @@ class Rules:
             else:
                 yield self.cancels(world, worker, others)
                 if world.troubles:
-                    yield (
-                        "crashes",
-                        world._replace(
-                            workers=others,
-                            troubles=world.troubles - 1,
-                            ghosts=ranked(*world.ghosts, worker.turn),
-                        ),
-                    )
+                    yield self.crashes(world, worker, others)
         if world.holds:
             line, length, _, _ = self.queue.hold(world.line, world.now, HOLD, NONCE)
             at = self.at(world)
@@ -144,6 +139,14 @@ class Rules:
         assert again[:2] == (line, False), "a turn is given back twice"
         return "cancels", world._replace(line=line, workers=ranked(*others, free(worker)))
 
+    def crashes(self, world: World, worker: Any, others: tuple[Worker, ...]) -> tuple[str, World]:
+        ghosts = ranked(*world.ghosts, *self.owned(worker))
+        return "crashes", world._replace(workers=others, troubles=world.troubles - 1, ghosts=ghosts)
+
+    def owned(self, worker: Any) -> tuple[Grant, ...]:
+        """What a worker would have used."""
+        return () if worker.turn is None else (worker.turn,)
+
     def due(self, world: World, turn: Grant) -> int:
         """What a worker makes of a confirmation."""
         generation, shift, until, _ = self.queue.confirm(world.line, world.now)
@@ -172,13 +175,16 @@ class Rules:
 
     def check(self, world: World) -> None:
         """All that has to hold in every world."""
-        waiting = [worker.turn for worker in world.workers if worker.turn]
         # Whoever waits is as good as gone, at the instant that is promised now.
-        instants = [*world.left, *((self.due(world, turn), turn) for turn in waiting)]
+        instants = [*world.left, *((self.due(world, turn), turn) for turn in self.to_come(world))]
         self.keeps_the_limit(sorted((due, turn.cost) for due, turn in instants))
         self.newcomer_is_served(world, [turn for _, turn in instants])
         for due, turn in instants:
             assert due <= world.now + self.units * T + HOLD, f"waits for ever: {turn}"
+
+    def to_come(self, world: World) -> list[Grant]:
+        """The turns that may still be used."""
+        return [worker.turn for worker in world.workers if worker.turn]
 
     def keeps_the_limit(self, instants: list[tuple[int, int]]) -> None:
         """Of calls that follow each other, all but what may burst take their intervals."""
@@ -191,12 +197,17 @@ class Rules:
 
     def newcomer_is_served(self, world: World, turns: list[Grant]) -> None:
         """In the first stretch of the queue's own time in which nobody stands: no later, and no earlier."""
+        taken = [*turns, *world.ghosts]
+        first, last = self.stands(world, taken), self.stands(world, [*taken, *world.late])
+        start = self.newcomer(world)[8]
+        assert start in (first, last), f"stands at {start}, and {first} is free"
+
+    def stands(self, world: World, taken: list[Grant]) -> int:
         start = self.at(world)
-        taken = [(turn.start, turn.end) for turn in (*turns, *world.ghosts)]
-        while any(first < start + T and start < last for first, last in (*world.spared, *taken)):
+        places = [*world.spared, *((turn.start, turn.end) for turn in taken)]
+        while any(first < start + T and start < last for first, last in places):
             start += 1
-        granted = self.newcomer(world)
-        assert granted[8] == start, f"stands at {granted[8]}, and {start} is free"
+        return start
 
     def newcomer(self, world: World) -> Any:
         return self.queue.reserve(world.line, world.now, (1, None, NONCE))[1]

@@ -16,6 +16,7 @@ from shapekit import (
     MemoryStore,
     Policy,
     QueueFullError,
+    Quota,
     Shaper,
 )
 
@@ -30,6 +31,7 @@ WRONG = [
     *(("burst", value, {"rate": 10}) for value in NOT_COUNTS),
     *(("pace", value, {"rate": 10}) for value in ("fast", "", None, 1, ["smooth"])),
     *(("quota", value, {"rate": 10}) for value in ("x", "", "0/month", "5/fortnight", 5, True, [], {})),
+    *(("spread", value, {"rate": 10, "quota": "5/day"}) for value in (1, 0, None, "yes")),
     *(("gates", value, {"rate": 10}) for value in (GCRA(1), "abc", 5, None, [5], {GCRA(1)}, {})),
     ("gates", (Gate(GCRA(1)),), {}),
     ("gates", (Shaper(1),), {}),
@@ -62,6 +64,9 @@ def test_a_wrong_argument_is_named(refused, field, value, rest):
     [
         ("rate", {}),
         ("rate", {"key": "x", "max_wait": 1}),
+        ("spread", {"rate": 10, "spread": True}),
+        ("spread", {"quota": Quota("5/day"), "spread": True}),
+        ("quota spread", {"quota": "5/rolling:1d", "spread": True}),
         ("burst", {"rate": "10/s burst 2", "burst": 2}),
         ("burst", {"rate": "10/s", "pace": "burst", "burst": 2}),
         ("burst", {"gates": (GCRA(1),), "burst": 2}),
@@ -89,7 +94,7 @@ JUNK = st.one_of(
     ),
 )
 FIELDS = ("rate", "burst", "pace", "quota", "gates", "key", "cost", "max_wait", "headroom", "enforce")
-FIELDS += ("refund_on", "store", "clock", "name")
+FIELDS += ("spread", "refund_on", "store", "clock", "name")
 
 
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, JUNK)))

@@ -87,6 +87,12 @@ def span_quotas(spans=spans_us):
     )
 
 
+def spread(quota: Quota) -> Quota:
+    """The same quota, spread."""
+    where = {field: getattr(quota, field) for field in quota.fields[2:-1]}
+    return Quota(quota.limit, quota.per, spread=True, **where)
+
+
 calendar_quotas = st.builds(
     lambda limit, per, where, week_start, anchor: Quota(
         limit, per, week_start=week_start, anchor_day=anchor, **where
@@ -101,8 +107,19 @@ calendar_quotas = st.builds(
     st.integers(1, 31),
 )
 
+
+def spread_quotas(spans=spans_us):
+    return st.builds(
+        lambda limit, span: Quota(limit, f"fixed:{span}us", spread=True),
+        few,
+        spans,
+    )
+
+
+spread_calendar_quotas = calendar_quotas.map(spread)
 leaves = weighed(
-    meters(), meters(), fixed_windows(), sliding_windows(), logs(), span_quotas(), calendar_quotas
+    *(meters(), meters(), fixed_windows(), sliding_windows(), logs(), span_quotas(), calendar_quotas),
+    *(spread_quotas(), spread_calendar_quotas),
 )
 
 
@@ -138,6 +155,8 @@ def cold_units(limit: Algorithm) -> int:
     """How many calls of cost 1 a cold key admits at one instant, from the meaning of the limit."""
     if isinstance(limit, Composite):
         return combined(limit, [cold_units(part) for part in limit.parts])
+    if isinstance(limit, Quota) and limit.spread:
+        return 1
     return limit.burst if hasattr(limit, "burst") else limit.limit
 
 

@@ -68,13 +68,17 @@ class Model:
         current = ceil(self.used(now))
         free_at = first_instant(now, lambda at: self.used(at) == 0)
         wait = self.wait(now, cost)
-        return Answer(wait == 0, self.limit, current, max(0, self.limit - current), free_at, wait)
+        return Answer(wait == 0, self.limit, current, self.remaining(now), free_at, wait)
+
+    def remaining(self, now: int) -> int:
+        """How many units would be admitted now, one after another."""
+        return max(0, self.limit - ceil(self.used(now)))
 
     def check(self, now: int, cost: int) -> Answer:
         if not self.admits(now, cost):
             return self.look(now, cost)
         self.charge(now, cost)
-        return self.look(now, 0)
+        return self.look(now, 0)._replace(allowed=True, retry_after_us=0)
 
 
 class Fluid(Model):
@@ -181,8 +185,45 @@ class Civil(Counted):
         return day
 
 
+class Spread(Model):
+    """A quota whose calls leave one by one: each takes its part of the time that its period has left.
+
+    The part is that which its cost is of the units that are left. A debt queues up behind the others.
+    """
+
+    def __init__(self, counted: Aligned | Civil) -> None:
+        super().__init__(counted.limit)
+        self.counted = counted
+        self.ready: dict[object, int] = {}
+        """When the next call may leave, in each period."""
+
+    def used(self, at: int) -> Fraction | int:
+        return self.counted.used(at)
+
+    def admits(self, at: int, cost: int) -> bool:
+        return self.counted.admits(at, cost) and at >= self.ready.get(self.counted.place(at), 0)
+
+    def remaining(self, now: int) -> int:
+        return int(self.admits(now, 1))
+
+    def charge(self, at: int, cost: int) -> None:
+        period = self.counted.place(at)
+        left = self.limit - self.used(at)
+        end = first_instant(at, lambda later: self.counted.place(later) != period)
+        since = max(at, self.ready.get(period, 0))
+        share = Fraction(cost, left) if left > cost else 1
+        self.ready[period] = since + ceil((end - since) * share)
+        self.counted.charge(at, cost)
+
+
 def model_of(limit: object, skew: int = 0) -> Model:
     """The model of a limit, from its public arguments."""
+    if isinstance(limit, Quota) and limit.spread:
+        return Spread(counted_by(limit, skew))
+    return counted_by(limit, skew)
+
+
+def counted_by(limit: object, skew: int) -> Model:
     match limit:
         case GCRA() | TokenBucket() | LeakyBucket():
             return Fluid(limit.rate.limit, limit.rate.period_us, limit.burst)

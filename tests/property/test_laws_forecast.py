@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shapekit import FixedWindow
+from shapekit import FixedWindow, Quota
 from shapekit.algorithms.compose import AllOf, AnyOf, Composite
 
 from .limits import leaves, limits
@@ -57,6 +57,19 @@ def test_forecast_and_decision_agree_on_when_a_leaf_is_free(story):
         assert moment.forecast().full_at_us == moment.peek().reset_at_us
 
 
+def leaves_of(limit):
+    return (
+        [leaf for part in limit.parts for leaf in leaves_of(part)]
+        if isinstance(limit, Composite)
+        else [limit]
+    )
+
+
+def has_a_burst_below_its_largest_cost(limit) -> bool:
+    """A spread quota admits one call at a time, whatever that costs: the next one waits for it."""
+    return any(isinstance(leaf, Quota) and leaf.spread for leaf in leaves_of(limit))
+
+
 def tells_all_that_remains(limit) -> bool:
     """Whether the binding part of a decision knows what the whole still admits: not among alternatives."""
     if isinstance(limit, Composite):
@@ -73,7 +86,7 @@ def test_what_remains_is_what_would_still_be_admitted(story):
     assert remaining == moment.forecast(1).fits_now
     if 0 < remaining <= limit.max_cost:
         assert moment.check(cost=remaining).decision.allowed
-    if remaining < limit.max_cost:
+    if remaining < limit.max_cost and not has_a_burst_below_its_largest_cost(limit):
         assert not moment.check(cost=remaining + 1).decision.allowed
 
 

@@ -122,17 +122,17 @@ set_dates = st.lists(
 )
 
 
-@given(st.integers(1, 6), set_dates)
-@example(4, [(0, 2, 4), (1, 0, 4), (1, 1, 4), (1, 2, 4), (1, 0, 4)])
-@example(6, [(0, 0, 6), (0, 1, 1), (0, 2, 1), (0, 0, 6), (0, 1, 6), (0, 2, 6), (0, 0, 6)])
-def test_a_date_that_is_set_to_and_fro_grants_each_day_its_limit_once(limit, dates):
+@given(st.integers(1, 6), set_dates, st.booleans())
+@example(4, [(0, 2, 4), (1, 0, 4), (1, 1, 4), (1, 2, 4), (1, 0, 4)], False)
+@example(6, [(0, 0, 6), (0, 1, 1), (0, 2, 1), (0, 0, 6), (0, 1, 6), (0, 2, 6), (0, 0, 6)], False)
+def test_a_date_that_is_set_to_and_fro_grants_each_day_its_limit_once(limit, dates, spread):
     """The timeline of rates runs on; only the wall clock is set, by whole days.
 
     A day that was left is remembered at least for a day: who comes back to it later finds it new, or
     else a date set back by years would lock everybody out for years.
     """
     clock = ManualClock(30 * DAY_US / SECOND_US)
-    with Gate(Quota(limit, "day"), clock=clock) as gate:
+    with Gate(Quota(limit, "day", spread=spread), clock=clock) as gate:
         admitted, days, ahead, begun_us = 0, set(), 0, clock.now_us()
         for later_us, day, calls in dates:
             clock.advance(later_us / SECOND_US)
@@ -143,11 +143,11 @@ def test_a_date_that_is_set_to_and_fro_grants_each_day_its_limit_once(limit, dat
     assert admitted <= limit * (len(days) + (clock.now_us() - begun_us) // DAY_US)
 
 
-@given(st.integers(1, 6), set_dates, st.integers(1, 6))
-@example(6, [(0, 2, 6), (5, 1, 1)], 1)
-def test_after_a_date_was_set_retry_after_still_holds(limit, dates, cost):
+@given(st.integers(1, 6), set_dates, st.integers(1, 6), st.booleans())
+@example(6, [(0, 2, 6), (5, 1, 1)], 1, False)
+def test_after_a_date_was_set_retry_after_still_holds(limit, dates, cost, spread):
     clock = ManualClock(30 * DAY_US / SECOND_US)
-    with Gate(Quota(limit, "day"), clock=clock) as gate:
+    with Gate(Quota(limit, "day", spread=spread), clock=clock) as gate:
         ahead = 0
         for later_us, day, calls in dates:
             clock.advance(later_us / SECOND_US)
@@ -163,12 +163,12 @@ def test_after_a_date_was_set_retry_after_still_holds(limit, dates, cost):
             assert gate.check(cost=min(cost, limit))
 
 
-@given(st.integers(1, 6), set_dates)
-@example(6, [(0, 2, 6), (0, -2, 0)])
-def test_a_date_that_is_set_locks_nobody_out(limit, dates):
+@given(st.integers(1, 6), set_dates, st.booleans())
+@example(6, [(0, 2, 6), (0, -2, 0)], False)
+def test_a_date_that_is_set_locks_nobody_out(limit, dates, spread):
     """Whatever the date was before: after two days on the timeline of rates, a call is admitted."""
     clock = ManualClock(30 * DAY_US / SECOND_US)
-    with Gate(Quota(limit, "day"), clock=clock) as gate:
+    with Gate(Quota(limit, "day", spread=spread), clock=clock) as gate:
         ahead = 0
         for later_us, day, calls in dates:
             clock.advance(later_us / SECOND_US)

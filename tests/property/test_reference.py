@@ -5,7 +5,16 @@ from hypothesis import strategies as st
 
 from shapekit import GCRA, FixedWindow, Quota, Rate, SlidingWindow, SlidingWindowLog
 
-from .limits import calendar_quotas, fixed_windows, logs, meters, sliding_windows, span_quotas
+from .limits import (
+    calendar_quotas,
+    fixed_windows,
+    logs,
+    meters,
+    sliding_windows,
+    span_quotas,
+    spread_calendar_quotas,
+    spread_quotas,
+)
 from .reference import model_of
 from .stories import Event, Story, stories
 
@@ -84,6 +93,15 @@ def test_a_quota_of_equal_spans_counts_its_span(story):
 )
 @example(Story(Quota(1, "month", anchor_day=31), 1_709_121_600_000_000, (Event("check", 0, 1),), 0))
 def test_a_quota_counts_what_came_since_the_last_boundary_of_the_calendar(story):
+    follow(story)
+
+
+@given(calls(st.one_of(spread_quotas(), spread_calendar_quotas)))
+@example(Story(Quota(12, "fixed:7us", spread=True), 0, tuple(Event("check", 1, 1) for _ in range(9)), 0))
+@example(
+    Story(Quota(3, "fixed:10000000us", spread=True), 0, (Event("check", 0, 2), Event("check", 6_666_667, 1)))
+)
+def test_a_spread_quota_gives_each_call_its_part_of_the_time_that_is_left(story):
     follow(story)
 
 

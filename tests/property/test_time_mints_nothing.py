@@ -115,7 +115,9 @@ short_lived = st.one_of(
     st.builds(lambda limit: FixedWindow(limit, exactly(SECOND_US)), st.integers(1, 5)),
     st.builds(lambda limit: SlidingWindow(limit, exactly(SECOND_US), buckets=2), st.integers(1, 5)),
     st.builds(lambda limit: SlidingWindowLog(limit, exactly(SECOND_US)), st.integers(1, 5)),
-    st.builds(lambda limit: Quota(limit, "fixed:1s"), st.integers(1, 5)),
+    st.builds(
+        lambda limit, spread: Quota(limit, "fixed:1s", spread=spread), st.integers(1, 5), st.booleans()
+    ),
 )
 
 
@@ -167,6 +169,7 @@ TWO_INSTANTS = [
     (SlidingWindow("10/s", buckets=1), 999_999, 1_999_999, 19),
     (SlidingWindowLog("10/s"), 0, 999_999, 10),
     (Quota("10/day"), 20 * DAY_US - 1, 20 * DAY_US, 20),
+    (Quota("10/day", spread=True), 20 * DAY_US - 1, 20 * DAY_US, 2),
     (Quota("10/month", tz="Europe/Berlin"), 29 * DAY_US, 32 * DAY_US, 20),
     (all_of(rate=TokenBucket("10/s"), day=Quota("12/day")), 0, 500_000, 12),
 ]

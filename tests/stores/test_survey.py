@@ -45,17 +45,20 @@ def key_of(trial, index):
 
 def play(rng, store, clock, name, trial):
     """Some calls on three keys."""
-    call = store.bind(name, trial.program, "reserve" if trial.is_queue else "commit")
-    for _ in range(12):
+    operation = "enter" if trial.is_room else "reserve" if trial.is_queue else "commit"
+    call = store.bind(name, trial.program, operation)
+    for number in range(1, 13):
         clock.advance(rng.choice((0, rng.randrange(trial.scale_us + 1))) / SECOND_US)
         wait = rng.choice((None, trial.scale_us))
         args = ((1, wait, rng.getrandbits(50)),) if trial.is_queue else (1, wait)
+        if trial.is_room:
+            args = (rng.randrange(3), number, 1)
         call(key_of(trial, rng.randrange(3)), *args)
 
 
 def answers(store, name, trial, key):
     """All that a store tells of a key without changing it."""
-    if trial.is_queue:
+    if trial.is_queue or trial.is_room:
         return store.bind(name, trial.program, "look")(key)[0]
     asked = (("peek",), ("forecast", 1), ("earliest", 1))
     return [store.bind(name, trial.program, operation)(key, *args) for operation, *args in asked]
@@ -72,7 +75,7 @@ def worked_out(seen, name, trial, key):
         return None
     now, skew = next(sighting[5:] for sighting in sightings if sighting)
     state, program = (tuple(states) if trial.apart else states[0]), trial.program
-    if trial.is_queue:
+    if trial.is_queue or trial.is_room:
         return state
     return [
         program.peek(state, now, skew),

@@ -4,12 +4,14 @@ from typing import assert_never, assert_type
 
 from shapekit import Policy, listen
 from shapekit.events import (
+    BudgetReached,
     Cancelled,
     Departed,
     Event,
     Held,
     Listening,
     Measured,
+    RateChanged,
     Refused,
     Reserved,
     Resumed,
@@ -33,6 +35,10 @@ def hears(event: Event) -> None:
             assert_type(code, str)
         case Cancelled(returned=returned):
             assert_type(returned, bool)
+        case BudgetReached(share=share):
+            assert_type(share, float)
+        case RateChanged(rate=rate, before=before):
+            assert_type((rate, before), tuple[float, float])
         case Measured(code=wished):
             assert_type(wished, str | None)
         case Held(added=added):

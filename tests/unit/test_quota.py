@@ -155,6 +155,18 @@ def test_an_unknown_cadence_is_an_error(refused, per):
     refused(lambda: Quota(10, per), "per")
 
 
+@pytest.mark.parametrize(
+    ("text", "limit"), [("2M/day", 2_000_000), ("90k/month", 90_000), ("1.5k/week", 1_500), ("0.5K/day", 500)]
+)
+def test_a_budget_may_be_told_in_thousands_and_millions(text, limit):
+    assert Quota(text).limit == limit
+
+
+@pytest.mark.parametrize("text", ["2m/day", "1.2345k/day", "2.5/day", "2 M/day", "M/day", "1MM/day"])
+def test_a_budget_is_whole(refused, text):
+    refused(lambda: Quota(text), "limit")
+
+
 def test_an_unknown_cadence_is_told_the_known_ones(refused):
     fix = refused(lambda: Quota("10/fortnight"), "per").fix
     assert all(cadence in fix for cadence in ("month", "week", "day", "fixed:", "rolling:"))

@@ -40,6 +40,12 @@ MINUTE_US, HOUR_US, DAY_US = 60 * SECOND_US, 3_600 * SECOND_US, 86_400 * SECOND_
         (2.5, 5, 2 * SECOND_US, None),
         (1e-3, 1, 1_000 * SECOND_US, None),
         ("1000/30d", 1_000, 30 * DAY_US, None),
+        ("90k/min", 90_000, MINUTE_US, None),
+        ("90K per minute", 90_000, MINUTE_US, None),
+        ("2M/day", 2_000_000, DAY_US, None),
+        ("1.5k/min", 1_500, MINUTE_US, None),
+        ("1_000k/h burst 20k", 1_000_000, HOUR_US, 20_000),
+        ("1.0005k/min burst 1.5k", 2_001, 2 * MINUTE_US, 1_500),
     ],
 )
 def test_notations(text, limit, period_us, burst):
@@ -130,6 +136,14 @@ def test_a_float_means_its_shortest_decimal(rate):
     assert parsed.per_second == pytest.approx(rate, rel=1e-15)
 
 
+@given(st.decimals("0.001", "999", places=3), st.sampled_from([("k", 1_000), ("K", 1_000), ("M", 10**6)]))
+def test_thousands_and_millions_are_exact(count, suffix):
+    letter, factor = suffix
+    exact = Fraction(count) * factor / MINUTE_US
+    rate = Rate.parse(f"{count}{letter}/min")
+    assert Fraction(rate.limit, rate.period_us) == exact
+
+
 def test_rates_are_values():
     assert {Rate(10), Rate.parse("10/s"), Rate.parse("10/s")} == {Rate(10, timedelta(seconds=1))}
     assert Rate(10, 1) != Rate(20, 2)
@@ -157,6 +171,14 @@ BAD_TEXTS = [
     "10/s burst 0",
     "10/s burst -1",
     "10/s burst 1.5",
+    "10/s burst 1.0005k",
+    "10m/s",
+    "10 k/s",
+    "10kk/s",
+    "10G/s",
+    "k/s",
+    "10/ks",
+    "10/1ks",
     "10/s burst 9999999999999",
     "10/fortnight",
     "10/month",

@@ -180,3 +180,20 @@ def test_an_outage_of_one_shard_is_none_of_the_others(servers, store, name, keys
     with outage(servers, master, "killed"):
         assert spent.check(keys[0]), "its own keys are open"
         assert [bool(spent.check(key)) for key in keys[1:]] == [False, False]
+
+
+def test_a_shard_that_was_replaced_is_lost_no_more(servers, client, store, name, keys):
+    """Also where it was no probe of it that has read the new map; nobody asks for the old server again."""
+    resilient = ResilientStore(store, on_outage="open", timeout=TIMEOUT_S)
+    spent = Gate(GCRA("1/h"), name=name, store=resilient)
+    assert spent.check(keys[0])
+    slot = slot_of(name, keys[0])
+    master = servers.owner_of(slot)
+    in_step(servers, master)
+    with outage(servers, master, "killed"):
+        assert spent.check(keys[0])
+        assert resilient.is_lost
+        wait_until(lambda: servers.owner_of(slot) not in (None, master))
+        client.nodes_manager.initialize()
+        wait_until(lambda: not spent.check(keys[0]))
+        assert not resilient.is_lost

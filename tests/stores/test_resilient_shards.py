@@ -1,0 +1,113 @@
+"""A store in parts, each of which can be lost by itself, and can be replaced by another."""
+
+import logging
+
+import pytest
+
+from shapekit import GCRA, Gate, MemoryStore, StoreUnavailableError
+from shapekit.stores.resilient import ResilientStore
+from shapekit.testing import FaultyStore, ManualClock
+
+MODES = ("raise", "open", "closed", "local")
+
+
+class Sharded(FaultyStore):
+    """A store whose keys lie on servers by their names, as a cluster's do; each server can be down."""
+
+    sharded = True
+
+    def __init__(self, clock, servers):
+        super().__init__(MemoryStore(clock))
+        self.servers = servers
+        self.gone = set()
+
+    def shard(self, name, program, key):
+        return self.servers[key]
+
+    def bind(self, name, program, operation):
+        apply = super().bind(name, program, operation)
+
+        def ask(key, *args):
+            if self.servers[key] in self.gone:
+                raise StoreUnavailableError(f"{self.servers[key]} is gone")
+            return apply(key, *args)
+
+        return ask
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(1_000.0)
+
+
+@pytest.fixture
+def cluster(clock):
+    return Sharded(clock, {"one": "a", "two": "a", "three": "b"})
+
+
+@pytest.fixture(params=MODES)
+def store(request, cluster):
+    share = 0.5 if request.param == "local" else None
+    store = ResilientStore(cluster, on_outage=request.param, share=share, timeout=20)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def ask(store):
+    gate = Gate(GCRA("1/d", burst=100), name="gate", store=store)
+
+    def ask(key):
+        try:
+            return gate.check(key)
+        except StoreUnavailableError:
+            return None
+
+    return ask
+
+
+def test_each_is_lost_and_found_by_itself(store, cluster, clock, ask):
+    cluster.gone.add("a")
+    ask("one")
+    assert store.is_lost
+    assert ask("three").remaining == 99
+    calls = cluster.calls
+    ask("two")
+    assert cluster.calls == calls, "one that is known to be lost is not asked"
+    cluster.gone.clear()
+    clock.advance(10)
+    assert ask("two").remaining == 99
+    assert not store.is_lost
+
+
+def test_one_that_was_replaced_is_lost_no_more(store, cluster, ask, caplog):
+    """Who reads the map again need not have been a probe: nobody would ever ask for the old one again."""
+    caplog.set_level(logging.WARNING, "shapekit.store")
+    cluster.gone.add("a")
+    ask("one")
+    cluster.servers |= {"one": "c", "two": "c"}
+    assert not store.is_lost
+    assert ask("one").remaining == 99
+    assert ask("two").remaining == 99
+    assert [record.msg.split()[0] for record in caplog.records] == ["lost", "%s"]
+
+
+def test_a_call_forgives_the_replaced_as_well(store, cluster, ask, caplog):
+    caplog.set_level(logging.WARNING, "shapekit.store")
+    cluster.gone.add("a")
+    ask("one")
+    cluster.servers |= {"one": "c", "two": "c"}
+    ask("three")
+    assert len(caplog.records) == 2
+
+
+def test_one_whose_keys_nobody_knows_the_server_of_stays_lost(store, cluster, clock, ask):
+    cluster.gone.add("a")
+    ask("one")
+    cluster.servers["one"] = None
+    assert store.is_lost
+    cluster.servers["one"] = "a"
+    cluster.gone.clear()
+    clock.advance(10)
+    assert ask("one").remaining == 99
+    assert not store.is_lost
