@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from shapekit import nonce
 from shapekit.algorithms.adaptive import Adaptive
-from shapekit.algorithms.adaptive_queue import AdaptiveQueue
 from shapekit.algorithms.leaky_queue import LeakyQueue
 from shapekit.confirmations import Confirmations
 from shapekit.departure import Departures
@@ -14,8 +13,11 @@ from shapekit.errors import ConfigError
 from shapekit.levers import Levers
 from shapekit.rate import MAX_COUNT, SECOND_US, Duration, duration_us, whole
 from shapekit.stores.base import Store
-from shapekit.tallies import Tallies, Tally
 from shapekit.teller import Teller
+
+if TYPE_CHECKING:
+    from shapekit.algorithms.adaptive_queue import AdaptiveQueue
+    from shapekit.tallies import Tally
 
 __all__ = ["Lesson"]
 
@@ -48,11 +50,13 @@ class Learning(Levers):
         departures: Departures,
     ) -> None:
         super().__init__(name, queue, store, confirmations, teller, departures)
-        self.adapts = isinstance(queue, AdaptiveQueue)
+        self.adapts = queue.adapts
         """Whether the rate is found."""
-        if not isinstance(queue, AdaptiveQueue):
+        if not self.adapts:
             return
-        self._steered = queue
+        from shapekit.tallies import Tallies  # noqa: PLC0415 - only who finds a rate loads it
+
+        self._steered = cast("AdaptiveQueue", queue)
         self._now_us = store.clock.now_us
         self._tallies = Tallies()
         bound = (name, queue)
@@ -200,6 +204,8 @@ def queue_between(adaptive: object, burst: int | None, pace: str, **beside: Any)
                 "comes beside adaptive=, whose departures move",
                 "leave it away, or admit each call by two policies, one inside the other",
             )
+    from shapekit.algorithms.adaptive_queue import AdaptiveQueue  # noqa: PLC0415 - only who finds a rate loads it
+
     return AdaptiveQueue(adaptive.min, adaptive.max, burst)
 
 

@@ -338,19 +338,18 @@ class LeasedConfirmations(Confirmations):
         self._leases.doubt(key)
 
 
-def leased(name: str, store: Store, queue: LeakyQueue, lease: Duration | None) -> Leases | None:
-    """The leases of a shaper; None where it has none, or where a turn costs no trip that could be saved."""
-    if lease is None:
-        return None
+def leased(
+    name: str, store: Store, queue: LeakyQueue, lease: Duration
+) -> tuple[Leases | None, Confirmations]:
+    """The leases of a shaper, and what asks whether its turns still stand.
+
+    None where a turn costs no trip that could be saved.
+    """
     lease_us = duration_us("lease", lease, most=LONGEST_US)
-    return None if store.instant else Leases(name, store, queue, lease_us)
-
-
-def confirmations(store: Store, name: str, queue: LeakyQueue, leases: Leases | None) -> Confirmations:
-    """What asks for a shaper whether turns still stand."""
-    if leases is None:
-        return Confirmations(store, name, queue)
-    return LeasedConfirmations(store, name, queue, leases)
+    if store.instant:
+        return None, Confirmations(store, name, queue)
+    leases = Leases(name, store, queue, lease_us)
+    return leases, LeasedConfirmations(store, name, queue, leases)
 
 
 def _fail(calls: Sequence[_Call], error: Exception) -> None:

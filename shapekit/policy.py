@@ -36,14 +36,13 @@ from shapekit.rate import Duration, RateLike
 from shapekit.reservation import Outlook
 from shapekit.scoped_turns import ScopedTurns
 from shapekit.scopes import MARK
-from shapekit.seated_admission import SeatedAdmission
-from shapekit.seats import Seats
 from shapekit.shaper import UNPACED, Shaper
 from shapekit.spec import fields_of
 from shapekit.stores.base import Store
 
 if TYPE_CHECKING:
     from shapekit.feedback import Feedback
+    from shapekit.seats import Seats
 
 __all__ = ["Policy"]
 
@@ -117,6 +116,9 @@ class Policy:
         self.seats: Seats | None = None
         self._admission: Callable[..., Admission] = Admission
         if in_flight is not None:
+            from shapekit.seated_admission import SeatedAdmission  # noqa: PLC0415 - only who needs seats loads them
+            from shapekit.seats import Seats  # noqa: PLC0415
+
             upon = self.shaper._store, in_flight, self.shaper._waiters
             self.seats = Seats(f"{self.name}.seats", *upon)
             self._admission = partial(SeatedAdmission, self.seats)

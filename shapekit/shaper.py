@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from shapekit import nonce
 from shapekit.algorithms.adaptive import Adaptive
-from shapekit.algorithms.adaptive_queue import AdaptiveQueue
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.grant import Granted
 from shapekit.algorithms.leaky_queue import LeakyQueue
 from shapekit.clock import Clock
+from shapekit.confirmations import Confirmations
 from shapekit.departure import Departures
 from shapekit.errors import ConfigError
 from shapekit.events import Listener, Listening
 from shapekit.gate import checked_name, open_store
 from shapekit.learning import Learning, queue_between
-from shapekit.leases import confirmations, leased
 from shapekit.rate import SECOND_US, Duration, RateLike, duration_us, parse_rates
 from shapekit.reservation import Reservation
 from shapekit.stores.base import Store
@@ -26,6 +25,9 @@ from shapekit.switch import SWITCH
 from shapekit.teller import Teller
 from shapekit.turns import Turns
 from shapekit.waiting import CHUNK_S, Waiters, max_wait_us, timeout_us
+
+if TYPE_CHECKING:
+    from shapekit.leases import Leases
 
 __all__ = ["Shaper"]
 
@@ -95,8 +97,12 @@ class Shaper(Learning):
         self._max_wait_us = max_wait_us(max_wait)
         chunk_us = duration_us("longest_sleep", longest_sleep)
         self._waiters = Waiters(self._store.clock, f"shaper {self.name!r}", chunk_us / SECOND_US)
-        self._leases = leased(self.name, self._store, queue, lease)
-        self._confirmations = confirmations(self._store, self.name, queue, self._leases)
+        self._leases: Leases | None = None
+        self._confirmations = Confirmations(self._store, self.name, queue)
+        if lease is not None:
+            from shapekit.leases import leased  # noqa: PLC0415 - only who leases loads it
+
+            self._leases, self._confirmations = leased(self.name, self._store, queue, lease)
         teller = Teller(self.name, self._store.clock, self._waiters)
         departures = Departures(self._store, self._waiters, self._confirmations, teller)
         super().__init__(self.name, queue, self._store, self._confirmations, teller, departures)
@@ -261,8 +267,8 @@ class Shaper(Learning):
         return self._store.shared
 
     def __repr__(self) -> str:
-        if isinstance(self.queue, AdaptiveQueue):
-            between = Adaptive(self.queue.lowest, self.queue.highest)
+        if self.adapts:
+            between = Adaptive(self._steered.lowest, self._steered.highest)
             return f"Shaper(adaptive={between!r}, burst={self.queue.burst}, name={self.name!r})"
         rates = "; ".join(map(str, self.queue.rates))
         return f"Shaper({rates!r}, burst={self.queue.burst}, pace={self.queue.pace!r}, name={self.name!r})"

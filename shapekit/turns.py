@@ -5,17 +5,21 @@ While shaping is on and nobody listens, a shaper takes turns by itself, and noth
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from shapekit import nonce
 from shapekit.algorithms.grant import Granted
 from shapekit.budgets import Budgets
 from shapekit.departure import Departures, refusal
 from shapekit.errors import StoreUnavailableError
-from shapekit.leases import Leases
 from shapekit.rate import whole
 from shapekit.reservation import Owner, Reservation
 from shapekit.stores.base import Store
 from shapekit.switch import SWITCH
 from shapekit.teller import Teller
+
+if TYPE_CHECKING:
+    from shapekit.leases import Leases
 
 __all__ = ["Turns"]
 

@@ -45,6 +45,7 @@ class AdaptiveQueue(LeakyQueue):
     """What one shaper promises whose rate lies between two, with a burst."""
 
     kind: ClassVar[str] = "adaptive_queue"
+    adapts: ClassVar[bool] = True
 
     fields = ("lowest", "highest", "burst")
     __slots__ = ("grid", "highest", "least", "lowest")

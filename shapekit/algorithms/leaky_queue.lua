@@ -94,7 +94,9 @@ end
 function LeakyQueue:cancel(s, now, skew, grant)
     self:check(grant)
     local line = self:standing(s, now, skew, grant)
-    if not line or grant[3] < math.max(now, line[6]) - line[7] then return s, 0, 0, false end
+    if not line or grant[4] == 0 or grant[3] < math.max(now, line[6]) - line[7] then
+        return s, 0, 0, false
+    end
     local tail, tail_rest, newest, generation, version, till, shift, places, parts = unpack(line)
     local since = version + 1
     local at = math.max(now, till) - shift

@@ -47,6 +47,8 @@ class LeakyQueue(ManyTurns):
     """What one shaper promises: rates, a burst, a pace, and further constraints."""
 
     kind: ClassVar[str] = "leaky_queue"
+    adapts: ClassVar[bool] = False
+    """Whether the rate is found, and not given."""
 
     fields: ClassVar[tuple[str, ...]] = ("rates", "burst", "pace", "gates", "headroom")
     __slots__ = (*fields, "constraints", "civil", "max_cost", "_p", "_q", "_paced")
@@ -155,7 +157,7 @@ class LeakyQueue(ManyTurns):
     ) -> tuple[Line | None, bool, int, bool]:
         """Give back a place that has not been used; late or again, this does nothing."""
         line = self._standing(state, now, grant, skew)
-        if line is None or grant.due_us < max(now, line[4]) - line[5]:
+        if line is None or not grant.cost or grant.due_us < max(now, line[4]) - line[5]:
             return state, False, 0, False
         tail, newest, generation, version, until, shift, places, parts = line
         since = version + 1

@@ -150,3 +150,13 @@ def test_a_turn_that_was_given_back_frees_no_room_in_the_window_before_it():
     assert large.cancel()
     small = [shaper.reserve().delay for _ in range(6)]
     assert small == [0.064, 0.065, 60.0, 60.001, 60.002, 60.003]
+
+
+@pytest.mark.parametrize("rate", ["10/s", "10/s; 3/min"])
+def test_a_call_that_has_cost_nothing_has_nothing_to_give_back(rate):
+    shaper = Shaper(rate, clock=ManualClock())
+    turn = shaper.reserve()
+    assert turn.shaper.settle(turn, 0)
+    assert not turn.costing(0).cancel()
+    assert not turn.cancel()
+    assert shaper.reserve().delay == 0.0
