@@ -159,9 +159,10 @@ class Policy:
             with open(path, "rb") as file:
                 tables = tomllib.load(file)
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError("path", str(path), f"is not TOML ({error})", "mend the file") from None
+            raise ConfigError("path", str(path), f"is not TOML ({error!s:.200})", "mend the file") from None
         except (OSError, ValueError) as error:
-            raise ConfigError("path", str(path), f"cannot be read ({error})", "name a TOML file") from None
+            reason = getattr(error, "strerror", None) or error  # the path stands in the error already
+            raise ConfigError("path", str(path), f"cannot be read ({reason})", "name a TOML file") from None
         table = tables.get(name) if isinstance(name, str) else None
         if not isinstance(table, dict):
             known = ", ".join(key for key, value in tables.items() if isinstance(value, dict)) or "none"

@@ -62,7 +62,7 @@ def revived(text: str) -> Described:
             return program
     except ConfigError:
         raise
-    except (TypeError, ValueError, KeyError, ArithmeticError, RecursionError):
+    except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError):
         """What does not even have the shape."""
     raise ConfigError("description", text, "does not describe a program", _FIX)
 

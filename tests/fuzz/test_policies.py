@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shapekit import ConfigError, CostExceedsLimitError, Policy
@@ -174,6 +174,7 @@ def misdescribed(draw: st.DrawFn) -> str:
 
 
 @given(misdescribed() | anything(['["gcra",[10,1000000],2]']))
+@example('["all_of",[null,"b"],[["fixed_window",5,1000000],["fixed_window",5,1000000]]]')
 def test_what_describes_nothing_is_a_config_error(text: str) -> None:
     try:
         program = revived(text)
