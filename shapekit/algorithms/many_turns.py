@@ -6,6 +6,7 @@ turns at once has what ten callers would have who come one right after the other
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -97,20 +98,20 @@ class ManyTurns(WiredQueue):
 
     # said by the queue
 
+    @abstractmethod
     def reserve(self, state: Any, now: int, asked: Asked, skew: int = 0) -> tuple[Any, Granted, int, bool]:
         """Take one turn."""
-        raise NotImplementedError
 
+    @abstractmethod
     def confirm(self, state: Any, now: int, skew: int = 0) -> Any:
         """How the key stands."""
-        raise NotImplementedError
 
+    @abstractmethod
     def cancel(self, state: Any, now: int, grant: Grant, skew: int = 0) -> tuple[Any, bool, int, bool]:
         """Give one turn back."""
-        raise NotImplementedError
 
+    @abstractmethod
     def settle(
         self, state: Any, now: int, asked: tuple[Grant, int, int], skew: int = 0
     ) -> tuple[Any, bool, int, bool]:
         """Make one turn cost what it turned out to cost."""
-        raise NotImplementedError
