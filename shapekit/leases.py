@@ -152,13 +152,18 @@ class Leases:
         known = None if desk is None else desk.stock.known(self._clock.now_us())
         return None if known is None else Standing(*known)
 
-    def hear(self, key: str, standing: Standing, asked_us: int) -> None:
+    def doubts(self, key: str) -> object:
+        """What to take along with a question, and to hand back with its answer."""
+        desk = self._desks.get(key)
+        return None if desk is None else desk.stock.doubts
+
+    def hear(self, key: str, standing: Standing, asked_us: int, doubts: object) -> None:
         """How a key stands, as the store has just said."""
         with self._lock:
             desk = self._desks.get(key)
             if desk is not None:
                 now = self._clock.now_us()
-                desk.stock.hear(standing[:3], standing.ahead_us, asked_us, now)
+                desk.stock.hear(standing[:3], standing.ahead_us, asked_us, now, doubts)
                 if desk.tender is not None:
                     desk.news.set()
 
@@ -274,7 +279,7 @@ class Leases:
 
     def _go(self, key: str, desk: _Desk, todo: Next, calls: Sequence[_Call]) -> None:
         """One trip. What goes wrong is told those who wait for it, and where nobody does, nobody."""
-        asked_us = self._clock.now_us()
+        asked_us, doubts = self._clock.now_us(), desk.stock.doubts
         try:
             with self._trips:
                 if isinstance(todo, Refill):
@@ -296,7 +301,7 @@ class Leases:
             return
         with self._lock:
             now = self._clock.now_us()
-            desk.stock.hear(standing[:3], now - standing[3], asked_us, now)
+            desk.stock.hear(standing[:3], now - standing[3], asked_us, now, doubts)
             if isinstance(todo, Ask):
                 return
             answers = desk.stock.fill(granted[: len(calls)], granted[len(calls) :], now)
@@ -319,18 +324,18 @@ class LeasedConfirmations(Confirmations):
         known = self._leases.known(key)
         if known is not None:
             return known
-        asked_us = self._clock.now_us()
+        asked_us, doubts = self._clock.now_us(), self._leases.doubts(key)
         standing = self.ask(key)
-        self._leases.hear(key, standing, asked_us)
+        self._leases.hear(key, standing, asked_us, doubts)
         return standing
 
     async def aleaving(self, key: str) -> Standing:
         known = self._leases.known(key)
         if known is not None:
             return known
-        asked_us = self._clock.now_us()
+        asked_us, doubts = self._clock.now_us(), self._leases.doubts(key)
         standing = await self.aask(key)
-        self._leases.hear(key, standing, asked_us)
+        self._leases.hear(key, standing, asked_us, doubts)
         return standing
 
     def _forget(self, key: str) -> None:

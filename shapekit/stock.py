@@ -87,7 +87,9 @@ class Stock:
         self._turns: deque[Granted] = deque()
         self._returning: list[Granted] = []
         self._standing = (-1, 0, 0)
-        self._is_sure = False
+        self.doubts = object()
+        """Another one after each doubt, so that it shows whether a question was asked before it."""
+        self._sure_by: object = None
         self._heard_us = 0
         self._ahead_us = 0
         self._since_us = 0
@@ -148,19 +150,26 @@ class Stock:
 
     # the store's answers
 
-    def hear(self, standing: tuple[int, int, int], ahead_us: int, asked_us: int, now_us: int) -> None:
-        """How the key stands: its generation, shift, and until when it is held; asked and answered when."""
+    def hear(
+        self, standing: tuple[int, int, int], ahead_us: int, asked_us: int, now_us: int, doubts: object
+    ) -> None:
+        """How the key stands: its generation, shift, and until when it is held; asked and answered when.
+
+        An answer to a question that was asked before the latest of the `doubts` tells the time alone.
+        """
         trip_us = max(0, now_us - asked_us)
         self._trip_us = max(trip_us, self._trip_us * 7 // 8)
         if not self._clock_decides:
             self._set_clock(ahead_us, trip_us, now_us)
+        if doubts is not self.doubts:
+            return
         if standing[0] != self._standing[0]:
             # Another life of the key: what was promised in this one nobody knows there.
             self._returning += self._turns
             self._turns.clear()
             self._last_us = self._last_taken_us = 0
         self._standing = standing
-        self._is_sure = True
+        self._sure_by = doubts
         self._may_refill = True
         self._heard_us = asked_us
 
@@ -186,12 +195,15 @@ class Stock:
 
     def doubt(self) -> None:
         """The key was changed here: how it stands has to be asked before anybody leaves."""
-        self._is_sure = False
+        self.doubts = object()
 
     def fill(self, asked: Sequence[Granted], further: Sequence[Granted], now_us: int) -> list[Granted]:
         """What a trip has fetched; returns the turns and refusals for those who asked."""
         self._learn(now_us)
-        taken = [granted for granted in asked if granted[0]]
+        generation = self._standing[0]
+        taken = [granted for granted in asked if granted[0] and granted[6] == generation]
+        self._returning += [granted for granted in further if granted[6] != generation]
+        further = [granted for granted in further if granted[6] == generation]
         # Who asks again as soon as there is an answer is kept waiting by the trips themselves.
         is_hurried = 0 <= self._came_us - self._answered_us < self._trip_us // 2
         self._answered_us = now_us
@@ -239,6 +251,10 @@ class Stock:
         return self._give_back(is_over=True)
 
     # inside
+
+    @property
+    def _is_sure(self) -> bool:
+        return self._sure_by is self.doubts
 
     def _refill(self, now_us: int, waiting: int) -> Refill:
         """As many further turns as came in a lease, if turns were waited for and none were wasted."""

@@ -148,7 +148,7 @@ class Worker:
         self.trips += 1
         callers = self._waiting[:MOST] if isinstance(todo, Refill) else []
         del self._waiting[: len(callers)]
-        asked_us = self.now
+        asked_us, doubts = self.now, self.stock.doubts
         there, back = (self._trip_us / 2 + self.world.dice.randint(0, self._jitter_us) for _ in range(2))
 
         def arrive():
@@ -158,20 +158,20 @@ class Worker:
             elif isinstance(todo, Ask):
                 self.server.trips += 1
                 standing = self.server.queue.confirm(self.server.state, self.world.now)
-                self.world.after(back, lambda: self._return(asked_us, standing))
+                self.world.after(back, lambda: self._return(asked_us, doubts, standing))
             else:
                 asked = [(caller.cost, caller.bound_us, 7) for caller in callers]
                 answer = self.server.call("reserve_many", asked, (todo.further, todo.span_us, 7))
-                self.world.after(back, lambda: self._return(asked_us, *answer, callers))
+                self.world.after(back, lambda: self._return(asked_us, doubts, *answer, callers))
 
         self.world.after(there, arrive)
 
-    def _return(self, asked_us=None, standing=None, granted=None, callers=()):
+    def _return(self, asked_us=None, doubts=None, standing=None, granted=None, callers=()):
         if self.is_dead:
             return
         self._is_away = False
         if standing is not None:
-            self.stock.hear(standing[:3], self.now - standing[3], asked_us, self.now)
+            self.stock.hear(standing[:3], self.now - standing[3], asked_us, self.now, doubts)
         if granted is not None:
             answers = self.stock.fill(granted[: len(callers)], granted[len(callers) :], self.now)
             for caller, answer in zip(callers, answers, strict=True):

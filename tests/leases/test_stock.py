@@ -25,7 +25,7 @@ class Bench:
             self.stock.come(START)
         answer = self.server.call("reserve_many", [(1, None, 7)] * asked, (further, SECOND, 7))
         standing, self.granted = answer
-        self.stock.hear(standing[:3], 0, START, START)
+        self.stock.hear(standing[:3], 0, START, START, self.stock.doubts)
         self.told = self.stock.fill(self.granted[:asked], self.granted[asked:], START)
 
 
@@ -71,13 +71,36 @@ def test_after_a_change_of_its_own_the_stock_is_asked_for_before_anybody_has_it(
     assert stock.take(START, 1, None) is None
     assert stock.known(START) is None
     assert stock.next(START, 1) == Ask()
-    stock.hear((stock._standing[0], 3 * SECOND, START + 3 * SECOND), 0, START, START)
+    stock.hear((stock._standing[0], 3 * SECOND, START + 3 * SECOND), 0, START, START, stock.doubts)
     assert stock.take(START, 1, None)[2] == START + 3 * SECOND + 100_000
+
+
+def test_what_was_asked_before_a_change_of_its_own_is_not_believed():
+    """The answer of a trip that was under way when the key was reset here is that of another life."""
+    bench = Bench()
+    stock, before = bench.stock, bench.stock.doubts
+    stock.doubt()
+    stock.hear((99, 0, 0), 0, START, START, stock.doubts)
+    of_old = bench.server.call("reserve_many", [], (3, SECOND, 7))[1]
+    stock.hear((of_old[0][6], 0, 0), 0, START, START, before)
+    assert stock.fill((), of_old, START) == []
+    assert len(stock) == 0
+    assert stock.known(START)[0] == 99
+    assert len(stock.surrender().grants) == 5 + 3
+
+
+def test_a_change_of_its_own_is_not_forgotten_by_an_answer_from_before():
+    stock = Bench().stock
+    before = stock.doubts
+    stock.doubt()
+    stock.hear((stock._standing[0], 0, 0), 0, START, START, before)
+    assert stock.take(START, 1, None) is None
+    assert stock.known(START) is None
 
 
 def test_in_another_life_of_the_key_nothing_is_owned():
     bench = Bench()
-    bench.stock.hear((99, 0, 0), 0, START, START)
+    bench.stock.hear((99, 0, 0), 0, START, START, bench.stock.doubts)
     assert len(bench.stock) == 0
     todo = bench.stock.next(START + SECOND, 0)
     assert isinstance(todo, GiveBack)
@@ -87,7 +110,7 @@ def test_in_another_life_of_the_key_nothing_is_owned():
 def test_while_the_key_is_held_nothing_is_taken_ahead():
     bench = Bench(asked=3)
     generation = bench.stock._standing[0]
-    bench.stock.hear((generation, SECOND, START + SECOND), 0, START, START)
+    bench.stock.hear((generation, SECOND, START + SECOND), 0, START, START, bench.stock.doubts)
     assert bench.stock.next(START, 3) == Refill(0, 0)
 
 
@@ -118,7 +141,7 @@ def test_nobody_leaves_before_the_turn_by_the_servers_clock(back_us):
     bench = Bench()
     generation = bench.stock._standing[0]
     stock = Stock(SECOND, bench.server.queue.leaves_by, slots=10, clock_decides=False, counted=False)
-    stock.hear((generation, 0, 0), back_us, START - 50_000, START)
+    stock.hear((generation, 0, 0), back_us, START - 50_000, START, stock.doubts)
     stock.fill((), bench.granted[1:], START)
     granted = stock.take(START, 1, None)
     assert START + granted[1] - back_us >= granted[2]
@@ -131,7 +154,7 @@ def test_a_clock_that_was_set_is_followed_at_once():
     hour = 3_600 * SECOND
     for number, ahead_us in enumerate((-hour, 0, hour, 5), 1):
         now = START + number * 1_000
-        bench.stock.hear((generation, 0, 0), ahead_us, now - 10_000, now)
+        bench.stock.hear((generation, 0, 0), ahead_us, now - 10_000, now, bench.stock.doubts)
         known = bench.stock.known(now)
         assert abs(known[3] - ahead_us) <= 20_000
 
@@ -140,7 +163,7 @@ def test_all_that_is_owned_lies_within_a_lease_of_the_line():
     """What is left of the last trip is taken off what the next one may bring."""
     bench = Bench(asked=4, further=8)
     generation = bench.stock._standing[0]
-    bench.stock.hear((generation, 0, 0), 0, START - SECOND, START)
+    bench.stock.hear((generation, 0, 0), 0, START - SECOND, START, bench.stock.doubts)
     assert bench.stock.next(START, 0) == Refill(5, SECOND - 700_000)
 
 
@@ -168,7 +191,7 @@ def test_those_whose_answer_came_late_do_not_leave_together():
     now = START + SECOND
     bench.server.world.now = now
     standing, granted = bench.server.call("reserve_many", [(1, None, 7)] * 6, (0, 0, 7))
-    bench.stock.hear(standing[:3], 40_000, now, now + 40_000)
+    bench.stock.hear(standing[:3], 40_000, now, now + 40_000, bench.stock.doubts)
     told = bench.stock.fill(granted, (), now + 40_000)
     assert [one[1] for one in told] == [0, 10_000, 20_000, 30_000, 40_000, 50_000]
 
@@ -176,6 +199,6 @@ def test_those_whose_answer_came_late_do_not_leave_together():
 def test_where_nothing_is_owned_the_latest_answer_counts():
     bench = Bench(further=0)
     generation = bench.stock._standing[0]
-    bench.stock.hear((generation, 0, 0), 40_000, START + SECOND - 80_000, START + SECOND)
-    bench.stock.hear((generation, 0, 0), 3, START + SECOND, START + SECOND + 80_000)
+    bench.stock.hear((generation, 0, 0), 40_000, START + SECOND - 80_000, START + SECOND, bench.stock.doubts)
+    bench.stock.hear((generation, 0, 0), 3, START + SECOND, START + SECOND + 80_000, bench.stock.doubts)
     assert bench.stock.known(START + SECOND + 80_000)[3] == 3
