@@ -15,7 +15,8 @@ ROOT = Path(__file__).parent
 PYTHONS = ("3.11", "3.12", "3.13")
 REDIS_FOLDERS = ("tests/stores", "tests/faults", "tests/integration", "tests/security")
 OLDEST_FOLDERS = ("tests/unit", "tests/stores", "tests/http", "tests/feedback", "tests/cli", "tests/tenacity")
-PYTEST = ("pytest", "-q", "-n", "auto")
+PYTEST = ("pytest", "-q", "-n", "auto", "-m", "")
+"""All tests, those that take long too."""
 
 nox.options.sessions = ["ci"]
 nox.options.reuse_existing_virtualenvs = True

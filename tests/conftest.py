@@ -19,6 +19,11 @@ settings.register_profile("fuzz", deadline=None, max_examples=20_000)
 settings.load_profile("shapekit")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores, for many tests wait for servers, processes and slots."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_finish():
     """Thousands of tests are no garbage: to look through them stops everybody for a third of a second."""
     gc.collect()

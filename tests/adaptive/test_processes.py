@@ -3,11 +3,15 @@
 import json
 from contextlib import closing
 
+import pytest
+
 from shapekit import Adaptive, RedisStore, Shaper
 
 from ..http.server import Reply, Server
 from ..redis_server import shared_server
 from .simulation import TokenBucket
+
+pytestmark = pytest.mark.long
 
 PROCESSES = 4
 THREADS = 6

@@ -13,6 +13,8 @@ from ..witness import watched
 from .fleet import Fleet, eventually
 from .running import LOCAL_SHARE, MODULE, RATES, Start, make_app, most_in, parked, shared_slots, starts, told
 
+pytestmark = pytest.mark.long
+
 GONE_S = 5.0
 UNACKED = {"visibility_timeout": 2, "unacked_restore_interval": 0.5, "unacked_restore_throttle": 1}
 LATE = {

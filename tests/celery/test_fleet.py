@@ -14,7 +14,7 @@ from .fleet import eventually
 from .records import CLOCKS_S
 from .running import MODULE, RATES, make_app, most_in, parked, starts, undisturbed
 
-pytestmark = pytest.mark.usefixtures("workers")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("workers")]
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

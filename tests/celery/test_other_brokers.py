@@ -15,6 +15,8 @@ from ..witness import watched
 from .fleet import Fleet, eventually
 from .running import MODULE, RATES, make_app, parked, shared_slots, starts, told
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def book(broker):

@@ -11,6 +11,8 @@ from shapekit import ManualClock, Policy
 
 from .rooms import given_back, is_forgotten, standing
 
+pytestmark = pytest.mark.long
+
 OURS = ("seats.py", "rooms.py", "seated_admission.py", "waiting.py", "held_stream.py", "concurrency.py")
 
 

@@ -10,7 +10,11 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
+
 from .test_reference import named
+
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 

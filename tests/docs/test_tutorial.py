@@ -17,6 +17,8 @@ import pytest
 from ..redis_server import RedisServer, free_port
 from .test_markdown import FENCE, LOCAL_REDIS, NOT_RUN, ROOT
 
+pytestmark = pytest.mark.long
+
 PAGES = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
 PATIENCE_S = 120.0
 PORT = "8000"

@@ -14,6 +14,8 @@ from shapekit.algorithms.leaky_queue import LeakyQueue
 from .explore import LawBrokenError, explore
 from .test_queue import NONCE, START, Rules, T, World, paced, ranked, without
 
+pytestmark = pytest.mark.long
+
 AHEAD, SPAN = 2, 2
 """How many slots a worker takes beyond its own, and how far ahead of that the last of them may be."""
 

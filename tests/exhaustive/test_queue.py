@@ -19,6 +19,8 @@ from shapekit.algorithms.places import TAKEN
 
 from .explore import LawBrokenError, explore
 
+pytestmark = pytest.mark.long
+
 T = 2
 """The interval between two calls, in microseconds: every instant on the way is a world of its own."""
 START = 10

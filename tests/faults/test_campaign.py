@@ -8,6 +8,8 @@ import pytest
 from .campaign.play import play
 from .conftest import PROMPT_S
 
+pytestmark = pytest.mark.long
+
 FAULT_S = 0.6
 
 LOST = [

@@ -6,7 +6,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from ..witness import watched
+
+pytestmark = pytest.mark.long
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "openai_and_anthropic.py"
 ARRIVAL = re.compile(r" +([\d.]+) s  (\d+)( \(the SDK tries again\))?$")

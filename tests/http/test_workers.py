@@ -18,6 +18,8 @@ from ..redis_server import RedisServer
 from ..witness import NEAR_S, watched
 from .server import PATIENCE_S
 
+pytestmark = pytest.mark.long
+
 WORKERS = 4
 CALLERS = 20
 CALLS = 100

@@ -8,6 +8,8 @@ from shapekit.rate import SECOND_US
 from ..redis_server import shared_server
 from .pace import Departure, Pace
 
+pytestmark = pytest.mark.long
+
 PROCESSES = 4
 THREADS = 8
 

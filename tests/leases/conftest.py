@@ -16,6 +16,15 @@ def tenders():
     return [thread for thread in threading.enumerate() if thread.name == "shapekit-lease"]
 
 
+def run_threads(jobs):
+    threads = [threading.Thread(target=job, daemon=True) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
 @pytest.fixture
 def clock():
     return ManualClock(1_000.0, autojump=True)

@@ -14,6 +14,8 @@ from ..redis_server import shared_server
 from ..witness import watched
 from .far import FarAway
 
+pytestmark = pytest.mark.long
+
 PROCESSES = 4
 SECONDS = 5
 RATE = 400

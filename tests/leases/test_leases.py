@@ -15,18 +15,9 @@ from shapekit.testing import check_pace
 
 from ..shaper.slow_store import FarStore, in_another_process
 from ..stores.conftest import script  # noqa: F401 - a fixture
-from .conftest import PATIENCE_S, tenders
+from .conftest import PATIENCE_S, run_threads, tenders
 
 each_loop = pytest.mark.parametrize("backend", ["asyncio", "trio"])
-
-
-def run_threads(jobs):
-    threads = [threading.Thread(target=job, daemon=True) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
 
 
 def slots_of(turns):
@@ -271,48 +262,6 @@ def test_a_hold_of_its_own_is_heard_of_at_once(store, shaper_on, clock):
     # Who was on the way out when the answer came has left; nobody else.
     assert [at for at in left if held_at[0] + 0.06 < at < held_at[0] + 2.9] == []
     assert max(left) > held_at[0] + 2.9
-
-
-def test_after_a_reset_nothing_of_the_old_is_handed_out(store, shaper_on):
-    shaper = shaper_on(store)
-    run_threads([lambda: [shaper.schedule() for _ in range(20)]] * 4)
-    before = shaper._leases._desks["default"].stock._standing[0]
-    shaper.reset()
-    turns = [shaper.reserve() for _ in range(3)]
-    assert {turn.grant.generation for turn in turns} != {before}
-    assert len({turn.grant.generation for turn in turns}) == 1
-
-
-def test_after_a_reset_beside_a_trip_nothing_of_the_old_is_handed_out(store, shaper_on, monkeypatch):
-    """A trip for further turns is answered before the reset, and comes home after it."""
-    is_on_its_way, is_reset = threading.Event(), threading.Event()
-    answered = FarStore._answered
-    seen = []
-
-    def late(self, apply, key, args):
-        result = answered(self, apply, key, args)
-        if len(args) == 2 and args[1][0] > 20 and not is_on_its_way.is_set():
-            is_on_its_way.set()
-            assert is_reset.wait(PATIENCE_S)
-        return result
-
-    def work():
-        for _ in range(100):
-            is_after = is_reset.is_set()
-            seen.append((is_after, shaper.reserve().grant.generation))
-
-    def reset():
-        assert is_on_its_way.wait(PATIENCE_S)
-        shaper.reset()
-        is_reset.set()
-
-    monkeypatch.setattr(FarStore, "_answered", late)
-    shaper = shaper_on(store)
-    run_threads([reset, *[work] * 4])
-    of_old = {generation for is_after, generation in seen if not is_after}
-    of_new = {generation for is_after, generation in seen if is_after}
-    assert of_new
-    assert not {min(of_old)} & of_new
 
 
 def test_what_goes_wrong_is_told_those_who_wait_and_ends_with_the_trouble(store, shaper_on):

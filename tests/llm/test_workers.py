@@ -18,6 +18,8 @@ from shapekit import LLMBudget, RedisStore
 
 from ..redis_server import PATIENCE_S, RedisServer
 
+pytestmark = pytest.mark.long
+
 WORKERS, THREADS = 4, 4
 ASKERS = Path(__file__).with_name("askers.py")
 

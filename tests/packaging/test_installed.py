@@ -16,6 +16,8 @@ from packaging.requirements import Requirement
 
 from ..redis_server import shared_server
 
+pytestmark = pytest.mark.long
+
 EVERYTHING_BUT = {"all", "bench", "dev", "docs"}
 """The extras that are not a third party's: those that are, are in `all`."""
 

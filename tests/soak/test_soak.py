@@ -56,6 +56,7 @@ def run():
     return soak(every=0.2, count=9)
 
 
+@pytest.mark.long
 def test_a_run_does_everything_it_is_to(run):
     told, stores = run
     for each in told.values():
@@ -67,6 +68,7 @@ def test_a_run_does_everything_it_is_to(run):
     assert stores[-1]["SQLite rows"] > 0
 
 
+@pytest.mark.long
 def test_a_run_leaves_nothing_behind(run):
     told, _ = run
     for each in told.values():

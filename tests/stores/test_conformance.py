@@ -1,6 +1,6 @@
 """Our own stores are the first users of the kit.
 
-`SHAPEKIT_TIMELINES` sets how many timelines each algorithm gets on each store: more of them at night.
+`SHAPEKIT_TIMELINES` sets how many timelines each algorithm gets on each store in a long run.
 """
 
 import os
@@ -11,7 +11,8 @@ import pytest
 from shapekit import MemoryStore, SQLiteStore
 from shapekit.testing import StoreConformance
 
-TIMELINES = int(os.environ.get("SHAPEKIT_TIMELINES", "2000"))
+TIMELINES = 200
+AT_LENGTH = int(os.environ.get("SHAPEKIT_TIMELINES", "2000"))
 
 
 class TestMemoryStore(StoreConformance):
@@ -37,3 +38,13 @@ class TestSQLiteStore(StoreConformance):
 
     def same_store(self, store, clock):
         return SQLiteStore(self.path_of[store], clock=clock)
+
+
+@pytest.mark.long
+class TestMemoryStoreAtLength(TestMemoryStore):
+    timelines = AT_LENGTH
+
+
+@pytest.mark.long
+class TestSQLiteStoreAtLength(TestSQLiteStore):
+    timelines = AT_LENGTH

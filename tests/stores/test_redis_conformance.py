@@ -3,12 +3,15 @@
 import os
 from itertools import count
 
+import pytest
+
 from shapekit import RedisStore
 from shapekit.testing import StoreConformance
 
 from ..redis_server import shared_server
 
-TIMELINES = int(os.environ.get("SHAPEKIT_TIMELINES", "2000"))
+TIMELINES = 200
+AT_LENGTH = int(os.environ.get("SHAPEKIT_TIMELINES", "2000"))
 _fresh = count()
 
 
@@ -20,3 +23,8 @@ class TestRedisStore(StoreConformance):
 
     def same_store(self, store, clock):
         return RedisStore.from_url(shared_server().url, clock=clock, prefix=store.prefix)
+
+
+@pytest.mark.long
+class TestRedisStoreAtLength(TestRedisStore):
+    timelines = AT_LENGTH

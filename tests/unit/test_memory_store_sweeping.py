@@ -29,6 +29,7 @@ def counting(store):
     return line
 
 
+@pytest.mark.long
 def test_200_000_keys_of_one_second_are_gone_after_it():
     threads = set(threading.enumerate())
     clock = ManualClock()
