@@ -6,6 +6,7 @@ hour. A session for an interpreter that is not there is passed over.
 """
 
 import re
+import time
 import tomllib
 from pathlib import Path
 
@@ -111,7 +112,8 @@ def audit(session: nox.Session) -> None:
 def fuzz(session: nox.Session) -> None:
     """The long campaign."""
     session.install("-e", ".[dev]")
-    session.run(*PYTEST, "tests/fuzz", "--hypothesis-profile=fuzz", *session.posargs)
+    fresh = f"--hypothesis-seed={time.time_ns()}"
+    session.run(*PYTEST, "tests/fuzz", "--hypothesis-profile=fuzz", fresh, *session.posargs)
 
 
 @nox.session
@@ -119,6 +121,20 @@ def soak(session: nox.Session) -> None:
     """Ten minutes of load: does anything grow?"""
     session.install("-e", ".[dev]")
     session.run("python", "-m", "tests.soak.soak", *session.posargs)
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Do the tests notice when the mathematics is wrong? A sample of 500; words after -- say otherwise."""
+    session.install("-e", ".[dev]", "cosmic-ray>=8.7")
+    session.run("python", "-m", "tests.mutation.run", *(session.posargs or ("--sample", "500")))
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """How many lines and branches the tests come by, those of started processes too."""
+    session.install("-e", ".[dev]", "coverage>=7.10", "pytest-cov>=7")
+    session.run(*PYTEST, "--cov", "--cov-report", "term-missing:skip-covered", *session.posargs)
 
 
 @nox.session

@@ -14,7 +14,8 @@ _CACHE = Path(__file__).parent.parent / ".pytest_cache" / "hypothesis"
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(_CACHE))
 
 settings.register_profile("shapekit", deadline=None)
-# A campaign: `pytest tests/fuzz --hypothesis-profile=fuzz` goes on for half an hour.
+# A run tries the same as the one before, for pyproject.toml gives the seed. `--hypothesis-seed=$RANDOM` tries
+# something new, and `pytest tests/fuzz --hypothesis-profile=fuzz` with it goes on doing so for half an hour.
 settings.register_profile("fuzz", deadline=None, max_examples=20_000)
 settings.load_profile("shapekit")
 

@@ -1,6 +1,7 @@
 """Four processes and a Redis 25 ms away each way, in real time, seen on the way and at the receiver."""
 
 import json
+import os
 import signal
 import time
 from itertools import pairwise
@@ -75,6 +76,11 @@ def go(processes):
         process.stdin.flush()
 
 
+def everybody_watched(processes):
+    """The server, the workers, and this process: the way to the server leads through it."""
+    return watched(os.getpid(), shared_server().pid, *[process.pid for process in processes])
+
+
 def told_by(processes):
     """All that has left, in order: by this machine's clock, by its date, and as it was promised."""
     left = []
@@ -93,7 +99,7 @@ def test_four_processes_far_away_reach_the_limit(script, prefix, far):  # noqa: 
     """
     arguments = (far.url(), prefix, RATE, SECONDS, 8)
     processes = started(script, arguments, [WORKER] * PROCESSES)
-    with watched(shared_server().pid, *[process.pid for process in processes]) as witness:
+    with everybody_watched(processes) as witness:
         before = far.scripts
         go(processes)
         told = told_by(processes)
@@ -116,7 +122,7 @@ def test_a_process_that_is_killed_keeps_nobody_up(script, prefix, far):  # noqa:
     threads = 4
     processes = started(script, (far.url(), prefix, RATE, 6, threads), [CRASHING, WORKER, WORKER])
     doomed, *others = processes
-    with watched(shared_server().pid, *[process.pid for process in processes]) as witness:
+    with everybody_watched(processes) as witness:
         go(processes)
         time.sleep(2)
         doomed.send_signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The property tests' own hypothesis profile: new examples on every run, within a minute for the folder.
+"""The property tests' own hypothesis profile: within a minute for the folder.
 
 Examples that once failed stand beside their tests as `@example` lines; no database is relied on.
 """
@@ -7,7 +7,6 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "shapekit-properties",
-    derandomize=False,
     deadline=None,
     max_examples=80,
     print_blob=True,

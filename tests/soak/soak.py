@@ -12,6 +12,8 @@ import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+from shapekit.stores.sqlite_records import _SPAN_BITS
+
 from ..redis_server import RedisServer
 from .judge import made, population, speed, trend
 
@@ -88,10 +90,20 @@ def soak(every, count):
 
 
 def _looked_at(client, path):
-    """What the stores hold. Idle connections of a client that was cut are counted by Redis until it hears."""
+    """What the stores hold. Idle connections of a client that was cut are counted by Redis until it hears.
+
+    Idle rows of SQLite are swept by the 17 s in which they become idle, so that all rows together say where in
+    such a span one looks: those in use are counted, and those that should have gone already.
+    """
+    now_us = time.time_ns() // 1_000
     with closing(sqlite3.connect(path)) as file:
-        tables = [row[0] for row in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        rows = sum(file.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables)
+
+        def count(table, of="1"):
+            return file.execute(f"SELECT count(*) FROM {table} WHERE {of}").fetchone()[0]
+
+        rows = count("records", f"expires_us > {now_us}")
+        overdue = count("records", f"sweep_at < {now_us >> _SPAN_BITS}")
+        lasting = count("names") + count("programs") + count("host")
         # The file itself grows only when the log is written back.
         pages, size = (file.execute(f"PRAGMA {what}").fetchone()[0] for what in ("page_count", "page_size"))
     return {
@@ -99,6 +111,8 @@ def _looked_at(client, path):
         "Redis clients": client.info("clients")["connected_clients"],
         "Redis MB": round(client.info("memory")["used_memory"] / 1e6, 3),
         "SQLite rows": rows,
+        "SQLite rows overdue": overdue,
+        "SQLite rows that last": lasting,
         "SQLite MB": round(pages * size / 1e6, 3),
     }
 
@@ -117,7 +131,8 @@ def report(told, stores):
         for what in HELD:
             judge(whose, trend(what, samples))
     looks = _warm(stores)
-    judge("stores", trend("Redis clients", looks))
+    for what in ("Redis clients", "SQLite rows overdue", "SQLite rows that last"):
+        judge("stores", trend(what, looks))
     for what, kinds in LIVING.items():
         times = [speed(samples, kinds) for samples in warm.values()]
         calls = sum(made(samples, kinds) for samples in warm.values())

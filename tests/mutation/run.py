@@ -1,0 +1,215 @@
+"""Do the tests notice when the mathematics is wrong? `python -m tests.mutation.run` breaks it and looks.
+
+Each mutant is a copy of the tree in which one operator, number, comparison or statement of one module is
+another. It is killed if the tests that concern the module fail. All of them take a day: `--sample` draws as
+many as are wanted, the same ones for the same `--seed`, each as likely as any other.
+"""
+
+import argparse
+import ast
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from difflib import unified_diff
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from subprocess import DEVNULL, Popen, TimeoutExpired
+
+from cosmic_ray.commands.init import init
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator
+from cosmic_ray.work_db import WorkDB
+
+ROOT = Path(__file__).parents[2]
+TREE = ("shapekit", "integrations", "tests", "docs", "examples", "pyproject.toml", "README.md")
+LUA = "tests/stores/test_redis_conformance.py"
+LAWS = "tests/property"
+QUEUE = ("tests/shaper", "tests/policy")
+STRATEGIES = (LUA, "tests/unit/test_gate.py", "tests/unit/test_strategies_bad_input.py", LAWS)
+CALENDAR = ("tests/unit/test_periods.py", "tests/unit/test_calendar.py", "tests/unit/test_quota.py")
+TESTS = {
+    "algorithms/adaptive": ("tests/adaptive", LUA),
+    "algorithms/adaptive_queue": (LUA, "tests/adaptive"),
+    "algorithms/aimd": ("tests/adaptive", LUA),
+    "algorithms/tempo": ("tests/adaptive", LUA),
+    "algorithms/concurrency": (LUA, "tests/concurrency"),
+    "algorithms/runs": (LUA, "tests/concurrency"),
+    "algorithms/leaky_queue": (LUA, *QUEUE),
+    "algorithms/wired_queue": (LUA, *QUEUE),
+    "algorithms/gaps": (LUA, *QUEUE),
+    "algorithms/places": (LUA, *QUEUE),
+    "algorithms/constraints": (LUA, *QUEUE),
+    "algorithms/grant": (LUA, *QUEUE),
+    "algorithms/many_turns": ("tests/leases", LUA),
+    "algorithms/calendar": (*CALENDAR, LUA, LAWS),
+    "algorithms/periods": (*CALENDAR, LUA, LAWS),
+    "algorithms/period_counter": (*CALENDAR, LUA, LAWS),
+    "algorithms/quota": (*CALENDAR, LUA, LAWS),
+    "algorithms/spread_counter": (*CALENDAR, LUA, LAWS, "tests/integration/test_spread.py"),
+    "algorithms/usage": (*CALENDAR, LUA, LAWS, "tests/policy"),
+    "algorithms/compose": (*STRATEGIES, "tests/policy"),
+    "algorithms/composite": (*STRATEGIES, "tests/policy"),
+    "algorithms/description": ("tests/stores/test_description.py", "tests/fuzz", *STRATEGIES),
+    "shaper": QUEUE,
+    "feedback/": ("tests/feedback",),
+    "algorithms/": STRATEGIES,
+}
+"""The tests that concern a module: the first row that its name begins with. The quickest stand first."""
+SLACK = 4
+"""A mutant that takes so many times as long as the tests do, and half a minute, never ends."""
+KILLED, SURVIVED, NEVER_ENDS = "killed", "survived", "never ends"
+
+
+def modules():
+    """What is broken: the mathematics, the shaper, and what understands servers."""
+    package = ROOT / "shapekit"
+    found = [*sorted((package / "algorithms").glob("*.py")), package / "shaper.py"]
+    found += sorted((package / "feedback").glob("*.py"))
+    return [path.relative_to(ROOT) for path in found if path.name != "__init__.py"]
+
+
+def tests_of(module):
+    name = module.relative_to("shapekit").as_posix()
+    return next(tests for prefix, tests in TESTS.items() if name.startswith(prefix))
+
+
+def mutants(module):
+    """All mutants of a module, but for those of annotations, which are never evaluated."""
+    with tempfile.TemporaryDirectory() as folder:
+        database = WorkDB(str(Path(folder) / "mutants.sqlite"), WorkDB.Mode.create)
+        init([ROOT / module], database, {})
+        found = [item.mutations[0] for item in database.work_items]
+    unseen = annotated((ROOT / module).read_text("utf-8"))
+    return [mutant for mutant in found if not any(a <= mutant.start_pos < b for a, b in unseen)]
+
+
+def annotated(source):
+    """Where annotations begin and end."""
+    for node in ast.walk(ast.parse(source)):
+        for field in ("annotation", "returns"):
+            note = getattr(node, field, None)
+            if note is not None:
+                yield (note.lineno, note.col_offset), (note.end_lineno, note.end_col_offset)
+
+
+class Bench:
+    """A copy of the tree, in which one mutant after the other is tried."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        for name in TREE:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, self.folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / name, self.folder / name)
+
+    def outcome(self, mutant, patience_s):
+        """What becomes of a mutant, and how it differs."""
+        path = self.folder / mutant.module_path.relative_to(ROOT)
+        whole = path.read_text("utf-8")
+        operator = get_operator(mutant.operator_name)(**mutant.operator_args)
+        broken = mutate_code(whole, operator, mutant.occurrence)
+        path.write_text(broken, "utf-8")
+        try:
+            return self.judged(mutant.module_path.relative_to(ROOT), patience_s), difference(whole, broken)
+        finally:
+            path.write_text(whole, "utf-8")
+
+    def judged(self, module, patience_s=None):
+        """What the tests of a module say as it is now."""
+        options = ("-x", "-q", "-p", "no:cacheprovider", "--tb=no", "--no-header")
+        command = [sys.executable, "-m", "pytest", *options, *tests_of(module)]
+        # A file that changes twice in a second must not be taken for its bytecode.
+        env = {**os.environ, "PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        with Popen(
+            command, cwd=self.folder, env=env, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
+        ) as tests:
+            try:
+                code = tests.wait(patience_s)
+            except TimeoutExpired:
+                return NEVER_ENDS
+            finally:
+                # Its servers go with it.
+                with suppress(ProcessLookupError):
+                    os.killpg(tests.pid, signal.SIGKILL)
+        return SURVIVED if code == 0 else KILLED
+
+
+def difference(before, after):
+    lines = unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
+    return [line for line in lines if line[:1] in "+-@" and not line.startswith(("+++", "---"))]
+
+
+def tried(chosen, jobs, told):
+    """What becomes of each, several at a time; tells each as soon as it is known."""
+    with ExitStack() as stack:
+        benches = SimpleQueue()
+        for _ in range(jobs):
+            benches.put(Bench(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants"))))
+        pool = stack.enter_context(ThreadPoolExecutor(jobs))
+
+        def on_a_bench(work, *args):
+            bench = benches.get()
+            try:
+                return work(bench, *args)
+            finally:
+                benches.put(bench)
+
+        def whole(bench, module):
+            start = time.monotonic()
+            if bench.judged(module) != SURVIVED:
+                sys.exit(f"the tests of {module} fail before anything is broken")
+            return time.monotonic() - start
+
+        concerned = sorted({mutant.module_path.relative_to(ROOT) for mutant in chosen})
+        took = dict(zip(concerned, pool.map(partial(on_a_bench, whole), concerned), strict=True))
+
+        def broken(bench, mutant):
+            module = mutant.module_path.relative_to(ROOT)
+            outcome, how = bench.outcome(mutant, SLACK * took[module] + 30)
+            told(module, mutant, outcome, how)
+            return {"module": str(module), "at": mutant.start_pos, "outcome": outcome, "how": how}
+
+        return list(pool.map(partial(on_a_bench, broken), chosen))
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation.run", description=__doc__)
+    parser.add_argument("--sample", type=int, help="how many to draw; all of them if left out")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="a part of the modules' paths")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--json", type=Path, help="where to write what became of each")
+    options = parser.parse_args()
+    every = [mutant for module in modules() if options.only in str(module) for mutant in mutants(module)]
+    chosen = every
+    if options.sample is not None:
+        chosen = random.Random(options.seed).sample(every, min(options.sample, len(every)))
+    chosen.sort(key=lambda mutant: (str(mutant.module_path), mutant.start_pos))
+    print(f"{len(chosen)} of {len(every)} mutants", flush=True)
+
+    def told(module, mutant, outcome, how):
+        if outcome == SURVIVED:
+            print(f"survived, {module}:{mutant.start_pos[0]}", *how, sep="\n  ", flush=True)
+
+    results = tried(chosen, options.jobs, told)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    for module in sorted({result["module"] for result in results}):
+        counts = Counter(result["outcome"] for result in results if result["module"] == module)
+        print(f"{module}: {dict(counts)}")
+    survivors = sum(result["outcome"] == SURVIVED for result in results)
+    print(f"{len(results) - survivors} of {len(results)} killed: {1 - survivors / len(results):.1%}")
+
+
+if __name__ == "__main__":
+    main()
