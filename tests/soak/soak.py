@@ -92,8 +92,8 @@ def soak(every, count):
 def _looked_at(client, path):
     """What the stores hold. Idle connections of a client that was cut are counted by Redis until it hears.
 
-    Idle rows of SQLite are swept by the 17 s in which they become idle, so that all rows together say where in
-    such a span one looks: those in use are counted, and those that should have gone already.
+    Idle rows of SQLite are swept by the 17 s in which they become idle, so that all rows together say where
+    in such a span one looks: those in use are counted, and those that should have gone already.
     """
     now_us = time.time_ns() // 1_000
     with closing(sqlite3.connect(path)) as file:
