@@ -8,6 +8,8 @@ import pytest
 
 from .simulation import FixedWindow, TokenBucket, simulate
 
+pytestmark = pytest.mark.long
+
 SETTLED_S = 60.0
 
 

@@ -14,6 +14,8 @@ from ..witness import watched
 from .fleet import PATIENCE_S
 from .records import CLOCKS_S
 
+pytestmark = pytest.mark.long
+
 RATE, BURST = "20/s", 5
 GRACE_S = 0.05
 """One slot: so late may a start be, and the one behind it punctual."""

@@ -4,6 +4,8 @@ import pytest
 
 from .fleet import PATIENCE_S
 
+pytestmark = pytest.mark.long
+
 POOLS = ("solo", "threads", "prefork", "gevent")
 
 

@@ -39,7 +39,7 @@ class Seen(NamedTuple):
     text: str
 
 
-@pytest.fixture(params=["redis", "sqlite"])
+@pytest.fixture(params=[pytest.param("redis", marks=pytest.mark.long), "sqlite"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[RedisStore | SQLiteStore, str]]:
     """A store, and where it is."""
     if request.param == "redis":

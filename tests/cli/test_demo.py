@@ -19,6 +19,8 @@ from shapekit.cli.demo_server import LIMIT, Window
 from ..redis_server import RedisServer, shared_server
 from .screen import complaint, shapekit
 
+pytestmark = pytest.mark.long
+
 SECONDS = "1"
 GAPS_NS = st.lists(
     st.sampled_from((0, 1, SECOND_NS // 100, SECOND_NS // 50, SECOND_NS // 2))

@@ -14,6 +14,8 @@ from shapekit.stores.sqlite import SQLiteStore
 from ..redis_server import shared_server
 from .bodies import Bodies
 
+pytestmark = pytest.mark.long
+
 SEATS = 5
 WORKER = Path(__file__).with_name("worker.py")
 PATIENCE_S = 60.0

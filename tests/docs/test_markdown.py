@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,8 +85,19 @@ def dead_links(page: Path) -> list[str]:
     return dead
 
 
+@pytest.fixture
+def logging_as_it_was() -> Iterator[None]:
+    """What a page says of logging is for the page alone."""
+    loggers = [logging.getLogger(name) for name in ("", "shapekit", "shapekit.progress", "shapekit.store")]
+    before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
+    yield
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
+
+
 @pytest.mark.parametrize("page", RUNNING, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_code_of_a_page_runs(page: Path) -> None:
+def test_the_code_of_a_page_runs(page: Path, logging_as_it_was: None) -> None:
     run(page.read_text(encoding="utf-8"), str(page))
 
 

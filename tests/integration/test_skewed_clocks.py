@@ -10,6 +10,8 @@ from shapekit.rate import SECOND_US
 
 from ..redis_server import shared_server
 
+pytestmark = pytest.mark.long
+
 DAY_S = 86_400
 SKEWED = """
 import json, sys, time

@@ -2,9 +2,13 @@
 
 from itertools import groupby
 
+import pytest
+
 from shapekit.rate import SECOND_US
 
 from ..redis_server import shared_server
+
+pytestmark = pytest.mark.long
 
 PROCESSES = 4
 LIMIT = 60

@@ -10,6 +10,8 @@ from shapekit.alarm import AsyncAlarm
 
 from .errors import RefusedByServer, Response
 
+pytestmark = pytest.mark.long
+
 MINUTE_S = 60
 PER_MINUTE = 60_000
 MOST = 1_000

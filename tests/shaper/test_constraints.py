@@ -141,5 +141,5 @@ thorough = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 Constrained.TestCase.settings = ConstrainedAndHeld.TestCase.settings = thorough
-TestConstrained = Constrained.TestCase
-TestConstrainedAndHeld = ConstrainedAndHeld.TestCase
+TestConstrained = pytest.mark.long(Constrained.TestCase)
+TestConstrainedAndHeld = pytest.mark.long(ConstrainedAndHeld.TestCase)

@@ -14,6 +14,8 @@ from anyio.lowlevel import checkpoint
 from shapekit import Shaper
 from shapekit.alarm import AsyncAlarm
 
+pytestmark = pytest.mark.long
+
 CROWD = 1_000
 QUITTERS = 64
 INTERVAL_US = 10_000

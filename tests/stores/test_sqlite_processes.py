@@ -10,6 +10,8 @@ from shapekit import GCRA, Gate, ManualClock, Shaper, StoreUnavailableError
 from shapekit.stores import sqlite_file
 from shapekit.stores.sqlite import SQLiteStore
 
+pytestmark = pytest.mark.long
+
 LIMIT = 60
 CROWD = """
 import sys, threading

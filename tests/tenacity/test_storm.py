@@ -15,6 +15,8 @@ from ..http.server import PATIENCE_S, Reply, Server
 from ..witness import watched
 from . import hammer
 
+pytestmark = pytest.mark.long
+
 RATE = 40
 MOST = 50
 """In a second. A fifth more than what is shaped to: what arrives has been on its way for a while."""

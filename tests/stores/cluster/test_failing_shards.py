@@ -13,6 +13,8 @@ from shapekit import GCRA, Gate, ResilientStore, StoreUnavailableError
 from ...redis_cluster import slot_of, wait_until
 from .stores import PATIENCE_S, TIMEOUT_S, store_on
 
+pytestmark = pytest.mark.long
+
 
 class Callers:
     """Each calls one key again and again, on a thread or on an event loop, until all are told to stop."""
