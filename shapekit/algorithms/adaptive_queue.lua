@@ -27,6 +27,12 @@ function AdaptiveQueue:freeze(s)
 end
 
 function AdaptiveQueue:thaw(frozen)
+    check_numbers(frozen, 5)
+    local places, anchor, virtual, law = unpack(frozen, 6)
+    check_numbers({anchor, virtual}, 2)
+    if #frozen ~= 9 then damaged() end
+    Places.check(places, 0)
+    Aimd.check(law)
     return frozen
 end
 

@@ -88,6 +88,13 @@ class AdaptiveQueue(LeakyQueue):
         """What the Lua twin is made of."""
         return [self.kind, self.least, self.grid.twin(instants)]
 
+    def checked(self, line: Any) -> Any:
+        """A state that was read, as it is; a misfit where no such queue has written it."""
+        *numbers, places, anchor, virtual, law = line
+        self.grid.checked((*numbers, anchor, virtual, places, ()))
+        aimd.checked(law)
+        return line
+
     def state_sent(self, line: Any) -> list[Any]:
         """A state as the twin has it."""
         tail, newest, generation, version, places, anchor, virtual, law = line

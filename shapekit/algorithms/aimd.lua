@@ -25,6 +25,18 @@ function Aimd.cold(least)
     return {least, 0, 0, 0, 0, 0, 0, Tempo.FULL, 0}
 end
 
+function Aimd.check(law)
+    check_numbers(law, 9)
+    local share, ceiling, low, progress, _, _, streak, cap = unpack(law)
+    local is_sound = #law == 9
+        and math.min(share, cap) >= Tempo.LEAST
+        and math.max(share, cap, ceiling, low) <= Tempo.FULL
+        and math.min(ceiling, low, progress, streak) >= 0
+        and progress <= 4 * PLATEAU
+        and streak <= #KEPT
+    if not is_sound then damaged() end
+end
+
 function Aimd.present(law)
     return math.min(law[1], law[8])
 end

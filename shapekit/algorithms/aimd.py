@@ -13,9 +13,9 @@ again, climbs ever faster. Until there is a ceiling at all, it doubles within so
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from shapekit.algorithms.tempo import FULL
+from shapekit.algorithms.tempo import FULL, LEAST
 
 Law: TypeAlias = tuple[int, int, int, int, int, int, int, int, int]
 """share; ceiling (0: none is known) and the share it was lowered to; progress in µs; since when calls must
@@ -50,6 +50,20 @@ START_US = 3_000_000
 def cold(least: int) -> Law:
     """Nothing is known."""
     return (least, 0, 0, 0, 0, 0, 0, FULL, 0)
+
+
+def checked(law: Any) -> None:
+    """Refuse a law that was read and that none of these has made."""
+    share, ceiling, low, progress, since, told, streak, cap, cap_at = law
+    sum((since, told, cap_at))
+    is_sound = (
+        LEAST <= min(share, cap) <= max(share, cap, ceiling, low) <= FULL
+        and min(ceiling, low, progress, streak) >= 0
+        and progress <= 4 * PLATEAU_US
+        and streak <= IN_A_ROW
+    )
+    if not is_sound:
+        raise ValueError("this is no law")
 
 
 def present(law: Law) -> int:

@@ -136,6 +136,14 @@ class Algorithm(Value, ABC, Generic[S]):
         exactly is placed as late as it can have been.
         """
 
+    def checked(self, state: Any) -> S:
+        """A state that was read, as it is. What no program of this kind has written may raise a misfit.
+
+        All that could take for ever, or be answered with what is no number, has to be refused here.
+        """
+        read: S = state
+        return read
+
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         """What the Lua twin is made of: the name of its file, and its numbers, as plain lists.
 

@@ -58,6 +58,13 @@ class Composite(Algorithm[States]):
     def aligned(self) -> bool:
         return any(part.aligned for part in self.parts)
 
+    def checked(self, state: Any) -> States:
+        for part, own in zip(self.parts, state, strict=True):
+            if own is not None:
+                part.checked(own)
+        read: States = state
+        return read
+
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         return ["compose", self.kind, " ".join(self.names), [part.twin(instants) for part in self.parts]]
 

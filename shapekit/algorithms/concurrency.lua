@@ -20,6 +20,18 @@ function Concurrency.new(spec)
     }, Concurrency)
 end
 
+function Concurrency:thaw(frozen)
+    local newest, owners, seats, line = unpack(frozen)
+    if #frozen ~= 4 then damaged() end
+    check_numbers({newest}, 1)
+    for _, one in ipairs(owners) do
+        if one[3] < 1 then damaged() end
+    end
+    Runs.check(seats, 10000)
+    Runs.check(line, self.MOST_WAITING)
+    return frozen
+end
+
 function Concurrency:enter(s, now, skew, owner, number, may_wait)
     Exact.whole("owner", owner, 0, self.LARGEST)
     Exact.whole("number", number, 1, self.LARGEST)

@@ -118,6 +118,12 @@ class Constraints(Value):
             latest = max(latest, algorithm.forecast(before, at + real, 1, skew).full_at_us - real)
         return latest
 
+    def checked(self, states: Any) -> None:
+        """Refuse states that were read where an algorithm cannot have written its own."""
+        for algorithm, own in zip(self.algorithms, states, strict=True):
+            if own is not None:
+                algorithm.checked(own)
+
     def twins(self, instants: Sequence[int]) -> list[Any]:
         """What the Lua twins of the algorithms are made of."""
         return [

@@ -21,6 +21,13 @@ local function damaged()
     error("a stored state is damaged; reset the key", 0)
 end
 
+-- Refuses a stored list that does not begin with so many numbers.
+local function check_numbers(list, count)
+    for index = 1, count do
+        if type(list[index]) ~= "number" then damaged() end
+    end
+end
+
 function Exact.plus(a, a_rest, b, b_rest, q)
     local rest = a_rest + b_rest
     if rest >= q then return a + b + 1, rest - q end

@@ -27,7 +27,7 @@ def stretches(places: tuple[Place, ...], slot: int, time: int) -> Iterator[Stret
         if kind != FREE:
             continue
         begin = start
-        while standing:
+        while standing > 0:
             until = begin
             while not standing & 1:
                 standing >>= 1  # noqa: PLW2901 - read bit by bit, as the twin does

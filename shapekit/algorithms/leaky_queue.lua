@@ -45,7 +45,9 @@ end
 
 function LeakyQueue:thaw(frozen)
     local tail, rest, newest, generation, version, till, shift, places, parts = unpack(frozen)
+    check_numbers(frozen, till and 7 or math.max(4, #frozen))
     if not till then return {tail, rest, tail - newest, generation, version or 0, 0, 0, {}, {}} end
+    Places.check(places, #self.constraints.algorithms)
     return {tail, rest, newest, generation, version, till, shift, places, self.constraints:thaw(parts)}
 end
 

@@ -18,6 +18,13 @@ function PeriodCounter.new(spec)
     }, PeriodCounter)
 end
 
+-- With as many periods as somebody else likes, to look for one that is free might take for ever.
+function PeriodCounter:thaw(frozen)
+    if #frozen % 3 ~= 0 or #frozen > 3 * self.MAX_PERIODS then damaged() end
+    check_numbers(frozen, #frozen)
+    return frozen
+end
+
 function PeriodCounter:decide(s, now, skew, cost)
     local start, ends = self.periods:bounds(now + skew)
     local last = s and #s or 0
@@ -54,7 +61,10 @@ function PeriodCounter:earliest(s, at, skew, cost)
         local start, ends = self.periods:bounds(at + skew)
         local used, opened = self:found(s, start, ends, at)
         if used + cost <= self.limit then return at end
-        at = math.min(ends - skew, opened + 2 * (ends - start))
+        local later = math.min(ends - skew, opened + 2 * (ends - start))
+        -- Where a double is too short for that instant, it would not come nearer.
+        if later <= at then damaged() end
+        at = later
     end
 end
 

@@ -9,6 +9,9 @@ local Periods = {}
 Periods.__index = Periods
 Periods.MINUTE_US = 60000000
 Periods.DAY_US = 86400000000
+Periods.FURTHEST = 2^53
+-- Some periods more have to be exact, where they come along.
+Periods.FURTHEST_LISTED = 2^53 - 2^44
 
 -- spec: "periods", cadence, span, offset in minutes, start of the week, anchor day; of a zone "periods",
 -- "listed", runs.
@@ -17,6 +20,7 @@ function Periods.new(spec)
     local self = setmetatable({cadence = cadence, start = 0, ends = 0}, Periods)
     if cadence == "listed" then
         self.runs = self:checked(spec[3])
+        self.FURTHEST = self.FURTHEST_LISTED
         return self
     end
     if cadence ~= "fixed" and cadence ~= "day" and cadence ~= "week" and cadence ~= "month" then
@@ -31,7 +35,8 @@ end
 
 function Periods:bounds(civil)
     if self.start <= civil and civil < self.ends then return self.start, self.ends end
-    Exact.whole("civil time", civil, -2^53, 2^53)
+    -- What is asked was looked at before: what is too far, or no number at all, comes from a state.
+    if not (math.abs(civil) <= self.FURTHEST) then damaged() end
     self.start, self.ends = self[self.cadence](self, civil)
     return self.start, self.ends
 end

@@ -137,7 +137,11 @@ class Periods(Value):
     def _local_day(self, civil_us: int) -> int:
         if self._zone is None:
             return (civil_us + self.offset_minutes * 60 * SECOND_US) // DAY_US
-        local = datetime.fromtimestamp(civil_us // SECOND_US, self._zone)
+        try:
+            local = datetime.fromtimestamp(civil_us // SECOND_US, self._zone)
+        except OSError as error:
+            # What other instants beyond all calendars raise.
+            raise OverflowError("no calendar has this instant") from error
         return local.toordinal() - _EPOCH_DAY
 
     def _midnight_us(self, day: int) -> int:

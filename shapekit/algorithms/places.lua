@@ -10,7 +10,25 @@ local Places = {MOST = 64}
 do
 
 local less, minus = Exact.less, Exact.minus
-local FENCE, GAP = 5, 6
+local FENCE, GAP, HOLE = 5, 6, 11
+
+-- Numbers, false where there is none, and tables of them.
+local function refuse_text(value)
+    local kind = type(value)
+    if kind == "string" then damaged() end
+    for _, inner in pairs(kind == "table" and value or {}) do refuse_text(inner) end
+end
+
+-- Refuses places that were read and that are none, or more than may be; of a hole there are so many receipts.
+function Places.check(places, count)
+    if #places > 256 then damaged() end
+    for _, place in ipairs(places) do
+        local size = #place
+        check_numbers(place, size > GAP and HOLE - 1 or math.max(size, FENCE))
+        if size > GAP and #place[HOLE] ~= count then damaged() end
+        refuse_text(place[HOLE])
+    end
+end
 
 function Places.taken(start, start_rest, last, last_rest, since)
     return {start, start_rest, last, last_rest, since}

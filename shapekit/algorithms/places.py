@@ -7,12 +7,18 @@ overlaps it is void: so nobody gives back twice, and nobody what another has got
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from shapekit.algorithms.constraints import Receipts
 
 MAX_HOLES = 64
 """Free places in the middle that are remembered; beyond it a place expires unused."""
+
+MOST_PLACES = 4 * MAX_HOLES
+"""More of them no queue has: what takes long with many must not take as long as somebody else likes."""
+
+_NUMBERS = 5
+_UNDO = 2
 
 TAKEN = -1
 """In place of a departure: nobody may have this place any more."""
@@ -25,6 +31,16 @@ who stands in it), the tail and the newest departure before it, and what its dep
 def taken(start: int, end: int, since: int) -> Place:
     """A fence: a place that nobody may have. It only voids the grants of whoever had it."""
     return (start, end, since, TAKEN, 0, (0, 0), ())
+
+
+def checked(places: Any) -> None:
+    """Refuse places that were read and that are none, or more than may be."""
+    if len(places) > MOST_PLACES:
+        raise ValueError("these are too many places")
+    for *numbers, undo, receipts in places:
+        sum((*numbers, *undo, len(receipts)))
+        if len(numbers) != _NUMBERS or len(undo) != _UNDO:
+            raise ValueError("this is no place")
 
 
 def is_full(places: tuple[Place, ...]) -> bool:

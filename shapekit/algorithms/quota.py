@@ -191,6 +191,9 @@ class Quota(Algorithm[Any]):
     def decision_received(self, sent: Any) -> Decision:
         return self.counter.decision_received(sent)
 
+    def checked(self, state: Any) -> Any:
+        return self.counter.checked(state)
+
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         twin = self.counter.twin(instants)
         return twin if isinstance(self.counter, _COUNTING) else ["quota", twin]

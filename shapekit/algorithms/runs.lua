@@ -3,6 +3,17 @@
 
 local Runs = {}
 
+-- Refuses runs that were read and that are empty, or more than may be: each number is gone through.
+function Runs.check(runs, most)
+    local many = 0
+    for _, run in ipairs(runs) do
+        check_numbers(run, 3)
+        if run[2] > run[3] then damaged() end
+        many = many + (run[3] - run[2]) + 1
+    end
+    if many > most then damaged() end
+end
+
 -- Adds to a list of runs that nobody else has.
 function Runs.add(runs, owner, first, last)
     local newest = runs[#runs]

@@ -10,11 +10,17 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Run: TypeAlias = tuple[int, int, int]
 """An owner, and the first and the last of its numbers that stand here one after the other."""
 Runs: TypeAlias = tuple[Run, ...]
+
+
+def checked(runs: Any, most: int) -> None:
+    """Refuse runs that were read and that are empty, or more than may be: each number is gone through."""
+    if len(runs) > most or not all(first <= last for _, first, last in runs) or count(runs) > most:
+        raise ValueError("these are no calls in a row")
 
 
 def joined(runs: Runs, owner: int, first: int, last: int | None = None) -> Runs:

@@ -19,6 +19,17 @@ function SpreadCounter.new(spec)
     }, SpreadCounter)
 end
 
+function SpreadCounter:thaw(frozen)
+    local book, paces = unpack(frozen)
+    if #frozen ~= 2 then damaged() end
+    self.counter:thaw(book)
+    self.counter:thaw(paces)
+    for place = 3, #paces, 3 do
+        if paces[place] < 1 or paces[place] > 1e12 then damaged() end
+    end
+    return frozen
+end
+
 function SpreadCounter:decide(s, now, skew, cost)
     if self:earliest(s, now, skew, cost) > now then
         return s, self:decision(s, now, skew, cost), 0, false
@@ -44,7 +55,9 @@ function SpreadCounter:earliest(s, at, skew, cost)
         local ready = self:ready(used, due, units, ends - skew)
         if ready <= at then return at end
         -- A new period has a pace of its own, and so has one that is no longer remembered.
-        at = math.min(ready, ends - skew, opened + 2 * (ends - start))
+        local later = math.min(ready, ends - skew, opened + 2 * (ends - start))
+        if later <= at then damaged() end
+        at = later
     end
 end
 

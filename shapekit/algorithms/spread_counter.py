@@ -10,6 +10,7 @@ from shapekit.algorithms.base import Algorithm, Decided, Outcome
 from shapekit.algorithms.period_counter import Book, PeriodCounter
 from shapekit.algorithms.periods import Periods
 from shapekit.decision import Decision, Forecast, Receipt
+from shapekit.rate import MAX_COUNT
 
 Pace: TypeAlias = tuple[int, int]
 """The instant and the cost of the last charge in a period; a cost of 0 is none."""
@@ -152,6 +153,14 @@ class SpreadCounter(Algorithm[Spread]):
 
     def life(self, state: Spread, now: int, skew: int = 0) -> int:
         return self.counter.life(state[0], now, skew)
+
+    def checked(self, state: Any) -> Any:
+        book, paces = state
+        self.counter.checked(book)
+        self.counter.checked(paces)
+        if not all(0 < cost <= MAX_COUNT for cost in paces[2::3]):
+            raise ValueError("these are no costs")
+        return state
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         return ["spread_counter", *self.counter.twin(instants)[1:]]

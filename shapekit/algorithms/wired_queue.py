@@ -13,13 +13,15 @@ from shapekit.algorithms.base import decision_of
 from shapekit.algorithms.constraints import Constraints, Receipts
 from shapekit.algorithms.gaps import FREE
 from shapekit.algorithms.grant import Grant, Granted
-from shapekit.algorithms.places import TAKEN, Place, taken
+from shapekit.algorithms.places import TAKEN, Place, checked, taken
 from shapekit.value import Value
 
 _PLAIN = 12
 """The length of the answer to an admitted call that no constraint was charged for."""
 REFUSED = 5
 """The length of the answer to a refused one."""
+_NUMBERS = 6
+"""How many numbers a line begins with."""
 _FENCE = 5
 _GAP = 6
 
@@ -41,6 +43,16 @@ class WiredQueue(Value):
         constraints = self.constraints.twins(instants)
         interval = divmod(self._p, self._q)
         return ["leaky_queue", self.burst, self._q, interval, self._paced, self.max_cost, constraints]
+
+    def checked(self, line: Any) -> Any:
+        """A line that was read, as it is; a misfit where no queue has written it."""
+        *numbers, places, parts = line
+        if len(numbers) != _NUMBERS:
+            raise ValueError("this is no line")
+        sum(numbers)
+        checked(places)
+        self.constraints.checked(parts)
+        return line
 
     def state_sent(self, line: Any) -> list[Any]:
         """A line as the twin has it."""

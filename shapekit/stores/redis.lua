@@ -78,7 +78,7 @@ end
 
 local function run(call, state)
     local now = time_of(call)
-    local operation, skew = call[1], Exact.whole("skew", call[3], -2^53, 2^53)
+    local operation, skew = call[1], Exact.whole("skew", call[3], -2^53, 2^53 - now)
     if operation == "look" then return state, {state or false, now, skew}, 0, false end
     local method = program[METHODS[operation]]
     if not method then error("shapekit: operation " .. tostring(operation) .. " is unknown", 0) end

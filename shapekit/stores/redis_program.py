@@ -150,6 +150,7 @@ class RedisProgram:
         parts: Sequence[Any] = self.program.parts if len(keys) > 1 and not each else ()
         mode = "each" if each else "parts" if parts else "one"
         adoptions: dict[int, tuple[Any, ...]] = {}
+        problem = None
         for _ in range(ANSWERS_AT_MOST):
             script = self._script(operations, mode)
             head = self._parts_head if parts else self._head
@@ -166,6 +167,8 @@ class RedisProgram:
                 adoptions[index] = (index, *adopted) if adopted else ()
             else:
                 return reply
+        if problem == "beyond":
+            raise _damaged(OverflowError("it is about too many periods"))
         raise ConfigError(
             "name", self.name, "is written to by programs of different numbers all the time", "use two names"
         )

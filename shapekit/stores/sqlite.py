@@ -161,9 +161,8 @@ class SQLiteStore(Store):
             if row is None:
                 now, state = records.cold_at(execute, now), None
             else:
-                state = records.state(row)
-                if row[2] != number:
-                    state = adopted(program, state, records.writer(execute, row[2]), now, skew)
+                writer = program if row[2] == number else records.writer(execute, row[2])
+                state = adopted(program, records.state(row, writer), writer, now, skew)
             outcome = step(state, now, *args, skew=skew) if civil else step(state, now, *args)
             if operation == "look":
                 sound(program, *outcome)
@@ -182,11 +181,10 @@ class SQLiteStore(Store):
             skew = wall_us() - now
             if None in rows:
                 now = records.cold_at(execute, now)
+            writers = [None if row is None else records.writer(execute, row[2]) for row in rows]
             states = tuple(
-                None
-                if row is None
-                else adopted(part, records.state(row), records.writer(execute, row[2]), now, skew)
-                for part, row in zip(parts, rows, strict=True)
+                None if row is None else adopted(part, records.state(row, writer), writer, now, skew)
+                for part, row, writer in zip(parts, rows, writers, strict=True)
             )
             outcome = step(states, now, *args, skew=skew)
             if reads:

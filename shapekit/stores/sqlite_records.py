@@ -103,10 +103,11 @@ class SqliteRecords:
         found: Row | None = execute(_FIND, place).fetchone()
         return found
 
-    def state(self, row: Row) -> Any:
-        """The state in a row."""
+    def state(self, row: Row, writer: Any) -> Any:
+        """The state in a row that `writer` wrote."""
         try:
-            return unpacked(row[1])
+            state = unpacked(row[1])
+            return None if state is None else writer.checked(state)
         except (ValueError, TypeError, RecursionError):
             raise StoreUnavailableError(
                 f"a state in {self.file.path!r} is damaged; reset the key, or remove the file"

@@ -46,7 +46,15 @@ def test_ci_takes_its_test_command_from_the_readme(root: Path) -> None:
 
 def test_ci_checks_format_lint_and_types_first(root: Path) -> None:
     script = (root / ".ci" / "run").read_text(encoding="utf-8")
-    steps = ["ruff format --check", "ruff check", "mypy", "pyright", "gate.py", 'eval "$test_command"']
+    steps = [
+        "ruff format --check",
+        "ruff check",
+        "mypy",
+        "pyright",
+        "gate.py",
+        "-m long",
+        'eval "$test_command"',
+    ]
     at = [script.index(step) for step in steps]
     assert at == sorted(at)
     assert "set -euo pipefail" in script

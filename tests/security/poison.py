@@ -26,21 +26,22 @@ GARBAGE = (
 ASKED: dict[str, tuple[Any, ...]] = {
     "check": (1,), "peek": (), "forecast": (1,), "refund": (1, None), "debit": (1,), "earliest": (1,),
     "commit": (1, 10**6), "reserve": ((1, 10**6, 7),), "look": (), "confirm": (), "hold": (10**6, 7),
-    "resume": (0,),
+    "resume": (0,), "reserve_many": (((1, 10**6, 7),), (3, 10**6, 7)),
+    "throttled": (10**5, 10**6, 7), "succeeded": (3, 10**5, 7), "stated": (2**29, 10**5, 7),
+    "enter": (7, 50, 1), "watch": (7,), "leave": (7, 2), "keep": (7, 40, (1, 3)),
 }  # fmt: skip
-QUEUES = ("reserve", "look", "confirm", "hold", "resume", "cancel", "settle")
+"""What each operation is asked with. The owner 7 is the one that the state is of."""
+QUEUES = ("reserve", "look", "confirm", "reserve_many", "hold", "resume", "cancel", "settle", "cancel_many")
+ADAPTIVE = tuple(
+    one for one in (*QUEUES, "throttled", "succeeded", "stated") if one not in ("reserve_many", "cancel_many")
+)
+ROOMS = ("enter", "look", "watch", "leave", "keep")
 GATES = ("check", "peek", "forecast", "refund", "debit", "earliest", "commit")
 
 
 def trials() -> list[Trial]:
-    """Programs of every kind that a gate or a shaper has."""
-    return [trial for kind, made in GROUPS.items() if kind in KINDS for trial in made()]
-
-
-KINDS = (
-    *("gcra", "token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log", "quota"),
-    *("all_of", "any_of", "first_of", "leaky_queue"),
-)
+    """Programs of every kind."""
+    return [trial for made in GROUPS.values() for trial in made()]
 
 
 def lied(value: Any, chance: random.Random) -> Any:
@@ -68,16 +69,21 @@ class Victim:
     def __init__(self, store: Any, trial: Trial, chance: random.Random) -> None:
         self._store = store
         self._chance = chance
-        operations = QUEUES if trial.is_queue else GATES
+        operations = operations_of(trial)
         self._asks = {operation: store.bind("victim", trial.program, operation) for operation in operations}
         parts = len(getattr(trial.program, "parts", ()))
         self._key = tuple("k" * (part + 1) for part in range(parts)) if trial.apart else "k"
         self._grants = []
-        for _ in range(chance.randrange(1, 6)):
+        for number in range(1, 1 + chance.randrange(1, 6)):
             if trial.is_queue:
                 self._grants.append(Grant(*self._asks["reserve"](self._key, (1, None, 7))))
+            elif trial.is_room:
+                self._asks["enter"](self._key, 7, number, 1)
+                self._asks["enter"](self._key, 8, number, 1)
             else:
                 self._asks["check"](self._key, 1)
+        if trial.is_adaptive:
+            self._asks["throttled"](self._key, 10**5, 10**6, 7)
         if trial.is_queue and chance.random() < 0.5:
             self._asks["cancel"](self._key, self._grants[0])
 
@@ -87,18 +93,64 @@ class Victim:
         for operation, ask in self._asks.items():
             if operation == "cancel":
                 args: tuple[Any, ...] = (self._grants[-1],)
+            elif operation == "cancel_many":
+                args = (tuple(self._grants),)
             elif operation == "settle":
                 args = ((self._grants[-1], 3, 7),)
             else:
                 args = ASKED[operation]
             try:
-                ask(self._key, *args)
+                answer = ask(self._key, *args)
             except ShapekitError as error:
                 refused += 1
                 assert len(str(error)) < 2_000
+            else:
+                assert operation == "look" or is_answer(operation, answer), (operation, answer)
         list(self._store.survey())
         assert all(isinstance(key, str) for key in [*self._store.keys("")])
         return refused
+
+
+def operations_of(trial: Trial) -> tuple[str, ...]:
+    """All that may be asked of a program."""
+    if trial.is_room:
+        return ROOMS
+    if trial.is_queue:
+        return ADAPTIVE if trial.is_adaptive else QUEUES
+    return GATES
+
+
+def is_answer(operation: str, answer: Any) -> bool:
+    """Whether whoever asked can go on from it: as many numbers as there have to be."""
+    match operation:
+        case "check" | "peek" | "refund" | "debit" | "commit":
+            told = answer.binding is None or isinstance(answer.binding, str)
+            return told and _are_numbers((*answer[:6], answer.delay_us), 7)
+        case "reserve":
+            return _is_granted(answer)
+        case "reserve_many":
+            standing, granted = answer
+            return is_answer("confirm", standing) and all(map(_is_granted, granted))
+        case "confirm":
+            return _are_numbers(answer, 6 if len(answer) == 6 else 4)
+        case "forecast" | "throttled" | "succeeded" | "stated":
+            return _are_numbers(answer, 3)
+        case "enter":
+            return _are_numbers(answer, 2)
+        case "watch" | "leave" | "keep":
+            return 1 <= len(answer) <= 20_001 and _are_numbers(answer, len(answer))
+    return _are_numbers((answer,), 1)
+
+
+def _is_granted(answer: Any) -> bool:
+    """The same of a turn, or of a refusal."""
+    _, wait, departs_at, held, denial, *numbers, undo, _ = answer
+    told = denial is None or is_answer("check", denial)
+    return told and _are_numbers((wait, departs_at, held, *numbers, *undo), 11)
+
+
+def _are_numbers(values: Any, count: int) -> bool:
+    return len(values) == count and all(isinstance(value, int) for value in values)
 
 
 # MessagePack, as far as states need it

@@ -1,0 +1,322 @@
+"""Every number of a state is replaced by every lie: what follows is a refusal or an answer, and soon."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shapekit import (
+    GCRA,
+    FixedWindow,
+    ManualClock,
+    Quota,
+    RedisStore,
+    SlidingWindow,
+    SQLiteStore,
+    StoreUnavailableError,
+    all_of,
+)
+from shapekit.algorithms.adaptive_queue import AdaptiveQueue
+from shapekit.algorithms.concurrency import Concurrency
+from shapekit.algorithms.grant import Grant
+from shapekit.rate import Rate
+from shapekit.testing.trials import Trial, queue
+
+from ..redis_server import shared_server
+from .poison import ASKED, NOW_US, as_text, is_answer, operations_of, packed, unpacked
+
+pytestmark = pytest.mark.long
+
+PREFIX = "forged"
+LARGEST = 2**53 - 1
+FALSE = (
+    *(-1, 0, NOW_US, LARGEST, -LARGEST, 2**63 - 1, 10**400, 1.5, float("nan")),
+    *(True, None, "", "9", [], {"a": 1}),
+)
+CALLS = 5
+PROGRAMS: dict[str, Any] = {
+    "spread over days": Quota("3/day", spread=True),
+    "spread, in a zone": Quota("3/day", tz="Europe/Berlin", spread=True),
+    "spread over odd spans": Quota("2/fixed:999983us", offset_minutes=7, spread=True),
+    "days": Quota("1/day"),
+    "months, in a zone": Quota("1/month", tz="America/New_York", anchor_day=31),
+    "spread, in a composite": all_of(a=Quota("3/day", spread=True), b=GCRA("3/day", 9)),
+    "line with a gap": queue("7/s"),
+    "line, spread": queue(
+        "5/day", gates=(Quota("1/day", tz="Europe/Berlin", spread=True), FixedWindow("4/s"))
+    ),
+    "line under windows": queue("5/s", gates=(SlidingWindow("2/s"), GCRA("2/s", 2))),
+    "found rate": AdaptiveQueue(Rate.parse("1/s"), Rate.parse("62/s"), 3),
+    "few seats": Concurrency(4, "10s"),
+    "one seat": Concurrency(1, "1h"),
+}
+EACH = pytest.mark.parametrize("told", PROGRAMS)
+
+
+class Life:
+    """A program in a store that was asked for a while, so that its state has all that one may have."""
+
+    def __init__(self, store: Any, clock: ManualClock, program: Any) -> None:
+        self.trial = Trial(program, 1)
+        self._store = store
+        self._asks = {one: store.bind("forged", program, one) for one in operations_of(self.trial)}
+        self._grants: list[Grant] = []
+        self._live(clock)
+
+    def _live(self, clock: ManualClock) -> None:
+        if self.trial.is_room:
+            for number in range(1, 6):
+                for owner in (7, 8):
+                    self._ask("enter", owner, number, 1)
+            self._ask("leave", 7, 1)
+            return
+        if self.trial.is_queue:
+            self._grants = [Grant(*self._ask("reserve", (1, 2**51, 7))) for _ in range(CALLS)]
+            if self.trial.is_adaptive:
+                self._ask("succeeded", 3, 10**5, 7)
+                self._ask("throttled", 10**5, 10**5, 7)
+            for place in (1, 3):
+                self._ask("cancel", self._grants[place])
+            return
+        for _ in range(CALLS):
+            self._ask("commit", 1, 2**51)
+        clock.advance(0.1)
+
+    def ask_all(self, *refusals: type[Exception]) -> int:
+        """Ask everything; how much of it was refused."""
+        refused = 0
+        last = self._grants[-1:]
+        odd: dict[str, tuple[Any, ...]] = {
+            "cancel": tuple(last[:1]),
+            "cancel_many": (tuple(last),),
+            "settle": ((last[0], 3, 7),) if last else (),
+        }
+        for operation in self._asks:
+            try:
+                answer = self._ask(operation, *(odd.get(operation) or ASKED[operation]))
+            except refusals as error:
+                refused += 1
+                assert len(str(error)) < 2_000
+            else:
+                assert operation == "look" or is_answer(operation, answer), (operation, answer)
+        return refused
+
+    def heal(self) -> None:
+        """A reset makes the key as good as new."""
+        self._store.reset("forged", self.trial.program, "k")
+        assert self.ask_all() == 0
+
+    def _ask(self, operation: str, *args: Any) -> Any:
+        return self._asks[operation]("k", *args)
+
+
+def forgeries(state: Any) -> Iterator[Any]:
+    """The state with one lie in it, for every place and every lie; one part missing, one part twice."""
+    yield from FALSE
+    if isinstance(state, list):
+        for place, part in enumerate(state):
+            yield [*state[:place], *state[place + 1 :]]
+            yield [*state[:place], part, *state[place:]]
+            for told in forgeries(part):
+                yield [*state[:place], told, *state[place + 1 :]]
+
+
+class InRedis:
+    """A life in Redis, whose state can be written anew."""
+
+    def __init__(self, program: Any, clock: ManualClock) -> None:
+        self._client = shared_server().client()
+        self.store = RedisStore.from_url(shared_server().url, prefix=PREFIX, clock=clock)
+        self.life = Life(self.store, clock, program)
+        [self._key] = self._client.keys(f"{PREFIX}:{{*")
+        self._tag, *self.state = unpacked(self._client.get(self._key))
+
+    def write(self, state: Any) -> None:
+        parts = state if isinstance(state, list) else [state]
+        self._client.set(self._key, b"".join(map(packed, [self._tag, *parts])))
+
+    def close(self) -> None:
+        self._client.delete("nothing", *self._client.keys(f"{PREFIX}:*"))
+        self._client.close()
+        self.store.close()
+
+
+class InFile:
+    """A life in a file, whose state can be written anew."""
+
+    def __init__(self, program: Any, clock: ManualClock, path: Path) -> None:
+        self.store = SQLiteStore(path, clock=clock)
+        self.life = Life(self.store, clock, program)
+        with self.store._file as execute:
+            [(text,)] = execute("SELECT state FROM records").fetchall()
+        self.state = json.loads(text)
+
+    def write(self, state: Any) -> None:
+        with self.store._file as execute:
+            execute("UPDATE records SET state = ?, expires_us = ?", (as_text(state), 2**61))
+
+    def close(self) -> None:
+        self.store.close()
+
+
+@pytest.fixture(params=["Redis", "SQLite"])
+def lived(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], Any]]:
+    """Lets a program live in the store, by what is told of it."""
+    made: list[Any] = []
+
+    def live(told: str) -> Any:
+        clock = ManualClock(NOW_US / 1e6)
+        where = (
+            InRedis(PROGRAMS[told], clock)
+            if request.param == "Redis"
+            else InFile(PROGRAMS[told], clock, tmp_path / "forged.db")
+        )
+        made.append(where)
+        return where
+
+    yield live
+    for where in made:
+        where.close()
+
+
+@EACH
+def test_a_lie_anywhere_is_a_refusal_or_does_no_harm(lived: Callable[[str], Any], told: str) -> None:
+    where = lived(told)
+    refused = 0
+    for state in forgeries(where.state):
+        where.write(state)
+        refused += where.life.ask_all(StoreUnavailableError)
+        list(where.store.survey())
+    assert refused > 100
+    where.write("x")
+    where.life.heal()
+
+
+LISTS: list[tuple[str, tuple[int, ...]]] = [
+    *(("days", ()), ("months, in a zone", ()), ("spread over days", (0,)), ("spread over days", (1,))),
+    *(("spread, in a composite", (0, 0)), ("line, spread", (-1, 0, 0)), ("line, spread", (-2,))),
+    *(("line with a gap", (-2,)), ("line under windows", (-2,)), ("found rate", (-4,))),
+    *(("few seats", (-2,)), ("one seat", (-1,)), ("few seats", (-1,))),
+]
+
+
+@pytest.mark.parametrize(("told", "place"), LISTS)
+def test_lists_longer_than_any_are_refused(
+    lived: Callable[[str], Any], told: str, place: tuple[int, ...]
+) -> None:
+    """What is fast with as many as there may be would take for ever with as many as somebody likes."""
+    where = lived(told)
+    part = where.state
+    for index in place:
+        part = part[index]
+    assert part
+    part += part[-3:] * 10_000
+    where.write(where.state)
+    assert where.life.ask_all(StoreUnavailableError) == len(operations_of(where.life.trial))
+    where.life.heal()
+
+
+RANGES = [(1, LARGEST), (-LARGEST, LARGEST), (5, 4), (5, -LARGEST), (LARGEST, 1), (1, 10_001), (2, 20_000)]
+
+
+@pytest.mark.parametrize("told", ["few seats", "one seat"])
+@pytest.mark.parametrize("ends", RANGES, ids=str)
+@pytest.mark.parametrize("which", ["seats", "line"])
+def test_nobody_goes_through_calls_that_cannot_be(
+    lived: Callable[[str], Any], told: str, ends: tuple[int, int], which: str
+) -> None:
+    where = lived(told)
+    newest, owners, seats, line = where.state
+    forged = [[7, *ends]]
+    where.write([newest, owners, forged, line] if which == "seats" else [newest, owners, seats, forged])
+    assert where.life.ask_all(StoreUnavailableError) == len(operations_of(where.life.trial))
+    where.life.heal()
+
+
+def test_as_many_calls_as_there_may_be_are_no_damage(lived: Callable[[str], Any]) -> None:
+    where = lived("one seat")
+    newest, owners, *_ = where.state
+    where.write([newest, owners, [[7, 1, 10_000]], [[7, 10_001, 20_000]]])
+    assert where.life.ask_all() == 0
+
+
+LAWS = [
+    (0, 0),
+    (0, 2**30 + 1),
+    (1, -1),
+    (2, -1),
+    (2, 2**31),
+    (3, -1),
+    (3, 80_000_001),
+    (6, -1),
+    (6, 4),
+    (7, 0),
+]
+
+
+@pytest.mark.parametrize(("place", "value"), LAWS)
+def test_a_law_that_nothing_leads_to_is_refused(lived: Callable[[str], Any], place: int, value: int) -> None:
+    """Where one of the twins would go on from it, and the other not, they would not decide alike."""
+    where = lived("found rate")
+    where.state[-1][place] = value
+    where.write(where.state)
+    assert where.life.ask_all(StoreUnavailableError) == len(operations_of(where.life.trial))
+    where.life.heal()
+
+
+@pytest.mark.parametrize("cost", [0, -1, 10**12 + 1, LARGEST])
+def test_a_charge_of_more_than_there_are_numbers_for_is_refused(
+    lived: Callable[[str], Any], cost: int
+) -> None:
+    where = lived("spread over days")
+    where.state[1][2] = cost
+    where.write(where.state)
+    assert where.life.ask_all(StoreUnavailableError) == len(operations_of(where.life.trial))
+    where.life.heal()
+
+
+@pytest.mark.parametrize("standing", [-1, -2, -(2**40), LARGEST])
+def test_a_gap_with_bits_below_nothing_ends(lived: Callable[[str], Any], standing: int) -> None:
+    where = lived("line with a gap")
+    [places] = [part for part in where.state if isinstance(part, list) and part]
+    [gap] = [place for place in places if (place[5] if len(place) == 6 else place[3] == -2)]
+    gap[5 if len(gap) == 6 else 4] = standing
+    where.write(where.state)
+    where.life.ask_all(StoreUnavailableError)
+    where.life.heal()
+
+
+@pytest.mark.parametrize("opened", [-LARGEST, -(2**52), 0, LARGEST - 1, LARGEST])
+@pytest.mark.parametrize("ahead_us", [0, -1, 1, -86_399_999_997, -86_399_999_999])
+@pytest.mark.parametrize("told", ["days", "spread over days", "spread over odd spans"])
+def test_a_period_of_any_time_is_left_behind(
+    lived: Callable[[str], Any], told: str, opened: int, ahead_us: int
+) -> None:
+    """At the end of what a double holds, one microsecond more is none more."""
+    where = lived(told)
+    where.store.clock.step_wall(ahead_us / 1e6)
+    counter = PROGRAMS[told].counter
+    periods = getattr(counter, "counter", counter).periods
+    book = []
+    for civil in (opened + ahead_us, opened, opened + 10**6):
+        start, end = periods.bounds(civil)
+        book += [part for begun in (start, end) for part in (min(begun, LARGEST), 10**12, opened)]
+    where.write([book, []] if told.startswith("spread") else book)
+    where.life.ask_all(StoreUnavailableError)
+    where.life.heal()
+
+
+def test_a_far_period_of_one_key_is_no_trouble_for_others(lived: Callable[[str], Any]) -> None:
+    for told in ("months, in a zone", "spread, in a zone"):
+        where = lived(told)
+        spread_out = [part for year in range(16) for part in (year * 10**14, 1, NOW_US)]
+        far = (LARGEST, LARGEST - 2**40, -LARGEST, 2**52, 10**12)
+        for periods in (*([start, 1, start] for start in far), spread_out):
+            where.write([periods, []] if told.startswith("spread") else periods)
+            where.life.ask_all(StoreUnavailableError)
+        where.life.heal()
+        where.store.reset_all()
