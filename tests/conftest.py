@@ -26,7 +26,17 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_finish():
-    """Thousands of tests are no garbage: to look through them stops everybody for a third of a second."""
+    leave_out_what_is_here()
+
+
+def pytest_runtest_teardown(item, nextitem):
+    if nextitem is None or nextitem.path != item.path:
+        leave_out_what_is_here()
+
+
+def leave_out_what_is_here():
+    """Thousands of tests and what they leave are no garbage: to look through them again and again stops
+    everybody for up to a third of a second, also those whose instants are looked at."""
     gc.collect()
     gc.freeze()
 

@@ -143,6 +143,7 @@ def test_a_redis_that_stands_still(server, fleet, book, app):
     server.thaw()
     rows = all_have_run(book, "freeze", 120)
     assert all(worker.is_alive for worker in workers)
+    assert not shared_slots(rows)
     check_pace([row.slot for row in rows], RATES["brisk"])
 
 

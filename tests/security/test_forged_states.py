@@ -1,9 +1,10 @@
-"""Every number of a state is replaced by every lie: what follows is a refusal or an answer, and soon."""
+"""Every number of a state is replaced by lies of every kind: what follows is a refusal or an answer, soon."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,9 @@ def forgeries(state: Any) -> Iterator[Any]:
 class InRedis:
     """A life in Redis, whose state can be written anew."""
 
+    stride = 3
+    """The program there is asked over a wire: at each place every third lie, and another one at the next."""
+
     def __init__(self, program: Any, clock: ManualClock) -> None:
         self._client = shared_server().client()
         self.store = RedisStore.from_url(shared_server().url, prefix=PREFIX, clock=clock)
@@ -147,6 +151,8 @@ class InRedis:
 
 class InFile:
     """A life in a file, whose state can be written anew."""
+
+    stride = 1
 
     def __init__(self, program: Any, clock: ManualClock, path: Path) -> None:
         self.store = SQLiteStore(path, clock=clock)
@@ -187,7 +193,7 @@ def lived(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[
 def test_a_lie_anywhere_is_a_refusal_or_does_no_harm(lived: Callable[[str], Any], told: str) -> None:
     where = lived(told)
     refused = 0
-    for state in forgeries(where.state):
+    for state in islice(forgeries(where.state), None, None, where.stride):
         where.write(state)
         refused += where.life.ask_all(StoreUnavailableError)
         list(where.store.survey())
