@@ -110,8 +110,8 @@ class Start(NamedTuple):
 
 
 def starts(book, where):
-    """Who has started so far, in that order."""
-    return sorted(Start(*json.loads(row)) for row in book.lrange(f"starts:{where}", 0, -1))
+    """Who has started so far, in that order. What was written down again for want of an answer is one start."""
+    return sorted(Start(*json.loads(row)) for row in set(book.lrange(f"starts:{where}", 0, -1)))
 
 
 def most_in(rows, window_s):
