@@ -110,7 +110,7 @@ class Start(NamedTuple):
 
 
 def starts(book, where):
-    """Who has started so far, in that order. What was written down again for want of an answer is one start."""
+    """Who has started so far, in that order. What is written down twice, for want of an answer, is one."""
     return sorted(Start(*json.loads(row)) for row in set(book.lrange(f"starts:{where}", 0, -1)))
 
 
