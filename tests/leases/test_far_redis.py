@@ -95,7 +95,7 @@ def test_four_processes_far_away_reach_the_limit(script, prefix, far):  # noqa: 
     """Most of it, with a trip for twenty calls, counted on the way; and never more than it.
 
     Four busy processes, a proxy and a server on two cores, beside other tests: what is late then passes
-    unused. That it is 95 % where nobody is late, the simulations say.
+    unused. So it is most of what the machine let them do; the 95 % where nobody is late, the simulations say.
     """
     arguments = (far.url(), prefix, RATE, SECONDS, 8)
     processes = started(script, arguments, [WORKER] * PROCESSES)
@@ -111,7 +111,7 @@ def test_four_processes_far_away_reach_the_limit(script, prefix, far):  # noqa: 
     start, end = left[0][0], left[-1][0]
     stalled = witness.stalls.within(start, end)
     rate = len(left) / (end - start)
-    assert len(left) >= 0.6 * RATE * (end - start - stalled), (rate, stalled)
+    assert len(left) >= 0.9 * RATE * (end - start - stalled), (rate, stalled)
     # Nobody starves; how fair it is where no machine stalls, the simulations say.
     assert min(len(each) for each in told) >= SECONDS
     assert trips <= len(left) / 20, (trips, len(left))
