@@ -120,27 +120,28 @@ class Bench:
         broken = mutate_code(whole, operator, mutant.occurrence)
         path.write_text(broken, "utf-8")
         try:
-            return self.judged(mutant.module_path.relative_to(ROOT), patience_s), difference(whole, broken)
+            tests = tests_of(mutant.module_path.relative_to(ROOT))
+            return self.judged(tests, patience_s), difference(whole, broken)
         finally:
             path.write_text(whole, "utf-8")
 
-    def judged(self, module, patience_s=None):
-        """What the tests of a module say as it is now."""
+    def judged(self, tests, patience_s=None):
+        """What these tests say of the copy as it is now."""
         options = ("-x", "-q", "-p", "no:cacheprovider", "--tb=no", "--no-header")
-        command = [sys.executable, "-m", "pytest", *options, *tests_of(module)]
+        command = [sys.executable, "-m", "pytest", *options, *tests]
         # A file that changes twice in a second must not be taken for its bytecode.
         env = {**os.environ, "PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
         with Popen(
             command, cwd=self.folder, env=env, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
-        ) as tests:
+        ) as running:
             try:
-                code = tests.wait(patience_s)
+                code = running.wait(patience_s)
             except TimeoutExpired:
                 return NEVER_ENDS
             finally:
                 # Its servers go with it.
                 with suppress(ProcessLookupError):
-                    os.killpg(tests.pid, signal.SIGKILL)
+                    os.killpg(running.pid, signal.SIGKILL)
         return SURVIVED if code == 0 else KILLED
 
 
@@ -164,18 +165,18 @@ def tried(chosen, jobs, told):
             finally:
                 benches.put(bench)
 
-        def whole(bench, module):
+        def whole(bench, tests):
             start = time.monotonic()
-            if bench.judged(module) != SURVIVED:
-                sys.exit(f"the tests of {module} fail before anything is broken")
+            if bench.judged(tests) != SURVIVED:
+                sys.exit(f"{' '.join(tests)} fail before anything is broken")
             return time.monotonic() - start
 
-        concerned = sorted({mutant.module_path.relative_to(ROOT) for mutant in chosen})
+        concerned = sorted({tests_of(mutant.module_path.relative_to(ROOT)) for mutant in chosen})
         took = dict(zip(concerned, pool.map(partial(on_a_bench, whole), concerned), strict=True))
 
         def broken(bench, mutant):
             module = mutant.module_path.relative_to(ROOT)
-            outcome, how = bench.outcome(mutant, SLACK * took[module] + 30)
+            outcome, how = bench.outcome(mutant, SLACK * took[tests_of(module)] + 30)
             told(module, mutant, outcome, how)
             return {"module": str(module), "at": mutant.start_pos, "outcome": outcome, "how": how}
 
