@@ -85,6 +85,21 @@ def test_who_waits_keeps_the_order_whatever_becomes_of_the_rate(queue, story):
             assert instants == sorted(instants)
 
 
+@given(QUEUES, FORWARD)
+def test_the_whole_burst_is_there_when_a_turn_says_so(queue, story):
+    """In the words of a gate: `reset_at` is when all of it may leave at once, if nobody else comes."""
+    for now, step, state, answer in played(queue, story):
+        if step[0] != "reserve":
+            continue
+        told = queue.decision(Grant(*answer))
+        assert told.remaining == max(0, queue.burst - told.current)
+        clock = queue.confirm(state, now)[4:]
+        rounded = 1 + -(-FULL // clock[1]) if clock else 1
+        for at, is_there in ((told.reset_at_us + rounded, True), (told.reset_at_us - rounded, False)):
+            if at >= now:
+                assert queue.reserve(state, at, (queue.burst, 0, 7))[1][0] is is_there
+
+
 @given(QUEUES, ANYHOW)
 def test_a_lower_rate_moves_nobody_forward_and_a_higher_one_nobody_back(queue, story):
     """But for a microsecond of the clock, which is lost where it begins to run at another speed."""

@@ -88,7 +88,7 @@ def mutants(module):
         database = WorkDB(str(Path(folder) / "mutants.sqlite"), WorkDB.Mode.create)
         init([ROOT / module], database, {})
         found = [item.mutations[0] for item in database.work_items]
-    unseen = annotated((ROOT / module).read_text("utf-8"))
+    unseen = list(annotated((ROOT / module).read_text("utf-8")))
     return [mutant for mutant in found if not any(a <= mutant.start_pos < b for a, b in unseen)]
 
 
