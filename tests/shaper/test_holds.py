@@ -4,7 +4,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shapekit import ManualClock, QueueFullError, Shaper
+from shapekit import (
+    GCRA,
+    FixedWindow,
+    ManualClock,
+    QueueFullError,
+    Shaper,
+    SlidingWindow,
+    SlidingWindowLog,
+)
+from shapekit.algorithms.leaky_queue import LeakyQueue
+from shapekit.rate import Rate
 
 from .model import Model
 from .stage import Stage
@@ -295,3 +305,19 @@ def test_those_who_really_wait_leave_when_the_model_says(backend, burst, events)
         name: (call.left_at - 1_000 * SECOND) / SECOND for name, call in expected.items()
     }
     assert stage.names == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [SlidingWindowLog(3, "10s"), FixedWindow(3, "10s"), SlidingWindow(3, "10s"), GCRA("3/10s", burst=3)],
+)
+def test_after_a_hold_a_state_lives_until_its_limits_are_as_good_as_cold_and_no_longer(gate):
+    queue = LeakyQueue([Rate.of(5, SECOND)], None, "smooth", [gate])
+    state, *_ = queue.reserve(None, 1_000 * SECOND, (1, None, 7))
+    state, *_ = queue.hold(state, 1_001 * SECOND, 20 * SECOND, 7)
+    now = 1_030 * SECOND
+    for _ in range(3):
+        state, _, life, _ = queue.reserve(state, now, (1, None, 7))
+        shift = state[5]
+        assert shift == 20 * SECOND
+        assert now + life == queue.constraints.full_at(state[7], now - shift, (shift, 0)) + shift
