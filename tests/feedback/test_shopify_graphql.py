@@ -38,6 +38,11 @@ def test_the_hold_is_bounded_by_feedback():
     assert Feedback(max_hold=60).bounded(hint).hold_s == 60
 
 
+def test_the_slowest_rate_that_is_one():
+    assert shopify_graphql(cost(1, 1, rate=1e-6)).remaining == 1
+    assert shopify_graphql(cost(1, 1, rate=math.nextafter(1e-6, 0))) is None
+
+
 MALFORMED = [
     None,
     {},

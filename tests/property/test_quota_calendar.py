@@ -178,3 +178,21 @@ def test_a_date_that_is_set_locks_nobody_out(limit, dates, spread):
                 gate.check()
         clock.advance(2 * DAY_US / SECOND_US)
         assert gate.check()
+
+
+def test_a_period_that_is_forgotten_goes_also_where_the_date_has_gone_back():
+    """The call comes in the newest period that is known; the one before it has had its time twice."""
+    counter = Quota("5/day").counter
+    state = counter.check(None, 0, 1).state
+    state = counter.check(state, DAY_US * 19 // 10, 1).state
+    told = counter.check(state, DAY_US * 5 // 2, 1, -DAY_US)
+    assert told.state == (DAY_US, 2, DAY_US)
+    assert told.ttl_us == DAY_US // 2
+
+
+def test_as_many_periods_as_are_ever_kept_are_believed_and_one_more_is_not():
+    counter = Quota("5/day").counter
+    book = tuple(number for day in range(17) for number in (day * DAY_US, 1, day * DAY_US))
+    assert counter.checked(book[3:]) == book[3:]
+    with pytest.raises(ValueError, match="no periods"):
+        counter.checked(book)

@@ -223,3 +223,11 @@ def test_a_budget_of_any_size_is_divided_exactly(limit, cost, span_us, now):
     end = now - now % span_us + span_us
     ready = end if cost == limit else now - (-cost * (end - now) // limit)
     assert quota.earliest(state, now, 1) == ready
+
+
+def test_of_a_spent_budget_that_was_not_spread_before_nothing_remains():
+    plain, spread = Quota(3, "fixed:10s"), Quota(3, "fixed:10s", spread=True)
+    book = plain.check(None, SECOND_US, 3).state
+    adopted = spread.adopt(book, plain, 2 * SECOND_US)
+    assert spread.peek(adopted, 2 * SECOND_US).remaining == 0
+    assert spread.forecast(adopted, 2 * SECOND_US, 1).admits_at_us == 10 * SECOND_US

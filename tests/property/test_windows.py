@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shapekit import FixedWindow, Quota, SlidingWindow, SlidingWindowLog
+from shapekit.rate import MAX_COUNT
 
 from .limits import exactly, few, fixed_windows, logs, sliding_windows, spans_us
 from .stories import Event, Story, stories
@@ -143,3 +144,14 @@ def test_a_log_frees_each_unit_exactly_as_it_leaves_the_window(limit, span_us):
         state = log.check(state, begins + n, 1).state
     for units in range(1, limit + 1):
         assert log.earliest(state, begins + limit, units) == begins + units - 1 + span_us + limit
+
+
+def test_a_debt_that_no_waiting_repays_is_counted_no_further():
+    """The twin's sums stay exact in a double: no more units are owed, and no fewer."""
+    window = SlidingWindow(1, "10s")
+    state = None
+    for _ in range(1_000):
+        state = window.debit(state, 0, MAX_COUNT).state
+    owed = sum(state[1:])
+    assert owed == 1_000 * MAX_COUNT
+    assert sum(window.debit(state, 0, 7).state[1:]) == owed
