@@ -56,6 +56,16 @@ def in_process() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "Shaper.areserve", finished(lambda: shaper.areserve("key"))
     yield "Shaper.schedule", lambda: shaper.schedule("key")
     yield "Shaper.aschedule", finished(lambda: shaper.aschedule("key"))
+    loop = asyncio.new_event_loop()
+
+    async def asleep_and_cancelled() -> None:
+        task = loop.create_task(behind.aschedule("key"))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    yield "Shaper.aschedule, asleep and cancelled", lambda: loop.run_until_complete(asleep_and_cancelled())
+    loop.close()
     policy = Policy(AT_ONCE, name="gate")
 
     def admitted() -> None:

@@ -3,7 +3,7 @@
 The figures are the project's promise: within half a percent of the rate, at most 202 in any second, in
 the order of the calls. A machine that stalls crowds those who were due meanwhile together, without the
 shaper having done anything wrong; so what a witness has seen of that is granted, and nobody may ever be
-early. That it is not the shaper which keeps the loop busy is measured by itself.
+early. That it is not the shaper which keeps the loop busy is counted by the gate of the benchmarks.
 """
 
 import asyncio
@@ -90,37 +90,6 @@ def test_six_hundred_waiters_on_trio(departures):
         anyio.run(main, backend="trio")
     assert departures.names == list(range(CROWD))
     departures.check(witness.stalls)
-
-
-def test_falling_asleep_does_not_keep_the_loop_busy():
-    """Beside the least that it can cost, a task with a future and a timer; in processor time."""
-
-    async def bare():
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        timer = loop.call_later(60, future.set_result, None)
-        try:
-            await future
-        finally:
-            timer.cancel()
-
-    async def busy_s(sleeper):
-        start = time.thread_time()
-        crowd = [asyncio.ensure_future(sleeper()) for _ in range(CROWD)]
-        await asyncio.sleep(0)
-        busy = time.thread_time() - start
-        for task in crowd:
-            task.cancel()
-        await asyncio.gather(*crowd, return_exceptions=True)
-        return busy
-
-    def shaped_busy_s():
-        shaper = Shaper(f"{RATE}/s")
-        return asyncio.run(busy_s(shaper.aschedule))
-
-    rounds = [(shaped_busy_s(), asyncio.run(busy_s(bare))) for _ in range(7)]
-    shaped, least = map(min, zip(*rounds, strict=True))
-    assert shaped <= 4 * least
 
 
 def test_forty_threads_share_two_hundred_a_second(departures):
