@@ -56,16 +56,6 @@ def in_process() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "Shaper.areserve", finished(lambda: shaper.areserve("key"))
     yield "Shaper.schedule", lambda: shaper.schedule("key")
     yield "Shaper.aschedule", finished(lambda: shaper.aschedule("key"))
-    loop = asyncio.new_event_loop()
-
-    async def asleep_and_cancelled() -> None:
-        task = loop.create_task(behind.aschedule("key"))
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-
-    yield "Shaper.aschedule, asleep and cancelled", lambda: loop.run_until_complete(asleep_and_cancelled())
-    loop.close()
     policy = Policy(AT_ONCE, name="gate")
 
     def admitted() -> None:
@@ -175,6 +165,22 @@ def _sent(call: Callable[[], Any], wire: Wire, client: Any) -> Figures:
 _ASKING = ("cmdstat_info", "cmdstat_config", "cmdstat_hello", "cmdstat_client")
 
 
+def on_a_loop() -> Iterator[tuple[str, Figures]]:
+    """What falls asleep."""
+    shaper, loop = Shaper("10/s"), asyncio.new_event_loop()
+    shaper.reserve("key")
+
+    async def asleep_and_cancelled() -> None:
+        task = loop.create_task(shaper.aschedule("key"))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    work = work_of(lambda: loop.run_until_complete(asleep_and_cancelled()))
+    yield "Shaper.aschedule, asleep and cancelled", _work(work)
+    loop.close()
+
+
 def scripts() -> Iterator[tuple[str, Figures]]:
     """The scripts that Redis runs from their first line at every call."""
     gate, queue = GCRA("10/s"), Shaper("10/s").queue
@@ -239,4 +245,5 @@ def measured() -> dict[str, Figures]:
     found |= dict(scripts())
     found |= dict(memory())
     found |= dict(timed())
+    found |= dict(on_a_loop())
     return found

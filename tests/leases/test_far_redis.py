@@ -92,11 +92,7 @@ def told_by(processes):
 
 
 def test_four_processes_far_away_reach_the_limit(script, prefix, far):  # noqa: F811
-    """Most of it, with a trip for twenty calls, counted on the way; and never more than it.
-
-    Four busy processes, a proxy and a server on two cores, beside other tests: what is late then passes
-    unused. So it is most of what the machine let them do; the 95 % where nobody is late, the simulations say.
-    """
+    """Nearly, while all are busy, with a trip for twenty calls, counted on the way; the 95 % the simulations hold."""
     arguments = (far.url(), prefix, RATE, SECONDS, 8)
     processes = started(script, arguments, [WORKER] * PROCESSES)
     with everybody_watched(processes) as witness:
@@ -108,10 +104,11 @@ def test_four_processes_far_away_reach_the_limit(script, prefix, far):  # noqa: 
     slots = sorted(slot for _, _, slot in left)
     check_pace([slot / 1e6 for slot in slots], f"{RATE}/s", tolerance="1us")
     assert all(at >= slot for _, at, slot in left)
-    start, end = left[0][0], left[-1][0]
-    stalled = witness.stalls.within(start, end)
-    rate = len(left) / (end - start)
-    assert len(left) >= 0.9 * RATE * (end - start - stalled), (rate, stalled)
+    # Who has ended asks no more, and the others do not get its turns within their last lease.
+    start, busy_s = left[0][0], SECONDS - LEASE_S
+    stalled = witness.stalls.within(start, start + busy_s)
+    busy = sum(at < start + busy_s for at, _, _ in left)
+    assert busy >= 0.9 * RATE * (busy_s - stalled), (busy, stalled)
     # Nobody starves; how fair it is where no machine stalls, the simulations say.
     assert min(len(each) for each in told) >= SECONDS
     assert trips <= len(left) / 20, (trips, len(left))
