@@ -92,7 +92,7 @@ def told_by(processes):
 
 
 def test_four_processes_far_away_reach_the_limit(script, prefix, far):  # noqa: F811
-    """Nearly, while all are busy, with a trip for twenty calls, counted on the way; the 95 % the simulations hold."""
+    """Nearly, while all are busy, with a trip for twenty calls; the 95 % are held by the simulations."""
     arguments = (far.url(), prefix, RATE, SECONDS, 8)
     processes = started(script, arguments, [WORKER] * PROCESSES)
     with everybody_watched(processes) as witness:
