@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import logging
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -89,14 +90,17 @@ class _BrokerPark:
         self._parking = Parking(self._evaluate, self._prefix + PREFIX)
 
     def put(self, name: str, wait_s: float, message: Any) -> bool:
-        tag, raw = message.delivery_tag, message._raw
+        tag = message.delivery_tag
         if SLIP in message.headers:
             # The slip knows it. What is told from here on is that it was delivered with this turn before.
             message.headers.pop("redelivered", None)
             message.delivery_info.pop("redelivered", None)
         info, (queue, list_) = message.delivery_info, self._home_of(message)
         route = f"{dumps(info['exchange'])},{dumps(info['routing_key'])}"
-        record = Parked(queue, list_, tag, dumps(raw), route)
+        # Under another tag: who is restoring what has long not been acknowledged may have read this one.
+        fresh = str(uuid.uuid4())
+        raw = {**message._raw, "properties": {**message._raw["properties"], "delivery_tag": fresh}}
+        record = Parked(queue, list_, fresh, dumps(raw), route)
         is_new = self._parking.park(f"{name}@{list_}", wait_s, record, (*self._books, tag))
         # The broker's side is done: what is left of an acknowledgement is the worker's own memory.
         QoS.ack(self._channel.qos, tag)

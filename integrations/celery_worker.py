@@ -84,7 +84,7 @@ class ShapingStep(bootsteps.StartStopStep):  # type: ignore[misc]
 class Delivery:
     """A message that was delivered."""
 
-    __slots__ = ("_may_have_run", "_reject", "brings_turn", "message", "shaped", "start", "turn")
+    __slots__ = ("_reject", "brings_turn", "message", "shaped", "start", "turn")
 
     def __init__(self, shaped: Shaped, message: Any, reject: Any, start: Callable[[], Any]) -> None:
         self.shaped = shaped
@@ -94,20 +94,20 @@ class Delivery:
         """To the pool, or away if it was revoked or has expired."""
         self.turn: Reservation | None = None
         self.brings_turn = False
-        """Whether its turn travels with it, and so comes again if it is delivered again."""
-        self._may_have_run = False
+        """Whether its turn travels with it."""
         slip = Slip.of(message.headers)
         if slip is None:
             return
         headers, info = message.headers, message.delivery_info
         again = headers.get("redelivered") or info.get("redelivered")
-        # Brokers in memory or in files give back the very headers that were at the door of the pool.
-        self._may_have_run = bool(again) or slip.slot is not None
         if slip.was_redelivered:
             headers["redelivered"] = info["redelivered"] = True
         if slip.turn is not None:
-            self.turn, self.brings_turn = received(shaped.policy.shaper, slip.turn), True
             headers["eta"] = None  # for workers that know nothing of turns
+            # Who had it before may have used its turn, or be alive and still about to. Brokers in memory
+            # or in files give back the very headers that were at the door of the pool.
+            if not again and slip.slot is None:
+                self.turn, self.brings_turn = received(shaped.policy.shaper, slip.turn), True
 
     @property
     def name(self) -> str:
@@ -138,18 +138,11 @@ class Delivery:
         return turn.delay
 
     def remaining(self) -> float:
-        """How long until the turn comes; another is taken if there is none that is of any use."""
+        """How long until the turn comes; another is taken if there is none, or it came too long ago."""
         if self.turn is None:
             return self.take_turn()
         remaining_s = self.shaped.policy.shaper.remaining(self.turn)
-        return self.take_turn() if self.is_late(remaining_s) else remaining_s
-
-    def is_late(self, remaining_s: float) -> bool:
-        """Whether its turn is of no use any more: too long ago, or perhaps used before a worker died."""
-        if self._may_have_run and remaining_s <= 0:
-            return True
-        self._may_have_run = False
-        return remaining_s < -self.shaped.grace_s
+        return self.take_turn() if remaining_s < -self.shaped.grace_s else remaining_s
 
     def give_back(self) -> bool:
         """Nobody will use the turn; False if the store is gone, so that it expires unused."""
@@ -241,7 +234,7 @@ class Lobby:
             self._look_in(0.0)
 
     def close(self) -> None:
-        """Forget who waits: the messages are the broker's again, and with them the turns they brought."""
+        """Forget who waits: the messages are the broker's again, and whoever gets them takes other turns."""
         timer = self._consumer.timer
         with self._lock:
             waiting, self._waiting = self._waiting, {}
@@ -252,7 +245,7 @@ class Lobby:
         for entry, _ in waiting.values():
             timer.cancel(entry)
         for delivery in waiting:
-            if not delivery.brings_turn and not delivery.give_back():
+            if not delivery.give_back():
                 break  # the store is gone for the others, too
 
     def receive(self, delivery: Delivery) -> None:

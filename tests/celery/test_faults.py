@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from shapekit.integrations.celery_shape import SLIP
 from shapekit.testing import check_pace
 
 from ..redis_server import RedisServer
@@ -179,6 +180,22 @@ def test_a_message_that_is_delivered_again_while_it_runs_takes_another_turn(flee
         app.tasks["slow"].delay("again", number, 5.0)
     rows = eventually(lambda: len(rows := starts(book, "again")) >= 6 and rows)
     assert len({row.id for row in rows}) < len(rows)
+    check_pace([row.slot for row in rows], RATES["slow"])
+
+
+def test_a_message_that_is_delivered_again_while_it_waits_takes_another_turn(fleet, book, app):
+    conf = {"shapekit_max_eta": 1.0, "shapekit_block_below": 1.0}
+    fleet.start(MODULE, pool="threads", concurrency=4, env=told(conf=conf))
+    for number in range(8):
+        app.tasks["slow"].delay("copied", number)
+    with app.connection_for_write() as connection:
+        restore = connection.default_channel.qos.restore_by_tag
+        # It was parked, came back with its turn, and that is still to come.
+        tag = eventually(lambda: [tag for tag, text in book.hgetall("unacked").items() if SLIP in text])[0]
+        restore(tag)
+    rows = eventually(lambda: len(rows := starts(book, "copied")) >= 9 and rows)
+    assert len({row.id for row in rows}) == 8
+    assert not shared_slots(rows)
     check_pace([row.slot for row in rows], RATES["slow"])
 
 

@@ -279,3 +279,23 @@ def test_an_acknowledgement_that_comes_after_the_connection_was_lost_hurts_nobod
         message.ack()
     (said,) = [record.getMessage() for record in caplog.records if record.name == "shapekit.celery"]
     assert "comes again" in said
+
+
+def test_what_comes_back_is_known_by_another_tag_so_that_nobody_restores_it_for_its_past(redis):
+    app = Celery("tags", broker=shared_server().url, set_as_current=False)
+    with app.connection_for_write() as connection:
+        channel = connection.channel()
+        park = park_of(app, channel, Taker())
+        queue, got = Queue("tags-queue", channel=channel), []
+        with connection.Consumer(queue, channel=channel, on_message=got.append):
+            Producer(channel).publish("told", routing_key="tags-queue")
+            connection.drain_events(timeout=10)
+            assert park.put("name", 0.0, got[0])
+            assert park.bring_back(1.0, 10) == 1
+            first, second = got
+            assert first.delivery_tag != second.delivery_tag
+            channel.qos.restore_by_tag(first.delivery_tag)
+            assert not queue.get()
+            assert second.payload == "told"
+            second.ack()
+        assert not redis.hexists("unacked", second.delivery_tag)
