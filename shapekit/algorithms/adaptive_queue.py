@@ -88,12 +88,11 @@ class AdaptiveQueue(LeakyQueue):
         """What the Lua twin is made of."""
         return [self.kind, self.least, self.grid.twin(instants)]
 
-    def checked(self, line: Any) -> Any:
-        """A state that was read, as it is; a misfit where no such queue has written it."""
+    def inspect(self, line: Any) -> None:
+        """Look at a state that was read: a misfit where no such queue has written it."""
         *numbers, places, anchor, virtual, law = line
-        self.grid.checked((*numbers, anchor, virtual, places, ()))
-        aimd.checked(law)
-        return line
+        self.grid.inspect((*numbers, anchor, virtual, places, ()))
+        aimd.inspect(law)
 
     def state_sent(self, line: Any) -> list[Any]:
         """A state as the twin has it."""

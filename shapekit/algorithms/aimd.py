@@ -52,7 +52,7 @@ def cold(least: int) -> Law:
     return (least, 0, 0, 0, 0, 0, 0, FULL, 0)
 
 
-def checked(law: Any) -> None:
+def inspect(law: Any) -> None:
     """Refuse a law that was read and that none of these has made."""
     share, ceiling, low, progress, since, told, streak, cap, cap_at = law
     sum((since, told, cap_at))

@@ -136,20 +136,18 @@ class Algorithm(Value, ABC, Generic[S]):
         exactly is placed as late as it can have been.
         """
 
-    def checked(self, state: Any) -> S:
-        """A state that was read, as it is. What no program of this kind has written may raise a misfit.
+    def inspect(self, state: Any) -> None:
+        """Look at a state that was read: a misfit where no program of this kind can have written it.
 
         All that could take for ever, or be answered with what is no number, has to be refused here.
         """
-        read: S = state
-        return read
 
+    @abstractmethod
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         """What the Lua twin is made of: the name of its file, and its numbers, as plain lists.
 
         `instants` are moments of civil time for which it has to hold, where that makes a difference.
         """
-        raise NotImplementedError
 
     def state_sent(self, state: S) -> Any:
         """A state as the twin has it: numbers below 2^53, in lists."""

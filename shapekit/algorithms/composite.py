@@ -58,12 +58,8 @@ class Composite(Algorithm[States]):
     def aligned(self) -> bool:
         return any(part.aligned for part in self.parts)
 
-    def checked(self, state: Any) -> States:
-        for part, own in zip(self.parts, state, strict=True):
-            if own is not None:
-                part.checked(own)
-        read: States = state
-        return read
+    def inspect(self, state: Any) -> None:
+        inspect_all(self.parts, state)
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         return ["compose", self.kind, " ".join(self.names), [part.twin(instants) for part in self.parts]]
@@ -280,6 +276,13 @@ def least_of(seen: Sequence[Decision], weight: Callable[[Decision], int]) -> int
     """The index of the first decision of the least weight."""
     weights = [weight(decision) for decision in seen]
     return weights.index(min(weights))
+
+
+def inspect_all(algorithms: Sequence[Algorithm[Any]], states: Any) -> None:
+    """Look at the states of several that were read together."""
+    for algorithm, own in zip(algorithms, states, strict=True):
+        if own is not None:
+            algorithm.inspect(own)
 
 
 def adopted(reader: Any, state: Any, writer: Any, now: int, skew: int) -> Any:

@@ -21,7 +21,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, TypeAlias
 
 from shapekit.algorithms.base import as_tuple, share_of
-from shapekit.algorithms.runs import Runs, checked, count, joined, numbers_of, of_owners, only, place, without
+from shapekit.algorithms.runs import Runs, count, inspect, joined, numbers_of, of_owners, only, place, without
 from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, duration_us, whole
 from shapekit.value import Value
 
@@ -163,16 +163,14 @@ class Concurrency(Value):
 
     # to the twin and back
 
-    def checked(self, state: Any) -> Room:
-        """A state that was read, as it is; a misfit where no such program has written it."""
+    def inspect(self, state: Any) -> None:
+        """Look at a state that was read: a misfit where no such program has written it."""
         newest, owners, seats, line = state
         sum((newest, *(sum(one) for one in owners)))
         if not all(came_with > 0 for _, _, came_with in owners):
             raise ValueError("these are no owners")
-        checked(seats, MOST_SEATS)
-        checked(line, MOST_WAITING)
-        room: Room = state
-        return room
+        inspect(seats, MOST_SEATS)
+        inspect(line, MOST_WAITING)
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         """What the Lua twin is made of."""

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 from shapekit.algorithms.base import Algorithm, slowed
-from shapekit.algorithms.composite import adopted
+from shapekit.algorithms.composite import adopted, inspect_all
 from shapekit.algorithms.concurrency import Concurrency
 from shapekit.algorithms.gcra import GCRA
 from shapekit.algorithms.quota import rolling_window
@@ -118,11 +118,9 @@ class Constraints(Value):
             latest = max(latest, algorithm.forecast(before, at + real, 1, skew).full_at_us - real)
         return latest
 
-    def checked(self, states: Any) -> None:
-        """Refuse states that were read where an algorithm cannot have written its own."""
-        for algorithm, own in zip(self.algorithms, states, strict=True):
-            if own is not None:
-                algorithm.checked(own)
+    def inspect(self, states: Any) -> None:
+        """Look at states that were read: a misfit where an algorithm cannot have written its own."""
+        inspect_all(self.algorithms, states)
 
     def twins(self, instants: Sequence[int]) -> list[Any]:
         """What the Lua twins of the algorithms are made of."""

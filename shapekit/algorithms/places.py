@@ -33,7 +33,7 @@ def taken(start: int, end: int, since: int) -> Place:
     return (start, end, since, TAKEN, 0, (0, 0), ())
 
 
-def checked(places: Any) -> None:
+def inspect(places: Any) -> None:
     """Refuse places that were read and that are none, or more than may be."""
     if len(places) > MOST_PLACES:
         raise ValueError("these are too many places")

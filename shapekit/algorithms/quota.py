@@ -191,8 +191,8 @@ class Quota(Algorithm[Any]):
     def decision_received(self, sent: Any) -> Decision:
         return self.counter.decision_received(sent)
 
-    def checked(self, state: Any) -> Any:
-        return self.counter.checked(state)
+    def inspect(self, state: Any) -> None:
+        self.counter.inspect(state)
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         twin = self.counter.twin(instants)

@@ -17,7 +17,7 @@ Run: TypeAlias = tuple[int, int, int]
 Runs: TypeAlias = tuple[Run, ...]
 
 
-def checked(runs: Any, most: int) -> None:
+def inspect(runs: Any, most: int) -> None:
     """Refuse runs that were read and that are empty, or more than may be: each number is gone through."""
     if len(runs) > most or not all(first <= last for _, first, last in runs) or count(runs) > most:
         raise ValueError("these are no calls in a row")

@@ -154,13 +154,12 @@ class SpreadCounter(Algorithm[Spread]):
     def life(self, state: Spread, now: int, skew: int = 0) -> int:
         return self.counter.life(state[0], now, skew)
 
-    def checked(self, state: Any) -> Any:
+    def inspect(self, state: Any) -> None:
         book, paces = state
-        self.counter.checked(book)
-        self.counter.checked(paces)
+        self.counter.inspect(book)
+        self.counter.inspect(paces)
         if not all(0 < cost <= MAX_COUNT for cost in paces[2::3]):
             raise ValueError("these are no costs")
-        return state
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         return ["spread_counter", *self.counter.twin(instants)[1:]]

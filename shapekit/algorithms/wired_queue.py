@@ -13,7 +13,7 @@ from shapekit.algorithms.base import decision_of
 from shapekit.algorithms.constraints import Constraints, Receipts
 from shapekit.algorithms.gaps import FREE
 from shapekit.algorithms.grant import Grant, Granted
-from shapekit.algorithms.places import TAKEN, Place, checked, taken
+from shapekit.algorithms.places import TAKEN, Place, inspect, taken
 from shapekit.value import Value
 
 _PLAIN = 12
@@ -44,15 +44,14 @@ class WiredQueue(Value):
         interval = divmod(self._p, self._q)
         return ["leaky_queue", self.burst, self._q, interval, self._paced, self.max_cost, constraints]
 
-    def checked(self, line: Any) -> Any:
-        """A line that was read, as it is; a misfit where no queue has written it."""
+    def inspect(self, line: Any) -> None:
+        """Look at a line that was read: a misfit where no queue has written it."""
         *numbers, places, parts = line
         if len(numbers) != _NUMBERS:
             raise ValueError("this is no line")
         sum(numbers)
-        checked(places)
-        self.constraints.checked(parts)
-        return line
+        inspect(places)
+        self.constraints.inspect(parts)
 
     def state_sent(self, line: Any) -> list[Any]:
         """A line as the twin has it."""

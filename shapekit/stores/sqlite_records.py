@@ -107,11 +107,13 @@ class SqliteRecords:
         """The state in a row that `writer` wrote."""
         try:
             state = unpacked(row[1])
-            return None if state is None else writer.checked(state)
+            if state is not None:
+                writer.inspect(state)
         except (ValueError, TypeError, RecursionError):
             raise StoreUnavailableError(
                 f"a state in {self.file.path!r} is damaged; reset the key, or remove the file"
             ) from None
+        return state
 
     def cold_at(self, execute: Execute, now: int) -> int:
         """The time a cold key starts at: not before a time at which one that was swept was not cold yet."""

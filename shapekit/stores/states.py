@@ -54,7 +54,7 @@ def sound(program: Any, state: Any, now: int, skew: int) -> Any:
     """The state, once the program has told of it what comes next; else StoreUnavailableError."""
     try:
         if state is not None:
-            program.checked(state)
+            program.inspect(state)
         if isinstance(program, LeakyQueue):
             program.outlook(state, now, 1, 1, skew)
             for leaf in leaves_of(program, state, now, skew):
