@@ -53,7 +53,7 @@ TESTS = {
     ("feedback/",): ("tests/feedback",),
     ("algorithms/",): STRATEGIES,
 }
-"""The tests that concern a module: those of the first row that knows how its name begins. The quickest first."""
+"""The tests that concern a module: of the first row that knows how its name begins; the quickest first."""
 SLACK = 4
 """A mutant that takes so many times as long as the tests do, and half a minute, never ends."""
 KILLED, SURVIVED, NEVER_ENDS = "killed", "survived", "never ends"
