@@ -39,7 +39,7 @@ CALENDAR = ("tests/unit/test_periods.py", "tests/unit/test_calendar.py", "tests/
 TESTS = {
     ("algorithms/adaptive", "algorithms/aimd", "algorithms/tempo"): ("tests/adaptive", LUA),
     ("algorithms/concurrency", "algorithms/runs"): (LUA, "tests/concurrency"),
-    tuple(f"algorithms/{noun}" for noun in ("leaky", "wired", "gaps", "places", "constraints", "grant")): (
+    tuple(f"algorithms/{noun}" for noun in ("leaky_q", "wired", "gaps", "places", "constraints", "grant")): (
         LUA,
         *QUEUE,
     ),
