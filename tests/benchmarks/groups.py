@@ -3,6 +3,7 @@
 GROUPS = {
     "decisions": "decisions",
     "reservations": "reservations",
+    "admissions": "admissions",
     "redis": "shared_decisions",
     "pacing": "pacing",
     "waiters": "crowds",
