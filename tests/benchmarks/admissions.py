@@ -21,9 +21,10 @@ FAR = 1_000_000_000
 SEATS = 100
 METHOD = f"""
 `with policy.admit():` around nothing, where the turn has come: with a rate, with one of {SEATS} seats
-(`concurrency=`; the turn is still asked for, because a server may have had the key held), and with both; and `LLMBudget.admit` of a call of 500 tokens that is settled with 300. The
-floor is a semaphore of threads, which knows one process and no crash. In one process it is processor time of
-the calling thread; on Redis it is wall time, with the scripts that were called for each.
+(`concurrency=`; the turn is asked for there, too, because a server may have had the key held), and with
+both; and `LLMBudget.admit` of a call of 500 tokens that is settled with 300. The floor is a semaphore of
+threads, which knows one process and no crash. In one process it is processor time of the calling thread;
+on Redis it is wall time, with the scripts that were called for each.
 """
 TAKEN = "a call"
 TRIPS = "trips a call"
