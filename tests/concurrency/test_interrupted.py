@@ -20,13 +20,16 @@ class Interrupt:
     def __init__(self, at):
         self.left = at
         self.where = None
+        self._before = None
 
     def __enter__(self):
+        self._before = sys.gettrace()
         sys.settrace(self._called)
         return self
 
     def __exit__(self, *_):
-        sys.settrace(None)
+        # Not None: coverage is measured by a trace, too.
+        sys.settrace(self._before)
 
     def _called(self, frame, event, arg):
         file = frame.f_code.co_filename
