@@ -239,9 +239,14 @@ class Stock:
         if now_us >= idle_us or len(self._returning) >= MOST:
             return self._give_back(is_over=now_us >= idle_us)
         if self._may_refill and self._most and self._is_crowded:
-            low_us = self._at_us(self._last_us) - self._trip_us * 3 // 2
+            ahead_us = self._trip_us * 3 // 2
+            low_us = self._at_us(self._last_us) - ahead_us
+            # Who leaves by what was heard longer ago than a lease asks again: each of them, and slots pass.
+            old_us = self._heard_us + max(self._lease_us - ahead_us, self._lease_us // 2)
+            if now_us < min(low_us, old_us):
+                return Wait(min(low_us, old_us, idle_us))
             if now_us < low_us:
-                return Wait(min(low_us, idle_us))
+                return Ask()
             if (refill := self._refill(now_us, 0)).further:
                 return refill
         return Wait(idle_us) if self._turns or self._returning else Rest()

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 
 from shapekit import ConfigError
+from shapekit.switch import SWITCH
 
 # Beside pytest's own cache: a test run leaves nothing else at the top of the repository.
 _CACHE = Path(__file__).parent.parent / ".pytest_cache" / "hypothesis"
@@ -39,6 +40,13 @@ def leave_out_what_is_here():
     everybody for up to a third of a second, also those whose instants are looked at."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def nobody_listens_any_more():
+    """A test that leaves somebody behind who listens, or shaping off, fails itself, and not another one."""
+    yield
+    assert SWITCH.is_plain
 
 
 @pytest.fixture(params=["asyncio", "trio"])

@@ -192,8 +192,7 @@ def test_nothing_is_counted_while_shaping_is_off():
 @pytest.mark.anyio
 async def test_what_is_only_measured_is_never_kept_waiting():
     policy, told = Policy("10/s", name="api", concurrency=1, enforce=False), []
-    policy.listen(told.append)
-    with policy.admit() as one:
+    with policy.listen(told.append), policy.admit() as one:
         async with policy.aadmit() as two, policy.aadmit() as three:
             assert (one.holds_seat, two.holds_seat, three.holds_seat) == (True, False, False)
             assert standing(policy) == (1, 0)
@@ -207,8 +206,7 @@ async def test_what_is_only_measured_is_never_kept_waiting():
 
 def test_listeners_hear_of_a_call_that_got_no_seat():
     policy, told = Policy("10/s", name="api", concurrency=1, max_wait=0), []
-    policy.listen(told.append)
-    with policy.admit(), pytest.raises(QueueFullError):
+    with policy.listen(told.append), policy.admit(), pytest.raises(QueueFullError):
         policy.admit().__enter__()
     kinds = [type(event).__name__ for event in told]
     assert kinds == ["Reserved", "Departed", "Refused"]

@@ -18,12 +18,6 @@ from shapekit.testing import FaultyStore
 from .calls import WAYS
 
 
-@pytest.fixture(autouse=True)
-def nobody_stays():
-    yield
-    assert SWITCH.is_plain
-
-
 def test_a_shaper_its_policy_and_everywhere(clock):
     policy, other = (Policy("10/s", name=name, clock=clock) for name in ("one", "other"))
     told = {"shaper": [], "policy": [], "everywhere": []}

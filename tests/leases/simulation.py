@@ -111,11 +111,34 @@ class Worker:
             return
 
         def leave():
-            if not self.is_dead:
-                self.left.append((granted[2], self.world.now))
-                caller.leave(granted[2])
+            if self.is_dead:
+                return
+            if granted[1] and self.stock.known(self.now) is None:
+                self._confirm(leave)
+                return
+            self.left.append((granted[2], self.world.now))
+            caller.leave(granted[2])
 
         self.world.after(granted[1], leave)
+
+    def _confirm(self, heard):
+        """Whoever leaves asks how the key stands, unless that was heard within a lease."""
+        self.trips += 1
+        asked_us, doubts = self.now, self.stock.doubts
+
+        def arrive():
+            self.server.trips += 1
+            standing = self.server.queue.confirm(self.server.state, self.world.now)
+            self.world.after(self._way_us(), lambda: back(standing))
+
+        def back(standing):
+            self.stock.hear(standing[:3], self.now - standing[3], asked_us, self.now, doubts)
+            heard()
+
+        self.world.after(self._way_us(), arrive)
+
+    def _way_us(self):
+        return self._trip_us / 2 + self.world.dice.randint(0, self._jitter_us)
 
     def kill(self):
         self.is_dead = True
@@ -149,7 +172,7 @@ class Worker:
         callers = self._waiting[:MOST] if isinstance(todo, Refill) else []
         del self._waiting[: len(callers)]
         asked_us, doubts = self.now, self.stock.doubts
-        there, back = (self._trip_us / 2 + self.world.dice.randint(0, self._jitter_us) for _ in range(2))
+        there, back = self._way_us(), self._way_us()
 
         def arrive():
             if isinstance(todo, GiveBack):

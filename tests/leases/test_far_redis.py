@@ -92,7 +92,7 @@ def told_by(processes):
 
 
 def test_four_processes_far_away_reach_the_limit(script, prefix, far):  # noqa: F811
-    """Nearly, while all are busy, with a trip for twenty calls; the 95 % are held by the simulations."""
+    """While all are busy, with a trip for twenty calls."""
     arguments = (far.url(), prefix, RATE, SECONDS, 8)
     processes = started(script, arguments, [WORKER] * PROCESSES)
     with everybody_watched(processes) as witness:
@@ -108,7 +108,7 @@ def test_four_processes_far_away_reach_the_limit(script, prefix, far):  # noqa: 
     start, busy_s = left[0][0], SECONDS - LEASE_S
     stalled = witness.stalls.within(start, start + busy_s)
     busy = sum(at < start + busy_s for at, _, _ in left)
-    assert busy >= 0.9 * RATE * (busy_s - stalled), (busy, stalled)
+    assert busy >= 0.95 * RATE * (busy_s - stalled), (busy, stalled)
     # Nobody starves; how fair it is where no machine stalls, the simulations say.
     assert min(len(each) for each in told) >= SECONDS
     assert trips <= len(left) / 20, (trips, len(left))

@@ -135,6 +135,27 @@ def test_a_trip_that_failed_is_not_made_again_for_nobody():
     assert isinstance(bench.stock.next(low, 1), Refill)
 
 
+def test_while_turns_are_left_by_the_key_is_heard_of_before_a_lease_is_over():
+    """Else each who leaves would ask, on a trip of its own, while slots pass."""
+    bench = Bench(asked=4, further=20)
+    stock = bench.stock
+    for _ in range(8):
+        stock.come(START)
+        stock.take(START, 1, None)
+    assert stock.next(START, 0) == Wait(START + SECOND)
+    asked = START + SECOND
+    assert stock.next(asked, 0) == Ask()
+    stock.hear((stock._standing[0], 0, 0), 0, asked, asked + 50_000, stock.doubts)
+    assert stock.known(asked + SECOND) is not None
+    assert isinstance(stock.next(asked + 50_000, 0), Wait)
+
+
+def test_where_the_store_does_not_answer_it_is_not_asked_for_nobody():
+    bench = Bench(asked=4, further=20)
+    bench.stock.failed()
+    assert isinstance(bench.stock.next(START + SECOND, 0), Wait)
+
+
 @pytest.mark.parametrize("back_us", [0, 30_000])
 def test_nobody_leaves_before_the_turn_by_the_servers_clock(back_us):
     """The answer was on its way back for a part of the trip, which nobody knows: the whole is reckoned."""
