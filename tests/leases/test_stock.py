@@ -151,9 +151,11 @@ def test_while_turns_are_left_by_the_key_is_heard_of_before_a_lease_is_over():
 
 
 def test_where_the_store_does_not_answer_it_is_not_asked_for_nobody():
-    bench = Bench(asked=4, further=20)
-    bench.stock.failed()
-    assert isinstance(bench.stock.next(START + SECOND, 0), Wait)
+    stock = Bench(asked=4, further=20).stock
+    for _ in range(8):
+        stock.take(START, 1, None)
+    stock.failed()
+    assert isinstance(stock.next(START + SECOND, 0), Wait)
 
 
 @pytest.mark.parametrize("back_us", [0, 30_000])
