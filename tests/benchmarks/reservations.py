@@ -182,18 +182,19 @@ def lateness(rounds: int) -> list[Line]:
 
 def goals(lines: list[Line], late: list[Line]) -> list[Goal]:
     """Each goal, and what was measured."""
-    ns = {line.name: line.median(NS) for line in lines if not line.failed}
+    by_name = {line.name: line for line in lines if not line.failed}
+    ns = {name: line.median(NS) for name, line in by_name.items()}
     look = ns["the look at who listens"] - ns["the loop of each row"]
-    heard = ns["reserve, somebody listens"]
+    reserve, heard = by_name["reserve"], by_name["reserve, somebody listens"]
     told = [
         Goal("the look at who listens / Shaper.reserve", look / ns["reserve"], 0.03),
-        Goal("Shaper.reserve, somebody listens / nobody does", heard / ns["reserve"]),
+        Goal("Shaper.reserve, somebody listens / nobody does", heard.beside(reserve, NS)),
     ]
     if "AsyncLimiter" in ns:
-        peer = ns["AsyncLimiter"]
+        peer, behind = by_name["AsyncLimiter"], by_name["reserve, behind others"]
         told[:0] = [
-            Goal("Shaper.reserve / aiolimiter.acquire", ns["reserve"] / peer, 1.5),
-            Goal("Shaper.reserve behind others / aiolimiter.acquire", ns["reserve, behind others"] / peer),
+            Goal("Shaper.reserve / aiolimiter.acquire", reserve.beside(peer, NS), 1.5),
+            Goal("Shaper.reserve behind others / aiolimiter.acquire", behind.beside(peer, NS)),
         ]
     told += [
         Goal(f"median lateness at {RATE}/s, {line.name}, ms", line.median(LATE), KINDS[line.name][1])
@@ -204,10 +205,11 @@ def goals(lines: list[Line], late: list[Line]) -> list[Goal]:
 
 def measure(effort: Effort) -> Group:
     """What a shaper is asked, and how late its waiters leave."""
+    # Whoever is compared stands side by side: a machine changes its speed within a round.
     asked = subjects()
     for library, module in offering("decisions")[0]:
         if library.name == "aiolimiter":
-            asked += module.decisions()
+            asked[2:2] = module.decisions()
     lines = measured(asked, effort.rounds, effort.of(50_000))
     late = lateness(effort.rounds)
     return Group(

@@ -46,6 +46,10 @@ class Line:
         rounds = self.rounds.get(column)
         return median(rounds) if rounds else None
 
+    def beside(self, other: Line, column: str) -> float:
+        """The median of the ratios of each round."""
+        return median(own / its for own, its in zip(self.rounds[column], other.rounds[column], strict=True))
+
 
 @dataclass(frozen=True)
 class Table:

@@ -14,6 +14,8 @@ import redis
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
 """Longer than any event takes, on a machine that is busy with other things, too: where a test fails."""
+IS_MEASURED = "COVERAGE_PROCESS_CONFIG" in os.environ
+"""Whether workers have to be left the time to write down what they have come by; that takes seconds."""
 QUICK = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "INFO")
 """Nothing that takes time to start, and that no test is about."""
 
@@ -79,6 +81,8 @@ class Worker:
         self.process.wait(PATIENCE_S)
 
     def close(self):
+        if IS_MEASURED and self.is_alive:
+            self.stop()
         self.kill()
         self._folder.cleanup()
 

@@ -101,9 +101,9 @@ def test_a_crashed_worker_keeps_its_seat_until_its_lease_is_over(tmp_path):
     other.close()
 
 
-def until_renewed(store, limit, left_s):
+def until_renewed(store, limit, left_s, name="api"):
     """Wait until the keeper, a thread of its own, has come by: the lease lasts so long from now."""
-    look = store.bind("api.seats", limit, "look")
+    look = store.bind(f"{name}.seats", limit, "look")
     gives_up = time.monotonic() + PATIENCE_S
     while True:
         (_, owners, _, _), now, _ = look("default")
@@ -127,6 +127,39 @@ def test_a_living_worker_keeps_its_seat_for_ever(tmp_path):
     assert enter("default", 4711, 1, 0)[0] == 0
     store.close()
     other.close()
+
+
+def test_one_keeper_renews_all_that_is_in_flight_at_a_store(tmp_path):
+    clock = ManualClock(1_000.0)
+    store = SQLiteStore(tmp_path / "limits.db", clock=clock)
+    limit = Concurrency(1, "30s")
+    one, other = (Policy(concurrency=limit, name=name, store=store) for name in ("one", "other"))
+    with one.admit():
+        clock.advance(5.0)
+        # The keeper sleeps by now, and has more to do when it wakes up.
+        with other.admit():
+            for _ in range(12):
+                clock.advance(5.0)
+                until_renewed(store, limit, 20, "one")
+                until_renewed(store, limit, 20, "other")
+    store.close()
+
+
+def test_where_no_thread_is_left_to_renew_nobody_has_a_seat(tmp_path, monkeypatch):
+    store = SQLiteStore(tmp_path / "limits.db")
+    policy = Policy(concurrency=1, name="api", store=store)
+
+    def full(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", full)
+        with pytest.raises(RuntimeError, match="new thread"):
+            policy.admit().__enter__()
+    assert standing(policy) == (0, 0)
+    with policy.admit():
+        assert standing(policy) == (1, 0)
+    store.close()
 
 
 def test_who_loses_the_store_renews_when_it_is_back(tmp_path):

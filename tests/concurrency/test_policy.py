@@ -204,6 +204,32 @@ async def test_what_is_only_measured_is_never_kept_waiting():
     ]
 
 
+def test_what_is_only_measured_is_not_kept_waiting_in_a_thread_either():
+    policy = Policy("10/s", concurrency=1, enforce=False)
+    with policy.admit() as one, policy.admit() as two:
+        assert (one.holds_seat, two.holds_seat) == (True, False)
+    assert standing(policy) == (0, 0)
+
+
+@pytest.mark.anyio
+async def test_what_could_never_leave_is_measured_and_takes_no_seat():
+    policy = Policy(gates=[GCRA("10/s", burst=5)], concurrency=1, enforce=False)
+    with policy.admit(cost=6) as one:
+        assert (one.turn.accepted, one.holds_seat) == (False, False)
+    async with policy.aadmit(cost=6) as two:
+        assert (two.turn.accepted, two.holds_seat) == (False, False)
+    assert standing(policy) == (0, 0)
+
+
+@pytest.mark.anyio
+async def test_tasks_are_not_counted_while_shaping_is_off():
+    policy = Policy(concurrency=1, max_wait=0)
+    with off():
+        async with policy.aadmit(), policy.aadmit() as admission:
+            assert not admission.holds_seat
+            assert standing(policy) == (0, 0)
+
+
 def test_listeners_hear_of_a_call_that_got_no_seat():
     policy, told = Policy("10/s", name="api", concurrency=1, max_wait=0), []
     with policy.listen(told.append), policy.admit(), pytest.raises(QueueFullError):

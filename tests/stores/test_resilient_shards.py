@@ -2,6 +2,7 @@
 
 import logging
 
+import anyio
 import pytest
 
 from shapekit import GCRA, Gate, MemoryStore, StoreUnavailableError
@@ -9,6 +10,12 @@ from shapekit.stores.resilient import ResilientStore
 from shapekit.testing import FaultyStore, ManualClock
 
 MODES = ("raise", "open", "closed", "local")
+WAYS = {
+    "check": lambda gate, key: gate.check(key),
+    "check_many": lambda gate, key: gate.check_many([key])[0],
+    "acheck": lambda gate, key: anyio.run(gate.acheck, key),
+    "acheck_many": lambda gate, key: anyio.run(gate.acheck_many, [key])[0],
+}
 
 
 class Sharded(FaultyStore):
@@ -28,11 +35,23 @@ class Sharded(FaultyStore):
         apply = super().bind(name, program, operation)
 
         def ask(key, *args):
-            if self.servers[key] in self.gone:
-                raise StoreUnavailableError(f"{self.servers[key]} is gone")
+            self.find(key)
             return apply(key, *args)
 
         return ask
+
+    def abind(self, name, program, operation):
+        aapply = super().abind(name, program, operation)
+
+        async def ask(key, *args):
+            self.find(key)
+            return await aapply(key, *args)
+
+        return ask
+
+    def find(self, key):
+        if self.servers[key] in self.gone:
+            raise StoreUnavailableError(f"{self.servers[key]} is gone")
 
 
 @pytest.fixture
@@ -53,13 +72,13 @@ def store(request, cluster):
     store.close()
 
 
-@pytest.fixture
-def ask(store):
+@pytest.fixture(params=WAYS)
+def ask(request, store):
     gate = Gate(GCRA("1/d", burst=100), name="gate", store=store)
 
     def ask(key):
         try:
-            return gate.check(key)
+            return WAYS[request.param](gate, key)
         except StoreUnavailableError:
             return None
 
