@@ -299,6 +299,11 @@ class Leases:
             if not calls and not isinstance(error, StoreUnavailableError):
                 raise
             return
+        except BaseException:
+            # Its callers are told with those who wait at the desk.
+            with self._lock:
+                desk.calls[:0] = calls
+            raise
         with self._lock:
             now = self._clock.now_us()
             desk.stock.hear(standing[:3], now - standing[3], asked_us, now, doubts)

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import redis
@@ -15,7 +16,8 @@ ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
 """Longer than any event takes, on a machine that is busy with other things, too: where a test fails."""
 IS_MEASURED = "COVERAGE_PROCESS_CONFIG" in os.environ
-"""Whether workers have to be left the time to write down what they have come by; that takes seconds."""
+"""Whether workers have to be left the time to write down what they have come by."""
+LAST_WORDS_S = 5.0
 QUICK = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "INFO")
 """Nothing that takes time to start, and that no test is about."""
 
@@ -81,8 +83,10 @@ class Worker:
         self.process.wait(PATIENCE_S)
 
     def close(self):
-        if IS_MEASURED and self.is_alive:
-            self.stop()
+        if IS_MEASURED:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.terminate()
+                self.process.wait(LAST_WORDS_S)
         self.kill()
         self._folder.cleanup()
 
