@@ -8,7 +8,7 @@ from datetime import timedelta
 from fractions import Fraction
 from typing import Any, ClassVar, Self
 
-from shapekit.algorithms.base import Algorithm, Decided, Outcome, share_of
+from shapekit.algorithms.base import Algorithm, Decided, Outcome
 from shapekit.algorithms.period_counter import PeriodCounter
 from shapekit.algorithms.periods import CADENCES, Periods
 from shapekit.algorithms.sliding_log import SlidingWindowLog
@@ -160,13 +160,8 @@ class Quota(Algorithm[Any]):
         return self.counter.debit(state, now, cost, charged_at, skew)
 
     def scaled(self, share: float | Fraction) -> Self:
-        part = int(self.limit * share_of(share))
-        if part < 1:
-            raise ConfigError(
-                "share", share, f"leaves nothing of a quota of {self.limit}", "use a larger share"
-            )
         return type(self)(
-            part,
+            self.counter.scaled(share).limit,
             self.per,
             offset_minutes=self.offset_minutes,
             tz=self.tz,
