@@ -40,3 +40,4 @@ def test_what_leaves_less_than_a_call_in_seventy_years_is_refused():
     with pytest.raises(ConfigError, match="share"):
         slowed(Rate.of(1, MAX_SPAN_US // 2), Fraction(1, 3))
     assert slowed(Rate.of(1, MAX_SPAN_US // 3), Fraction(1, 3)) == Rate.of(1, MAX_SPAN_US // 3 * 3)
+    assert slowed(Rate.of(3, MAX_SPAN_US), Fraction(1, 2)) == Rate.of(1, MAX_SPAN_US)
