@@ -124,12 +124,7 @@ class PeriodCounter(Algorithm[Book]):
         return self._settled(self._flat(book), now, skew, at + skew)
 
     def scaled(self, share: float | Fraction) -> Self:
-        part = int(self.limit * share_of(share))
-        if part < 1:
-            raise ConfigError(
-                "share", share, f"leaves nothing of a quota of {self.limit}", "use a larger share"
-            )
-        return type(self)(part, self.periods)
+        return type(self)(part_of(self.limit, share), self.periods)
 
     def adopt(self, state: Book, writer: Any, now: int, skew: int = 0) -> Book:
         if self.periods == writer.periods:
@@ -208,6 +203,14 @@ class PeriodCounter(Algorithm[Book]):
         full = end - skew if used else now + wait
         remaining = 0 if at > now else max(0, self.limit - used)
         return Decision(wait == 0, self.limit, used, remaining, full, wait)
+
+
+def part_of(limit: int, share: object) -> int:
+    """A share of what may be spent in a period: at least one."""
+    part = int(limit * share_of(share))
+    if part < 1:
+        raise ConfigError("share", share, f"leaves nothing of a quota of {limit}", "use a larger share")
+    return part
 
 
 def _triples(state: Book) -> Iterator[tuple[int, int, int]]:

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, Self
 
 from shapekit.algorithms.base import Algorithm, Decided, Outcome
-from shapekit.algorithms.period_counter import PeriodCounter
+from shapekit.algorithms.period_counter import PeriodCounter, part_of
 from shapekit.algorithms.periods import CADENCES, Periods
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
@@ -161,7 +161,7 @@ class Quota(Algorithm[Any]):
 
     def scaled(self, share: float | Fraction) -> Self:
         return type(self)(
-            self.counter.scaled(share).limit,
+            part_of(self.limit, share),
             self.per,
             offset_minutes=self.offset_minutes,
             tz=self.tz,

@@ -267,3 +267,16 @@ class TestSetDate:
             assert not gate.peek().allowed
             clock.advance(1 / SECOND_US)
         assert gate.check().allowed
+
+
+@pytest.mark.parametrize("quota", [Quota("10/day"), Quota("10/rolling:1h"), Quota("10/day", spread=True)])
+def test_a_share_is_of_what_may_be_spent_and_never_of_the_period(quota, refused):
+    half = quota.scaled(0.59)
+    assert (half.limit, half.per, half.spread) == (5, quota.per, quota.spread)
+    refused(lambda: quota.scaled(0.09), "share")
+    assert quota.scaled(0.1).limit == 1
+
+
+def test_so_is_that_of_what_counts_for_it():
+    assert Quota("10/day").counter.scaled(0.59).limit == 5
+    assert Quota("10/day", spread=True).counter.scaled(0.59).limit == 5
