@@ -140,6 +140,13 @@ def test_a_crashed_owner_has_its_seats_until_its_lease_is_over_and_not_a_microse
     assert program.watch(state, LEASE_US, 2)[1] == (1, 1)
 
 
+def test_a_state_lives_until_the_last_lease_in_it_ends():
+    program, state = room_of((1, 1), (2, 1))
+    state = program.keep(state, LEASE_US // 2, 2, 1, (1,))[0]
+    lives = [program.life(state, now) for now in (LEASE_US // 2, LEASE_US, 2 * LEASE_US)]
+    assert lives == [LEASE_US, LEASE_US // 2, 0]
+
+
 def test_who_was_seated_stays_so_when_time_goes_back():
     program, state = room_of((1, 1), limit=1)
     state = program.enter(state, LEASE_US, 2, 1, 0)[0]

@@ -2,6 +2,7 @@
 
 from datetime import date
 from decimal import Decimal
+from io import StringIO
 
 import pytest
 from hypothesis import given
@@ -47,6 +48,7 @@ WRONG = [
     *(("store", value, {"rate": 10}) for value in (5, {}, MemoryStore, "redis://")),
     *(("clock", value, {"rate": 10}) for value in (5, "now", object())),
     *(("name", value, {"rate": 10}) for value in ("", 5, b"x", [])),
+    *(("feedback", value, {"rate": 10}) for value in (5, True, "github", "", [], object(), StringIO())),
 ]
 
 

@@ -5,6 +5,7 @@ from itertools import product
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from redis.asyncio import Redis as AsyncRedis
 from redis.crc import key_slot
 
 from shapekit import GCRA, ConfigError, Gate, ManualClock, RedisStore, all_of
@@ -197,3 +198,18 @@ def test_a_prefix_finds_its_own_keys_alone(store):
 def test_prefixes_that_would_hide_where_a_key_lies_are_refused(prefix, refused):
     error = refused(lambda: RedisStore.from_url(shared_server().url, prefix=prefix), "prefix")
     assert isinstance(error, ConfigError)
+
+
+def test_a_store_without_a_client_is_refused(refused):
+    refused(RedisStore, "client")
+    # Passwords stand in URLs: it is not shown.
+    error = refused(lambda: RedisStore("redis://:secret@localhost"), "client")
+    assert "secret" not in str(error)
+
+
+def test_a_store_that_can_only_be_awaited_says_so_to_threads(refused):
+    store = RedisStore(aclient=AsyncRedis(port=shared_server().port))
+    gate = Gate(GCRA("1/h"), name="api", store=store)
+    refused(gate.check, "client")
+    refused(lambda: gate.reset("key"), "client")
+    refused(lambda: list(store.keys()), "client")

@@ -193,6 +193,9 @@ def test_arguments_of_quotas_that_contradict_each_other(refused):
     refused(lambda: Quota("10/day", tz="Europe/Berlin", offset_minutes=60), "offset_minutes")
     refused(lambda: Quota("10/fixed:1d", tz="Europe/Berlin"), "tz")
     refused(lambda: Quota("10/rolling:1d", tz="Europe/Berlin"), "tz")
+    refused(lambda: Quota("10/rolling:1d", offset_minutes=60), "offset_minutes")
+    refused(lambda: Quota("10/rolling:1d", spread=True), "spread")
+    refused(lambda: Quota("10/day", spread=1), "spread")
 
 
 @pytest.mark.parametrize("make", [all_of, any_of, first_of])

@@ -1,0 +1,31 @@
+"""A window that goes on in another form has everything on its books that the other had."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shapekit import SlidingWindow, SlidingWindowLog
+
+FAR = 10_000
+WINDOW_S = 60
+FORMS = st.sampled_from(
+    [SlidingWindowLog(FAR, WINDOW_S), *(SlidingWindow(FAR, WINDOW_S, buckets=n) for n in (1, 2, 3, 7, 60))]
+)
+CHARGES = st.lists(st.tuples(st.integers(0, 15_000_000), st.integers(1, 9)), min_size=1, max_size=30)
+
+
+@given(FORMS, FORMS, CHARGES)
+def test_nothing_is_forgotten_and_nothing_ends_sooner(old, new, charges):
+    state, now = None, 1_000_000_000
+    for gap_us, cost in charges:
+        now += gap_us
+        state = old.check(state, now, cost).state
+    before = list(old.entries(state, now))
+    adopted = new.adopt(state, old, now)
+    after = list(new.entries(adopted, now))
+    assert sum(count for _, count in after) == sum(count for _, count in before)
+    # By every instant, no more has been let go of than before.
+    for at, _ in before:
+        assert sum(count for when, count in after if when <= at) <= sum(
+            count for when, count in before if when <= at
+        )
+    assert new.peek(adopted, now).current >= sum(count for when, count in before if when == now)
