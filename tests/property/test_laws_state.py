@@ -102,6 +102,19 @@ def test_a_state_outlives_nothing_when_its_ttl_is_over(story, later_us):
 
 
 @given(stories(limits))
+def test_a_state_is_kept_not_much_longer_than_it_differs_from_a_cold_one(story):
+    """In a store a key may live for twice its state's life and a second."""
+    limit, state, now, cost, skew, _ = story.told()
+    for outcome in (
+        limit.check(state, now, cost, skew),
+        limit.commit(state, now, cost, ANY_WAIT_US, skew),
+        limit.debit(state, now, cost, None, skew),
+    ):
+        if outcome.persist:
+            assert outcome.ttl_us <= 2 * limit.life(outcome.state, now, skew) + 1_000_000
+
+
+@given(stories(limits))
 def test_charges_leave_a_receipt_and_nothing_else_does(story):
     limit, state, now, cost, skew, charges = story.told()
     checked = limit.check(state, now, cost, skew).decision
