@@ -3,6 +3,7 @@
 import logging
 import random
 import threading
+import time
 from itertools import pairwise
 
 import pytest
@@ -145,6 +146,11 @@ def test_exactly_one_of_many_threads_probes_and_the_others_do_not_wait_for_it():
         thread.start()
     for _ in range(7):
         assert answered.acquire(timeout=PATIENCE_S)
+    # The probe is on its way on a thread of the store's, which may not have run yet.
+    gives_up = time.monotonic() + PATIENCE_S
+    while host.faulty.calls < 2:
+        assert time.monotonic() < gives_up
+        time.sleep(0.001)
     assert (host.faulty.calls, store.is_lost) == (2, True)
     host.faulty.mend()
     for thread in crew:
