@@ -242,7 +242,9 @@ class Stock:
             ahead_us = self._trip_us * 3 // 2
             low_us = self._at_us(self._last_us) - ahead_us
             # Who leaves by what was heard longer ago than a lease asks again: each of them, and slots pass.
-            old_us = self._heard_us + max(self._lease_us - ahead_us, self._lease_us // 2)
+            # An answer that is too old for that when it comes helps nobody.
+            is_worth = self._lease_us > 2 * self._trip_us
+            old_us = self._heard_us + self._lease_us - ahead_us if is_worth else low_us
             if now_us < min(low_us, old_us):
                 return Wait(min(low_us, old_us, idle_us))
             if now_us < low_us:

@@ -150,6 +150,16 @@ def test_while_turns_are_left_by_the_key_is_heard_of_before_a_lease_is_over():
     assert isinstance(stock.next(asked + 50_000, 0), Wait)
 
 
+def test_an_answer_that_would_come_too_late_is_not_asked_for():
+    """Of a trip of half a lease the answer is as old as that, and of a longer one of no use."""
+    for trip_us, is_asked in ((SECOND // 2 - 1, True), (SECOND // 2, False)):
+        # A line of a minute, of which the callers have the end.
+        bench = Bench("1/s", asked=60, further=0)
+        bench.stock.hear((bench.stock._standing[0], 0, 0), 0, START, START + trip_us, bench.stock.doubts)
+        todo = [bench.stock.next(START + passed * SECOND // 10, 0) for passed in range(5, 40)]
+        assert (Ask() in todo) == is_asked
+
+
 def test_where_the_store_does_not_answer_it_is_not_asked_for_nobody():
     stock = Bench(asked=4, further=20).stock
     for _ in range(8):
