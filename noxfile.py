@@ -104,8 +104,13 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def audit(session: nox.Session) -> None:
     """Known holes in what users install. It asks a database on the internet, so CI does not depend on it."""
-    session.install(".[all]", "pip-audit")
-    session.run("pip-audit", "--local", "--skip-editable", *session.posargs)
+    session.install(".[all]")
+    installed = session.run("python", "-m", "pip", "freeze", "--exclude", "shapekit", silent=True)
+    asked = Path(session.create_tmp()) / "installed.txt"
+    asked.write_text(str(installed), "utf-8")
+    session.install("pip-audit")
+    # Strict: what the database does not know has not been looked at, and that is no answer.
+    session.run("pip-audit", "--strict", "--no-deps", "--disable-pip", "-r", str(asked), *session.posargs)
 
 
 @nox.session

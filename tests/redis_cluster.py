@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import atexit
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import Any
 
@@ -19,8 +19,12 @@ from .redis_server import PATIENCE_S, RedisServer
 ELECTION_S = 3 * PATIENCE_S
 SHARDS = 3
 SLOTS = 16_384
+JOINING_MS, PATIENT_MS, HASTY_MS = 500, 60_000, 2_000
+"""How long a server may be silent before it counts as gone: while they join, which goes at this pace; as long
+as nobody harms them, for a busy machine is not to look like an outage; and while one of them is out, of which
+the others' callers are to see nothing."""
 OPTIONS = (
-    *("--cluster-enabled", "yes", "--cluster-node-timeout", "500"),
+    *("--cluster-enabled", "yes", "--cluster-node-timeout", str(JOINING_MS)),
     # What happens to one shard is not to touch the others' keys.
     *("--cluster-require-full-coverage", "no"),
     *("--cluster-replica-validity-factor", "0", "--cluster-allow-replica-migration", "no"),
@@ -52,7 +56,20 @@ class ClusterServers:
         for master, replica in zip(masters, replicas, strict=True):
             wait_until(lambda: self.tell(replica, "CLUSTER REPLICATE", self.id_of(master)))  # noqa: B023
         wait_until(self.is_well)
+        self._give_up_after(PATIENT_MS)
         return self
+
+    @contextmanager
+    def outage(self, server: RedisServer, how: str) -> Iterator[None]:
+        """A server is `killed` or `frozen`; at the end it is back, as a replica of the one in its place."""
+        self._give_up_after(HASTY_MS)
+        (server.kill if how == "killed" else server.freeze)()
+        try:
+            yield
+        finally:
+            (server.start if how == "killed" else server.thaw)()
+            wait_until(self.is_well)
+            self._give_up_after(PATIENT_MS)
 
     def slots_of(self, shard: int) -> range:
         """The slots of one shard, as long as none was moved."""
@@ -73,13 +90,17 @@ class ClusterServers:
         return next((server for server in self.servers if {server.port} == seen), None)
 
     def tell(self, server: RedisServer, *words: Any) -> Any:
-        """The reply of one server to a command."""
-        with _client(server) as client:
+        """The reply of one server, which nobody has harmed, to a command."""
+        with server.client(socket_timeout=PATIENCE_S) as client:
             return client.execute_command(*words)
 
     def is_well(self) -> bool:
         """Whether each server sees three masters with all slots, and a replica in step with each."""
         return all(map(self._sees_all, self.servers))
+
+    def _give_up_after(self, silence_ms: int) -> None:
+        for server in self.servers:
+            self.tell(server, "CONFIG", "SET", "cluster-node-timeout", silence_ms)
 
     def _sees_all(self, server: RedisServer) -> bool:
         with _client(server) as client:
@@ -103,7 +124,7 @@ class ClusterServers:
 
 @cache
 def shared_cluster() -> ClusterServers:
-    """One for all tests of this process; whoever harms it heals it."""
+    """One for all tests of this process; whoever harms it does so by `outage`, which heals it."""
     servers = ClusterServers()
     atexit.register(servers.close)
     return servers.start()

@@ -18,6 +18,8 @@ from ..redis_server import RedisServer, redis_program
 
 TIMEOUT_S = 2.0
 PATIENCE_S = 30.0
+HASTY_MS = 2_000
+"""How long a master may be silent before it is replaced: a busy machine is not to look like an outage."""
 REPLICA = ("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0")
 
 
@@ -71,7 +73,7 @@ class Watched:
             if client.sentinel_masters():
                 client.sentinel_remove("main")
             client.sentinel_monitor("main", "127.0.0.1", master.port, 1)
-            client.sentinel_set("main", "down-after-milliseconds", 300)
+            client.sentinel_set("main", "down-after-milliseconds", HASTY_MS)
             client.sentinel_set("main", "failover-timeout", 3_000)
 
     @property
@@ -144,11 +146,13 @@ async def store_on(watched, backend):
     finally:
         client.close()
         client.connection_pool.disconnect()
-        sentinel.close()
+        for each in sentinel.sentinels:
+            each.close()
         if asentinel is not None:
             await aclient.aclose()
             await aclient.connection_pool.disconnect()
-            await asentinel.aclose()
+            for each in asentinel.sentinels:
+                await each.aclose()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 
 import anyio
@@ -100,17 +100,6 @@ def callers():
     callers.end()
 
 
-@contextmanager
-def outage(servers, server, how):
-    """A server is gone; at the end it is back, as a replica of the one that has taken its place."""
-    (server.kill if how == "killed" else server.freeze)()
-    try:
-        yield
-    finally:
-        (server.start if how == "killed" else server.thaw)()
-        wait_until(servers.is_well)
-
-
 def in_step(servers, master):
     """Wait until its replica has all that it has."""
     wait_until(lambda: servers.tell(master, "WAIT", 1, 100) == 1)
@@ -140,7 +129,7 @@ def test_a_shard_that_fails_in_mid_load(servers, store, name, keys, callers, how
         callers.start_loop(backend, partial(on_a_loop, backend))
     wait_until(lambda: len(callers.names) == 9 and callers.are_served(callers.names))
     touched = [caller for caller in callers.names if caller[1] == keys[0]]
-    with outage(servers, master, how):
+    with servers.outage(master, how):
         wait_until(lambda: callers.have_failed(touched))
         wait_until(lambda: callers.are_served(touched))
         callers.end()
@@ -165,7 +154,7 @@ def test_keys_of_a_shard_that_fails_follow_the_outage_mode(servers, store, name,
     assert fresh.check(fresh_key)
     master = servers.owner_of(slot_of(name, key))
     in_step(servers, master)
-    with outage(servers, master, "killed"):
+    with servers.outage(master, "killed"):
         assert bool(spent.check(key)) is bool(fresh.check(fresh_key)) is (mode == "open")
         assert resilient.is_lost
         wait_until(lambda: spent.check(key).allowed is False and fresh.check(fresh_key).allowed is True)
@@ -179,7 +168,7 @@ def test_an_outage_of_one_shard_is_none_of_the_others(servers, store, name, keys
     assert all(spent.check_many(keys))
     master = servers.owner_of(slot_of(name, keys[0]))
     in_step(servers, master)
-    with outage(servers, master, "killed"):
+    with servers.outage(master, "killed"):
         assert spent.check(keys[0]), "its own keys are open"
         assert [bool(spent.check(key)) for key in keys[1:]] == [False, False]
 
@@ -192,7 +181,7 @@ def test_a_shard_that_was_replaced_is_lost_no_more(servers, client, store, name,
     slot = slot_of(name, keys[0])
     master = servers.owner_of(slot)
     in_step(servers, master)
-    with outage(servers, master, "killed"):
+    with servers.outage(master, "killed"):
         assert spent.check(keys[0])
         assert resilient.is_lost
         wait_until(lambda: servers.owner_of(slot) not in (None, master))
