@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,9 @@ settings.register_profile("shapekit", deadline=None)
 # something new, and `pytest tests/fuzz --hypothesis-profile=fuzz` with it goes on doing so for half an hour.
 settings.register_profile("fuzz", deadline=None, max_examples=20_000)
 settings.load_profile("shapekit")
+
+# A shell has what it starts in the background ignore Ctrl-C, and so would every command that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_xdist_auto_num_workers() -> int:

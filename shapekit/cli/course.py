@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import date, datetime, time, timedelta, tzinfo
 from typing import NamedTuple
 
+from rich.console import Console
 from rich.progress import track
 
 from shapekit.cli.complaint import Complaint
@@ -79,8 +80,11 @@ class Course:
                 f"calls={self.calls} is more than {MAX_PLAYED} and each is played under several limits; "
                 "plan fewer calls, or one rate alone"
             )
+        numbers: Iterable[int] = range(1, self.calls + 1)
+        if show:
+            numbers = track(numbers, "playing", transient=True, console=Console(stderr=True))
         played = []
-        for number in track(range(1, self.calls + 1), "playing", transient=True, disable=not show):
+        for number in numbers:
             turn = self._shaper.reserve(cost=self._cost, max_wait=_LONGEST_S)
             self._bounded(number, turn.delay)
             played.append(turn.grant.departs_at_us)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -163,6 +164,18 @@ def test_what_is_printed(run):
     bars = [line.count("█") for line in told.stdout.splitlines() if "%" in line]
     assert bars == sorted(bars)
     assert (bars[0], bars[-1], len(bars)) == (0, 50, 13)
+
+
+def test_how_far_it_is_goes_to_the_terminal_and_the_answer_where_it_is_sent(terminal, tmp_path):
+    page = tmp_path / "page"
+    command = ("sh", "-c", 'exec "$0" -m shapekit.cli "$@" >"$PAGE"', sys.executable)
+    code, shown = terminal(
+        *("plan", "10/s", "--calls", "250", "--quota", "100/day"), command=command, PAGE=str(page)
+    )
+    assert code == 0
+    assert "playing" in shown
+    assert "250 calls" not in shown
+    assert page.read_text("utf-8").lstrip(" ").startswith("250 calls under 10/s")
 
 
 def test_what_all_leaves_at_once_has_no_curve(run):

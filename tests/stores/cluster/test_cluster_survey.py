@@ -1,12 +1,8 @@
 """A survey of a cluster sees the keys of all shards."""
 
-import pytest
-
 from shapekit import Shaper
 
 
-# redis-py 6.0 to 6.2 deprecate what their own pipelines say.
-@pytest.mark.filterwarnings("ignore:.*cluster_error_retry_attempts:DeprecationWarning")
 def test_it_sees_the_keys_of_all_shards(store, name, keys):
     shaper = Shaper("1/min; 10/h", name=name, store=store)
     for key in keys:
