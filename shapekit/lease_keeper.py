@@ -87,10 +87,10 @@ class LeaseKeeper:
             if sleep_s > 0:
                 self._clock.sleep(sleep_s, alarm)
             for rooms, renewer in self._due():
-                is_renewed = True
+                asked_us, is_renewed = self._clock.now_us(), True
                 for key in rooms.places():
                     is_renewed &= self._renewed(rooms, key, renewer.renew)
-                self._done(rooms, is_renewed=is_renewed)
+                self._done(rooms, asked_us, is_renewed=is_renewed)
             alarm = threading.Event()
 
     async def _arun(self) -> None:
@@ -100,10 +100,10 @@ class LeaseKeeper:
                 if sleep_s > 0:
                     await self._clock.asleep(sleep_s, alarm)
                 for rooms, renewer in self._due():
-                    is_renewed = True
+                    asked_us, is_renewed = self._clock.now_us(), True
                     for key in rooms.places():
                         is_renewed &= await self._arenewed(rooms, key, renewer.arenew)
-                    self._done(rooms, is_renewed=is_renewed)
+                    self._done(rooms, asked_us, is_renewed=is_renewed)
                 alarm = AsyncAlarm()
         finally:
             # Where its loop ends, another one may begin.
@@ -130,9 +130,10 @@ class LeaseKeeper:
         with self._lock:
             return [(rooms, renewer) for rooms, renewer in self._kept.items() if rooms.due_us <= now]
 
-    def _done(self, rooms: Rooms, *, is_renewed: bool) -> None:
+    def _done(self, rooms: Rooms, asked_us: int, *, is_renewed: bool) -> None:
+        # From when it asked: the store may count the lease from then on, however late its answer came.
         pause_us = rooms.lease_us // RENEWALS
-        rooms.due_us = self._clock.now_us() + (pause_us if is_renewed else pause_us // HURRY)
+        rooms.due_us = asked_us + (pause_us if is_renewed else pause_us // HURRY)
 
     def _renewed(self, rooms: Rooms, key: str, renew: Callable[..., Any]) -> bool:
         since_us, asked = self._clock.now_us(), rooms.alive(key)

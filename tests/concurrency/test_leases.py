@@ -145,6 +145,23 @@ def test_one_keeper_renews_all_that_is_in_flight_at_a_store(tmp_path):
     store.close()
 
 
+def test_an_answer_that_comes_late_does_not_put_off_the_next_renewal(tmp_path):
+    clock = ManualClock(1_000.0)
+    inner = SQLiteStore(tmp_path / "limits.db", clock=clock)
+    store = FaultyStore(inner)
+    with Policy(concurrency=Concurrency(1, "30s"), name="api", store=store).admit():
+        store.slow, before = 4, store.calls
+        for _ in range(20):
+            clock.advance(5.0)
+            # The keeper, a thread of its own, may have something to do.
+            with clock._changed:
+                assert clock._changed.wait_for(lambda: clock._sleepers, PATIENCE_S)
+        asked = store.calls - before
+        store.mend()
+    assert asked == 10
+    inner.close()
+
+
 def test_where_no_thread_is_left_to_renew_nobody_has_a_seat(tmp_path, monkeypatch):
     store = SQLiteStore(tmp_path / "limits.db")
     policy = Policy(concurrency=1, name="api", store=store)

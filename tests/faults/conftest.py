@@ -15,8 +15,8 @@ from .proxy import Proxy
 
 PATIENCE_S = 20.0
 """Longer than any event takes: reached only where a test fails."""
-TIMEOUT_S = 0.4
-PROMPT_S = 2.0
+TIMEOUT_S = 1.0
+PROMPT_S = 5.0
 """A call that may take TIMEOUT_S at most has surely ended by then, on any machine; one that hangs has not."""
 BURST = 10
 

@@ -17,7 +17,8 @@ import pytest
 class Session:
     """Writes down what a session would do."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.posargs: list[str] = []
         self.installed: list[str] = []
         self.ran: list[tuple[str, ...]] = []
@@ -31,7 +32,7 @@ class Session:
         return "redis-server"
 
     def create_tmp(self) -> str:
-        return "tmp"
+        return str(self._folder)
 
 
 class Nox(ModuleType):
@@ -76,15 +77,15 @@ def nox(root: Path, monkeypatch: pytest.MonkeyPatch) -> Nox:
     return nox
 
 
-def played(nox: Nox, name: str) -> Session:
-    session = Session()
+def played(nox: Nox, name: str, folder: Path) -> Session:
+    session = Session(folder)
     nox.sessions[name][0](session)
     return session
 
 
-def test_alone_it_does_what_ci_does(nox: Nox) -> None:
+def test_alone_it_does_what_ci_does(nox: Nox, tmp_path: Path) -> None:
     assert nox.options.sessions == ["ci"]
-    assert played(nox, "ci").ran == [("bash", ".ci/run")]
+    assert played(nox, "ci", tmp_path).ran == [("bash", ".ci/run")]
     assert nox.sessions["ci"][1] == {"venv_backend": "none"}, "the script makes its own environment"
 
 
@@ -93,10 +94,10 @@ def test_every_interpreter_that_is_promised_is_tried(nox: Nox, root: Path) -> No
     assert list(nox.sessions["tests"][1]["python"]) == promised
 
 
-def test_sessions_name_what_is_there(nox: Nox, root: Path) -> None:
+def test_sessions_name_what_is_there(nox: Nox, root: Path, tmp_path: Path) -> None:
     assert {"ci", "tests", "lint", "types", "docs", "audit", "bench", "fuzz"} <= set(nox.sessions)
     for name in nox.sessions:
-        session = played(nox, name)
+        session = played(nox, name, tmp_path)
         assert session.ran, name
         for words in session.ran:
             for word in words:

@@ -7,6 +7,7 @@ from functools import partial
 
 import anyio
 import pytest
+import redis
 
 from shapekit import GCRA, Gate, ResilientStore, StoreUnavailableError
 
@@ -14,6 +15,10 @@ from ...redis_cluster import slot_of, wait_until
 from .stores import PATIENCE_S, TIMEOUT_S, store_on
 
 pytestmark = pytest.mark.long
+
+KEEPS_CONNECTIONS = (7, 2)
+"""The release of redis-py whose asynchronous client lets calls end that are under way to other shards when it
+reads the map of the cluster again; before, their replies are lost."""
 
 
 class Callers:
@@ -135,6 +140,9 @@ def test_a_shard_that_fails_in_mid_load(servers, store, name, keys, callers, how
         callers.end()
     assert servers.owner_of(slot_of(name, keys[0])) not in (None, master)
     for caller in set(callers.names) - set(touched):
+        if caller[0] == "asyncio" and redis.VERSION < KEEPS_CONNECTIONS:
+            assert callers.are_served([caller]), caller
+            continue
         assert all(callers.answers(caller)), caller
         assert callers.slowest(caller) < TIMEOUT_S, caller
 
