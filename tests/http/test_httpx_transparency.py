@@ -7,7 +7,7 @@ import pickle
 import anyio
 import pytest
 
-from .server import SILENCE, Reply
+from .server import PATIENCE_S, SILENCE, Reply
 
 UNLIMITED = "1000000/s"
 
@@ -41,91 +41,93 @@ def told(response):
     return response.status_code, response.headers.get("x-cookie"), response.read(), len(response.history)
 
 
-def gets(library, client, url):
-    return told(client.get(f"{url}/a?b=%20"))
+def gets(library, client, site):
+    return told(client.get(f"{site.url}/a?b=%20"))
 
 
-def posts(library, client, url):
-    return told(client.post(url, json={"a": 1}, params={"q": "é"}))
+def posts(library, client, site):
+    return told(client.post(site.url, json={"a": 1}, params={"q": "é"}))
 
 
-def sends_files(library, client, url):
-    response = client.post(url, files={"f": ("name", b"content")}, headers={"X-Boundary": "b"})
+def sends_files(library, client, site):
+    response = client.post(site.url, files={"f": ("name", b"content")}, headers={"X-Boundary": "b"})
     return response.status_code, len(response.content)
 
 
-def uploads_a_stream(library, client, url):
-    return told(client.put(url, content=(b"part" for _ in range(1_000))))
+def uploads_a_stream(library, client, site):
+    return told(client.put(site.url, content=(b"part" for _ in range(1_000))))
 
 
-def downloads_a_stream(library, client, url):
-    with client.stream("GET", f"{url}/big") as response:
+def downloads_a_stream(library, client, site):
+    with client.stream("GET", f"{site.url}/big") as response:
         early = response.is_closed, response.num_bytes_downloaded
         parts = sum(map(len, response.iter_bytes(1_000)))
     return early, parts, response.is_closed, response.elapsed.total_seconds() > 0
 
 
-def leaves_a_stream_unread(library, client, url):
-    with client.stream("GET", f"{url}/big") as response:
+def leaves_a_stream_unread(library, client, site):
+    with client.stream("GET", f"{site.url}/big") as response:
         pass
-    return response.is_closed, told(client.get(url))
+    return response.is_closed, told(client.get(site.url))
 
 
-def follows_with_cookies(library, client, url):
+def follows_with_cookies(library, client, site):
     return (
-        told(client.get(f"{url}/moved", follow_redirects=True)),
+        told(client.get(f"{site.url}/moved", follow_redirects=True)),
         dict(client.cookies),
-        told(client.get(url)),
+        told(client.get(site.url)),
     )
 
 
-def runs_in_circles(library, client, url):
+def runs_in_circles(library, client, site):
     client.max_redirects = 3
     with pytest.raises(library.TooManyRedirects) as caught:
-        client.get(f"{url}/loop", follow_redirects=True)
-    return str(caught.value), str(caught.value.request.url).removeprefix(url)
+        client.get(f"{site.url}/loop", follow_redirects=True)
+    return str(caught.value), str(caught.value.request.url).removeprefix(site.url)
 
 
-def authenticates(library, client, url):
-    return told(client.get(f"{url}/digest", auth=library.DigestAuth("me", "secret")))
+def authenticates(library, client, site):
+    return told(client.get(f"{site.url}/digest", auth=library.DigestAuth("me", "secret")))
 
 
-def loses_patience(library, client, url):
+def loses_patience(library, client, site):
+    before = len(site.arrivals)
     with pytest.raises(library.ReadTimeout) as caught:
-        client.get(f"{url}/silent", timeout=0.05)
+        client.get(f"{site.url}/silent", timeout=library.Timeout(PATIENCE_S, read=0.05))
+    site.wait_for(lambda site: len(site.arrivals) > before)
     return type(caught.value), str(caught.value), caught.value.request.method
 
 
-def finds_nobody(library, client, url):
+def finds_nobody(library, client, site):
     with pytest.raises(library.ConnectError) as caught:
         client.get("http://127.0.0.1:1/")
     return type(caught.value), caught.value.request.url
 
 
-def knows_no_such_scheme(library, client, url):
+def knows_no_such_scheme(library, client, site):
     with pytest.raises(library.UnsupportedProtocol) as caught:
         client.get("gopher://x/")
     return type(caught.value), str(caught.value)
 
 
-def raises_for_status(library, client, url):
+def raises_for_status(library, client, site):
     with pytest.raises(library.HTTPStatusError) as caught:
-        client.get(f"{url}/gone").raise_for_status()
-    return caught.value.response.status_code, str(caught.value).replace(url, "")
+        client.get(f"{site.url}/gone").raise_for_status()
+    return caught.value.response.status_code, str(caught.value).replace(site.url, "")
 
 
-def calls_hooks(library, client, url):
+def calls_hooks(library, client, site):
     seen = []
     client.event_hooks = {
         "request": [lambda request: seen.append(request.method)],
         "response": [lambda response: seen.append((response.status_code, response.is_closed))],
     }
-    client.get(f"{url}/moved", follow_redirects=True)
+    client.get(f"{site.url}/moved", follow_redirects=True)
     return seen
 
 
-def tells_what_the_wire_said(library, client, url):
-    response = client.get(url, extensions={"trace": lambda *_: None})
+def tells_what_the_wire_said(library, client, site):
+    response = client.get(site.url, extensions={"trace": lambda *_: None})
     told = {
         name: value
         for name, value in response.extensions.items()
@@ -139,21 +141,21 @@ def tells_what_the_wire_said(library, client, url):
     )
 
 
-def pickles_what_it_got(library, client, url):
-    response = client.get(url)
+def pickles_what_it_got(library, client, site):
+    response = client.get(site.url)
     again = pickle.loads(pickle.dumps(response))
     return told(again), again.extensions, pickle.loads(pickle.dumps(response.request)).extensions
 
 
-def refuses_once_closed(library, client, url):
-    client.get(url)
+def refuses_once_closed(library, client, site):
+    client.get(site.url)
     client.close()
     with pytest.raises(RuntimeError) as caught:
-        client.get(url)
+        client.get(site.url)
     return client.is_closed, str(caught.value)
 
 
-def refuses_to_be_copied(library, client, url):
+def refuses_to_be_copied(library, client, site):
     with pytest.raises(TypeError) as caught:
         copy.deepcopy(client)
     return type(caught.value)
@@ -188,7 +190,7 @@ def test_it_is_as_without(both, site, scenario):
     for transport in (None, wrapper.ShapedTransport(rate=UNLIMITED)):
         start = len(site.arrivals)
         with library.Client(transport=transport) as client:
-            result = scenario(library, client, site.url)
+            result = scenario(library, client, site)
         connections = len({arrival.peer for arrival in site.arrivals[start:]})
         told.append((result, seen(site, start), connections))
     assert told[0] == told[1]
@@ -198,33 +200,42 @@ async def atold(response):
     return response.status_code, await response.aread(), len(response.history)
 
 
-async def agets(library, client, url):
-    return await atold(await client.get(f"{url}/moved", follow_redirects=True))
+async def agets(library, client, site):
+    return await atold(await client.get(f"{site.url}/moved", follow_redirects=True))
 
 
-async def auploads(library, client, url):
+async def auploads(library, client, site):
     async def parts():
         for _ in range(100):
             yield b"part"
 
-    return await atold(await client.put(url, content=parts()))
+    return await atold(await client.put(site.url, content=parts()))
 
 
-async def adownloads(library, client, url):
-    async with client.stream("GET", f"{url}/big") as response:
+async def adownloads(library, client, site):
+    async with client.stream("GET", f"{site.url}/big") as response:
         return response.is_closed, sum([len(part) async for part in response.aiter_bytes(1_000)])
 
 
-async def aloses_patience(library, client, url):
+async def aloses_patience(library, client, site):
+    before = len(site.arrivals)
     with pytest.raises(library.ReadTimeout) as caught:
-        await client.get(f"{url}/silent", timeout=0.05)
+        await client.get(f"{site.url}/silent", timeout=library.Timeout(PATIENCE_S, read=0.05))
+    site.wait_for(lambda site: len(site.arrivals) > before)
     return type(caught.value)
 
 
-async def ais_cancelled_while_it_is_answered(library, client, url):
-    with anyio.move_on_after(0.05) as scope:
-        await client.get(f"{url}/silent")
-    return scope.cancelled_caught, await atold(await client.get(url))
+async def ais_cancelled_while_it_is_answered(library, client, site):
+    before = len(site.arrivals)
+    with anyio.CancelScope() as scope:
+
+        async def cancel(event, _):
+            if event == "http11.receive_response_headers.started":
+                scope.cancel()
+
+        await client.get(f"{site.url}/silent", extensions={"trace": cancel})
+    site.wait_for(lambda site: len(site.arrivals) > before)
+    return scope.cancelled_caught, await atold(await client.get(site.url))
 
 
 AWAITED = (agets, auploads, adownloads, aloses_patience, ais_cancelled_while_it_is_answered)
@@ -237,7 +248,7 @@ def test_it_is_as_without_when_awaited(both, site, scenario, anyio_backend):
     async def run(transport):
         start = len(site.arrivals)
         async with library.AsyncClient(transport=transport) as client:
-            return await scenario(library, client, site.url), seen(site, start)
+            return await scenario(library, client, site), seen(site, start)
 
     bare = anyio.run(run, None, backend=anyio_backend)
     assert anyio.run(run, wrapper.ShapedTransport(rate=UNLIMITED), backend=anyio_backend) == bare
