@@ -157,10 +157,10 @@ async def test_where_nobody_knows_the_timeout_the_wait_ends_with_it(server):
 
         return await shaped(request, Handler())
 
-    async with ClientSession(middlewares=[opaque], timeout=ClientTimeout(total=0.2)) as session:
+    async with ClientSession(middlewares=[opaque]) as session:
         await fetch(session, server.url)
         with pytest.raises(asyncio.TimeoutError) as caught:
-            await fetch(session, server.url)
+            await fetch(session, server.url, timeout=ClientTimeout(total=0.2))
     assert type(caught.value) is TimeoutError
     assert policy.forecast().first_in == 60.0
     assert len(server.arrivals) == 1

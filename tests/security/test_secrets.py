@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-import socket
 from contextlib import closing
 
 import pytest
@@ -19,15 +18,9 @@ from shapekit.stores.redis_link import unavailable
 SECRET = "s3cr3t-t0k3n"
 
 
-def closed_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
 def urls() -> list[str]:
     """Where a password or a token may stand; nobody listens there."""
-    at = f"127.0.0.1:{closed_port()}"
+    at = "127.0.0.1:1"
     short = "socket_timeout=0.2&socket_connect_timeout=0.2"
     return [
         f"redis://:{SECRET}@{at}/0?{short}",
