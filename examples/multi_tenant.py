@@ -25,9 +25,9 @@ account = Policy("50/s", name="account")
 
 
 def call(customer: str, url: str) -> float:
-    """One call; returns how long it waited for the customer's own turn.
+    """One call; returns how long it waited for the customer's own slot.
 
-    The turn of all stands next to the call, so that none is taken in vain.
+    The slot of all stands next to the call, so that none is taken in vain.
     """
     with plans[PLAN_OF[customer]].admit(customer) as own, account.admit():
         request = urllib.request.Request(url, headers={"X-Customer": customer})

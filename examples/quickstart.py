@@ -7,7 +7,7 @@ from shapekit import GCRA, Gate, ManualClock, Quota, RateLimitedError, all_of, s
 
 
 def paced() -> None:
-    """Three threads share one limit of ten calls a second; nobody polls, and who asks first leaves first."""
+    """Three threads share one limit of ten calls a second; each sleeps once, and leaves in its slot."""
     print("ten a second, two at once, three threads:")
     start = time.monotonic()
 
@@ -17,7 +17,7 @@ def paced() -> None:
 
     def work(name: str) -> None:
         for number in range(1, 5):
-            call(name, number)  # sleeps once, until this call's turn
+            call(name, number)  # sleeps once, until this call's slot
 
     workers = [threading.Thread(target=work, args=(name,)) for name in ("anna", "bert", "cleo")]
     for worker in workers:

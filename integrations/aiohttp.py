@@ -10,16 +10,27 @@ repeats. So list it last: what stands behind it may send requests that are not s
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Unpack
 
 from shapekit import errors
+from shapekit._adapters.http.request import (
+    Outgoing,
+    Shaping,
+    Target,
+    aobserve,
+    options_now,
+    request_options,
+    translated,
+)
+from shapekit._runtime.cancellation import giving_back
+from shapekit._runtime.failures import Unheard
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
-from shapekit.outgoing import Outgoing, Shaping, Target, aobserve
-from shapekit.request_options import options_now, request_options
 
 try:
     import aiohttp
@@ -73,6 +84,14 @@ class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
     """`shapekit.StoreUnavailableError` that is an `aiohttp.ClientError`, too."""
 
 
+_REFUSALS: dict[type[errors.ShapekitError], type[_Unsent]] = {
+    errors.QueueFullError: QueueFullError,
+    errors.QuotaExhaustedError: QuotaExhaustedError,
+    errors.StoreUnavailableError: StoreUnavailableError,
+}
+_REFUSALS_OF_TIME = {**_REFUSALS, errors.QueueFullError: TimeoutTooShortError}
+
+
 def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
     """A middleware whose requests leave when they may, for sessions or single requests.
 
@@ -82,7 +101,7 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
       callable that is given the `aiohttp.ClientRequest`.
     - `routes`: `{"https://api.example.com/search": "30/min"}`: other rates or policies for what is below.
 
-    The total timeout of a session or request runs while a request waits for its turn: a wait that does not
+    The total timeout of a session or request runs while a request waits for its slot: a wait that does not
     fit is a TimeoutTooShortError at once.
 
     A request may say more: `with request_options(cost=5, key=…, max_wait=…, skip=True):` around it.
@@ -106,10 +125,13 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
         try:
             await admission.__aenter__()
         except (RateLimitedError, errors.StoreUnavailableError) as error:
-            raise _translated(error, left_s).with_traceback(error.__traceback__) from error.__cause__
+            raise translated(
+                error, _REFUSALS_OF_TIME if _by_timeout(error, left_s) else _REFUSALS
+            ) from error.__cause__
         if request.session.closed:
             # While it waited. aiohttp itself expects nobody to wait but for a connection.
-            await admission.asettle(0)
+            with Unheard(admission.key, "keeps what it was charged"):
+                await admission.asettle(0)
             await admission.aleave()
             raise aiohttp.ClientConnectionError("Session is closed")
         try:
@@ -117,16 +139,17 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
         except BaseException as error:
             await admission.__aexit__(type(error), error, error.__traceback__)
             raise
-        try:
-            if admission.holds_seat:
+        async with giving_back(partial(_closed, response)):
+            if admission.holds_permit:
                 await _hold(response, admission)
             await aobserve(admission, response)
-        except BaseException:
-            response.close()
-            raise
         return response
 
     return shaped
+
+
+async def _closed(response: ClientResponse, _: BaseException) -> None:
+    response.close()
 
 
 async def _hold(response: ClientResponse, admission: Admission) -> None:
@@ -139,21 +162,17 @@ async def _hold(response: ClientResponse, admission: Admission) -> None:
     def given_up() -> None:
         known = itself()
         # A response that is collected gives its connection up, too; but whoever is collected may take no
-        # locks, and takes the admission with it: so the seat is given back by somebody else.
+        # locks, and takes the admission with it: so the permit is given back by somebody else.
         if known is not None and known.closed:
             admission.leave_soon()
 
     connection.add_callback(given_up)
 
 
-def _translated(error: RateLimitedError | errors.StoreUnavailableError, left_s: float | None) -> _Unsent:
-    if isinstance(error, errors.QueueFullError):
-        # Of two bounds the shorter was applied, in whole microseconds.
-        by_timeout = left_s is not None and error.max_wait > left_s - 1e-6
-        return (TimeoutTooShortError if by_timeout else QueueFullError)(*error.args)
-    if isinstance(error, errors.QuotaExhaustedError):
-        return QuotaExhaustedError(*error.args)
-    return StoreUnavailableError(*error.args)
+def _by_timeout(error: errors.ShapekitError, left_s: float | None) -> bool:
+    """Whether it was the total timeout that bounded the wait."""
+    # Of two bounds the shorter was applied, in whole microseconds.
+    return isinstance(error, errors.QueueFullError) and left_s is not None and error.max_wait > left_s - 1e-6
 
 
 _DEADLINE: ContextVar[tuple[Any, float]] = ContextVar("shapekit_aiohttp_deadline", default=(None, 0.0))
@@ -162,35 +181,43 @@ _DEADLINE: ContextVar[tuple[Any, float]] = ContextVar("shapekit_aiohttp_deadline
 
 def _time_left(request: ClientRequest, handler: ClientHandlerType) -> float | None:
     """Seconds until the total timeout strikes; None if none does, or nobody can know."""
-    timeout = _timeout(request, handler)
-    if timeout is None or not timeout.total or timeout.total <= 0:
+    total = _total(request, handler)
+    if total is None:
         return None
     now = time.monotonic()
     timer = getattr(request, "_timer", None)
     known, deadline = _DEADLINE.get()
     if timer is None or timer is not known:
-        _DEADLINE.set((timer, now + timeout.total))
-        return timeout.total
+        _DEADLINE.set((timer, now + total))
+        return total
     return deadline - now
 
 
-def _timeout(request: ClientRequest, handler: Any) -> ClientTimeout | None:
-    """The request's timeout, which it tells from aiohttp 3.15 on.
+def _total(request: ClientRequest, handler: Any) -> float | None:
+    """The total of the request's timeout, which it tells from aiohttp 3.15 on; None if there is none.
 
     Before, only what sends it in the end knows, an inner function that has it from around it, and may stand
     behind those of other middlewares. The session's own timeout would refuse waits for which a single
     request was given the time.
     """
-    told: ClientTimeout | None = getattr(request, "timeout", None)
-    while told is None:
-        try:
-            names = handler.__code__.co_freevars
-        except AttributeError:
+    told: Any = getattr(request, "timeout", None)
+    if not isinstance(told, _TIMEOUTS):
+        told = _closed_over(handler)
+    total = told.total if isinstance(told, ClientTimeout) else told
+    # A number is a total to aiohttp, too. Whatever else stands there is not aiohttp's.
+    return total if isinstance(total, (int, float)) and 0 < total < math.inf else None
+
+
+_TIMEOUTS = (ClientTimeout, int, float)
+
+
+def _closed_over(handler: Any) -> Any:
+    """The timeout in the function that sends in the end; None if it cannot be found."""
+    while True:
+        names = getattr(getattr(handler, "__code__", None), "co_freevars", ())
+        name = next((name for name in ("real_timeout", "next_h") if name in names), None)
+        if name is None:
             return None
-        if "real_timeout" in names:
-            told = handler.__closure__[names.index("real_timeout")].cell_contents
-        elif "next_h" in names:
-            handler = handler.__closure__[names.index("next_h")].cell_contents
-        else:
-            return None
-    return told
+        handler = handler.__closure__[names.index(name)].cell_contents
+        if name == "real_timeout":
+            return handler

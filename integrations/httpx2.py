@@ -13,9 +13,8 @@ from ssl import SSLContext
 from typing import Any, ClassVar, TypeVar, Unpack
 
 from shapekit import errors
-from shapekit.held_stream import HeldStream
-from shapekit.outgoing import Outgoing, Shaping
-from shapekit.transport import Transport, shape_client
+from shapekit._adapters.http.request import Outgoing, Shaping
+from shapekit._adapters.http.transport import HeldStream, Transport, shape_client
 
 try:
     import httpx2

@@ -11,7 +11,6 @@ that had to wait says so in the span that was current meanwhile.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -19,9 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from shapekit import errors, events
-from shapekit.events import Departed, Event
-from shapekit.gauges import Gauges, Reading
-from shapekit.metrics import (
+from shapekit._adapters.metrics import (
     CALLS,
     HOLDS,
     READ,
@@ -29,11 +26,15 @@ from shapekit.metrics import (
     STORE_LOSSES,
     WAIT_BOUNDS,
     WAIT_DURATION,
+    Gauges,
     Keys,
     Labels,
     Metric,
+    Reading,
     Tally,
 )
+from shapekit._runtime import forks
+from shapekit.events import Departed, Event
 from shapekit.policy import Policy
 
 try:
@@ -139,7 +140,7 @@ class Rounds:
 
     def __init__(self, gauges: Gauges) -> None:
         self._gauges: Gauges | None = gauges
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._reading: Reading = {}
         self._had: set[Metric] = set(READ)
 

@@ -18,9 +18,7 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from shapekit import errors, events
-from shapekit.errors import ConfigError
-from shapekit.gauges import Gauges, Reading
-from shapekit.metrics import (
+from shapekit._adapters.metrics import (
     CALLS,
     HOLDS,
     OUTCOMES,
@@ -29,11 +27,14 @@ from shapekit.metrics import (
     STORE_LOSSES,
     WAIT_BOUNDS,
     WAIT_DURATION,
+    Gauges,
     Keys,
     Labels,
     Metric,
+    Reading,
     Tally,
 )
+from shapekit.errors import ConfigError
 from shapekit.policy import Policy
 
 try:

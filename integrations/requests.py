@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import threading
 import uuid
 import weakref
 from collections.abc import Callable
@@ -20,10 +19,21 @@ from typing import Any, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 from shapekit import errors
+from shapekit._adapters.http.request import (
+    Outgoing,
+    Passage,
+    Shaping,
+    Target,
+    observe,
+    options_now,
+    refuse_rate,
+    request_options,
+    too_many,
+    translated,
+)
+from shapekit._runtime import forks
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
-from shapekit.outgoing import Outgoing, Passage, Shaping, Target, observe, refuse_rate, too_many
-from shapekit.request_options import options_now, request_options
 
 try:
     import requests
@@ -113,7 +123,7 @@ def _arrived(wrapper: str, shaping: Any, identity: str) -> _Limit:
 _TRAVELLED: dict[str, _Limit] = {}
 """What was pickled, or came from elsewhere, so that a worker who gets a copy with each task has one limit."""
 _MOST_TRAVELLED = 1_000
-_TRAVEL = threading.Lock()
+_TRAVEL = forks.lock()
 
 
 def _travelling(identity: str, otherwise: Callable[[], _Limit]) -> _Limit:
@@ -163,19 +173,7 @@ class ShapedAdapter(BaseAdapter):
                 )
         if adapter is None:
             adapter = HTTPAdapter(**inner)
-        self._settle_on(adapter, _Limit.of("ShapedAdapter", shaping))
-
-    @classmethod
-    def _around(cls, adapter: BaseAdapter, limit: _Limit) -> ShapedAdapter:
-        """One of several that shape alike and together."""
-        made = cls.__new__(cls)
-        made._settle_on(adapter, limit)
-        return made
-
-    def _settle_on(self, adapter: BaseAdapter, limit: _Limit) -> None:
-        if not isinstance(adapter, BaseAdapter):
-            raise ConfigError("adapter", adapter, "is no adapter of requests", "pass one, or none at all")
-        self.__dict__.update(_adapter=adapter, _limit=limit)
+        _settle(self, adapter, _Limit.of("ShapedAdapter", shaping))
 
     def send(
         self,
@@ -208,7 +206,7 @@ class ShapedAdapter(BaseAdapter):
             raise
         response.shapekit = Passage.of(admission)
         try:
-            if admission.holds_seat:
+            if admission.holds_permit:
                 _hold(response, admission)
             observe(admission, response)
         except BaseException:
@@ -235,10 +233,10 @@ class ShapedAdapter(BaseAdapter):
             response: Any = HTTPAdapter.build_response(builder, request, raw)
             response.shapekit = passage
             return response
-        refusal = next(_REFUSALS[kind] for kind in type(error).__mro__ if kind in _REFUSALS)
-        translated = refusal(*error.args)
-        translated.request = request
-        raise translated.with_traceback(error.__traceback__) from error.__cause__
+        told = translated(error, _REFUSALS)
+        if isinstance(told, _Unsent):
+            told.request = request
+        raise told
 
     def close(self) -> None:
         """Close the adapter inside. The limit and its store outlive it."""
@@ -251,16 +249,29 @@ class ShapedAdapter(BaseAdapter):
         setattr(self._adapter, name, value)
 
     def __copy__(self) -> ShapedAdapter:
-        return self._around(self._adapter, self._limit)
+        return _around(type(self), self._adapter, self._limit)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShapedAdapter:
-        return self._around(copy.deepcopy(self._adapter, memo), self._limit)
+        return _around(type(self), copy.deepcopy(self._adapter, memo), self._limit)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._around, (self._adapter, self._limit)
+        return _around, (type(self), self._adapter, self._limit)
 
     def __repr__(self) -> str:
         return f"ShapedAdapter({self._adapter!r})"
+
+
+def _settle(made: ShapedAdapter, adapter: BaseAdapter, limit: _Limit) -> None:
+    if not isinstance(adapter, BaseAdapter):
+        raise ConfigError("adapter", adapter, "is no adapter of requests", "pass one, or none at all")
+    made.__dict__.update(_adapter=adapter, _limit=limit)
+
+
+def _around(kind: type[ShapedAdapter], adapter: BaseAdapter, limit: _Limit) -> ShapedAdapter:
+    """One of several that shape alike and together."""
+    made = kind.__new__(kind)
+    _settle(made, adapter, limit)
+    return made
 
 
 def shape(session: SessionT, **shaping: Unpack[Shaping]) -> SessionT:
@@ -270,9 +281,16 @@ def shape(session: SessionT, **shaping: Unpack[Shaping]) -> SessionT:
     """
     if not isinstance(session, requests.Session):
         raise ConfigError("session", session, "is no session of requests", "pass a requests.Session")
+    if any(isinstance(adapter, ShapedAdapter) for adapter in session.adapters.values()):
+        raise ConfigError(
+            "session",
+            session,
+            "is shaped already: each request would wait twice",
+            "shape it once; give several limits to one policy, or to routes=",
+        )
     limit = _Limit.of("shape", shaping)
     for prefix, adapter in session.adapters.items():
-        session.adapters[prefix] = ShapedAdapter._around(adapter, limit)
+        session.adapters[prefix] = _around(ShapedAdapter, adapter, limit)
     return session
 
 
@@ -297,7 +315,7 @@ def _leaving(bearer: Any, method: str, whole: Callable[[], Any], admission: Admi
             return None if itself() is None else call(itself())
         finally:
             # A body that is collected closes itself. It may take no locks then, and takes the admission with
-            # it: so the seat is given back by somebody else.
+            # it: so the permit is given back by somebody else.
             if method == "release_conn" or whole() is not None:
                 admission.leave()
 

@@ -1,4 +1,4 @@
-"""tenacity: retries that wait for their turn, do what the server says, and never become a storm.
+"""tenacity: retries that wait for their slot, do what the server says, and never become a storm.
 
     retrying = shaped_retrying(policy, budget=0.2)
     response = retrying(client.get, url)                   # by call
@@ -20,13 +20,21 @@ from typing import Any, Self, TypedDict, Unpack
 from weakref import WeakKeyDictionary
 
 from shapekit import errors
-from shapekit.alarm import AsyncAlarm
-from shapekit.attempts import Attempts, checked_cost_of, checked_key_of, checked_policy
-from shapekit.ending import Ending, ServerWord
+from shapekit._adapters.retry import (
+    Attempts,
+    Ending,
+    RetryBudget,
+    ServerWord,
+    checked_cost_of,
+    checked_key_of,
+    checked_policy,
+)
+from shapekit._runtime.drivers import TASKS, run
+from shapekit._runtime.event import AsyncAlarm
+from shapekit._runtime.sleepers import AS_CONFIGURED
 from shapekit.errors import ConfigError, QuotaExhaustedError, RateLimitedError, StoreUnavailableError
 from shapekit.policy import Policy
 from shapekit.rate import SECOND_US, Duration
-from shapekit.retry_budget import RetryBudget
 
 try:
     import tenacity
@@ -104,7 +112,7 @@ class _Slots:
         self._enforce = policy.enforce
         self._key = checked_key_of(policy, key)
         self._cost = checked_cost_of(policy, cost)
-        self._clock = policy.shaper._store.clock
+        self._clock = policy.shaper.core.store.clock
 
     def _check_place(self, retrying: tenacity.BaseRetrying, *, twin: str) -> None:
         if isinstance(retrying, _ShapedRetrying | _AsyncShapedRetrying):
@@ -144,7 +152,7 @@ class wait_slot(_Slots, wait_base):  # noqa: N801
             return turn.delay
         if self._enforce:
             try:
-                self._shaper.depart(self._key, turn.granted)
+                run(self._shaper.core.leave, turn)
             except RateLimitedError as refusal:
                 raise refusal from _ending(retry_state).failure
             self._waited(retry_state, began_us)
@@ -164,7 +172,7 @@ class await_slot(_Slots):  # noqa: N801
             return turn.delay
         if self._enforce:
             try:
-                await self._shaper.adepart(self._key, turn.granted)
+                await self._shaper.core.leave(TASKS, turn)
             except RateLimitedError as refusal:
                 raise refusal from _ending(retry_state).failure
             self._waited(retry_state, began_us)
@@ -241,14 +249,14 @@ class _ShapedRetrying(_Shaped, Retrying):
     def iter(self, retry_state: RetryCallState) -> Any:
         if retry_state.outcome is None:
             try:
-                self.statistics["waited_for_slots"] += self.attempts.leave(retry_state)
+                self.statistics["waited_for_slots"] += run(self.attempts.leave, retry_state)
             except _NOT_NOW:
                 conclude = self.take_back(retry_state)
                 if conclude is None:
                     raise
                 return conclude(retry_state)
         else:
-            self.attempts.end(retry_state, self.ending(retry_state))
+            run(self.attempts.end, retry_state, self.ending(retry_state))
         do = super().iter(retry_state=retry_state)
         self.sleeps(retry_state, do)
         return do
@@ -260,14 +268,14 @@ class _AsyncShapedRetrying(_Shaped, AsyncRetrying):
     async def iter(self, retry_state: RetryCallState) -> Any:
         if retry_state.outcome is None:
             try:
-                self.statistics["waited_for_slots"] += await self.attempts.aleave(retry_state)
+                self.statistics["waited_for_slots"] += await self.attempts.leave(TASKS, retry_state)
             except _NOT_NOW:
                 conclude = self.take_back(retry_state)
                 if conclude is None:
                     raise
                 return await _awaited(conclude(retry_state))
         else:
-            await self.attempts.aend(retry_state, self.ending(retry_state))
+            await self.attempts.end(TASKS, retry_state, self.ending(retry_state))
         do = await super().iter(retry_state=retry_state)
         self.sleeps(retry_state, do)
         return do
@@ -282,7 +290,7 @@ class _AsyncShapedRetrying(_Shaped, AsyncRetrying):
 
     def _of_one_run(self) -> Self:
         run = self.copy()
-        run._local.statistics = self.statistics
+        run._local.statistics = self.statistics  # noqa: SLF001 - tenacity has no other way to set them
         return run
 
 
@@ -306,7 +314,7 @@ def shaped_retrying(
     *,
     key: str | None = None,
     cost: int | None = None,
-    max_wait: Duration | None = None,
+    max_wait: Duration | None = AS_CONFIGURED,
     budget: float = 0.2,
     reserve: int = 10,
     **options: Unpack[_Options],
@@ -341,7 +349,7 @@ def ashaped_retrying(
     *,
     key: str | None = None,
     cost: int | None = None,
-    max_wait: Duration | None = None,
+    max_wait: Duration | None = AS_CONFIGURED,
     budget: float = 0.2,
     reserve: int = 10,
     **options: Unpack[_Options],

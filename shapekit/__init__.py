@@ -5,20 +5,23 @@ Every limit is a constraint on the moment of departure: ask it "now?" (`Gate`) o
 
 from typing import TYPE_CHECKING, Any
 
+from shapekit._queue.adaptive import AdaptiveRate
+from shapekit._queue.reservation import Outlook, Reservation
+from shapekit._runtime.switch import off
 from shapekit.admission import Admission
-from shapekit.algorithms.adaptive import Adaptive
+from shapekit.algorithms.adaptive.bounds import Adaptive
 from shapekit.algorithms.base import Algorithm, Outcome
 from shapekit.algorithms.compose import all_of, any_of, first_of
-from shapekit.algorithms.concurrency import Concurrency
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import GCRA
+from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.leaky_bucket import LeakyBucket
-from shapekit.algorithms.quota import Quota
+from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.algorithms.token_bucket import TokenBucket
 from shapekit.algorithms.usage import QuotaUsage
-from shapekit.clock import Clock, SystemClock
+from shapekit.clock import Clock, ManualClock, SystemClock
 from shapekit.decision import Decision, Forecast
 from shapekit.decorator import shaped
 from shapekit.errors import (
@@ -32,20 +35,16 @@ from shapekit.errors import (
 )
 from shapekit.events import listen
 from shapekit.gate import Gate
-from shapekit.manual_clock import ManualClock
 from shapekit.policy import Policy
 from shapekit.rate import Rate
-from shapekit.reservation import Outlook, Reservation
 from shapekit.shaper import Shaper
 from shapekit.stores.base import Store
 from shapekit.stores.memory import MemoryStore
-from shapekit.switch import off
 
 if TYPE_CHECKING:
     from shapekit.llm import LLMBudget
-    from shapekit.llm_call import LLMCall
-    from shapekit.llm_usage import TokenUsage
-    from shapekit.progress_loop import aprogress, progress
+    from shapekit.llm.call import LLMCall
+    from shapekit.llm.usage import TokenUsage
     from shapekit.stores.redis import RedisStore as RedisStore
     from shapekit.stores.resilient import ResilientStore
     from shapekit.stores.sqlite import SQLiteStore
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = [
     "GCRA",
     "Adaptive",
+    "AdaptiveRate",
     "Admission",
     "Algorithm",
     "Clock",
@@ -91,24 +91,20 @@ __all__ = [
     "TokenUsage",
     "all_of",
     "any_of",
-    "aprogress",
     "first_of",
     "listen",
     "off",
-    "progress",
     "shaped",
 ]
 
 # Loaded when asked for. RedisStore is no part of `import *`, which would fail where redis is not installed.
 _ON_DEMAND = {
-    "LLMBudget": "shapekit.llm",
-    "LLMCall": "shapekit.llm_call",
-    "RedisStore": "shapekit.stores.redis",
-    "ResilientStore": "shapekit.stores.resilient",
-    "SQLiteStore": "shapekit.stores.sqlite",
-    "TokenUsage": "shapekit.llm_usage",
-    "aprogress": "shapekit.progress_loop",
-    "progress": "shapekit.progress_loop",
+    "LLMBudget": "shapekit.llm.budget",
+    "LLMCall": "shapekit.llm.call",
+    "RedisStore": "shapekit.stores.redis.store",
+    "ResilientStore": "shapekit.stores.resilient.store",
+    "SQLiteStore": "shapekit.stores.sqlite.store",
+    "TokenUsage": "shapekit.llm.usage",
 }
 
 

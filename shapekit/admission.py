@@ -1,73 +1,64 @@
-"""Admission: one call's leave to go, from a policy."""
+"""Admission: one call's leave to go, from a policy.
+
+Where the policy also bounds how many calls are in flight: first the permit, then the slot, since a slot that
+had to wait for a permit would pass unused. A call that gets no slot, or does not stay for it, gives its
+permit back.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from shapekit._queue.adaptive import Lesson
+from shapekit._queue.reservation import Reservation
+from shapekit._runtime.drivers import TASKS, Driver, Twin, run
+from shapekit._runtime.failures import Unheard
+from shapekit._runtime.sleepers import max_wait_us, timeout_us
+from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.base import NEVER_US
-from shapekit.algorithms.grant import Grant
+from shapekit.algorithms.queue.slots import Grant
 from shapekit.decision import Decision
-from shapekit.errors import ConfigError, CostExceedsLimitError
-from shapekit.learning import Lesson
+from shapekit.errors import ConfigError, CostExceedsLimitError, QueueFullError
 from shapekit.rate import SECOND_US, whole
-from shapekit.reservation import Reservation
-from shapekit.scoped_turns import ScopedTurns
-from shapekit.shaper import Shaper
-from shapekit.waiting import max_wait_us, timeout_us
 
 if TYPE_CHECKING:
+    from shapekit._queue.core import Core
+    from shapekit._queue.inflight import Permit, Permits
     from shapekit.feedback import Feedback, ServerHint
+    from shapekit.policy import Policy
     from shapekit.target import Target
 
-__all__ = ["Admission"]
+__all__ = ["Admission", "hint_of"]
 
 _REFUSED, _FAILED, _ILL = 429, 400, 500
 
 
 class Admission:
-    """One call's leave: entered, by `with` or `async with`, when its turn has come."""
+    """One call's leave: entered, by `with` or `async with`, when its slot has come."""
 
     __slots__ = (
-        "_enforce",
-        "_feedback",
-        "_never_counted",
-        "_scoped",
-        "_sent_at",
-        "_shaper",
-        "_turn",
-        "_waits",
-        "cost",
-        "key",
-        "target",
+        *("_is_enclosing", "_permit", "_policy", "_shaper", "_turn", "_unheard", "_waits"),
+        *("cost", "key", "sent_at", "target"),
     )
 
-    def __init__(
-        self,
-        shaper: Shaper,
-        key: str,
-        cost: int,
-        waits: dict[str, Any],
-        *,
-        enforce: bool,
-        never_counted: Callable[[BaseException], bool] | None,
-        feedback: Feedback | None,
-        scoped: ScopedTurns,
-    ) -> None:
+    def __init__(self, policy: Policy, key: str, cost: int, waits: dict[str, Any]) -> None:
         self.key = key
         self.cost = cost
-        self._shaper = shaper
+        self._policy = policy
+        self._shaper = policy.shaper
         self._waits = waits
-        self._enforce = enforce
-        self._never_counted = never_counted
-        self._feedback = feedback
-        self._scoped = scoped
+        self._permit: Permit | None = None
+        self._is_enclosing = False
         self.target: Target | None = None
         """Where the call goes, if that is known: then a hold may be for the part of the server there."""
-        self._sent_at = 0.0
+        self.sent_at = 0.0
         self._turn: Reservation | None = None
+        self._unheard = False
+        """Whether something was said of the cost to which no answer came: it may have counted."""
 
     @property
     def delay(self) -> float:
@@ -87,16 +78,16 @@ class Admission:
         return self._turn
 
     def taken(self, turn: Reservation, late: float | None = None) -> Self:
-        """Entered by a turn that was taken elsewhere, and has come.
+        """Entered by a slot that was taken elsewhere, and has come.
 
         `late`: by how many seconds ago, where nobody was told yet that the call leaves.
         """
         self._turn = turn
-        self._sent_at = self._shaper.wall()
+        self.sent_at = self._core.clock.wall_us() / SECOND_US
         if late is not None:
             # Holds that came between are known by the clocks alone.
-            delay = max(turn.delay, self._sent_at - (turn.departs_at - turn.delay))
-            self._shaper._teller.departed(
+            delay = max(turn.delay, self.sent_at - (turn.departs_at - turn.delay))
+            self._core.reporter.departed(
                 turn.key, turn.cost, round(delay * SECOND_US), round(late * SECOND_US)
             )
         return self
@@ -104,41 +95,42 @@ class Admission:
     def settle(self, actual: int) -> bool:
         """Say what the call turned out to cost: the difference is charged, or given back.
 
-        What comes back helps those who have no turn yet: whoever waits keeps the turn that was promised. May
+        What comes back helps those who have no slot yet: whoever waits keeps the slot that was promised. May
         be said again, as more becomes known: the last word counts.
         """
-        turn = self.turn
-        settle = self._shaper._turns.settle
-        if not self._differs(actual) or not settle(turn, actual, is_told=self._enforce):
-            return False
-        self._turn = turn.costing(actual)
-        return True
+        return run(self._settle, actual)
 
     async def asettle(self, actual: int) -> bool:
         """`settle`, awaitable."""
-        turn = self.turn
-        settle = self._shaper._turns.asettle
-        if not self._differs(actual) or not await settle(turn, actual, is_told=self._enforce):
-            return False
-        self._turn = turn.costing(actual)
-        return True
+        return await self._settle(TASKS, actual)
 
     @property
-    def holds_seat(self) -> bool:
+    def holds_permit(self) -> bool:
         """Whether the call is counted as in flight, by a policy with `concurrency`."""
-        return False
+        return self._permit is not None
+
+    def enclosing(self) -> Self:
+        """Said where the task that enters is the one that leaves, whatever it calls in between."""
+        self._is_enclosing = True
+        return self
 
     def leave(self) -> None:
-        """The call is not in flight any more: give its seat back, if it has one. Leaving the context does so.
+        """The call is no longer in flight: give its permit back, if it has one. Leaving the context does so.
 
-        For whoever entered without a `with`, and knows better when the call is over.
+        For callers that entered without a `with`, and know better when the call is over.
         """
+        run(self._leave)
 
     async def aleave(self) -> None:
         """`leave`, awaitable."""
+        await self._leave(TASKS)
 
     def leave_soon(self) -> None:
-        """`leave`, for whoever runs on an event loop and cannot await."""
+        """`leave`, for code that runs on an event loop and cannot await."""
+        if self._permit is not None and self._policy.permits is not None:
+            with Unheard(self.key, _KEPT):
+                self._policy.permits.leave_soon(self._permit)
+            self._permit = None
 
     def observe(self, response: Any) -> ServerHint | None:
         """Hear what an answer says about the server's limits: if it asks for it, nobody leaves for a while.
@@ -148,58 +140,203 @@ class Admission:
         Takes a response of httpx, requests or aiohttp, or whatever has a status and headers. Returns what
         was heard; None if nothing was said, or the policy has no feedback.
         """
-        hint = self._heard(response)
-        if self._enforce and self._shaper.adapts:
-            lesson = self._lesson(response, hint)
-            self._shaper.learn(self.key, lesson)
-            if lesson.is_refusal:
-                return hint
-        if hint is None or not self._enforce:
-            return hint
-        scope = self._learned(hint)
-        if hint.hold_s > 0:
-            if scope is None:
-                self._shaper.hold(hint.hold_s, key=self.key)
-            else:
-                self._scoped.hold(hint.hold_s, self.key, scope)
-        return hint
+        hint = hint_of(self, self._policy.feedback, response, self._shaper.core.clock.wall_us() / SECOND_US)
+        if hint is None and not self._shaper.core.queue.adapts:
+            return None
+        return run(self._heed, response, hint)
 
     async def aobserve(self, response: Any) -> ServerHint | None:
         """`observe`, awaitable."""
-        hint = self._heard(response)
-        if self._enforce and self._shaper.adapts:
+        hint = hint_of(self, self._policy.feedback, response, self._shaper.core.clock.wall_us() / SECOND_US)
+        if hint is None and not self._shaper.core.queue.adapts:
+            return None
+        return await self._heed(TASKS, response, hint)
+
+    def __enter__(self) -> Self:
+        # As of most calls: there is a slot to wait for, and nothing else. They take no detour.
+        policy = self._policy
+        if (
+            policy.enforce
+            and policy.permits is None
+            and (self.target is None or not policy.scoped.scopes.any_known)
+        ):
+            self._turn = self._shaper.schedule(self.key, cost=self.cost, **self._waits)
+            self.sent_at = self._shaper.core.clock.wall_us() / SECOND_US
+        else:
+            run(self._enter)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None or self._permit is not None:
+            run(self._exit, error)
+
+    async def __aenter__(self) -> Self:
+        policy = self._policy
+        if (
+            policy.enforce
+            and policy.permits is None
+            and (self.target is None or not policy.scoped.scopes.any_known)
+        ):
+            self._turn = await self._shaper.aschedule(self.key, cost=self.cost, **self._waits)
+            self.sent_at = self._shaper.core.clock.wall_us() / SECOND_US
+        else:
+            await self._enter(TASKS)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None or self._permit is not None:
+            await self._exit(TASKS, error)
+
+    @property
+    def _core(self) -> Core:
+        return self._shaper.core
+
+    # entering
+
+    async def _enter(self, driver: Driver) -> None:
+        permits = None if SWITCH.is_off else self._policy.permits
+        if not self._policy.enforce:
+            await self._measure(driver, permits)
+        elif permits is None:
+            self._turn = await self._scheduled(driver)
+        else:
+            await self._enter_with_permit(driver, permits)
+        self.sent_at = self._core.clock.wall_us() / SECOND_US
+
+    async def _enter_with_permit(self, driver: Driver, permits: Permits) -> None:
+        """How long to wait is for the permit and the slot together."""
+        self._core.check(self.key, self.cost)
+        bound_us, gives_up_us = self._bound_us(), timeout_us(self._waits.get("timeout"))
+        try:
+            self._permit = permit = await permits.take(driver, self.key, bound_us, gives_up_us)
+        except BaseException as error:
+            self._core.reporter.ended(self.key, self.cost, error, had_turn=False, returned=False)
+            raise
+        waited_us = permit.waited_us
+        try:
+            if waited_us and bound_us is not None:
+                self._waits["max_wait"] = timedelta(microseconds=max(0, bound_us - waited_us))
+            if waited_us and gives_up_us is not None:
+                self._waits["timeout"] = timedelta(microseconds=max(0, gives_up_us - waited_us))
+            turn = await self._scheduled(driver)
+        except BaseException as error:
+            await driver.given_back(error, partial(self._leave, driver))
+            told = _told(error, waited_us, bound_us)
+            if told is error:
+                raise
+            raise told.with_traceback(error.__traceback__) from error.__cause__
+        permits.has_begun(permit, is_enclosing=self._is_enclosing)
+        self._turn = turn.after_waiting(waited_us) if waited_us else turn
+
+    async def _scheduled(self, driver: Driver) -> Reservation:
+        if self.target is not None and self._policy.scoped.scopes.any_known:
+            return await self._policy.scoped.schedule(driver, self.key, self.target, self.cost, **self._waits)
+        schedule = Twin(self._shaper.schedule, self._shaper.aschedule)
+        turn: Reservation = await driver.ask(schedule, self.key, cost=self.cost, **self._waits)
+        return turn
+
+    async def _measure(self, driver: Driver, permits: Permits | None) -> None:
+        """The call passes at once; it holds a permit if there is one, and if not, that is what is told."""
+        timeout_us(self._waits.get("timeout"))
+        try:
+            self._core.check(self.key, self.cost)
+        except CostExceedsLimitError as error:
+            never = Decision(False, error.limit, 0, 0, 0, NEVER_US)
+            refused = Grant(False, NEVER_US, NEVER_US, False, never, self.cost, 0, 0, 0, 0, 0, (0, 0), ())
+            self._core.reporter.measured(self.key, self.cost, math.inf, error.code)
+            self._turn = Reservation(self._core, self.key, refused)
+            return
+        bound_us, code = self._bound_us(), None
+        if permits is not None:
+            try:
+                with self._core.reporter.watching(self.key):
+                    self._permit = await permits.take(driver, self.key, 0)
+            except QueueFullError:
+                code = QueueFullError.code
+        self._turn = await self._core.measure(driver, self.key, self.cost, bound_us, code=code)
+
+    def _bound_us(self) -> int | None:
+        """The longest wait that is asked with."""
+        return max_wait_us(self._waits["max_wait"]) if "max_wait" in self._waits else self._core.max_wait_us
+
+    # leaving
+
+    async def _exit(self, driver: Driver, error: BaseException | None) -> None:
+        if isinstance(error, GeneratorExit):
+            # A generator may be ended by the collector, in the midst of anything: no store is asked, and the
+            # permit that is dropped here is given back by another thread.
+            self._permit = None
+            return
+        try:
+            if error is not None and self._policy.refund_on is not None:
+                with Unheard(self.key, "keeps what it was charged"):
+                    if self._policy.refund_on(error):
+                        with driver.shielded():
+                            await self._settle(driver, 0)
+        except BaseException as interrupt:
+            await driver.given_back(interrupt, partial(self._leave, driver))
+            raise
+        await self._leave(driver)
+
+    async def _leave(self, driver: Driver) -> None:
+        permit = self._permit
+        if permit is not None and self._policy.permits is not None:
+            with Unheard(self.key, _KEPT):
+                await self._policy.permits.leave(driver, permit)
+            self._permit = None
+
+    # what is heard of the call
+
+    async def _settle(self, driver: Driver, actual: int) -> bool:
+        turn = self.turn
+        differs = whole("actual", actual, least=0) != turn.cost or self._unheard
+        if not differs or not turn.accepted:
+            return False
+        was_heard, self._unheard = not self._unheard, True
+        number = await self._core.settle(driver, turn, actual, is_told=self._policy.enforce)
+        self._unheard = not number
+        if number:
+            self._turn = turn.costing(actual, number, is_placed=was_heard)
+        return number > 0
+
+    async def _heed(self, driver: Driver, response: Any, hint: ServerHint | None) -> ServerHint | None:
+        if self._policy.enforce and self._core.queue.adapts:
             lesson = self._lesson(response, hint)
-            await self._shaper.alearn(self.key, lesson)
+            await self._shaper.adaptive.learn(driver, self.key, lesson)
             if lesson.is_refusal:
                 return hint
-        if hint is None or not self._enforce:
+        if hint is None or not self._policy.enforce:
             return hint
         scope = self._learned(hint)
         if hint.hold_s > 0:
             if scope is None:
-                await self._shaper.ahold(hint.hold_s, key=self.key)
+                await self._core.hold(driver, hint.hold_s, self.key)
             else:
-                await self._scoped.ahold(hint.hold_s, self.key, scope)
+                await self._policy.scoped.hold(driver, hint.hold_s, self.key, scope)
         return hint
 
     def _learned(self, hint: ServerHint) -> str | None:
         """The scope that the answer was about, of which its target is from now on; None if it named none."""
         if hint.scope is not None and self.target is not None:
-            self._scoped.scopes.learn(self.key, self.target, hint.scope)
+            self._policy.scoped.scopes.learn(self.key, self.target, hint.scope)
             return hint.scope
         return None
 
     def _lesson(self, response: Any, hint: ServerHint | None) -> Lesson:
         """What the answer says of the rate: a refusal that is about a part of the server says nothing."""
         status = _status_of(response)
-        age_us = max(0, round((self._shaper.wall() - self._sent_at) * SECOND_US))
+        age_us = max(0, round((self._core.clock.wall_us() / SECOND_US - self.sent_at) * SECOND_US))
         waited = self.turn.granted[1] > 0
         if hint is None:
             return Lesson(age_us, is_refusal=False, is_success=status < _ILL, waited=waited)
         is_about_all = hint.scope is None or self.target is None
         refused = status == _REFUSED or (status >= _FAILED and hint.hold_s > 0)
         stated = None
-        if hint.limit and hint.window_s and getattr(self._feedback, "dialect", "auto") != "auto":
+        if hint.limit and hint.window_s and getattr(self._policy.feedback, "dialect", "auto") != "auto":
             stated = hint.limit, round(hint.window_s * SECOND_US)
         return Lesson(
             age_us,
@@ -210,81 +347,36 @@ class Admission:
             stated=stated,
         )
 
-    def _heard(self, response: Any) -> ServerHint | None:
-        if self._feedback is None:
-            return None
-        headers = getattr(response, "raw_headers", None)
-        if headers is None:
-            headers = getattr(response.headers, "raw", response.headers)
-        return self._feedback.read(
-            _status_of(response),
-            headers,
-            sent_at=self._sent_at,
-            received_at=self._shaper.wall(),
-            key=self.key,
-        )
 
-    def __enter__(self) -> Self:
-        if self._enforce:
-            if self.target is None or not self._scoped.scopes.any_known:
-                self._turn = self._shaper.schedule(self.key, cost=self.cost, **self._waits)
-            else:
-                self._turn = self._scoped.schedule(self.key, self.target, self.cost, **self._waits)
-        else:
-            try:
-                bound_us = self._measurable()
-            except CostExceedsLimitError as error:
-                self._turn = self._impossible(error)
-            else:
-                self._turn = self._shaper._turns.measure(self.key, self.cost, bound_us)
-        self._sent_at = self._shaper.wall()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None and self._never_counted is not None and self._never_counted(error):
-            self.settle(0)
-
-    async def __aenter__(self) -> Self:
-        if self._enforce:
-            if self.target is None or not self._scoped.scopes.any_known:
-                self._turn = await self._shaper.aschedule(self.key, cost=self.cost, **self._waits)
-            else:
-                self._turn = await self._scoped.aschedule(self.key, self.target, self.cost, **self._waits)
-        else:
-            try:
-                bound_us = self._measurable()
-            except CostExceedsLimitError as error:
-                self._turn = self._impossible(error)
-            else:
-                self._turn = await self._shaper._turns.ameasure(self.key, self.cost, bound_us)
-        self._sent_at = self._shaper.wall()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None and self._never_counted is not None and self._never_counted(error):
-            await self.asettle(0)
-
-    def _differs(self, actual: int) -> bool:
-        return whole("actual", actual, least=0) != self.turn.cost and self.turn.accepted
-
-    def _measurable(self) -> int | None:
-        """The longest wait that is asked with; CostExceedsLimitError where there is nothing to ask."""
-        timeout_us(self._waits.get("timeout"))
-        self._shaper._admissible(self.key, self.cost)
-        max_wait = self._waits.get("max_wait")
-        return self._shaper._max_wait_us if max_wait is None else max_wait_us(max_wait)
-
-    def _impossible(self, error: CostExceedsLimitError) -> Reservation:
-        never = Decision(False, error.limit, 0, 0, 0, NEVER_US)
-        refused = Grant(False, NEVER_US, NEVER_US, False, never, self.cost, 0, 0, 0, 0, 0, (0, 0), ())
-        self._shaper._teller.measured(self.key, self.cost, math.inf, error.code)
-        return Reservation(self._shaper, self.key, refused)
+def hint_of(
+    admission: Admission, feedback: Feedback | None, response: Any, received_at: float
+) -> ServerHint | None:
+    """What the answer to an admitted call says; None if it says nothing, or nobody reads it."""
+    if feedback is None:
+        return None
+    headers = getattr(response, "raw_headers", None)
+    if headers is None:
+        headers = getattr(response.headers, "raw", response.headers)
+    return feedback.read(
+        _status_of(response),
+        headers,
+        sent_at=admission.sent_at,
+        received_at=received_at,
+        key=admission.key,
+    )
 
 
 def _status_of(response: Any) -> int:
     status: int | None = getattr(response, "status_code", None)
     return response.status if status is None else status
+
+
+_KEPT = "keeps a permit a little longer"
+
+
+def _told(error: BaseException, waited_us: int, bound_us: int | None) -> BaseException:
+    """A refusal of a slot, in terms of the whole wait."""
+    if not isinstance(error, QueueFullError) or not waited_us or bound_us is None:
+        return error
+    delay = error.delay + waited_us / SECOND_US
+    return QueueFullError(error.decision, error.key, delay, bound_us / SECOND_US)

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 __all__ = ["Decision", "Forecast"]
 
 Receipt: TypeAlias = "int | tuple[Receipt | None, ...] | None"
-"""What a charge left behind; `refund` needs it. An instant, or one entry for each part of a composite."""
+"""What a charge left behind: its name, for `refund` and `debit`. In a composite one for each part."""
 
 
 class Decision(NamedTuple):
@@ -36,7 +36,7 @@ class Decision(NamedTuple):
     receipt: Receipt = None
     """What the charge left behind, for `refund`; None if nothing was charged."""
     delay_us: int = 0
-    """How far ahead the turn lies that was taken; 0 for a check."""
+    """How far ahead the slot lies that a shaper took; 0 for what a gate decides."""
 
     def __bool__(self) -> bool:
         return self.allowed

@@ -6,33 +6,105 @@
 ...     return path
 >>> call("/v1"), call.policy.name
 ('/v1', 'shapekit.decorator.call')
+
+Calls: what each call of one function asks of a policy: whose slot, and how many units.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from itertools import count
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
-from shapekit.algorithms.adaptive import Adaptive
+from shapekit._queue.reservation import Outlook, Reservation
+from shapekit._runtime import forks
+from shapekit._runtime.cancellation import stop_if_cancelled
+from shapekit._runtime.drivers import TASKS, run
+from shapekit.admission import Admission
+from shapekit.algorithms.adaptive.bounds import Adaptive
 from shapekit.algorithms.base import Algorithm
-from shapekit.algorithms.concurrency import Concurrency
-from shapekit.algorithms.quota import Quota
-from shapekit.calls import Calls, signature_of
+from shapekit.algorithms.inflight import Concurrency
+from shapekit.algorithms.queue.slots import Granted
+from shapekit.algorithms.quota.quota import Quota
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError
-from shapekit.keys import KeySpec
-from shapekit.policy import Policy
-from shapekit.policy_parts import CostSpec, RefundSpec, checked_cost, checked_key
+from shapekit.keys import KeySpec, KeyTemplate
+from shapekit.policy import CostSpec, Policy, RefundSpec, checked_cost, checked_key
 from shapekit.rate import Duration, RateLike, one_of, parse_rates
-from shapekit.reservation import Outlook
-from shapekit.stores.base import Store
+from shapekit.stores.opening import StoreLike
 
-__all__ = ["Shaped", "shaped"]
+__all__ = ["Calls", "Shaped", "shaped", "signature_of"]
+
+
+class Calls:
+    """What each call of one function asks of the policy."""
+
+    __slots__ = ("_bind", "cost", "key", "policy")
+
+    def __init__(self, policy: Policy, function: Callable[..., Any], key: Any, cost: CostSpec) -> None:
+        signature = signature_of(function)
+        if isinstance(key, KeyTemplate):
+            key = KeyTemplate(key.text, signature.parameters)
+        self.policy = policy
+        self._bind = signature.bind
+        self.key: str | KeyTemplate | Callable[..., str] = key
+        self.cost = cost
+
+    def admission(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], cost: CostSpec | None = None
+    ) -> Admission:
+        """The admission to make one call in; `cost`: instead of what such calls cost otherwise."""
+        key = self.key
+        if cost is None:
+            cost = self.cost
+        if isinstance(key, KeyTemplate):
+            bound = self._bind(*args, **kwargs)
+            bound.apply_defaults()
+            key = key(bound.arguments)
+        elif not isinstance(key, str):
+            key = key(*args, **kwargs)
+            if not isinstance(key, str):
+                raise ConfigError("key", key, "is not text, and a callable gave it", "return a str")
+        if not isinstance(cost, int):
+            cost = cost(*args, **kwargs)
+            if type(cost) is not int:
+                raise ConfigError("cost", cost, "is not whole, and a callable gave it", "return an int")
+        return self.policy.admit(key, cost=cost)
+
+    def enclosing(self) -> Callable[[Sequence[Any], Mapping[str, Any]], Admission]:
+        """Makes the admissions of calls that begin and end in one task."""
+        if self.policy.permits is None:
+            return self.admission
+        return lambda args, kwargs: self.admission(args, kwargs).enclosing()
+
+    def forecast(self, calls: int = 1, /, *, key: str | None = None) -> Outlook:
+        """When `calls` more calls will have left, if they came now and nobody else did."""
+        if key is None and not isinstance(self.key, str):
+            raise ConfigError("key", None, "depends on the call", 'say whose: forecast(10, key="…")')
+        cost = self.cost if isinstance(self.cost, int) else None
+        whose = self.key if key is None and isinstance(self.key, str) else key
+        return self.policy.forecast(calls, key=whose, cost=cost)
+
+    def taker(self) -> Callable[[], Granted] | None:
+        """The reservation of every call, prepared, where all of them ask the same and nobody looks on."""
+        policy = self.policy
+        plain = policy.enforce and policy.refund_on is None and policy.permits is None
+        if plain and isinstance(self.key, str) and isinstance(self.cost, int):
+            return self.policy.shaper.core.taker(self.key, self.cost)
+        return None
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """How a function is called, as far as it tells."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        # Some built-ins do not tell: then no key can name a parameter.
+        return inspect.Signature()
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -79,7 +151,7 @@ def shaped(
     adaptive: Adaptive | None = None,
     enforce: bool = True,
     refund_on: RefundSpec | None = None,
-    store: Store | None = None,
+    store: StoreLike | None = None,
     clock: Clock | None = None,
     name: str | None = None,
     policy: Policy | None = None,
@@ -172,10 +244,10 @@ def _wrapped(function: Callable[..., Any], calls: Calls) -> Any:
 
 
 def _plain(function: Callable[..., Any], calls: Calls) -> Callable[..., Any]:
-    take, shaper = calls.taker(), calls.policy.shaper
+    take, core, admission = calls.taker(), calls.policy.shaper.core, calls.enclosing()
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with calls.admission(args, kwargs):
+        with admission(args, kwargs):
             return function(*args, **kwargs)
 
     if take is None:
@@ -185,27 +257,28 @@ def _plain(function: Callable[..., Any], calls: Calls) -> Callable[..., Any]:
     def call_at_once(*args: Any, **kwargs: Any) -> Any:
         granted = take()
         if granted[1] or not granted[0]:
-            shaper.depart(key, granted)
+            run(core.leave, Reservation(core, key, granted))
         return function(*args, **kwargs)
 
     return call_at_once
 
 
 def _coroutine(function: Callable[..., Any], calls: Calls) -> Callable[..., Any]:
-    take, shaper = calls.taker(), calls.policy.shaper
+    take, core, admission = calls.taker(), calls.policy.shaper.core, calls.enclosing()
 
     async def call(*args: Any, **kwargs: Any) -> Any:
-        async with calls.admission(args, kwargs):
+        async with admission(args, kwargs):
             return await function(*args, **kwargs)
 
-    if take is None or not shaper.instant:
+    if take is None or not core.store.instant:
         return call
     key = str(calls.key)
 
     async def call_at_once(*args: Any, **kwargs: Any) -> Any:
+        await stop_if_cancelled()
         granted = take()
         if granted[1] or not granted[0]:
-            await shaper.adepart(key, granted)
+            await core.leave(TASKS, Reservation(core, key, granted))
         return await function(*args, **kwargs)
 
     return call_at_once
@@ -253,7 +326,7 @@ def _path(function: Any) -> str:
 
 def _per_instance(policy: Policy, function: Callable[..., Any]) -> Callable[..., str]:
     """A key for each living instance; its memory goes with it."""
-    if policy.shaper.shared:
+    if policy.shaper.core.store.shared:
         raise ConfigError(
             "per", "instance", "means nothing to other processes", 'name what differs: key="{self.account}"'
         )
@@ -261,7 +334,7 @@ def _per_instance(policy: Policy, function: Callable[..., Any]) -> Callable[...,
         raise ConfigError("per", "instance", "is said of a function without an instance", "leave it away")
     numbers = count(1)
     known: dict[int, tuple[str, weakref.ref[Any]]] = {}
-    lock = threading.Lock()
+    lock = forks.lock()
 
     def key(instance: Any, *_: Any, **__: Any) -> str:
         mark = id(instance)

@@ -13,15 +13,16 @@ raises is logged once, and never hurts a call. While nobody listens no event is 
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable
 from itertools import count
 from types import TracebackType
 from typing import Any, Self, TypeAlias, dataclass_transform
+from weakref import ref
 
+from shapekit._runtime import forks
+from shapekit._runtime.switch import SWITCH
+from shapekit._runtime.value import Value
 from shapekit.errors import ConfigError
-from shapekit.switch import SWITCH
-from shapekit.value import Value
 
 __all__ = [
     "BudgetReached",
@@ -65,13 +66,13 @@ class _Event(Value):
 
 
 class Reserved(_Event):
-    """A call took a turn. Where it waits for that here, it ends as Departed, Cancelled or Refused."""
+    """A call took a slot. Where it waits for that here, it ends as Departed, Cancelled or Refused."""
 
     policy: str
     key: str
     cost: int
     delay: float
-    """Seconds from now until the turn comes."""
+    """Seconds from now until the slot comes."""
 
 
 class Departed(_Event):
@@ -83,7 +84,7 @@ class Departed(_Event):
     delay: float
     """Seconds for which it was delayed: with the holds that came between, and with `late`."""
     late: float
-    """By how many seconds it left later than its turn had come."""
+    """By how many seconds it left later than its slot had come."""
 
 
 class Refused(_Event):
@@ -97,11 +98,11 @@ class Refused(_Event):
     delay: float
     """Seconds that it would have had to wait."""
     waited: bool
-    """Whether it had a turn, and gave that back."""
+    """Whether it had a slot, and gave that back."""
 
 
 class Cancelled(_Event):
-    """A turn was given back; or whoever waited for it gave up, and it was too late to give it back."""
+    """A slot was given back; or whoever waited for it gave up, and it was too late to give it back."""
 
     policy: str
     key: str
@@ -169,7 +170,7 @@ class Settled(_Event):
 class BudgetReached(_Event):
     """The calls of a key have used 80 %, or 95 %, of a quota: told once in each period, by each process.
 
-    Whoever takes a turn looks, at most once a second for each key. What was passed at one go is told in
+    Whoever takes a slot looks, at most once a second for each key. What was passed at one go is told in
     order.
     """
 
@@ -228,11 +229,11 @@ Listener: TypeAlias = Callable[[Event], object]
 class Ears:
     """Who listens in one place: to one shaper, or everywhere. Listeners may come and go meanwhile."""
 
-    __slots__ = ("_lock", "listeners")
+    __slots__ = ("__weakref__", "_lock", "listeners")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.listeners: tuple[Listening, ...] = ()
+        self._lock = forks.lock()
+        self.listeners: tuple[Callable[[Event], None], ...] = ()
 
     def add(self, listener: Listener) -> Listening:
         """Tell the listener from now on."""
@@ -242,19 +243,19 @@ class Ears:
             raise ConfigError(
                 "listener", listener, "is a coroutine function, which nobody would await", "pass a plain one"
             )
-        listening = Listening(self, listener)
+        hear = _hearing(listener)
         with self._lock:
-            self.listeners = (*self.listeners, listening)
-        SWITCH.listen(1)
-        return listening
+            # These go with the shaper that has them; what is called then is C alone, and takes no lock.
+            SWITCH.loud[ref(self, SWITCH.loud.pop)] = None
+            self.listeners = (*self.listeners, hear)
+        return Listening(self, hear)
 
-    def drop(self, listening: Listening) -> None:
+    def drop(self, hear: Callable[[Event], None]) -> None:
         """Do so no more."""
         with self._lock:
-            if listening not in self.listeners:
-                return
-            self.listeners = tuple(one for one in self.listeners if one is not listening)
-        SWITCH.listen(-1)
+            self.listeners = tuple([one for one in self.listeners if one is not hear])
+            if not self.listeners:
+                SWITCH.loud.pop(ref(self), None)
 
     def tell(self, event: Event) -> None:
         """Tell those who listen here, then those who listen everywhere, each in the order of coming.
@@ -263,9 +264,9 @@ class Ears:
         """
         raised: BaseException | None = None
         elsewhere = () if self is EVERYWHERE else EVERYWHERE.listeners
-        for listening in (*self.listeners, *elsewhere):
+        for hear in (*self.listeners, *elsewhere):
             try:
-                listening._hear(event)
+                hear(event)
             except BaseException as error:
                 raised = error
         if raised is not None:
@@ -273,38 +274,46 @@ class Ears:
 
     def __bool__(self) -> bool:
         """Whether anybody hears what is told here."""
-        if SWITCH.is_plain or SWITCH.is_off:
+        if not SWITCH.loud or SWITCH.offs:
             return False
         return bool(self.listeners or EVERYWHERE.listeners)
+
+
+def _hearing(listener: Listener) -> Callable[[Event], None]:
+    """Tells the listener. Of what it raises, the first Exception is logged, and none is raised."""
+    failures = count()
+
+    def hear(event: Event) -> None:
+        try:
+            listener(event)
+        except Exception:
+            # Threads may fail together, and one of them counts first.
+            if next(failures) == 0:
+                import logging  # noqa: PLC0415 - only who has something to say loads it
+
+                logging.getLogger("shapekit.events").exception(
+                    "listener %r failed; it is told further events, and further failures are not logged",
+                    listener,
+                )
+
+    return hear
 
 
 class Listening:
     """What `listen` returns: ends by `close()`, or as a context manager."""
 
-    __slots__ = ("_ears", "_failures", "_listener")
+    __slots__ = ("_ears", "_hear")
 
-    def __init__(self, ears: Ears, listener: Listener) -> None:
-        self._ears = ears
-        self._listener = listener
-        self._failures = count()
-
-    def _hear(self, event: Event) -> None:
-        """Tell the listener. Of what it raises, the first Exception is logged, and none is raised."""
-        try:
-            self._listener(event)
-        except Exception:
-            # Threads may fail together, and one of them counts first.
-            if next(self._failures) == 0:
-                import logging  # noqa: PLC0415 - only who has something to say loads it
-
-                logging.getLogger("shapekit.events").exception(
-                    "listener %r failed; it is told further events, and further failures are not logged",
-                    self._listener,
-                )
+    def __init__(self, ears: Ears, hear: Callable[[Event], None]) -> None:
+        # Whoever keeps what `listen` returned does not keep the shaper listening.
+        self._ears = ref(ears)
+        self._hear = hear
 
     def close(self) -> None:
         """Listen no more. A thread that is about to tell something may still do so."""
-        self._ears.drop(self)
+        ears = self._ears()
+        if ears is not None:
+            ears.drop(self._hear)
 
     def __enter__(self) -> Self:
         return self

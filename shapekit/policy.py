@@ -2,6 +2,8 @@
 
 Wrappers, decorators and workers speak to a policy alone: `admit` a call, let it leave, `settle` what
 it turned out to cost.
+
+Policy parts: what a policy is told in several forms, brought into the one that it goes by.
 """
 
 from __future__ import annotations
@@ -9,42 +11,114 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
+from shapekit._queue.reservation import Outlook
+from shapekit._queue.scopes import MARK, ScopedTurns
+from shapekit._runtime.drivers import TASKS, Driver, run
+from shapekit._runtime.sleepers import AS_CONFIGURED
 from shapekit.admission import Admission
-from shapekit.algorithms.adaptive import Adaptive
+from shapekit.algorithms.adaptive.bounds import Adaptive
 from shapekit.algorithms.base import Algorithm
-from shapekit.algorithms.concurrency import Concurrency
-from shapekit.algorithms.quota import Quota
+from shapekit.algorithms.inflight import MOST_PERMITS, Concurrency
+from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.usage import QuotaUsage, quotas_of
 from shapekit.clock import Clock
+from shapekit.config import fields_of
 from shapekit.errors import ConfigError
 from shapekit.events import Listener, Listening
-from shapekit.keys import KeySpec
-from shapekit.policy_parts import (
-    CostSpec,
-    FeedbackSpec,
-    RefundSpec,
-    checked_cost,
-    checked_feedback,
-    checked_key,
-    concurrency_from,
-    never_counted,
-    quotas_from,
-)
-from shapekit.rate import Duration, RateLike
-from shapekit.reservation import Outlook
-from shapekit.scoped_turns import ScopedTurns
-from shapekit.scopes import MARK
+from shapekit.keys import KeySpec, KeyTemplate
+from shapekit.rate import Duration, RateLike, whole
 from shapekit.shaper import UNPACED, Shaper
-from shapekit.spec import fields_of
-from shapekit.stores.base import Store
+from shapekit.stores.opening import StoreLike
 
 if TYPE_CHECKING:
-    from shapekit.feedback import Feedback
-    from shapekit.seats import Seats
+    from shapekit._queue.inflight import Permits
+    from shapekit.feedback import Answer, Feedback, ServerHint
 
 __all__ = ["Policy"]
+
+CostSpec: TypeAlias = int | Callable[..., int]
+FeedbackSpec: TypeAlias = "str | Feedback | Callable[[Answer], ServerHint | None]"
+RefundSpec: TypeAlias = (
+    type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
+)
+
+
+def quotas_from(quota: Quota | str | None, spread: bool) -> tuple[Quota, ...]:
+    """The quota that was told, or none."""
+    if type(spread) is not bool:
+        raise ConfigError("spread", spread, "is neither True nor False", "pass a bool")
+    if spread and not isinstance(quota, str):
+        bound, fix = "has no quota to spread", 'write quota="1_000_000/month"'
+        if quota is not None:
+            bound, fix = "comes on top of a Quota, which says it itself", "write Quota(…, spread=True)"
+        raise ConfigError("spread", spread, bound, fix)
+    if quota is None:
+        return ()
+    if isinstance(quota, str):
+        try:
+            return (Quota(quota, spread=spread),)
+        except ConfigError as error:
+            raise error.within("quota") from None
+    if not isinstance(quota, Quota):
+        raise ConfigError("quota", quota, "is not a quota", 'write "1_000_000/month", or a Quota')
+    return (quota,)
+
+
+def concurrency_from(concurrency: Concurrency | int | None) -> Concurrency | None:
+    """How many calls may be in flight, and for how long a worker is believed in; None if nothing was told."""
+    if concurrency is None or isinstance(concurrency, Concurrency):
+        return concurrency
+    return Concurrency(whole("concurrency", concurrency, most=MOST_PERMITS))
+
+
+def checked_key(key: KeySpec) -> str | KeyTemplate | Callable[..., str]:
+    """A key that never changes, a parsed template, or the callable."""
+    if isinstance(key, str):
+        template = KeyTemplate(key)
+        return template if template.fields else template({})
+    if callable(key):
+        return key
+    raise ConfigError("key", key, "is neither text nor callable", 'write "{user_id}", or a callable')
+
+
+def checked_cost(cost: CostSpec) -> int | Callable[..., int]:
+    """A whole number of units, or the callable."""
+    if callable(cost):
+        return cost
+    return whole("cost", cost)
+
+
+def never_counted(refund_on: RefundSpec | None) -> Callable[[BaseException], bool] | None:
+    """Tells the errors after which a call never counted; None if there are none."""
+    if refund_on is None:
+        return None
+    kinds = refund_on if isinstance(refund_on, tuple) else (refund_on,)
+    if all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+        return partial(_is_one_of, kinds)
+    if callable(refund_on) and not isinstance(refund_on, type):
+        return refund_on
+    raise ConfigError(
+        "refund_on", refund_on, "is neither exceptions nor a predicate", "write refund_on=ConnectionError"
+    )
+
+
+def checked_feedback(feedback: Any) -> Any:
+    """What reads answers, as it was told."""
+    if feedback is None or feedback == "hold" or callable(feedback):
+        return feedback
+    from shapekit.feedback import Feedback  # noqa: PLC0415 - whoever has one has loaded it
+
+    if isinstance(feedback, Feedback):
+        return feedback
+    raise ConfigError(
+        "feedback", feedback, "is not a kind of feedback", 'write "hold", None, or Feedback("github")'
+    )
+
+
+def _is_one_of(kinds: tuple[Any, ...], error: BaseException) -> bool:
+    return isinstance(error, kinds)
 
 
 class Policy:
@@ -94,7 +168,7 @@ class Policy:
         enforce: bool = True,
         refund_on: RefundSpec | None = None,
         feedback: FeedbackSpec | None = "hold",
-        store: Store | None = None,
+        store: StoreLike | None = None,
         clock: Clock | None = None,
     ) -> None:
         in_flight = concurrency_from(concurrency)
@@ -112,16 +186,13 @@ class Policy:
             name=name,
         )
         self.name = self.shaper.name
-        self._scoped = ScopedTurns(self.shaper)
-        self.seats: Seats | None = None
-        self._admission: Callable[..., Admission] = Admission
+        self.scoped = ScopedTurns(self.shaper.core)
+        self.permits: Permits | None = None
         if in_flight is not None:
-            from shapekit.seated_admission import SeatedAdmission  # noqa: PLC0415 - only who needs seats loads them
-            from shapekit.seats import Seats  # noqa: PLC0415
+            from shapekit._queue.inflight import Permits  # noqa: PLC0415 - only who needs permits loads them
 
-            upon = self.shaper._store, in_flight, self.shaper._waiters
-            self.seats = Seats(f"{self.name}.seats", *upon)
-            self._admission = partial(SeatedAdmission, self.seats)
+            core = self.shaper.core
+            self.permits = Permits(f"{self.name}.permits", core.store, in_flight, core.sleepers)
         self.key = checked_key(key)
         self.cost = checked_cost(cost)
         if type(enforce) is not bool:
@@ -135,7 +206,7 @@ class Policy:
 
     @classmethod
     def from_dict(
-        cls, fields: Mapping[str, Any], *, name: str | None = None, store: Store | None = None
+        cls, fields: Mapping[str, Any], *, name: str | None = None, store: StoreLike | None = None
     ) -> Self:
         """A policy from plain values, as a configuration file holds them.
 
@@ -149,7 +220,7 @@ class Policy:
         return cls(**{"name": "policy", **named, **fields_of(fields)}, store=store)
 
     @classmethod
-    def from_toml(cls, path: str | PathLike[str], name: str, *, store: Store | None = None) -> Self:
+    def from_toml(cls, path: str | PathLike[str], name: str, *, store: StoreLike | None = None) -> Self:
         """The policy in the table `[name]` of a TOML file; errors name file, table and field."""
         import tomllib  # noqa: PLC0415 - only who reads a file loads it
 
@@ -179,7 +250,7 @@ class Policy:
         key: str | None = None,
         *,
         cost: int | None = None,
-        max_wait: Duration | None = None,
+        max_wait: Duration | None = AS_CONFIGURED,
         timeout: Duration | None = None,
     ) -> Admission:
         """A context that is entered when the call may leave, and yields its `Admission`.
@@ -187,28 +258,19 @@ class Policy:
         `key` and `cost` default to the policy's own, where those need no values of a call.
         """
         waits: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-        if max_wait is not None:
+        if max_wait is not AS_CONFIGURED:
             waits["max_wait"] = max_wait
         whose = self.key_of(key)
         if isinstance(whose, str) and MARK in whose:
             raise ConfigError("key", whose, f"contains {MARK!r}, by which scopes are held", "leave that out")
-        return self._admission(
-            self.shaper,
-            whose,
-            self.cost_of(cost),
-            waits,
-            enforce=self.enforce,
-            never_counted=self.refund_on,
-            feedback=self.feedback,
-            scoped=self._scoped,
-        )
+        return Admission(self, whose, self.cost_of(cost), waits)
 
     def aadmit(
         self,
         key: str | None = None,
         *,
         cost: int | None = None,
-        max_wait: Duration | None = None,
+        max_wait: Duration | None = AS_CONFIGURED,
         timeout: Duration | None = None,
     ) -> Admission:
         """`admit`, for `async with`."""
@@ -248,23 +310,23 @@ class Policy:
             >>> month.name, month.per, month.used, month.remaining
             ('quota', 'month', 40, 999960)
         """
-        shaper, whose = self.shaper, self._looked_at(key)
-        if not self._has_quotas:
-            return []
-        with shaper._teller.watching(whose):
-            return quotas_of(shaper.queue, *shaper._look(whose))
+        return run(self._quotas, key)
 
     async def aquotas(self, key: str | None = None) -> list[QuotaUsage]:
         """`quotas`, awaitable."""
-        shaper, whose = self.shaper, self._looked_at(key)
+        return await self._quotas(TASKS, key)
+
+    async def _quotas(self, driver: Driver, key: str | None) -> list[QuotaUsage]:
+        core, whose = self.shaper.core, self.key_of(key)
+        core.check(whose, 1)
         if not self._has_quotas:
             return []
-        with shaper._teller.watching(whose):
-            return quotas_of(shaper.queue, *await shaper._alook(whose))
+        with core.reporter.watching(whose):
+            return quotas_of(core.queue, *await driver.ask(core.look, whose))
 
     @cached_property
     def _has_quotas(self) -> bool:
-        return bool(quotas_of(self.shaper.queue, None, 0, 0))
+        return bool(quotas_of(self.shaper.core.queue, None, 0, 0))
 
     def close(self) -> None:
         """Wake whoever waits; close the store if this policy made it."""
@@ -293,11 +355,6 @@ class Policy:
         raise ConfigError(
             "cost", cost, "depends on the call, and there is none to look at", "pass admit(cost=…)"
         )
-
-    def _looked_at(self, key: str | None) -> str:
-        whose = self.key_of(key)
-        self.shaper._admissible(whose, 1)
-        return whose
 
     def _foreseen(self, cost: int | None) -> int:
         if cost is None:

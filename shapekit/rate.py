@@ -6,6 +6,8 @@ Rate(limit=5, period_us=10000000, burst=None)
 Rate(limit=1, period_us=2000000, burst=None)
 >>> Rate.parse("90k/min").limit, Rate.parse("1.5M/day").limit
 (90000, 1500000)
+>>> str(Rate.parse(10 / 3))
+'10 per 3 s'
 >>> [str(rate) for rate in parse_rates("10/s; 100/min burst 20")]
 ['10/s', '100/min burst 20']
 """
@@ -14,12 +16,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from datetime import timedelta
 from fractions import Fraction
+from math import ceil, floor
 from typing import Any, TypeAlias
 
+from shapekit._runtime.value import Value
 from shapekit.errors import ConfigError
-from shapekit.value import Value
 
 __all__ = ["Duration", "Rate", "RateLike"]
 
@@ -33,6 +37,12 @@ MAX_SPAN_US = 2**51
 MAX_PER_SECOND = 10**9
 """The fastest rate: a call per nanosecond."""
 SECOND_US = 1_000_000
+_SLOWER = Fraction(1, 10_000)
+"""By how much a rate of too many digits may be kept slower than it is told. As near as can be would often be
+billions of calls in years: as a burst, or in a window, that is no limit."""
+_FLOAT = Fraction(1, 2**50)
+"""How far a float may be from what was computed: 10 / 3 means 10 calls in 3 s."""
+_SMALL = 1_000_000
 
 _UNITS_US = {
     unit: size
@@ -234,16 +244,53 @@ def _parse_text(field: str, text: str) -> Rate:
 def _exact(
     field: str, count: Fraction, period_us: Fraction | int, burst: Fraction | None, told: object
 ) -> Rate:
-    # 2.5 calls in 1 s are 5 calls in 2 s: whole calls in whole microseconds, the value unchanged.
-    limit = count.numerator
-    period = Fraction(period_us) * count.denominator
-    if limit < 1 or not 1 <= period <= MAX_SPAN_US or period.denominator != 1:
-        raise ConfigError(field, told, "is not a whole number of calls in 1 µs to 71 years", _RATE_FIX)
     if burst is not None and burst.denominator != 1:
         raise ConfigError(field, told, "has a burst that is not whole", _RATE_FIX)
+    # 2.5 calls in 1 s are 5 calls in 2 s: whole calls in whole microseconds, the value unchanged.
+    most_times = Fraction(MAX_SPAN_US) / period_us if period_us else 0
+    kept = next(
+        (few for few in _fewer_digits(count) if few.numerator <= MAX_COUNT and few.denominator <= most_times),
+        count,
+    )
+    limit, period = kept.numerator, Fraction(period_us) * kept.denominator
+    # Slower, where a period is no whole number of microseconds and long enough that it hardly matters.
+    whole_us = ceil(period)
+    if wrong := _why_not(count, Fraction(period_us)):
+        raise ConfigError(field, told, wrong, _RATE_FIX)
+    if not 1 <= whole_us <= MAX_SPAN_US or whole_us > period * (1 + _SLOWER):
+        raise ConfigError(field, told, "is not a whole number of calls in 1 µs to 71 years", _RATE_FIX)
     try:
-        return Rate.of(limit, int(period), None if burst is None else int(burst))
+        return Rate.of(limit, whole_us, None if burst is None else int(burst))
     except ConfigError as error:
         raise ConfigError(
             field, told, f"is out of bounds ({error.field}={error.value} {error.bound})", _RATE_FIX
         ) from None
+
+
+def _why_not(count: Fraction, period_us: Fraction) -> str:
+    """Why no rate so fast, or so slow, can be kept."""
+    if count * SECOND_US > MAX_PER_SECOND * period_us:
+        return f"is faster than {MAX_PER_SECOND} calls a second"
+    return "is slower than one call in 71 years" if count * MAX_SPAN_US < period_us else ""
+
+
+def _fewer_digits(count: Fraction) -> Iterator[Fraction]:
+    """A number, the ratio of small numbers that its digits stand for, and a simple one a little below it.
+
+    >>> [str(few) for few in _fewer_digits(Fraction("0.3333333333333333"))][1:]
+    ['1/3', '3333/10000']
+    """
+    yield count
+    meant = count.limit_denominator(_SMALL)
+    if abs(meant - count) <= count * _FLOAT and meant.numerator * meant.denominator <= _SMALL**2:
+        yield meant
+    times = _simplest(count * (1 - _SLOWER), count).denominator
+    yield Fraction(floor(count * times), times)
+
+
+def _simplest(least: Fraction, most: Fraction) -> Fraction:
+    """The fraction of the smallest numbers in these bounds."""
+    if ceil(least) <= most:
+        return Fraction(ceil(least))
+    below = floor(least)
+    return below + 1 / _simplest(1 / (most - below), 1 / (least - below))

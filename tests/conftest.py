@@ -1,24 +1,32 @@
-"""What all tests share: hypothesis's profile, the event loops, and how to expect a ConfigError."""
+"""What all tests share: hypothesis's profile, virtual time, threads and event loops, and a few helpers."""
 
+import functools
 import gc
 import os
 import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-from shapekit import ConfigError
-from shapekit.switch import SWITCH
+from shapekit import ConfigError, ManualClock, Policy
+from shapekit._runtime.switch import SWITCH
+
+from .crew import PATIENCE_S, Crew
+from .worlds import World
 
 # Beside pytest's own cache: a test run leaves nothing else at the top of the repository.
 _CACHE = Path(__file__).parent.parent / ".pytest_cache" / "hypothesis"
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(_CACHE))
 
-settings.register_profile("shapekit", deadline=None)
+# How long an example takes is the machine's business. Those that once failed stand beside their tests as
+# `@example` lines; no database is relied on.
+settings.register_profile(
+    "shapekit", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
 # A run tries the same as the one before, for pyproject.toml gives the seed. `--hypothesis-seed=$RANDOM` tries
 # something new, and `pytest tests/fuzz --hypothesis-profile=fuzz` with it goes on doing so for half an hour.
-settings.register_profile("fuzz", deadline=None, max_examples=20_000)
+settings.register_profile("fuzz", settings.get_profile("shapekit"), max_examples=20_000)
 settings.load_profile("shapekit")
 
 # A shell has what it starts in the background ignore Ctrl-C, and so would every command that tests interrupt.
@@ -50,12 +58,62 @@ def leave_out_what_is_here():
 def nobody_listens_any_more():
     """A test that leaves somebody behind who listens, or shaping off, fails itself, and not another one."""
     yield
-    assert SWITCH.is_plain
+    assert not SWITCH.loud
 
 
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request):
     return request.param
+
+
+@pytest.fixture
+def clock():
+    """Virtual time that jumps whenever everybody sleeps."""
+    return ManualClock(autojump=True)
+
+
+@pytest.fixture
+def crew():
+    """Threads."""
+    crew = Crew()
+    yield crew
+    crew.join()
+    assert crew.raised() == []
+
+
+@pytest.fixture(params=["sync", "asyncio", "trio"])
+def world(request):
+    return World(request.param)
+
+
+@pytest.fixture
+def policy(clock):
+    """Makes a policy on the test's clock."""
+    return functools.partial(Policy, clock=clock)
+
+
+@pytest.fixture(scope="session")
+def fits():
+    """How many calls of cost 1 could still leave in the next `seconds`; consumes them."""
+
+    def count(policy, seconds=0.0, key="default"):
+        taken = 0
+        while policy.shaper.reserve(key, max_wait=seconds):
+            taken += 1
+        return taken
+
+    return count
+
+
+@pytest.fixture(scope="session")
+def until_asleep():
+    """Waits until just so many sleepers lie in a ManualClock."""
+
+    def wait(clock, sleepers):
+        with clock._changed:
+            assert clock._changed.wait_for(lambda: len(clock._sleepers) == sleepers, PATIENCE_S)
+
+    return wait
 
 
 @pytest.fixture(scope="session")
@@ -74,3 +132,16 @@ def refused():
         return error
 
     return check
+
+
+@pytest.fixture(scope="session")
+def outcome():
+    """What a call returns, and None; or None, and the ConfigError that it raises. Nothing else is caught."""
+
+    def called(call):
+        try:
+            return call(), None
+        except ConfigError as error:
+            return None, error
+
+    return called

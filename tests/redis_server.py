@@ -15,6 +15,7 @@ import tempfile
 import time
 from functools import cache
 from pathlib import Path
+from typing import Self
 
 import redis
 
@@ -66,10 +67,16 @@ class RedisServer:
         assert self._process is not None
         return self._process.pid
 
-    def start(self) -> RedisServer:
+    def start(self) -> Self:
         """Start it, empty, and wait until it answers."""
         self.launch()
         return self.wait()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def launch(self, *options: str) -> None:
         """Start it with what it may have saved, and do not wait."""
@@ -85,7 +92,7 @@ class RedisServer:
             stderr=subprocess.DEVNULL,
         )
 
-    def wait(self) -> RedisServer:
+    def wait(self) -> Self:
         """Wait until it answers."""
         assert self._process is not None
         deadline = time.monotonic() + PATIENCE_S

@@ -55,6 +55,10 @@ class Stalls:
         """How much later something may be for what was seen between two instants."""
         return sum(stall.together for stall in self._overlapping(start, end))
 
+    def longest(self, start, end):
+        """For how long somebody was kept from running at once, between two instants."""
+        return max((stall.longest for stall in self._overlapping(start, end)), default=0.0)
+
     def undone(self, planned, happened):
         """When something would have happened, had nobody been kept from running since it was due."""
         return max(planned, happened - self.within(planned, happened))

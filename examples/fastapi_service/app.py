@@ -37,7 +37,7 @@ async def busy(request: Request, error: RateLimitedError) -> JSONResponse:
 
 @app.get("/quotes/{symbol}")
 async def quote(symbol: str, request: Request) -> Any:
-    """Somebody waits for this, so it waits for its turn at most half a second."""
+    """Somebody waits for this, so it waits for its slot at most half a second."""
     response = await request.state.client.get(f"/{symbol}")
     return response.json()
 

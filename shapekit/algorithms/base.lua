@@ -2,8 +2,8 @@
 -- The twin of base.py: what every algorithm does alike.
 --
 -- Operations are called (state, now, skew, …); they return what their Python does, a decision as
--- {allowed, limit, current, remaining, reset_at, retry_after, binding, receipt, delay}, with 1 and 0
--- for the truth and false for None. A state is a table, never changed once it was returned; nil is cold.
+-- {allowed, limit, current, remaining, reset_at, retry_after, binding, receipt}, with 1 and 0 for
+-- the truth and false for None. A state is a table, never changed once it was returned; nil is cold.
 
 -- The class of a spec by the name that comes first in it.
 local twins = {}
@@ -29,6 +29,24 @@ function Algorithm:check_window(s, now, skew, cost)
     return after, decision, life, persist
 end
 
+-- Without all that was charged later than this, which was given back before.
+function Algorithm:cut(s, now, charged_at)
+    return s
+end
+
+-- What the instants of charges have in common that are given back alike; nil where an instant says too little.
+function Algorithm:together(charged_at)
+    return nil
+end
+
+-- charges: {instant, units}, ascending.
+function Algorithm:refund_many(s, now, skew, charges)
+    for index = #charges, 1, -1 do
+        s = self:refund(s, now, skew, charges[index][2], charges[index][1])
+    end
+    return s
+end
+
 -- How a state is kept. Most keep it as it is.
 function Algorithm:freeze(s)
     return s
@@ -45,21 +63,6 @@ end
 
 function Algorithm:spent(s, at, skew, cost)
     return false
-end
-
-function Algorithm:commit(s, now, skew, cost, max_wait)
-    local due = self:earliest(s, now, skew, cost)
-    local wait = due - now
-    local refused
-    if max_wait then refused = wait > max_wait else refused = self:spent(s, now, skew, cost) end
-    if wait > 0 and refused then
-        local _, denied = self:decide(s, now, skew, cost)
-        denied[6] = wait
-        return s, denied, 0, false
-    end
-    local after, decision, life = self:charge(s, now, skew, due, cost)
-    decision[9] = wait
-    return after, decision, life, true
 end
 
 local function cost_of(value, most)

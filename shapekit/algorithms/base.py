@@ -25,10 +25,11 @@ from fractions import Fraction
 from math import ceil
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
+from shapekit._runtime.value import Value
+from shapekit.algorithms.operation import NOWHERE, Moment, Operation, Side, Undo, side_of, turned
 from shapekit.decision import Decision, Forecast, Receipt
 from shapekit.errors import ConfigError, CostExceedsLimitError
 from shapekit.rate import MAX_COUNT, MAX_SPAN_US, Rate, RateLike, duration_us, exactly, seconds_text, whole
-from shapekit.value import Value
 
 __all__ = ["Algorithm", "Outcome"]
 
@@ -56,6 +57,17 @@ Decided: TypeAlias = tuple[S | None, Decision, int, bool]
 """An Outcome without its names: what the path of every admitted call returns."""
 
 
+Runs: TypeAlias = tuple[int, ...]
+"""`from, to` of each run of units, ascending; no two touch."""
+Settled: TypeAlias = tuple[()] | tuple[int, int, Runs, tuple[int, ...]]
+"""When the limit has forgotten the units before a mark, that mark, the units that were given back, and
+`life, last unit` of each charge that a debit was added to, in the order of the debits."""
+Book: TypeAlias = tuple[Any, int, int, Settled]
+"""What a Ledger keeps: the limit's state, when its life began, units charged in it, and what is settled."""
+MOST_UNITS = 2**53 - 1
+"""Above it a new life begins: the twin's doubles count no further."""
+
+
 class Algorithm(Value, ABC, Generic[S]):
     """A limit, as a pure function of state and time."""
 
@@ -66,10 +78,18 @@ class Algorithm(Value, ABC, Generic[S]):
     limit_name: ClassVar[str] = "limit"
     """What bounds a cost, in the words of the constructor."""
 
+    def alone(self, state: Any) -> tuple[Algorithm[Any], Any]:
+        """The limit itself and its state, without what a Ledger keeps beside it."""
+        return self, state
+
+    def owns(self, receipt: Receipt) -> bool:
+        """Whether a receipt has the form of its own."""
+        return type(receipt) is int
+
     @property
-    def receipt_lengths(self) -> Sequence[int]:
-        """How many entries its receipts may have; 0 is a number."""
-        return (0,)
+    def uncharged(self) -> Receipt:
+        """The receipt of a call that was charged nowhere."""
+        return NOWHERE
 
     @property
     def civil(self) -> bool:
@@ -94,6 +114,18 @@ class Algorithm(Value, ABC, Generic[S]):
         """Now? Admits and charges, or denies and leaves everything as it was."""
         return Outcome(*self.decide(state, now, cost, skew))
 
+    def booked(self, book: Book | None, now: int, cost: int, skew: int = 0) -> Decided[Book]:
+        """`decide` on a state that a Ledger keeps, with a receipt that names the charge.
+
+        The path of every admitted call of a gate, which the algorithms of one limit write out.
+        """
+        state, born, charged, settled = book or (None, now, 0, ())
+        after, decision, life, admitted = self.decide(state, now, cost, skew)
+        if not admitted:
+            return book, decision, 0, False
+        after_that = counted((after, born, charged, settled), after, now, cost)
+        return after_that, receipted(after_that, decision, cost), life, True
+
     @abstractmethod
     def earliest(self, state: S | None, at: int, cost: int, skew: int = 0) -> int:
         """When? The first instant, not before `at`, at which `cost` is admitted."""
@@ -112,8 +144,28 @@ class Algorithm(Value, ABC, Generic[S]):
 
         Afterwards the key is never more permissive than if those units had never been charged.
         `charged_at` is the `receipt` of the decision; the instant of the charge is safe too, but
-        may return less.
+        may return less. A limit does not know whose units it counts: who asks it says no more than was
+        charged, and that once. A Ledger sees to both.
         """
+
+    def cut(self, state: S | None, now: int, charged_at: Receipt) -> S | None:
+        """The state without all that was charged later than this, which was given back before."""
+        return state
+
+    def together(self, charged_at: int) -> int | None:
+        """What the instants of charges have in common that are given back alike.
+
+        None where the instant is not enough to give a charge back.
+        """
+        return None
+
+    def refund_many(
+        self, state: S | None, now: int, charges: Sequence[Sequence[int]], skew: int = 0
+    ) -> S | None:
+        """The state after units were given back to each of these instants, which ascend."""
+        for charged_at, units in reversed(charges):
+            state = self.refund(state, now, units, charged_at, skew).state
+        return state
 
     @abstractmethod
     def debit(
@@ -173,7 +225,7 @@ class Algorithm(Value, ABC, Generic[S]):
 
     @abstractmethod
     def charge(self, state: S | None, now: int, due: int, cost: int, skew: int = 0) -> Decided[S]:
-        """Charge a turn at `due >= now`, an instant that `earliest` gave. The ttl counts from `now`.
+        """Charge a slot at `due >= now`, an instant that `earliest` gave. The ttl counts from `now`.
 
         What it keeps of the past is what `now` still needs, so that giving back turns that are still
         to come leaves the key as it was without them.
@@ -187,19 +239,32 @@ class Algorithm(Value, ABC, Generic[S]):
         """Whether it is a budget that denies at `at`: nobody waits for the next period unasked."""
         return False
 
-    def commit(self, state: S | None, now: int, cost: int, max_wait: int | None, skew: int = 0) -> Outcome[S]:
-        """Charge at the earliest instant if it is at most `max_wait` away, else deny.
 
-        Without a `max_wait` a spent budget denies. An admitted decision says in `delay_us` how long the
-        caller has to wait for its turn.
-        """
-        due = self.earliest(state, now, cost, skew)
-        wait = due - now
-        if wait and (self.spent(state, now, cost, skew) if max_wait is None else wait > max_wait):
-            denied = self.check(state, now, cost, skew).decision
-            return Outcome(state, denied._replace(retry_after_us=wait), 0, False)
-        after, decision, ttl, persist = self.charge(state, now, due, cost, skew)
-        return Outcome(after, decision._replace(delay_us=wait), ttl, persist)
+def bare(booked: Callable[..., Decided[Book]], state: Any, now: int, cost: int, skew: int) -> Decided[Any]:
+    """`decide`, by the path that is written out."""
+    book = None if state is None else (state, now, 0, ())
+    after, decision, life, admitted = booked(book, now, cost, skew)
+    if after is None or not admitted:
+        return state, decision, life, False
+    named: Any = decision.receipt
+    return after[0], decision._replace(receipt=named[-1]), life, True
+
+
+def counted(book: Book | None, after: Any, now: int, cost: int) -> Book:
+    """The book with a charge more."""
+    _, born, charged, settled = book or (None, now, 0, ())
+    charged += cost
+    return (after, born, charged, settled) if charged <= MOST_UNITS else (after, *reborn(born, now, cost))
+
+
+def reborn(born: int, now: int, cost: int) -> tuple[int, int, Settled]:
+    """A new life where the units of the last one are too many to be counted on, and its first charge."""
+    return max(now, born + 1), cost, ()
+
+
+def receipted(book: Book, decision: Decision, cost: int) -> Decision:
+    """The decision with a receipt that names its charge, the newest in the book."""
+    return _new(Decision, (*decision[:7], (book[1], book[2], cost, decision[7]), *decision[8:]))
 
 
 def as_tuple(sent: Any) -> Any:
@@ -209,12 +274,12 @@ def as_tuple(sent: Any) -> Any:
 
 def decision_of(sent: Any, receipt_received: Callable[[Any], Receipt] = as_tuple) -> Decision:
     """A decision as a twin sends it, its text as bytes or decoded already."""
-    allowed, limit, current, remaining, reset_at, retry_after, binding, receipt, delay = sent
+    allowed, limit, current, remaining, reset_at, retry_after, binding, receipt = sent
     told = binding.decode() if binding.__class__ is bytes else binding
     charged = None if receipt is None else receipt_received(receipt)
     return _new(
         Decision,
-        (allowed == 1, limit, current, remaining, reset_at, retry_after, told, charged, delay),
+        (allowed == 1, limit, current, remaining, reset_at, retry_after, told, charged, 0),
     )
 
 
@@ -288,3 +353,97 @@ def paced(rate: RateLike, burst: object, field: str) -> tuple[Rate, int]:
     if burst is None:
         return parsed, parsed.limit if parsed.burst is None else parsed.burst
     return parsed, whole(field, burst)
+
+
+class _Charging(Operation):
+    """What a gate decides about a charge."""
+
+    def sent(self, program: Algorithm[Any], args: tuple[Any, ...]) -> Sequence[Any]:
+        cost, *receipt = args
+        return (cost, *map(program.receipt_sent, receipt))
+
+    def received(self, program: Algorithm[Any], sent: Any) -> Decision:
+        return program.decision_received(sent)
+
+    def given(self, program: Any, part: Any, answer: Decision) -> Decision:
+        return answer if answer.receipt is None else answer._replace(receipt=turned(answer.receipt))
+
+    def opened(self, program: Algorithm[Any], at: Moment, args: tuple[Any, ...]) -> Decision:
+        return program.peek(None, at.instant, at.skew)
+
+
+class _Check(_Charging):
+    name = "check"
+    most_cost = "true"
+
+    def step(self, program: Any) -> Callable[..., Any]:
+        decide: Callable[..., Any] = program.decide
+        return decide
+
+    def sent(self, program: Any, args: tuple[Any, ...]) -> Sequence[Any]:
+        return args
+
+    def undone(self, args: tuple[Any, ...], answer: Decision) -> tuple[Undo, ...]:
+        return ((REFUND, (args[0], answer.receipt)),) if answer.allowed else ()
+
+    def cost(self, args: tuple[Any, ...]) -> int:
+        cost: int = args[0]
+        return cost
+
+    def opened(self, program: Algorithm[Any], at: Moment, args: tuple[Any, ...]) -> Decision:
+        decision = program.check(None, at.instant, args[0], at.skew).decision
+        return decision._replace(receipt=program.uncharged)
+
+
+class _Refund(_Charging):
+    name = "refund"
+    most_cost = str(MAX_COUNT)
+    follows = True
+    needs_store = False
+
+    def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
+        cost, receipt = args
+        side = side_of(receipt)
+        return side, (cost, turned(receipt) if side is Side.LOCAL else receipt)
+
+
+class _Debit(_Charging):
+    name = "debit"
+    most_cost = str(MAX_COUNT)
+    follows = True
+
+    def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
+        # What a call turns out to cost more is charged where calls are charged now.
+        cost, receipt = args
+        side = side_of(receipt)
+        known = None if side is Side.NOWHERE else turned(receipt) if side is Side.LOCAL else receipt
+        return Side.PRIMARY, (cost, known)
+
+
+class _Peek(Operation):
+    name = "peek"
+    is_read = True
+
+    def received(self, program: Algorithm[Any], sent: Any) -> Decision:
+        return program.decision_received(sent)
+
+
+class _Forecast(Operation):
+    name = "forecast"
+    is_read = True
+    most_cost = "true"
+
+    def received(self, program: Any, sent: Any) -> Forecast:
+        return Forecast(*sent)
+
+    def cost(self, args: tuple[Any, ...]) -> int:
+        cost: int = args[0]
+        return cost
+
+    def closed(self, program: Any, at: Moment, args: tuple[Any, ...]) -> Forecast:
+        later = at.instant + at.wait_us
+        return Forecast(later, 0, later)
+
+
+CHECK, REFUND, DEBIT, PEEK, FORECAST = _Check(), _Refund(), _Debit(), _Peek(), _Forecast()
+_Refund.instead = PEEK

@@ -1,5 +1,174 @@
--- needs composite
--- The twin of compose.py.
+-- needs base
+-- The twin of compose.py. A state holds the states of the parts, false where one is cold; a receipt
+-- holds theirs.
+
+local Composite = setmetatable({}, Algorithm)
+Composite.__index = Composite
+
+local NEVER = 2^53
+
+function Composite.new(class, names, specs)
+    local self = setmetatable({names = {}, parts = {}}, class)
+    for name in string.gmatch(names, "%S+") do self.names[#self.names + 1] = name end
+    for index, spec in ipairs(specs) do self.parts[index] = twin(spec) end
+    Exact.whole("names", #self.names, #self.parts, #self.parts)
+    return self
+end
+
+function Composite:freeze(s)
+    local frozen = {}
+    for index, part in ipairs(self.parts) do frozen[index] = s[index] and part:freeze(s[index]) end
+    return frozen
+end
+
+function Composite:thaw(frozen)
+    local s = {}
+    for index, part in ipairs(self.parts) do s[index] = frozen[index] and part:thaw(frozen[index]) end
+    return s
+end
+
+-- The state of a part, nil where it is cold.
+local function of(s, index)
+    return s and s[index] or nil
+end
+
+-- The index of the first of the least weight.
+local function least_of(seen, weight)
+    local least, found
+    for index, decision in ipairs(seen) do
+        local weighs = weight(decision)
+        if not least or weighs < least then least, found = weighs, index end
+    end
+    return found
+end
+
+-- The decision of a part, as that of the whole.
+function Composite:named(index, decision, receipt)
+    local binding = self.names[index]
+    if decision[7] then binding = binding .. "." .. decision[7] end
+    return {decision[1], decision[2], decision[3], decision[4], decision[5], decision[6], binding, receipt}
+end
+
+function Composite:cut(s, now, receipts)
+    if not s or type(receipts) ~= "table" then return s end
+    local after = {}
+    for index, part in ipairs(self.parts) do
+        local before = s[index] or nil
+        after[index] = (receipts[index] and part:cut(before, now, receipts[index]) or before) or false
+    end
+    return after
+end
+
+function Composite:refund(s, now, skew, cost, receipts)
+    local outcomes = {}
+    for index, part in ipairs(self.parts) do
+        local receipt = receipts and receipts[index]
+        outcomes[index] = receipt and {part:refund(of(s, index), now, skew, cost, receipt)}
+    end
+    return self:settled(s, now, skew, outcomes)
+end
+
+function Composite:debit(s, now, skew, cost, receipts)
+    local outcomes = {}
+    local payers = self:payers()
+    for index, part in ipairs(self.parts) do
+        local receipt, pays = false, payers[index]
+        if receipts then receipt, pays = receipts[index], receipts[index] end
+        outcomes[index] = pays and {part:debit(of(s, index), now, skew, cost, receipt)}
+    end
+    return self:settled(s, now, skew, outcomes)
+end
+
+function Composite:peek(s, now, skew)
+    local seen = {}
+    for index, part in ipairs(self.parts) do seen[index] = part:peek(of(s, index), now, skew) end
+    local wait = self:earliest(s, now, skew, 1) - now
+    local binding = least_of(seen, wait == 0 and self.admitting or self.denying)
+    local told = self:named(binding, seen[binding], false)
+    told[1], told[6] = wait == 0 and 1 or 0, wait
+    return told
+end
+
+function Composite:forecast(s, now, skew, cost)
+    local fits, full_at = {}, 0
+    for index, part in ipairs(self.parts) do
+        fits[index] = 0
+        if cost <= part.max_cost then fits[index] = part:forecast(of(s, index), now, skew, cost)[2] end
+        full_at = math.max(full_at, part:forecast(of(s, index), now, skew, 1)[3])
+    end
+    return {self:earliest(s, now, skew, cost), self:fitting(fits), full_at}
+end
+
+function Composite:life(s, now, skew)
+    local longest = 0
+    for index, part in ipairs(self.parts) do
+        if s[index] then longest = math.max(longest, part:life(s[index], now, skew)) end
+    end
+    return longest
+end
+
+function Composite:spent(s, at, skew, cost)
+    -- As the part that binds is: of the others, nobody waits for one.
+    local found, binding
+    for index, part in ipairs(self.parts) do
+        if cost <= part.max_cost then
+            local admits_at = part:earliest(of(s, index), at, skew, cost)
+            if not found or self.binds(admits_at, found) then found, binding = admits_at, index end
+        end
+    end
+    return self.parts[binding]:spent(of(s, binding), at, skew, cost)
+end
+
+function Composite:charged(s, pays, now, skew, due, cost)
+    local after, paid, indices, receipts, life = {}, {}, {}, {}, 0
+    for index, part in ipairs(self.parts) do
+        after[index], receipts[index] = of(s, index) or false, false
+        if pays[index] then
+            local state, decision, lives = part:charge(of(s, index), now, skew, due, cost)
+            after[index], receipts[index], life = state, decision[8], math.max(life, lives)
+            paid[#paid + 1], indices[#indices + 1] = decision, index
+        end
+    end
+    local binding = least_of(paid, self.admitting)
+    return after, self:named(indices[binding], paid[binding], receipts), life, true
+end
+
+function Composite:denied(s, now, skew, cost)
+    local seen = {}
+    for index, part in ipairs(self.parts) do
+        if cost <= part.max_cost then
+            local _, decision = part:decide(of(s, index), now, skew, cost)
+            seen[index] = decision
+        else
+            -- It can never admit the cost.
+            local decision = {unpack(part:peek(of(s, index), now, skew), 1, 8)}
+            decision[1], decision[6] = 0, NEVER
+            seen[index] = decision
+        end
+    end
+    local wait = self:earliest(s, now, skew, cost) - now
+    local binding = least_of(seen, self.denying)
+    local told = self:named(binding, seen[binding], false)
+    told[6] = wait
+    return s, told, 0, false
+end
+
+function Composite:settled(s, now, skew, outcomes)
+    local after, receipts, changed, charged = {}, {}, false, false
+    for index in ipairs(self.parts) do
+        local outcome = outcomes[index]
+        after[index], receipts[index] = of(s, index) or false, false
+        if outcome then
+            receipts[index] = outcome[2][8]
+            charged = charged or receipts[index]
+            if outcome[4] then after[index], changed = outcome[1], true end
+        end
+    end
+    if not changed then return s, self:peek(s, now, skew), 0, false end
+    local standing = self:peek(after, now, skew)
+    standing[8] = charged and receipts
+    return after, standing, self:life(after, now, skew), true
+end
 
 local AllOf = setmetatable({}, Composite)
 AllOf.__index = AllOf
@@ -138,7 +307,7 @@ function FirstOf.admitting(decision)
     return 1 - decision[1]
 end
 
--- spec: "compose", kind, the names with blanks between, the specs of the parts.
+-- spec: its name, kind, the names with blanks between, the specs of the parts.
 twins.compose = {}
 
 function twins.compose.new(spec)

@@ -12,18 +12,332 @@ shortest when the others do. Ties go to the first. Where it is a quota that bind
     >>> limit = all_of(second=GCRA("10/s"), month=Quota("1000/month"))
     >>> limit.check(None, 0, 1).decision.binding
     'second'
+
+Composite: named parts that are decided together; what all_of, any_of and first_of share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any, ClassVar, Self, TypeAlias
 
-from shapekit.algorithms.base import NEVER_US, Algorithm, Decided
-from shapekit.algorithms.composite import Composite, States, least_of, named
-from shapekit.decision import Decision, Receipt
+from shapekit.algorithms.base import NEVER_US, Algorithm, Decided, Outcome
+from shapekit.decision import Decision, Forecast, Receipt
+from shapekit.errors import ConfigError
 
 __all__ = ["AllOf", "AnyOf", "FirstOf", "all_of", "any_of", "first_of"]
+
+States: TypeAlias = tuple[Any, ...]
+
+_new = tuple.__new__
+
+
+class Composite(Algorithm[States]):
+    """Named parts; the state is the tuple of their states."""
+
+    fields = ("names", "parts")
+    __slots__ = (*fields, "_cold", "_max_costs", "_steps", "_civil")
+
+    names: tuple[str, ...]
+    parts: tuple[Algorithm[Any], ...]
+    _cold: States
+    _max_costs: tuple[int, ...]
+    _steps: tuple[Callable[..., Decided[Any]], ...]
+    _civil: bool
+
+    def __init__(self, parts: dict[str, Algorithm[Any]]) -> None:
+        if len(parts) < 2:
+            raise ConfigError(self.kind, list(parts), "has less than two parts", "give it two or more")
+        for name, part in parts.items():
+            if not isinstance(part, Algorithm):
+                raise ConfigError(name, part, "is not a strategy", 'pass one, such as GCRA("10/s")')
+            if not name.isidentifier():
+                raise ConfigError("name", name, "is not an identifier", "name the part as in ip=GCRA(…)")
+        self._fill(
+            names=tuple(parts),
+            parts=tuple(parts.values()),
+            _cold=(None,) * len(parts),
+            _max_costs=tuple(part.max_cost for part in parts.values()),
+            _steps=tuple(part.decide for part in parts.values()),
+            _civil=any(part.civil for part in parts.values()),
+        )
+
+    @property
+    def uncharged(self) -> Receipt:
+        return (None,) * len(self.parts)
+
+    def owns(self, receipt: Receipt) -> bool:
+        return (
+            isinstance(receipt, tuple)
+            and len(receipt) == len(self.parts)
+            and all(own is None or part.owns(own) for part, own in zip(self.parts, receipt, strict=True))
+        )
+
+    @property
+    def civil(self) -> bool:
+        return self._civil
+
+    @property
+    def aligned(self) -> bool:
+        return any(part.aligned for part in self.parts)
+
+    def inspect(self, state: Any) -> None:
+        inspect_all(self.parts, state)
+
+    def twin(self, instants: Sequence[int] = ()) -> list[Any]:
+        return ["compose", self.kind, " ".join(self.names), [part.twin(instants) for part in self.parts]]
+
+    def state_sent(self, state: States) -> Any:
+        return [
+            None if own is None else part.state_sent(own) for part, own in zip(self.parts, state, strict=True)
+        ]
+
+    def state_received(self, sent: Any) -> States:
+        return tuple(
+            None if own is None else part.state_received(own)
+            for part, own in zip(self.parts, sent, strict=True)
+        )
+
+    def receipt_sent(self, receipt: Receipt) -> Any:
+        # Without one the parts pay that pay without being told, and to a refund no part has paid.
+        if receipt is None or (not isinstance(receipt, tuple) and not any(self._surely_paid())):
+            return None
+        receipts = self._receipts(receipt, (receipt,) * len(self.parts))
+        return [
+            None if own is None else part.receipt_sent(own)
+            for part, own in zip(self.parts, receipts, strict=True)
+        ]
+
+    def receipt_received(self, sent: Any) -> Receipt:
+        return tuple(
+            None if own is None else part.receipt_received(own)
+            for part, own in zip(self.parts, sent, strict=True)
+        )
+
+    def refund(
+        self, state: States | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
+    ) -> Outcome[States]:
+        receipts = self._receipts(
+            charged_at, tuple(charged_at if pays else None for pays in self._surely_paid())
+        )
+        return self._settle(
+            state,
+            now,
+            skew,
+            [
+                None if receipt is None else part.refund(before, now, cost, receipt, skew)
+                for part, before, receipt in zip(self.parts, state or self._cold, receipts, strict=True)
+            ],
+        )
+
+    def cut(self, state: States | None, now: int, charged_at: Receipt) -> States | None:
+        if state is None or not isinstance(charged_at, tuple):
+            return state
+        return tuple(
+            [
+                before if receipt is None else part.cut(before, now, receipt)
+                for part, before, receipt in zip(self.parts, state, charged_at, strict=True)
+            ]
+        )
+
+    def debit(
+        self, state: States | None, now: int, cost: int, charged_at: Receipt = None, skew: int = 0
+    ) -> Outcome[States]:
+        receipts = self._receipts(charged_at, tuple(0 if pays else None for pays in self._payers()))
+        return self._settle(
+            state,
+            now,
+            skew,
+            [
+                None if receipt is None else part.debit(before, now, cost, receipt, skew)
+                for part, before, receipt in zip(self.parts, state or self._cold, receipts, strict=True)
+            ],
+        )
+
+    def peek(self, state: States | None, now: int, skew: int = 0) -> Decision:
+        seen = [
+            part.peek(before, now, skew) for part, before in zip(self.parts, state or self._cold, strict=True)
+        ]
+        wait = self.earliest(state, now, 1, skew) - now
+        binding = self._admitting(seen) if wait == 0 else self._denying(seen)
+        return self._told(seen[binding], binding, allowed=wait == 0, retry_after_us=wait)
+
+    def forecast(self, state: States | None, now: int, cost: int, skew: int = 0) -> Forecast:
+        states = state or self._cold
+        fits = [
+            part.forecast(before, now, cost, skew).fits_now if cost <= most else 0
+            for part, before, most in zip(self.parts, states, self._max_costs, strict=True)
+        ]
+        full = [
+            part.forecast(before, now, 1, skew).full_at_us
+            for part, before in zip(self.parts, states, strict=True)
+        ]
+        return Forecast(self.earliest(state, now, cost, skew), self._fitting(fits), max(full))
+
+    def life(self, state: States, now: int, skew: int = 0) -> int:
+        return max(
+            [
+                part.life(own, now, skew)
+                for part, own in zip(self.parts, state, strict=True)
+                if own is not None
+            ],
+            default=0,
+        )
+
+    def spent(self, state: States | None, at: int, cost: int, skew: int = 0) -> bool:
+        # As the part that binds is: of the others, nobody waits for one.
+        states = state or self._cold
+        admit_at = [
+            part.earliest(before, at, cost, skew) if cost <= most else NEVER_US
+            for part, before, most in zip(self.parts, states, self._max_costs, strict=True)
+        ]
+        binding = self._binding(admit_at)
+        return self.parts[binding].spent(states[binding], at, cost, skew)
+
+    def scaled(self, share: float | Fraction) -> Self:
+        return type(self)(
+            {name: part.scaled(share) for name, part in zip(self.names, self.parts, strict=True)}
+        )
+
+    def adopt(self, state: States, writer: Any, now: int, skew: int = 0) -> States:
+        old = dict(zip(writer.names, zip(state, writer.parts, strict=True), strict=True))
+        return tuple(
+            adopted(part, old[name][0], old[name][1], now, skew) if name in old else None
+            for name, part in zip(self.names, self.parts, strict=True)
+        )
+
+    def _receipts(self, charged_at: Receipt, otherwise: tuple[Receipt, ...]) -> tuple[Receipt, ...]:
+        if not isinstance(charged_at, tuple):
+            return otherwise
+        if len(charged_at) != len(self.parts):
+            raise ConfigError(
+                "decision",
+                charged_at,
+                f"is not of these {len(self.parts)} parts",
+                "pass this gate's decision",
+            )
+        return charged_at
+
+    @abstractmethod
+    def _payers(self) -> Sequence[bool]:
+        """Which parts are to pay where no receipt says it."""
+
+    def _surely_paid(self) -> Sequence[bool]:
+        """Which parts have paid, whatever happened, where no receipt says it."""
+        return [False] * len(self.parts)
+
+    @abstractmethod
+    def _admitting(self, seen: Sequence[Decision]) -> int:
+        """The binding part of an admission."""
+
+    @abstractmethod
+    def _denying(self, seen: Sequence[Decision]) -> int:
+        """The binding part of a denial."""
+
+    @abstractmethod
+    def _binding(self, admit_at: Sequence[int]) -> int:
+        """The part at whose instant the whole admits, given when each does."""
+
+    @abstractmethod
+    def _fitting(self, fits: Sequence[int]) -> int:
+        """How many calls fit, given how many fit into each part."""
+
+    def _told(self, decision: Decision, binding: int, **changes: Any) -> Decision:
+        return named(self.names[binding], decision, None)._replace(**changes)
+
+    def _charged(
+        self, state: States | None, pays: Sequence[bool], now: int, due: int, cost: int, skew: int
+    ) -> Decided[States]:
+        outcomes = [
+            part.charge(before, now, due, cost, skew) if paying else (before, None, 0, False)
+            for part, before, paying in zip(self.parts, state or self._cold, pays, strict=True)
+        ]
+        paid = [
+            (decision, name)
+            for (_, decision, _, _), name in zip(outcomes, self.names, strict=True)
+            if decision
+        ]
+        binding = self._admitting([decision for decision, _ in paid])
+        receipts = tuple(None if decision is None else decision.receipt for _, decision, _, _ in outcomes)
+        return (
+            tuple(after for after, _, _, _ in outcomes),
+            named(paid[binding][1], paid[binding][0], receipts),
+            max(ttl for _, _, ttl, _ in outcomes),
+            True,
+        )
+
+    def _denied(self, state: States | None, now: int, cost: int, skew: int) -> Decided[States]:
+        seen = [
+            step(before, now, cost, skew)[1] if cost <= most else _out_of_reach(part.peek(before, now, skew))
+            for step, part, before, most in zip(
+                self._steps, self.parts, state or self._cold, self._max_costs, strict=True
+            )
+        ]
+        wait = self.earliest(state, now, cost, skew) - now
+        binding = self._denying(seen)
+        return state, self._told(seen[binding], binding, retry_after_us=wait), 0, False
+
+    def _settle(
+        self, state: States | None, now: int, skew: int, outcomes: Sequence[Outcome[Any] | None]
+    ) -> Outcome[States]:
+        changed = [outcome is not None and outcome.persist for outcome in outcomes]
+        if not any(changed):
+            return Outcome(state, self.peek(state, now, skew), 0, False)
+        after = tuple(
+            outcome.state if outcome is not None and outcome.persist else before
+            for before, outcome in zip(state or self._cold, outcomes, strict=True)
+        )
+        ttl = self.life(after, now, skew)
+        receipts = tuple(None if outcome is None else outcome.decision.receipt for outcome in outcomes)
+        receipt = receipts if any(receipt is not None for receipt in receipts) else None
+        standing = self.peek(after, now, skew)._replace(receipt=receipt)
+        return Outcome(after, standing, ttl, True)
+
+
+def named(name: str, decision: Decision, receipt: Receipt) -> Decision:
+    """The decision of a part, as that of the whole."""
+    inner = decision[6]
+    binding = name if inner is None else f"{name}.{inner}"
+    return _new(Decision, (*decision[:6], binding, receipt, 0))
+
+
+def _out_of_reach(decision: Decision) -> Decision:
+    """What a part says that can never admit the cost."""
+    return decision._replace(allowed=False, retry_after_us=NEVER_US)
+
+
+def least_of(seen: Sequence[Decision], weight: Callable[[Decision], int]) -> int:
+    """The index of the first decision of the least weight."""
+    weights = [weight(decision) for decision in seen]
+    return weights.index(min(weights))
+
+
+def inspect_all(algorithms: Sequence[Algorithm[Any]], states: Any) -> None:
+    """Look at the states of several that were read together."""
+    for algorithm, own in zip(algorithms, states, strict=True):
+        if own is not None:
+            algorithm.inspect(own)
+
+
+def adopted(reader: Any, state: Any, writer: Any, now: int, skew: int) -> Any:
+    """A state that `writer` left, as a state of `reader`; ConfigError if they are of different kinds."""
+    if state is None or reader is writer or reader == writer:
+        return state
+    if reader.kind != writer.kind:
+        raise ConfigError(
+            "strategy",
+            reader.kind,
+            f"cannot continue the state of a {writer.kind}",
+            "use another name, or reset it",
+        )
+    if isinstance(reader, Algorithm) and reader.alone(None)[0] is reader:
+        # It goes on from what a ledger has counted, and names no charge.
+        writer, state = writer.alone(state)
+        if reader == writer:
+            return state
+    return reader.adopt(state, writer, now, skew)
 
 
 class AllOf(Composite):
@@ -184,16 +498,30 @@ class FirstOf(_Alternatives):
         return least_of(seen, lambda decision: not decision.allowed)
 
 
-def all_of(**parts: Algorithm[Any]) -> AllOf:
-    """Every part must admit, and every part is charged: `all_of(ip=GCRA("5/s"), user=GCRA("100/min"))`."""
-    return AllOf(parts)
+def all_of(*parts: Algorithm[Any], **named: Algorithm[Any]) -> AllOf:
+    """Every part must admit, and every part is charged: `all_of(ip=GCRA("5/s"), user=GCRA("100/min"))`.
+
+    The names tell the parts apart in decisions and keys. A part without a name is called by its kind:
+    `gcra`, and a second one `gcra_2`.
+    """
+    return AllOf(_named(parts, named))
 
 
-def any_of(**parts: Algorithm[Any]) -> AnyOf:
+def any_of(*parts: Algorithm[Any], **named: Algorithm[Any]) -> AnyOf:
     """One part must admit; all that do are charged."""
-    return AnyOf(parts)
+    return AnyOf(_named(parts, named))
 
 
-def first_of(**parts: Algorithm[Any]) -> FirstOf:
+def first_of(*parts: Algorithm[Any], **named: Algorithm[Any]) -> FirstOf:
     """Alternatives in order of preference: `first_of(main=GCRA("10/s"), overflow=GCRA("2/s"))`."""
-    return FirstOf(parts)
+    return FirstOf(_named(parts, named))
+
+
+def _named(parts: Sequence[Any], named: dict[str, Any]) -> dict[str, Any]:
+    """All parts by their names, those without one first."""
+    called: dict[str, Any] = {}
+    for part in parts:
+        kind = getattr(part, "kind", "part")
+        names = (kind, *(f"{kind}_{number}" for number in range(2, len(parts) + len(named) + 2)))
+        called[next(name for name in names if name not in called and name not in named)] = part
+    return called | named

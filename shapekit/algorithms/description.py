@@ -20,15 +20,16 @@ from datetime import timedelta
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-from shapekit.algorithms.adaptive_queue import AdaptiveQueue
+from shapekit.algorithms.adaptive.queue import AdaptiveQueue
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.compose import AllOf, AnyOf, FirstOf
-from shapekit.algorithms.concurrency import Concurrency
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import GCRA
+from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.leaky_bucket import LeakyBucket
-from shapekit.algorithms.leaky_queue import LeakyQueue
-from shapekit.algorithms.quota import Quota
+from shapekit.algorithms.ledger import Ledger
+from shapekit.algorithms.queue.queue import LeakyQueue
+from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.algorithms.token_bucket import TokenBucket
@@ -46,6 +47,7 @@ _KINDS: dict[str, Callable[..., Described]] = {
 }
 _LATER = {"spread": False}
 """Fields that came later, and what they were before: left out there, so that texts stay what they were."""
+_LEDGER = "ledger"
 _FIX = "pass a text that describe() gave, unchanged"
 
 
@@ -68,6 +70,8 @@ def revived(text: str) -> Described:
 
 
 def _plain(program: Any) -> list[Any]:
+    if type(program) is Ledger:
+        return [_LEDGER, _plain(program.limit)]
     if type(program) not in _KINDS.values():
         raise ConfigError(
             "program", program, "has no description", 'share strategies of shapekit, such as GCRA("10/s")'
@@ -89,6 +93,11 @@ def _plain_value(value: Any) -> Any:
 
 def _program(plain: Sequence[Any]) -> Described:
     kind, *fields = plain
+    if kind == _LEDGER:
+        (limit,) = map(_program, fields)
+        if not isinstance(limit, Algorithm) or isinstance(limit, (Ledger, AllOf, AnyOf, FirstOf)):
+            raise ValueError("a ledger is of one limit")
+        return Ledger(limit)
     make = _KINDS[kind]
     if make is LeakyQueue:
         return _queue(*fields)

@@ -8,15 +8,24 @@ local FixedWindow = setmetatable({}, Algorithm)
 FixedWindow.__index = FixedWindow
 FixedWindow.check = Algorithm.check_window
 twins.fixed_window = FixedWindow
-FixedWindow.MAX_NUMBERS = 2 * 64
+FixedWindow.MAX_NUMBERS = 2 * 2^10
 
--- spec: "fixed_window", limit, window.
+-- spec: its name, limit, window.
 function FixedWindow.new(spec)
     return setmetatable({
         limit = Exact.whole("limit", spec[2], 1, 1e12),
         max_cost = spec[2],
         window = Exact.whole("window", spec[3], 1, 2^51),
     }, FixedWindow)
+end
+
+function FixedWindow:thaw(frozen)
+    if #frozen % 2 ~= 0 or #frozen > self.MAX_NUMBERS then damaged() end
+    check_numbers(frozen, #frozen)
+    for place = 3, #frozen, 2 do
+        if frozen[place] <= frozen[place - 2] then damaged() end
+    end
+    return frozen
 end
 
 function FixedWindow:decide(s, now, skew, cost)
@@ -26,21 +35,21 @@ function FixedWindow:decide(s, now, skew, cost)
         local newest = s[#s - 1]
         if newest == start then
             count = count + s[#s]
-            after = {unpack(s, 1, #s - 2)}
+            for place = 1, #s - 2 do after[place] = s[place] end
         end
         if newest > start or count > limit then return s, self:decision(s, now, cost), 0, false end
     end
     after[#after + 1] = start
     after[#after + 1] = count
     local ends = start + self.window
-    return after, {1, limit, count, limit - count, ends, 0, false, now, 0}, ends - now, true
+    return after, {1, limit, count, limit - count, ends, 0, false, now}, ends - now, true
 end
 
 function FixedWindow:charge(s, now, skew, due, cost)
     local limit, start = self.limit, due - due % self.window
-    local after, used = self:booked(s, now, start, cost)
+    local after, used = self:charged(s, now, start, cost)
     local ends = start + self.window
-    return after, {1, limit, used, limit - used, ends, 0, false, due, 0}, ends - now, true
+    return after, {1, limit, used, limit - used, ends, 0, false, due}, ends - now, true
 end
 
 function FixedWindow:earliest(s, at, skew, cost)
@@ -62,48 +71,72 @@ function FixedWindow:forecast(s, now, skew, cost)
 end
 
 function FixedWindow:refund(s, now, skew, cost, receipt)
-    if s and type(receipt) == "number" then
-        local start = receipt - receipt % self.window
-        for place = 1, #s, 2 do
-            if s[place] == start and start > now - self.window then
-                return self:settled(self:booked(s, now, start, -cost), now)
-            end
-        end
+    if type(receipt) == "number" then
+        local after = self:refund_many(s, now, skew, {{receipt, cost}})
+        if after ~= s then return self:settled(after, now) end
     end
     return s, self:peek(s, now), 0, false
+end
+
+function FixedWindow:refund_many(s, now, skew, charges)
+    local kept, after, place, found = self:kept(s, now), {}, 1, false
+    for index = 1, #charges + 1 do
+        local charge = charges[index]
+        local start = charge and charge[1] - charge[1] % self.window or math.huge
+        while place < #kept and kept[place] < start do
+            after[#after + 1] = kept[place]
+            after[#after + 1] = kept[place + 1]
+            place = place + 2
+        end
+        if kept[place] == start then
+            found = true
+            local left = kept[place + 1] - charge[2]
+            if left > 0 then
+                after[#after + 1] = start
+                after[#after + 1] = left
+            end
+            place = place + 2
+        end
+    end
+    return found and after or s
+end
+
+function FixedWindow:together(charged_at)
+    return math.floor(charged_at / self.window)
 end
 
 function FixedWindow:debit(s, now, skew, cost)
     local start = now - now % self.window
     if s and #s > 0 then start = math.max(start, s[#s - 1]) end
-    return self:settled(self:booked(s, now, start, cost), now, math.max(now, start))
+    local after = self:charged(s, now, start, cost)
+    return self:settled(after, now, math.max(now, start))
 end
 
 -- inside
 
--- The state without the windows that are over and those that count nothing, with `cost` more in the
--- window from `start` on, which is there or newer than all; and what that one counts then.
-function FixedWindow:booked(s, now, start, cost)
-    local after, count, placed = {}, cost, false
-    local function enter(begun, counted)
-        if counted > 0 then
-            after[#after + 1] = begun
-            after[#after + 1] = counted
-        end
+-- The state without the windows that are over, as a table of its own.
+function FixedWindow:kept(s, now)
+    local kept, first, over = {}, 1, now - self.window
+    local length = s and #s or 0
+    while first < length and s[first] <= over do first = first + 2 end
+    for place = first, length do kept[place - first + 1] = s[place] end
+    return kept
+end
+
+-- With `cost` more in a window that is the newest or newer; and what that one counts then.
+function FixedWindow:charged(s, now, start, cost)
+    local kept = self:kept(s, now)
+    local length = #kept
+    if length > 0 and kept[length - 1] == start then
+        kept[length] = kept[length] + cost
+        return kept, kept[length]
     end
-    for place = 1, s and #s or 0, 2 do
-        local begun, counted = s[place], s[place + 1]
-        if begun > now - self.window then
-            if begun == start then
-                count = counted + cost
-                counted, placed = count, true
-            end
-            enter(begun, counted)
-        end
+    if length == self.MAX_NUMBERS then
+        kept[length - 3], kept[length - 2] = kept[length - 1], kept[length - 2] + kept[length]
+        length = length - 2
     end
-    if not placed then enter(start, cost) end
-    if #after > self.MAX_NUMBERS then after = {unpack(after, #after - self.MAX_NUMBERS + 1)} end
-    return after, count
+    kept[length + 1], kept[length + 2] = start, cost
+    return kept, cost
 end
 
 function FixedWindow:settled(s, now, receipt)
@@ -117,10 +150,10 @@ function FixedWindow:decision(s, now, cost)
     local limit, wait = self.limit, self:earliest(s, now, 0, cost) - now
     local allowed = wait == 0 and 1 or 0
     if not s or #s == 0 or now >= s[#s - 1] + self.window then
-        return {allowed, limit, 0, limit, now, wait, false, false, 0}
+        return {allowed, limit, 0, limit, now, wait, false, false}
     end
     local start, count = s[#s - 1], s[#s]
     local ends = start + self.window
-    if now < start then return {0, limit, count, 0, ends, wait, false, false, 0} end
-    return {allowed, limit, count, math.max(0, limit - count), ends, wait, false, false, 0}
+    if now < start then return {0, limit, count, 0, ends, wait, false, false} end
+    return {allowed, limit, count, math.max(0, limit - count), ends, wait, false, false}
 end

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import chain
 from typing import Any, ClassVar, Self, TypeAlias
 
 from shapekit.algorithms.base import (
+    MOST_UNITS,
     Algorithm,
+    Book,
     Decided,
     Outcome,
+    bare,
     decision_of,
+    reborn,
     scaled_window,
     share_of,
     windowed,
@@ -22,7 +28,8 @@ __all__ = ["FixedWindow"]
 
 Counts: TypeAlias = tuple[int, ...]
 
-_MAX_WINDOWS = 64
+_MAX_WINDOWS = 2**10
+"""Beyond it the newest two count as one when another begins: what is given back to the older one is lost."""
 
 _new = tuple.__new__
 
@@ -41,7 +48,7 @@ class FixedWindow(Algorithm[Counts]):
         True
 
     The state is the start and the count of each window that counts still, ascending: the present one,
-    and those that hold turns still to come. An older window is never reopened: where time goes back, or
+    and those that hold slots still to come. An older window is never reopened: where time goes back, or
     turns are still to come, calls wait for the newest one.
     """
 
@@ -65,6 +72,10 @@ class FixedWindow(Algorithm[Counts]):
         return self.limit
 
     def decide(self, state: Counts | None, now: int, cost: int, skew: int = 0) -> Decided[Counts]:
+        return bare(self.booked, state, now, cost, skew)
+
+    def booked(self, book: Book | None, now: int, cost: int, skew: int = 0) -> Decided[Book]:
+        state, born, charged, settled = book or (None, now, 0, ())
         start = now - now % self.window_us
         count = cost
         before: Counts = ()
@@ -74,22 +85,23 @@ class FixedWindow(Algorithm[Counts]):
                 count += state[-1]
                 before = state[:-2]
             if newest > start or count > self.limit:
-                return state, self._decision(state, now, cost), 0, False
+                return book, self._decision(state, now, cost), 0, False
+        charged += cost
+        if charged > MOST_UNITS:
+            born, charged, settled = reborn(born, now, cost)
         limit = self.limit
         end = start + self.window_us
         # Written out: this is the path of every admitted call.
-        decision = _new(Decision, (True, limit, count, limit - count, end, 0, None, now, 0))
-        return (*before, start, count), decision, end - now, True
+        receipt = (born, charged, cost, now)
+        decision = _new(Decision, (True, limit, count, limit - count, end, 0, None, receipt, 0))
+        return ((*before, start, count), born, charged, settled), decision, end - now, True
 
     def charge(self, state: Counts | None, now: int, due: int, cost: int, skew: int = 0) -> Decided[Counts]:
         start = due - due % self.window_us
-        counts = self._kept(state, now)
-        before = counts.pop(start, 0)
-        counts[start] = before + cost
+        after, used = self._charged(state, now, start, cost)
         end = start + self.window_us
-        used = before + cost
         decision = Decision(True, self.limit, used, self.limit - used, end, 0, None, due)
-        return self._flat(counts), decision, end - now, True
+        return after, decision, end - now, True
 
     def earliest(self, state: Counts | None, at: int, cost: int, skew: int = 0) -> int:
         if not state:
@@ -111,12 +123,28 @@ class FixedWindow(Algorithm[Counts]):
         self, state: Counts | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
     ) -> Outcome[Counts]:
         if isinstance(charged_at, int):
-            counts = self._kept(state, now)
-            start = charged_at - charged_at % self.window_us
-            if start in counts:
-                counts[start] -= cost
-                return self._settled(self._flat(counts), now)
+            after = self.refund_many(state, now, ((charged_at, cost),))
+            if after is not None and after is not state:
+                return self._settled(after, now)
         return Outcome(state, self.peek(state, now), 0, False)
+
+    def refund_many(
+        self, state: Counts | None, now: int, charges: Sequence[Sequence[int]], skew: int = 0
+    ) -> Counts | None:
+        kept = self._kept(state, now)
+        parts: list[Counts] = []
+        done = 0
+        for charged_at, units in charges:
+            start = charged_at - charged_at % self.window_us
+            at = 2 * bisect_left(range(0, len(kept), 2), start, key=kept.__getitem__)
+            if at >= done and kept[at : at + 1] == (start,):
+                left = kept[at + 1] - units
+                parts += (kept[done:at], (start, left) if left > 0 else ())
+                done = at + 2
+        return (*chain.from_iterable(parts), *kept[done:]) if done else state
+
+    def together(self, charged_at: int) -> int:
+        return charged_at // self.window_us
 
     def debit(
         self,
@@ -126,10 +154,9 @@ class FixedWindow(Algorithm[Counts]):
         charged_at: Receipt = None,
         skew: int = 0,
     ) -> Outcome[Counts]:
-        counts = self._kept(state, now)
-        start = max([now - now % self.window_us, *counts])
-        counts[start] = counts.get(start, 0) + cost
-        return self._settled(self._flat(counts), now, max(now, start))
+        start = max(now - now % self.window_us, state[-2] if state else 0)
+        after, _ = self._charged(state, now, start, cost)
+        return self._settled(after, now, max(now, start))
 
     def scaled(self, share: float | Fraction) -> Self:
         return type(self)(*scaled_window(self.limit, self.window_us, share_of(share)))
@@ -142,7 +169,13 @@ class FixedWindow(Algorithm[Counts]):
                 last = now
             start = last - last % self.window_us
             counts[start] = counts.get(start, 0) + count
-        return self._flat(counts)
+        return tuple(number for item in sorted(counts.items()) for number in item)
+
+    def inspect(self, state: Any) -> None:
+        starts = state[::2]
+        if len(state) % 2 or len(starts) > _MAX_WINDOWS or list(starts) != sorted(set(starts)):
+            raise ValueError("these are no windows")
+        sum(state)
 
     def decision_received(self, sent: Any) -> Decision:
         if len(sent) > 2:
@@ -154,18 +187,22 @@ class FixedWindow(Algorithm[Counts]):
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         return ["fixed_window", self.limit, self.window_us]
 
-    def _kept(self, state: Counts | None, now: int) -> dict[int, int]:
-        """The counts by window, without the windows that are over."""
-        over = now - self.window_us
-        return {
-            start: count
-            for start, count in zip((state or ())[::2], (state or ())[1::2], strict=True)
-            if start > over
-        }
+    def _kept(self, state: Counts | None, now: int) -> Counts:
+        """The state without the windows that are over."""
+        first, over = 0, now - self.window_us
+        while state and first < len(state) and state[first] <= over:
+            first += 2
+        return state[first:] if state else ()
 
-    def _flat(self, counts: dict[int, int]) -> Counts:
-        used = sorted(item for item in counts.items() if item[1] > 0)[-_MAX_WINDOWS:]
-        return tuple(number for item in used for number in item)
+    def _charged(self, state: Counts | None, now: int, start: int, cost: int) -> tuple[Counts, int]:
+        """With `cost` more in a window that is the newest or newer; and what that one counts then."""
+        kept = self._kept(state, now)
+        if kept and kept[-2] == start:
+            used = kept[-1] + cost
+            return (*kept[:-1], used), used
+        if len(kept) == 2 * _MAX_WINDOWS:
+            kept = (*kept[:-4], kept[-2], kept[-3] + kept[-1])
+        return (*kept, start, cost), cost
 
     def _settled(self, state: Counts, now: int, receipt: int | None = None) -> Outcome[Counts]:
         ttl = state[-2] + self.window_us - now if state else 0

@@ -1,12 +1,301 @@
-"""GCRA: the generic cell rate algorithm."""
+"""GCRA: the generic cell rate algorithm.
+
+Meter: one position on a grid, the mathematics under GCRA, TokenBucket and LeakyBucket.
+
+A unit occupies an interval T = period/limit. The state is one *position*: the instant at which
+everything charged so far will have drained. A cell arriving at `now` moves it from
+`max(position, now)` on by T·cost, and is admitted if it then lies at most T·burst ahead of `now`
+(equality admits).
+
+Beside the position the state keeps what refunds need. A receipt is the position a charge ends at, plus
+the *retraction* so far: how far refunds have moved positions back. So no two charges have the same
+receipt, and a receipt less the retraction is never above where its charge ends now. Turns given back
+in the middle leave stretches: when all after one is given back too, the position retracts over it.
+
+T is the reduced fraction p/q of a microsecond, and positions are counted in 1/q µs: one integer, so
+nothing rounds and nothing drifts. (The Lua twin holds the same number as whole microseconds and a
+remainder below q, because a double is exact only to 2^53.) Where q would be above 2^26, T is rounded up
+to a multiple of 2^-26 µs, and the rate is that hair slower than asked: only for limits above 67 million
+that do not divide their period.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from fractions import Fraction
+from math import ceil, gcd
+from typing import Any, ClassVar, Self, TypeAlias
 
-from shapekit.algorithms.meter import Meter
+from shapekit.algorithms.base import (
+    MOST_UNITS,
+    Algorithm,
+    Book,
+    Decided,
+    Outcome,
+    bare,
+    decision_of,
+    paced,
+    reborn,
+    receipted,
+    share_of,
+    slowed,
+)
+from shapekit.decision import Decision, Forecast, Receipt
+from shapekit.errors import ConfigError
+from shapekit.rate import Rate, RateLike, seconds_text
 
 __all__ = ["GCRA"]
+
+MAX_TAU_US = 2**52
+_EXACT = 2**53
+_LATEST_US = 2**52
+_MAX_Q = 2**26
+_MAX_STRETCHES = 64
+_COLD = (0, 0, 0, 0)
+_BRIEF = 5
+_new = tuple.__new__
+
+Positions: TypeAlias = tuple[int, int, int, int, *tuple[int, ...]]
+"""The position, the newest departure, the retraction, the newest receipt, `from, to` of each stretch."""
+
+
+def interval(rate: Rate) -> tuple[int, int]:
+    """T = p/q µs, with a q that leaves the twin room below 2^53."""
+    shared = gcd(rate.period_us, rate.limit)
+    p, q = rate.period_us // shared, rate.limit // shared
+    if q > _MAX_Q:
+        exact = Fraction(ceil(Fraction(p, q) * _MAX_Q), _MAX_Q)
+        p, q = exact.numerator, exact.denominator
+    return p, q
+
+
+class Meter(Algorithm[Positions]):
+    """`burst` units at once, `rate` in the long run."""
+
+    limit_name: ClassVar[str] = "burst"
+
+    fields = ("rate", "burst")
+    __slots__ = (*fields, "_p", "_q", "_tau")
+
+    rate: Rate
+    burst: int
+    _p: int
+    _q: int
+    _tau: int
+
+    def __init__(self, rate: RateLike, burst: int | None = None) -> None:
+        rate, burst = paced(rate, burst, self.limit_name)
+        if burst * rate.period_us > MAX_TAU_US * rate.limit:
+            longest = seconds_text(MAX_TAU_US)
+            raise ConfigError(
+                self.limit_name,
+                burst,
+                f"takes longer than {longest} to refill at {rate}",
+                f"use at most {MAX_TAU_US * rate.limit // rate.period_us}",
+            )
+        p, q = interval(rate)
+        self._fill(
+            rate=Rate.of(rate.limit, rate.period_us),
+            burst=burst,
+            _p=p,
+            _q=q,
+            _tau=p * burst,
+        )
+
+    @property
+    def max_cost(self) -> int:
+        return self.burst
+
+    def decide(self, state: Positions | None, now: int, cost: int, skew: int = 0) -> Decided[Positions]:
+        return bare(self.booked, state, now, cost, skew)
+
+    def booked(self, book: Book | None, now: int, cost: int, skew: int = 0) -> Decided[Book]:
+        state, born, charged, settled = book or (None, now, 0, ())
+        q = self._q
+        start = now * q
+        drained = start if state is None or state[0] < start else state[0]
+        after = drained + self._p * cost
+        over = after - start - self._tau
+        if over > 0:
+            return book, self._decision(False, now, drained, -(-over // q), None), 0, False
+        charged += cost
+        if charged > MOST_UNITS:
+            born, charged, settled = reborn(born, now, cost)
+        current = -((start - after) // self._p)
+        full = after if q == 1 else -(-after // q)
+        burst = self.burst
+        # Written out: this is the path of every admitted call.
+        decision = _new(
+            Decision, (True, burst, current, burst - current, full, 0, None, (born, charged, cost, after), 0)
+        )
+        newest = now
+        if state is not None:
+            if state[2] or state[3] > drained or len(state) > 4:
+                moved, decision, life, _ = self._charged(state, now, now, after)
+                again: Book = (moved, born, charged, settled)
+                return again, receipted(again, decision, cost), life, True
+            if state[1] > now:
+                newest = state[1]
+        return ((after, newest, 0, after), born, charged, settled), decision, full - now, True
+
+    def earliest(self, state: Positions | None, at: int, cost: int, skew: int = 0) -> int:
+        if state is None:
+            return at
+        ready = -((self._tau - state[0] - self._p * cost) // self._q)
+        return max(at, ready)
+
+    def peek(self, state: Positions | None, now: int, skew: int = 0) -> Decision:
+        wait = self.earliest(state, now, 1) - now
+        return self._decision(wait == 0, now, self._drained(state, now), wait, None)
+
+    def forecast(self, state: Positions | None, now: int, cost: int, skew: int = 0) -> Forecast:
+        drained = self._drained(state, now)
+        room = self._tau - (drained - now * self._q)
+        return Forecast(
+            self.earliest(state, now, cost), max(0, room // (self._p * cost)), -(-drained // self._q)
+        )
+
+    def refund(
+        self, state: Positions | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
+    ) -> Outcome[Positions]:
+        if state is None or not isinstance(charged_at, int):
+            return Outcome(state, self.peek(state, now), 0, False)
+        tail, newest, retracted, top, *stretches = state
+        ends, start, width = charged_at - retracted, now * self._q, self._p * cost
+        if ends == tail and tail > start:
+            tail = max(start, tail - width)
+            while stretches and stretches[-1] >= tail:
+                tail = max(start, stretches[-2])
+                del stretches[-2:]
+            return self._settled((tail, newest, retracted, top, *stretches), now)
+        # Others came after it. What had drained of it by the last of them may have been used by them.
+        back = min(width, ends - max(start, newest * self._q))
+        if back > 0 and ends < tail:
+            return self._settled((tail - back, newest, retracted + back, top), now)
+        if start < ends < tail and not retracted and len(stretches) < 2 * _MAX_STRETCHES:
+            pairs = {*zip(stretches[::2], stretches[1::2], strict=True), (ends - width, ends)}
+            flat = (end for pair in sorted(pairs) for end in pair)
+            return self._settled((tail, newest, retracted, top, *flat), now)
+        return Outcome(state, self.peek(state, now), 0, False)
+
+    def cut(self, state: Positions | None, now: int, charged_at: Receipt) -> Positions | None:
+        if state is None or not isinstance(charged_at, int):
+            return state
+        tail, newest, retracted, top, *stretches = state
+        ends = charged_at - retracted
+        if not now * self._q < ends < tail:
+            return state
+        while stretches and stretches[-1] > ends:
+            del stretches[-2:]
+        return (ends, newest, retracted, top, *stretches)
+
+    def debit(
+        self, state: Positions | None, now: int, cost: int, charged_at: Receipt = None, skew: int = 0
+    ) -> Outcome[Positions]:
+        # A debt beyond any clock is cut where a double still has room for what is retracted beside it.
+        after = min(self._drained(state, now) + self._p * cost, _LATEST_US * self._q)
+        moved = self._moved(state or _COLD, now, now, after)
+        return self._settled(moved, now, moved[3])
+
+    def charge(
+        self, state: Positions | None, now: int, due: int, cost: int, skew: int = 0
+    ) -> Decided[Positions]:
+        before = state or _COLD
+        # A slot that only this meter delayed is charged from its exact position, not from the whole
+        # microsecond at which it is taken: else a long queue would drift by the rounding.
+        exact = before[0] + self._p * cost - self._tau
+        leaves = exact if exact > now * self._q and due == -(-exact // self._q) else due * self._q
+        base = max(before[0], leaves)
+        drained = self._drained(state, now)
+        if base > drained and len(before) < 2 * _MAX_STRETCHES:
+            # Others moved the slot: what is skipped is free again when the slot is given back.
+            before = (before[0], before[1], before[2], before[3], *before[4:], drained, base)
+        return self._charged(before, now, due, base + self._p * cost)
+
+    def scaled(self, share: float | Fraction) -> Self:
+        part = share_of(share)
+        return type(self)(slowed(self.rate, part), max(1, int(self.burst * part)))
+
+    def adopt(self, state: Positions, writer: Any, now: int, skew: int = 0) -> Positions:
+        # Receipts of before count in the old q. One that ends after the tail is none of ours, and none
+        # below `newest` gives anything back where something was retracted.
+        _, before = interval(writer.rate)
+        tail, _, retracted, top, *_ = (-(-number * self._q // before) for number in state)
+        retracted += 1
+        top = max(top, tail + retracted)
+        return (tail, -(-top // self._q), retracted, top)
+
+    def twin(self, instants: Sequence[int] = ()) -> list[Any]:
+        q = self._q
+        return ["gcra", self.burst, q, divmod(self._p, q), divmod(self._tau, q)]
+
+    def state_sent(self, state: Positions) -> list[int]:
+        q = self._q
+        tail, newest, *positions = state
+        flat = [number for position in positions for number in divmod(position, q)]
+        return [*divmod(tail, q), newest, *flat]
+
+    def state_received(self, sent: Any) -> Positions:
+        q = self._q
+        tail, rest, newest, *flat = sent
+        positions = (whole * q + part for whole, part in zip(flat[::2], flat[1::2], strict=True))
+        return (tail * q + rest, newest, *positions)
+
+    def receipt_sent(self, receipt: Receipt) -> Any:
+        return divmod(receipt, self._q) if isinstance(receipt, int) else None
+
+    def receipt_received(self, sent: Any) -> Receipt:
+        return None if sent is None else sent[0] * self._q + sent[1]
+
+    def decision_received(self, sent: Any) -> Decision:
+        if len(sent) > _BRIEF:
+            return decision_of(sent, self.receipt_received)
+        # An admission in brief: now, the tail, and the receipt where it is another position.
+        q, burst = self._q, self.burst
+        after = sent[1] * q + sent[2]
+        current = -((sent[0] * q - after) // self._p)
+        receipt = sent[3] * q + sent[4] if len(sent) == _BRIEF else after
+        return _new(Decision, (True, burst, current, burst - current, -(-after // q), 0, None, receipt, 0))
+
+    def _drained(self, state: Positions | None, now: int) -> int:
+        return max(now * self._q, 0 if state is None else state[0])
+
+    def _charged(self, state: Positions, now: int, due: int, after: int) -> Decided[Positions]:
+        current = -((due * self._q - after) // self._p)
+        full = -(-after // self._q)
+        moved = self._moved(state, now, due, after)
+        decision = Decision(True, self.burst, current, self.burst - current, full, 0, None, moved[3])
+        return moved, decision, self.life(moved, now), True
+
+    def _moved(self, state: Positions, now: int, due: int, after: int) -> Positions:
+        """The state with a charge that ends at `after`, and a receipt that no other charge has."""
+        start = now * self._q
+        tail, newest, retracted, top, *stretches = state
+        if top <= start and not stretches:
+            return (after, due, 0, after)
+        # Below the newest receipt everything may have been somebody's: count on from there.
+        retracted = max(retracted, top - max(tail, start))
+        kept = (
+            end
+            for pair in zip(stretches[::2], stretches[1::2], strict=True)
+            if pair[1] > start
+            for end in pair
+        )
+        return (after, max(due, newest), retracted, after + retracted, *kept)
+
+    def life(self, state: Positions, now: int, skew: int = 0) -> int:
+        # Until every receipt has passed: none must meet a fresh state that knows of no retraction.
+        return max(0, -(-max(state[0], state[3]) // self._q) - now)
+
+    def _settled(self, state: Positions, now: int, receipt: int | None = None) -> Outcome[Positions]:
+        wait = self.earliest(state, now, 1) - now
+        decision = self._decision(wait == 0, now, max(state[0], now * self._q), wait, receipt)
+        return Outcome(state, decision, self.life(state, now), True)
+
+    def _decision(self, allowed: bool, now: int, drained: int, wait: int, receipt: int | None) -> Decision:
+        current = min(_EXACT - 1, -((now * self._q - drained) // self._p))
+        full = -(-drained // self._q)
+        return Decision(allowed, self.burst, current, max(0, self.burst - current), full, wait, None, receipt)
 
 
 class GCRA(Meter):

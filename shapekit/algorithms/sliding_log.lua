@@ -1,4 +1,4 @@
--- needs base exact
+-- needs base exact rows
 -- The twin of sliding_log.py: same names, same steps.
 --
 -- A state is {how many entries are old, base, entries}. Entries are one string: of each entry its time
@@ -15,22 +15,8 @@ SlidingLog.COLD = {0, 0, ""}
 SlidingLog.MOST = 2^52
 
 do
-    local byte, char, floor = string.byte, string.char, math.floor
+    local digits_of, number_at, floor = Rows.digits_of, Rows.number_at, math.floor
     local ENTRY, TIME, TOTAL = 16, -15, -7
-
-    local function digits_of(number)
-        local high = floor(number / 2^28)
-        local low = number - high * 2^28
-        return char(
-            floor(high / 2^21), floor(high / 2^14) % 128, floor(high / 2^7) % 128, high % 128,
-            floor(low / 2^21), floor(low / 2^14) % 128, floor(low / 2^7) % 128, low % 128
-        )
-    end
-
-    local function number_at(text, at)
-        local a, b, c, d, e, f, g, h = byte(text, at, at + 7)
-        return (((a * 128 + b) * 128 + c) * 128 + d) * 2^28 + ((e * 128 + f) * 128 + g) * 128 + h
-    end
 
     -- How many entries have at most `most` in this ascending field.
     local function up_to(entries, field, most)
@@ -82,7 +68,7 @@ do
     end
 end
 
--- spec: "sliding_log", limit, window, how many entries the recent part may have.
+-- spec: its name, limit, window, how many entries the recent part may have.
 function SlidingLog.new(spec)
     return setmetatable({
         limit = Exact.whole("limit", spec[2], 1, 10000),
@@ -99,7 +85,7 @@ function SlidingLog:decide(s, now, skew, cost)
     if used > limit or newest > now then return s, self:decision(s, now, cost), 0, false end
     local ends = now + self.window
     return self:entered(log, now, gone, total + cost),
-        {1, limit, used, limit - used, ends, 0, false, now, 0}, self.window, true
+        {1, limit, used, limit - used, ends, 0, false, now}, self.window, true
 end
 
 function SlidingLog:charge(s, now, skew, due, cost)
@@ -108,7 +94,7 @@ function SlidingLog:charge(s, now, skew, due, cost)
     local used = total - gone + cost
     local ends = due + self.window
     local after = self:entered(log, due, self:standing(log, now), total + cost)
-    return after, {1, limit, used, limit - used, ends, 0, false, due, 0}, ends - now, true
+    return after, {1, limit, used, limit - used, ends, 0, false, due}, ends - now, true
 end
 
 function SlidingLog:earliest(s, at, skew, cost)
@@ -140,6 +126,25 @@ function SlidingLog:refund(s, now, skew, cost, receipt)
         return self:settled({0, s[2], self.slice(s, 1, entry - 1) .. self.lowered(s, later, back)}, now)
     end
     return s, self:peek(s, now), 0, false
+end
+
+function SlidingLog:together(charged_at)
+    return charged_at
+end
+
+function SlidingLog:refund_many(s, now, skew, charges)
+    if not s or #charges == 0 then return s end
+    local first = self.until_time(s, charges[1][1] - 1)
+    local kept, before, gone, at = {self.slice(s, 1, first)}, self.total_at(s, first), 0, 1
+    for entry = first + 1, self.count(s) do
+        local time, total, units = self.time_at(s, entry), self.total_at(s, entry), 0
+        while at <= #charges and charges[at][1] < time do at = at + 1 end
+        if at <= #charges and charges[at][1] == time then units = math.min(total - before, charges[at][2]) end
+        gone = gone + units
+        if units < total - before then kept[#kept + 1] = self.entry(time, total - gone) end
+        before = total
+    end
+    return {0, s[2], table.concat(kept)}
 end
 
 function SlidingLog:debit(s, now, skew, cost)
@@ -184,12 +189,12 @@ end
 
 function SlidingLog:decision(s, now, cost)
     local limit = self.limit
-    if not s then return {1, limit, 0, limit, now, 0, false, false, 0} end
+    if not s then return {1, limit, 0, limit, now, 0, false, false} end
     local gone, total, newest = self:standing(s, now)
     local used = total - gone
     local wait = self:earliest(s, now, 0, cost) - now
     local full = now + wait
     if used > 0 then full = math.max(full, newest + self.window) end
     local remaining = newest > now and 0 or math.max(0, limit - used)
-    return {wait == 0 and 1 or 0, limit, used, remaining, full, wait, false, false, 0}
+    return {wait == 0 and 1 or 0, limit, used, remaining, full, wait, false, false}
 end

@@ -9,10 +9,14 @@ from itertools import accumulate
 from typing import Any, ClassVar, Self, TypeAlias
 
 from shapekit.algorithms.base import (
+    MOST_UNITS,
     Algorithm,
+    Book,
     Decided,
     Outcome,
+    bare,
     decision_of,
+    reborn,
     scaled_window,
     share_of,
     windowed,
@@ -47,7 +51,7 @@ class SlidingWindowLog(Algorithm[Log]):
     An entry is an instant, and how many units were admitted up to and including it; it stops counting
     a window after its instant. Entries ascend, and are kept in an old and a recent part, so that a
     call copies the short one only. A call before the newest entry (time went back, or that entry is
-    a turn still to come) waits for it.
+    a slot still to come) waits for it.
     """
 
     kind: ClassVar[str] = "sliding_log"
@@ -73,15 +77,23 @@ class SlidingWindowLog(Algorithm[Log]):
         return self.limit
 
     def decide(self, state: Log | None, now: int, cost: int, skew: int = 0) -> Decided[Log]:
-        log = state or _EMPTY
+        return bare(self.booked, state, now, cost, skew)
+
+    def booked(self, book: Book | None, now: int, cost: int, skew: int = 0) -> Decided[Book]:
+        log, born, charged, settled = book or (_EMPTY, now, 0, ())
         gone, total, newest = self._standing(log, now)
         used = total - gone + cost
         limit = self.limit
         if used > limit or newest > now:
-            return state, self._decision(state, now, cost), 0, False
+            return book, self._decision(book and log, now, cost), 0, False
+        charged += cost
+        if charged > MOST_UNITS:
+            born, charged, settled = reborn(born, now, cost)
         ends = now + self.window_us
-        decision = _new(Decision, (True, limit, used, limit - used, ends, 0, None, now, 0))
-        return self._entered(log, now, gone, total + cost), decision, self.window_us, True
+        receipt = (born, charged, cost, now)
+        decision = _new(Decision, (True, limit, used, limit - used, ends, 0, None, receipt, 0))
+        after = self._entered(log, now, gone, total + cost)
+        return (after, born, charged, settled), decision, self.window_us, True
 
     def charge(self, state: Log | None, now: int, due: int, cost: int, skew: int = 0) -> Decided[Log]:
         log = state or _EMPTY
@@ -127,6 +139,29 @@ class SlidingWindowLog(Algorithm[Log]):
                 totals = totals[:entry] + tuple([total - back for total in totals[emptied:]])
                 return self._settled(((), (), times, totals), now)
         return Outcome(state, self.peek(state, now), 0, False)
+
+    def together(self, charged_at: int) -> int:
+        return charged_at
+
+    def refund_many(
+        self, state: Log | None, now: int, charges: Sequence[Sequence[int]], skew: int = 0
+    ) -> Log | None:
+        if state is None or not charges:
+            return state
+        back = {at: units for at, units in charges}  # noqa: C416 - a type checker knows no pairs
+        times, totals = state[0] + state[2], state[1] + state[3]
+        first = bisect_left(times, charges[0][0])
+        kept_times, kept_totals = [*times[:first]], [*totals[:first]]
+        before = totals[first - 1] if first else 0
+        gone = 0
+        for time, total in zip(times[first:], totals[first:], strict=True):
+            units = min(total - before, back.pop(time, 0))
+            gone += units
+            if units < total - before:
+                kept_times.append(time)
+                kept_totals.append(total - gone)
+            before = total
+        return ((), (), tuple(kept_times), tuple(kept_totals))
 
     def debit(
         self, state: Log | None, now: int, cost: int, charged_at: Receipt = None, skew: int = 0

@@ -1,17 +1,17 @@
 -- needs base exact
 -- The twin of sliding_window.py: same names, same steps.
 --
--- A state is {the newest tick's number, the counts of the ticks, newest first}; empty is cold. A receipt
--- is the instant of the charge.
+-- A state is {the newest tick's number, the counts of the ticks, newest first, and the number and the count
+-- of each older tick that counts from now on}; empty is cold. A receipt is the instant of the charge.
 
 local SlidingWindow = setmetatable({}, Algorithm)
 SlidingWindow.__index = SlidingWindow
 SlidingWindow.check = Algorithm.check_window
 twins.sliding_window = SlidingWindow
-SlidingWindow.MAX_AHEAD = 1000
+SlidingWindow.MAX_AHEAD = 2^10
 SlidingWindow.MOST_OWED = 1e15
 
--- spec: "sliding_window", limit, width of a tick, buckets, conservative.
+-- spec: its name, limit, width of a tick, buckets, conservative.
 function SlidingWindow.new(spec)
     return setmetatable({
         limit = Exact.whole("limit", spec[2], 1, 1e12),
@@ -22,6 +22,20 @@ function SlidingWindow.new(spec)
     }, SlidingWindow)
 end
 
+function SlidingWindow:thaw(frozen)
+    check_numbers(frozen, #frozen)
+    local first = self.buckets + 3
+    if #frozen >= first then
+        if (#frozen - first) % 2 ~= 1 or #frozen - first > 2 * self.MAX_AHEAD then damaged() end
+        local before = frozen[1] - self.buckets
+        for place = first, #frozen, 2 do
+            if frozen[place] >= before then damaged() end
+            before = frozen[place]
+        end
+    end
+    return frozen
+end
+
 function SlidingWindow:decide(s, now, skew, cost)
     local width, limit = self.width, self.limit
     local tick = math.floor(now / width)
@@ -30,17 +44,22 @@ function SlidingWindow:decide(s, now, skew, cost)
     local used = self:used(ring, now - tick * width) + cost
     if used > limit then return s, self:decision(s, now, cost), 0, false end
     local full = (tick + self.buckets + 1) * width
-    return self:entered(ring, cost), {1, limit, used, limit - used, full, 0, false, now, 0}, full - now, true
+    return self:entered(ring, cost), {1, limit, used, limit - used, full, 0, false, now}, full - now, true
 end
 
 function SlidingWindow:charge(s, now, skew, due, cost)
     local width, limit = self.width, self.limit
     local tick = math.floor(due / width)
-    local ahead = math.min(tick - math.floor(now / width), self.MAX_AHEAD)
-    local ring = self:turned(s, tick, self.buckets + 1 + ahead)
+    local tick_now = math.floor(now / width)
+    local ring
+    if tick > tick_now and s and #s > 0 then
+        ring = self:with_older(s, tick, tick_now)
+    else
+        ring = self:turned(s, tick, self.buckets + 1)
+    end
     local used = self:used(ring, due - tick * width) + cost
     local full = (tick + self.buckets + 1) * width
-    return self:entered(ring, cost), {1, limit, used, limit - used, full, 0, false, due, 0}, full - now, true
+    return self:entered(ring, cost), {1, limit, used, limit - used, full, 0, false, due}, full - now, true
 end
 
 function SlidingWindow:earliest(s, at, skew, cost)
@@ -74,28 +93,61 @@ function SlidingWindow:forecast(s, now, skew, cost)
 end
 
 function SlidingWindow:refund(s, now, skew, cost, receipt)
-    if s and #s > 0 and type(receipt) == "number" then
-        local age = s[1] - math.floor(receipt / self.width)
-        if age >= 0 and (s[2 + age] or 0) > 0 then
-            local ring = {unpack(s)}
-            ring[2 + age] = math.max(0, ring[2 + age] - cost)
-            -- A tick that held nothing but turns that were given back is not the newest any more.
-            local empty = 0
-            while empty < #ring - 1 and ring[2 + empty] == 0 and (ring[1] - empty) * self.width > now do
-                empty = empty + 1
-            end
-            local after = {}
-            if empty < #ring - 1 then after = {ring[1] - empty, unpack(ring, 2 + empty)} end
-            return self:settled(after, now)
-        end
+    if type(receipt) == "number" then
+        local after = self:refund_many(s, now, skew, {{receipt, cost}})
+        if after ~= s then return self:settled(after, now) end
     end
     return s, self:peek(s, now), 0, false
+end
+
+function SlidingWindow:refund_many(s, now, skew, charges)
+    if not s or #s == 0 then return s end
+    local ring, first = self:copied(s), self.buckets + 3
+    local is_found, is_thinner = false, false
+    for _, charge in ipairs(charges) do
+        local tick = math.floor(charge[1] / self.width)
+        local at = 2 + s[1] - tick
+        if at >= first then
+            local low, high = 0, math.floor((#s - first + 1) / 2)
+            while low < high do
+                local middle = math.floor((low + high) / 2)
+                if s[first + 2 * middle] > tick then low = middle + 1 else high = middle end
+            end
+            at = first + 1 + 2 * low
+            if s[at - 1] ~= tick then at = 0 end
+        end
+        if at >= 2 and (ring[at] or 0) > 0 then
+            ring[at] = math.max(0, ring[at] - charge[2])
+            is_found, is_thinner = true, is_thinner or (at > first and ring[at] == 0)
+        end
+    end
+    if not is_found then return s end
+    if is_thinner then
+        local last, count = first - 1, #ring
+        for place = first, count, 2 do
+            local tick, counted = ring[place], ring[place + 1]
+            ring[place], ring[place + 1] = nil, nil
+            if counted > 0 then
+                ring[last + 1], ring[last + 2] = tick, counted
+                last = last + 2
+            end
+        end
+    end
+    -- A tick that held nothing but turns that were given back is not the newest any more.
+    if ring[2] == 0 and ring[1] * self.width > now then
+        return self:retracted(ring, math.floor(now / self.width))
+    end
+    return ring
+end
+
+function SlidingWindow:together(charged_at)
+    return math.floor(charged_at / self.width)
 end
 
 function SlidingWindow:debit(s, now, skew, cost)
     local ring = self:turned(s, math.floor(now / self.width), self.buckets + 1)
     local owed = 0
-    for place = 2, #ring do owed = owed + ring[place] end
+    for place = 2, math.min(#ring, self.buckets + 2) do owed = owed + ring[place] end
     local after = self:entered(ring, owed < self.MOST_OWED and cost or 0)
     return self:settled(after, now, math.max(now, ring[1] * self.width))
 end
@@ -117,7 +169,70 @@ end
 
 -- The ring with `cost` more in its newest tick.
 function SlidingWindow:entered(ring, cost)
-    return {ring[1], ring[2] + cost, unpack(ring, 3)}
+    local after = self:copied(ring)
+    after[2] = after[2] + cost
+    return after
+end
+
+-- More than `unpack` can hold.
+function SlidingWindow:copied(ring)
+    local copy = {}
+    for place = 1, #ring do copy[place] = ring[place] end
+    return copy
+end
+
+-- The ring with `tick` as its newest, and behind it what counts still in the tick of `now`.
+function SlidingWindow:with_older(ring, tick, now)
+    local size, newest, oldest = self.buckets + 1, ring[1], now - self.buckets
+    local ahead, turned = tick - newest, self:turned(ring, tick, self.buckets + 1)
+    local after, older = {}, {}
+    for place = 1, math.min(#turned, size + 1) do after[place] = turned[place] end
+    for at = math.max(2, size + 2 - ahead), math.min(#ring, size + 1) do
+        if ring[at] ~= 0 and newest - at + 2 >= oldest then
+            older[#older + 1] = newest - at + 2
+            older[#older + 1] = ring[at]
+        end
+    end
+    local kept, fallen = #ring, #older
+    while kept > size + 1 and ring[kept - 1] < oldest do kept = kept - 2 end
+    for place = size + 2, kept do older[fallen + place - size - 1] = ring[place] end
+    if #older == 0 then return after end
+    for place = #after + 1, size + 1 do after[place] = 0 end
+    local first, most = 1, 2 * self.MAX_AHEAD
+    if #older > most then
+        first = #older - most + 1
+        local sum = 0
+        for place = 2, first + 1, 2 do sum = sum + older[place] end
+        older[first], older[first + 1] = older[1], sum
+    end
+    for place = first, #older do after[size + 2 + place - first] = older[place] end
+    return after
+end
+
+-- The ring with the newest tick that counts as its newest, or that of `now` if that is newer.
+function SlidingWindow:retracted(ring, now)
+    local first = self.buckets + 3
+    local last = math.min(#ring, first - 1)
+    local place = 2
+    while place <= last and ring[place] == 0 do place = place + 1 end
+    local newest = ring[1] - place + 2
+    if place > last then
+        if #ring < first then return {} end
+        newest = ring[first]
+    end
+    newest = math.max(newest, now)
+    local after = {newest}
+    for at = 2 + ring[1] - newest, last do after[#after + 1] = ring[at] end
+    if #ring >= first then
+        for at = #after + 1, self.buckets + 2 do after[at] = 0 end
+    end
+    while first < #ring and newest - ring[first] <= self.buckets do
+        after[2 + newest - ring[first]] = ring[first + 1]
+        first = first + 2
+    end
+    local behind = #after
+    for at = first, #ring do after[behind + at - first + 1] = ring[at] end
+    return after
 end
 
 -- What the ticks count that count whole.
@@ -143,7 +258,7 @@ end
 
 function SlidingWindow:decision(s, now, cost)
     local limit, width, buckets = self.limit, self.width, self.buckets
-    if not s or #s == 0 then return {1, limit, 0, limit, now, 0, false, false, 0} end
+    if not s or #s == 0 then return {1, limit, 0, limit, now, 0, false, false} end
     local ring = self:turned(s, math.floor(now / width), buckets + 1)
     local used = self:used(ring, math.max(0, now - ring[1] * width))
     local wait = self:earliest(s, now, 0, cost) - now
@@ -151,5 +266,5 @@ function SlidingWindow:decision(s, now, cost)
     while age <= buckets and (ring[2 + age] or 0) == 0 do age = age + 1 end
     if age <= buckets then full = math.max(full, (ring[1] - age + buckets + 1) * width) end
     local remaining = ring[1] * width > now and 0 or math.max(0, limit - used)
-    return {wait == 0 and 1 or 0, limit, used, remaining, full, wait, false, false, 0}
+    return {wait == 0 and 1 or 0, limit, used, remaining, full, wait, false, false}
 end

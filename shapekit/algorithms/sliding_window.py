@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, Self, TypeAlias
 
 from shapekit.algorithms.base import (
+    MOST_UNITS,
     Algorithm,
+    Book,
     Decided,
     Outcome,
+    bare,
     decision_of,
+    reborn,
     scaled_window,
     share_of,
     windowed,
@@ -24,8 +29,9 @@ __all__ = ["SlidingWindow"]
 Ring: TypeAlias = tuple[int, ...]
 
 MAX_BUCKETS = 1_000
-_MAX_AHEAD = 1_000
-"""Ticks of turns still to come that are kept apart."""
+_MAX_AHEAD = 2**10
+"""Older ticks that are kept for when the slots ahead are given back. Beyond it the newest of them count as
+one: what is given back to the others is lost."""
 _MOST_OWED = 1_000 * MAX_COUNT
 _new = tuple.__new__
 
@@ -49,8 +55,9 @@ class SlidingWindow(Algorithm[Ring]):
         50
 
     A tick is a whole number of microseconds, rounded up. The state is the newest tick's number and
-    the counts of the ticks, newest first, as far back as the window reaches from now. Calls of a tick
-    before the newest (time went back, or that tick holds turns still to come) wait for it.
+    the counts of the ticks, newest first, as far back as the window reaches from there. Behind them stand
+    the number and the count of each older tick that counts from now on, for slots ahead may be given
+    back. Calls of a tick before the newest (time went back, or it holds slots to come) wait for it.
     """
 
     kind: ClassVar[str] = "sliding_window"
@@ -93,6 +100,10 @@ class SlidingWindow(Algorithm[Ring]):
         return self.limit
 
     def decide(self, state: Ring | None, now: int, cost: int, skew: int = 0) -> Decided[Ring]:
+        return bare(self.booked, state, now, cost, skew)
+
+    def booked(self, book: Book | None, now: int, cost: int, skew: int = 0) -> Decided[Book]:
+        state, born, charged, settled = book or (None, now, 0, ())
         width = self._width
         tick = now // width
         if not state:
@@ -102,21 +113,28 @@ class SlidingWindow(Algorithm[Ring]):
         else:
             ring = self._turned(state, tick, self.buckets + 1)
             if ring[0] > tick:
-                return state, self._decision(ring, now, cost), 0, False
+                return book, self._decision(ring, now, cost), 0, False
         used = self._used(ring, now - tick * width) + cost
         limit = self.limit
         if used > limit:
-            return state, self._decision(ring, now, cost), 0, False
+            return book, self._decision(ring, now, cost), 0, False
+        charged += cost
+        if charged > MOST_UNITS:
+            born, charged, settled = reborn(born, now, cost)
         after = (tick, ring[1] + cost, *ring[2:])
         full = (tick + self.buckets + 1) * width
-        decision = _new(Decision, (True, limit, used, limit - used, full, 0, None, now, 0))
-        return after, decision, full - now, True
+        receipt = (born, charged, cost, now)
+        decision = _new(Decision, (True, limit, used, limit - used, full, 0, None, receipt, 0))
+        return (after, born, charged, settled), decision, full - now, True
 
     def charge(self, state: Ring | None, now: int, due: int, cost: int, skew: int = 0) -> Decided[Ring]:
         width = self._width
         tick = due // width
-        ahead = min(tick - now // width, _MAX_AHEAD)
-        ring = self._turned(state or (tick, 0), tick, self.buckets + 1 + ahead)
+        tick_now = now // width
+        if tick > tick_now and state:
+            ring = self._with_older(state, tick, tick_now)
+        else:
+            ring = self._turned(state or (tick, 0), tick, self.buckets + 1)
         used = self._used(ring, due - tick * width) + cost
         after = (tick, ring[1] + cost, *ring[2:])
         full = (tick + self.buckets + 1) * width
@@ -155,15 +173,40 @@ class SlidingWindow(Algorithm[Ring]):
     def refund(
         self, state: Ring | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
     ) -> Outcome[Ring]:
-        if state and isinstance(charged_at, int):
-            at = 1 + state[0] - charged_at // self._width
-            if 1 <= at < len(state) and state[at]:
-                ring = (*state[:at], max(0, state[at] - cost), *state[at + 1 :])
-                # A tick that held nothing but turns that were given back is not the newest any more.
-                while len(ring) > 1 and not ring[1] and ring[0] * self._width > now:
-                    ring = (ring[0] - 1, *ring[2:])
-                return self._settled(ring if len(ring) > 1 else (), now)
+        if isinstance(charged_at, int):
+            after = self.refund_many(state, now, ((charged_at, cost),))
+            if after is not None and after is not state:
+                return self._settled(after, now)
         return Outcome(state, self.peek(state, now), 0, False)
+
+    def refund_many(
+        self, state: Ring | None, now: int, charges: Sequence[Sequence[int]], skew: int = 0
+    ) -> Ring | None:
+        if not state:
+            return state
+        ring, first = [*state], self.buckets + 2
+        older = range(first, len(state), 2)
+        is_found = is_thinner = False
+        for charged_at, units in charges:
+            tick = charged_at // self._width
+            at = 1 + state[0] - tick
+            if at >= first:
+                at = first + 1 + 2 * bisect_left(older, -tick, key=lambda place: -state[place])
+                if state[at - 1 : at] != (tick,):
+                    continue
+            if 1 <= at < len(ring) and ring[at]:
+                ring[at] = max(0, ring[at] - units)
+                is_found, is_thinner = True, is_thinner or (at > first and not ring[at])
+        if is_thinner:
+            behind = zip(ring[first::2], ring[first + 1 :: 2], strict=True)
+            ring[first:] = [number for pair in behind if pair[1] for number in pair]
+        # A tick that held nothing but turns that were given back is not the newest any more.
+        if is_found and not ring[1] and ring[0] * self._width > now:
+            return self._retracted(tuple(ring), now // self._width)
+        return tuple(ring) if is_found else state
+
+    def together(self, charged_at: int) -> int:
+        return charged_at // self._width
 
     def debit(
         self,
@@ -176,7 +219,7 @@ class SlidingWindow(Algorithm[Ring]):
         tick = now // self._width
         ring = self._turned(state or (tick, 0), tick, self.buckets + 1)
         # A debt that no waiting repays is counted no further: the twin's sums stay exact in a double.
-        owed = cost if sum(ring[1:]) < _MOST_OWED else 0
+        owed = cost if sum(ring[1 : self.buckets + 2]) < _MOST_OWED else 0
         return self._settled((ring[0], ring[1] + owed, *ring[2:]), now, max(now, ring[0] * self._width))
 
     def scaled(self, share: float | Fraction) -> Self:
@@ -184,20 +227,34 @@ class SlidingWindow(Algorithm[Ring]):
         return type(self)(limit, window, buckets=self.buckets, conservative=self.conservative)
 
     def adopt(self, state: Ring, writer: Any, now: int, skew: int = 0) -> Ring:
-        counts: dict[int, int] = {}
+        ring: Ring = ()
         for at, count in writer.entries(state, now):
-            counts[at // self._width] = counts.get(at // self._width, 0) + count
-        if not counts:
-            return ()
-        newest = max(counts)
-        return (newest, *(counts.get(tick, 0) for tick in range(newest, min(counts) - 1, -1)))
+            tick = at // self._width
+            ring = self._with_older(ring, tick, now // self._width) if ring else (tick, 0)
+            ring = (ring[0], ring[1] + count, *ring[2:])
+        return ring
 
     def entries(self, state: Ring, now: int) -> Iterator[tuple[int, int]]:
         """When units were admitted at the latest, oldest first: for a window of another form."""
-        for age in range(len(state) - 2, -1, -1):
-            begun = (state[0] - age) * self._width
+        first = self.buckets + 2
+        ticks = [*zip(state[first::2], state[first + 1 :: 2], strict=True)][::-1]
+        ticks += [(state[0] - age, state[age + 1]) for age in range(len(state[1:first]) - 1, -1, -1)]
+        for tick, count in ticks:
+            begun = tick * self._width
             last = begun + self._width - 1
-            yield now if begun <= now < last else last, state[age + 1]
+            yield now if begun <= now < last else last, count
+
+    def inspect(self, state: Any) -> None:
+        sum(state)
+        first = self.buckets + 2
+        older = [*state[first::2]]
+        if len(state) > first and (
+            len(state) % 2 != first % 2
+            or len(older) > _MAX_AHEAD
+            or older != sorted(set(older), reverse=True)
+            or older[0] > state[0] - first + 1
+        ):
+            raise ValueError("these are no ticks")
 
     def decision_received(self, sent: Any) -> Decision:
         if len(sent) > 2:
@@ -217,6 +274,47 @@ class SlidingWindow(Algorithm[Ring]):
         if ahead >= size:
             return (tick, 0)
         return (tick, *(0,) * ahead, *ring[1 : size + 1 - ahead])
+
+    def _with_older(self, ring: Ring, tick: int, now: int) -> Ring:
+        """The ring with `tick` as its newest, and behind it what counts still in the tick of `now`."""
+        size, newest, oldest = self.buckets + 1, ring[0], now - self.buckets
+        ahead = tick - newest
+        turned = self._turned(ring, tick, size)[: size + 1]
+        older = ring[size + 1 :]
+        fallen: list[int] = []
+        for at in range(max(1, size + 1 - ahead), min(len(ring), size + 1)):
+            if ring[at] and newest - at + 1 >= oldest:
+                fallen += (newest - at + 1, ring[at])
+        kept = len(older)
+        while kept and older[kept - 2] < oldest:
+            kept -= 2
+        older = (*fallen, *older[:kept])
+        if not older:
+            return turned
+        most = 2 * _MAX_AHEAD
+        if len(older) > most:
+            beyond = len(older) - most + 2
+            older = (older[0], sum(older[1:beyond:2]), *older[beyond:])
+        return (*turned, *(0,) * (size + 1 - len(turned)), *older)
+
+    def _retracted(self, ring: Ring, now: int) -> Ring:
+        """The ring with the newest tick that counts as its newest, or that of `now` if that is newer."""
+        first = self.buckets + 2
+        size = len(ring[1:first])
+        off = next((age for age in range(size) if ring[age + 1]), size)
+        newest = ring[0] - off
+        if off == size:
+            if len(ring) <= first:
+                return ()
+            newest = ring[first]
+        newest = max(newest, now)
+        counts = [*ring[1 + ring[0] - newest : first]]
+        if len(ring) > first:
+            counts += [0] * (self.buckets + 1 - len(counts))
+        while first < len(ring) and newest - ring[first] <= self.buckets:
+            counts[newest - ring[first]] = ring[first + 1]
+            first += 2
+        return (newest, *counts, *ring[first:])
 
     def _used(self, ring: Ring, elapsed: int) -> int:
         """The estimate at `elapsed` into the newest tick, rounded up to whole units."""

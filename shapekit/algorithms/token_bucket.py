@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from shapekit.algorithms.meter import Meter
+from shapekit.algorithms.gcra import Meter
 from shapekit.rate import RateLike
 
 __all__ = ["TokenBucket"]

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from shapekit.algorithms.base import Algorithm
-from shapekit.algorithms.composite import Composite
-from shapekit.algorithms.leaky_queue import LeakyQueue
-from shapekit.algorithms.quota import Quota
+from shapekit.algorithms.compose import Composite
+from shapekit.algorithms.ledger import Ledger
+from shapekit.algorithms.queue.queue import LeakyQueue
+from shapekit.algorithms.quota.quota import Quota
 from shapekit.decision import Decision
 from shapekit.rate import SECOND_US
 
@@ -28,7 +29,7 @@ class QuotaUsage(NamedTuple):
     """Units charged in this one, turns still to come included; more than `limit` where a call was settled
     for more."""
     remaining: int
-    """The rest of them. Where somebody has been given a turn of a later period, none overtakes that one."""
+    """The rest of them. Where somebody has been given a slot of a later period, none overtakes that one."""
     resets_at: float
     """When the period ends, in epoch seconds; of a rolling one, when all is free again if nobody calls."""
     resets_in: float
@@ -76,18 +77,20 @@ def _leaves_of_queue(queue: LeakyQueue, line: Any, now: int, skew: int) -> Itera
     constraints = queue.constraints
     if not constraints:
         return
-    until, shift, places, states = (0, 0, (), constraints.cold) if line is None else line[4:]
+    until, shift, book, states = (0, 0, (), constraints.cold) if line is None else line[4:]
     at = max(now, until) - shift
-    for _, _, _, due, cost, _, receipts in places:
-        # Nobody has paid for a free place; and nobody stands in a gap or at a fence.
-        if due >= 0:
-            states = constraints.refund(states, at, cost, receipts, (shift, skew))
+    if book:
+        # Nobody has paid for a free place.
+        states = queue.places.uncharged(book[0], states, at, (shift, skew))
     for algorithm, state in zip(constraints.algorithms, states, strict=True):
         real, ahead = (shift, skew) if algorithm.aligned else (0, shift + skew)
         yield from _leaves("", algorithm, state, at + real, ahead)
 
 
 def _leaves(name: str, program: Algorithm[Any], state: Any, at: int, skew: int) -> Iterator[Leaf]:
+    if isinstance(program, Ledger):
+        yield from _leaves(name, program.limit, None if state is None else state[0], at, skew)
+        return
     if not isinstance(program, Composite):
         yield Leaf(name or program.kind, program, state, at, skew)
         return

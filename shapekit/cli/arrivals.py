@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shapekit.cli.complaint import Complaint
+from shapekit.cli.group import Complaint
 from shapekit.errors import ConfigError
 from shapekit.rate import SECOND_US, Rate, duration_us, exactly, whole
 

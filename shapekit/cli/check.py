@@ -1,4 +1,7 @@
-"""Check: a file of policies, validated table by table and put into words."""
+"""Check: a file of policies, validated table by table and put into words.
+
+Meaning: a policy in words.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,125 @@ from typing import Any, NamedTuple
 
 import click
 
+from shapekit._runtime.sleepers import max_wait_us
+from shapekit.algorithms.adaptive.queue import AdaptiveQueue
+from shapekit.algorithms.base import Algorithm
+from shapekit.algorithms.fixed_window import FixedWindow
+from shapekit.algorithms.gcra import Meter
+from shapekit.algorithms.queue.queue import LeakyQueue
+from shapekit.algorithms.quota.quota import Quota
+from shapekit.algorithms.sliding_log import SlidingWindowLog
+from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.cli import BAD_INPUT
-from shapekit.cli.complaint import Complaint
-from shapekit.cli.meaning import meaning
-from shapekit.cli.output import console, json_option, print_json
+from shapekit.cli.group import Complaint
+from shapekit.cli.output import (
+    console,
+    counted,
+    json_option,
+    ordinal,
+    per_words,
+    print_json,
+    rate_words,
+    span_words,
+    window_words,
+)
 from shapekit.errors import ConfigError, shortened
+from shapekit.keys import KeyTemplate
 from shapekit.policy import Policy
-from shapekit.waiting import max_wait_us
+from shapekit.rate import Rate, seconds_text
 
-__all__ = ["check"]
+__all__ = ["check", "limit_words", "meaning"]
+
+
+def meaning(policy: Policy, max_wait_us: int | None) -> list[str]:
+    """What a policy makes of calls, a sentence a line."""
+    queue = policy.shaper.core.queue
+    said = [*_rates(queue), *(limit_words(gate) for gate in queue.gates)]
+    if queue.headroom:
+        said.append(f"shapes {float(100 * queue.headroom):.4g} % below the stated rates")
+    return [*said, _waiting(queue, max_wait_us), *_whose(policy)]
+
+
+def _rates(queue: LeakyQueue) -> Iterator[str]:
+    if isinstance(queue, AdaptiveQueue):
+        yield f"as fast as the server bears, from {rate_words(queue.lowest)} to {rate_words(queue.highest)}"
+        return
+    paced = min(queue.rates, key=lambda rate: rate.period_us, default=None)
+    if queue.pace == "burst":
+        paced = None
+    for rate in queue.rates:
+        if rate is paced:
+            yield _paced(rate, queue.burst)
+        elif rate.burst is not None:
+            yield f"{rate_words(rate)}, {rate.burst:,} of them at once after idling"
+        else:
+            yield f"at most {counted(rate.limit, 'call')} in any {window_words(rate.period_us)}"
+    if queue.pace == "burst" and queue.rates:
+        yield "as fast as that allows, not evenly spaced"
+
+
+def _paced(rate: Rate, burst: int) -> str:
+    every = span_words(round(rate.period_us / rate.limit))
+    at_once = f"; after idling, {burst:,} may leave at once" if burst > 1 else ""
+    return f"{rate_words(rate)}, evenly spaced: one every {every}{at_once}"
+
+
+def limit_words(limit: Algorithm[Any]) -> str:
+    """What a strategy allows."""
+    if isinstance(limit, Meter):
+        return f"{limit.kind}: {rate_words(limit.rate)}, {limit.burst:,} of them at once after idling"
+    if isinstance(limit, FixedWindow):
+        window = per_words(limit.window_us)
+        return f"{limit.kind}: at most {limit.limit:,} in each {window} by the clock, twice that over a seam"
+    if isinstance(limit, SlidingWindowLog):
+        return f"{limit.kind}: at most {limit.limit:,} in any {window_words(limit.window_us)}, exactly"
+    if isinstance(limit, SlidingWindow):
+        bound = "at most" if limit.conservative else "about"
+        window = window_words(limit.window_us)
+        return f"{limit.kind}: {bound} {limit.limit:,} in any {window}, counted in {limit.buckets} buckets"
+    if isinstance(limit, Quota):
+        evenly = ", spent evenly over what is left of it" if limit.spread else ""
+        return f"quota: {counted(limit.limit, 'unit')} {_period(limit)}{evenly}"
+    return limit.kind
+
+
+def _period(quota: Quota) -> str:
+    cadence, _, span = quota.per.partition(":")
+    if cadence == "rolling":
+        return f"in any {span}"
+    if cadence == "fixed":
+        return f"in each {span} since 1970"
+    begins = {
+        "month": "" if quota.anchor_day == 1 else f" that begins on the {ordinal(quota.anchor_day)}",
+        "week": f" that begins on {quota.week_start}",
+    }.get(cadence, "")
+    sign = "-" if quota.offset_minutes < 0 else "+"
+    hours, minutes = divmod(abs(quota.offset_minutes), 60)
+    zone = quota.tz or ("UTC" if not quota.offset_minutes else f"UTC{sign}{hours:02}:{minutes:02}")
+    return f"per {cadence}{begins}, midnight of {zone}"
+
+
+def _waiting(queue: LeakyQueue, max_wait_us: int | None) -> str:
+    if max_wait_us == 0:
+        return "never waits: what cannot leave at once is refused"
+    if max_wait_us is not None:
+        return f"a call waits at most {seconds_text(max_wait_us)}; a longer wait is refused at once"
+    if any(isinstance(gate, Quota) for gate in queue.gates):
+        return "a call waits as long as it takes; a spent quota refuses at once"
+    return "a call waits as long as it takes"
+
+
+def _whose(policy: Policy) -> Iterator[str]:
+    if policy.permits is not None:
+        yield f"at most {counted(policy.permits.limit.limit, 'call')} in flight at once"
+    if isinstance(policy.key, KeyTemplate):
+        yield f"counted apart for each {policy.key.text}"
+    elif policy.key != "default":
+        yield f"counted under the key {policy.key!r}"
+    if policy.cost != 1:
+        yield f"each call costs {policy.cost}"
+    if not policy.enforce:
+        yield "only measured: everything leaves at once, and the log says what would have happened"
 
 
 class Finding(NamedTuple):

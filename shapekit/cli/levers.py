@@ -14,19 +14,17 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from shapekit import nonce
-from shapekit.algorithms.leaky_queue import LeakyQueue
-from shapekit.cli.complaint import Complaint
+from shapekit._queue.key_status import notice_us
+from shapekit._runtime import ids as nonce
+from shapekit.algorithms.queue.queue import CONFIRM, HOLD, RESUME, LeakyQueue
+from shapekit.cli.group import Complaint
 from shapekit.cli.output import json_option, print_json
-from shapekit.cli.row import limit_text
-from shapekit.cli.stores import open_store, store_option
-from shapekit.cli.surveys import open_survey
-from shapekit.cli.top import clock, span
-from shapekit.levers import RESUME_NOTICE_US
+from shapekit.cli.stores import open_store, open_survey, store_option
+from shapekit.cli.top import clock, limit_text, span
 from shapekit.rate import SECOND_US, duration_us
-from shapekit.stores.base import Store
-from shapekit.stores.redis_keys import bounded
-from shapekit.stores.sighting import Sighting
+from shapekit.stores.base import Operation, Store
+from shapekit.stores.inspect import Sighting
+from shapekit.stores.redis.keys import bounded
 
 __all__ = ["hold", "reset", "resume"]
 
@@ -45,7 +43,7 @@ class Found(NamedTuple):
     program: Any
     key: str
 
-    def apply(self, operation: Any, *args: Any) -> Any:
+    def apply(self, operation: Operation, *args: Any) -> Any:
         """Let the program do something to the key."""
         return self.store.bind(self.name, self.program, operation)(self.key, *args)
 
@@ -64,7 +62,7 @@ def hold(key: str, length: str, store: str | None, as_json: bool) -> None:
     length_us = duration_us("length", length)
     with _found(key, store) as found:
         _must_queue(found)
-        held_us: int = found.apply("hold", length_us, nonce.fresh())
+        held_us: int = found.apply(HOLD, length_us, nonce.fresh())
     until = time.time() + held_us / SECOND_US
     how = "is held" if held_us <= length_us else "was held for longer already:"
     _say(
@@ -81,12 +79,13 @@ def hold(key: str, length: str, store: str | None, as_json: bool) -> None:
 def resume(key: str, store: str | None, as_json: bool) -> None:
     """End the hold of KEY.
 
-    KEY is `name:key`, as `shapekit top` shows it. Calls leave again a quarter of a second from now, in
-    their order, at their rate.
+    KEY is `name:key`, as `shapekit top` shows it. Calls leave again, in their order and at their rate, when
+    all processes have heard of it: after a twelfth of what is left, 1.5 seconds at least and 90 at most.
     """
     with _found(key, store) as found:
         _must_queue(found)
-        left_us: int = found.apply("resume", RESUME_NOTICE_US)
+        _, _, until_us, now_us, *_ = found.apply(CONFIRM)
+        left_us: int = found.apply(RESUME, notice_us(until_us - now_us))
     words = f"leaves again in {span(left_us / SECOND_US)}" if left_us else "was not held"
     _say(as_json, {"key": key, "done": "resume", "held": left_us / SECOND_US}, f"{key} {words}")
 

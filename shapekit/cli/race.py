@@ -1,15 +1,154 @@
-"""Race: the same arrivals through several strategies, and the columns of time they are drawn in."""
+"""Race: the same arrivals through several strategies, and the columns of time they are drawn in.
+
+Contender: a strategy in the words of the command line, `gcra:10/s+20`, and how it fares.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import ceil
+from typing import Any, NamedTuple
 
+from shapekit.algorithms.base import Algorithm
+from shapekit.algorithms.fixed_window import FixedWindow
+from shapekit.algorithms.gcra import GCRA
+from shapekit.algorithms.leaky_bucket import LeakyBucket
+from shapekit.algorithms.queue.queue import LeakyQueue
+from shapekit.algorithms.quota.quota import Quota
+from shapekit.algorithms.sliding_log import SlidingWindowLog
+from shapekit.algorithms.sliding_window import SlidingWindow
+from shapekit.algorithms.token_bucket import TokenBucket
 from shapekit.cli.arrivals import Arrivals
-from shapekit.cli.contender import Contender, Run
-from shapekit.rate import SECOND_US
+from shapekit.cli.group import Complaint
+from shapekit.errors import ConfigError
+from shapekit.rate import MAX_COUNT, SECOND_US, parse_rates
+from shapekit.shaper import Shaper
 
-__all__ = ["Columns", "Race"]
+__all__ = ["Columns", "Contender", "Race", "Run"]
+
+_METERS: dict[str, Callable[[str, int | None], Algorithm[Any]]] = {
+    "gcra": GCRA,
+    "token": TokenBucket,
+    "leaky": LeakyBucket,
+}
+_WINDOWS: dict[str, Callable[[str], Algorithm[Any]]] = {
+    "fixed": FixedWindow,
+    "sliding": SlidingWindow,
+    "log": SlidingWindowLog,
+    "quota": Quota,
+}
+NAMES = (*_METERS, *_WINDOWS, "shaper")
+UNSHAPED = "unshaped"
+
+
+class Run(NamedTuple):
+    """What became of the calls."""
+
+    name: str
+    departures_us: list[int]
+    """Of those that left, in order."""
+    waits_us: list[int]
+    """How long they waited, in the same order."""
+    refused: int
+
+    def worst(self, window_us: int) -> int:
+        """The most departures in any window, which begins with one of them and ends before its end."""
+        left, most = self.departures_us, 0
+        first = 0
+        for last, at in enumerate(left):
+            while at - left[first] >= window_us:
+                first += 1
+            most = max(most, last - first + 1)
+        return most
+
+    def wait_us(self, share: float) -> int | None:
+        """The wait that `share` of those that left did not exceed; None if nobody left."""
+        waits = sorted(self.waits_us)
+        return waits[max(0, ceil(share * len(waits)) - 1)] if waits else None
+
+
+class Contender(NamedTuple):
+    """A strategy under the name that it was given."""
+
+    name: str
+    program: Algorithm[Any] | LeakyQueue | None
+    periods_us: tuple[int, ...]
+    """The windows that its limits are told in; none for a calendar's."""
+
+    @classmethod
+    def parse(cls, text: str) -> Contender:
+        """What `gcra:10/s+20` means."""
+        kind, _, limit = text.partition(":")
+        if kind not in NAMES:
+            raise Complaint(f"strategy={text!r} is unknown; write NAME:RATE with one of {', '.join(NAMES)}")
+        try:
+            return cls._made(text, kind, limit)
+        except ConfigError as error:
+            raise error.within(f"strategy {text!r}:") from None
+
+    @classmethod
+    def _made(cls, text: str, kind: str, limit: str) -> Contender:
+        if kind == "quota":
+            return cls(text, Quota(limit), ())
+        told, plus, more = limit.partition("+")
+        burst = _burst(more) if plus else None
+        rates = parse_rates(told)
+        periods = tuple(rate.period_us for rate in rates)
+        if kind == "shaper":
+            shaper = Shaper(told, burst=burst)
+            shaper.close()
+            return cls(text, shaper.core.queue, periods)
+        if len(rates) > 1:
+            raise ConfigError("rate", told, "is several rates", f"give {kind} one; shaper takes several")
+        if kind in _METERS:
+            return cls(text, _METERS[kind](told, burst), periods)
+        if burst is not None:
+            raise ConfigError("burst", burst, f"means nothing to {kind}", "leave the + away")
+        return cls(text, _WINDOWS[kind](told), periods)
+
+    @classmethod
+    def unshaped(cls) -> Contender:
+        """Nobody in the way: every call leaves as it comes."""
+        return cls(UNSHAPED, None, ())
+
+    def run(self, arrivals_us: Sequence[int], max_wait_us: int | None) -> Run:
+        """Let the calls come, on virtual time."""
+        if self.program is None:
+            return Run(self.name, list(arrivals_us), [0] * len(arrivals_us), 0)
+        if isinstance(self.program, LeakyQueue):
+            return self._delay(self.program, arrivals_us, max_wait_us)
+        return self._admit(self.program, arrivals_us)
+
+    def _admit(self, limit: Algorithm[Any], arrivals_us: Sequence[int]) -> Run:
+        state: Any = None
+        admitted = []
+        for now in arrivals_us:
+            after, decision, _, persist = limit.decide(state, now, 1)
+            if persist:
+                state = after
+            if decision.allowed:
+                admitted.append(now)
+        return Run(self.name, admitted, [0] * len(admitted), len(arrivals_us) - len(admitted))
+
+    def _delay(self, queue: LeakyQueue, arrivals_us: Sequence[int], max_wait_us: int | None) -> Run:
+        state: Any = None
+        left, waits = [], []
+        for now in arrivals_us:
+            after, granted, _, persist = queue.reserve(state, now, (1, max_wait_us, 0))
+            if persist:
+                state = after
+            accepted, wait, departs_at, *_ = granted
+            if accepted:
+                left.append(departs_at)
+                waits.append(wait)
+        return Run(self.name, left, waits, len(arrivals_us) - len(left))
+
+
+def _burst(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(MAX_COUNT))):
+        raise ConfigError("burst", text, "is not a whole number", "end with it: gcra:10/s+20")
+    return int(text)
+
 
 _DAY_S = 86_400
 _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, _DAY_S)

@@ -6,15 +6,12 @@ from typing import Any
 
 import click
 
+from shapekit._runtime.sleepers import max_wait_us
 from shapekit.cli.arrivals import Arrivals
-from shapekit.cli.contender import Contender, Run
-from shapekit.cli.output import console, is_plain, json_option, print_json, table
-from shapekit.cli.picture import check_target, save
-from shapekit.cli.race import Race
-from shapekit.cli.sketch import sketch
-from shapekit.cli.words import counted, span_words
+from shapekit.cli.output import console, counted, is_plain, json_option, print_json, span_words, table
+from shapekit.cli.picture import check_target, save, sketch
+from shapekit.cli.race import Contender, Race, Run
 from shapekit.rate import SECOND_US
-from shapekit.waiting import max_wait_us
 
 __all__ = ["simulate"]
 

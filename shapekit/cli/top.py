@@ -1,10 +1,20 @@
-"""`shapekit top`: the keys of a store, as they stand."""
+"""`shapekit top`: the keys of a store, as they stand.
+
+Keyboard: the keys that somebody pressed, without Enter, while something else is going on.
+
+Row: what an operator wants to know of a key, worked out from its state.
+"""
 
 from __future__ import annotations
 
+import os
+import select
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from rich.console import Console, Group
@@ -12,15 +22,171 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from shapekit.cli.keyboard import keyboard
-from shapekit.cli.output import console, json_option, print_json, table
-from shapekit.cli.row import Row, row_of
-from shapekit.cli.stores import store_option
-from shapekit.cli.surveys import Survey, open_survey, place_of
-from shapekit.cli.words import counted
+from shapekit.algorithms.adaptive.queue import AdaptiveQueue
+from shapekit.algorithms.compose import Composite
+from shapekit.algorithms.description import Described
+from shapekit.algorithms.fixed_window import FixedWindow
+from shapekit.algorithms.gcra import Meter
+from shapekit.algorithms.inflight import Concurrency
+from shapekit.algorithms.ledger import Ledger
+from shapekit.algorithms.queue.queue import LeakyQueue
+from shapekit.algorithms.quota.quota import Quota
+from shapekit.algorithms.sliding_log import SlidingWindowLog
+from shapekit.algorithms.sliding_window import SlidingWindow
+from shapekit.algorithms.usage import leaves_of
+from shapekit.cli.output import console, counted, json_option, print_json, table
+from shapekit.cli.stores import Survey, open_survey, place_of, store_option
 from shapekit.errors import StoreUnavailableError
+from shapekit.rate import SECOND_US, seconds_text
+from shapekit.stores.inspect import Sighting
 
-__all__ = ["top"]
+__all__ = ["Row", "Use", "keyboard", "limit_text", "row_of", "top"]
+
+try:
+    import termios
+    import tty
+except ImportError:  # Windows: there Ctrl-C alone is heard
+    termios = tty = None  # type: ignore[assignment]
+
+
+_AT_ONCE = 1_024
+
+
+@contextmanager
+def keyboard() -> Iterator[Callable[[float], str]]:
+    """Gives a function that waits for so many seconds at most, and returns the keys, or an empty text."""
+    if termios is None or tty is None or not sys.stdin.isatty():
+        yield _nobody
+        return
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        yield _pressed
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _pressed(seconds: float) -> str:
+    ready, _, _ = select.select([sys.stdin], [], [], seconds)
+    return os.read(sys.stdin.fileno(), _AT_ONCE).decode(errors="replace") if ready else ""
+
+
+def _nobody(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
+
+
+UNKNOWN = "(unknown: its program has not told its name)"
+
+
+class Use(NamedTuple):
+    """How much of one limit is in use."""
+
+    limit: str
+    used: int
+    most: int
+
+
+class Row(NamedTuple):
+    """A key as it stands; instants are civil, in epoch seconds."""
+
+    key: str
+    limit: str
+    wait: float
+    """Seconds until a call that comes now would leave."""
+    next_at: float
+    """When that is."""
+    held: float
+    """Seconds for which nobody leaves."""
+    held_until: float | None
+    uses: tuple[Use, ...]
+
+    @property
+    def fullest(self) -> float:
+        """The part that is in use of whatever is used most."""
+        return max([use.used / use.most for use in self.uses], default=0.0)
+
+
+def row_of(seen: Sighting) -> Row:
+    """The row of a key that was seen."""
+    wait_us, held_us = 0, 0
+    if isinstance(seen.program, LeakyQueue):
+        wait_us, _ = seen.program.outlook(seen.state, seen.now_us, 1, 1, seen.skew_us)
+        held_us = max(0, seen.program.confirm(seen.state, seen.now_us)[2] - seen.now_us)
+    elif seen.program is not None and not isinstance(seen.program, Concurrency):
+        told = seen.program.forecast(seen.state, seen.now_us, 1, seen.skew_us)
+        wait_us = max(0, told.admits_at_us - seen.now_us)
+    civil_us = seen.now_us + seen.skew_us
+    return Row(
+        seen.shown,
+        UNKNOWN if seen.program is None else limit_text(seen.program) + _found(seen),
+        wait_us / SECOND_US,
+        (civil_us + wait_us) / SECOND_US,
+        held_us / SECOND_US,
+        (civil_us + held_us) / SECOND_US if held_us else None,
+        _uses(seen),
+    )
+
+
+def _found(seen: Sighting) -> str:
+    """The rate that a key has now, where that is found."""
+    if not isinstance(seen.program, AdaptiveQueue):
+        return ""
+    _, _, _, _, *clock = seen.program.confirm(seen.state, seen.now_us)
+    return f", now {seen.program.per_second(clock[1]):.3g}/s" if clock else ""
+
+
+def _uses(seen: Sighting) -> tuple[Use, ...]:
+    """Of all that is limited beside a pace."""
+    if seen.program is None:
+        return ()
+    if isinstance(seen.program, Concurrency):
+        in_flight, _ = seen.program.standing(seen.state, seen.now_us)
+        return (Use(limit_text(seen.program), in_flight, seen.program.limit),)
+    leaves = [
+        (leaf.limit, leaf.peek()) for leaf in leaves_of(seen.program, seen.state, seen.now_us, seen.skew_us)
+    ]
+    return tuple(Use(limit_text(limit), told.current, told.limit) for limit, told in leaves)
+
+
+def limit_text(program: Described) -> str:
+    """A limit in few words.
+
+    >>> from shapekit import GCRA, Quota, all_of
+    >>> limit_text(all_of(fast=GCRA("10/s"), month=Quota("1_000_000/month")))
+    'all_of(gcra 10/s burst 10, quota 1000000/month)'
+    """
+    if isinstance(program, LeakyQueue):
+        return _queue_text(program)
+    if isinstance(program, Concurrency):
+        return f"concurrency {program.limit}"
+    if isinstance(program, Ledger):
+        return limit_text(program.limit)
+    if isinstance(program, Composite):
+        return f"{program.kind}({', '.join(map(limit_text, program.parts))})"
+    if isinstance(program, Quota):
+        return f"quota {program.limit}/{program.per}{' spread' if program.spread else ''}"
+    if isinstance(program, FixedWindow | SlidingWindow | SlidingWindowLog):
+        return f"{program.kind} {program.limit} per {seconds_text(program.window_us)}"
+    assert isinstance(program, Meter)  # noqa: S101 - all that are left
+    return f"{program.kind} {program.rate} burst {program.burst}"
+
+
+def _queue_text(queue: LeakyQueue) -> str:
+    if isinstance(queue, AdaptiveQueue):
+        between = f"adaptive {queue.lowest} to {queue.highest}"
+        return between if queue.burst == 1 else f"{between} burst {queue.burst}"
+    parts = [str(rate) for rate in queue.rates]
+    if queue.burst > 1 and not any(rate.burst for rate in queue.rates):
+        parts[0] += f" burst {queue.burst}"
+    parts += [limit_text(gate) for gate in queue.gates]
+    words = "; ".join(parts) or "no rate"
+    if queue.pace != "smooth":
+        words += f", pace {queue.pace}"
+    if queue.headroom:
+        words += f", headroom {float(queue.headroom):.3g}"
+    return words
+
 
 REFRESH_S = 1.0
 COLUMNS = ("key", "limit", "wait", "next slot", "held until", "used")

@@ -7,33 +7,30 @@ together or not at all.
 
 To write a store, implement the abstract methods. What they promise:
 
-- an operation sees the state that the last one left, and nobody in between;
+- `operation.step(program)` is run: it sees the state that the last one left, and nobody in between. It
+  returns `(state, answer, ttl_us, persist)`, or where the operation `is_read` its answer alone;
 - time comes from the store's clock, read once per call;
 - a state is kept for at least its `ttl_us`, by the highest time the store has seen;
 - a state written by a program with other numbers goes through `adopted` before it is used;
-- `close` makes every later call raise StoreUnavailableError.
+- `close` makes every later call raise StoreUnavailableError, and calls `wake`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
+from weakref import WeakValueDictionary
 
+from shapekit._runtime.drivers import Twin
+from shapekit.algorithms.compose import Composite
+from shapekit.algorithms.operation import Operation
 from shapekit.clock import Clock
+from shapekit.errors import ConfigError
 
-__all__ = ["Store"]
+__all__ = ["Operation", "Store"]
 
 Key: TypeAlias = str | tuple[str, ...]
-Operation: TypeAlias = Literal[
-    "check", "commit", "refund", "debit", "earliest", "peek", "forecast",
-    "reserve", "confirm", "cancel", "settle", "hold", "resume", "look",
-    "enter", "watch", "leave", "keep", "reserve_many", "cancel_many",
-    "throttled", "succeeded", "stated",
-]  # fmt: skip
-
-READS = frozenset(("earliest", "peek", "forecast", "confirm", "look"))
-"""Operations that return their result as it is and leave the state alone."""
 
 
 class Program(Protocol):
@@ -57,6 +54,13 @@ Apply: TypeAlias = Callable[..., Any]
 
 ApplyMany: TypeAlias = Callable[[Sequence[Key], tuple[Any, ...]], list[Any]]
 """The same for several keys at one instant, `apply_many(keys, args)`: an answer for each."""
+
+
+class Waiting(Protocol):
+    """Those who wait for what a store has promised them."""
+
+    def store_closed(self) -> None:
+        """Wake them: the store is closed, and they raise StoreUnavailableError."""
 
 
 class Store(ABC):
@@ -98,6 +102,10 @@ class Store(ABC):
     ) -> Callable[[Sequence[Key], tuple[Any, ...]], Awaitable[list[Any]]]:
         """`bind_many`, awaitable."""
 
+    def twin(self, name: str, program: Program, operation: Operation) -> Twin[Any]:
+        """`bind` and `abind`, for what is written once for threads and event loops."""
+        return Twin(self.bind(name, program, operation), self.abind(name, program, operation))
+
     def shard(self, name: str, program: Program, key: Key) -> Hashable:
         """On which part of the truth a key lies, as far as is known; None for the whole."""
         return None
@@ -120,8 +128,45 @@ class Store(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything; later calls raise StoreUnavailableError."""
+        """Let go of everything, and `wake` whoever waits; later calls raise StoreUnavailableError."""
 
     async def aclose(self) -> None:
         """`close`, awaitable."""
         self.close()
+
+    def _give_back(
+        self,
+        name: str,
+        program: Program,
+        operation: Operation,
+        keys: Sequence[Key],
+        args: tuple[Any, ...],
+        answers: Sequence[Any],
+    ) -> None:
+        """Give back what an operation took for a task that did not stay for the answers."""
+        for key, answer in zip(keys, answers, strict=True):
+            for undo, undo_args in operation.undone(args, answer):
+                self.bind(name, program, undo)(key, *undo_args)
+
+    def wakes(self, waiting: Waiting) -> None:
+        """Who is to be woken when the store is closed, as long as somebody holds on to it."""
+        # Made here, for whoever writes a store need not call this class's `__init__`.
+        vars(self).setdefault("_waiting", WeakValueDictionary())[id(waiting)] = waiting
+
+    def wake(self) -> None:
+        """Wake whoever waits: for `close`, once calls are refused."""
+        for waiting in vars(self).get("_waiting", WeakValueDictionary()).valuerefs():
+            if (one := waiting()) is not None:
+                one.store_closed()
+
+
+def of_two_kinds(name: str, kind: str, program: Program) -> ConfigError:
+    """What is wrong where one name is used for two kinds of program."""
+    return ConfigError(
+        "name", name, f"already holds a {kind}, and this is a {program.kind}", "use another name"
+    )
+
+
+def part_keys(program: Program, keys: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """`(part, key)` of each part of a composite, where each has a key of its own."""
+    return tuple(zip(program.names if isinstance(program, Composite) else (), keys, strict=True))

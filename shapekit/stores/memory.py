@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
-import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from shapekit.algorithms.base import NEVER_US
-from shapekit.algorithms.composite import Composite, adopted
+from shapekit._runtime import forks
+from shapekit.algorithms.base import CHECK, NEVER_US
+from shapekit.algorithms.compose import Composite, adopted
+from shapekit.algorithms.queue.queue import RESERVE
 from shapekit.clock import Clock, SystemClock
 from shapekit.errors import ConfigError, StoreUnavailableError
-from shapekit.stores.base import READS, Apply, ApplyMany, Key, Operation, Program, Store
-from shapekit.stores.records import step_of
+from shapekit.stores.base import Apply, ApplyMany, Key, Operation, Program, Store, of_two_kinds, part_keys
+from shapekit.stores.inspect import check_prefix
 
 __all__ = ["MemoryStore"]
 
@@ -30,6 +30,26 @@ _PAUSE_US = 10_000
 """How long sweeping rests after a batch in which nothing was idle."""
 _LINGER_US = 1_000_000
 """How long an idle key is kept, so that a clock that goes back a little still finds it."""
+
+
+class _Records:
+    """All that one store holds, and the lock on it: what a fork has to do with."""
+
+    __slots__ = ("__weakref__", "clock", "lock", "spaces")
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.lock = threading.Lock()
+        self.spaces: dict[str, tuple[str, _Space]] = {}
+
+    def live(self, prefix: str = "") -> Iterator[tuple[str, _Space, Any]]:
+        check_prefix(prefix)
+        now = self.clock.now_us()
+        for name, (_, space) in self.spaces.items():
+            for record, entry in space.items():
+                shown = f"{name}:{record}" if isinstance(record, str) else f"{name}:{record[0]}:{record[1]}"
+                if entry[1] > now and shown.startswith(prefix):
+                    yield shown, space, record
 
 
 class MemoryStore(Store):
@@ -47,37 +67,34 @@ class MemoryStore(Store):
         if clock is not None and (isinstance(clock, type) or not isinstance(clock, Clock)):
             raise ConfigError("clock", clock, "is not a clock", "pass SystemClock() or ManualClock()")
         self.clock: Clock = SystemClock() if clock is None else clock
-        self._lock = threading.Lock()
-        self._spaces: dict[str, tuple[str, _Space]] = {}
+        self._records = _Records(self.clock)
+        self._lock = self._records.lock
+        self._spaces = self._records.spaces
         self._line: deque[tuple[_Space, Any]] = deque()
         self._sweep_due_us = NEVER_US
         self._swept_us = 0
         self._closed = False
-        _STORES.add(self)
+        _STORES.add(self._records)
 
     def bind(self, name: str, program: Program, operation: Operation) -> Apply:
         run = self._runner(name, program, operation)
         now_us = self.clock.now_us
-        acquire, release = self._lock.acquire, self._lock.release
+        lock = self._lock
 
         def apply(key: Any, *args: Any) -> Any:
-            acquire()
-            try:
+            with lock:
                 return run(key, now_us(), args)
-            finally:
-                release()
 
-        if operation not in ("check", "reserve"):
+        if operation not in (CHECK, RESERVE):
             return apply
         space = self._space(name, program)
-        find, step = space.get, step_of(program, operation)
+        find, step = space.get, operation.step(program)
         civil, wall_us = program.civil, self.clock.wall_us
         ticks, offset_us = self.clock.ticks() if type(self.clock) is SystemClock else (None, 0)
 
         def charge(key: Any, asked: Any) -> Any:
             # `apply`, written out for the path of every admitted call: a live key of this program.
-            acquire()
-            try:
+            with lock:
                 now = now_us() if ticks is None else ticks() // 1_000 + offset_us
                 entry = find(key)
                 if entry is None or entry[2] is not program or now >= self._sweep_due_us:
@@ -89,8 +106,6 @@ class MemoryStore(Store):
                 if persist:
                     space[key] = (state, now + ttl_us, program)
                 return result
-            finally:
-                release()
 
         return charge
 
@@ -126,7 +141,7 @@ class MemoryStore(Store):
         space = self._space(name, program)
         with self._lock:
             self._check_open()
-            for record in _records(program, key) if isinstance(key, tuple) else (key,):
+            for record in part_keys(program, key) if isinstance(key, tuple) else (key,):
                 self._forget(space, record)
 
     async def areset(self, name: str, program: Program, key: Key) -> None:
@@ -135,7 +150,7 @@ class MemoryStore(Store):
     def reset_all(self, prefix: str = "") -> int:
         with self._lock:
             self._check_open()
-            live = list(self._live(prefix))
+            live = list(self._records.live(prefix))
             for _, space, record in live:
                 self._forget(space, record)
             return len(live)
@@ -143,7 +158,7 @@ class MemoryStore(Store):
     def keys(self, prefix: str = "") -> Iterator[str]:
         with self._lock:
             self._check_open()
-            return iter([shown for shown, _, _ in self._live(prefix)])
+            return iter([shown for shown, _, _ in self._records.live(prefix)])
 
     def close(self) -> None:
         with self._lock:
@@ -151,6 +166,7 @@ class MemoryStore(Store):
             for _, space in self._spaces.values():
                 space.clear()
             self._line.clear()
+        self.wake()
 
     def __len__(self) -> int:
         """The keys in memory, idle ones that are not swept yet included."""
@@ -163,11 +179,12 @@ class MemoryStore(Store):
 
     def _runner(self, name: str, program: Program, operation: Operation) -> Callable[..., Any]:
         space = self._space(name, program)
-        step = step_of(program, operation)
-        reads = operation in READS
+        step = operation.step(program)
+        reads = operation.is_read
         civil = program.civil
         wall_us = self.clock.wall_us
         find = space.get
+        parts = program.parts if isinstance(program, Composite) else ()
 
         def run(key: Any, now: int, args: tuple[Any, ...]) -> Any:
             if key.__class__ is tuple:
@@ -186,18 +203,17 @@ class MemoryStore(Store):
             if reads:
                 return outcome
             if outcome[3]:
-                space[key] = (outcome[0], now + outcome[2], program)
                 if entry is None:
+                    # First: where a signal comes in between, what stands in line without a record is dropped.
                     self._line.append((space, key))
-                    self._sweep(now)
-                elif now >= self._sweep_due_us:
+                space[key] = (outcome[0], now + outcome[2], program)
+                if entry is None or now >= self._sweep_due_us:
                     self._sweep(now)
             return outcome[1]
 
         def run_together(keys: tuple[str, ...], now: int, args: tuple[Any, ...]) -> Any:
-            parts = program.parts if isinstance(program, Composite) else ()
             skew = wall_us() - now
-            records = _records(program, keys)
+            records = part_keys(program, keys)
             entries = [find(record) for record in records]
             if None in entries:
                 now = self._miss(now)
@@ -222,9 +238,7 @@ class MemoryStore(Store):
     def _space(self, name: str, program: Program) -> _Space:
         kind, space = self._spaces.setdefault(name, (program.kind, {}))
         if kind != program.kind:
-            raise ConfigError(
-                "name", name, f"already holds a {kind}, and this is a {program.kind}", "use another name"
-            )
+            raise of_two_kinds(name, kind, program)
         return space
 
     def _miss(self, now: int) -> int:
@@ -246,53 +260,32 @@ class MemoryStore(Store):
         line = self._line
         found = False
         for _ in range(min(_BATCH, len(line))):
-            space, record = line.popleft()
-            if space[record][1] + _LINGER_US <= now:
+            space, record = line[0]
+            entry = space.get(record)
+            if entry is None:
+                line.popleft()
+            elif entry[1] + _LINGER_US <= now:
+                if now > self._swept_us:
+                    self._swept_us = now
                 del space[record]
+                line.popleft()
                 found = True
             else:
-                line.append((space, record))
-        if found:
-            self._swept_us = max(self._swept_us, now)
+                line.rotate(-1)
         self._sweep_due_us = now if found else now + _PAUSE_US
 
-    def _live(self, prefix: str) -> Iterator[tuple[str, _Space, Any]]:
-        if not isinstance(prefix, str):
-            raise ConfigError("prefix", prefix, "is not text", 'pass a str such as "api:"')
-        now = self.clock.now_us()
-        for name, (_, space) in self._spaces.items():
-            for record, entry in space.items():
-                shown = f"{name}:{record}" if isinstance(record, str) else f"{name}:{record[0]}:{record[1]}"
-                if entry[1] > now and shown.startswith(prefix):
-                    yield shown, space, record
+
+_STORES: forks.Living[_Records] = forks.Living()
 
 
-def _records(program: Program, keys: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Where the parts of a composite live when each has a key of its own."""
-    names = program.names if isinstance(program, Composite) else ()
-    return tuple(zip(names, keys, strict=True))
-
-
-_STORES: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
-_HELD: list[MemoryStore] = []
-
-
-def _hold_all() -> None:
+def _resting(records: _Records) -> Iterator[None]:
     # A lock held by another thread while we fork would stay locked in the child for ever.
-    for store in list(_STORES):
-        store._lock.acquire()
-        _HELD.append(store)
+    with records.lock:
+        yield
 
 
-def _release_all() -> None:
-    while _HELD:
-        _HELD.pop()._lock.release()
-
-
-def _release_all_in_child() -> None:
-    live = any(next(store._live(""), None) for store in _HELD)
-    _release_all()
-    if live:
+def _warn() -> None:
+    if any(next(records.live(), None) for records in _STORES):
         warnings.warn(
             "forked with live rate-limit keys in a MemoryStore: parent and child now count apart, so the "
             "rate multiplies; share a RedisStore or SQLiteStore, or make the store after the fork",
@@ -301,5 +294,5 @@ def _release_all_in_child() -> None:
         )
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_hold_all, after_in_parent=_release_all, after_in_child=_release_all_in_child)
+forks.resting(lambda: map(_resting, _STORES))
+forks.in_child(_warn)

@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from shapekit.manual_clock import ManualClock
+from shapekit.clock import ManualClock
 from shapekit.stores.base import Store
-from shapekit.testing import contract, crowds, instants
+from shapekit.testing import contract, crowds
+from shapekit.testing import contract as instants
 from shapekit.testing.identity import acheck_identity, check_identity
-from shapekit.testing.trials import GROUPS, changes
+from shapekit.testing.timelines import GROUPS, changes
 
 __all__ = ["StoreConformance"]
 
@@ -157,10 +158,10 @@ class StoreConformance:
     def test_cancelled_callers_give_their_slots_back(self) -> None:
         self._on_a_store_each_loop(crowds.cancelled_callers_give_back)
 
-    def test_threads_are_never_more_than_the_seats(self) -> None:
-        self._on_two(lambda *stores: crowds.threads_share_seats(stores))
+    def test_threads_are_never_more_than_the_permits(self) -> None:
+        self._on_two(lambda *stores: crowds.threads_share_permits(stores))
 
-    def test_cancelled_callers_give_their_seats_back(self) -> None:
+    def test_cancelled_callers_give_their_permits_back(self) -> None:
         self._on_a_store_each_loop(crowds.cancelled_callers_leave)
 
     # the end

@@ -13,14 +13,16 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint
 
-from shapekit.algorithms.concurrency import Concurrency
+from shapekit._runtime.threads import GIVING_BACK, Errand
+from shapekit.algorithms.base import CHECK, PEEK
+from shapekit.algorithms.inflight import ENTER, LEAVE, WATCH, Concurrency
+from shapekit.algorithms.queue.queue import LOOK, RESERVE
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.errors import StoreUnavailableError
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import Operation, Store
-from shapekit.stores.errand import GIVING_BACK, Errand
 from shapekit.testing.contract import ONE, agree, raising
-from shapekit.testing.trials import GROUPS, limited, queue
+from shapekit.testing.timelines import GROUPS, limited, queue
 from shapekit.testing.truth import Truth
 
 THREADS = 8
@@ -67,7 +69,7 @@ def threads_admit_the_limit(stores: Sequence[Store]) -> None:
     """Of more calls than the limit, from 8 threads at once, exactly the limit is admitted; each kind."""
     limit = 40
     for kind, program in limited(limit).items():
-        answers = _from_threads(stores, f"crowd-{kind}", program, "check", lambda: 1)
+        answers = _from_threads(stores, f"crowd-{kind}", program, CHECK, lambda: 1)
         admitted = sum(decision.allowed for decision in answers)
         agree(admitted, limit, f"calls of {THREADS} threads that got through {program!r}")
 
@@ -75,7 +77,7 @@ def threads_admit_the_limit(stores: Sequence[Store]) -> None:
 def threads_share_a_grid(stores: Sequence[Store]) -> None:
     """Reservations of 8 threads stand on one grid: every slot is given out, and none of them twice."""
     program, nonces = queue("10/s"), count(1)
-    grants = _from_threads(stores, "crowd-queue", program, "reserve", lambda: (1, None, next(nonces)))
+    grants = _from_threads(stores, "crowd-queue", program, RESERVE, lambda: (1, None, next(nonces)))
     agree(
         sorted(grant[2] for grant in grants),
         _grid(stores[0], len(grants)),
@@ -102,17 +104,17 @@ def _from_threads(
     return answers
 
 
-def threads_share_seats(stores: Sequence[Store]) -> None:
-    """Of 8 threads no more sit at once than there are seats; and all get one, as others leave."""
-    seats, visits = 3, 4
+def threads_share_permits(stores: Sequence[Store]) -> None:
+    """Of 8 threads no more hold a permit at once than there are; and all get one, as others leave."""
+    permits, visits = 3, 4
     lock, inside, most, order = threading.Lock(), [0], [0], list[int]()
-    program = Concurrency(seats, "1h")
+    program = Concurrency(permits, "1h")
 
     def visit(store: Store, owner: int, number: int) -> None:
-        bound = ("crowd-seats", program)
-        # Nobody here looks at a clock: whoever stands in line asks again until it is told that it sits.
-        place, _ = store.bind(*bound, "enter")("key", owner, number, 1)
-        watch = store.bind(*bound, "watch")
+        bound = ("crowd-permits", program)
+        # Nobody here looks at a clock: whoever stands in line asks again until it is told that it has one.
+        place, _ = store.bind(*bound, ENTER)("key", owner, number, 1)
+        watch = store.bind(*bound, WATCH)
         while place and number not in watch("key", owner)[1:]:
             pass
         with lock:
@@ -121,7 +123,7 @@ def threads_share_seats(stores: Sequence[Store]) -> None:
             order.append(owner)
         with lock:
             inside[0] -= 1
-        store.bind(*bound, "leave")("key", owner, number)
+        store.bind(*bound, LEAVE)("key", owner, number)
 
     def job(owner: int) -> Callable[[], None]:
         store = stores[owner % len(stores)]
@@ -133,12 +135,12 @@ def threads_share_seats(stores: Sequence[Store]) -> None:
         return run
 
     crowd([job(owner) for owner in range(THREADS)])
-    agree(len(order), THREADS * visits, "visits that got a seat")
-    if most[0] > seats:
-        raise AssertionError(f"{most[0]} threads sat on {seats} seats")
+    agree(len(order), THREADS * visits, "visits that got a permit")
+    if most[0] > permits:
+        raise AssertionError(f"{most[0]} threads held {permits} permits")
     for store in stores:
-        state, now, _ = store.bind("crowd-seats", program, "look")("key")
-        agree(program.standing(state, now), (0, 0), "who sits and who waits when all have left")
+        state, now, _ = store.bind("crowd-permits", program, LOOK)("key")
+        agree(program.standing(state, now), (0, 0), "who is in flight and who waits when all have left")
 
 
 def _grid(store: Store, slots: int) -> list[int]:
@@ -149,7 +151,7 @@ def _grid(store: Store, slots: int) -> list[int]:
 def two_see_one_state(one: Store, other: Store) -> None:
     """What one store object charges, the other sees; what one resets is cold for both."""
     for kind, program in limited(3).items():
-        checks = [store.bind(f"both-{kind}", program, "check") for store in (one, other, one, other)]
+        checks = [store.bind(f"both-{kind}", program, CHECK) for store in (one, other, one, other)]
         agree([check("key", 1).allowed for check in checks], [True, True, True, False], f"turns of {kind}")
         other.reset(f"both-{kind}", program, "key")
         agree(checks[0]("key", 1).allowed, True, f"a call of {kind} after a reset by the other store")
@@ -183,15 +185,15 @@ async def amany_agree(store: Store) -> None:
 
 def _asked(kind: str) -> tuple[Operation, tuple[Any, ...]]:
     if kind == "concurrency":
-        return "enter", (1, 77, 1)
-    return ("reserve", ((1, SECOND_US, 77),)) if kind.endswith("_queue") else ("check", (1,))
+        return ENTER, (1, 77, 1)
+    return (RESERVE, ((1, SECOND_US, 77),)) if kind.endswith("_queue") else (CHECK, (1,))
 
 
 def _agree_on(
     truth: Truth,
     store: Store,
     program: Any,
-    operation: str,
+    operation: Operation,
     keys: Sequence[str],
     args: tuple[Any, ...],
     answers: list[Any],
@@ -212,7 +214,7 @@ async def tasks_admit_the_limit(store: Store) -> None:
     """Of more tasks at once than the limit, exactly the limit is admitted; each kind."""
     limit = 20
     for kind, program in limited(limit).items():
-        check = store.abind(f"tasks-{kind}", program, "check")
+        check = store.abind(f"tasks-{kind}", program, CHECK)
         admitted: list[bool] = []
 
         async def call(check: Callable[..., Awaitable[Any]] = check, told: list[bool] = admitted) -> None:
@@ -229,16 +231,16 @@ async def tasks_admit_the_limit(store: Store) -> None:
 async def cancelled_callers_give_back(store: Store) -> None:
     """A caller that is cancelled at once holds nothing: only what was answered stays charged."""
     program = SlidingWindowLog("40/h")
-    check = store.abind("cancelled", program, "check")
+    check = store.abind("cancelled", program, CHECK)
     answered = await _with_every_other_cancelled(lambda: check("key", 1), 20)
-    peek = store.abind("cancelled", program, "peek")
+    peek = store.abind("cancelled", program, PEEK)
     with anyio.move_on_after(_PATIENCE_S):
         while (await peek("key")).current > len(answered):
             await checkpoint()
     agree((await peek("key")).current, len(answered), "units that cancelled checks have left charged")
 
     paced = queue("10/s")
-    reserve = store.abind("cancelled-queue", paced, "reserve")
+    reserve = store.abind("cancelled-queue", paced, RESERVE)
     taken = await _with_every_other_cancelled(lambda: reserve("key", (1, None, 77)), 20)
     while len(taken) < 20:
         taken.append(await reserve("key", (1, None, 77)))
@@ -246,11 +248,11 @@ async def cancelled_callers_give_back(store: Store) -> None:
 
 
 async def cancelled_callers_leave(store: Store) -> None:
-    """A caller that is cancelled at once has neither a seat nor a place: only who was answered has one."""
+    """A caller that is cancelled at once has neither a permit nor a place: only who was answered has one."""
     program, numbers = Concurrency(5, "1h"), count(1)
-    enter = store.abind("cancelled-seats", program, "enter")
+    enter = store.abind("cancelled-permits", program, ENTER)
     answered = await _with_every_other_cancelled(lambda: enter("key", 1, next(numbers), 1), 20)
-    look = store.abind("cancelled-seats", program, "look")
+    look = store.abind("cancelled-permits", program, LOOK)
 
     async def standing() -> tuple[int, int]:
         state, now, _ = await look("key")
@@ -259,8 +261,12 @@ async def cancelled_callers_leave(store: Store) -> None:
     with anyio.move_on_after(_PATIENCE_S):
         while sum(await standing()) > len(answered):
             await checkpoint()
-    sit = min(5, len(answered))
-    agree(await standing(), (sit, len(answered) - sit), "who sits and who waits after cancelled callers")
+    flying = min(5, len(answered))
+    agree(
+        await standing(),
+        (flying, len(answered) - flying),
+        "who is in flight and who waits after cancelled callers",
+    )
 
 
 async def _with_every_other_cancelled(ask: Callable[[], Awaitable[Any]], callers: int) -> list[Any]:
@@ -287,18 +293,19 @@ def _is_errand_under_way() -> bool:
     """Whether a thread still does what was asked by somebody who has gone, or gives it back."""
     if any(thread.name == GIVING_BACK for thread in threading.enumerate()):
         return True
-    work = Errand._work.__code__
-    return any(frame.f_code is work for top in sys._current_frames().values() for frame, _ in walk_stack(top))
+    work = Errand.work.__code__
+    frames = sys._current_frames()  # noqa: SLF001 - documented, whatever its name
+    return any(frame.f_code is work for top in frames.values() for frame, _ in walk_stack(top))
 
 
 async def aclosed_is_closed(store: Store) -> None:
     """After `aclose` every awaited call raises StoreUnavailableError."""
-    check = store.abind("aend", ONE, "check")
+    check = store.abind("aend", ONE, CHECK)
     await check("key", 1)
     await store.aclose()
     with raising(StoreUnavailableError, "a check after aclose"):
         await check("key", 1)
     with raising(StoreUnavailableError, "a check of many keys after aclose"):
-        await store.abind_many("aend", ONE, "check")(["key"], (1,))
+        await store.abind_many("aend", ONE, CHECK)(["key"], (1,))
     with raising(StoreUnavailableError, "a reset after aclose"):
         await store.areset("aend", ONE, "key")

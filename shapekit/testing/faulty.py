@@ -20,7 +20,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
-from shapekit.alarm import AsyncAlarm
+from shapekit._runtime.event import AsyncAlarm
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, duration_us
 from shapekit.stores.base import Apply, ApplyMany, Key, Operation, Program, Store
@@ -107,11 +107,13 @@ class FaultyStore(Store):
         """Close `inner`; slow calls that are under way go on at once."""
         self._wake()
         self.inner.close()
+        self.wake()
 
     async def aclose(self) -> None:
         """`close`, awaitable."""
         self._wake()
         await self.inner.aclose()
+        self.wake()
 
     def __repr__(self) -> str:
         return f"FaultyStore({self.inner!r})"

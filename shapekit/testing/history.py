@@ -5,13 +5,13 @@ limiter alike: ours, another's, or the two of a program and its proxy. Both rais
 an AssertionError, and both are exact: instants are rounded to the microsecond, in which every clock of
 shapekit counts, and all else is integers and fractions.
 
-    >>> from shapekit import GCRA, Gate
+    >>> from shapekit import GCRA, Shaper
     >>> from shapekit.testing import ManualClock
     >>> clock = ManualClock(autojump=True)
-    >>> gate = Gate(GCRA("10/s", burst=2), clock=clock)
+    >>> shaper = Shaper(gates=(GCRA("10/s", burst=2),), clock=clock)
     >>> departures = []
     >>> for _ in range(5):
-    ...     turn = gate.schedule()
+    ...     turn = shaper.schedule()
     ...     departures.append(clock.now())
     >>> departures
     [0.0, 0.0, 0.1, 0.2, 0.3]
@@ -69,7 +69,7 @@ def check_pace(
     ends first is reported, from the call that shows it best.
 
     Nothing is forgiven unless `tolerance` says how far a difference of two recorded instants may be
-    off: `"1us"` for turns of a queue, which lie between two microseconds where T is not a whole number
+    off: `"1us"` for slots of a queue, which lie between two microseconds where T is not a whole number
     of them (a third of a second is not); more for a clock that is read some time after the departure.
 
         >>> check_pace([0, 0, (0.3, 3)], "10/s", burst=2)

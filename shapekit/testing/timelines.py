@@ -5,45 +5,356 @@ of a failing timeline until nothing more can be: what is left shows the fault.
 
 Histories are lawful: the clock goes back by at most a second below the highest time seen, because
 beyond that a store may have dropped what it then would need.
+
+Trials: the programs that a store is tried with, small enough that a few calls exhaust each.
 """
 
 from __future__ import annotations
 
 import random
 from bisect import bisect_right
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, NamedTuple
 
-from shapekit.algorithms.tempo import FULL, LEAST
-from shapekit.rate import SECOND_US
-from shapekit.stores.base import Key
-from shapekit.testing.trials import Trial
+from shapekit.algorithms.adaptive.aimd import FULL, LEAST
+from shapekit.algorithms.adaptive.queue import STATED, SUCCEEDED, THROTTLED, AdaptiveQueue
+from shapekit.algorithms.base import CHECK, DEBIT, FORECAST, PEEK, REFUND, Algorithm
+from shapekit.algorithms.compose import Composite, all_of, any_of, first_of
+from shapekit.algorithms.fixed_window import FixedWindow
+from shapekit.algorithms.gcra import GCRA, Meter
+from shapekit.algorithms.inflight import ENTER, KEEP, LEAVE, WATCH, Concurrency
+from shapekit.algorithms.leaky_bucket import LeakyBucket
+from shapekit.algorithms.ledger import ledgered
+from shapekit.algorithms.queue.queue import (
+    CANCEL,
+    CANCEL_MANY,
+    CONFIRM,
+    HOLD,
+    LOOK,
+    RESERVE,
+    RESERVE_MANY,
+    RESUME,
+    SETTLE,
+    LeakyQueue,
+)
+from shapekit.algorithms.quota.counters import PeriodCounter
+from shapekit.algorithms.quota.quota import Quota
+from shapekit.algorithms.quota.spread import SpreadCounter
+from shapekit.algorithms.sliding_log import SlidingWindowLog
+from shapekit.algorithms.sliding_window import SlidingWindow
+from shapekit.algorithms.token_bucket import TokenBucket
+from shapekit.rate import SECOND_US, Rate, RateLike, parse_rates
+from shapekit.stores.base import Key, Operation
 from shapekit.testing.truth import LINGER_US
 
 _DAY_US = 86_400 * SECOND_US
+
+
+class Trial(NamedTuple):
+    """A program, and the span of time on which it changes: what its timelines move in."""
+
+    program: Any
+    scale_us: int
+    apart: bool = False
+    """Whether each part of the composite gets a key of its own."""
+
+    @property
+    def is_queue(self) -> bool:
+        """Whether it delays."""
+        return isinstance(self.program, LeakyQueue)
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether its rate is found."""
+        return isinstance(self.program, AdaptiveQueue)
+
+    @property
+    def is_room(self) -> bool:
+        """Whether it counts calls in flight."""
+        return isinstance(self.program, Concurrency)
+
+
+ODD_RATES = (
+    (Rate.of(7, SECOND_US), 3),
+    (Rate.of(3, 10 * SECOND_US), 3),
+    (Rate.of(10, SECOND_US), 1),
+    (Rate.of(62, SECOND_US), 62),
+    (Rate.of(1, 999_983), 2),
+    (Rate.of(5, 3), 4),
+    (Rate.of(1_000_000_007, 86_399_999_983), 1_000_000_007),
+    (Rate.of(1_000_003, 3_600_000_001), 5),
+)
+"""With the burst that a meter of this rate gets."""
+
+
+def meters(kind: Callable[[RateLike, int], Meter]) -> list[Trial]:
+    """A meter of each odd rate."""
+    return [_measured(kind(rate, burst)) for rate, burst in ODD_RATES]
+
+
+def windows(kind: Callable[[int, timedelta], Any]) -> list[Trial]:
+    """A window of each kind of length, whole and odd."""
+    sizes = ((5, SECOND_US), (3, 10 * SECOND_US), (7, 999_983), (2, 60 * SECOND_US), (9, 13))
+    return [_measured(kind(limit, timedelta(microseconds=span))) for limit, span in sizes]
+
+
+def sliding_windows() -> list[Trial]:
+    """Rings of several sizes, with the oldest weighed and whole."""
+    return [
+        *windows(SlidingWindow),
+        _measured(SlidingWindow("6/s", buckets=1)),
+        _measured(SlidingWindow("6/s", buckets=3, conservative=True)),
+        _measured(SlidingWindow(1_000, timedelta(microseconds=999_983), buckets=7)),
+    ]
+
+
+def logs() -> list[Trial]:
+    """Logs, one of them long enough to be kept in two halves."""
+    return [*windows(SlidingWindowLog), _measured(SlidingWindowLog("200/s"))]
+
+
+def quotas() -> list[Trial]:
+    """A quota of each cadence."""
+    return [
+        _measured(quota)
+        for quota in (
+            Quota("5/month"),
+            Quota("4/month", anchor_day=31, offset_minutes=-330),
+            Quota("3/month", tz="America/New_York", anchor_day=15),
+            Quota("5/week"),
+            Quota("4/week", week_start="sunday", tz="Europe/Berlin"),
+            Quota("5/day"),
+            Quota("4/day", tz="Europe/Berlin"),
+            Quota("3/day", tz="Australia/Lord_Howe"),
+            Quota("4/day", offset_minutes=840),
+            Quota("5/fixed:30d"),
+            Quota("3/fixed:999983us", offset_minutes=7),
+            Quota("4/rolling:10s"),
+            Quota("1001/rolling:1h"),
+            Quota("5/day", spread=True),
+            Quota("4/month", tz="America/New_York", anchor_day=31, spread=True),
+            Quota("9/fixed:999983us", offset_minutes=7, spread=True),
+            Quota("100_000_000_000/fixed:71d", spread=True),
+        )
+    ]
+
+
+def composites(combine: Callable[..., Composite]) -> list[Trial]:
+    """Composites of each kind of part, flat and nested; with one key, and with a key for each part."""
+    whole = (
+        combine(a=GCRA("7/s", 3), b=FixedWindow("5/s")),
+        combine(a=SlidingWindow("5/s"), b=SlidingWindowLog("4/s"), c=LeakyBucket("3/s", 6)),
+        combine(a=Quota("5/day", tz="Europe/Berlin"), b=TokenBucket("2/min", 3)),
+        combine(a=any_of(x=GCRA("3/s", 2), y=FixedWindow("2/s")), b=GCRA("5/s", 4)),
+        combine(a=Quota("7/day", tz="Europe/Berlin", spread=True), b=GCRA("5/s", 2)),
+        combine(a=all_of(x=GCRA("3/s", 4), y=Quota("9/day")), b=first_of(p=GCRA("1/s", 1), q=GCRA("2/s", 3))),
+    )
+    flat = [_measured(program) for program in whole]
+    return [*flat, *(trial._replace(apart=True) for trial in flat)]
+
+
+def ledgers() -> list[Trial]:
+    """Limits as a gate keeps them, each of whose charges has a name; flat and with keys for their parts."""
+    alone: tuple[Algorithm[Any], ...] = (
+        GCRA("7/s", 3),
+        GCRA(Rate.of(5, 3), 4),
+        FixedWindow("5/s"),
+        SlidingWindow("6/s", buckets=3),
+        SlidingWindowLog("5/s"),
+        Quota("4/day", tz="Europe/Berlin"),
+        Quota("5/day", spread=True),
+        Quota("4/rolling:10s"),
+    )
+    together = (
+        all_of(a=GCRA("7/s", 3), b=FixedWindow("5/s")),
+        any_of(a=SlidingWindow("5/s"), b=all_of(x=GCRA("3/s", 4), y=Quota("9/day"))),
+        first_of(a=FixedWindow("2/s"), b=SlidingWindowLog("4/s"), c=LeakyBucket("3/s", 6)),
+    )
+    flat = [Trial(ledgered(limit), _scale_us(limit)) for limit in (*alone, *together)]
+    return [*flat, *(trial._replace(apart=True) for trial in flat[len(alone) :])]
+
+
+def queues() -> list[Trial]:
+    """Queues: plain, with a burst, of several rates, as fast as the windows allow, under gates."""
+    return [
+        _queue("10/s"),
+        _queue("7/s"),
+        _queue("3 per 10 s"),
+        _queue("10/s burst 4"),
+        _queue(Rate.of(1_000_003, 3_600_000_001), burst=3),
+        _queue("10/s; 15/min"),
+        _queue("5/s burst 2; 8 per 10 s; 20/min burst 9"),
+        _queue("4/s", pace="burst"),
+        _queue("4/s; 9 per 10 s", pace="burst"),
+        _queue("10/s", headroom=0.02),
+        _queue("5/s", gates=(GCRA("3/s", 2), FixedWindow("4/s"))),
+        _queue("5/s", gates=(Quota("6/day", tz="Europe/Berlin"), SlidingWindow("5/s", buckets=4))),
+        _queue("5/s", gates=(any_of(a=GCRA("1/s", 2), b=SlidingWindowLog("3/s")),)),
+        _queue(None, gates=(GCRA("3/s", 2), Quota("9/rolling:10s"))),
+        _queue("5/s", gates=(Quota("20/fixed:10s", spread=True),)),
+        _queue(None, gates=(Quota("6/day", tz="Europe/Berlin", spread=True), SlidingWindowLog("3/s"))),
+    ]
+
+
+def rooms() -> list[Trial]:
+    """Rooms with a permit, with some, and with more than ever are asked for; short leases and long ones."""
+    return [
+        _room(Concurrency(limit, lease)) for limit, lease in ((1, "1s"), (2, "10s"), (3, "1m"), (50, "1h"))
+    ]
+
+
+def adaptive_queues() -> list[Trial]:
+    """Queues whose rate is found: between close bounds and far ones, with odd numbers, with a burst."""
+    return [
+        _adaptive("1/s", "50/s"),
+        _adaptive("2/s", "3/s", 4),
+        _adaptive(Rate.of(3, 7_000_003), Rate.of(1_000_003, 3_600_000_001)),
+        _adaptive(Rate.of(1, 3_600 * SECOND_US), "100/s", 3)._replace(scale_us=1_300 * SECOND_US),
+    ]
+
+
+GROUPS: dict[str, Callable[[], list[Trial]]] = {
+    "gcra": lambda: meters(GCRA),
+    "token_bucket": lambda: meters(TokenBucket),
+    "leaky_bucket": lambda: meters(LeakyBucket),
+    "fixed_window": lambda: windows(FixedWindow),
+    "sliding_window": sliding_windows,
+    "sliding_log": logs,
+    "quota": quotas,
+    "all_of": lambda: composites(all_of),
+    "any_of": lambda: composites(any_of),
+    "first_of": lambda: composites(first_of),
+    "ledger": ledgers,
+    "leaky_queue": queues,
+    "adaptive_queue": adaptive_queues,
+    "concurrency": rooms,
+}
+"""The trials of each algorithm, by its kind."""
+
+
+def changes() -> list[tuple[Trial, Trial]]:
+    """Pairs of one kind with other numbers: the second finds what the first has left."""
+    before_and_after: list[tuple[Algorithm[Any], Algorithm[Any]]] = [
+        (GCRA("7/s", 3), GCRA("3 per 10 s", 5)),
+        (GCRA("10/s", 6), GCRA("10/s", 2)),
+        (TokenBucket("5/s", 5), TokenBucket("1000003/h", 4)),
+        (LeakyBucket("5/s", 5), LeakyBucket("7/s", 3)),
+        (FixedWindow("5/s"), FixedWindow("4 per 3 s")),
+        (SlidingWindow("5/s"), SlidingWindow("8/s", buckets=3, conservative=True)),
+        (SlidingWindowLog("5/s"), SlidingWindowLog("3 per 2 s")),
+        (Quota("5/day"), Quota("7/month")),
+        (Quota("6/month"), Quota("4/day", tz="Europe/Berlin")),
+        (Quota("5/rolling:10s"), Quota("4/rolling:15s")),
+        (Quota("5/day"), Quota("9/day", spread=True)),
+        (Quota("5/day", spread=True), Quota("5/day")),
+        (Quota("5/day", spread=True), Quota("9/day", spread=True)),
+        (Quota("9/month", spread=True), Quota("7/day", tz="Europe/Berlin", spread=True)),
+        (all_of(a=GCRA("7/s", 3), b=FixedWindow("5/s")), all_of(b=FixedWindow("4/s"), a=GCRA("3/s", 2))),
+        (any_of(a=GCRA("7/s", 3), b=FixedWindow("5/s")), any_of(b=FixedWindow("5/s"), c=GCRA("3/s", 2))),
+        (first_of(a=GCRA("7/s", 3), b=Quota("5/day")), first_of(a=GCRA("9/s", 2), b=Quota("4/day"))),
+    ]
+    named = [before_and_after[place] for place in (0, 4, 5, 6, 7, 14)]
+    named.append((FixedWindow("5/s"), FixedWindow("4/s")))
+    pairs = [(_measured(before), _measured(after)) for before, after in before_and_after]
+    apart = [
+        (before._replace(apart=True), after._replace(apart=True))
+        for before, after in pairs
+        if isinstance(before.program, Composite) and before.program.names == after.program.names
+    ]
+    return [
+        *pairs,
+        *apart,
+        *((Trial(ledgered(old), _scale_us(old)), Trial(ledgered(new), _scale_us(new))) for old, new in named),
+        (_queue("7/s"), _queue("3/s burst 2")),
+        (_adaptive("1/s", "50/s"), _adaptive("2/s", Rate.of(62, 999_983), 3)),
+        (_queue("10/s; 15/min"), _queue("8/s; 12/min; 30/h")),
+        (_queue("5/s", gates=(GCRA("3/s", 2),)), _queue("5/s", gates=(GCRA("2/s", 4), Quota("9/day")))),
+        (_room(Concurrency(3, "10s")), _room(Concurrency(2, "4s"))),
+        (_room(Concurrency(1, "2s")), _room(Concurrency(4, "30s"))),
+    ]
+
+
+def limited(units: int) -> dict[str, Any]:
+    """A strategy of each kind of which a cold key admits exactly `units` at one instant."""
+    return {
+        "gcra": GCRA("7/s", units),
+        "token_bucket": TokenBucket("7/s", units),
+        "leaky_bucket": LeakyBucket("7/s", units),
+        "fixed_window": FixedWindow(units, "1m"),
+        "sliding_window": SlidingWindow(units, "1m"),
+        "sliding_log": SlidingWindowLog(units, "1m"),
+        "quota": Quota(units, "day"),
+        "all_of": all_of(a=GCRA("7/s", units), b=FixedWindow(units + 1, "1m")),
+        "any_of": any_of(a=GCRA("7/s", units), b=FixedWindow(units - 1, "1m")),
+        "first_of": first_of(a=GCRA("7/s", units // 2), b=FixedWindow(units - units // 2, "1m")),
+    }
+
+
+def queue(
+    rate: RateLike | None,
+    *,
+    burst: int | None = None,
+    pace: str = "smooth",
+    gates: tuple[Algorithm[Any], ...] = (),
+    headroom: float = 0.0,
+) -> LeakyQueue:
+    """The queue that a shaper with these arguments has."""
+    return LeakyQueue(() if rate is None else parse_rates(rate), burst, pace, gates, headroom)
+
+
+def _queue(rate: RateLike | None, **rest: Any) -> Trial:
+    return Trial(queue(rate, **rest), SECOND_US)
+
+
+def _room(program: Concurrency) -> Trial:
+    return Trial(program, program.lease_us)
+
+
+def _adaptive(lowest: RateLike, highest: RateLike, burst: int | None = None) -> Trial:
+    return Trial(AdaptiveQueue(Rate.parse(lowest), Rate.parse(highest), burst), 10 * SECOND_US)
+
+
+def _measured(program: Algorithm[Any]) -> Trial:
+    return Trial(program, _scale_us(program))
+
+
+def _scale_us(program: Algorithm[Any]) -> int:
+    if isinstance(program, Meter):
+        return max(1, program.burst * program.rate.period_us // program.rate.limit)
+    if isinstance(program, Composite):
+        return max(_scale_us(part) for part in program.parts if not isinstance(part, Quota))
+    if isinstance(program, Quota):
+        return _scale_us(program.counter)
+    if isinstance(program, (PeriodCounter, SpreadCounter)):
+        start, end = program.periods.bounds(_DAY_US)
+        return end - start
+    if isinstance(program, (FixedWindow, SlidingWindow, SlidingWindowLog)):
+        return program.window_us
+    raise TypeError(f"no scale is known for {program!r}")
+
+
 NO_EDGE = 2
 
-GATE_OPERATIONS = (
-    *("check",) * 9, *("commit",) * 3, *("refund",) * 4, *("debit",) * 2,
-    "peek", "forecast", "earliest",
-)  # fmt: skip
+GATE_OPERATIONS = (*(CHECK,) * 9, *(REFUND,) * 4, *(DEBIT,) * 2, PEEK, FORECAST)
 QUEUE_OPERATIONS = (
-    *("reserve",) * 9, *("cancel",) * 4, *("confirm",) * 2, *("settle",) * 2,
-    *("hold",) * 2, "resume", "look", *("reserve_many",) * 2, *("cancel_many",) * 2,
+    *(RESERVE,) * 9, *(CANCEL,) * 4, *(CONFIRM,) * 2, *(SETTLE,) * 2,
+    *(HOLD,) * 2, RESUME, LOOK, *(RESERVE_MANY,) * 2, *(CANCEL_MANY,) * 2,
 )  # fmt: skip
 ADAPTIVE_OPERATIONS = (
-    *("reserve",) * 9, *("cancel",) * 2, *("settle",) * 2, *("throttled",) * 3, *("succeeded",) * 6,
-    "confirm", *("stated",) * 3, "hold", "resume", "look",
+    *(RESERVE,) * 9, *(CANCEL,) * 2, *(SETTLE,) * 2, *(THROTTLED,) * 3, *(SUCCEEDED,) * 6,
+    CONFIRM, *(STATED,) * 3, HOLD, RESUME, LOOK,
 )  # fmt: skip
-ROOM_OPERATIONS = (*("enter",) * 9, *("leave",) * 5, *("watch",) * 3, *("keep",) * 3, "look")
+ROOM_OPERATIONS = (*(ENTER,) * 9, *(LEAVE,) * 5, *(WATCH,) * 3, *(KEEP,) * 3, LOOK)
 
 
 class Step(NamedTuple):
     """An operation, and how time moves before it."""
 
     number: int
-    operation: str
+    operation: Operation | None
+    """None: the key is made cold."""
     key: int
     args: tuple[Any, ...] = ()
     of: int = -1
@@ -82,16 +393,16 @@ def generated(seed: str, trials: tuple[Trial, ...], length: int) -> Timeline:
 def _step(rng: random.Random, trials: tuple[Trial, ...], number: int) -> Step:
     program = rng.randrange(len(trials)) if number > 2 else 0
     trial = trials[program]
-    operation = rng.choice(_operations(trial))
+    operation: Operation | None = rng.choice(_operations(trial))
     of = -1
-    of_another = ("refund", "cancel", "cancel_many", "settle")
-    if operation in of_another or (operation == "debit" and rng.random() < 0.5):
+    of_another = (REFUND, CANCEL, CANCEL_MANY, SETTLE)
+    if operation in of_another or (operation is DEBIT and rng.random() < 0.5):
         if number == 0:
-            operation = "reserve" if trial.is_queue else "check"
+            operation = RESERVE if trial.is_queue else CHECK
         else:
             of = rng.choice((number - 1, rng.randrange(number)))
     if rng.random() < 0.02:
-        operation, of = "reset", -1
+        operation, of = None, -1
     edge = rng.randint(-1, 1) if rng.random() < 0.1 else NO_EDGE
     ahead_us = 0
     if trial.program.civil and rng.random() < 0.15:
@@ -101,7 +412,7 @@ def _step(rng: random.Random, trials: tuple[Trial, ...], number: int) -> Step:
     return Step(number, operation, key, args, of, _move_us(rng, trial.scale_us), edge, ahead_us, program)
 
 
-def _operations(trial: Trial) -> tuple[str, ...]:
+def _operations(trial: Trial) -> tuple[Operation, ...]:
     if trial.is_room:
         return ROOM_OPERATIONS
     if trial.is_adaptive:
@@ -109,20 +420,19 @@ def _operations(trial: Trial) -> tuple[str, ...]:
     return QUEUE_OPERATIONS if trial.is_queue else GATE_OPERATIONS
 
 
-def _of_room(rng: random.Random, trial: Trial, operation: str) -> tuple[Any, ...]:
+def _of_room(rng: random.Random, trial: Trial, operation: Operation | None) -> tuple[Any, ...]:
     """Few owners with few numbers, so that they meet; now and then the largest there can be."""
     owner = rng.choice((1, 2, 3, 2**53 - 1))
     number = rng.choice((*range(1, 7), 2**53 - 1))
-    match operation:
-        case "enter":
-            return (owner, number, rng.choice((0, 1, 1)))
-        case "leave":
-            return (owner, number)
-        case "keep":
-            numbers = tuple(rng.sample(range(1, 7), rng.randint(0, 4)))
-            return (owner, rng.choice((0, 3, 6)), numbers)
-        case "watch":
-            return (owner,)
+    if operation is ENTER:
+        return (owner, number, rng.choice((0, 1, 1)))
+    if operation is LEAVE:
+        return (owner, number)
+    if operation is KEEP:
+        numbers = tuple(rng.sample(range(1, 7), rng.randint(0, 4)))
+        return (owner, rng.choice((0, 3, 6)), numbers)
+    if operation is WATCH:
+        return (owner,)
     return ()
 
 
@@ -140,44 +450,40 @@ def _move_us(rng: random.Random, scale_us: int) -> int:
     return 4 * scale_us + rng.randint(1, 4 * SECOND_US)
 
 
-def _arguments(rng: random.Random, trial: Trial, operation: str) -> tuple[Any, ...]:
+def _arguments(rng: random.Random, trial: Trial, operation: Operation | None) -> tuple[Any, ...]:
     most = min(trial.program.max_cost, 6 if trial.is_queue else trial.program.max_cost)
     cost = 1 if rng.random() < 0.6 else rng.randint(1, most)
     wait = rng.choice((None, None, 0, rng.randint(0, 2 * trial.scale_us)))
-    match operation:
-        case "check" | "forecast" | "earliest":
-            return (cost,)
-        case "commit":
-            return (cost, wait)
-        case "refund":
-            return (cost,)
-        case "debit":
-            return (rng.randint(1, 2 * most),)
-        case "reserve":
-            return ((cost, wait, rng.getrandbits(51)),)
-        case "reserve_many":
-            asked = tuple((cost, wait, rng.getrandbits(51)) for _ in range(rng.randrange(3)))
-            span = max(0, rng.randint(0, 20) * trial.scale_us // 10 - rng.randint(0, 1))
-            return asked, (rng.randrange(6), span, rng.getrandbits(51))
-        case "settle":
-            return (rng.randint(0, 2 * most), rng.getrandbits(51))
-        case "hold":
-            return (rng.randint(1, 2 * trial.scale_us), rng.getrandbits(51))
-        case "resume":
-            return (rng.choice((0, 250_000)),)
+    if operation in (CHECK, FORECAST):
+        return (cost,)
+    if operation is REFUND:
+        return (cost,)
+    if operation is DEBIT:
+        return (rng.randint(1, 2 * most),)
+    if operation is RESERVE:
+        return ((cost, wait, rng.getrandbits(51)),)
+    if operation is RESERVE_MANY:
+        asked = tuple((cost, wait, rng.getrandbits(51)) for _ in range(rng.randrange(3)))
+        span = max(0, rng.randint(0, 20) * trial.scale_us // 10 - rng.randint(0, 1))
+        return asked, (rng.randrange(6), span, rng.getrandbits(51))
+    if operation is SETTLE:
+        return (rng.randint(0, 2 * most), rng.getrandbits(51))
+    if operation is HOLD:
+        return (rng.randint(1, 2 * trial.scale_us), rng.getrandbits(51))
+    if operation is RESUME:
+        return (rng.choice((0, 250_000)),)
     return _of_adaptive(rng, trial, operation)
 
 
-def _of_adaptive(rng: random.Random, trial: Trial, operation: str) -> tuple[Any, ...]:
+def _of_adaptive(rng: random.Random, trial: Trial, operation: Operation | None) -> tuple[Any, ...]:
     """What became of calls: most of them left lately, some long ago."""
     age = rng.choice((0, rng.randint(0, SECOND_US), rng.randint(0, 3 * trial.scale_us)))
-    match operation:
-        case "throttled":
-            return (age, rng.choice((0, rng.randint(1, trial.scale_us))), rng.getrandbits(51))
-        case "succeeded":
-            return (rng.choice((0, 1, rng.randint(0, 100))), age, rng.getrandbits(51))
-        case "stated":
-            return (rng.choice((LEAST, FULL, rng.randint(LEAST, FULL))), age, rng.getrandbits(51))
+    if operation is THROTTLED:
+        return (age, rng.choice((0, rng.randint(1, trial.scale_us))), rng.getrandbits(51))
+    if operation is SUCCEEDED:
+        return (rng.choice((0, 1, rng.randint(0, 100))), age, rng.getrandbits(51))
+    if operation is STATED:
+        return (rng.choice((LEAST, FULL, rng.randint(LEAST, FULL))), age, rng.getrandbits(51))
     return ()
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias
 
-from shapekit.algorithms.composite import Composite, adopted
+from shapekit.algorithms.compose import Composite, adopted
 from shapekit.rate import SECOND_US
-from shapekit.stores.base import READS, Key
+from shapekit.stores.base import Key, Operation
 
 LINGER_US = SECOND_US
 """How far the clock may go back without anything being lost."""
@@ -39,7 +39,13 @@ class Truth:
         self._held: dict[Record, tuple[Held, ...]] = {}
 
     def hear(
-        self, program: Any, operation: str, key: Key, args: tuple[Any, ...], at: tuple[int, int], answer: Any
+        self,
+        program: Any,
+        operation: Operation,
+        key: Key,
+        args: tuple[Any, ...],
+        at: tuple[int, int],
+        answer: Any,
     ) -> tuple[Any, ...]:
         """Take an answer, given at `(now, skew)`, for a fact; if it cannot be one, what could have been."""
         self.highest_us = max(self.highest_us, at[0])
@@ -81,18 +87,18 @@ def records_of(program: Any, key: Key) -> tuple[Record, ...]:
 
 def _played(
     program: Any,
-    operation: str,
+    operation: Operation,
     key: Key,
     args: tuple[Any, ...],
     at: tuple[int, int],
     before: tuple[Held, ...],
 ) -> tuple[Any, tuple[Held, ...]]:
     now, skew = at
-    step = getattr(program, operation)
+    step = operation.step(program)
     if isinstance(key, str):
         [held] = before
         outcome = step(adopted(program, held.state, held.writer, now, skew), now, *args, skew=skew)
-        if operation in READS:
+        if operation.is_read:
             return outcome, before
         state, told, ttl_us, persist = outcome
         return told, (Held(state, now + ttl_us, program),) if persist else before
@@ -101,7 +107,7 @@ def _played(
         adopted(part, held.state, held.writer, now, skew) for part, held in zip(parts, before, strict=True)
     )
     outcome = step(states, now, *args, skew=skew)
-    if operation in READS:
+    if operation.is_read:
         return outcome, before
     after, told, _, persist = outcome
     if not persist:

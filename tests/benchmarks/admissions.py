@@ -1,4 +1,4 @@
-"""What a whole call costs: admitted, made, and given back, with seats and with tokens."""
+"""What a whole call costs: admitted, made, and given back, with permits and with tokens."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .tables import Column, Effort, Goal, Group, Line, Table
 
 NAME = "admissions"
 FAR = 1_000_000_000
-SEATS = 100
+PERMITS = 100
 METHOD = f"""
-`with policy.admit():` around nothing, where the turn has come: with a rate, with one of {SEATS} seats
-(`concurrency=`; the turn is asked for there, too, because a server may have had the key held), and with
+`with policy.admit():` around nothing, where the slot has come: with a rate, with one of {PERMITS} permits
+(`concurrency=`; the slot is asked for there, too, because a server may have had the key held), and with
 both; and `LLMBudget.admit` of a call of 500 tokens that is settled with 300. The floor is a semaphore of
 threads, which knows one process and no crash. In one process it is processor time of the calling thread;
 on Redis it is wall time, with the scripts that were called for each.
 """
 TAKEN = "a call"
 TRIPS = "trips a call"
-RATE, IN_FLIGHT, BOTH, TOKENS = "a rate", "seats", "a rate and seats", "LLMBudget, settled"
+RATE, IN_FLIGHT, BOTH, TOKENS = "a rate", "permits", "a rate and permits", "LLMBudget, settled"
 
 
 def calls(store: Store | None = None) -> dict[str, Callable[[], Any]]:
@@ -36,8 +36,8 @@ def calls(store: Store | None = None) -> dict[str, Callable[[], Any]]:
     rate = f"{FAR}/s burst {FAR}"
     policies = {
         RATE: Policy(rate, name="rate", store=store),
-        IN_FLIGHT: Policy(concurrency=SEATS, name="seats", store=store),
-        BOTH: Policy(rate, concurrency=SEATS, name="both", store=store),
+        IN_FLIGHT: Policy(concurrency=PERMITS, name="permits", store=store),
+        BOTH: Policy(rate, concurrency=PERMITS, name="both", store=store),
     }
     budget = LLMBudget(
         requests=f"{FAR}/s burst {FAR}", tokens=f"{FAR}/s", estimate=500, name="llm", store=store
@@ -62,10 +62,10 @@ def subjects() -> list[Subject]:
 
     @contextmanager
     def semaphore() -> Iterator[dict[str, Any]]:
-        seats = threading.BoundedSemaphore(SEATS)
+        permits = threading.BoundedSemaphore(PERMITS)
 
         def one() -> bool:
-            with seats:
+            with permits:
                 return True
 
         yield {"one": one}
@@ -128,4 +128,4 @@ def measure(effort: Effort) -> Group:
         for name in (IN_FLIGHT, BOTH, TOKENS):
             ratio = table.ratio(table.line("shapekit", name), column)
             goals.append(Goal(f"{table.title[13:]}: {name} / {RATE}", ratio or 0.0))
-    return Group(NAME, "Seats and tokens", METHOD, [alone, together], goals)
+    return Group(NAME, "Permits and tokens", METHOD, [alone, together], goals)

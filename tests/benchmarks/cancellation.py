@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from shapekit import GCRA, ManualClock, Quota, Shaper
+
 from ..redis_server import RedisServer
 from .library import Cannot
 from .rounds import Figures, in_turns
-from .tables import Column, Effort, Group, Table
+from .tables import Column, Effort, Group, Line, Table
 from .waits import Waiting
 
 NAME = "cancellation"
@@ -20,10 +23,21 @@ CANCELLED = 10
 METHOD = f"""
 At {RATE} calls a second, one by one: a call leaves, {CANCELLED} tasks wait behind it and are cancelled
 together after 10 ms, and then the next caller asks. Told is how long after that first call it leaves.
-Where the turns of those who went are nobody's, that is {1_000 // RATE} ms, and where they keep theirs,
+Where the slots of those who went are nobody's, that is {1_000 // RATE} ms, and where they keep theirs,
 {1_000 * (CANCELLED + 1) // RATE} ms. Less than {1_000 // RATE} ms is too early.
+
+Then a crowd that waits in memory, on virtual time, and gives up in random order: what one cancel takes, and
+how long the next caller waits when all are gone.
 """
 AFTER = "the next leaves after"
+CROWDS = (100, 1_000, 10_000, 100_000)
+LIMITS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "10/s": ("10/s", ()),
+    "10/s; 100/min": ("10/s; 100/min", ()),
+    "10/s, a monthly quota": ("10/s", (Quota("1_000_000/month"),)),
+    "10/s, GCRA 7/s": ("10/s", (GCRA("7/s", burst=20),)),
+}
+A_CANCEL, NEXT = "a cancel", "the next waits"
 
 
 async def after_the_cancelled(waiting: Waiting, url: str) -> Figures:
@@ -50,18 +64,39 @@ async def after_the_cancelled(waiting: Waiting, url: str) -> Figures:
         return {AFTER: (time.monotonic() - left) * 1e3}
 
 
+def crowd_gone(limits: str, crowd: int) -> Figures:
+    """One round of a crowd that gives up."""
+    rate, gates = LIMITS[limits]
+    shaper = Shaper(rate, gates=gates, clock=ManualClock(1e9), max_wait="3650d")
+    turns = [shaper.reserve() for _ in range(crowd)]
+    random.Random(crowd).shuffle(turns)
+    began = time.process_time()
+    for turn in turns:
+        turn.cancel()
+    spent = time.process_time() - began
+    return {A_CANCEL: spent * 1e6 / crowd, NEXT: shaper.reserve().delay * 1e3}
+
+
+def crowds(effort: Effort) -> Table:
+    """What it takes until a crowd is gone."""
+    lines = []
+    for limits in LIMITS:
+        for crowd in (effort.of(crowd) for crowd in CROWDS):
+            rounds = [crowd_gone(limits, crowd) for _ in range(min(3, effort.rounds))]
+            figures = {name: [one[name] for one in rounds] for name in (A_CANCEL, NEXT)}
+            lines.append(Line("shapekit", f"{limits}, {crowd:,} waiting", figures))
+    return Table("A crowd that is gone", [Column(A_CANCEL, "µs", 1), Column(NEXT, "ms", 1)], lines)
+
+
 def measure(effort: Effort) -> Group:
     """Everybody who waits."""
-    server = RedisServer().start()
-    try:
+    with RedisServer() as server:
 
         def offered(module: Any) -> Iterator[tuple[str, Callable[[], Figures]]]:
             for waiting in module.waits():
                 yield waiting.name, partial(one_round, waiting, server.url)
 
         lines = in_turns("waits", effort.rounds, offered)
-    finally:
-        server.close()
     table = Table(
         f"After {CANCELLED} who were cancelled",
         [Column(AFTER, "ms", 1, compared=True)],
@@ -69,7 +104,7 @@ def measure(effort: Effort) -> Group:
         ("shapekit", "Shaper"),
         AFTER,
     )
-    return Group(NAME, "Cancellation", METHOD, [table])
+    return Group(NAME, "Cancellation", METHOD, [table, crowds(effort)])
 
 
 def one_round(waiting: Waiting, url: str) -> Figures:

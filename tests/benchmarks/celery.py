@@ -9,7 +9,7 @@ from celery import Celery
 
 from shapekit.integrations.celery import ShapedTask
 
-from ..celery.fleet import Fleet
+from ..integrations.celery.fleet import Fleet
 from ..redis_server import RedisServer
 from .progress import say
 from .tables import Column, Effort, Goal, Group, Line, Table

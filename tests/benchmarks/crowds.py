@@ -56,17 +56,13 @@ async def crowd(waiting: Waiting, wire: Wire) -> Figures:
 
 def measure(effort: Effort) -> Group:
     """Everybody who waits."""
-    server = RedisServer().start()
-    try:
-        with Wire(server.port) as wire:
+    with RedisServer() as server, Wire(server.port) as wire:
 
-            def offered(module: Any) -> Iterator[tuple[str, Callable[[], Figures]]]:
-                for waiting in module.waits():
-                    yield waiting.name, partial(one_round, waiting, wire)
+        def offered(module: Any) -> Iterator[tuple[str, Callable[[], Figures]]]:
+            for waiting in module.waits():
+                yield waiting.name, partial(one_round, waiting, wire)
 
-            lines = in_turns("waits", effort.rounds, offered)
-    finally:
-        server.close()
+        lines = in_turns("waits", effort.rounds, offered)
     table = Table(f"{WAITERS} waiters at {RATE}/s", COLUMNS, lines, ("shapekit", "Shaper"), TIME)
     return Group(NAME, f"{WAITERS} waiters", METHOD, [table])
 

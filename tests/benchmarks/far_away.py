@@ -9,7 +9,7 @@ from itertools import count
 from shapekit import Shaper
 from shapekit.stores.redis import RedisStore
 
-from ..leases.far import FarAway
+from ..queue.prefetch.far import FarAway
 from ..redis_server import RedisServer
 from .progress import say
 from .rounds import Figures

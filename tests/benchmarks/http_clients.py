@@ -1,6 +1,6 @@
 """What a wrapper adds to a request.
 
-Requests go to the least server there is, in a process of its own, and nothing ever waits for its turn. The
+Requests go to the least server there is, in a process of its own, and nothing ever waits for its slot. The
 bare client and the shaped one take turns, pair by pair, so that a noisy moment falls on both.
 """
 
@@ -205,40 +205,36 @@ def attempted(library: str, name: str, run: Callable[[], Told]) -> Line:
 
 def measure(effort: Effort) -> Group:
     """Every wrapper."""
-    redis_server = RedisServer().start()
-    try:
-        with server() as url:
-            lines = [attempted("shapekit", "httpx.Client", lambda: httpx_sync(url, effort))]
-            over_httpx, no_httpx = offering("httpx_transports")
-            for library, module in over_httpx:
-                for name, make in module.httpx_transports().items():
-                    lines.append(
-                        attempted(
-                            library.name,
-                            f"httpx.AsyncClient, {name}",
-                            lambda make=make: asyncio.run(httpx_async(url, make, effort)),
-                        )
+    with RedisServer() as redis_server, server() as url:
+        lines = [attempted("shapekit", "httpx.Client", lambda: httpx_sync(url, effort))]
+        over_httpx, no_httpx = offering("httpx_transports")
+        for library, module in over_httpx:
+            for name, make in module.httpx_transports().items():
+                lines.append(
+                    attempted(
+                        library.name,
+                        f"httpx.AsyncClient, {name}",
+                        lambda make=make: asyncio.run(httpx_async(url, make, effort)),
                     )
-            over_requests, no_requests = offering("requests_adapters")
-            for library, module in over_requests:
-                for name, make in module.requests_adapters().items():
-                    lines.append(
-                        attempted(
-                            library.name,
-                            f"requests.Session, {name}",
-                            lambda make=make: requests_sync(url, make, effort),
-                        )
+                )
+        over_requests, no_requests = offering("requests_adapters")
+        for library, module in over_requests:
+            for name, make in module.requests_adapters().items():
+                lines.append(
+                    attempted(
+                        library.name,
+                        f"requests.Session, {name}",
+                        lambda make=make: requests_sync(url, make, effort),
                     )
-            able = {line.library for line in lines}
-            lines += {
-                line.library: line for line in (*no_httpx, *no_requests) if line.library not in able
-            }.values()
-            say("aiohttp")
-            crowds = asyncio.run(aiohttp_crowd(url, effort))
-            say("httpx on Redis")
-            shared = asyncio.run(httpx_redis(url, redis_server, effort))
-    finally:
-        redis_server.close()
+                )
+        able = {line.library for line in lines}
+        lines += {
+            line.library: line for line in (*no_httpx, *no_requests) if line.library not in able
+        }.values()
+        say("aiohttp")
+        crowds = asyncio.run(aiohttp_crowd(url, effort))
+        say("httpx on Redis")
+        shared = asyncio.run(httpx_redis(url, redis_server, effort))
     tables = [
         Table("A request", COLUMNS, lines, drawn=RATIO),
         Table(f"{CALLERS} requests at once", CROWD_COLUMNS, crowds),

@@ -86,8 +86,7 @@ def names_of(opened: AbstractContextManager[dict[str, Any]]) -> list[str]:
 
 def measure(effort: Effort) -> Group:
     """Everybody who has keys."""
-    server = RedisServer().start()
-    try:
+    with RedisServer() as server:
 
         def offered_here(module: Any) -> Iterator[tuple[str, Callable[[], Figures]]]:
             for name in names_of(module.keyed(LIMIT, SECONDS)):
@@ -99,8 +98,6 @@ def measure(effort: Effort) -> Group:
 
         in_process = in_turns("keyed", effort.rounds, offered_here)
         in_redis = in_turns("redis_calls", effort.rounds, offered_there)
-    finally:
-        server.close()
     return Group(
         NAME,
         "Memory for each key",

@@ -18,7 +18,7 @@ from .tables import Column, Effort, Group, Line, Table
 
 NAME = "metrics"
 METHOD = """
-`Shaper.schedule` of a turn that has come, with nobody listening, with a listener that does nothing, and
+`Shaper.schedule` of a slot that has come, with nobody listening, with a listener that does nothing, and
 with each of the integrations, in processor time of the calling thread.
 """
 PLAIN = "nobody listens"

@@ -91,15 +91,12 @@ def one_round(waiting: Waiting, url: str, seconds: float) -> Figures:
 def measure(effort: Effort) -> Group:
     """Everybody who waits."""
     seconds = max(1.3, SECONDS * effort.share)
-    server = RedisServer().start()
-    try:
+    with RedisServer() as server:
 
         def offered(module: Any) -> Iterator[tuple[str, Callable[[], Figures]]]:
             for waiting in module.waits():
                 yield waiting.name, partial(one_round, waiting, server.url, seconds)
 
         lines = in_turns("waits", effort.rounds, offered)
-    finally:
-        server.close()
     table = Table(f"Pacing at {RATE}/s", COLUMNS, lines, ("shapekit", "Shaper"), WORST)
     return Group(NAME, "Pacing", METHOD, [table])

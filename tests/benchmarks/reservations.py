@@ -12,8 +12,8 @@ from typing import Any
 import trio
 
 from shapekit import GCRA, Adaptive, Shaper, SystemClock
+from shapekit._runtime.switch import SWITCH
 from shapekit.events import Event
-from shapekit.switch import SWITCH
 
 from .library import offering
 from .measure import NS, measured
@@ -23,7 +23,7 @@ from .tables import Column, Effort, Goal, Group, Line, Table
 
 NAME = "reservations"
 METHOD = """
-A turn taken with `Shaper.reserve`, and `schedule` where the turn has come already, in processor time of
+A slot taken with `Shaper.reserve`, and `schedule` where the slot has come already, in processor time of
 the calling thread, beside the least call that aiolimiter makes. Below it: 100 waiters that come at once,
 at 200 calls a second, and by how many milliseconds each goes on after the departure that it was promised;
 the median of each round.
@@ -45,7 +45,7 @@ def subject(
     waits: bool = False,
     listening: Callable[[Shaper], AbstractContextManager[Any]] = nullcontext,
 ) -> Subject:
-    """A row; `waits` where the answer is a turn far ahead, else it must be one that has come."""
+    """A row; `waits` where the answer is a slot far ahead, else it must be one that has come."""
 
     @contextmanager
     def opened() -> Iterator[dict[str, Any]]:
@@ -69,9 +69,7 @@ def looking() -> list[Subject]:
 
     return [
         Subject("floor", "the loop of each row", "None", opened, lambda answer: answer is None),
-        Subject(
-            "floor", "the look at who listens", "not SWITCH.is_plain", opened, lambda answer: answer is False
-        ),
+        Subject("floor", "the look at who listens", "not SWITCH.loud", opened, lambda answer: answer is True),
     ]
 
 
@@ -118,7 +116,7 @@ def subjects() -> list[Subject]:
 
 
 class Lateness:
-    """Waiters of one round, and by how many ms each was late."""
+    """Sleepers of one round, and by how many ms each was late."""
 
     def __init__(self) -> None:
         self._clock = SystemClock()
@@ -217,7 +215,7 @@ def measure(effort: Effort) -> Group:
         "Reservations",
         METHOD,
         [
-            Table("Taking a turn", [Column(NS, "ns", 0, compared=True)], lines, BASE),
+            Table("Taking a slot", [Column(NS, "ns", 0, compared=True)], lines, BASE),
             Table(f"Lateness at {RATE}/s", [Column(LATE, "ms", 3)], late),
         ],
         goals(lines, late),

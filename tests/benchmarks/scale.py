@@ -75,7 +75,7 @@ def shared() -> None:
 
 
 def trouble() -> None:
-    """A tenth of the workers dies; a tenth of the turns is given back."""
+    """A tenth of the workers dies; a tenth of the slots is given back."""
     dies = run(Fleet(1_000, "100/s", NEAR, UPSTREAM, seconds=60, crash=0.1))
     rate = pace([call.slot_us for call in dies.calls if call.slot_us > max(dies.lost)])
     print(f"\n{len(dies.lost)} die with a slot: {dies.rate:.2f}/s over all, {rate:.2f}/s afterwards,")

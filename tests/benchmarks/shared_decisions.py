@@ -19,6 +19,8 @@ from typing import Any, TypeAlias
 import redis.asyncio
 
 from shapekit import GCRA, FixedWindow, Gate, RedisStore, Shaper, SlidingWindow, SlidingWindowLog, TokenBucket
+from shapekit.algorithms.base import CHECK
+from shapekit.algorithms.queue.queue import RESERVE
 
 from ..redis_server import RedisServer
 from .library import offering, words
@@ -86,8 +88,8 @@ class Scripts:
         self.shaper = Shaper(f"{FAR}/s", store=store, name="shaper")
         self.gate.check("key")
         self.shaper.reserve("key")
-        self.check = own_script(store, "gate", self.gate.strategy, "check", (1,))
-        self.reserve = own_script(store, "shaper", self.shaper.queue, "reserve", ((1, None, 2**40),))
+        self.check = own_script(store, "gate", self.gate.strategy, CHECK, (1,))
+        self.reserve = own_script(store, "shaper", self.shaper.core.queue, RESERVE, ((1, None, 2**40),))
         with server.client() as client:
             self.smallest = ["EVALSHA", client.script_load(SMALLEST), 1, "smallest", 1, FAR, 1]
 
@@ -168,8 +170,7 @@ def measure(effort: Effort) -> Group:
     """µs a call on a Redis of our own, and decisions a second on SQLite."""
     # The best of many short rounds is what the goals go by.
     effort = effort._replace(rounds=4 * effort.rounds)
-    server = RedisServer().start()
-    try:
+    with RedisServer() as server:
         store = RedisStore.from_url(server.url)
         bare = server.client()
         scripts = Scripts(server, store)
@@ -213,8 +214,6 @@ def measure(effort: Effort) -> Group:
             return found
 
         lone, crowded, a_unable = asyncio.run(awaited())
-    finally:
-        server.close()
     sqlite = sqlite_rounds(effort.rounds // 4, 2.0 * max(effort.share, 0.1))
     check, acheck = ("shapekit", "Gate(GCRA).check"), ("shapekit", "Gate(GCRA).acheck")
     tables = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,7 +135,7 @@ def gate(name: str, strategy: Algorithm[Any], clock: SystemClock | None = None) 
 
     @contextmanager
     def opened() -> Iterator[dict[str, Any]]:
-        with Gate(strategy, store=MemoryStore(clock)) as gate:
-            yield {"check": gate.check}
+        with closing(MemoryStore(clock)) as store:
+            yield {"check": Gate(strategy, store=store).check}
 
     return Subject("shapekit", name, 'check("key")', opened, warm_up=3 * LOG_LIMIT)

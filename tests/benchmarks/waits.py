@@ -1,4 +1,4 @@
-"""Waits: how to wait for a turn with each library, as its documentation tells."""
+"""Waits: how to wait for a slot with each library, as its documentation tells."""
 
 from __future__ import annotations
 

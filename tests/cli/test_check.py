@@ -20,7 +20,7 @@ from shapekit import (
     TokenBucket,
     all_of,
 )
-from shapekit.cli.meaning import limit_words, meaning
+from shapekit.cli.check import limit_words, meaning
 
 GOOD = """
 [stripe]

@@ -1,23 +1,27 @@
 """`shapekit demo`: its API keeps its word, its figures are those of the log, and nothing stays behind."""
 
+import io
 import json
 import math
+import os
 import re
+import select
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from shapekit.cli import demo_picture
-from shapekit.cli.complaint import Complaint
-from shapekit.cli.demo_crew import Crew
-from shapekit.cli.demo_log import SECOND_NS, Call, Log
-from shapekit.cli.demo_picture import ACCEPTED, FINE, PLAIN, REFUSED, Scale, scale_of
-from shapekit.cli.demo_server import LIMIT, Window
+from shapekit.cli.demo.demo import ACCEPTED, FINE, REFUSED, chart, page
+from shapekit.cli.demo.server import LIMIT, SECOND_NS, Call, Log, Window
+from shapekit.cli.demo.workers import Crew
+from shapekit.cli.group import Complaint
 
 from ..redis_server import RedisServer, shared_server
-from .screen import complaint, shapekit
+from .screen import PATIENCE_S, complaint, shapekit
 
 pytestmark = pytest.mark.long
 
@@ -112,7 +116,8 @@ def test_on_a_terminal_it_draws(screens):
     last = screen.text[screen.text.rindex("Without shapekit   arrivals") :]
     page, _, _ = last.partition("The workers differ")
     assert "…" not in page, "it fits the terminal"
-    assert all(glyph in page for glyph in "█▒┄└")
+    assert all(glyph in page for glyph in "█▒┄")
+    assert "a row: " in page
     assert "With shapekit   arrivals at the API per 100 ms" in page
     assert re.search(r"\d+ calls  \d+ × 429  [\d.]+ accepted/s  worst second \d+  wait p99 [\d.]+ s", page)
     assert re.search(r"without shapekit +with shapekit", page)
@@ -130,8 +135,8 @@ def test_ctrl_c_ends_it_and_no_file_stays(screens, temporary):
     assert list(temporary.iterdir()) == []
 
 
-def test_no_process_outlives_an_interruption(tmp_path):
-    crew = Crew(tmp_path)
+def test_no_process_outlives_an_interruption():
+    crew = Crew()
 
     def interrupted():
         with crew:
@@ -141,17 +146,27 @@ def test_no_process_outlives_an_interruption(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert len(crew._processes) == 4
-    assert [process.poll() is not None for process in crew._processes] == [True] * 4
+    assert [process.returncode for process in crew._processes] == [0] * 3
 
 
-def test_processes_end_when_nobody_holds_them_any_more(tmp_path):
-    with Crew(tmp_path) as crew:
-        running = crew.run(30, ())
-        next(running)
-        for process in crew._processes:
-            process.stdin.close()
-        assert [process.wait(30) for process in crew._processes] == [0] * 4
+KILLED = """
+from shapekit.cli.demo.workers import Crew
+with Crew() as crew:
+    for log in crew.run(30, ()):
+        if log.calls:
+            print(*[process.pid for process in crew._processes], flush=True)
+"""
+
+
+def test_no_process_outlives_a_demo_that_is_killed():
+    with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True) as demo:
+        workers = [os.pidfd_open(int(pid)) for pid in demo.stdout.readline().split()]
+        demo.kill()
+    assert len(workers) == 3
+    for worker in workers:
+        ended, _, _ = select.select([worker], [], [], PATIENCE_S)
+        os.close(worker)
+        assert ended
 
 
 # what goes wrong
@@ -171,9 +186,9 @@ def test_bad_input_is_one_line(args, words, temporary):
     assert list(temporary.iterdir()) == []
 
 
-def test_a_store_that_goes_away_is_told(tmp_path):
+def test_a_store_that_goes_away_is_told():
     server = RedisServer().start()
-    with Crew(tmp_path) as crew:
+    with Crew() as crew:
         running = crew.run(1, (server.url, "demo"))
         next(running)
         server.close()
@@ -183,7 +198,7 @@ def test_a_store_that_goes_away_is_told(tmp_path):
 
 def test_a_worker_that_cannot_begin_is_told(tmp_path):
     (tmp_path / "limits.db").write_text("no database " * 100)
-    with Crew(tmp_path) as crew, pytest.raises(Complaint, match=r"a process of the demo ended: .*limits.db"):
+    with Crew() as crew, pytest.raises(Complaint, match=r"a process of the demo ended: .*limits.db"):
         list(crew.run(1, (str(tmp_path / "limits.db"), "demo")))
 
 
@@ -209,7 +224,7 @@ def test_the_figures_are_those_of_the_log(gaps):
     calls, now = [], 0
     for gap in gaps:
         now += gap
-        calls.append(Call(now, now - gap * 7_919 % SECOND_NS, gap % 3 != 1, 1))
+        calls.append(Call(now, now - gap * 7_919 % SECOND_NS, gap % 3 != 1))
     summary = Log(calls, 0, now or 1).summary()
     good = [call for call in calls if call.accepted]
     assert (summary.calls, summary.accepted) == (len(calls), len(good))
@@ -226,43 +241,40 @@ def test_the_figures_are_those_of_the_log(gaps):
     assert (sum(good for good, _ in columns), sum(bad for _, bad in columns)) == summary[1:3]
 
 
-@given(st.integers(0, 2**60), st.integers(0, 2**60), st.booleans(), st.integers(1, 3))
-def test_a_line_of_the_log_is_read_as_it_was_written(arrived, asked, accepted, worker):
-    call = Call(arrived, asked, accepted, worker)
-    assert Call.parse(call.line()) == call
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=60), st.integers(3, 8)
 )
 def test_bars_are_as_high_as_their_numbers(columns, height):
-    top = height * -(-max(*map(sum, columns), 10) // height)
-    chart = Scale(height, 100, top, 5, FINE).chart(columns)
-    rows = list(reversed(chart.renderables[:height]))
-    unit = top / height
+    unit = -(-max(*map(sum, columns), 10) // height)
+    eighths, refused_cell, _ = FINE
+    rows = list(reversed(chart(columns, unit, (100, height), FINE)))
+    assert len(rows) == height
     for place, (accepted, refused) in enumerate(columns):
-        cells = [row.plain[demo_picture.MARGIN :].ljust(len(columns))[place] for row in rows]
-        drawn = sum(FINE.eighths.index(cell) for cell in cells if cell in FINE.eighths) / 8 * unit
+        cells = [row.plain[place] for row in rows]
+        drawn = sum(eighths.index(cell) + 1 for cell in cells if cell in eighths) / 8 * unit
         assert abs(drawn - accepted) <= (unit / 2 if refused else 0) + unit / 16 + 1e-9
-        above = cells.count(FINE.refused)
+        above = cells.count(refused_cell)
         # The cell that both share shows one of them, and the uppermost is rounded.
         assert abs(above * unit - refused) <= 17 / 16 * unit + 1e-9
         assert "".join(cells) == "".join(
-            sorted(
-                cells, key=lambda cell: 0 if cell in FINE.eighths[1:] else 1 if cell == FINE.refused else 2
-            )
+            sorted(cells, key=lambda cell: 0 if cell in eighths else 1 if cell == refused_cell else 2)
         ), "accepted below, refused on top"
 
 
 def test_a_picture_is_readable_without_colour_and_unicode():
-    calls = [Call(number * SECOND_NS // 200, 0, number % 2 == 0, 1) for number in range(200)]
-    scale = scale_of([Log(calls, 0, SECOND_NS)], 10, 5, (80, 24), fine=False)
-    assert scale.glyphs is PLAIN
-    text = "\n".join(line.plain for line in scale.chart(Log(calls, 0, SECOND_NS).columns(10)).renderables)
-    assert text.isascii()
-    assert "#" in text
-    assert "x" in text
-    assert text.splitlines()[-1].strip() == "0 s"
+    calls = [Call(number * SECOND_NS // 200, 0, number % 2 == 0) for number in range(200)]
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="replace")
+    out = Console(file=stream, width=80, height=24)
+    out.print(page(out, [Log(calls, 0, 2 * SECOND_NS)], 20))
+    stream.seek(0)
+    lines = stream.read().splitlines()
+    picture = lines[1 : lines.index("With shapekit   arrivals at the API per 100 ms") - 1]
+    beside = ["", "", "", "", "", "-" * 10, ""]
+    cells = ["x" * 10] * 4 + ["#" * 10] * 3
+    assert [line.rstrip() for line in picture] == [
+        cell + more for cell, more in zip(cells, beside, strict=True)
+    ]
+    assert lines[-1] == "# accepted   x refused with 429   -- the limit, spread evenly   a row: 3 calls"
 
 
 def test_its_colours_can_be_told_apart_by_those_who_see_no_red_or_green():
@@ -277,7 +289,6 @@ def test_its_colours_can_be_told_apart_by_those_who_see_no_red_or_green():
 
 
 def test_a_narrow_terminal_shows_what_is_newest():
-    scale = scale_of([], 100, 5, (40, 24), fine=True)
-    columns = [(1, 0)] * 90 + [(5, 0)] * 10
-    *_, ticks = scale.chart(columns).renderables
-    assert ticks.plain.split() == ["7", "s", "8", "s", "9", "s"]
+    top, *_, lowest = chart([(1, 0)] * 90 + [(8, 0)] * 10, 1, (40, 8), FINE)
+    assert top.plain == " " * 30 + "█" * 10
+    assert lowest.plain == "█" * 40

@@ -13,8 +13,7 @@ import pytest
 from rich.console import Console
 
 from shapekit import ConfigError, StoreUnavailableError
-from shapekit.cli.complaint import Complaint, complaint_of
-from shapekit.cli.group import COMMANDS, cli
+from shapekit.cli.group import COMMANDS, Complaint, cli, complaint_of
 from shapekit.cli.output import bar, table
 from shapekit.errors import missing
 

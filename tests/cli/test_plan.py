@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapekit import CostExceedsLimitError, ManualClock, Policy, Quota, Shaper
-from shapekit.cli.complaint import Complaint
-from shapekit.cli.course import Course
-from shapekit.cli.words import counted, instant_words, ordinal, span_words, window_words
+from shapekit.cli.group import Complaint
+from shapekit.cli.output import counted, instant_words, ordinal, span_words, window_words
+from shapekit.cli.plan import Course
 from shapekit.rate import SECOND_US
 
 START_US = 1_772_323_200 * SECOND_US

@@ -26,10 +26,8 @@ from shapekit import (
     TokenBucket,
 )
 from shapekit.cli.arrivals import Arrivals
-from shapekit.cli.contender import Contender, Run
-from shapekit.cli.picture import COLOURS, STYLES, compact, figure, save
-from shapekit.cli.race import Columns, Race
-from shapekit.cli.sketch import HEIGHT, sketch
+from shapekit.cli.picture import COLOURS, HEIGHT, STYLES, compact, figure, save, sketch
+from shapekit.cli.race import Columns, Contender, Race, Run
 from shapekit.rate import SECOND_US
 
 GATES = {

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from shapekit import SQLiteStore, StoreUnavailableError
-from shapekit.cli.complaint import Complaint
+from shapekit.cli.group import Complaint
 from shapekit.cli.stores import open_store, store_option
 from shapekit.stores.redis import RedisStore
 

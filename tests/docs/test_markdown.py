@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import celery.app.builtins  # noqa: F401 - whose tasks every app has
 import pytest
+from celery import _state as celery_state
 
 from ..redis_cluster import shared_cluster
 from ..redis_server import shared_server
@@ -98,8 +100,16 @@ def logging_as_it_was() -> Iterator[None]:
         logger.handlers[:] = handlers
 
 
+@pytest.fixture
+def celery_as_it_was() -> Iterator[None]:
+    """The tasks that a page declares are for the page alone: Celery hands them to every app that is made."""
+    before = set(celery_state._on_app_finalizers)
+    yield
+    celery_state._on_app_finalizers.intersection_update(before)
+
+
 @pytest.mark.parametrize("page", RUNNING, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_code_of_a_page_runs(page: Path, logging_as_it_was: None) -> None:
+def test_the_code_of_a_page_runs(page: Path, logging_as_it_was: None, celery_as_it_was: None) -> None:
     run(page.read_text(encoding="utf-8"), str(page))
 
 

@@ -15,10 +15,10 @@ from shapekit import errors
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
-PUBLIC = ["shapekit", "shapekit.events", "shapekit.feedback", "shapekit.testing"] + [
+PUBLIC = ["shapekit", "shapekit.events", "shapekit.feedback", "shapekit.progress", "shapekit.testing"] + [
     f"shapekit.integrations.{path.stem}"
-    for path in sorted((ROOT / "integrations").glob("*.py"))
-    if "_" not in path.stem  # else it is a part of another
+    for path in sorted((ROOT / "integrations").glob("*"))
+    if not path.name.startswith("_")
 ]
 LOADED_WHEN_ASKED_FOR = {"shapekit": ["RedisStore"]}
 

@@ -93,11 +93,10 @@ class Walk:
 
 @pytest.fixture
 def walk(tmp_path: Path) -> Iterator[Walk]:
-    server = RedisServer().start()
-    reader = Walk(tmp_path, server.url)
-    yield reader
-    reader.end()
-    server.close()
+    with RedisServer() as server:
+        reader = Walk(tmp_path, server.url)
+        yield reader
+        reader.end()
 
 
 def alike(text: str) -> list[str]:

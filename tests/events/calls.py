@@ -3,8 +3,9 @@
 import anyio
 
 from shapekit import shaped
+from shapekit._adapters.http.request import Target
+from shapekit._runtime.drivers import TASKS, run
 from shapekit.events import Reserved
-from shapekit.outgoing import Target
 
 TARGET = Target("GET", "https", "api.x", None, "/search")
 SCOPE = "search"
@@ -40,6 +41,10 @@ class Threads:
     def do(self, function, *args, **options):
         """A method of which there is an awaitable twin, by the name of the plain one."""
         return function(*args, **options)
+
+    def flow(self, flow, *args):
+        """What is written once for threads and tasks."""
+        return run(flow, *args)
 
 
 class Tasks:
@@ -94,17 +99,21 @@ class Tasks:
 
         return anyio.run(main, backend=self.name)
 
+    def flow(self, flow, *args):
+        """What is written once for threads and tasks."""
+        return anyio.run(flow, TASKS, *args, backend=self.name)
+
 
 def targeted(policy, key, **options):
     """An admission to a part of the server, which is known to have parts."""
-    policy._scoped.scopes.learn(key, TARGET, SCOPE)
+    policy.scoped.scopes.learn(key, TARGET, SCOPE)
     admission = policy.admit(key, **options)
     admission.target = TARGET
     return admission
 
 
 def once_reserved(policy, act, *args, **options):
-    """Inside, this happens as soon as a call of the policy has its turn, once."""
+    """Inside, this happens as soon as a call of the policy has its slot, once."""
 
     def hear(event):
         if isinstance(event, Reserved):

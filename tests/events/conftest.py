@@ -2,15 +2,24 @@
 
 import pytest
 
-from shapekit import ManualClock, Policy, listen
+from shapekit import MemoryStore, Policy, RedisStore, SQLiteStore, listen
 
+from ..redis_server import shared_server
 from .calls import WORLDS
 
 
-@pytest.fixture
-def clock():
-    """Jumps by itself as soon as everybody sleeps."""
-    return ManualClock(autojump=True)
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+def store(request, clock, tmp_path):
+    match request.param:
+        case "memory":
+            store = MemoryStore(clock)
+        case "sqlite":
+            store = SQLiteStore(tmp_path / "limits.db", clock=clock)
+        case "redis":
+            url = shared_server().url
+            store = RedisStore.from_url(url, clock=clock, prefix=f"events-{tmp_path.name}")
+    yield store
+    store.close()
 
 
 @pytest.fixture

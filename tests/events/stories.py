@@ -10,7 +10,8 @@ from anyio import CancelScope
 from hypothesis import strategies as st
 
 from shapekit import ShapekitError, StoreUnavailableError
-from shapekit.alarm import AsyncAlarm
+from shapekit._runtime.drivers import TASKS, run
+from shapekit._runtime.event import AsyncAlarm
 
 from .calls import PATIENT, SCOPE, WAYS
 
@@ -94,16 +95,17 @@ class Ended(NamedTuple):
 
 
 def deed(turn, policy):
-    """What happens to the key: a method that has an awaitable twin, and what it is given."""
+    """What happens to the key: a flow, and what it is given."""
+    core = policy.shaper.core
     match turn.what:
         case "hold":
-            return policy.shaper, "hold", (turn.length_ms / 1e3,), {"key": turn.key}
+            return core.hold, turn.length_ms / 1e3, turn.key
         case "hold_scope":
-            return policy._scoped, "hold", (turn.length_ms / 1e3, turn.key, SCOPE), {}
+            return policy.scoped.hold, turn.length_ms / 1e3, turn.key, SCOPE
         case "resume":
-            return policy.shaper, "resume", (), {"key": turn.key}
+            return core.resume, turn.key
         case "reset":
-            return policy.shaper, "reset", (turn.key,), {}
+            return core.reset, turn.key
     return None
 
 
@@ -140,9 +142,9 @@ async def play(story, world, clock, policy, store):
         if (done := deed(turn, policy)) is None:
             store.down = turn.what == "down"
             return
-        whose, method, args, options = done
+        flow, *args = done
         with suppress(StoreUnavailableError):
-            await getattr(whose, f"a{method}")(*args, **options)
+            await flow(TASKS, *args)
 
     async with anyio.create_task_group() as group:
         for turn in story.turns:
@@ -151,7 +153,7 @@ async def play(story, world, clock, policy, store):
             group.start_soon(make, number, call)
         if story.closes_at_ms is not None:
             await until(story.closes_at_ms)
-            policy.shaper._waiters.close()
+            policy.shaper.core.sleepers.close()
     return endings
 
 
@@ -180,9 +182,8 @@ def play_in_threads(story, world, clock, policy, store):
         if (done := deed(turn, policy)) is None:
             store.down = turn.what == "down"
             return
-        whose, method, args, options = done
         with suppress(StoreUnavailableError):
-            getattr(whose, method)(*args, **options)
+            run(*done)
 
     threads = [threading.Thread(target=turned, args=(turn,)) for turn in story.turns]
     threads += [threading.Thread(target=make, args=one) for one in enumerate(story.calls)]
@@ -191,7 +192,7 @@ def play_in_threads(story, world, clock, policy, store):
     start.wait()
     if story.closes_at_ms is not None:
         until(story.closes_at_ms)
-        policy.shaper._waiters.close()
+        policy.shaper.core.sleepers.close()
     for thread in threads:
         thread.join()
     return endings

@@ -11,36 +11,20 @@ from shapekit import (
     Policy,
     Quota,
     QuotaExhaustedError,
-    RedisStore,
     Shaper,
-    SQLiteStore,
     StoreUnavailableError,
     all_of,
     first_of,
     off,
 )
-from shapekit.budgets import MOST_KEYS
+from shapekit._queue.reporter import MOST_KEYS
+from shapekit.algorithms.queue.queue import LOOK
 from shapekit.events import BudgetReached, Departed, Measured, Reserved, StoreFailed
 from shapekit.testing import FaultyStore
 
-from ..redis_server import shared_server
 from .calls import WAYS
 
 DAY_S = 86_400
-
-
-@pytest.fixture(params=["memory", "sqlite", "redis"])
-def store(request, clock, tmp_path):
-    match request.param:
-        case "memory":
-            store = MemoryStore(clock)
-        case "sqlite":
-            store = SQLiteStore(tmp_path / "limits.db", clock=clock)
-        case "redis":
-            url = shared_server().url
-            store = RedisStore.from_url(url, clock=clock, prefix=f"budgets-{tmp_path.name}")
-    yield store
-    store.close()
 
 
 class Counting(MemoryStore):
@@ -52,7 +36,7 @@ class Counting(MemoryStore):
 
     def bind(self, name, program, operation):
         call = super().bind(name, program, operation)
-        if operation != "look":
+        if operation != LOOK:
             return call
 
         def look(*args):
@@ -220,7 +204,7 @@ class Blind(MemoryStore):
 
     def bind(self, name, program, operation):
         call = super().bind(name, program, operation)
-        if operation != "look":
+        if operation != LOOK:
             return call
 
         def look(*args):
@@ -260,7 +244,7 @@ def test_of_many_keys_the_oldest_is_forgotten(clock, heard):
     for key in ("key 0", f"key {MOST_KEYS}"):
         with policy.admit(key):
             pass
-    assert len(policy.shaper._turns.budgets._keys) == MOST_KEYS
+    assert len(policy.shaper.core.budgets._keys) == MOST_KEYS
     assert [event.key for event in reached(heard)[-2:]] == [f"key {MOST_KEYS}", "key 0"]
 
 
@@ -281,5 +265,5 @@ def test_a_spread_budget_is_told_of_as_it_goes(heard):
         for _ in range(20):
             with policy.admit():
                 pass
-    # The turn is taken when the one before has left, and told of at once.
+    # The slot is taken when the one before has left, and told of at once.
     assert left_at == [14 * DAY_S / 20, 17 * DAY_S / 20]

@@ -12,6 +12,7 @@ from shapekit import (
     StoreUnavailableError,
     off,
 )
+from shapekit._runtime.drivers import run
 from shapekit.events import Cancelled, Departed, Held, Refused, Reserved, Settled, StoreFailed
 from shapekit.testing import FaultyStore
 
@@ -105,7 +106,7 @@ def test_a_call_that_a_hold_delays_further(world, policy, way, heard):
 
 @pytest.mark.parametrize("way", ["schedule", "admit", "prepared", "templated"])
 def test_how_late_a_call_leaves_is_told_by_itself(world, clock, way, heard):
-    # Each trip to the store takes a tenth of a second: one before the turn, and one before it leaves.
+    # Each trip to the store takes a tenth of a second: one before the slot, and one before it leaves.
     store = FaultyStore(MemoryStore(clock))
     policy = Policy("1/s", name="stripe", store=store)
     world.do(policy.shaper.reserve, "alice", cost=2)
@@ -217,7 +218,7 @@ def test_a_refusal_that_is_raised_later_is_not_told_again(policy, heard):
     turn = policy.shaper.reserve("alice", max_wait=0)
     del heard[:]
     with pytest.raises(QueueFullError):
-        policy.shaper.depart("alice", turn.granted)
+        run(policy.shaper.core.leave, turn)
     assert heard == []
 
 
@@ -225,7 +226,7 @@ def test_a_turn_that_is_waited_for_later(world, policy, heard):
     """As tasks of Celery's do that have missed their slot."""
     for delay in (0.0, 0.1):
         turn = world.do(policy.shaper.reserve, "alice")
-        world.do(policy.shaper.depart, "alice", turn.granted)
+        world.flow(policy.shaper.core.leave, turn)
         assert heard == [Reserved("stripe", "alice", 1, delay), Departed("stripe", "alice", 1, delay, 0.0)]
         del heard[:]
 
@@ -311,8 +312,8 @@ def test_while_shaping_is_off_nothing_is_told(world, policy, way, heard):
 def test_a_call_of_one_scope_is_one_call_however_often_it_takes_its_turn(world, policy, clock, heard):
     policy.shaper.reserve("alice", cost=10)
     del heard[:]
-    # Held once it has its turn: it gives that back, waits until the scope is free, and takes another.
-    with once_reserved(policy, policy._scoped.hold, 30.0, "alice", SCOPE):
+    # Held once it has its slot: it gives that back, waits until the scope is free, and takes another.
+    with once_reserved(policy, run, policy.scoped.hold, 30.0, "alice", SCOPE):
         world.run(policy, "scoped", "alice")
     held, reserved, departed = heard
     assert held == Held("stripe", f"alice%scope={SCOPE}", 30.0, 30.0)
@@ -324,7 +325,7 @@ def test_a_call_of_one_scope_is_one_call_however_often_it_takes_its_turn(world, 
 def test_a_call_that_gives_up_while_it_has_given_its_turn_back(world, policy, heard):
     policy.shaper.reserve("alice", cost=10)
     del heard[:]
-    held = once_reserved(policy, policy._scoped.hold, 30.0, "alice", SCOPE)
+    held = once_reserved(policy, run, policy.scoped.hold, 30.0, "alice", SCOPE)
     with held, pytest.raises(TimeoutError):
         world.run(policy, "scoped", "alice", timeout=5)
     assert heard[1:] == [Reserved("stripe", "alice", 1, 1.0), Cancelled("stripe", "alice", 1, True)]
@@ -332,7 +333,7 @@ def test_a_call_that_gives_up_while_it_has_given_its_turn_back(world, policy, he
 
 
 def test_a_call_that_would_wait_too_long_for_its_scope(world, policy, heard):
-    policy._scoped.hold(30.0, "alice", SCOPE)
+    run(policy.scoped.hold, 30.0, "alice", SCOPE)
     del heard[:]
     with pytest.raises(QueueFullError):
         world.run(policy, "scoped", "alice", max_wait=5)

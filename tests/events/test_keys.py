@@ -3,8 +3,8 @@
 import pytest
 
 from shapekit import MemoryStore, Policy, ResilientStore, Shaper, off
+from shapekit._queue.reporter import MOST_HOLDS
 from shapekit.events import Held, Resumed, StoreBack, StoreFailed, StoreLost
-from shapekit.teller import MOST_HOLDS
 from shapekit.testing import FaultyStore
 
 from .calls import SCOPE, targeted
@@ -61,7 +61,7 @@ def test_however_many_keys_are_held_little_is_remembered(policy, clock, heard):
     clock.advance(2)
     for number in range(MOST_HOLDS + 1):
         policy.shaper.hold("30s", key=f"long {number}")
-    assert len(policy.shaper._teller._held_until_us) <= MOST_HOLDS
+    assert len(policy.shaper.core.reporter._held_until_us) <= MOST_HOLDS
     del heard[:]
     clock.advance(1)
     policy.shaper.hold("30s", key=f"long {MOST_HOLDS}")
@@ -164,7 +164,7 @@ def test_while_shaping_is_off_nobody_hears_of_stores(faulty, heard):
     faulty.down = True
     with off():
         shaper.forecast()
-    assert shaper._store.is_lost
+    assert shaper.core.store.is_lost
     assert heard == []
 
 
@@ -178,7 +178,7 @@ def test_what_an_outage_does_not_hold_is_not_told_as_held(world, faulty, heard, 
 
 
 def test_a_hold_that_was_ended_elsewhere_is_known_no_more(world, policy, clock, heard):
-    elsewhere = Shaper("10/s", name="stripe", store=policy.shaper._store)
+    elsewhere = Shaper("10/s", name="stripe", store=policy.shaper.core.store)
     world.do(policy.shaper.hold, "30s", key="alice")
     world.do(elsewhere.resume, key="alice")
     clock.advance(1)
@@ -188,7 +188,7 @@ def test_a_hold_that_was_ended_elsewhere_is_known_no_more(world, policy, clock, 
 
 
 def test_a_hold_that_was_placed_elsewhere_can_be_ended_here(world, policy, heard):
-    elsewhere = Shaper("10/s", name="stripe", store=policy.shaper._store)
+    elsewhere = Shaper("10/s", name="stripe", store=policy.shaper.core.store)
     world.do(elsewhere.hold, "30s", key="alice")
     assert world.do(policy.shaper.resume, key="alice") == 0.25
     assert heard == [Held("stripe", "alice", 30.0, 30.0), Resumed("stripe", "alice", 0.25)]

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapekit import ManualClock, MemoryStore, Policy, RateLimitedError, StoreUnavailableError, listen
+from shapekit._runtime.switch import SWITCH
 from shapekit.events import Cancelled, Departed, Held, Refused, Reserved, Resumed, StoreFailed
-from shapekit.switch import SWITCH
 from shapekit.testing import FaultyStore
 
 from .calls import Tasks, Threads
@@ -74,7 +74,7 @@ def check(story, ledger, endings, *, trips):
             assert refused.delay == pytest.approx(getattr(error, "delay", error.retry_after))
             assert not failures
         else:
-            # Of a call that goes away before it has its turn nothing is told.
+            # Of a call that goes away before it has its slot nothing is told.
             assert kinds in ([], [Reserved, Cancelled])
             assert told == [*ways[:1], *failures, *ways[1:]]
             is_lost = isinstance(error, StoreUnavailableError) and "was closed" not in str(error)
@@ -110,7 +110,7 @@ def test_in_tasks(story, backend, trip_s):
     with policy.listen(ledger.here), listen(ledger.everywhere):
         endings = anyio.run(main, backend=backend)
     check(story, ledger, endings, trips=trips)
-    assert SWITCH.is_plain
+    assert not SWITCH.loud
 
 
 @settings(max_examples=60)
@@ -123,7 +123,7 @@ def test_in_threads(story, trip_s):
         endings = play_in_threads(story, Threads(), clock, policy, store)
     # Threads that wake up are not all awake before time goes on.
     check(story, ledger, endings, trips=None)
-    assert SWITCH.is_plain
+    assert not SWITCH.loud
 
 
 def world_of(clock, trip_s):

@@ -11,8 +11,8 @@ import pytest
 from anyio import get_current_task
 
 from shapekit import GCRA, Gate, MemoryStore, Policy, Shaper, events, listen, shaped
+from shapekit._runtime.switch import SWITCH
 from shapekit.events import Cancelled, Departed, Held, Reserved
-from shapekit.switch import SWITCH
 from shapekit.testing import FaultyStore
 
 from .calls import WAYS
@@ -56,10 +56,10 @@ def test_closing_ends_it_once(policy):
     with listen(lambda _: None):
         listening.close()
         listening.close()
-        assert not SWITCH.is_plain
+        assert SWITCH.loud
         policy.shaper.reserve()
     assert told == []
-    assert SWITCH.is_plain
+    assert not SWITCH.loud
 
 
 def test_a_listener_may_end_itself_and_add_others(policy):
@@ -256,7 +256,7 @@ def test_listeners_that_come_and_go_while_others_are_told(clock):
 
 @pytest.fixture
 def restless():
-    """Threads take turns as often as they can."""
+    """Threads take slots as often as they can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

@@ -1,6 +1,5 @@
 """What the fault tests share: servers to be harmed, a proxy before one, and how long a failure may take."""
 
-import threading
 import time
 from itertools import count
 
@@ -26,10 +25,8 @@ _fresh = count()
 @pytest.fixture
 def server():
     """A server that a test may harm."""
-    server = RedisServer().start()
-    yield server
-    server.thaw()
-    server.close()
+    with RedisServer() as server:
+        yield server
 
 
 @pytest.fixture
@@ -139,37 +136,3 @@ def until():
             time.sleep(0.002)
 
     return until
-
-
-class Crew:
-    """Threads that do the same at once."""
-
-    def start(self, count, job):
-        """Each begins when all are there; returns how to wait for what they return."""
-        barrier = threading.Barrier(count)
-        results = []
-
-        def work():
-            barrier.wait(PATIENCE_S)
-            results.append(job())
-
-        crew = [threading.Thread(target=work, daemon=True) for _ in range(count)]
-        for thread in crew:
-            thread.start()
-
-        def answers():
-            for thread in crew:
-                thread.join(PATIENCE_S)
-                assert not thread.is_alive()
-            return results
-
-        return answers
-
-    def at_once(self, count, job):
-        """What they return."""
-        return self.start(count, job)()
-
-
-@pytest.fixture
-def crew():
-    return Crew()

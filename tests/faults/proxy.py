@@ -6,7 +6,7 @@ import threading
 from contextlib import suppress
 
 PATIENCE_S = 20.0
-_SCRIPT = b"EVALSHA"
+_SCRIPTS = (b"EVALSHA", b"EVAL\r\n")
 _CHUNK = 65_536
 
 
@@ -149,7 +149,7 @@ class Proxy:
                     client.sendall(data)
 
     def _harm_of(self, data):
-        calls = data.count(_SCRIPT)
+        calls = sum(map(data.count, _SCRIPTS))
         if not calls:
             return None
         with self._lock:

@@ -105,13 +105,14 @@ def test_local_admits_a_burst_for_all_and_one_more_at_the_return():
 
 
 def test_a_cell_tells_what_exceeds_its_bound():
-    def cell(figure, stalled=0.0):
-        return Cell("a fault", "local", {"gate": figure}, 9, 1.0, 0.3, stalled)
+    def cell(figure, stalled=0.0, longest=0.0):
+        return Cell("a fault", "local", {"gate": figure}, 9, 1.0, 0.3, stalled, longest)
 
     assert list(cell(Figure(5, 5, 0.0, 7, 6)).breaches()) == []
     assert len(list(cell(Figure(6, 5, 0.0, 7, 6)).breaches())) == 1
     assert len(list(cell(Figure(5, 5, 0.0, 8, 6)).breaches())) == 1
     assert list(cell(Figure(6, 5, T, 8, 6), stalled=T).breaches()) == []
+    assert list(cell(Figure(6, 5, 0.0, 6, 6), longest=T).breaches()) == []
     assert list(cell(Figure(600, None, 0.0, 0, 0)).breaches()) == []
 
 

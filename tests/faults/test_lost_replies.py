@@ -59,6 +59,22 @@ def test_a_check(harm, proxy, store, gate_on, promptly, admitted):
 
 
 @each_harm
+@pytest.mark.parametrize("operation", ["refund", "debit"])
+def test_a_settlement_that_is_said_again(harm, operation, proxy, store, gate_on, promptly, admitted):
+    gate = gate_on(store)
+    decisions = [gate.check(cost=2) for _ in range(3)]
+    settle = getattr(gate, operation)
+    settle("default", decisions[0], cost=1)  # from here on the server knows the script
+    once = admitted() + (2 if operation == "debit" else -2)
+    for _ in range(2):
+        proxy.strike(harm)
+        promptly(settle, "default", decisions[1], cost=2)
+        assert admitted() == once
+    assert settle("default", decisions[1], cost=2).remaining == BURST - once
+    assert admitted() == once
+
+
+@each_harm
 def test_a_reservation(harm, proxy, store, promptly):
     shaper = Shaper("10/d", store=store, name="shaper")
     assert shaper.reserve().delay == 0
@@ -124,7 +140,8 @@ def test_a_lost_reply_to_the_introduction_is_made_up_for(proxy, open_store, gate
 
 def test_connections_that_are_cut_all_at_once(proxy, open_store, gate_on, crew, promptly):
     gate = gate_on(open_store(proxy))
-    crew.at_once(8, gate.peek)
+    crew.at_once(*[gate.peek] * 8)
+    crew.join()
     proxy.refuse()
     promptly(gate.check)
     promptly(gate.check)

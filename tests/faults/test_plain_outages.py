@@ -9,7 +9,8 @@ from redis.asyncio import Redis as AsyncRedis
 from redis.exceptions import OutOfMemoryError, ReadOnlyError
 
 from shapekit import GCRA, Gate, RedisStore, Shaper, StoreUnavailableError
-from shapekit.stores import redis_connections, redis_program
+from shapekit.stores.redis import connections as redis_connections
+from shapekit.stores.redis import protocol as redis_program
 
 from .conftest import BURST, PATIENCE_S
 from .faults import FAULTS
@@ -76,10 +77,10 @@ def test_one_failed_connection_is_a_warning_about_the_others(server, prefix, gat
         """Eight at once, each on a connection of its own: nobody is answered until all have one."""
         with server.client() as client:
             client.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
-            answers = crew.start(8, call)
+            crew.at_once(*[call] * 8)
             until(lambda: len(client.client_list()) >= 9)
             client.execute_command("CLIENT", "UNPAUSE")
-        return answers()
+        return crew.join()
 
     assert len(together(gate.peek)) == 8
     server.kill()
@@ -109,7 +110,7 @@ async def test_asynchronous_callers_are_warned_too(server, open_store, gate_on):
     try:
         await gate.acheck()
     except StoreUnavailableError:
-        # One turn of the loop, for it to hear what happened to the others.
+        # One slot of the loop, for it to hear what happened to the others.
         await checkpoint()
         await gate.acheck()
     await together()

@@ -6,7 +6,9 @@ import pytest
 import redis
 
 from shapekit import GCRA, FixedWindow, Quota, Shaper, SlidingWindow, SlidingWindowLog, all_of
-from shapekit.stores.script import script_of
+from shapekit.algorithms.base import CHECK, DEBIT, FORECAST, REFUND
+from shapekit.algorithms.queue.queue import CANCEL, HOLD, RESERVE, RESUME, SETTLE
+from shapekit.stores.redis.script import script_of
 
 from ..redis_server import shared_server
 
@@ -18,9 +20,9 @@ STRATEGIES = {
     "log": SlidingWindowLog("10/s"),
     "quota": Quota(10, "day"),
     "all_of": all_of(a=GCRA("10/s"), b=FixedWindow("100/min")),
-    "queue": Shaper("10/s; 100/min").queue,
+    "queue": Shaper("10/s; 100/min").core.queue,
 }
-GATE_OPERATIONS = ("check", "commit", "earliest", "forecast", "refund", "debit")
+GATE_OPERATIONS = (CHECK, FORECAST, REFUND, DEBIT)
 NUMBERS_THAT_ARE_NONE = (
     "0",
     "-1",
@@ -68,7 +70,7 @@ def door(prefix):
 
 
 def op_of(strategy):
-    return "reserve" if strategy is STRATEGIES["queue"] else "check"
+    return RESERVE if strategy is STRATEGIES["queue"] else CHECK
 
 
 def call(operation, now=NOW, skew=0, *words):
@@ -77,7 +79,7 @@ def call(operation, now=NOW, skew=0, *words):
 
 def words_of(operation):
     """Good words behind the instant and the skew."""
-    return ("1", "false", "7") if operation == "reserve" else ("1",)
+    return ("1", "false", "7") if operation == RESERVE else ("1",)
 
 
 @each_strategy
@@ -95,14 +97,14 @@ def test_costs(strategy, operation, door):
 
 
 @each_gate
-@pytest.mark.parametrize("operation", ["check", "commit", "earliest", "forecast"])
+@pytest.mark.parametrize("operation", [CHECK, FORECAST])
 def test_costs_that_can_never_be_admitted(strategy, operation, door):
     door.check_refused(strategy, call(operation, NOW, 0, str(strategy.max_cost + 1)), (operation,))
 
 
 def test_costs_of_turns(door):
     for bad in NUMBERS_THAT_ARE_NONE:
-        door.check_refused(STRATEGIES["queue"], call("reserve", NOW, 0, bad, "false", "7"), ("reserve",))
+        door.check_refused(STRATEGIES["queue"], call(RESERVE, NOW, 0, bad, "false", "7"), (RESERVE,))
 
 
 @each_strategy
@@ -122,20 +124,20 @@ def test_skews(strategy, door):
 @pytest.mark.parametrize("bad", ["1.5", "NaN", "Infinity", "true", '"1"', "[1.5,0]", "[[NaN]]", "[true]"])
 def test_other_words(bad, door):
     gate, queue = STRATEGIES["gcra"], STRATEGIES["queue"]
-    for operation in ("commit", "refund", "debit"):
+    for operation in (REFUND, DEBIT):
         door.check_refused(gate, call(operation, NOW, 0, "1", bad), (operation,))
-    door.check_refused(queue, call("reserve", NOW, 0, "1", bad, "7"), ("reserve",))
-    door.check_refused(queue, call("reserve", NOW, 0, "1", "false", bad), ("reserve",))
-    door.check_refused(queue, call("hold", NOW, 0, bad, "7"), ("hold",))
-    door.check_refused(queue, call("hold", NOW, 0, "1000", bad), ("hold",))
-    door.check_refused(queue, call("resume", NOW, 0, bad), ("resume",))
-    door.check_refused(queue, call("cancel", NOW, 0, bad), ("cancel",))
-    door.check_refused(queue, call("settle", NOW, 0, bad, "1", "7"), ("settle",))
+    door.check_refused(queue, call(RESERVE, NOW, 0, "1", bad, "7"), (RESERVE,))
+    door.check_refused(queue, call(RESERVE, NOW, 0, "1", "false", bad), (RESERVE,))
+    door.check_refused(queue, call(HOLD, NOW, 0, bad, "7"), (HOLD,))
+    door.check_refused(queue, call(HOLD, NOW, 0, "1000", bad), (HOLD,))
+    door.check_refused(queue, call(RESUME, NOW, 0, bad), (RESUME,))
+    door.check_refused(queue, call(CANCEL, NOW, 0, bad), (CANCEL,))
+    door.check_refused(queue, call(SETTLE, NOW, 0, bad, "1", "7"), (SETTLE,))
 
 
 def test_operations(door):
     for operation in ("plunder", "new", "__index", "reserve", ""):
-        door.check_refused(STRATEGIES["gcra"], call(operation, NOW, 0, "1"), ("check",))
+        door.check_refused(STRATEGIES["gcra"], call(operation, NOW, 0, "1"), (CHECK,))
 
 
 @each_strategy
@@ -145,7 +147,7 @@ def test_numbers_of_programs(strategy, door):
     if isinstance(spec[1], list) or not isinstance(spec[1], int):
         spec = STRATEGIES["gcra"].twin((NOW,))
         strategy = STRATEGIES["gcra"]
-        operation = "check"
+        operation = CHECK
     for bad in (0, -1, 1.5, float("nan"), float("inf"), 1e300, True, "10"):
         broken = [spec[0], bad, *spec[2:]]
         door.check_refused(strategy, call(operation, NOW, 0, *words_of(operation)), (operation,), spec=broken)
@@ -156,4 +158,4 @@ def test_numbers_of_programs(strategy, door):
 
 def test_one_bad_call_of_many_refuses_them_all(door):
     calls = f'[["check",{NOW},0,1],["check",{NOW},0,0]]'
-    door.check_refused(STRATEGIES["gcra"], calls, ("check",))
+    door.check_refused(STRATEGIES["gcra"], calls, (CHECK,))

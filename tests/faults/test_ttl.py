@@ -18,6 +18,7 @@ from shapekit import (
     any_of,
     first_of,
 )
+from shapekit.algorithms.queue.queue import LOOK
 from shapekit.testing import ManualClock
 
 from ..redis_server import shared_server
@@ -78,7 +79,7 @@ def now_us(server):
 
 def ends_us(gate, strategy):
     """When the state of a gate's default key is as good as none."""
-    state, now, skew = gate._store.bind(gate.name, strategy, "look")("default")
+    state, now, skew = gate._store.bind(gate.name, strategy, LOOK)("default")
     return now + strategy.life(state, now, skew)
 
 
@@ -96,6 +97,50 @@ def test_a_key_lives_as_long_as_its_state_and_not_much_longer(strategy, store, s
         gate.check(cost=cost if cost <= strategy.max_cost else 1)
         (ttl_ms,) = ttls()
         check_ttl(ttl_ms, ends_us(gate, strategy), before_us, now_us(server))
+
+
+PLACES = (
+    *({}, {"tz": "Europe/Berlin"}, {"tz": "America/New_York"}, {"offset_minutes": 840}, {"spread": True}),
+    *({"anchor_day": 31}, {"anchor_day": 15, "tz": "Australia/Lord_Howe"}, {"week_start": "sunday"}),
+)
+PERIODS = [
+    *((per, place) for per in ("month", "week", "day") for place in PLACES),
+    *((per, place) for per in ("fixed:30d", "fixed:365d") for place in ({}, {"offset_minutes": -330})),
+]
+
+
+@pytest.mark.parametrize(("per", "place"), PERIODS, ids=str)
+def test_a_quota_lives_until_its_period_has_passed_twice(per, place, store, server, ttls):
+    quota = Quota(10, per, **place)
+    before_us = now_us(server)
+    decision = Gate(quota, store=store, name="gate").check()
+    (ttl_ms,) = ttls()
+    start, end = quota.counter.periods.bounds(decision.reset_at_us - 1)
+    assert end == decision.reset_at_us
+    check_just(ttl_ms, end + (end - start), before_us, now_us(server))
+
+
+@pytest.mark.parametrize(("per", "days"), [("rolling:1d", 1), ("rolling:30d", 30), ("rolling:365d", 365)])
+@pytest.mark.parametrize("limit", [10, 5_000], ids=["log", "ring"])
+def test_a_rolling_one_lives_until_its_span_has_passed(limit, per, days, store, server, ttls):
+    quota = Quota(limit, per)
+    before_us = now_us(server)
+    decision = Gate(quota, store=store, name="gate").check()
+    (ttl_ms,) = ttls()
+    width_us = 0 if limit == 10 else days * 86_400_000_000 // 10
+    assert before_us <= decision.reset_at_us - days * 86_400_000_000 <= now_us(server) + width_us
+    check_just(ttl_ms, decision.reset_at_us, before_us, now_us(server))
+
+
+def test_a_description_outlives_the_state_of_a_years_quota(store, server, prefix):
+    Gate(Quota(10, "fixed:366d"), store=store, name="gate").check()
+    # At the beginning of its year that would be two years.
+    assert server.ttl(f"{prefix}:program:gate") > 2 * 366 * 86_400
+
+
+def check_just(ttl_ms, end_us, before_us, after_us):
+    """A second longer than until then."""
+    assert end_us - after_us <= ttl_ms * 1_000 <= end_us - before_us + 1_001_000
 
 
 @pytest.mark.parametrize("name", ["all_of", "any_of", "first_of"])
@@ -127,7 +172,7 @@ def test_so_does_a_queue(rates, store, server, ttls):
     (ttl_ms,) = ttls()
     last = before_us + turns[-1].delay * 1e6
     assert ttl_ms * 1_000 >= last - now_us(server)
-    longest_us = max(rate.period_us for rate in shaper.queue.rates)
+    longest_us = max(rate.period_us for rate in shaper.core.queue.rates)
     assert ttl_ms * 1_000 <= 2 * (last + longest_us - before_us) + 1_001_000
 
 
@@ -158,7 +203,6 @@ def test_no_key_is_without_one_after_all_kinds_of_calls(store, ttls):
         gate.debit("default", cost=2)
         gate.refund("default", decision)
         gate.check_many(["one", "two", "one"])
-        gate.schedule("three", max_wait="1h")
         gate.peek("cold")
         gate.forecast("cold")
     for pace in ("smooth", "burst"):

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shapekit.feedback import DIALECTS, Feedback
-from shapekit.feedback.structured import parse_list
+from shapekit.feedback.fields import parse_list
 
 AT = 1_780_056_000.0
 MAX_HOLD_S = 900.0

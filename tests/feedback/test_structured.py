@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapekit.feedback.structured import LONGEST, parse_list
+from shapekit.feedback.fields import LONGEST, parse_list
 
 PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
 ALPHA = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -26,7 +26,7 @@ class Workers:
         return now
 
     def departs_in(self):
-        """How long the next call waits, on any worker; takes no turn."""
+        """How long the next call waits, on any worker; takes no slot."""
         turn = self.shapers[0].reserve()
         turn.cancel()
         return turn.delay

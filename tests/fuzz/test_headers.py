@@ -10,8 +10,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shapekit.feedback import DIALECTS, Feedback
-from shapekit.feedback.fields import duration, http_date, retry_after, rfc3339, until
-from shapekit.feedback.structured import LONGEST, Member, parse_list
+from shapekit.feedback.fields import (
+    LONGEST,
+    Member,
+    duration,
+    http_date,
+    parse_list,
+    retry_after,
+    rfc3339,
+    until,
+)
 
 from .near import anything, texts
 

@@ -119,7 +119,7 @@ def test_any_order_is_told_or_refused(
                 assert str(error)
                 assert str(pickle.loads(pickle.dumps(error))) == str(error)
     kinds = Counter(type(event) for event in world.told)
-    # What leaves, or is settled or given back, had a turn before.
+    # What leaves, or is settled or given back, had a slot before.
     assert kinds[Departed] <= kinds[Reserved]
     assert kinds[Cancelled] <= kinds[Reserved] + kinds[Measured]
     if not enforce and "cancel_later" not in {step for step, _, _ in story}:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from shapekit import ConfigError, CostExceedsLimitError, Policy
 from shapekit.algorithms.description import describe, revived
-from shapekit.spec import FIELDS, STRATEGIES
+from shapekit.config import FIELDS, STRATEGIES
 
-from ..property.limits import limits
+from ..algorithms.limits import limits
 from .near import anything, tables, texts, values
 from .test_rates import check_told
 

@@ -4,21 +4,9 @@ import functools
 
 import pytest
 
-from shapekit import LLMBudget, ManualClock
+from shapekit import LLMBudget
 
-from ..policy.conftest import World
 from ..redis_server import free_port as a_free_port
-
-
-@pytest.fixture(params=["sync", "asyncio", "trio"])
-def world(request):
-    return World(request.param)
-
-
-@pytest.fixture
-def clock():
-    """Virtual time that jumps whenever everybody sleeps."""
-    return ManualClock(autojump=True)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shapekit import LLMBudget, ManualClock, MemoryStore, QueueFullError, StoreUnavailableError
-from shapekit.alarm import AsyncAlarm
-from shapekit.llm_stream import SettledStream
+from shapekit._runtime.event import AsyncAlarm
+from shapekit.llm.stream import SettledStream
 from shapekit.testing import FaultyStore
 
 from .errors import RefusedByServer, caused
@@ -59,7 +59,7 @@ def in_bucket(budget, now_us):
     """
     tokens = budget.policies["tokens"]
     wait_us = round(tokens.forecast(cost=CAPACITY).first_in * 1_000_000)
-    line, *_ = tokens.shaper._look("default")
+    line, *_ = tokens.shaper.core.look.call("default")
     hours, rest = divmod(wait_us + now_us - line[5], 3_600_000_000)
     assert rest == 0
     return hours
@@ -147,7 +147,7 @@ def test_the_books_balance_whatever_fails_in_between(story):
             try:
                 call.__enter__()
             except QueueFullError:
-                del calls[number]  # its turn was not to be had, and its tokens are back
+                del calls[number]  # its slot was not to be had, and its tokens are back
             continue
         call = calls.pop(number, None)
         if call is not None:
@@ -211,7 +211,7 @@ LEFT_A_PLACE = [
 )
 @example(backend="asyncio", story=LEFT_A_PLACE)
 def test_the_books_balance_whoever_is_cancelled(backend, story):
-    """Tasks that wait for their turns, are cancelled there or in their calls, or give up."""
+    """Tasks that wait for their slots, are cancelled there or in their calls, or give up."""
     clock = ManualClock(autojump=True)
     budget = slow_budget(clock=clock)
     charged = []

@@ -1,4 +1,4 @@
-"""LLMBudget: tokens and a turn, both or neither; what it is told, and how it complains."""
+"""LLMBudget: tokens and a slot, both or neither; what it is told, and how it complains."""
 
 import pickle
 
@@ -18,7 +18,7 @@ from shapekit import (
     TokenUsage,
     off,
 )
-from shapekit.alarm import AsyncAlarm
+from shapekit._runtime.event import AsyncAlarm
 from shapekit.events import Departed, Refused, Reserved, Settled
 
 from .errors import RefusedByServer, caused
@@ -81,7 +81,7 @@ def test_max_wait_bounds_both_waits_together(world, budget, used, clock):
     world.enter(one.admit(1_000))
     world.enter(one.admit(500, max_wait=1.0))
     assert clock.now() == 1.0
-    # Half a second for the tokens, and then another for the turn: each alone would be short enough.
+    # Half a second for the tokens, and then another for the slot: each alone would be short enough.
     with pytest.raises(QueueFullError):
         world.enter(one.admit(1_000, max_wait=0.9))
     assert clock.now() == 1.5
@@ -94,7 +94,7 @@ def test_a_timeout_bounds_both_waits_together(world, budget, used, clock):
     one = budget(requests="1/s", tokens="60k/min", capacity=1_000)
     world.enter(one.admit(1_000))
     with pytest.raises(TimeoutError):
-        world.enter(one.admit(500, timeout=0.75))  # 0.5 s for the tokens, and a quarter of its turn
+        world.enter(one.admit(500, timeout=0.75))  # 0.5 s for the tokens, and a quarter of its slot
     assert clock.now() == 0.75
     assert used(one) == 1_000
 
@@ -185,7 +185,7 @@ def test_input_and_output_may_be_counted_apart(world, clock):
     call = one.admit(ask())
     world.enter(call)
     world.settle(call, {"usage": {"input_tokens": 3_000, "output_tokens": 80}})
-    left = {family: policy.shaper._look("default")[0] for family, policy in one.policies.items()}
+    left = {family: policy.shaper.core.look.call("default")[0] for family, policy in one.policies.items()}
     assert list(left) == ["input-tokens", "output-tokens", "requests"]
     full = {family: one.policies[family].forecast(cost=cost).first_in for family, cost in
             {"input-tokens": 30_000, "output-tokens": 8_000}.items()}  # fmt: skip
@@ -274,7 +274,7 @@ def test_refund_on_stands_in_place_of_what_is_known(world, budget, used):
 def test_a_forecast_sees_both(budget):
     one = budget(requests="10/s", tokens="60k/min", capacity=1_000)
     assert one.forecast(asked=100).first_in == 0.0
-    assert one.forecast(21, asked=100).last_in == 2.0  # by the turns it were 2 s, by the tokens 1.1 s
+    assert one.forecast(21, asked=100).last_in == 2.0  # by the slots it were 2 s, by the tokens 1.1 s
     assert one.forecast(21, asked=1_000).last_in == 20.0
     assert anyio.run(one.aforecast, 21, 1_000) == one.forecast(21, asked=1_000)
     assert anyio.run(one.aquotas) == one.quotas()
@@ -327,7 +327,7 @@ def test_closing_closes_what_it_made(clock):
 
 
 def test_the_bucket_is_as_large_as_the_limit_if_nothing_else_is_said():
-    (bucket,) = LLMBudget(tokens="90k/min").policies["tokens"].shaper.queue.gates
+    (bucket,) = LLMBudget(tokens="90k/min").policies["tokens"].shaper.core.queue.gates
     assert bucket == TokenBucket("90_000/min", capacity=90_000)
 
 

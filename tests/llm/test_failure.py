@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from shapekit import Policy, QueueFullError
-from shapekit.llm_failure import never_ran, never_sent
+from shapekit.llm.call import never_ran, never_sent
 
 from .errors import RefusedByServer, caused
 

@@ -3,7 +3,7 @@
 import pytest
 
 from shapekit import LLMBudget
-from shapekit.llm_limits import hold_s
+from shapekit.llm.call import hold_s
 
 from .errors import Response
 

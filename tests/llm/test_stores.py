@@ -66,7 +66,7 @@ async def story(store, way):
         await way.ask(one.admit(9_900))  # there is no room for so many
     assert await way.ask(one.admit(100), 3_000) is True
     with pytest.raises(QueueFullError):
-        await way.ask(one.admit(5))  # no turn is left
+        await way.ask(one.admit(5))  # no slot is left
     assert await way.used(one) == 100 + 300 + 3_000
     tokens_alone = LLMBudget(**{**SAID, "requests": None}, store=store)
     with pytest.raises(QueueFullError):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapekit import TokenUsage
-from shapekit.llm_usage import Heard, usage_of
+from shapekit.llm.usage import Heard, usage_of
 
 
 def objects(value):

@@ -98,9 +98,8 @@ def asked(redis, server, budget, calls):
 
 @pytest.fixture
 def redis():
-    server = RedisServer().start()
-    yield server
-    server.close()
+    with RedisServer() as server:
+        yield server
 
 
 def test_the_books_of_all_workers_are_those_of_the_server(redis):

@@ -167,6 +167,21 @@ def test_what_cannot_be_settled_is_logged_and_the_answer_is_there(clock, used, c
     one.close()
 
 
+def test_a_predicate_that_fails_takes_no_error_away(clock, used, caplog):
+    def mistaken(error):
+        raise LookupError("no such field")
+
+    def fail(prompt="why?", max_tokens=100):
+        raise RefusedByServer(429)
+
+    one = LLMBudget(tokens="60k/min", tokens_per_day="1M", refund_on=mistaken, clock=clock)
+    with pytest.raises(RefusedByServer) as caught:
+        one.wrap(fail)()
+    assert caught.value.__context__ is None
+    assert used(one) == 102
+    assert caplog.records[-1].exc_info[0] is LookupError
+
+
 def test_what_was_reserved_can_be_seen(one):
     with one.admit({"prompt": "why?", "max_tokens": 5}) as call:
         assert call.reserved == TokenUsage(2, 5)

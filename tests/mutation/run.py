@@ -32,23 +32,28 @@ from cosmic_ray.work_db import WorkDB
 ROOT = Path(__file__).parents[2]
 TREE = ("shapekit", "integrations", "tests", "docs", "examples", "pyproject.toml", "README.md")
 LUA = "tests/stores/test_redis_conformance.py"
-LAWS = "tests/property"
-QUEUE = ("tests/shaper", "tests/policy")
-STRATEGIES = (LUA, "tests/unit/test_gate.py", "tests/unit/test_strategies_bad_input.py", LAWS)
-CALENDAR = ("tests/unit/test_periods.py", "tests/unit/test_calendar.py", "tests/unit/test_quota.py")
+
+
+def files(folder):
+    """The tests of a folder, without those of the folders in it."""
+    return tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).glob("test_*.py")))
+
+
+LAWS = files("tests/algorithms")
+POLICY = ("tests/policy", "tests/admission")
+QUEUE = ("tests/algorithms/queue", "tests/shaper", *files("tests/queue"), *POLICY)
+CALENDAR = "tests/algorithms/quota"
+STRATEGIES = (LUA, "tests/gate/test_gate.py", *LAWS, CALENDAR)
 TESTS = {
-    ("algorithms/adaptive", "algorithms/aimd", "algorithms/tempo"): ("tests/adaptive", LUA),
-    ("algorithms/concurrency", "algorithms/runs"): (LUA, "tests/concurrency"),
-    tuple(f"algorithms/{noun}" for noun in ("leaky_q", "wired", "gaps", "places", "constraints", "grant")): (
-        LUA,
-        *QUEUE,
-    ),
-    ("algorithms/many_turns",): ("tests/leases", LUA),
-    ("algorithms/spread_counter",): (*CALENDAR, LUA, LAWS, "tests/integration/test_spread.py"),
-    ("algorithms/usage",): (*CALENDAR, LUA, LAWS, "tests/policy"),
-    ("algorithms/calendar", "algorithms/period", "algorithms/quota"): (*CALENDAR, LUA, LAWS),
-    ("algorithms/compos",): (*STRATEGIES, "tests/policy"),
-    ("algorithms/description",): ("tests/stores/test_description.py", "tests/fuzz", *STRATEGIES),
+    ("algorithms/adaptive/",): ("tests/algorithms/adaptive", "tests/queue/adaptive", LUA),
+    ("algorithms/inflight",): (LUA, "tests/algorithms/test_inflight.py", "tests/queue/inflight"),
+    ("algorithms/queue/many_turns",): (*files("tests/algorithms/queue"), "tests/queue/prefetch", LUA),
+    ("algorithms/queue/",): (LUA, *QUEUE),
+    ("algorithms/quota/spread",): (CALENDAR, LUA, *LAWS, "tests/processes/test_spread.py"),
+    ("algorithms/usage",): (CALENDAR, LUA, *LAWS, *POLICY),
+    ("algorithms/quota/",): (CALENDAR, LUA, *LAWS),
+    ("algorithms/compose",): (*STRATEGIES, *POLICY),
+    ("algorithms/description",): ("tests/fuzz", *STRATEGIES),
     ("shaper",): QUEUE,
     ("feedback/",): ("tests/feedback",),
     ("algorithms/",): STRATEGIES,
@@ -62,7 +67,7 @@ KILLED, SURVIVED, NEVER_ENDS = "killed", "survived", "never ends"
 def modules():
     """What is broken: the mathematics, the shaper, and what understands servers."""
     package = ROOT / "shapekit"
-    found = [*sorted((package / "algorithms").glob("*.py")), package / "shaper.py"]
+    found = [*sorted((package / "algorithms").rglob("*.py")), package / "shaper.py"]
     found += sorted((package / "feedback").glob("*.py"))
     return [path.relative_to(ROOT) for path in found if path.name != "__init__.py"]
 

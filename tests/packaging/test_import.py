@@ -43,6 +43,10 @@ def test_an_extra_that_was_loaded_would_show() -> None:
     assert "trio" in third_parties("shapekit, trio") - NEEDED
 
 
+def test_importing_loads_nothing_that_only_shared_stores_and_permits_need() -> None:
+    assert not loaded("shapekit") & {"contextvars", "hashlib", "sqlite3"}
+
+
 def test_importing_loads_no_event_loop() -> None:
     # It would take longer to import than anything else here; whoever runs on it has it already.
     assert "asyncio" not in loaded("shapekit")

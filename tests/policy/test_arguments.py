@@ -45,7 +45,7 @@ WRONG = [
     *(("enforce", value, {"rate": 10}) for value in (1, 0, None, "yes")),
     *(("refund_on", value, {"rate": 10}) for value in (5, "OSError", [OSError], (OSError, 5), OSError())),
     *(("refund_on", value, {"rate": 10}) for value in (int, str, (OSError, int))),
-    *(("store", value, {"rate": 10}) for value in (5, {}, MemoryStore, "redis://")),
+    *(("store", value, {"rate": 10}) for value in (5, {}, MemoryStore, "memcached://localhost")),
     *(("clock", value, {"rate": 10}) for value in (5, "now", object())),
     *(("name", value, {"rate": 10}) for value in ("", 5, b"x", [])),
     *(("feedback", value, {"rate": 10}) for value in (5, True, "github", "", [], object(), StringIO())),

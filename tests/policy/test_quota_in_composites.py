@@ -28,7 +28,7 @@ from shapekit import (
     any_of,
     first_of,
 )
-from shapekit.algorithms.composite import Composite
+from shapekit.algorithms.compose import Composite
 
 from ..redis_server import shared_server
 
@@ -77,7 +77,7 @@ SPENT = [
 
 def used_up(one):
     """Takes all that may leave soon; the clock then stands where the last of it has left."""
-    clock = one.shaper._store.clock
+    clock = one.shaper.core.store.clock
     while turn := one.shaper.reserve(max_wait="1s"):
         clock.advance(turn.delay)
     return clock

@@ -260,7 +260,7 @@ def test_what_remains_is_what_a_call_may_still_cost(story):
             if (at - 4 * DAY) // (7 * DAY) == (clock.now() - 4 * DAY) // (7 * DAY)
         )
         assert usages["a"].used >= sum(units for at, units in costs if at > clock.now() - 6 * 3_600)
-        if cost <= policy.shaper.queue.max_cost:
+        if cost <= policy.shaper.core.queue.max_cost:
             turn = policy.shaper.reserve(cost=cost, max_wait=0)
             assert turn.accepted is (cost <= left)
             if turn:

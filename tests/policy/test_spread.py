@@ -6,7 +6,6 @@ import pytest
 from shapekit import (
     ConfigError,
     Gate,
-    ManualClock,
     Policy,
     QueueFullError,
     Quota,
@@ -21,11 +20,6 @@ from shapekit.algorithms.description import describe, revived
 from shapekit.integrations.httpx import ShapedTransport
 
 DAY_S = 86_400
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(autojump=True)
 
 
 def departures(policy, clock, calls, **asked):
@@ -162,7 +156,7 @@ def test_a_function_a_table_and_a_client_take_the_same_word(clock):
     assert left == [0.0, 10.0]
     table = Policy.from_dict({"quota": "10/fixed:100s", "spread": True})
     inner = Policy.from_dict({"quota": {"limit": 10, "per": "fixed:100s", "spread": True}})
-    assert table.shaper.queue == inner.shaper.queue == call.policy.shaper.queue
+    assert table.shaper.core.queue == inner.shaper.core.queue == call.policy.shaper.core.queue
     answering = httpx.MockTransport(lambda request: httpx.Response(200))
     transport = ShapedTransport(answering, quota="10/fixed:100s", spread=True, clock=clock)
     with httpx.Client(transport=transport) as client:
@@ -200,8 +194,3 @@ def test_a_gate_tells_being_early_from_being_spent(clock):
     assert (early.value.code, early.value.retry_after) == ("rate_limit_exceeded", 20.0)
     with pytest.raises(QuotaExhaustedError):
         gate.require(cost=2)
-    with pytest.raises(QueueFullError):
-        gate.schedule(max_wait="19s")
-    assert gate.schedule().delay == 20.0
-    with pytest.raises(QuotaExhaustedError):
-        gate.schedule()

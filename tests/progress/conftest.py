@@ -7,8 +7,8 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from shapekit import ManualClock, aprogress, progress
-from shapekit.progress_line import Log
+from shapekit import ManualClock
+from shapekit.progress import Log, aprogress, progress
 
 PATIENCE_S = 20.0
 """Longer than any event takes: reached only where a test fails."""

@@ -15,10 +15,9 @@ from shapekit import (
     RedisStore,
     SQLiteStore,
     off,
-    progress,
 )
-from shapekit.algorithms.leaky_queue import LeakyQueue
-from shapekit.progress_watch import MAX_PLAYED, PLAYED_AT_ONCE, Loop, Watch
+from shapekit.algorithms.queue.queue import LeakyQueue
+from shapekit.progress import MAX_PLAYED, PLAYED_AT_ONCE, Loop, Watch, progress
 
 from ..redis_server import shared_server
 from .conftest import PATIENCE_S, Form

@@ -5,10 +5,11 @@ from contextlib import aclosing
 
 import anyio
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shapekit import ManualClock, Policy, aprogress, progress
+from shapekit import ManualClock, Policy
+from shapekit.progress import aprogress, progress
 
 from .conftest import PATIENCE_S, Form
 
@@ -50,7 +51,7 @@ class Counted:
         return iter(self.source)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(st.sampled_from(["sync", "asyncio", "trio"]), lengths, st.integers(0, 13), st.sampled_from([0, 1, 2]))
 def test_every_item_comes_once_in_order_and_not_before_it_is_asked_for(name, length, leave_at, known):
     source, seen = Source(length), []

@@ -8,8 +8,9 @@ from contextlib import aclosing
 import anyio
 import pytest
 
-from shapekit import ManualClock, MemoryStore, Policy, aprogress, progress
-from shapekit.alarm import AsyncAlarm
+from shapekit import ManualClock, MemoryStore, Policy
+from shapekit._runtime.event import AsyncAlarm
+from shapekit.progress import aprogress, progress
 from shapekit.testing import FaultyStore
 
 from .conftest import Form

@@ -2,7 +2,8 @@
 
 import pytest
 
-from shapekit import GCRA, CostExceedsLimitError, Gate, Policy, Shaper, aprogress, progress, shaped
+from shapekit import GCRA, CostExceedsLimitError, Gate, Policy, Shaper, shaped
+from shapekit.progress import aprogress, progress
 
 
 @pytest.fixture(params=[progress, aprogress])

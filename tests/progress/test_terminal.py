@@ -1,4 +1,4 @@
-"""On a terminal: one line, redrawn in place, that stays when the loop is over."""
+"""On a terminal: one line, which rich redraws in place, and which stays when the loop is over."""
 
 import fcntl
 import io
@@ -20,46 +20,61 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shapekit import ManualClock, Policy, progress, progress_line, progress_watch
+from shapekit import ManualClock, Policy
+from shapekit import progress as progress_module
+from shapekit.progress import in_log, opened, progress
 
 from .conftest import PATIENCE_S
-from .test_line import tolds
+from .test_line import told, tolds
 
 THREAD = "shapekit-progress"
+
+
+STEERING = re.compile(r"\x1b\[[0-9;]*m|\x1b\[2K|[\r\n]|[^\x1b\r\n]+")
+"""Colours, which are left out of account, and all else that may be written here."""
+BAR = 30
 
 
 class Screen(io.StringIO):
     """A terminal with a single line, which remembers all that could be seen on it, and when."""
 
+    encoding = "utf-8"
+
     def __init__(self, clock=None):
         super().__init__()
         self._clock = clock
         self._changed = threading.Condition()
+        self._at = 0
         self.seen = [""]
         self.times = []
         self.kept = []
-        self.frames = []
+        self.raw = ""
 
     def isatty(self):
         return True
 
     def write(self, text):
         with self._changed:
-            line, at = self.seen[-1], 0
-            for character in text:
-                if character == "\r":
-                    at = 0
-                elif character == "\n":
+            line = self.seen[-1]
+            for part in STEERING.findall(text):
+                if part == "\r":
+                    self._at = 0
+                elif part == "\n":
                     self.kept.append(line.rstrip())
+                    line, self._at = "", 0
+                elif part == "\x1b[2K":
                     line = ""
-                else:
-                    line = line[:at].ljust(at) + character + line[at + 1 :]
-                    at += 1
-            self.seen.append(line)
-            self.frames.append(text.strip("\r\n"))
-            if self._clock is not None:
-                self.times.append(self._clock.now())
+                elif not part.startswith("\x1b"):
+                    line = line[: self._at].ljust(self._at) + part + line[self._at + len(part) :]
+                    self._at += len(part)
+            assert "".join(STEERING.findall(text)) == text
+            self.raw += text
+            if line != self.seen[-1]:
+                self.seen.append(line)
+                if self._clock is not None:
+                    self.times.append(self._clock.now())
             self._changed.notify_all()
+            return len(text)
 
     def until(self, word):
         with self._changed:
@@ -68,17 +83,28 @@ class Screen(io.StringIO):
 
 def draw_on(screen, monkeypatch):
     """Not by sys.stderr itself, which pytest puts back between a fixture and its test."""
-    monkeypatch.setattr(progress_line, "sys", SimpleNamespace(stderr=screen))
+    monkeypatch.setattr(progress_module, "sys", SimpleNamespace(stderr=screen))
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch):
+    """A terminal of 100 columns without colours, where the bar is as long as what is done."""
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+    for name in ("TERM", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
 def screen(monkeypatch, clock):
     screen = Screen(clock)
     draw_on(screen, monkeypatch)
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.delenv("TERM", raising=False)
-    monkeypatch.setattr(progress_watch, "TICK_S", 600)
+    monkeypatch.setattr(progress_module, "TICK_S", 600)
     return screen
+
+
+def bar(done, total):
+    return ("━" * (BAR * done // total)).ljust(BAR)
 
 
 def test_the_line_is_redrawn_in_place_and_its_last_state_stays(form, screen, clock):
@@ -86,45 +112,82 @@ def test_the_line_is_redrawn_in_place_and_its_last_state_stays(form, screen, clo
     form.loop(range(5), policy, lambda item: policy.admit())
     assert [line.rstrip() for line in screen.seen] == [
         "",
-        "0/5 (0%)  [..............................]  0 s  ETA 1 s",
-        "2/5 (40%)  [############..................]  0 s  20.0/s  ETA 1 s",
-        "3/5 (60%)  [##################............]  0 s  15.0/s  ETA 1 s",
-        "4/5 (80%)  [########################......]  0 s  13.3/s  ETA 1 s",
-        "5/5 (100%)  [##############################]  0 s  12.5/s  ETA 0 s",
+        f"{bar(0, 5)} 0/5 (0%)  ETA 1 s  0 s",
+        f"{bar(2, 5)} 2/5 (40%)  ETA 1 s  0 s  20.0/s",
+        f"{bar(3, 5)} 3/5 (60%)  ETA 1 s  0 s  15.0/s",
+        f"{bar(4, 5)} 4/5 (80%)  ETA 1 s  0 s  13.3/s",
+        f"{bar(5, 5)} 5/5 (100%)  ETA 0 s  0 s  12.5/s",
+        f"{bar(5, 5)} 5/5 (100%)  in 0 s  12.5/s",
         "",
     ]
-    assert screen.kept == ["5/5 (100%)  in 0 s  12.5/s"]
+    assert screen.kept == [f"{bar(5, 5)} 5/5 (100%)  in 0 s  12.5/s"]
 
 
 def test_it_is_redrawn_ten_times_a_second_at_most(form, screen, clock):
     form.loop(range(1_000), Policy("1/s", clock=clock), lambda item: clock.advance(0.007))
-    *drawn, last = screen.times
+    *drawn, last, ended = screen.times
     assert len(drawn) == 1 + 7_000 // 105  # every fifteenth item
     assert all(after - before >= 0.1 - 1e-9 for before, after in pairwise(drawn))
-    assert last == 1_007.0
+    assert last == ended == 1_007.0
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(tolds, st.integers(1, 120)), min_size=1, max_size=5))
-def test_it_is_never_wider_than_the_terminal_and_leaves_nothing_of_the_last_line(monkeypatch, lines):
-    """Whatever becomes of the terminal's size meanwhile."""
+@given(st.lists(tolds, min_size=1, max_size=5), st.integers(1, 120))
+def test_it_is_never_wider_than_the_terminal_and_leaves_nothing_of_the_last_line(monkeypatch, lines, columns):
+    """However narrow: the count is what is left to the last."""
     screen = Screen()
-    terminal = progress_line.Terminal(screen)
-    before = 0
-    for told, columns in lines:
-        monkeypatch.setenv("COLUMNS", str(columns))
-        terminal.tell(told)
-        width = max(1, columns - 1)
-        assert min(before, width) <= len(screen.frames[-1]) <= width
-        before = len(screen.frames[-1].rstrip())
+    draw_on(screen, monkeypatch)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    terminal = opened("name")
+    try:
+        for told in lines:
+            terminal.tell(told._replace(total=lines[0].total))
+            count = in_log(told._replace(total=lines[0].total)).split(" ")[0].rstrip(",")
+            line = screen.seen[-1].lstrip("━╸╺ ").rstrip("… ")
+            assert len(screen.seen[-1]) <= columns
+            assert count[: len(line)] == line[: len(count)]
+            assert len(line) >= min(len(count), columns - 1)
+    finally:
+        terminal.close()
 
 
-@pytest.mark.parametrize("no_color", ["1", None])
-def test_it_is_plain_text(screen, clock, monkeypatch, no_color):
-    monkeypatch.setenv("NO_COLOR", no_color) if no_color else monkeypatch.delenv("NO_COLOR", raising=False)
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        (100, "━━━━━━━━━━━                    370/1,000 (37%)  held 12 s  ETA 1 min 3 s  37 s  10.0/s"),
+        (70, "━━━━━          370/1,000 (37%)  held 12 s  ETA 1 min 3 s  37 s  10.0/s"),
+        (55, "370/1,000 (37%)  held 12 s  ETA 1 min 3 s  37 s  10.0/s"),
+        (42, "370/1,000 (37%)  held 12 s  ETA 1 min 3 s…"),
+        (28, "370/1,000 (37%)  held 12 s …"),
+        (10, "370/1,000…"),
+    ],
+)
+def test_what_falls_away_first(screen, monkeypatch, columns, text):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    terminal = opened("name")
+    terminal.tell(told(held=12.0, eta=63.0))
+    terminal.close()
+    assert screen.kept == [text]
+
+
+def test_where_letters_are_those_of_ascii_so_is_the_line(screen, monkeypatch):
+    monkeypatch.setattr(screen, "encoding", "ascii", raising=False)
+    for columns in ("100", "40", "20"):
+        monkeypatch.setenv("COLUMNS", columns)
+        terminal = opened("name")
+        terminal.tell(told(held=12.0, eta=63.0))
+        terminal.close()
+    assert screen.raw.isascii()
+    assert screen.kept[0].startswith("-----------                    370/1,000 (37%)  held 12 s")
+    assert screen.kept[2] == "370/1,000 (37%)  hel"
+
+
+def test_where_there_are_colours_the_rest_of_the_bar_is_drawn_too(screen, clock, monkeypatch):
+    monkeypatch.delenv("NO_COLOR")
     for _ in progress(range(30), Policy("1/s", clock=clock)):
         clock.advance(1)
-    assert all(line.isprintable() and line.isascii() for line in screen.seen)
+    assert [line.count("━") + line.count("╺") + line.count("╸") for line in screen.seen[1:-1]] == [BAR] * 32
+    assert re.search(r"\x1b\[[0-9;]+m━{30}\x1b\[0m 30/30", screen.raw)
 
 
 def test_leaving_leaves_a_true_line(form, screen, clock):
@@ -134,7 +197,7 @@ def test_leaving_leaves_a_true_line(form, screen, clock):
         return False if item == 3 else policy.admit()
 
     form.loop(range(50), policy, body)
-    assert screen.kept == ["3/50 (6%)  in 0 s  15.0/s  stopped in item 4"]
+    assert screen.kept == [f"{'━╸'.ljust(BAR)} 3/50 (6%)  stopped in item 4  in 0 s  15.0/s"]
 
 
 def test_a_second_loop_goes_to_the_log_and_the_next_one_draws_again(form, screen, listener, clock):
@@ -146,14 +209,16 @@ def test_a_second_loop_goes_to_the_log_and_the_next_one_draws_again(form, screen
     form.loop(range(2), policy, inner)
     assert [told["total"] for told in listener.told] == [3, 3] * 2
     form.loop(range(4), policy, lambda item: None)
-    assert [line.split("  ")[0] for line in screen.kept] == ["2/2 (100%)", "4/4 (100%)"]
+    assert [line.lstrip("━ ").split("  ")[0] for line in screen.kept] == ["2/2 (100%)", "4/4 (100%)"]
 
 
-def test_a_terminal_that_is_gone_stops_nobody(form, screen, clock, monkeypatch):
-    def gone(text):
-        raise BrokenPipeError("nobody reads this")
+@pytest.mark.parametrize("error", [BrokenPipeError, OSError, ValueError])
+@pytest.mark.parametrize("method", ["write", "flush"])
+def test_a_terminal_that_is_gone_stops_nobody(form, screen, clock, monkeypatch, method, error):
+    def gone(*args):
+        raise error("nobody reads this")
 
-    monkeypatch.setattr(screen, "write", gone)
+    monkeypatch.setattr(screen, method, gone)
     seen = []
     form.loop(range(5), Policy("1/s", clock=clock), seen.append)
     assert seen == [0, 1, 2, 3, 4]
@@ -166,13 +231,20 @@ def test_a_terminal_that_cannot_go_back_is_none(form, screen, listener, clock, m
     assert len(listener.told) == 2
 
 
+def test_without_rich_the_log_is_told(form, screen, listener, clock, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    form.loop(range(3), Policy("1/s", clock=clock), lambda item: None)
+    assert screen.seen == [""]
+    assert len(listener.told) == 2
+
+
 def threads():
     return [thread for thread in threading.enumerate() if thread.name == THREAD]
 
 
 def test_a_hold_shows_while_an_item_takes_long(form, screen, monkeypatch):
     """Who waits for a hold to end does so in the midst of an item."""
-    monkeypatch.setattr(progress_watch, "TICK_S", 0.01)
+    monkeypatch.setattr(progress_module, "TICK_S", 0.01)
     clock = ManualClock(1_000.0)
     policy = Policy("10/s", clock=clock)
 
@@ -184,7 +256,7 @@ def test_a_hold_shows_while_an_item_takes_long(form, screen, monkeypatch):
         screen.until("held 18 s  ETA 19 s")
         policy.shaper.resume()
         clock.advance(1)
-        screen.until("13 s  ETA 1 s")
+        screen.until("0/8 (0%)  ETA 1 s  13 s")
         return False
 
     assert policy.shaper.reserve()
@@ -210,8 +282,9 @@ def test_without_a_thread_it_does_without(form, screen, clock, monkeypatch):
 
 
 LOOP = """
-from shapekit import Policy, progress
-policy = Policy("50/s")
+from shapekit import Policy
+from shapekit.progress import progress
+policy = Policy("50/s", max_wait="2h")
 try:
     for number in progress(range(100), policy):
         if number == 20:
@@ -222,10 +295,27 @@ except KeyboardInterrupt:
     print("left", flush=True)
 """
 ABANDONED = """
-from shapekit import Policy, progress
+from shapekit import Policy
+from shapekit.progress import progress
 items = progress(range(100), Policy("50/s"))
 print(next(items), flush=True)
 """
+
+
+QUIET = """
+import logging, sys
+from shapekit import Policy
+from shapekit.progress import progress
+logging.basicConfig(level=logging.INFO)
+assert list(progress(range(3), Policy("50/s"))) == [0, 1, 2]
+assert not [name for name in sys.modules if name.partition(".")[0] == "rich"]
+"""
+
+
+def test_where_nothing_is_drawn_rich_is_not_loaded():
+    told = subprocess.run([sys.executable, "-c", QUIET], capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    assert "3/3 (100%)" in told.stderr
 
 
 def on_a_terminal(code, columns, interrupted_at=None):
@@ -233,6 +323,7 @@ def on_a_terminal(code, columns, interrupted_at=None):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 20, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "TERM")}
+    environment["PYTHONIOENCODING"] = "utf-8"
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code],
         stdin=subprocess.DEVNULL,
@@ -259,7 +350,7 @@ def on_a_terminal(code, columns, interrupted_at=None):
         process.wait()
         os.close(ours)
     assert process.returncode == 0, raw
-    return raw.decode("ascii"), printed.decode()
+    return raw.decode(), printed.decode()
 
 
 def test_a_real_terminal_that_is_narrow():
@@ -268,15 +359,18 @@ def test_a_real_terminal_that_is_narrow():
     assert printed == "left\n"
     assert raw.endswith("\r\n")
     assert raw.count("\n") == 1
-    frames = raw.removesuffix("\r\n").split("\r")[1:]
-    assert max(map(len, frames)) <= 37
-    first, *_, held, last = (frame.rstrip() for frame in frames)
-    assert re.fullmatch(r"0/100 \(0%\)  \d+ s  ETA \d+ s", first)
-    assert re.fullmatch(r"20/100 \(20%\)  held 59 min \d+ s", held)
-    assert re.fullmatch(r"20/100 \(20%\)  stopped in item 21", last)
+    frames = raw.removesuffix("\r\n").split("\r\x1b[2K")
+    assert "\x1b" not in "".join(frames), "nothing of the terminal is changed but its line"
+    assert max(map(len, frames)) <= 38
+    first, *_, held, last, same = (frame.strip() for frame in frames)
+    assert re.fullmatch(r"0/100 \(0%\)  ETA \d+ s  \d+ s", first)
+    assert re.match(r"20/100 \(20%\)  held 59 min \d+ s ", held)
+    assert re.match(r"20/100 \(20%\)  stopped in item 21  in", last)
+    assert last == same
 
 
 def test_a_loop_that_is_left_lying_about_does_not_keep_the_process():
     raw, printed = on_a_terminal(ABANDONED, columns=80)
     assert printed == "0\n"
-    assert raw.startswith("\r0/100 (0%)")
+    assert raw.lstrip().startswith("0/100 (0%)")
+    assert re.search(r"0/100 \(0%\)  stopped in item 1  in \d+ s\r\n$", raw)

@@ -5,7 +5,7 @@ does one thing at one instant. The store is one state of one `LeakyQueue`, which
 in the order of arrival. There are no threads and no clocks, so ten thousand workers are ten thousand
 generators and a heap, and the same seed gives the same run.
 
-What a worker does is what `shapekit.departure` does over a network: it asks for a turn (a trip), sleeps as
+What a worker does is what `_queue.waiter` does over a network: it asks for a slot (a trip), sleeps as
 long as it was told from the moment it was told, asks once more if it had to wait (a trip, or the answer
 that another caller of its process got within the last 20 ms), and then its call travels to the upstream.
 """
@@ -19,9 +19,9 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
-from shapekit.algorithms.grant import Grant
-from shapekit.algorithms.leaky_queue import LeakyQueue
-from shapekit.confirmations import FRESH_US
+from shapekit._queue.key_status import FRESH_US
+from shapekit.algorithms.queue.queue import LeakyQueue
+from shapekit.algorithms.queue.slots import Grant
 from shapekit.rate import SECOND_US, parse_rates
 
 __all__ = ["Call", "Fleet", "Network", "Run", "most_in_window", "pace", "run"]

@@ -8,8 +8,23 @@ import struct
 from typing import Any
 
 from shapekit import ShapekitError
-from shapekit.algorithms.grant import Grant
-from shapekit.testing.trials import GROUPS, Trial
+from shapekit.algorithms.adaptive.queue import STATED, SUCCEEDED, THROTTLED
+from shapekit.algorithms.base import CHECK, DEBIT, FORECAST, PEEK, REFUND
+from shapekit.algorithms.inflight import ENTER, KEEP, LEAVE, WATCH
+from shapekit.algorithms.operation import Operation
+from shapekit.algorithms.queue.queue import (
+    CANCEL,
+    CANCEL_MANY,
+    CONFIRM,
+    HOLD,
+    LOOK,
+    RESERVE,
+    RESERVE_MANY,
+    RESUME,
+    SETTLE,
+)
+from shapekit.algorithms.queue.slots import Grant
+from shapekit.testing.timelines import GROUPS, Trial
 
 NOW_US = 1_700_000_000_000_000
 LIES: tuple[Any, ...] = (
@@ -24,19 +39,19 @@ GARBAGE = (
 )
 """Not even MessagePack, more of it than there is, and pickles."""
 ASKED: dict[str, tuple[Any, ...]] = {
-    "check": (1,), "peek": (), "forecast": (1,), "refund": (1, None), "debit": (1,), "earliest": (1,),
-    "commit": (1, 10**6), "reserve": ((1, 10**6, 7),), "look": (), "confirm": (), "hold": (10**6, 7),
-    "resume": (0,), "reserve_many": (((1, 10**6, 7),), (3, 10**6, 7)),
-    "throttled": (10**5, 10**6, 7), "succeeded": (3, 10**5, 7), "stated": (2**29, 10**5, 7),
-    "enter": (7, 50, 1), "watch": (7,), "leave": (7, 2), "keep": (7, 40, (1, 3)),
+    CHECK: (1,), PEEK: (), FORECAST: (1,), REFUND: (1, None), DEBIT: (1,),
+    RESERVE: ((1, 10**6, 7),), LOOK: (), CONFIRM: (), HOLD: (10**6, 7),
+    RESUME: (0,), RESERVE_MANY: (((1, 10**6, 7),), (3, 10**6, 7)),
+    THROTTLED: (10**5, 10**6, 7), SUCCEEDED: (3, 10**5, 7), STATED: (2**29, 10**5, 7),
+    ENTER: (7, 50, 1), WATCH: (7,), LEAVE: (7, 2), KEEP: (7, 40, (1, 3)),
 }  # fmt: skip
 """What each operation is asked with. The owner 7 is the one that the state is of."""
-QUEUES = ("reserve", "look", "confirm", "reserve_many", "hold", "resume", "cancel", "settle", "cancel_many")
+QUEUES = (RESERVE, LOOK, CONFIRM, RESERVE_MANY, HOLD, RESUME, CANCEL, SETTLE, CANCEL_MANY)
 ADAPTIVE = tuple(
-    one for one in (*QUEUES, "throttled", "succeeded", "stated") if one not in ("reserve_many", "cancel_many")
+    one for one in (*QUEUES, THROTTLED, SUCCEEDED, STATED) if one not in (RESERVE_MANY, CANCEL_MANY)
 )
-ROOMS = ("enter", "look", "watch", "leave", "keep")
-GATES = ("check", "peek", "forecast", "refund", "debit", "earliest", "commit")
+ROOMS = (ENTER, LOOK, WATCH, LEAVE, KEEP)
+GATES = (CHECK, PEEK, FORECAST, REFUND, DEBIT)
 
 
 def trials() -> list[Trial]:
@@ -76,26 +91,26 @@ class Victim:
         self._grants = []
         for number in range(1, 1 + chance.randrange(1, 6)):
             if trial.is_queue:
-                self._grants.append(Grant(*self._asks["reserve"](self._key, (1, None, 7))))
+                self._grants.append(Grant(*self._asks[RESERVE](self._key, (1, None, 7))))
             elif trial.is_room:
-                self._asks["enter"](self._key, 7, number, 1)
-                self._asks["enter"](self._key, 8, number, 1)
+                self._asks[ENTER](self._key, 7, number, 1)
+                self._asks[ENTER](self._key, 8, number, 1)
             else:
-                self._asks["check"](self._key, 1)
+                self._asks[CHECK](self._key, 1)
         if trial.is_adaptive:
-            self._asks["throttled"](self._key, 10**5, 10**6, 7)
+            self._asks[THROTTLED](self._key, 10**5, 10**6, 7)
         if trial.is_queue and chance.random() < 0.5:
-            self._asks["cancel"](self._key, self._grants[0])
+            self._asks[CANCEL](self._key, self._grants[0])
 
     def ask_all(self) -> int:
         """Ask everything; how much of it was refused, and nothing else may be raised."""
         refused = 0
         for operation, ask in self._asks.items():
-            if operation == "cancel":
+            if operation == CANCEL:
                 args: tuple[Any, ...] = (self._grants[-1],)
-            elif operation == "cancel_many":
+            elif operation == CANCEL_MANY:
                 args = (tuple(self._grants),)
-            elif operation == "settle":
+            elif operation == SETTLE:
                 args = ((self._grants[-1], 3, 7),)
             else:
                 args = ASKED[operation]
@@ -105,13 +120,13 @@ class Victim:
                 refused += 1
                 assert len(str(error)) < 2_000
             else:
-                assert operation == "look" or is_answer(operation, answer), (operation, answer)
+                assert operation == LOOK or is_answer(operation, answer), (operation, answer)
         list(self._store.survey())
         assert all(isinstance(key, str) for key in [*self._store.keys("")])
         return refused
 
 
-def operations_of(trial: Trial) -> tuple[str, ...]:
+def operations_of(trial: Trial) -> tuple[Operation, ...]:
     """All that may be asked of a program."""
     if trial.is_room:
         return ROOMS
@@ -120,32 +135,31 @@ def operations_of(trial: Trial) -> tuple[str, ...]:
     return GATES
 
 
-def is_answer(operation: str, answer: Any) -> bool:
+def is_answer(operation: Operation, answer: Any) -> bool:
     """Whether whoever asked can go on from it: as many numbers as there have to be."""
-    match operation:
-        case "check" | "peek" | "refund" | "debit" | "commit":
-            told = answer.binding is None or isinstance(answer.binding, str)
-            return told and _are_numbers((*answer[:6], answer.delay_us), 7)
-        case "reserve":
-            return _is_granted(answer)
-        case "reserve_many":
-            standing, granted = answer
-            return is_answer("confirm", standing) and all(map(_is_granted, granted))
-        case "confirm":
-            return _are_numbers(answer, 6 if len(answer) == 6 else 4)
-        case "forecast" | "throttled" | "succeeded" | "stated":
-            return _are_numbers(answer, 3)
-        case "enter":
-            return _are_numbers(answer, 2)
-        case "watch" | "leave" | "keep":
-            return 1 <= len(answer) <= 20_001 and _are_numbers(answer, len(answer))
+    if operation in (CHECK, PEEK, REFUND, DEBIT):
+        told = answer.binding is None or isinstance(answer.binding, str)
+        return told and _are_numbers((*answer[:6], answer.delay_us), 7)
+    if operation is RESERVE:
+        return _is_granted(answer)
+    if operation is RESERVE_MANY:
+        standing, granted = answer
+        return is_answer(CONFIRM, standing) and all(map(_is_granted, granted))
+    if operation is CONFIRM:
+        return _are_numbers(answer, 6 if len(answer) == 6 else 4)
+    if operation in (FORECAST, THROTTLED, SUCCEEDED, STATED):
+        return _are_numbers(answer, 3)
+    if operation is ENTER:
+        return _are_numbers(answer, 2)
+    if operation in (WATCH, LEAVE, KEEP):
+        return 1 <= len(answer) <= 20_001 and _are_numbers(answer, len(answer))
     return _are_numbers((answer,), 1)
 
 
 def _is_granted(answer: Any) -> bool:
-    """The same of a turn, or of a refusal."""
+    """The same of a slot, or of a refusal."""
     _, wait, departs_at, held, denial, *numbers, undo, _ = answer
-    told = denial is None or is_answer("check", denial)
+    told = denial is None or is_answer(CHECK, denial)
     return told and _are_numbers((wait, departs_at, held, *numbers, *undo), 11)
 
 

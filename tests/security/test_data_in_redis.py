@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapekit import GCRA, Gate, ManualClock, MemoryStore, RedisStore, ShapekitError, Shaper, SlidingWindowLog
-from shapekit.stores.script import script_of
+from shapekit.algorithms.base import CHECK
+from shapekit.stores.redis.script import script_of
 
 from ..redis_server import shared_server
 
@@ -94,7 +95,7 @@ def test_a_key_touches_nothing_but_itself(stores: tuple[MemoryStore, RedisStore]
 def test_scripts_do_not_depend_on_data(stores: tuple[MemoryStore, RedisStore]) -> None:
     """A script is the text of files: the numbers of a limit, its name and its keys come as arguments."""
     limits = GCRA("10/s", burst=3), GCRA("7/min", burst=99)
-    one, other = (script_of(limit.twin(), ("check",)) for limit in limits)
+    one, other = (script_of(limit.twin(), (CHECK,)) for limit in limits)
     assert one.text == other.text
     assert "data" not in one.text.split()
     with shared_server().client() as client:

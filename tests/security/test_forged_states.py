@@ -21,11 +21,13 @@ from shapekit import (
     StoreUnavailableError,
     all_of,
 )
-from shapekit.algorithms.adaptive_queue import AdaptiveQueue
-from shapekit.algorithms.concurrency import Concurrency
-from shapekit.algorithms.grant import Grant
+from shapekit.algorithms.adaptive.queue import SUCCEEDED, THROTTLED, AdaptiveQueue
+from shapekit.algorithms.base import DEBIT
+from shapekit.algorithms.inflight import ENTER, LEAVE, Concurrency
+from shapekit.algorithms.queue.queue import CANCEL, CANCEL_MANY, LOOK, RESERVE, SETTLE
+from shapekit.algorithms.queue.slots import Grant
 from shapekit.rate import Rate
-from shapekit.testing.trials import Trial, queue
+from shapekit.testing.timelines import Trial, queue
 
 from ..redis_server import shared_server
 from .poison import ASKED, NOW_US, as_text, is_answer, operations_of, packed, unpacked
@@ -50,10 +52,15 @@ PROGRAMS: dict[str, Any] = {
     "line, spread": queue(
         "5/day", gates=(Quota("1/day", tz="Europe/Berlin", spread=True), FixedWindow("4/s"))
     ),
+    "line over days": queue(None, gates=(Quota("1/day"),)),
+    "line over months, in a zone": queue(
+        None, gates=(Quota("1/month", tz="America/New_York", anchor_day=31),)
+    ),
     "line under windows": queue("5/s", gates=(SlidingWindow("2/s"), GCRA("2/s", 2))),
+    "line under one window": queue("5/s", gates=(SlidingWindow("2/s"),)),
     "found rate": AdaptiveQueue(Rate.parse("1/s"), Rate.parse("62/s"), 3),
-    "few seats": Concurrency(4, "10s"),
-    "one seat": Concurrency(1, "1h"),
+    "few permits": Concurrency(4, "10s"),
+    "one permit": Concurrency(1, "1h"),
 }
 EACH = pytest.mark.parametrize("told", PROGRAMS)
 
@@ -72,19 +79,21 @@ class Life:
         if self.trial.is_room:
             for number in range(1, 6):
                 for owner in (7, 8):
-                    self._ask("enter", owner, number, 1)
-            self._ask("leave", 7, 1)
+                    self._ask(ENTER, owner, number, 1)
+            self._ask(LEAVE, 7, 1)
             return
         if self.trial.is_queue:
-            self._grants = [Grant(*self._ask("reserve", (1, 2**51, 7))) for _ in range(CALLS)]
+            self._grants = [Grant(*self._ask(RESERVE, (1, 2**51, 7))) for _ in range(CALLS)]
             if self.trial.is_adaptive:
-                self._ask("succeeded", 3, 10**5, 7)
-                self._ask("throttled", 10**5, 10**5, 7)
+                self._ask(SUCCEEDED, 3, 10**5, 7)
+                self._ask(THROTTLED, 10**5, 10**5, 7)
             for place in (1, 3):
-                self._ask("cancel", self._grants[place])
+                self._ask(CANCEL, self._grants[place])
             return
         for _ in range(CALLS):
-            self._ask("commit", 1, 2**51)
+            self._ask(DEBIT, 1)
+            # A date that is set forward: a quota keeps several periods then.
+            clock.step_wall(31 * 86_400)
         clock.advance(0.1)
 
     def ask_all(self, *refusals: type[Exception]) -> int:
@@ -92,9 +101,9 @@ class Life:
         refused = 0
         last = self._grants[-1:]
         odd: dict[str, tuple[Any, ...]] = {
-            "cancel": tuple(last[:1]),
-            "cancel_many": (tuple(last),),
-            "settle": ((last[0], 3, 7),) if last else (),
+            CANCEL: tuple(last[:1]),
+            CANCEL_MANY: (tuple(last),),
+            SETTLE: ((last[0], 3, 7),) if last else (),
         }
         for operation in self._asks:
             try:
@@ -103,7 +112,7 @@ class Life:
                 refused += 1
                 assert len(str(error)) < 2_000
             else:
-                assert operation == "look" or is_answer(operation, answer), (operation, answer)
+                assert operation == LOOK or is_answer(operation, answer), (operation, answer)
         return refused
 
     def heal(self) -> None:
@@ -157,13 +166,14 @@ class InFile:
     def __init__(self, program: Any, clock: ManualClock, path: Path) -> None:
         self.store = SQLiteStore(path, clock=clock)
         self.life = Life(self.store, clock, program)
-        with self.store._file as execute:
-            [(text,)] = execute("SELECT state FROM records").fetchall()
+        transact = self.store._file.transact
+        [(text,)] = transact(lambda execute: execute("SELECT state FROM records").fetchall())
         self.state = json.loads(text)
 
     def write(self, state: Any) -> None:
-        with self.store._file as execute:
-            execute("UPDATE records SET state = ?, expires_us = ?", (as_text(state), 2**61))
+        self.store._file.transact(
+            lambda execute: execute("UPDATE records SET state = ?, expires_us = ?", (as_text(state), 2**61))
+        )
 
     def close(self) -> None:
         self.store.close()
@@ -206,7 +216,7 @@ LISTS: list[tuple[str, tuple[int, ...]]] = [
     *(("days", ()), ("months, in a zone", ()), ("spread over days", (0,)), ("spread over days", (1,))),
     *(("spread, in a composite", (0, 0)), ("line, spread", (-1, 0, 0)), ("line, spread", (-2,))),
     *(("line with a gap", (-2,)), ("line under windows", (-2,)), ("found rate", (-4,))),
-    *(("few seats", (-2,)), ("one seat", (-1,)), ("few seats", (-1,))),
+    *(("few permits", (-2,)), ("one permit", (-1,)), ("few permits", (-1,))),
 ]
 
 
@@ -229,22 +239,22 @@ def test_lists_longer_than_any_are_refused(
 RANGES = [(1, LARGEST), (-LARGEST, LARGEST), (5, 4), (5, -LARGEST), (LARGEST, 1), (1, 10_001), (2, 20_000)]
 
 
-@pytest.mark.parametrize("told", ["few seats", "one seat"])
+@pytest.mark.parametrize("told", ["few permits", "one permit"])
 @pytest.mark.parametrize("ends", RANGES, ids=str)
-@pytest.mark.parametrize("which", ["seats", "line"])
+@pytest.mark.parametrize("which", ["permits", "line"])
 def test_nobody_goes_through_calls_that_cannot_be(
     lived: Callable[[str], Any], told: str, ends: tuple[int, int], which: str
 ) -> None:
     where = lived(told)
-    newest, owners, seats, line = where.state
+    newest, owners, permits, line = where.state
     forged = [[7, *ends]]
-    where.write([newest, owners, forged, line] if which == "seats" else [newest, owners, seats, forged])
+    where.write([newest, owners, forged, line] if which == "permits" else [newest, owners, permits, forged])
     assert where.life.ask_all(StoreUnavailableError) == len(operations_of(where.life.trial))
     where.life.heal()
 
 
 def test_as_many_calls_as_there_may_be_are_no_damage(lived: Callable[[str], Any]) -> None:
-    where = lived("one seat")
+    where = lived("one permit")
     newest, owners, *_ = where.state
     where.write([newest, owners, [[7, 1, 10_000]], [[7, 10_001, 20_000]]])
     assert where.life.ask_all() == 0
@@ -285,12 +295,19 @@ def test_a_charge_of_more_than_there_are_numbers_for_is_refused(
     where.life.heal()
 
 
-@pytest.mark.parametrize("standing", [-1, -2, -(2**40), LARGEST])
-def test_a_gap_with_bits_below_nothing_ends(lived: Callable[[str], Any], standing: int) -> None:
-    where = lived("line with a gap")
-    [places] = [part for part in where.state if isinstance(part, list) and part]
-    [gap] = [place for place in places if (place[5] if len(place) == 6 else place[3] == -2)]
-    gap[5 if len(gap) == 6 else 4] = standing
+@pytest.mark.parametrize("count", [0, 2**20, 2**40, LARGEST])
+def test_places_as_many_as_somebody_likes_end(lived: Callable[[str], Any], count: int) -> None:
+    where = lived("line under one window")
+    book = where.state[-2]
+    if isinstance(book[0], list):
+        [[[row, *_]], _] = book[0]
+        assert row[1] == 1
+        row[1] = count
+    else:
+        digits = bytes([count >> up & 127 for up in range(49, -1, -7)])
+        # The number of rows comes first, and of each the number of its slots second.
+        assert book[0][16:24] == bytes([0] * 7 + [1])
+        book[0] = book[0][:16] + digits + book[0][24:]
     where.write(where.state)
     where.life.ask_all(StoreUnavailableError)
     where.life.heal()

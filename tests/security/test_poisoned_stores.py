@@ -1,4 +1,4 @@
-"""Nothing that lies in a store is believed or run: a poisoned state is a refusal, and a reset heals it."""
+"""Nothing that lies in a store is believed or run: a poisoned state is refused or lost; a reset heals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shapekit import (
     SQLiteStore,
     StoreUnavailableError,
 )
-from shapekit.cli.row import row_of
+from shapekit.cli.top import row_of
 
 from ..redis_server import shared_server
 from .poison import GARBAGE, LIES, NOW_US, Victim, as_text, lied, packed, trials, unpacked
@@ -34,6 +34,8 @@ DESCRIPTIONS = (
     *('["quota",1,"day",0,"../../etc/passwd",null,1]', '["gcra",[10,1000000],2]', b"\xff\xfe", "[[]]"),
     *('["leaky_queue",[],1,"smooth",[],[1,0]]', '["all_of",["a"],[["all_of",["a"],[[]]]]]'),
 )
+TAGGED = [raw for raw in GARBAGE if raw[:1] in (b"[", b"p", b"c")]
+"""They begin with a number, as the tag of a program does that nobody knows: what lies there is lost."""
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def test_lies_in_redis_are_refused_or_do_no_harm(server: Any, number: int) -> No
 
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=lambda raw: repr(raw[:12]))
-def test_garbage_in_redis_is_refused_and_a_reset_heals(server: Any, garbage: bytes) -> None:
+def test_garbage_in_redis_is_refused_or_lost_and_a_reset_heals(server: Any, garbage: bytes) -> None:
     with closing(opened()) as store:
         gate = Gate(GCRA("1/day", burst=3), name="gate", store=store)
         shaper = Shaper("1/day; 3/week", name="shaper", store=store)
@@ -82,8 +84,13 @@ def test_garbage_in_redis_is_refused_and_a_reset_heals(server: Any, garbage: byt
             lambda: shaper.hold("1s", key="k"),
         )
         for ask in asks:
-            with pytest.raises((StoreUnavailableError, ConfigError)):
+            if garbage in TAGGED:
                 ask()
+            else:
+                with pytest.raises((StoreUnavailableError, ConfigError)):
+                    ask()
+            for key in server.keys(f"{PREFIX}:{{*"):
+                server.set(key, garbage)
         assert [seen.program for seen in store.survey()] == [None, None]
         gate.reset("k")
         shaper.reset("k")
@@ -115,13 +122,10 @@ def test_descriptions_in_redis_are_not_believed(server: Any, text: str | bytes) 
             for field in server.hkeys(key):
                 server.hset(key, field, text)
         assert [seen.key for seen in store.survey()] == ["k"]
-        other = Gate(GCRA("1/day", burst=5), name="gate", store=store)
-        try:
-            other.check("k")
-        except (ConfigError, StoreUnavailableError) as error:
-            assert len(str(error)) < 1_000
-        else:
-            assert text in ('["gcra",[10,1000000],2]', '["gcra",[1,1],1]'), "which describe something"
+        with closing(opened()) as others:
+            # None of them is what the tag stands for, so what is there is lost, as an evicted key is.
+            other = Gate(GCRA("1/day", burst=5), name="gate", store=others)
+            assert other.check("k").current == 1
 
 
 @EACH
@@ -130,10 +134,13 @@ def test_lies_in_a_file_are_refused_or_do_no_harm(tmp_path: Path, number: int) -
     for turn, trial in enumerate(chance.sample(TRIALS, 3)):
         with closing(SQLiteStore(tmp_path / f"{turn}.db", clock=ManualClock(NOW_US / 1e6))) as store:
             victim = Victim(store, trial, chance)
-            with store._file as execute:
+
+            def lie(execute: Any) -> None:
                 for row, state in execute("SELECT id, state FROM records").fetchall():
                     told = lied(json.loads(state), chance)
                     execute("UPDATE records SET state = ? WHERE id = ?", (as_text(told), row))
+
+            store._file.transact(lie)
             victim.ask_all()
 
 
@@ -153,8 +160,7 @@ def test_no_column_of_a_file_is_believed(tmp_path: Path, sql: str) -> None:
         path = tmp_path / f"{number}.db"
         with closing(SQLiteStore(path)) as store:
             assert Gate(GCRA("1/day", burst=3), name="gate", store=store).check("k")
-            with store._file as execute:
-                execute(sql, (lie,))
+            store._file.transact(lambda execute: execute(sql, (lie,)))
         asked = 0
         for _ in range(2):  # the second time, by whoever opens it anew
             try:
@@ -178,8 +184,9 @@ def test_a_number_without_end_is_no_state(tmp_path: Path) -> None:
     with closing(SQLiteStore(tmp_path / "limits.db")) as store:
         gate = Gate(GCRA("1/day", burst=3), name="gate", store=store)
         gate.check("k")
-        with store._file as execute:
-            execute("UPDATE records SET state = ?", (f"[{'9' * 400},0,0,0]",))
+        store._file.transact(
+            lambda execute: execute("UPDATE records SET state = ?", (f"[{'9' * 400},0,0,0]",))
+        )
         with pytest.raises(StoreUnavailableError, match="damaged"):
             gate.check("k")
         assert [seen.program for seen in store.survey()] == [None]

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from shapekit import Gate, RedisStore, ResilientStore, ShapekitError, Shaper, StoreUnavailableError
 from shapekit.algorithms.gcra import GCRA
 from shapekit.cli.group import cli
-from shapekit.cli.surveys import place_of
-from shapekit.stores.redis_link import unavailable
+from shapekit.cli.stores import place_of
+from shapekit.stores.redis.connections import unavailable
 
 SECRET = "s3cr3t-t0k3n"
 
@@ -61,7 +61,7 @@ def test_stores_and_their_errors(number: int, caplog: pytest.LogCaptureFixture) 
         return
     with closing(store):
         gate, shaper = Gate(GCRA("1/s"), name="gate", store=store), Shaper("1/s", name="s", store=store)
-        check_silent(store, gate, shaper, shaper.queue)
+        check_silent(store, gate, shaper, shaper.core.queue)
         for ask in (gate.check, shaper.reserve, store.reset_all, lambda: list(store.survey())):
             with pytest.raises(StoreUnavailableError) as caught:
                 ask()

@@ -2,13 +2,13 @@
 
 import anyio
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapekit import ManualClock, Shaper
 
-from .follower import SECOND, Follower
-from .setups import ALIGNED, ALWAYS
+from ..algorithms.queue.follower import SECOND, Follower
+from ..algorithms.queue.setups import ALIGNED, ALWAYS
 
 PLAIN = {"plain": (("10/s",), {}, []), "burst": (("7/s",), {"burst": 4}, [])}
 SETUPS = PLAIN | ALWAYS | ALIGNED
@@ -17,7 +17,7 @@ stories = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200)
 @given(st.sampled_from(sorted(SETUPS)), stories, st.integers(1, 15))
 def test_a_forecast_is_what_happens_if_it_is_done(name, story, calls):
     args, options, _ = SETUPS[name]

@@ -1,7 +1,7 @@
 """Holds: nobody leaves before their end, then the rate goes on from its grid, in order, without a burst."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapekit import (
@@ -13,11 +13,11 @@ from shapekit import (
     SlidingWindow,
     SlidingWindowLog,
 )
-from shapekit.algorithms.leaky_queue import LeakyQueue
+from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.rate import Rate
 
-from .model import Model
-from .stage import Stage
+from ..algorithms.queue.model import Model
+from ..queue.stage import Stage
 
 SECOND = 1_000_000
 
@@ -30,7 +30,7 @@ def shaper(clock):
 @pytest.fixture
 def other(shaper):
     """Another worker's shaper of the same name on the same store."""
-    return Shaper("10/s", store=shaper._store, name="api")
+    return Shaper("10/s", store=shaper.core.store, name="api")
 
 
 def spaced(first, count, step=0.1):
@@ -182,7 +182,7 @@ def test_now_or_never_is_never_while_held(clock, shaper):
 
 
 def test_who_cannot_wait_through_a_hold_gives_the_turn_back(stage, shaper):
-    """And says so at the moment it hears of it: when its turn would have come."""
+    """And says so at the moment it hears of it: when its slot would have come."""
     for name in range(3):
         stage.wait_for(shaper, name)
     stage.wait_for(shaper, "hurried", max_wait=1.0)
@@ -225,7 +225,7 @@ def test_who_was_given_a_time_to_wait_gives_up_in_the_middle_of_a_hold(stage, sh
 
 def test_threads_are_held_and_let_go_too(crew, by_hand, until_asleep):
     shaper = Shaper("10/s", clock=by_hand, name="api")
-    other = Shaper("10/s", store=shaper._store, name="api")
+    other = Shaper("10/s", store=shaper.core.store, name="api")
     shaper.reserve()
     left = []
 
@@ -279,7 +279,7 @@ events = st.tuples(
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120)
 @given(st.integers(1, 4), st.lists(events, min_size=2, max_size=14))
 def test_those_who_really_wait_leave_when_the_model_says(backend, burst, events):
     """Instants in hundredths of a second; each event some microseconds beside, so that none coincide."""

@@ -4,7 +4,7 @@ import pickle
 
 import anyio
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapekit import (
@@ -18,8 +18,8 @@ from shapekit import (
     Shaper,
 )
 
-from .follower import SECOND, Follower
-from .setups import ALIGNED, ALWAYS
+from ..algorithms.queue.follower import SECOND, Follower
+from ..algorithms.queue.setups import ALIGNED, ALWAYS
 
 SETUPS = {"plain": (("10/s",), {}, []), "burst": (("7/s",), {"burst": 4}, [])} | ALWAYS | ALIGNED
 NEW_YEAR_S = 1_704_067_200
@@ -126,7 +126,7 @@ def test_what_is_no_cost(shaper, cost):
 
 def test_a_cost_that_no_waiting_admits_is_refused_before_the_store_is_asked(clock):
     shaper = Shaper("10/s", burst=2, gates=(GCRA("5/s", burst=4), FixedWindow(6, "1m")), clock=clock)
-    shaper._store.close()
+    shaper.core.store.close()
     with pytest.raises(CostExceedsLimitError) as caught:
         shaper.reserve("key", cost=5)
     assert (caught.value.cost, caught.value.limit, caught.value.key) == (5, 4, "key")
@@ -137,7 +137,7 @@ def test_a_cost_above_the_burst_of_the_pace_only_waits_longer(clock):
     assert [shaper.reserve(cost=30).delay for _ in range(3)] == [0.0, 3.0, 6.0]
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250)
 @given(
     st.sampled_from(sorted(SETUPS)),
     st.lists(st.tuples(st.integers(1, 4), st.integers(0, 8)), max_size=12),
@@ -166,7 +166,7 @@ def test_a_refused_call_is_accepted_after_just_retry_after(name, before, cost, m
             assert shaper.reserve(cost=cost, max_wait=bound)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(
     st.sampled_from(sorted(SETUPS)),
     st.lists(st.tuples(st.integers(1, 4), st.integers(0, 8), st.booleans()), max_size=15),

@@ -104,7 +104,7 @@ class Load:
                 with anyio.move_on_after(TICK_S / 20 * (number % 7)):
                     await self._gate.acheck(self._key())
             case 5:
-                # The first leaves, the second loses patience, with its turn or on its way to one.
+                # The first leaves, the second loses patience, with its slot or on its way to one.
                 key = self._key()
                 await self._shaper.aschedule(key)
                 with anyio.move_on_after(TICK_S / 10 * (number % 7)):

@@ -12,7 +12,7 @@ import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from shapekit.stores.sqlite_records import _SPAN_BITS
+from shapekit.stores.sqlite.store import _SPAN_BITS
 
 from ..redis_server import RedisServer
 from .judge import made, population, speed, trend
@@ -67,7 +67,7 @@ class Process:
 def soak(every, count):
     """What the processes and the stores held meanwhile: so many samples, at such a distance."""
     with ExitStack() as stack:
-        server = stack.enter_context(closing(RedisServer().start()))
+        server = stack.enter_context(RedisServer())
         client = stack.enter_context(server.client())
         path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "limits.db"
         options = {"url": server.url, "path": str(path), "every": every}

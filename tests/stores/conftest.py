@@ -1,44 +1,11 @@
-"""What the stores' tests share: a path, scripts in processes of their own, and a crew of threads."""
+"""What the stores' tests share: a path, and scripts in processes of their own."""
 
 import subprocess
 import sys
-import threading
 
 import pytest
 
-PATIENCE_S = 30.0
-"""Longer than any event takes: reached only where a test fails."""
-
-
-class Crew:
-    """Threads; none may hang, and what one of them raises is kept."""
-
-    def __init__(self):
-        self._threads = []
-        self.raised = []
-
-    def start(self, job, *args):
-        def work():
-            try:
-                job(*args)
-            except Exception as error:
-                self.raised.append(error)
-
-        thread = threading.Thread(target=work, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def join(self):
-        for thread in self._threads:
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive(), "a thread hangs"
-
-
-@pytest.fixture
-def crew():
-    crew = Crew()
-    yield crew
-    crew.join()
+from ..crew import PATIENCE_S
 
 
 @pytest.fixture

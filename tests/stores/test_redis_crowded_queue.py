@@ -1,4 +1,4 @@
-"""A crowded queue on Redis: fences and gaps as many as may be, and more.
+"""A crowded queue on Redis: as much is given back as is remembered, and more.
 
 The bounds are made small on both sides, so that short stories reach them.
 """
@@ -9,48 +9,68 @@ from itertools import count
 
 import pytest
 
-from shapekit import GCRA, ManualClock, RedisStore
-from shapekit.algorithms import gaps, places
-from shapekit.algorithms.grant import Grant
-from shapekit.algorithms.leaky_queue import LeakyQueue
+from shapekit import GCRA, FixedWindow, ManualClock, Quota, RedisStore, SlidingWindow
+from shapekit.algorithms import rows
+from shapekit.algorithms.queue import gaps, gone
+from shapekit.algorithms.queue import slots as places
+from shapekit.algorithms.queue.queue import CANCEL, LOOK, RESERVE, SETTLE, LeakyQueue
+from shapekit.algorithms.queue.slots import Grant
 from shapekit.rate import parse_rates
-from shapekit.stores import redis_program
-from shapekit.stores.script import Script, script_of
+from shapekit.stores.redis import protocol as redis_program
+from shapekit.stores.redis.script import Script, script_of
 
 from ..redis_server import shared_server
 
-HOLES, SLOTS = 4, 6
+MOST, LEFT, SAID = 4, 8, 3
 STEPS = 120
 _fresh = count()
 
 
 def small_script_of(spec, operations, mode="one"):
     text = script_of(spec, operations, mode).text
-    for name, usual, small in (("MOST", 64, HOLES), ("SLOTS", 48, SLOTS)):
-        assert f"{name} = " not in text or f"{name} = {usual}" in text
-        text = text.replace(f"{name} = {usual}", f"{name} = {small}")
+    for usual, small in (
+        ("MOST, WIDTH = 65536, 4", f"MOST, WIDTH = {MOST}, 4"),
+        ("MOST, ROW, PLACE = 65536, 9, 10", f"MOST, ROW, PLACE = {MOST}, 9, 10"),
+        (
+            "MOST_LEFT, MOST_ROWS, MOST_SAID = 256, 65536, 64",
+            f"MOST_LEFT, MOST_ROWS, MOST_SAID = {LEFT}, 16, {SAID}",
+        ),
+    ):
+        assert usual in text
+        text = text.replace(usual, small)
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(places, "MAX_HOLES", HOLES)
-    monkeypatch.setattr(gaps, "MAX_HOLES", HOLES)
-    monkeypatch.setattr(gaps, "SLOTS", SLOTS)
+    for module, name, bound in (
+        (places, "MOST", MOST),
+        (gaps, "MOST", MOST),
+        (gone, "MOST_LEFT", LEFT),
+        (gone, "MOST_ROWS", 16),
+        (gone, "MOST_SAID", SAID),
+    ):
+        monkeypatch.setattr(module, name, bound)
     monkeypatch.setattr(redis_program, "script_of", small_script_of)
 
 
 @pytest.mark.parametrize(
     ("rate", "burst", "gates"),
-    [("10/s", None, ()), ("7/s", 3, ()), ("10/s", None, (GCRA("100/s"),))],
-    ids=["even", "odd T and a burst", "beside a gate"],
+    [
+        ("10/s", None, ()),
+        ("7/s", 3, ()),
+        ("10/s", None, (GCRA("100/s"),)),
+        ("7/s burst 3; 40/min", None, ()),
+        ("10/s", None, (FixedWindow(7, 1), Quota("1000/day"), SlidingWindow(30, "1m"))),
+    ],
+    ids=["even", "odd T and a burst", "beside a gate", "two rates", "windows and a quota"],
 )
 def test_a_crowd_that_comes_and_goes_is_the_same_in_both_languages(small, rate, burst, gates):
     queue = LeakyQueue(parse_rates(rate), burst, "smooth", gates)
     clock = ManualClock(1_000_000.0)
     store = RedisStore.from_url(shared_server().url, clock=clock, prefix=f"crowd{next(_fresh)}")
-    bound = {name: store.bind("crowd", queue, name) for name in ("reserve", "cancel", "settle", "look")}
-    most_fences = most_free = 0
+    bound = {name: store.bind("crowd", queue, name) for name in (RESERVE, CANCEL, SETTLE, LOOK)}
+    most_rows = most_free = 0
     for seed in range(20):
         dice = random.Random(f"{rate} {seed}")
         key, state, grants = f"key{seed}", None, []
@@ -58,21 +78,31 @@ def test_a_crowd_that_comes_and_goes_is_the_same_in_both_languages(small, rate, 
             if dice.random() < 0.3:
                 clock.advance(dice.choice([0.001, 0.05, 0.1, 0.3]))
             if step < STEPS // 3 or not grants or dice.random() < 0.4:
-                operation, args = "reserve", ((dice.choice([1, 1, 1, 2, 3]), None, 1_000 + step),)
+                operation, args = RESERVE, ((dice.choice([1, 1, 1, 2, 3]), None, 1_000 + step),)
             elif dice.random() < 0.9:
-                operation, args = "cancel", (dice.choice(grants),)
+                operation, args = CANCEL, (dice.choice(grants),)
             else:
-                operation, args = "settle", ((dice.choice(grants), dice.randrange(5), 1_000 + step),)
-            after, expected, _, persist = getattr(queue, operation)(state, clock.now_us(), *args)
+                operation, args = SETTLE, ((dice.choice(grants), dice.randrange(5), 1_000 + step),)
+            after, expected, _, persist = operation.step(queue)(state, clock.now_us(), *args)
             state = after if persist else state
             assert bound[operation](key, *args) == expected, (seed, step, operation)
-            if operation == "reserve" and expected[0]:
+            if operation == RESERVE and expected[0]:
                 grants.append(Grant(*expected))
-            looked = bound["look"](key)[0]
-            assert looked == state, (seed, step, operation)
-            fences = sum(place[3] == places.TAKEN for place in state[6])
-            most_fences, most_free = max(most_fences, fences), max(most_free, len(state[6]) - fences)
+            looked = bound[LOOK](key)[0]
+            assert unpaged(looked) == unpaged(state), (seed, step, operation)
+            free, (gone_rows, *_) = state[6] or (((), ()), ((),))
+            most_rows = max(most_rows, rows.count(gone_rows))
+            most_free = max(most_free, *map(rows.count, free if gates or ";" in rate else (free,)))
     store.close()
     # Else the bounds were not reached, and this has shown nothing.
-    assert most_fences == HOLES
-    assert most_free == HOLES
+    assert most_rows >= LEFT
+    assert most_free == MOST
+
+
+def unpaged(state):
+    """A state without its pages, which come from its history."""
+    if not state[6]:
+        return state
+    free, (gone_rows, *rest) = state[6]
+    flat = rows.flat(free) if state[7] == () else tuple(map(rows.flat, free))
+    return (*state[:6], (flat, (rows.flat(gone_rows), *rest)), state[7])

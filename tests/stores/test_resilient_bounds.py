@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from shapekit import GCRA, FixedWindow, Gate, Quota, Shaper, SlidingWindowLog, StoreUnavailableError
+from shapekit._runtime.drivers import TASKS
 from shapekit.testing import ManualClock, check_pace
 
 from .outages import Host
@@ -152,7 +153,7 @@ def test_promised_turns_are_kept_and_come_on_top(mode, back_after_s, anyio_backe
     left = []
 
     async def leave(turn):
-        await turn.shaper.adepart("default", turn.granted)
+        await turn.core.leave(TASKS, turn)
         left.append((clock.now(), turn.grant.generation < 0))
 
     async def main():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shapekit import GCRA, Gate, StoreUnavailableError
-from shapekit.stores.breaker import FIRST_BACK_OFF_US, LONGEST_BACK_OFF_US, Breaker
+from shapekit.stores.resilient.breaker import FIRST_BACK_OFF_US, LONGEST_BACK_OFF_US, Breaker
 from shapekit.testing import ManualClock
 
 from .outages import PATIENCE_S, Host
@@ -109,7 +109,7 @@ class BreakerMachine(RuleBasedStateMachine):
 
 
 TestBreaker = BreakerMachine.TestCase
-TestBreaker.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestBreaker.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 def test_a_clock_that_was_put_back_does_not_delay_the_probe():

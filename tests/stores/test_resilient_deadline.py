@@ -9,9 +9,9 @@ import anyio
 import pytest
 
 from shapekit import GCRA, ConfigError, Gate, MemoryStore, StoreUnavailableError
-from shapekit.stores import deadline as module
-from shapekit.stores.deadline import Deadline
 from shapekit.stores.resilient import ResilientStore
+from shapekit.stores.resilient import timeout as module
+from shapekit.stores.resilient.timeout import Deadline
 from shapekit.testing import FaultyStore
 
 from .outages import PATIENCE_S, Host, patient
@@ -128,7 +128,7 @@ def test_without_threads_a_call_is_made_where_it_is(monkeypatch, deadline):
 
 FORK = """
 import os, signal, warnings
-from shapekit.stores.deadline import Deadline
+from shapekit.stores.resilient.timeout import Deadline
 
 deadline = Deadline(20_000_000)
 deadline.call(int)

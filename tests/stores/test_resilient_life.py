@@ -7,6 +7,7 @@ import anyio
 import pytest
 
 from shapekit import GCRA, ConfigError, Gate, MemoryStore, Quota, Shaper, StoreUnavailableError
+from shapekit._runtime.drivers import TASKS, run
 from shapekit.stores.resilient import ResilientStore
 from shapekit.testing import FaultyStore, ManualClock
 
@@ -84,13 +85,13 @@ def test_a_waiter_whom_the_store_leaves_keeps_its_time():
         shaper.reserve()
         turn = shaper.reserve()
         host.faulty.down = True
-        shaper.depart("default", turn.granted)
+        run(shaper.core.leave, turn)
         assert (mode, clock.now()) == (mode, 1_001.0)
 
 
 @pytest.fixture(params=MODES)
 def in_a_hurry(request):
-    """A host on which whoever asks is late, a shaper that has lost it, and a turn a minute ahead."""
+    """A host on which whoever asks is late, a shaper that has lost it, and a slot a minute ahead."""
     host = Host(ManualClock(1_000.0, autojump=True))
     shaper = Shaper("1/min", store=host.worker(request.param), name="shaper")
     shaper.reserve()
@@ -106,7 +107,7 @@ def in_a_hurry(request):
 def test_a_waiter_who_is_about_to_leave_is_no_probe(in_a_hurry):
     host, shaper, turn = in_a_hurry
     calls = host.faulty.calls
-    shaper.depart("default", turn.granted)
+    run(shaper.core.leave, turn)
     assert (host.clock.now(), host.faulty.calls) == (1_060.0, calls)
 
 
@@ -114,7 +115,7 @@ def test_a_waiter_who_is_about_to_leave_is_no_probe(in_a_hurry):
 async def test_a_task_that_is_about_to_leave_is_no_probe(in_a_hurry):
     host, shaper, turn = in_a_hurry
     calls = host.faulty.calls
-    await shaper.adepart("default", turn.granted)
+    await shaper.core.leave(TASKS, turn)
     assert (host.clock.now(), host.faulty.calls) == (1_060.0, calls)
 
 
@@ -127,7 +128,7 @@ def test_tasks_whom_the_store_leaves_keep_their_time(mode, anyio_backend):
     left = []
 
     async def wait(turn):
-        await shaper.adepart("default", turn.granted)
+        await shaper.core.leave(TASKS, turn)
         left.append(clock.now())
 
     async def main():
@@ -217,7 +218,7 @@ async def test_aclose_closes_the_primary_by_its_aclose(host):
 
 
 def test_its_threads_end_with_it(host, monkeypatch):
-    monkeypatch.setattr("shapekit.stores.deadline._IDLE_S", 3_600)
+    monkeypatch.setattr("shapekit.stores.resilient.timeout._IDLE_S", 3_600)
     before = set(threading.enumerate())
     store = host.worker("open")
     Gate(GCRA("10/s"), store=store, name="gate").check()

@@ -1,12 +1,13 @@
-"""Many turns at once while a store is gone: each mode answers as it answers for one after the other."""
+"""Many slots at once while a store is gone: each mode answers as it answers for one after the other."""
 
 import pytest
 
 from shapekit import ManualClock, MemoryStore, ResilientStore
-from shapekit.algorithms.grant import Grant
+from shapekit.algorithms.queue.queue import CANCEL_MANY, CONFIRM, LOOK, RESERVE, RESERVE_MANY
+from shapekit.algorithms.queue.slots import Grant
 from shapekit.errors import StoreUnavailableError
 from shapekit.testing import FaultyStore
-from shapekit.testing.trials import queue
+from shapekit.testing.timelines import queue
 
 ASKED = ((1, None, 5), (3, None, 6), (1, 0, 7))
 FURTHER = (4, 10_000_000, 8)
@@ -26,25 +27,25 @@ class Bench:
 def test_open_gives_all_who_ask_a_turn_at_once_and_nothing_further():
     bench = Bench("open")
     bench.inner.down = True
-    standing, granted = bench.ask("reserve_many", ASKED, FURTHER)
+    standing, granted = bench.ask(RESERVE_MANY, ASKED, FURTHER)
     assert standing == (-1, 0, 0, bench.clock.now_us())
     assert [one[:2] for one in granted] == [(True, 0)] * 3
-    assert bench.ask("cancel_many", tuple(Grant(*one) for one in granted)) == 0
+    assert bench.ask(CANCEL_MANY, tuple(Grant(*one) for one in granted)) == 0
 
 
 def test_closed_refuses_all_who_ask_and_gives_nothing_further():
     bench = Bench("closed")
     bench.inner.down = True
-    _, granted = bench.ask("reserve_many", ASKED, FURTHER)
+    _, granted = bench.ask(RESERVE_MANY, ASKED, FURTHER)
     assert [one[0] for one in granted] == [False] * 3
-    assert {one[1] for one in granted} == {bench.ask("reserve", ASKED[0])[1]}
+    assert {one[1] for one in granted} == {bench.ask(RESERVE, ASKED[0])[1]}
 
 
 def test_raise_raises():
     bench = Bench("raise")
     bench.inner.down = True
     with pytest.raises(StoreUnavailableError):
-        bench.ask("reserve_many", ASKED, FURTHER)
+        bench.ask(RESERVE_MANY, ASKED, FURTHER)
 
 
 def test_local_gives_what_its_share_has_and_refuses_what_that_never_admits():
@@ -52,10 +53,10 @@ def test_local_gives_what_its_share_has_and_refuses_what_that_never_admits():
     options = {"on_outage": "local", "share": 1 / 2}
     bench = Bench(options.pop("on_outage"), **options)
     bench.inner.down = True
-    standing, granted = bench.ask("reserve_many", ASKED, FURTHER)
+    standing, granted = bench.ask(RESERVE_MANY, ASKED, FURTHER)
     one_by_one = Bench("local", share=1 / 2)
     one_by_one.inner.down = True
-    expected = [one_by_one.ask("reserve", asked) for asked in ASKED]
+    expected = [one_by_one.ask(RESERVE, asked) for asked in ASKED]
     assert [one[:6] for one in granted[:3]] == [one[:6] for one in expected]
     assert len(granted) == 3 + FURTHER[0]
     assert standing[0] == granted[0][6] < -1
@@ -64,23 +65,23 @@ def test_local_gives_what_its_share_has_and_refuses_what_that_never_admits():
 def test_turns_go_back_where_they_were_taken():
     """Those of the outage to the outage, and those of before to the store once it is there again."""
     bench = Bench("local", share=1 / 2)
-    _, before = bench.ask("reserve_many", (), FURTHER)
+    _, before = bench.ask(RESERVE_MANY, (), FURTHER)
     bench.inner.down = True
-    _, local = bench.ask("reserve_many", (), FURTHER)
-    assert bench.ask("cancel_many", tuple(Grant(*one) for one in local)) == len(local)
-    assert bench.ask("reserve_many", (), FURTHER)[1][0][1] == local[0][1]
+    _, local = bench.ask(RESERVE_MANY, (), FURTHER)
+    assert bench.ask(CANCEL_MANY, tuple(Grant(*one) for one in local)) == len(local)
+    assert bench.ask(RESERVE_MANY, (), FURTHER)[1][0][1] == local[0][1]
     bench.inner.mend()
     bench.clock.advance(11)
-    bench.ask("confirm")
-    tail = bench.ask("look")[0][0]
-    assert bench.ask("cancel_many", tuple(Grant(*one) for one in before)) == len(before)
-    assert bench.ask("look")[0][0] <= tail
+    bench.ask(CONFIRM)
+    tail = bench.ask(LOOK)[0][0]
+    assert bench.ask(CANCEL_MANY, tuple(Grant(*one) for one in before)) == len(before)
+    assert bench.ask(LOOK)[0][0] <= tail
 
 
 @pytest.mark.parametrize("mode", ["open", "closed"])
 def test_several_keys_are_answered_each(mode):
     bench = Bench(mode)
     bench.inner.down = True
-    many = bench.store.bind_many("name", bench.queue, "reserve_many")
+    many = bench.store.bind_many("name", bench.queue, RESERVE_MANY)
     one, other = many(["one", "other"], (ASKED, FURTHER))
     assert [granted[:2] for granted in one[1]] == [granted[:2] for granted in other[1]]

@@ -26,10 +26,21 @@ from shapekit import (
     any_of,
     first_of,
 )
-from shapekit.algorithms.grant import Grant
-from shapekit.algorithms.leaky_queue import UNKNOWN, LeakyQueue
+from shapekit._runtime.drivers import run
+from shapekit.algorithms.base import CHECK, DEBIT, PEEK, REFUND
+from shapekit.algorithms.queue.queue import (
+    CANCEL,
+    CONFIRM,
+    HOLD,
+    RESERVE,
+    RESUME,
+    SETTLE,
+    UNKNOWN,
+    LeakyQueue,
+)
+from shapekit.algorithms.queue.slots import Grant
 from shapekit.rate import parse_rates
-from shapekit.stores.outage import scaled
+from shapekit.stores.resilient.fallback import scaled
 from shapekit.testing import ManualClock
 
 from .outages import MODES, Host
@@ -126,18 +137,18 @@ def test_turns_are_moved_where_they_were_taken(queue, steps):
         nonce = pick % 2
         if act == "other" or (act != "take" and not turns):
             if number == 1:
-                answer, modelled, side = twin.ask("confirm")
+                answer, modelled, side = twin.ask(CONFIRM)
                 shown = answer if side == "primary" or answer[0] == UNKNOWN else (-2 - answer[0], *answer[1:])
                 assert shown == modelled
             elif number == 2:
-                answer, modelled, _ = twin.ask("hold", 200_000, nonce)
+                answer, modelled, _ = twin.ask(HOLD, 200_000, nonce)
                 assert answer == modelled
             else:
-                answer, modelled, _ = twin.ask("resume", 1_000)
+                answer, modelled, _ = twin.ask(RESUME, 1_000)
                 assert answer == modelled
         elif act == "take":
             cost = min(number, twin.part.max_cost)
-            answer, modelled, side = twin.ask("reserve", (cost, 3_000_000, nonce))
+            answer, modelled, side = twin.ask(RESERVE, (cost, 3_000_000, nonce))
             assert answer[:4] == tuple(modelled)[:4]
             if answer[0]:
                 assert (answer[6] < -1) == (side == "local")
@@ -149,7 +160,7 @@ def test_turns_are_moved_where_they_were_taken(queue, steps):
                 args, model_args = (grant,), (modelled,)
             else:
                 args, model_args = ((grant, number - 1, nonce),), ((modelled, number - 1, nonce),)
-            operation = "cancel" if act == "back" else "settle"
+            operation = CANCEL if act == "back" else SETTLE
             answer, touched, believed = twin.call(operation, *args)
             if side == "local":
                 assert not touched
@@ -173,31 +184,29 @@ def test_charges_are_given_back_where_they_were_made(strategy, steps):
     for fault, seconds, act, number, pick in steps:
         meddle(twin, fault, seconds)
         if act == "take":
-            asked = ("check", min(number, twin.part.max_cost))
-            if pick % 3 == 0:
-                asked = ("commit", asked[1], 2_000_000)
+            asked = (CHECK, min(number, twin.part.max_cost))
             answer, modelled, side = twin.ask(*asked)
             assert bare(answer) == bare(modelled)
             if answer:
                 charges.append((side, asked[1], answer.receipt, modelled.receipt))
         elif act == "back" and charges:
             side, cost, given, plain = charges[pick % len(charges)]
-            answer, touched, believed = twin.call("refund", min(cost, number), given)
+            answer, touched, believed = twin.call(REFUND, min(cost, number), given)
             if side == "local":
                 assert not touched
-                modelled = twin.plain("local", "refund", min(cost, number), plain)
+                modelled = twin.plain("local", REFUND, min(cost, number), plain)
             else:
-                modelled = twin.plain("primary", "refund", min(cost, number), plain) if touched else None
-                modelled = modelled if believed else twin.plain("local", "peek")
+                modelled = twin.plain("primary", REFUND, min(cost, number), plain) if touched else None
+                modelled = modelled if believed else twin.plain("local", PEEK)
             assert bare(answer) == bare(modelled)
-        elif act == "settle" and charges:
+        elif act == SETTLE and charges:
             _, _, given, plain = charges[pick % len(charges)]
-            answer, touched, believed = twin.call("debit", number, given)
-            told = twin.plain("primary", "debit", number, plain) if touched else None
-            modelled = told if believed else twin.plain("local", "debit", number, plain)
+            answer, touched, believed = twin.call(DEBIT, number, given)
+            told = twin.plain("primary", DEBIT, number, plain) if touched else None
+            modelled = told if believed else twin.plain("local", DEBIT, number, plain)
             assert bare(answer) == bare(modelled)
         else:
-            answer, modelled, _ = twin.ask("peek")
+            answer, modelled, _ = twin.ask(PEEK)
             assert bare(answer) == bare(modelled)
         twin.check()
 
@@ -218,11 +227,11 @@ def test_a_turn_of_another_process_moves_nothing_here(mode):
     mine = shapers[0].reserve()
     before = states(here.faulty.inner)
     assert mine
-    assert not shapers[0].give_back(foreign)
+    assert not run(shapers[0].core.give_back, foreign)
     assert not shapers[0].settle(foreign, 0)
     assert states(here.faulty.inner) == before
     here.faulty.down = True
-    assert not shapers[0].give_back(foreign)
+    assert not run(shapers[0].core.give_back, foreign)
 
 
 def test_a_local_turn_moves_nothing_on_a_plain_store_either():
@@ -237,7 +246,7 @@ def test_a_local_turn_moves_nothing_on_a_plain_store_either():
     assert foreign
     host.faulty.mend()
     before = states(host.faulty.inner)
-    assert not plain.give_back(foreign)
+    assert not run(plain.core.give_back, foreign)
     assert not plain.settle(foreign, 0)
     assert not plain.settle(foreign, 5)
     assert states(host.faulty.inner) == before
@@ -301,11 +310,11 @@ def test_a_lost_reply_costs_one_slot_and_never_two():
 
 
 def test_the_same_number_of_a_generation_on_both_sides_is_told_apart():
-    """The reply is lost: both sides have given a turn for one and the same question."""
+    """The reply is lost: both sides have given a slot for one and the same question."""
     queue = LeakyQueue(parse_rates("1/s"), 1, "smooth", ())
     host = Host(ManualClock(1_000.0))
     store = host.worker("local", share=1)
-    reserve, cancel = (store.bind("name", queue, operation) for operation in ("reserve", "cancel"))
+    reserve, cancel = (store.bind("name", queue, operation) for operation in (RESERVE, CANCEL))
     host.faulty.loses_replies = True
     first = as_grant(reserve("key", (1, None, 7)))
     second = as_grant(reserve("key", (1, None, 8)))

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapekit import GCRA, Clock, Gate, Quota, Shaper
-from shapekit.stores import host_clock
-from shapekit.stores.host_clock import HostClock
 from shapekit.stores.sqlite import SQLiteStore
+from shapekit.stores.sqlite import clock as host_clock
+from shapekit.stores.sqlite.clock import HostClock
 
 DAY_S = 86_400
 
@@ -149,8 +149,7 @@ def test_a_key_that_is_gone_still_dates_the_file(host, opened, end):
         assert gate.check("another")
     else:
         gate.reset("key")
-    with store._file as execute:
-        execute("DELETE FROM records WHERE key = CAST('another' AS BLOB)")
+    store._file.transact(lambda execute: execute("DELETE FROM records WHERE key = CAST('another' AS BLOB)"))
     store.close()
     host.restart("second", set_by=-DAY_S)
     assert now_s(opened()) == written

@@ -17,7 +17,7 @@ from shapekit.stores.sqlite import SQLiteStore
 from .timelines import Hands, Teller, gate_timelines, queue_timelines
 
 TIMELINES = int(os.environ.get("SHAPEKIT_TIMELINES", "700")) // 14
-ABOUT = settings(max_examples=TIMELINES, deadline=None, suppress_health_check=list(HealthCheck))
+ABOUT = settings(max_examples=TIMELINES, suppress_health_check=list(HealthCheck))
 
 
 def check_identity(timeline, reopening=()):

@@ -93,8 +93,7 @@ def test_a_state_that_is_damaged_is_told_and_can_be_reset(path, state):
     with closing(SQLiteStore(path)) as store:
         gate = Gate(GCRA("1/day", burst=2), name="api", store=store)
         assert gate.check()
-        with store._file as execute:
-            execute("UPDATE records SET state = ?", (state,))
+        store._file.transact(lambda execute: execute("UPDATE records SET state = ?", (state,)))
         told(gate.check, path, "is damaged; reset the key")
         gate.reset()
         assert gate.check().current == 1
@@ -104,8 +103,9 @@ def test_a_state_of_a_program_of_the_future_is_told(path):
     with closing(SQLiteStore(path)) as store:
         gate = Gate(GCRA("1/day", burst=2), name="api", store=store)
         assert gate.check()
-        with store._file as execute:
-            execute("UPDATE programs SET description = ?", ('["gcra_plus",[1,1],1]',))
+        store._file.transact(
+            lambda execute: execute("UPDATE programs SET description = ?", ('["gcra_plus",[1,1],1]',))
+        )
     with closing(SQLiteStore(path)) as store:
         gate = Gate(GCRA("1/day", burst=2), name="api", store=store)
         with pytest.raises(ConfigError, match="does not describe a program"):
@@ -116,9 +116,8 @@ def test_a_full_database_is_told_and_goes_on_when_there_is_room(path):
     with closing(SQLiteStore(path)) as store:
         gate = Gate(GCRA("1/day", burst=2), name="api", store=store)
         assert gate.check("live")
-        with store._file as execute:
-            pages = execute("PRAGMA page_count").fetchone()[0]
-        store._file._connection.execute(f"PRAGMA max_page_count = {pages}")
+        pages = store._file.transact(lambda execute: execute("PRAGMA page_count").fetchone()[0])
+        store._file._connections[0].execute(f"PRAGMA max_page_count = {pages}")
         keys = [f"{n}" * 200 for n in range(20)]
         told(lambda: [gate.check(key) for key in keys], path, "full", "free some disk space")
         assert gate.check("live").current == 2

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 from shapekit import Shaper
-from shapekit.algorithms.composite import Composite
-from shapekit.algorithms.grant import Grant
-from tests.property.limits import limits, scales_us
-from tests.property.stories import costs, skews, starts, steps
+from shapekit.algorithms.base import CHECK, DEBIT, FORECAST, PEEK, REFUND
+from shapekit.algorithms.compose import Composite
+from shapekit.algorithms.queue.queue import CANCEL, CONFIRM, HOLD, LOOK, RESERVE, RESUME, SETTLE
+from shapekit.algorithms.queue.slots import Grant
+from tests.algorithms.limits import limits, scales_us
+from tests.algorithms.stories import costs, skews, starts, steps
 
 DAY_US = 86_400_000_000
 WAITS_US = (None, 0, 1_000, 500_000, 10_000_000, DAY_US)
@@ -36,18 +38,8 @@ class Timeline(NamedTuple):
     events: tuple[Event, ...]
 
 
-GATE = ("check",) * 5 + (
-    "commit",
-    "commit",
-    "refund",
-    "refund",
-    "debit",
-    "earliest",
-    "peek",
-    "forecast",
-    "reset",
-)
-QUEUE = ("reserve",) * 5 + ("cancel", "cancel", "settle", "confirm", "hold", "resume", "look", "reset")
+GATE = (CHECK,) * 5 + (REFUND, REFUND, DEBIT, PEEK, FORECAST, "reset")
+QUEUE = (RESERVE,) * 5 + (CANCEL, CANCEL, SETTLE, CONFIRM, HOLD, RESUME, LOOK, "reset")
 FEW = st.integers(1, 14)
 
 
@@ -61,7 +53,7 @@ def gate_timelines(draw, programs=limits) -> Timeline:
 
     def event() -> Event:
         what = draw(st.sampled_from(GATE))
-        cost = draw(costs(program, 2 * most if what == "debit" else most))
+        cost = draw(costs(program, 2 * most if what == DEBIT else most))
         wall = draw(st.sampled_from([0] * 9 + [DAY_US, -DAY_US // 2]))
         step = draw(steps(program, back=not apart))
         return Event(step, wall, what, cost, draw(st.sampled_from(WAITS_US)), draw(st.integers(0, 9)))
@@ -82,13 +74,15 @@ rate_texts = st.sampled_from(
 )
 queues = st.one_of(
     st.builds(
-        lambda rate, pace, gates, headroom: Shaper(rate, pace=pace, gates=gates, headroom=headroom).queue,
+        lambda rate, pace, gates, headroom: (
+            Shaper(rate, pace=pace, gates=gates, headroom=headroom).core.queue
+        ),
         rate_texts,
         st.sampled_from(["smooth", "burst"]),
         st.lists(limits, max_size=2).map(tuple),
         st.sampled_from([0.0, 0.02, 0.5]),
     ),
-    st.lists(limits, min_size=1, max_size=2).map(lambda gates: Shaper(gates=tuple(gates)).queue),
+    st.lists(limits, min_size=1, max_size=2).map(lambda gates: Shaper(gates=tuple(gates)).core.queue),
 )
 
 
@@ -150,34 +144,29 @@ class Teller:
         if args is None:
             return None
         result = self.store.bind("name", self.program, what)(self.key, *args)
-        if what in ("check", "commit") and result.allowed:
+        if what == CHECK and result.allowed:
             self.taken.append((result.receipt, cost))
-        if what == "reserve" and result[0]:
+        if what == RESERVE and result[0]:
             self.taken.append((Grant(*result), cost))
         return result
 
     def _args(self, event: Event, number: int) -> tuple[Any, ...] | None:
         what, cost = event.what, event.cost
-        if what in ("refund", "cancel", "settle"):
+        if what in (REFUND, CANCEL, SETTLE):
             if not self.taken:
                 return None
             taken, units = self.taken[event.pick % len(self.taken)]
-            if what == "settle":
+            if what == SETTLE:
                 return ((taken, event.pick, number),)
-            return (taken,) if what == "cancel" else (min(cost, units), taken)
-        return (
-            {
-                "check": (cost,),
-                "commit": (cost, event.wait_us),
-                "debit": (cost,),
-                "forecast": (cost,),
-                "peek": (),
-                "look": (),
-                "confirm": (),
-                "reserve": ((cost, event.wait_us, number),),
-                "hold": (event.wait_us or 1, number),
-                "resume": (250_000,),
-            }.get(what)
-            if what != "earliest"
-            else (cost,)
-        )
+            return (taken,) if what == CANCEL else (min(cost, units), taken)
+        return {
+            CHECK: (cost,),
+            DEBIT: (cost,),
+            FORECAST: (cost,),
+            PEEK: (),
+            LOOK: (),
+            CONFIRM: (),
+            RESERVE: ((cost, event.wait_us, number),),
+            HOLD: (event.wait_us or 1, number),
+            RESUME: (250_000,),
+        }.get(what)

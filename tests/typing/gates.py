@@ -15,7 +15,6 @@ def decides(gate: Gate) -> None:
 
 async def awaits(gate: Gate) -> None:
     assert_type(await gate.acheck("key"), Decision)
-    assert_type(await gate.aschedule("key", max_wait="1s"), Decision)
     assert_type(await gate.aforecast("key"), Forecast)
 
 

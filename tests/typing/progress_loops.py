@@ -3,7 +3,8 @@
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from typing import assert_type
 
-from shapekit import Policy, Shaper, aprogress, progress, shaped
+from shapekit import Policy, Shaper, shaped
+from shapekit.progress import aprogress, progress
 
 
 @shaped(rate=10)

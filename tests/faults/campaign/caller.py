@@ -19,7 +19,7 @@ from pathlib import Path
 PATIENCE_S = 20.0
 GATE, SHAPER = "gate", "shaper"
 WAITERS = 2
-"""Who wait for turns of the shaper at once, in each process."""
+"""Who wait for slots of the shaper at once, in each process."""
 PAUSE_S = 0.008
 """Between two questions of the gate, and after a call that nothing delayed."""
 MAX_WAIT_S = 5.0

@@ -53,11 +53,13 @@ class Cell(NamedTuple):
     """The longest that a caller has waited for an answer, but for what a witness has seen stalled."""
     stalled: float
     """For how many seconds in all a witness has seen somebody kept from running."""
+    longest: float = 0.0
+    """For how many at once; a call that a switch delays does not know when it was due, and is so late."""
 
     def breaches(self):
         """What exceeds its bound by more than can be told from a crowd of calls that came late."""
         for limit, figure in self.figures.items():
-            crowd = ceil(RATE * figure.late)
+            crowd = ceil(RATE * max(figure.late, self.longest))
             if figure.over_bound is not None and figure.over > figure.over_bound + crowd:
                 yield f"{limit}: {figure.over} too many, bound {figure.over_bound}, {crowd} crowded"
             stalled = ceil(RATE * self.stalled)
@@ -141,4 +143,5 @@ def _judged(fault, mode, scene, history, begin, end, stalls):
         outage=max((back - lost for each in told.outages for lost, back in each), default=0.0),
         answer=stalls.undone(min(since + TIMEOUT_S, until), until) - since,
         stalled=stalls.within(begin, end),
+        longest=stalls.longest(begin, end),
     )

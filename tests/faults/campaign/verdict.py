@@ -84,7 +84,7 @@ def over_bound(limit, told):
     """How many calls too many the documentation allows; None where it sets no bound."""
     if told.mode == "open" and any(told.outages):
         return None
-    # What is forgotten leaves once more, and those who had a turn of it keep it.
+    # What is forgotten leaves once more, and those who had a slot of it keep it.
     forgiven = told.forgotten * (limit.burst + WORKERS * limit.waiters)
     if told.lag:
         forgiven += RATE * told.lag + 1
@@ -94,7 +94,7 @@ def over_bound(limit, told):
     local = sum(part + SHARE * RATE * (back - lost) for each in told.outages for lost, back in each)
     dead = common(told.outages)
     # Either way is right. The store keeps its limit over the whole time. And while nobody asks it, it admits
-    # nothing but the turns that it has promised, and a burst when it is back.
+    # nothing but the slots that it has promised, and a burst when it is back.
     afresh = len(dead) * (limit.burst + WORKERS * limit.waiters) - RATE * sum(b - a for a, b in dead)
     return ceil(forgiven + local + min(0, afresh))
 

@@ -11,5 +11,5 @@ def test_it_sees_the_keys_of_all_shards(store, name, keys):
     seen = {sighting.key: sighting for sighting in store.survey(f"{name}:")}
     assert seen.keys() == set(keys)
     for key in keys:
-        assert seen[key].program == shaper.queue
-        assert seen[key].state == shaper._look(key)[0]
+        assert seen[key].program == shaper.core.queue
+        assert seen[key].state == shaper.core.look.call(key)[0]

@@ -9,6 +9,7 @@ import pytest
 from shapekit import GCRA, Gate, Shaper, all_of, any_of, first_of
 from shapekit.rate import SECOND_US
 
+from ...crew import in_threads
 from ...redis_cluster import SHARDS
 from .stores import PATIENCE_S, store_on
 
@@ -123,14 +124,5 @@ def test_threads_of_all_shards_are_admitted_exactly_the_limit(store, name, keys)
         with lock:
             admitted.update(mine)
 
-    in_threads(work, 8)
+    in_threads([work] * 8)
     assert admitted == dict.fromkeys(keys, 25)
-
-
-def in_threads(work, count):
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive(), "a thread hangs"

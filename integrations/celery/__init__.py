@@ -1,0 +1,227 @@
+"""Celery: tasks under one rate for the whole fleet. They wait outside the pool, each for its own slot.
+
+    @app.task(base=ShapedTask, shape={"rate": "10/s", "key": "{account}"})
+    def sync(account): ...
+
+    shape_app(app, {"billing.*": policy})       # tasks that you do not own
+
+A task whose slot has come goes to the pool. One whose slot is less than half a second away waits in the
+worker, beside the pool. Any other is parked in Redis together with its slot, and comes back when that is
+near: it takes up neither a pool slot nor memory of a worker.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import weakref
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from shapekit import errors
+
+try:
+    from celery import Task, uuid
+except ImportError as error:
+    raise errors.missing("ShapedTask", "celery") from error
+
+from shapekit._runtime.drivers import run
+from shapekit.errors import ConfigError
+from shapekit.integrations.celery.shape import (
+    COST,
+    SLIP,
+    Settings,
+    Shape,
+    Shaped,
+    Slip,
+    checked_shape,
+    policy_from,
+)
+
+__all__ = ["ShapedTask", "shape_app", "shape_publish"]
+
+_STRATEGY = "shapekit.integrations.celery.worker:strategy"
+_STEP = "shapekit.integrations.celery.worker:ShapingStep"
+
+
+class ShapedTask(Task):
+    """A task that runs at the rate that its `shape` says, counted over all workers.
+
+    `shape` is a `Policy`, or a dict with its keywords. In a dict there may also be:
+
+    - `policy`: one made elsewhere, instead of its keywords.
+    - `key`, `cost`: over the task's parameters, as for `@shaped`. `apply_async(shape_cost=5)` says it of one
+      call.
+    - `on_reject`: what becomes of a task that would have to wait too long: "fail" (the default), "reject"
+      or "retry".
+    - `grace`: how late a task may start and still use its slot; otherwise it takes another. By default one
+      slot, but 10 ms at least.
+
+    Without a store of its own, the policy is kept in `app.conf.shapekit_store`, or in the Redis that is the
+    broker or holds the results.
+    """
+
+    abstract = True
+    shape: Shape | None = None
+    Strategy = _STRATEGY
+    shaped: Shaped
+
+    def __init__(self) -> None:
+        if self.shape is None:
+            raise ConfigError(
+                "shape", None, "is missing", 'write @app.task(base=ShapedTask, shape={"rate": "10/s"})'
+            )
+        spec, policy = checked_shape(self.shape)
+        made = (lambda: policy) if policy else lambda: policy_from(spec, self.app, str(self.name))
+        _shape_run(self, "run", Shaped(self, self.run, made, spec))
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        """Workers of the app need to know."""
+        app.steps["consumer"].add(_STEP)
+
+    def apply_async(self, *args: Any, **options: Any) -> Any:
+        """`Task.apply_async`; `shape_cost=5` says what this call costs."""
+        return super().apply_async(*args, **_with_cost(options))
+
+    def apply(self, *args: Any, **options: Any) -> Any:
+        """`Task.apply`; `shape_cost=5` says what this call costs."""
+        return super().apply(*args, **_with_cost(options))
+
+
+def shape_app(app: Any, routes: Mapping[str, Shape]) -> None:
+    """Shape tasks that were written without knowing of it, by their names.
+
+        shape_app(app, {"billing.sync": {"rate": "1/s"}, "billing.*": policy})
+
+    The first pattern that fits counts. All tasks of one pattern share its rate. Tasks may be registered
+    before or after. Celery's own tasks, on which chords depend, are only meant by what begins with "celery.".
+    """
+    if not isinstance(routes, Mapping):
+        raise ConfigError("routes", routes, "is not a table", 'write {"billing.*": policy}')
+    shapes = [(pattern, *_route(app, pattern, shape)) for pattern, shape in routes.items()]
+
+    def attach(task: Any) -> None:
+        is_celerys = task.name.startswith("celery.")
+        for pattern, policy, spec in shapes:
+            fits = fnmatch.fnmatchcase(task.name, pattern)
+            if fits and is_celerys <= pattern.startswith("celery.") and not hasattr(task, "shaped"):
+                _attach(task, policy, spec)
+
+    app.steps["consumer"].add(_STEP)
+    if app not in _ATTACHING:
+        _ATTACHING[app] = []
+        _hear_of_tasks(app)
+    _ATTACHING[app].append(attach)
+    attach_all(app)
+
+
+def shape_publish(task: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
+    """Publish a task that has taken its slot already: `apply_async` that is refused where the queue is full.
+
+    The message leaves with its slot, and with an eta unless that is too far away for the broker.
+    """
+    app = task.app
+    attach_all(app)
+    shaped = getattr(task, "shaped", None)
+    if shaped is None:
+        raise ConfigError("task", task, "is not shaped", "make it a ShapedTask, or use shape_app")
+    for field in ("eta", "countdown"):
+        if options.get(field) is not None:
+            raise ConfigError(
+                field,
+                options[field],
+                "cannot be said beside a slot",
+                "use apply_async, which has it wait first",
+            )
+    if app.conf.task_always_eager or not shaped.policy.enforce:
+        return task.apply_async(args, kwargs, **options)
+    options = _with_cost({"task_id": uuid(), **options})
+    headers = options["headers"] = dict(options.get("headers") or {})
+    admission = shaped.admission_of(headers, args, kwargs or {})
+    shaper = shaped.policy.shaper
+    turn = shaper.reserve(admission.key, cost=admission.cost)
+    if not turn:
+        run(shaper.core.leave, turn)
+    if turn.delay <= Settings(app).max_eta_s:
+        options["eta"] = datetime.now(UTC) + timedelta(seconds=turn.delay)
+    headers[SLIP] = Slip.travelling({"id": options["task_id"]}, turn).text()
+    try:
+        return task.apply_async(args, kwargs, **options)
+    except BaseException:
+        turn.cancel()
+        raise
+
+
+_ATTACHING: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
+
+def attach_all(app: Any) -> None:
+    """Shape all tasks that are registered."""
+    for task in tuple(_registered(app).values()):
+        _attach_one(app, task)
+
+
+def _registered(app: Any) -> Any:
+    """The tasks that are there by now."""
+    return app._tasks  # noqa: SLF001 - to ask for `tasks` finalizes the app
+
+
+def _attach_one(app: Any, task: Any) -> None:
+    for attach in _ATTACHING.get(app, ()):
+        attach(task)
+
+
+def _hear_of_tasks(app: Any) -> None:
+    """Tasks may be registered late, and lazily: those of the app's own base class say so themselves."""
+    app.on_after_finalize.connect(lambda **_: attach_all(app), weak=False)
+    bound = app.Task.on_bound.__func__
+
+    def on_bound(cls: Any, to: Any) -> None:
+        bound(cls, to)
+        if to is app and (task := _registered(app).get(cls.name)) is not None:
+            _attach_one(app, task)
+
+    app.Task.on_bound = classmethod(on_bound)
+
+
+def _route(app: Any, pattern: str, shape: Shape) -> tuple[Any, Any]:
+    spec, policy = checked_shape(shape)
+    if policy is not None:
+        return (lambda: policy), spec
+    return functools.cache(lambda: policy_from(spec, app, pattern)), spec
+
+
+def _attach(task: Any, policy: Any, spec: Any) -> None:
+    # Inside of what repeats automatically, so that each repetition takes its own slot.
+    name = "_orig_run" if hasattr(task, "_orig_run") else "run"
+    _shape_run(task, name, Shaped(task, getattr(task, name), policy, spec))
+    task.Strategy = _STRATEGY
+    for way in ("apply_async", "apply"):
+        setattr(task, way, _taking_cost(getattr(task, way)))
+
+
+def _taking_cost(call: Any) -> Any:
+    @functools.wraps(call)
+    def calling(*args: Any, **options: Any) -> Any:
+        return call(*args, **_with_cost(options))
+
+    return calling
+
+
+def _shape_run(task: Any, name: str, shaped: Shaped) -> None:
+    @functools.wraps(getattr(task, name))
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return shaped.run(args, kwargs)
+
+    task.shaped = shaped
+    setattr(task, name, run)
+
+
+def _with_cost(options: dict[str, Any]) -> dict[str, Any]:
+    """What is said of a call's cost goes with its message."""
+    if COST not in options:
+        return options
+    cost = options.pop(COST)
+    return {**options, "headers": {**(options.get("headers") or {}), COST: cost}}

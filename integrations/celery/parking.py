@@ -1,0 +1,586 @@
+"""Where a Celery worker parks messages: on the broker if that is a Redis, else in the Redis of the store.
+
+Parking: messages that wait in Redis for their slot, outside the memory of any worker.
+
+A sorted set holds when each is due by the server's clock, a hash the message itself. Where that server is
+the broker, one script parks a message and takes it off the broker's books, and one gives what is due to
+whoever takes it and enters it in the books again. They may die between any two of them: a message is always
+in exactly one place, and nothing depends on how the broker's client fetches from its lists. Where the
+broker is another server, what is due is claimed, published and dropped: it may come twice then, but is
+never lost, and whoever claims it is told whether somebody has before.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from kombu.exceptions import OperationalError
+from kombu.transport.virtual import QoS
+from kombu.utils.json import dumps, loads
+from redis.exceptions import RedisError
+
+from shapekit.errors import ConfigError, StoreUnavailableError
+from shapekit.integrations.celery.shape import SLIP, store_of
+from shapekit.stores.redis import RedisStore
+from shapekit.stores.resilient import ResilientStore
+
+__all__ = ["GONE", "Claim", "Park", "Parked", "Parking", "Taken", "Taker", "park_of"]
+
+Evaluate: TypeAlias = Callable[[str, Sequence[str], Sequence[Any]], Any]
+"""Runs a script with keys and arguments, on the server where the messages wait."""
+
+LEAST_NEWS_S = 0.2
+"""By how much an end has to be earlier than was said before: who asks, asks at another instant."""
+LEASE_S = 30.0
+"""How long whoever has claimed a message may take to publish it before another one does."""
+STRAY_S = 30.0
+"""How long a message is overdue before it is a stray: nobody who takes messages consumes its queue."""
+MOST_SEEN = 1_000
+"""How many who are due are looked at, of whatever queue."""
+
+_NOW = """
+local time = redis.call('TIME')
+local now = time[1] + time[2] / 1000000
+"""
+
+_READ = """
+local missing, unreadable = {}, {}
+local function read(name, fields, aside, claims)
+  local record = redis.call('HGET', KEYS[2], name)
+  local is_read, told = pcall(cjson.decode, record)
+  for place = 1, fields do
+    is_read = is_read and type(told) == 'table' and type(told[place]) == 'string'
+  end
+  if is_read then
+    return record, told
+  end
+  if record then
+    redis.call('HSET', aside, name, record)
+    unreadable[#unreadable + 1] = name
+  else
+    missing[#missing + 1] = name
+  end
+  redis.call('ZREM', KEYS[1], name)
+  redis.call('HDEL', KEYS[2], name)
+  redis.call('HDEL', claims, name)
+end
+"""
+"""The record of a message, of which so many fields are texts. One that is missing is dropped, one that cannot
+be read is set aside: neither stands in the way of the others."""
+
+_PARK = (
+    _NOW
+    + """
+local is_new = redis.call('HSETNX', KEYS[2], ARGV[1], ARGV[3])
+if is_new == 1 or not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
+  redis.call('ZADD', KEYS[1], string.format('%.6f', now + ARGV[2]), ARGV[1])
+end
+if KEYS[3] then
+  redis.call('ZREM', KEYS[3], ARGV[4])
+  redis.call('HDEL', KEYS[4], ARGV[4])
+end
+return is_new
+"""
+)
+
+_TAKE = (
+    _NOW
+    + _READ
+    + """
+local taken = {}
+if ARGV[3] == '0' then
+  for _, told in ipairs(redis.call('LRANGE', KEYS[5], 0, -1)) do
+    local queue, tag, at = unpack(cjson.decode(told))
+    local text = redis.call('HGET', KEYS[4], tag)
+    if text and tonumber(redis.call('ZSCORE', KEYS[3], tag) or '-1') == tonumber(at) then
+      taken[#taken + 1] = {queue, tag, text}
+    end
+  end
+  if #taken > 0 then
+    return {'0', taken, missing, unreadable}
+  end
+end
+redis.call('DEL', KEYS[5])
+local ours, strays = {}, {}
+for place = 7, #ARGV do
+  ours[ARGV[place]] = true
+end
+local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.6f', now + ARGV[1]), 'WITHSCORES',
+  'LIMIT', 0, ARGV[6])
+for place = 1, #due, 2 do
+  local name, at = due[place], tonumber(due[place + 1])
+  local record, told = read(name, 5, KEYS[6], KEYS[7])
+  if record then
+    local queue, list, tag, raw, route = unpack(told)
+    local is_stray = not ours[queue] and at < now - ARGV[5]
+    local is_taken = ours[queue] and #taken < tonumber(ARGV[2])
+    if is_stray then
+      strays[#strays + 1] = {list, raw}
+    elseif is_taken then
+      local text = '[' .. raw .. ',' .. route .. ']'
+      redis.call('ZADD', KEYS[3], ARGV[4], tag)
+      redis.call('HSET', KEYS[4], tag, text)
+      redis.call('RPUSH', KEYS[5], cjson.encode({queue, tag, ARGV[4]}))
+      taken[#taken + 1] = {queue, tag, text}
+    end
+    if is_stray or is_taken then
+      redis.call('ZREM', KEYS[1], name)
+      redis.call('HDEL', KEYS[2], name)
+    end
+  end
+end
+for place = #strays, 1, -1 do
+  redis.call('RPUSH', strays[place][1], strays[place][2])
+end
+redis.call('EXPIRE', KEYS[5], 3600)
+local after = redis.call('ZRANGEBYSCORE', KEYS[1], string.format('(%.6f', now + ARGV[1]), '+inf',
+  'WITHSCORES', 'LIMIT', 0, 10)
+for place = 1, #after, 2 do
+  local record, told = read(after[place], 5, KEYS[6], KEYS[7])
+  if record and ours[told[1]] then
+    return {string.format('%.6f', after[place + 1] - now), taken, missing, unreadable}
+  end
+end
+return {'', taken, missing, unreadable}
+"""
+)
+"""An answer that was not heard is given again, as far as nobody has had what it told of since then. Strays
+are pushed to the end of their list that is consumed from, the first of them last."""
+
+_SHORTEN = (
+    _NOW
+    + """
+local ends = now + ARGV[2]
+local ended = tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or '0')
+local by = ended - ends
+if tonumber(ARGV[2]) > 0 then
+  redis.call('HSET', KEYS[2], ARGV[1], string.format('%.6f', ends))
+else
+  redis.call('HDEL', KEYS[2], ARGV[1])
+end
+if by < tonumber(ARGV[3]) then
+  return 0
+end
+local moved = 0
+for _, name in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+  if string.sub(name, 1, #ARGV[1] + 1) == ARGV[1] .. '\\n' then
+    redis.call('ZINCRBY', KEYS[1], string.format('%.6f', -by), name)
+    moved = moved + 1
+  end
+end
+return moved
+"""
+)
+"""Whoever says it first moves them; to the others the end is then no news."""
+
+_CLAIM = (
+    _NOW
+    + _READ
+    + """
+local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.6f', now + ARGV[1]),
+  'LIMIT', 0, ARGV[2])
+local claimed = {}
+for _, name in ipairs(due) do
+  local record = read(name, 2, KEYS[4], KEYS[3])
+  if record then
+    redis.call('ZADD', KEYS[1], string.format('%.6f', now + ARGV[3]), name)
+    claimed[#claimed + 1] = {name, record, redis.call('HINCRBY', KEYS[3], name, 1)}
+  end
+end
+local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+return {first[2] and string.format('%.6f', first[2] - now) or '', claimed, missing, unreadable}
+"""
+)
+
+_DROP = """
+redis.call('ZREM', KEYS[1], ARGV[1])
+redis.call('HDEL', KEYS[3], ARGV[1])
+return redis.call('HDEL', KEYS[2], ARGV[1])
+"""
+
+
+_SET_ASIDE = """
+redis.call('ZREM', KEYS[1], ARGV[1])
+redis.call('HDEL', KEYS[2], ARGV[1])
+if KEYS[4] then
+  redis.call('HDEL', KEYS[4], ARGV[1])
+end
+redis.call('HSET', KEYS[3], ARGV[1], ARGV[2])
+"""
+
+
+class Claim(NamedTuple):
+    """A parked message that somebody is about to publish."""
+
+    name: str
+    record: list[str]
+    again: bool
+    """Whether another has claimed it before, and may have published it."""
+
+
+class Parked(NamedTuple):
+    """The record of a message that is to be taken."""
+
+    queue: str
+    list_: str
+    """What the broker keeps the queue in."""
+    tag: str
+    """What it is known by in the broker's books."""
+    message: str
+    route: str
+    """What the books say of a message after itself."""
+
+
+class Taken(NamedTuple):
+    """A message that was taken."""
+
+    queue: str
+    tag: str
+    text: str
+    """What the broker's books say of it."""
+
+
+class Taker:
+    """Whoever takes messages: an answer that never arrived, or was not dealt with to the end, comes again."""
+
+    def __init__(self) -> None:
+        self.name = uuid.uuid4().hex
+        self.has_heard = True
+        """To be set when everything that was taken is in good hands."""
+
+
+class Parking:
+    """The place for messages of one kind; `prefix` begins the names of its keys."""
+
+    def __init__(self, evaluate: Evaluate, prefix: str) -> None:
+        self._evaluate = evaluate
+        self._keys = (f"{prefix}:parked", f"{prefix}:parked:messages")
+        self._claims = f"{prefix}:parked:claims"
+        self._taken = f"{prefix}:parked:taken"
+        self._ends = f"{prefix}:parked:ends"
+        self._unreadable = f"{prefix}:parked:unreadable"
+        self.next_s: float | None = None
+        """How long it was, when somebody last looked here, until more is due; None if that is not known."""
+
+    def park(
+        self, name: str, wait_s: float, record: Sequence[str], books: tuple[str, str, str] | None = None
+    ) -> bool:
+        """Park a message; False if one of that name is there already, which stays.
+
+        `books`: the index and hash in which the broker keeps what was not acknowledged, and the message's
+        tag there: it is struck out in the same step.
+        """
+        keys, arguments = [*self._keys], [name, f"{wait_s:.6f}", json.dumps(record)]
+        if books is not None:
+            keys += books[:2]
+            arguments.append(books[2])
+        return bool(self._evaluate(_PARK, keys, arguments))
+
+    def take(
+        self, taker: Taker, books: tuple[str, str], queues: Collection[str], ahead_s: float, most: int
+    ) -> list[Taken]:
+        """What is due within `ahead_s` in one of the queues, and from now on in the broker's books.
+
+        Records are a `Parked`. What is long overdue in
+        another queue is pushed to its list, for whoever consumes that.
+        """
+        keys = [*self._keys, *books, f"{self._taken}:{taker.name}", self._unreadable, self._claims]
+        had_heard, taker.has_heard = taker.has_heard, False
+        arguments = [f"{ahead_s:.6f}", most, int(had_heard), repr(time.time()), STRAY_S, MOST_SEEN, *queues]
+        return [Taken(*map(_text, each)) for each in self._told(self._evaluate(_TAKE, keys, arguments))]
+
+    def shorten(self, group: str, left_s: float) -> int:
+        """Say when what a group waits for ends; if that is earlier than was said before, so are they.
+
+        Of the group are those whose name begins with the group's, as a line of its own. Returns how many
+        were moved.
+        """
+        keys = [self._keys[0], self._ends]
+        return int(self._evaluate(_SHORTEN, keys, [group, f"{left_s:.6f}", LEAST_NEWS_S]))
+
+    def claim(self, ahead_s: float, most: int, lease_s: float = LEASE_S) -> list[Claim]:
+        """What is due within `ahead_s`, for the caller to publish and then `drop`.
+
+        What is not dropped within `lease_s` may be claimed by another.
+        """
+        arguments = [f"{ahead_s:.6f}", most, f"{lease_s:.6f}"]
+        keys = [*self._keys, self._claims, self._unreadable]
+        claimed = self._told(self._evaluate(_CLAIM, keys, arguments))
+        return [Claim(_text(name), json.loads(record), times > 1) for name, record, times in claimed]
+
+    def drop(self, name: str) -> bool:
+        """Forget a message that was published."""
+        return bool(self._evaluate(_DROP, [*self._keys, self._claims], [name]))
+
+    def set_aside(self, claim: Claim) -> None:
+        """Never bring back a message that was claimed, but cannot be published, and say so."""
+        keys, arguments = (
+            [*self._keys, self._unreadable, self._claims],
+            [claim.name, json.dumps(claim.record)],
+        )
+        self._evaluate(_SET_ASIDE, keys, arguments)
+        self._say_unreadable(claim.name)
+
+    def set_aside_taken(self, books: tuple[str, str], message: Taken) -> None:
+        """Take a message that cannot be delivered off the broker's books, and say so."""
+        self._evaluate(_SET_ASIDE, [*books, self._unreadable], [message.tag, message.text])
+        self._say_unreadable(message.tag)
+
+    def _told(self, answer: Sequence[Any]) -> Any:
+        """What is there and can be read; of the rest, what became of it is said."""
+        next_s, found, missing, unreadable = answer
+        self.next_s = float(next_s) if next_s else None
+        for name in missing:
+            log.error("parked message %r is lost: its content is gone from the server", _text(name))
+        for name in unreadable:
+            self._say_unreadable(_text(name))
+        return found
+
+    def _say_unreadable(self, name: str) -> None:
+        log.error("parked message %r cannot be read: it is kept in %s", name, self._unreadable)
+
+
+def _text(sent: str | bytes) -> str:
+    return sent.decode() if isinstance(sent, bytes) else sent
+
+
+log = logging.getLogger("shapekit.celery")
+
+PREFIX = "{shapekit:celery}"
+
+ONCE_MORE = {"max_retries": 1, "interval_start": 0}
+"""A connection that nobody used for long may have been lost."""
+
+GONE = (RedisError, OperationalError, StoreUnavailableError, OSError)
+"""What says that a server cannot be reached."""
+
+
+class Park(Protocol):
+    """A place for messages whose slot is far away."""
+
+    def put(self, name: str, wait_s: float, message: Any) -> bool:
+        """Park a message and acknowledge it; False if one of that name was parked already."""
+        ...
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the worker could do with more messages."""
+        ...
+
+    def bring_back(self, ahead_s: float, most: int) -> int:
+        """Have what is due within `ahead_s` delivered again; returns how many."""
+        ...
+
+    @property
+    def next_s(self) -> float | None:
+        """How long it was after the last `bring_back` until more is due; None if that is not known."""
+        ...
+
+    def shorten(self, group: str, left_s: float) -> None:
+        """Bring back earlier all of a group, whose names begin with its own, if what holds them ends so."""
+        ...
+
+    def take_up(self, tags: Sequence[str]) -> None:
+        """Have delivered again, at once, what was delivered by a connection that was lost."""
+        ...
+
+
+def park_of(app: Any, channel: Any, taker: Taker) -> Park:
+    """The park of a worker that consumes by this channel."""
+    if channel.connection.client.transport.driver_type == "redis" and channel.ack_emulation:
+        return _BrokerPark(channel, taker)
+    store = store_of(app)
+    if isinstance(store, ResilientStore):
+        store = store.primary
+    if isinstance(store, RedisStore):
+        return _StorePark(app, store)
+    raise ConfigError(
+        "app.conf.shapekit_store",
+        store,
+        "has no place for messages that wait, and nor has the broker",
+        'use a Redis: app.conf.shapekit_store = "redis://localhost"',
+    )
+
+
+class _BrokerPark:
+    """Parks and acknowledges in one step, and takes in one.
+
+    What is due does not go back through the broker's lists: kombu fetches from those in two steps, and
+    whoever is killed between them loses a message.
+    """
+
+    def __init__(self, channel: Any, taker: Taker) -> None:
+        _outlive_loss(channel)
+        self._channel = channel
+        self._taker = taker
+        self._prefix: str = channel.global_keyprefix
+        self._parking = Parking(self._evaluate, self._prefix + PREFIX)
+
+    def put(self, name: str, wait_s: float, message: Any) -> bool:
+        tag = message.delivery_tag
+        if SLIP in message.headers:
+            # The slip knows it. What is told from here on is that it was delivered with this slot before.
+            message.headers.pop("redelivered", None)
+            message.delivery_info.pop("redelivered", None)
+        info, sent = message.delivery_info, message._raw  # noqa: SLF001 - kombu keeps it nowhere else
+        queue, list_ = self._home_of(info, sent)
+        route = f"{dumps(info['exchange'])},{dumps(info['routing_key'])}"
+        # Under another tag: who is restoring what has long not been acknowledged may have read this one.
+        fresh = str(uuid.uuid4())
+        raw = {**sent, "properties": {**sent["properties"], "delivery_tag": fresh}}
+        record = Parked(queue, list_, fresh, dumps(raw), route)
+        is_new = self._parking.park(f"{name}@{list_}", wait_s, record, (*self._books, tag))
+        # The broker's side is done: what is left of an acknowledgement is the worker's own memory.
+        QoS.ack(self._channel.qos, tag)
+        message._state = "ACK"  # noqa: SLF001 - `ack` would tell the broker again
+        return is_new
+
+    @property
+    def has_room(self) -> bool:
+        return bool(self._channel.qos.can_consume())
+
+    def bring_back(self, ahead_s: float, most: int) -> int:
+        channel = self._channel
+        taken = self._parking.take(self._taker, self._books, channel.active_queues, ahead_s, most)
+        for message in taken:
+            if (raw := self._read(message)) is not None:
+                channel.connection._deliver(raw, message.queue)  # noqa: SLF001 - as kombu's own fetching does
+        self._taker.has_heard = True
+        return len(taken)
+
+    def _read(self, message: Taken) -> Any:
+        """A message as it is to be delivered; None, and it is set aside, if it is none."""
+        try:
+            raw = loads(message.text)[0]
+            self._channel.message_to_python(raw)
+        except Exception:
+            # Whatever its form makes kombu raise: it must not stand in the way of the others.
+            self._parking.set_aside_taken(self._books, message)
+            return None
+        return raw
+
+    @property
+    def next_s(self) -> float | None:
+        return self._parking.next_s
+
+    def shorten(self, group: str, left_s: float) -> None:
+        self._parking.shorten(group, left_s)
+
+    def take_up(self, tags: Sequence[str]) -> None:
+        for tag in tags:
+            self._channel.qos.restore_by_tag(tag)
+
+    @property
+    def _books(self) -> tuple[str, str]:
+        qos = self._channel.qos
+        return self._prefix + qos.unacked_index_key, self._prefix + qos.unacked_key
+
+    def _home_of(self, info: Any, sent: Any) -> tuple[str, str]:
+        """The queue that a message came from, and its list, which only kombu's own methods tell."""
+        channel = self._channel
+        queues = channel._lookup(info["exchange"], info["routing_key"])  # noqa: SLF001
+        consumed = [queue for queue in queues if queue in channel.active_queues]
+        queue = (consumed or queues)[0]
+        priority = channel._get_message_priority(sent, reverse=False)  # noqa: SLF001
+        return queue, f"{self._prefix}{channel._q_for_pri(queue, priority)}"  # noqa: SLF001
+
+    def _evaluate(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        with self._channel.conn_or_acquire() as client:
+            # Below what puts a prefix in front of keys, which knows few commands.
+            return client.eval(script, len(keys), *keys, *arguments)
+
+
+def _outlive_loss(channel: Any) -> None:
+    """Let a worker live that has lost its broker, and has still something to say to it of a message.
+
+    kombu 5.7 fails then by asking a connection that it has let go of.
+    """
+
+    def outliving(say: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(say)
+        def said(*args: Any, **kwargs: Any) -> None:
+            try:
+                say(*args, **kwargs)
+            except AttributeError:
+                if channel.connection is not None and channel.connection.client is not None:
+                    raise
+                log.warning("what was not acknowledged comes again when the visibility timeout is over")
+
+        return said
+
+    qos = channel.qos
+    for name in ("ack", "reject", "restore_unacked_once"):
+        setattr(qos, name, outliving(getattr(qos, name)))
+
+
+class _StorePark:
+    """Parks before it acknowledges, and publishes before it forgets: a message may come twice, never less."""
+
+    def __init__(self, app: Any, store: RedisStore) -> None:
+        self._app = app
+        with app.connection_for_write() as connection:
+            # Apps with other brokers may share the store.
+            broker = connection.as_uri()
+            self._gone = (*GONE, *connection.connection_errors, *connection.channel_errors)
+        self._parking = Parking(store.evaluate, f"{store.prefix}:{PREFIX}:{broker}")
+
+    def put(self, name: str, wait_s: float, message: Any) -> bool:
+        body = message.body.encode() if isinstance(message.body, str) else message.body
+        info, properties = message.delivery_info, dict(message.properties)
+        for own in ("delivery_info", "delivery_tag", "body_encoding"):
+            properties.pop(own, None)
+        if (milliseconds := properties.get("expiration")) is not None:
+            properties["expiration"] = float(milliseconds) / 1000
+        # Unpacked when it was delivered.
+        headers = {header: told for header, told in message.headers.items() if header != "compression"}
+        told = {
+            **properties,
+            "exchange": info.get("exchange") or "",
+            "routing_key": info.get("routing_key"),
+            "content_type": message.content_type,
+            "content_encoding": message.content_encoding,
+            "headers": headers,
+        }
+        is_new = self._parking.park(name, wait_s, [dumps(told), base64.b64encode(body).decode()])
+        message.ack()
+        return is_new
+
+    has_room = True
+
+    def bring_back(self, ahead_s: float, most: int) -> int:
+        claimed = self._parking.claim(ahead_s, most)
+        if not claimed:
+            return 0
+        with self._app.amqp.producer_pool.acquire(block=True) as producer:
+            for claim in claimed:
+                try:
+                    options, body = loads(claim.record[0]), base64.b64decode(claim.record[1], validate=True)
+                    if claim.again:
+                        # A copy may be on its way, and has the slot.
+                        options["headers"].pop(SLIP, None)
+                    producer.publish(body, retry=True, retry_policy=ONCE_MORE, **options)
+                except self._gone:
+                    raise
+                except Exception:
+                    # Whatever its form makes kombu raise: it must not stand in the way of the others.
+                    self._parking.set_aside(claim)
+                else:
+                    self._parking.drop(claim.name)
+        return len(claimed)
+
+    @property
+    def next_s(self) -> float | None:
+        return self._parking.next_s
+
+    def shorten(self, group: str, left_s: float) -> None:
+        self._parking.shorten(group, left_s)
+
+    def take_up(self, tags: Sequence[str]) -> None:
+        """Other brokers do by themselves."""

@@ -1,0 +1,365 @@
+"""How Celery tasks are shaped: policies from what a task says, and the slip that a message carries."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Self, TypeAlias
+
+from celery.exceptions import Ignore, Retry
+
+from shapekit._queue.reservation import Reservation, received, sent
+from shapekit._runtime import forks
+from shapekit._runtime.drivers import run
+from shapekit._runtime.failures import Unheard
+from shapekit.admission import Admission
+from shapekit.decision import Decision
+from shapekit.decorator import Calls
+from shapekit.errors import ConfigError, QueueFullError, QuotaExhaustedError, RateLimitedError
+from shapekit.feedback import Feedback, ServerHint
+from shapekit.policy import Policy, checked_cost, checked_key
+from shapekit.rate import SECOND_US, Duration, duration_us, one_of, whole
+from shapekit.stores.base import Store
+from shapekit.stores.opening import open_store
+
+__all__ = ["Settings", "Shape", "Shaped", "Slip"]
+
+Shape: TypeAlias = Policy | Mapping[str, Any]
+"""A policy; or its keywords and those of `OWN`."""
+
+OWN = ("policy", "key", "cost", "on_reject", "grace")
+ON_REJECT = ("fail", "reject", "retry")
+LEAST_GRACE_S = 0.01
+
+SLIP = "shapekit"
+COST = "shape_cost"
+"""The headers of a message that are ours."""
+
+_ADMISSION = "shapekit_admission"
+"""What the request of a running task has of ours."""
+
+_EXAMPLE = 'write shape={"rate": "10/s"}, or shape=policy'
+
+
+class Settings:
+    """What an app's configuration says. Read when it is needed: it may be loaded late."""
+
+    def __init__(self, app: Any) -> None:
+        conf = app.conf
+        self.block_below_s = _seconds("shapekit_block_below", conf.get("shapekit_block_below", 0.5))
+        """Up to which wait a task stays in the worker."""
+        self.most_waiting = whole("shapekit_most_waiting", conf.get("shapekit_most_waiting", 100))
+        """How many stay in one worker at most."""
+        visibility_s = (conf.broker_transport_options or {}).get("visibility_timeout", 3600)
+        self.max_eta_s = _seconds("shapekit_max_eta", conf.get("shapekit_max_eta", visibility_s / 3))
+        """Up to which wait a message may stay unacknowledged, or travel with an eta."""
+
+
+_written = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def attempt_of(headers: Mapping[str, Any]) -> str:
+    """What tells one attempt at one task from all others."""
+    nesting = headers.get("replaced_task_nesting") or 0
+    return f"{headers.get('id')}:{headers.get('retries') or 0}:{nesting}"
+
+
+class Slip(NamedTuple):
+    """What a message carries: its slot; and at the door of the pool, when that came, or why there is none."""
+
+    attempt: str
+    turn: list[Any] | None = None
+    slot: float | None = None
+    """When the slot came, on this host's monotonic clock."""
+    refusal: tuple[Any, ...] | None = None
+    was_redelivered: bool = False
+    """Whether the message had been delivered before when it was given this slot."""
+
+    @classmethod
+    def of(cls, headers: Mapping[str, Any]) -> Self | None:
+        """The slip among a message's headers; None if there is none that is legible and of this attempt."""
+        text = headers.get(SLIP)
+        if text is None:
+            return None
+        try:
+            slip = cls(*json.loads(text))
+        except (TypeError, ValueError):
+            return None
+        return slip if slip.attempt == attempt_of(headers) else None
+
+    @classmethod
+    def travelling(cls, headers: Mapping[str, Any], turn: Reservation) -> Self:
+        """For a message that goes where its slot will come."""
+        return cls(attempt_of(headers), sent(turn), was_redelivered=bool(headers.get("redelivered")))
+
+    def at(self, slot: float) -> Self:
+        """At the door of the pool."""
+        return self._replace(slot=slot)
+
+    @classmethod
+    def refused(cls, headers: Mapping[str, Any], error: RateLimitedError) -> Self:
+        """For a message that is let through only to be told."""
+        told = (type(error).__name__, *error.args)
+        return cls(attempt_of(headers), None, time.monotonic(), told)
+
+    @property
+    def error(self) -> RateLimitedError | None:
+        """What it was refused with."""
+        if self.refusal is None:
+            return None
+        kind, decision, *rest = self.refusal
+        return _REFUSALS[kind](Decision(*decision), *rest)
+
+    def text(self) -> str:
+        """For the header."""
+        return _written(self)
+
+
+_REFUSALS: dict[str, Callable[..., RateLimitedError]] = {
+    kind.__name__: kind for kind in (QueueFullError, QuotaExhaustedError)
+}
+
+
+class Shaped:
+    """How one task is shaped: `task.shaped`. While it runs, what its call may say and hear."""
+
+    def __init__(self, task: Any, run: Callable[..., Any], policy: Callable[[], Policy], spec: Any) -> None:
+        self._task = weakref.proxy(task)
+        self._run = run
+        self._policy = policy
+        self._spec = spec
+        self._lock = forks.lock()
+        self._made: Calls | None = None
+        self.on_reject: str = one_of("on_reject", spec.get("on_reject", "fail"), ON_REJECT)
+        self._grace_s = _seconds("grace", spec["grace"]) if "grace" in spec else None
+
+    # what a task may use
+
+    @property
+    def policy(self) -> Policy:
+        """What the task goes by."""
+        return self.calls.policy
+
+    @property
+    def admission(self) -> Admission:
+        """That of the running call: its `key`, `delay`, `decision`, `settle`, `observe`."""
+        admission: Admission | None = self._task.request.get(_ADMISSION)
+        if admission is None:
+            raise ConfigError("admission", None, "belongs to a running task", "ask for it inside of one")
+        return admission
+
+    def hold(self, length: Duration) -> float:
+        """Nobody leaves on this call's key for so long, in any worker."""
+        return self.policy.shaper.hold(length, key=self.admission.key)
+
+    def observe(self, response: Any) -> ServerHint | None:
+        """Hear what an answer says about the server's limits."""
+        return self.admission.observe(response)
+
+    def throttled(self, answer: Any) -> BaseException:
+        """What to raise when the server has had enough: holds the key, and retries when that is over.
+
+            raise self.shaped.throttled(response)
+
+        Takes a response, an error that carries one, or a RateLimitedError. It is a retry like any other, so
+        `max_retries` counts.
+        """
+        if isinstance(answer, RateLimitedError):
+            error, bounds = answer, self.policy.feedback or Feedback()
+            if error.retry_after > 0 and self.policy.enforce:
+                with self._unheard():
+                    self.hold(min(error.retry_after, bounds.max_hold_s))
+        else:
+            response = getattr(answer, "response", None)
+            if response is None:  # not: if it is false, as a response of requests is after a 429
+                response = answer
+            if not hasattr(response, "headers"):
+                raise ConfigError(
+                    "answer",
+                    answer,
+                    "is neither a response, nor an error with one, nor a RateLimitedError",
+                    "pass one of these; for any other error there is self.retry",
+                )
+            hint = None
+            with self._unheard():
+                hint = self.observe(response)
+            hold_us = 0 if hint is None else round(hint.hold_s * SECOND_US)
+            error = RateLimitedError(Decision(False, 1, 1, 0, 0, hold_us), self.admission.key)
+        return self._retry(error, 0)
+
+    # what goes on around it
+
+    @property
+    def calls(self) -> Calls:
+        """What each call asks of the policy."""
+        if self._made is None:
+            with self._lock:
+                if self._made is None:
+                    policy = self._policy()
+                    key, cost = self._spec.get("key", policy.key), self._spec.get("cost", policy.cost)
+                    self._made = Calls(policy, self._run, checked_key(key), checked_cost(cost))
+        return self._made
+
+    @property
+    def grace_s(self) -> float:
+        """How late a slot is still used: one slot, but 10 ms at least, unless something else was said."""
+        if self._grace_s is not None:
+            return self._grace_s
+        rates = self.policy.shaper.core.queue.rates
+        slots = [rate.period_us / rate.limit / SECOND_US for rate in rates]
+        return max(LEAST_GRACE_S, min(slots, default=0.0))
+
+    def admission_of(self, headers: Mapping[str, Any] | None, args: Any, kwargs: Any) -> Admission:
+        """The admission of one call, not yet entered."""
+        told = None if headers is None else headers.get(COST)
+        return self.calls.admission(args, kwargs, None if told is None else whole(COST, told))
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The task's own `run`, when its slot has come."""
+        request = self._task.request
+        admission = self.admission_of(request.headers, args, kwargs)
+        # A task may also call the `run` of its own.
+        is_called = request.called_directly or request.is_eager or request.get(_ADMISSION) is not None
+        slip = None if is_called else Slip.of(vars(request))
+        if slip is None or slip.slot is None:
+            admission.__enter__()
+        elif slip.error is not None:
+            raise self._refused(slip.error)
+        elif slip.turn is None or (late_s := time.monotonic() - slip.slot) > self.grace_s:
+            admission.taken(self._another(admission))
+        else:
+            admission.taken(received(self.policy.shaper, slip.turn), late_s)
+        try:
+            return self._called(admission, args, kwargs)
+        except BaseException as error:
+            why = error.exc if isinstance(error, Retry) and error.exc is not None else error
+            admission.__exit__(type(why), why, why.__traceback__)
+            raise
+
+    def _unheard(self) -> Unheard:
+        return Unheard(self.admission.key, "does not hear what its server says")
+
+    def _called(self, admission: Admission, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        request = self._task.request
+        outer = request.get(_ADMISSION)
+        setattr(request, _ADMISSION, admission)
+        try:
+            return self._run(*args, **kwargs)
+        except RateLimitedError as error:
+            if self._repeats(error):
+                raise self.throttled(error) from error
+            raise
+        finally:
+            setattr(request, _ADMISSION, outer)
+
+    def _repeats(self, error: RateLimitedError) -> bool:
+        """Whether the task repeats itself after such an error."""
+        said = (getattr(self._task, name, ()) for name in ("autoretry_for", "dont_autoretry_for"))
+        some, but = map(tuple, said)
+        return isinstance(error, some) and not isinstance(error, but)
+
+    def _another(self, admission: Admission) -> Reservation:
+        """The slot has passed: take another, and wait for it here if it is near, else come back for it."""
+        shaper = self.policy.shaper
+        turn = shaper.reserve(admission.key, cost=admission.cost)
+        if turn.accepted and turn.delay > Settings(self._task.app).block_below_s:
+            self._come_back(turn)
+        try:
+            run(shaper.core.leave, turn)
+        except RateLimitedError as error:
+            raise self._refused(error) from None
+        return turn
+
+    def _come_back(self, turn: Reservation) -> None:
+        """The same message once more, with its slot."""
+        request = self._task.request
+        headers = {**(request.headers or {}), SLIP: Slip.travelling(vars(request), turn).text()}
+        try:
+            self._task.signature_from_request(headers=headers, retries=request.retries).apply_async()
+        except BaseException:
+            turn.cancel()
+            raise
+        raise Ignore
+
+    def _refused(self, error: RateLimitedError) -> BaseException:
+        return self._retry(error, error.retry_after) if self.on_reject == "retry" else error
+
+    def _retry(self, error: RateLimitedError, countdown: float) -> BaseException:
+        # What repeats automatically may have a bound of its own.
+        most = getattr(self._task, "retry_kwargs", {}).get("max_retries")
+        retry: BaseException = self._task.retry(exc=error, countdown=countdown, max_retries=most, throw=False)
+        return retry
+
+
+def checked_shape(shape: object) -> tuple[Mapping[str, Any], Policy | None]:
+    """The keywords of a shape, and the policy if it is one or names one."""
+    if isinstance(shape, Policy):
+        if shape.permits is not None:
+            raise _in_flight()
+        return {}, shape
+    if not isinstance(shape, Mapping):
+        raise ConfigError("shape", shape, "is neither a policy nor its keywords", _EXAMPLE)
+    policy = shape.get("policy")
+    known = OWN if policy is not None else (*_POLICYS, *OWN[1:])
+    for field, told in shape.items():
+        if field not in known:
+            raise ConfigError(f"shape[{field!r}]", told, "is unknown here", f"use some of {', '.join(known)}")
+    if policy is not None and not isinstance(policy, Policy):
+        raise ConfigError("shape['policy']", policy, "is not a policy", 'pass one, such as Policy("10/s")')
+    if shape.get("concurrency") is not None or (policy is not None and policy.permits is not None):
+        raise _in_flight()
+    return shape, policy
+
+
+def _in_flight() -> ConfigError:
+    return ConfigError(
+        "shape['concurrency']",
+        "(given)",
+        "counts calls while they are made, and a shaped task waits elsewhere than it runs",
+        "give concurrency= to the client that the task makes its calls with",
+    )
+
+
+_POLICYS = tuple(inspect.signature(Policy).parameters)
+
+
+def policy_from(spec: Mapping[str, Any], app: Any, name: str) -> Policy:
+    """The policy that keywords ask for, on the app's store."""
+    said = {field: told for field, told in spec.items() if field not in OWN}
+    if said.get("store") is None:
+        said["store"] = store_of(app)
+    return Policy(**{"name": name, **said})
+
+
+_STORES: weakref.WeakKeyDictionary[Any, Store] = weakref.WeakKeyDictionary()
+_MAKING = forks.lock()
+
+
+def store_of(app: Any) -> Store:
+    """What all workers of an app share: `app.conf.shapekit_store`, or the Redis of the broker or results."""
+    with _MAKING:
+        if app not in _STORES:
+            _STORES[app] = _store(app)
+        return _STORES[app]
+
+
+def _store(app: Any) -> Store:
+    told = app.conf.get("shapekit_store")
+    if told is not None:
+        return open_store(told, field="app.conf.shapekit_store")[0]
+    for url in (app.conf.broker_url, app.conf.result_backend):
+        if isinstance(url, str) and url.startswith(("redis://", "rediss://")):
+            return open_store(url)[0]
+    raise ConfigError(
+        "app.conf.shapekit_store",
+        None,
+        "is missing, and neither the broker nor the result backend is a Redis",
+        'set it to a URL such as "redis://localhost", or to a Store',
+    )
+
+
+def _seconds(field: str, told: Duration) -> float:
+    return duration_us(field, told, least=0) / SECOND_US

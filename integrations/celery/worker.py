@@ -1,0 +1,539 @@
+"""In a Celery worker: what becomes of the messages of shaped tasks, between the broker and the pool.
+
+Held keys of parked tasks: when a hold is ended early, those who are parked come back earlier.
+
+A worker asks about each held key as seldom as a process does whose calls sleep there (watches.py), and moves
+the parked ones only where the hold ends at another time than was said before.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, NamedTuple
+
+from celery import bootsteps
+from celery.exceptions import InvalidTaskError
+from celery.utils import timer2
+from celery.worker import state
+from celery.worker.strategy import default
+from kombu.asynchronous.timer import Timer as LoopTimer
+from kombu.exceptions import ContentDisallowed, DecodeError
+
+from shapekit._queue.key_status import pause_us
+from shapekit._queue.reservation import Reservation, received
+from shapekit._runtime.drivers import run
+from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
+from shapekit.integrations.celery import attach_all
+from shapekit.integrations.celery.parking import GONE, LEAST_NEWS_S, Park, Taker, park_of
+from shapekit.integrations.celery.shape import SLIP, Settings, Shaped, Slip, attempt_of
+from shapekit.rate import SECOND_US
+from shapekit.shaper import Shaper
+
+__all__ = ["Holds", "ShapingStep", "group_of", "strategy"]
+
+
+def group_of(shaper: Shaper, key: str) -> str:
+    """The name of all who are parked under one key."""
+    return f"{shaper.name}:{key}"
+
+
+class _Held(NamedTuple):
+    """One held key: when its hold ends, since when that is known, and when to ask again."""
+
+    shaper: Shaper
+    key: str
+    ends: float
+    since: float
+    asks: float
+
+
+class Holds:
+    """The keys under which a worker has parked something while they were held."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, _Held] = {}
+
+    def note(self, shaper: Shaper, turn: Reservation, park: Park) -> None:
+        """A message is about to be parked with this slot, whose key was held when it was last asked about."""
+        group = group_of(shaper, turn.key)
+        if group not in self._keys and (left_s := shaper.held(key=turn.key)) > 0:
+            park.shorten(group, left_s)
+            now = time.monotonic()
+            self._keys[group] = _held(shaper, turn.key, left_s, now, now)
+
+    def look(self, park: Park) -> None:
+        """See whether holds have been ended, of those keys that it is time to ask about."""
+        for group, known in list(self._keys.items()):
+            now = time.monotonic()
+            if now < known.asks:
+                continue
+            left_s = known.shaper.held(key=known.key)
+            is_news = left_s <= 0 or abs(now + left_s - known.ends) >= LEAST_NEWS_S
+            if is_news:
+                park.shorten(group, left_s)
+            if left_s <= 0:
+                del self._keys[group]
+            else:
+                since = now if is_news else known.since
+                self._keys[group] = _held(known.shaper, known.key, left_s, since, now)
+
+    @property
+    def next_s(self) -> float:
+        """How long until it is time to look."""
+        return min([held.asks for held in self._keys.values()], default=float("inf")) - time.monotonic()
+
+
+def _held(shaper: Shaper, key: str, left_s: float, since: float, now: float) -> _Held:
+    pause_s = pause_us(round(left_s * SECOND_US), round((now - since) * SECOND_US)) / SECOND_US
+    return _Held(shaper, key, now + left_s, since, now + pause_s)
+
+
+log = logging.getLogger("shapekit.celery")
+
+AGAIN_S = 1.0
+"""When to try again what could not be done because a server is gone."""
+REST = 4
+"""How many times as long as it took to hear that the store is gone it is left alone, so that a worker that
+waits for it still does other things."""
+AHEAD = 0.8
+"""How long before its slot a parked message comes back, in parts of the longest wait in a worker."""
+LOOKS = 4
+"""How often in that time a worker looks for what has to come back, at most."""
+IDLE_S = 1.0
+"""How often a worker looks that expects nothing: others park, too, and may die, or have no room."""
+LEAST_LOOK_S = 0.02
+MOST_AT_ONCE = 200
+"""How many it brings back at a look."""
+
+
+def strategy(task: Any, app: Any, consumer: Any, **_: Any) -> Callable[..., Any]:
+    """What a worker does with the messages of a shaped task: `Task.Strategy`."""
+    handle = default(task, app, consumer)
+    if not task.shaped.policy.enforce:
+        return handle  # it is measured where it runs
+    lobby: Lobby = consumer.shapekit
+
+    def received_message(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any) -> None:
+        if body is not None:
+            # The old protocol, in which there is no place for a slot: the pool waits for it.
+            handle(message, body, ack, reject, callbacks)
+            return
+        start = partial(handle, message, None, ack, reject, callbacks)
+        refuse = partial(reject, log, consumer.connection_errors)
+        lobby.receive(Delivery(task.shaped, message, refuse, start))
+
+    return received_message
+
+
+class ShapingStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Opens the lobby when a worker has its connection, and closes it when it loses that, or ends."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        attach_all(parent.app)
+        parent.shapekit = Lobby(parent)
+        super().__init__(parent, **kwargs)
+
+    def start(self, parent: Any) -> None:
+        """With a new connection."""
+        parent.shapekit.open()
+
+    def stop(self, parent: Any) -> None:
+        """The broker will deliver again what is not acknowledged."""
+        parent.shapekit.close()
+
+
+class Delivery:
+    """A message that was delivered."""
+
+    __slots__ = ("_reject", "brings_turn", "message", "shaped", "start", "turn")
+
+    def __init__(self, shaped: Shaped, message: Any, reject: Any, start: Callable[[], Any]) -> None:
+        self.shaped = shaped
+        self.message = message
+        self._reject = reject
+        self.start = start
+        """To the pool, or away if it was revoked or has expired."""
+        self.turn: Reservation | None = None
+        self.brings_turn = False
+        """Whether its slot travels with it."""
+        slip = Slip.of(message.headers)
+        if slip is None:
+            return
+        headers, info = message.headers, message.delivery_info
+        again = headers.get("redelivered") or info.get("redelivered")
+        if slip.was_redelivered:
+            headers["redelivered"] = info["redelivered"] = True
+        if slip.turn is not None:
+            headers["eta"] = None  # for workers that know nothing of turns
+            # Who had it before may have used its slot, or be alive and still about to. Brokers in memory
+            # or in files give back the very headers that were at the door of the pool.
+            if not again and slip.slot is None:
+                self.turn, self.brings_turn = received(shaped.policy.shaper.core, slip.turn), True
+
+    @property
+    def name(self) -> str:
+        """What tells this attempt at this task from all others."""
+        return attempt_of(self.message.headers)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody will run it."""
+        headers = self.message.headers
+        return headers["id"] in state.revoked or (_seconds_to(headers.get("expires")) or 1.0) <= 0
+
+    @property
+    def early_s(self) -> float:
+        """For how long its own eta forbids it to run."""
+        return _seconds_to(self.message.headers.get("eta")) or 0.0
+
+    def take_turn(self) -> float:
+        """Reserve; returns how long until the slot comes."""
+        args, kwargs, _ = self.message.payload
+        admission = self.shaped.admission_of(self.message.headers, args, kwargs)
+        shaper = self.shaped.policy.shaper
+        turn = shaper.reserve(admission.key, cost=admission.cost)
+        if not turn:
+            run(shaper.core.leave, turn)
+        self.turn, self.brings_turn = turn, False
+        self.message.headers["eta"] = None  # it has passed
+        return turn.delay
+
+    def remaining(self) -> float:
+        """How long until the slot comes; another is taken if there is none, or it came too long ago."""
+        if self.turn is None:
+            return self.take_turn()
+        remaining_s = self.shaped.policy.shaper.remaining(self.turn)
+        return self.take_turn() if remaining_s < -self.shaped.grace_s else remaining_s
+
+    def give_back(self) -> bool:
+        """Nobody will use the slot; False if the store is gone, so that it expires unused."""
+        if self.turn is not None:
+            try:
+                self.turn.cancel()
+            except StoreUnavailableError as error:
+                log.info("the slot of task %s could not be given back: %s", self.name, error)
+                return False
+        return True
+
+    def go(self, remaining_s: float) -> None:
+        """To the pool, now that the slot has come, `remaining_s` before now."""
+        if self.turn is not None:
+            slip = Slip.travelling(self.message.headers, self.turn)
+            self._carry(slip.at(time.monotonic() + remaining_s))
+        self.start()
+
+    def refuse(self, error: RateLimitedError) -> None:
+        """There will be no slot."""
+        if self.shaped.on_reject == "reject":
+            log.error("task %s is rejected: %s", self.name, error)
+            self._reject(requeue=False)
+            return
+        self._carry(Slip.refused(self.message.headers, error))
+        self.start()
+
+    def park(self, park: Park, holds: Holds, remaining_s: float) -> None:
+        """Away, with the slot, until that is near."""
+        is_ours, name = self.turn is not None and not self.brings_turn, self.name
+        if self.turn is not None:
+            shaper = self.shaped.policy.shaper
+            if self.turn.granted[3] or self.brings_turn:
+                holds.note(shaper, self.turn, park)
+            name = f"{group_of(shaper, self.turn.key)}\n{name}"
+            self._carry(Slip.travelling(self.message.headers, self.turn))
+            # Even where no answer comes, it may be parked, and have the slot.
+            self.brings_turn = True
+        if not park.put(name, remaining_s, self.message) and is_ours:
+            # Delivered twice, and parked before: that one has a slot.
+            self.give_back()
+
+    def _carry(self, slip: Slip) -> None:
+        self.message.headers[SLIP] = slip.text()
+
+
+class PromptTimer(timer2.Timer):  # type: ignore[misc]
+    """A timer in a thread that hears of an entry that is earlier than what it sleeps for.
+
+    Celery's own sleeps on, for up to a second: on brokers without an event loop, turns would be missed.
+    """
+
+    def _next_entry(self) -> float | None:
+        with self.not_empty:
+            delay, entry = next(self.scheduler)
+            if entry is None:
+                self.not_empty.wait(delay)
+                return None
+        self.schedule.apply_entry(entry)
+        return None
+
+
+class Alarms:
+    """Calls at their times, all over one entry of the timer of kombu's event loop.
+
+    That loop sleeps for a second once it has run ten entries in a row, whatever is due next: after a
+    stall of half a second, a worker at 20/s would miss the slots of one and a half.
+    """
+
+    def __init__(self, timer: Any) -> None:
+        self._timer = timer
+        self._lock = threading.Lock()
+        self._due: list[list[Any]] = []
+        """A heap of instants, numbers, and what to call then; nothing where that was cancelled."""
+        self._numbers = count()
+        self._entry: Any = None
+        self._entry_at = 0.0
+
+    def call_after(self, length_s: float, call: Callable[[], object]) -> list[Any]:
+        """Call then; what is returned can be cancelled."""
+        alarm = [time.monotonic() + length_s, next(self._numbers), call]
+        with self._lock:
+            heappush(self._due, alarm)
+            self._arm()
+        return alarm
+
+    def cancel(self, alarm: list[Any]) -> None:
+        """Do not call."""
+        alarm[2] = None
+
+    def _arm(self) -> None:
+        while self._due and self._due[0][2] is None:
+            heappop(self._due)
+        # Celery cancels what came into its timer while it connected, where that connection is lost at once.
+        is_armed = self._entry is not None and not self._entry.canceled
+        if not self._due or (is_armed and self._entry_at <= self._due[0][0]):
+            return
+        if is_armed:
+            self._timer.cancel(self._entry)
+        self._entry_at = self._due[0][0]
+        self._entry = self._timer.call_after(max(0.0, self._entry_at - time.monotonic()), self._ring)
+
+    def _ring(self) -> None:
+        try:
+            while (call := self._next()) is not None:
+                call()
+        finally:
+            with self._lock:
+                self._entry = None
+                self._arm()
+
+    def _next(self) -> Callable[[], object] | None:
+        with self._lock:
+            while self._due and self._due[0][0] <= time.monotonic():
+                call: Callable[[], object] | None = heappop(self._due)[2]
+                if call is not None:
+                    return call
+        return None
+
+
+def timer_of(consumer: Any) -> Any:
+    """What wakes a worker's messages in time: its own timer, unless that oversleeps."""
+    timer = consumer.timer
+    if type(timer) is timer2.Timer:
+        return PromptTimer()
+    # Green pools have timers whose entries run beside each other.
+    return Alarms(timer) if type(timer) is LoopTimer else timer
+
+
+class Lobby:
+    """Where messages wait whose slot is near; those whose slot is far away are parked from here.
+
+    What waits here is not acknowledged, and is let off the worker's prefetch count, so that it keeps no
+    other task from coming. Where the broker knows no event loop, those who wake up do so in another thread.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self._alarms = timer_of(consumer)
+        self._settings = Settings(consumer.app)
+        self._longest_s = min(self._settings.block_below_s, self._settings.max_eta_s)
+        self._gone = (*GONE, *consumer.connection_errors, *consumer.channel_errors)
+        self._park: Park
+        self._taker = Taker()
+        self._holds = Holds()
+        self._fanouts: set[str] = set()
+        self._lock = threading.Lock()
+        self._waiting: dict[Delivery, tuple[Any, bool]] = {}
+        self._left: list[str] = []
+        self._look: Any = None
+        self._looks_at = 0.0
+        self._is_open = False
+        self._rests_until = 0.0
+
+    def open(self) -> None:
+        """Begin to look for what has to come back."""
+        consumer = self._consumer
+        shaped = [task.shaped for task in consumer.app.tasks.values() if hasattr(task, "shaped")]
+        for one in shaped:
+            if not one.policy.shaper.core.store.shared:
+                raise ConfigError(
+                    "store",
+                    one.policy.name,
+                    "is in the memory of each process",
+                    "give the policy a shared one",
+                )
+        if shaped:
+            exchanges = [queue.exchange for queue in consumer.task_consumer.queues]
+            self._fanouts = {exchange.name for exchange in exchanges if exchange.type == "fanout"}
+            self._park = park_of(consumer.app, consumer.task_consumer.channel, self._taker)
+            self._park.take_up(self._left)
+            self._left = []
+            self._is_open = True
+            self._look_in(0.0)
+
+    def close(self) -> None:
+        """Forget who waits: the messages are the broker's again, and whoever gets them takes other turns."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+            self._is_open = False
+            if self._look is not None:
+                self._alarms.cancel(self._look)
+            self._look = None
+        self._left = [delivery.message.delivery_tag for delivery in waiting]
+        for entry, _ in waiting.values():
+            self._alarms.cancel(entry)
+        for delivery in waiting:
+            if not delivery.give_back():
+                break  # the store is gone for the others, too
+
+    def receive(self, delivery: Delivery) -> None:
+        """Take a message from the broker."""
+        if _is_stopping():
+            # What the pool is given now runs and is never acknowledged, so it would run again elsewhere; and
+            # its process waits half a minute for somebody to hear how it ended.
+            self._wait(delivery, AGAIN_S)
+        elif delivery.is_over:
+            delivery.give_back()
+            delivery.start()
+        elif delivery.turn is None and delivery.early_s > 0:
+            self._settle(delivery, delivery.early_s)
+        else:
+            self._go_on(delivery)
+
+    def _go_on(self, delivery: Delivery) -> None:
+        """Find out when the slot of a message comes."""
+        asked = time.monotonic()
+        if asked < self._rests_until:
+            self._wait(delivery, self._rests_until - asked)
+            return
+        try:
+            remaining_s = delivery.remaining()
+        except RateLimitedError as error:
+            delivery.refuse(error)
+        except StoreUnavailableError as error:
+            heard = time.monotonic()
+            rest_s = max(AGAIN_S, REST * (heard - asked))
+            log.warning("shaped tasks wait %.1f s for the store: %s", rest_s, error)
+            self._rests_until = heard + rest_s
+            self._wait(delivery, rest_s)
+        except Exception:
+            # No key or cost by these arguments: the task is told so, in the pool.
+            log.debug("task %s goes to the pool as it is", delivery.name, exc_info=True)
+            delivery.start()
+        else:
+            self._settle(delivery, remaining_s)
+
+    def _settle(self, delivery: Delivery, remaining_s: float) -> None:
+        """Let a message go, wait, or be parked."""
+        if remaining_s <= 0:
+            delivery.go(remaining_s)
+        elif self._stays(delivery, remaining_s):
+            self._wait(delivery, remaining_s)
+        else:
+            try:
+                delivery.park(self._park, self._holds, remaining_s)
+                self._look_in(remaining_s - self._longest_s * AHEAD)
+            except self._gone as error:
+                log.warning("task %s could not be parked: %s", delivery.name, error)
+                self._wait(delivery, min(remaining_s, AGAIN_S))
+
+    def _stays(self, delivery: Delivery, remaining_s: float) -> bool:
+        """Whether a message waits here: its slot is near, or it is one that every worker gets a copy of."""
+        is_near = remaining_s <= self._longest_s and self._room > 0
+        return is_near or delivery.message.delivery_info.get("exchange") in self._fanouts
+
+    @property
+    def _room(self) -> int:
+        return self._settings.most_waiting - len(self._waiting)
+
+    def _wait(self, delivery: Delivery, length_s: float) -> None:
+        # Those for whom no other was let in are not taken off again: there is an upper limit.
+        qos = self._consumer.qos
+        lets_other_in = self._room > 0 and qos.value < qos.increment_eventually()
+        with self._lock:
+            entry = self._alarms.call_after(length_s, partial(self._wake, delivery))
+            self._waiting[delivery] = entry, lets_other_in
+
+    def _wake(self, delivery: Delivery) -> None:
+        with self._lock:
+            known = self._waiting.pop(delivery, None)
+        if known is None:
+            return
+        try:
+            self.receive(delivery)
+        except (InvalidTaskError, ContentDisallowed) as error:
+            self._consumer.on_invalid_task(None, delivery.message, error)
+        except DecodeError as error:
+            self._consumer.on_decode_error(delivery.message, error)
+        finally:
+            if known[1]:
+                self._consumer.qos.decrement_eventually()
+
+    def _look_in(self, length_s: float) -> None:
+        """Look for parked messages then, if not before."""
+        at = time.monotonic() + length_s
+        with self._lock:
+            if not self._is_open:
+                return
+            if self._look is not None:
+                if self._looks_at <= at:
+                    return
+                self._alarms.cancel(self._look)
+            self._look, self._looks_at = self._alarms.call_after(max(0.0, length_s), self._bring_back), at
+
+    def _bring_back(self) -> None:
+        with self._lock:
+            self._look = None
+        room, found = min(self._room, MOST_AT_ONCE) if self._park.has_room else 0, 0
+        try:
+            if room > 0:
+                self._holds.look(self._park)
+                found = self._park.bring_back(self._longest_s * AHEAD, room)
+        except self._gone as error:
+            log.warning("cannot look for parked tasks: %s", error)
+        finally:
+            # Where there is no room for all who are due, there will be soon.
+            self._look_in(LEAST_LOOK_S if found >= room else self._pause_s())
+
+    def _pause_s(self) -> float:
+        """Until the next message has to come back, or a hold may have ended; and a second or so at most."""
+        least_s = max(self._longest_s / LOOKS, LEAST_LOOK_S)
+        ends_s = [IDLE_S * random.uniform(1.0, 1.25), self._holds.next_s]  # noqa: S311 - no secret
+        if self._park.next_s is not None:
+            ends_s.append(self._park.next_s - self._longest_s * AHEAD)
+        return max(least_s, min(ends_s))
+
+
+def _is_stopping() -> bool:
+    """Whether this worker was told to end: it does so when the event loop comes round."""
+    told = (state.should_stop, state.should_terminate)
+    return any(exit_code is not None and exit_code is not False for exit_code in told)
+
+
+def _seconds_to(instant: str | None) -> float | None:
+    """Until when, from a message; None if it says nothing, or nothing that can be read."""
+    if instant is None:
+        return None
+    try:
+        at = datetime.fromisoformat(instant)
+    except (TypeError, ValueError):
+        return None
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - time.time()

@@ -1,0 +1,1 @@
+"""What integrations share: HTTP, retries, metrics."""

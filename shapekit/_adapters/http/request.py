@@ -1,0 +1,361 @@
+"""Outgoing: how the requests of an HTTP client are shaped, whichever client it is.
+
+A wrapper of a client says where a request goes, and gets the `Admission` to send it in:
+
+    target = Target(request.method, scheme, host, port, path)
+    try:
+        with outgoing.admission(target, options, request) as admission:
+            response = send(request)
+    except RateLimitedError as error:
+        ...                                  # `too_many(error)` where `outgoing.responds`
+    observe(admission, response)
+
+Request options: what is said of single requests, where a client has no place of its own for it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Self, TypeAlias, TypedDict, Unpack
+
+from shapekit._queue.reservation import Reservation
+from shapekit._runtime.failures import unheard
+from shapekit._runtime.sleepers import AS_CONFIGURED, max_wait_us
+from shapekit.admission import Admission
+from shapekit.algorithms.adaptive.bounds import Adaptive
+from shapekit.algorithms.base import Algorithm
+from shapekit.algorithms.inflight import Concurrency
+from shapekit.algorithms.quota.quota import Quota
+from shapekit.clock import Clock
+from shapekit.decision import Decision
+from shapekit.errors import ConfigError, RateLimitedError, ShapekitError
+from shapekit.keys import KeySpec
+from shapekit.policy import CostSpec, FeedbackSpec, Policy, RefundSpec, checked_cost
+from shapekit.rate import SECOND_US, Duration, RateLike, duration_us, one_of, parse_rates, whole
+from shapekit.stores.opening import StoreLike
+from shapekit.target import KeyOf, Routes, Target, constantly, key_of
+
+__all__ = [
+    "Outgoing",
+    "Passage",
+    "Shaping",
+    "Target",
+    "aobserve",
+    "observe",
+    "request_options",
+    "too_many",
+    "translated",
+]
+
+
+class RequestOptions(TypedDict, total=False):
+    """What may be said of a request."""
+
+    cost: int
+    """Instead of what requests cost otherwise."""
+    key: str
+    """Instead of the one that the request has by its URL."""
+    max_wait: Duration
+    skip: bool
+    """True: not shaped, and not counted."""
+
+
+_NONE = RequestOptions()
+_SAID: ContextVar[RequestOptions] = ContextVar("shapekit_request_options", default=_NONE)
+
+
+@contextmanager
+def request_options(**options: Unpack[RequestOptions]) -> Iterator[None]:
+    """Goes for every request that is sent inside, by this thread or task and by tasks that it starts there.
+
+        with request_options(cost=5, max_wait="2s"):
+            response = session.get(url)
+
+    Redirects and repetitions are requests, too. One inside another adds to it.
+    """
+    before = _SAID.set(_SAID.get() | options)
+    try:
+        yield
+    finally:
+        _SAID.reset(before)
+
+
+def options_now() -> RequestOptions | None:
+    """What goes for a request that is sent now; None if nothing does."""
+    return _SAID.get() or None
+
+
+ON_REJECT = ("raise", "respond")
+OPTIONS = ("cost", "key", "max_wait", "skip")
+"""What may be said of a single request."""
+
+RouteSpec: TypeAlias = Policy | RateLike
+
+
+class Shaping(TypedDict, total=False):
+    """The keywords that every wrapper of a client takes: those of `Policy`, and four of its own."""
+
+    rate: RateLike | None
+    name: str | None
+    burst: int | None
+    pace: str
+    quota: Quota | str | None
+    spread: bool
+    gates: Sequence[Algorithm[Any]]
+    concurrency: Concurrency | int | None
+    cost: CostSpec
+    max_wait: Duration | None
+    headroom: float
+    lease: Duration | None
+    adaptive: Adaptive | None
+    enforce: bool
+    refund_on: RefundSpec | None
+    feedback: FeedbackSpec | None
+    store: StoreLike | None
+    clock: Clock | None
+
+    policy: Policy | None
+    """A policy made elsewhere, instead of the keywords above, of which only `cost` may come beside it."""
+    key: KeySpec
+    """"host", which is the default, "host+method", "origin", a template over the URL, a callable, or
+    "default". A policy made elsewhere goes by its own key if none is given."""
+    routes: Mapping[str, RouteSpec]
+    """Other policies, or rates, for some URLs and all below them: the longest counts."""
+    on_reject: str
+    """"raise", or "respond": with a 429 of our own."""
+
+
+_OWN = ("policy", "key", "routes", "on_reject")
+"""What a policy does not take, or not in the same words."""
+_BESIDE_POLICY = (*_OWN, "cost")
+_UNTOLD = "does not hear what its server says"
+_OTHER_LIMITS = ("quota", "gates", "adaptive", "concurrency")
+
+
+class Passage(NamedTuple):
+    """How a request passed: what a response carries under "shapekit"."""
+
+    key: str
+    outcome: Reservation | Decision
+    """The slot that was taken, or the refusal."""
+
+    @classmethod
+    def of(cls, admission: Admission) -> Self:
+        """From an admission that was entered."""
+        return cls(admission.key, admission.turn)
+
+    @property
+    def delay(self) -> float:
+        """Seconds the request was delayed; 0 if it was refused."""
+        return self.outcome.delay
+
+    @property
+    def decision(self) -> Decision:
+        """What was decided, in the words of a gate."""
+        return self.outcome if isinstance(self.outcome, Decision) else self.outcome.decision
+
+
+class Answer429(NamedTuple):
+    """The parts of a 429 of our own."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    passage: Passage
+
+
+class _Plan(NamedTuple):
+    """What goes for the requests of one client or route."""
+
+    policy: Policy
+    key: KeyOf
+    cost: int | Callable[..., int]
+
+
+class Outgoing:
+    """How the requests of one client are shaped; made from the keywords of its wrapper.
+
+    `wrapper` is how users write the wrapper, so that errors can show the right call.
+    """
+
+    def __init__(self, wrapper: str, **shaping: Unpack[Shaping]) -> None:
+        for field in shaping:
+            if field not in Shaping.__annotations__:
+                known = ", ".join(Shaping.__annotations__)
+                raise ConfigError(field, shaping.get(field), "is unknown", f"use some of {known}")
+        self.responds = one_of("on_reject", shaping.get("on_reject", "raise"), ON_REJECT) == "respond"
+        self._wrapper = wrapper
+        self._spec = shaping
+        routes = shaping.get("routes") or {}
+        if not isinstance(routes, Mapping):
+            raise ConfigError("routes", routes, "is not a table", 'write {"https://api.x/search": "1/s"}')
+        self._main = self._own_plan()
+        self._routes = Routes({url: self._route(url, spec) for url, spec in routes.items()})
+        self._is_plain = not routes
+        if self._main is None and self._is_plain:
+            raise ConfigError("rate", shaping.get("rate"), "is missing", f'write {wrapper}(rate="10/s")')
+
+    def admission(
+        self, target: Target, options: Any = None, request: Any = None, *, fits_s: float | None = None
+    ) -> Admission | None:
+        """The admission to send a request in; None if it is not shaped.
+
+        `options` is what is said of this request alone. `request` is the client's own, for whoever gave a
+        callable as key or cost. `fits_s`: a wait that is longer has no use, whatever `max_wait` says.
+        """
+        wishes = _NO_WISHES if options is None else _Wishes.checked(options)
+        plan = self._main if self._is_plain else self._routes.find(target) or self._main
+        if plan is None or wishes.skip:
+            return None
+        policy, key, cost = plan
+        if wishes.cost is not None:
+            cost = wishes.cost
+        elif not isinstance(cost, int):
+            cost = cost(request)
+            if type(cost) is not int:
+                raise ConfigError("cost", cost, "is not whole, and a callable gave it", "return an int")
+        admission = policy.admit(
+            key(target, request) if wishes.key is None else wishes.key,
+            cost=cost,
+            max_wait=wishes.max_wait if fits_s is None else self._shorter(policy, wishes.max_wait, fits_s),
+        )
+        admission.target = target
+        return admission
+
+    def _own_plan(self) -> _Plan | None:
+        policy, rate = self._spec.get("policy"), self._spec.get("rate")
+        if policy is not None:
+            if not isinstance(policy, Policy):
+                raise ConfigError("policy", policy, "is not a policy", 'pass one, such as Policy("10/s")')
+            for field, told in self._spec.items():
+                if field not in _BESIDE_POLICY and told is not None:
+                    raise ConfigError(field, told, "comes beside policy=", "say it in the policy")
+            return self._plan(policy)
+        if rate is None and not any(self._spec.get(field) for field in _OTHER_LIMITS):
+            return None
+        if rate is not None:
+            try:
+                parse_rates(rate)
+            except ConfigError as error:
+                fix = f'write {self._wrapper}(rate="10/s")'
+                raise ConfigError("rate", rate, error.bound, fix) from None
+        return self._plan(self._made(rate, self._spec.get("name")), "host")
+
+    def _route(self, url: str, spec: RouteSpec) -> _Plan:
+        if isinstance(spec, Policy):
+            return self._plan(spec)
+        try:
+            parse_rates(spec)
+        except ConfigError as error:
+            raise error.within(f"routes[{url!r}]") from None
+        for field in ("policy", *_OTHER_LIMITS):
+            # Whether it were to hold for the route too, alone or together with the rest, nobody can know.
+            if self._spec.get(field):
+                raise ConfigError(
+                    f"routes[{url!r}]", spec, f"is a bare rate beside {field}=", "give the route a Policy"
+                )
+        name = self._spec.get("name")
+        return self._plan(self._made(spec, name and f"{name} {url}"), "host")
+
+    def _made(self, rate: RateLike | None, name: str | None) -> Policy:
+        said: dict[str, Any] = {field: told for field, told in self._spec.items() if field not in _OWN}
+        return Policy(**{**said, "rate": rate, "name": name})
+
+    def _plan(self, policy: Policy, otherwise: str | None = None) -> _Plan:
+        policy.feedback  # noqa: B018 - loaded now: it takes longer than a slot, and an event loop would stand
+        spec = self._spec.get("key")
+        if spec is None:
+            spec = otherwise
+        if spec is not None:
+            key = key_of(spec)
+        elif isinstance(policy.key, str):
+            key = constantly(policy.key)
+        else:
+            key = key_of(policy.key)
+        return _Plan(policy, key, checked_cost(self._spec.get("cost", policy.cost)))
+
+    def _shorter(self, policy: Policy, wished: Duration | None, fits_s: float) -> float:
+        fits_us = max(0, round(fits_s * SECOND_US))
+        own_us = policy.shaper.core.max_wait_us if wished is AS_CONFIGURED else max_wait_us(wished)
+        return (fits_us if own_us is None else min(own_us, fits_us)) / SECOND_US
+
+
+class _Wishes(NamedTuple):
+    """What is said of a single request."""
+
+    cost: int | None = None
+    key: str | None = None
+    max_wait: Duration | None = AS_CONFIGURED
+    skip: bool = False
+
+    @classmethod
+    def checked(cls, options: Any) -> Self:
+        if not isinstance(options, Mapping):
+            raise ConfigError("shapekit", options, "is not a dict", 'write {"cost": 5}')
+        for field in options:
+            if field not in OPTIONS:
+                raise ConfigError(
+                    f"shapekit.{field}", options[field], "is unknown", f"use some of {', '.join(OPTIONS)}"
+                )
+        wishes = cls(**options)
+        if wishes.cost is not None:
+            whole("shapekit.cost", wishes.cost)
+        if wishes.max_wait is not AS_CONFIGURED and wishes.max_wait is not None:
+            duration_us("shapekit.max_wait", wishes.max_wait, least=0)
+        if wishes.key is not None and not isinstance(wishes.key, str):
+            raise ConfigError("shapekit.key", wishes.key, "is not text", 'pass a str such as "tenant-1"')
+        if type(wishes.skip) is not bool:
+            raise ConfigError("shapekit.skip", wishes.skip, "is neither True nor False", "pass a bool")
+        return wishes
+
+
+_NO_WISHES = _Wishes()
+
+
+def too_many(error: RateLimitedError) -> Answer429:
+    """A 429 of our own for a request that was refused and not sent."""
+    retry_after = max(1, math.ceil(error.retry_after))
+    body = {"code": error.code, "key": error.key, "retry_after": error.retry_after}
+    return Answer429(
+        429,
+        {"Retry-After": str(retry_after), "Content-Type": "application/json"},
+        json.dumps(body).encode(),
+        Passage(error.key, error.decision),
+    )
+
+
+def observe(admission: Admission, response: Any) -> None:
+    """Hear what an answer says. Where that fails, the answer is the caller's all the same."""
+    try:
+        admission.observe(response)
+    except Exception as error:
+        # Written out, for every answer comes by here.
+        unheard(error, admission.key, _UNTOLD)
+
+
+async def aobserve(admission: Admission, response: Any) -> None:
+    """`observe`, awaitable."""
+    try:
+        await admission.aobserve(response)
+    except Exception as error:
+        unheard(error, admission.key, _UNTOLD)
+
+
+def translated(error: ShapekitError, refusals: Mapping[type[ShapekitError], type[Exception]]) -> Exception:
+    """An error of ours as one of the library's, too: as the nearest of its classes that has such a twin."""
+    twin = next((refusals[kind] for kind in type(error).__mro__ if kind in refusals), None)
+    if twin is None:
+        return error
+    told = twin(*error.args).with_traceback(error.__traceback__)
+    told.__cause__ = error.__cause__  # and what it came of while it was handled is not shown
+    return told
+
+
+def refuse_rate(field: str, given: object, wrapper: str) -> None:
+    """A rate where the first argument is something else is a mistake easily made: show the right call."""
+    if isinstance(given, (str, int, float)):
+        raise ConfigError(field, given, "is a rate, and stands first", f"write {wrapper}(rate={given!r})")

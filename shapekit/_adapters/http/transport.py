@@ -1,0 +1,259 @@
+"""Transport: what the wrappers of httpx and httpx2 share, which differ in whose classes they speak of.
+
+HeldStream: the body of a response, whose request is in flight until it ends, breaks or is closed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Iterator, Mapping
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from shapekit._adapters.http.request import (
+    Outgoing,
+    Passage,
+    Shaping,
+    Target,
+    aobserve,
+    observe,
+    refuse_rate,
+    too_many,
+    translated,
+)
+from shapekit._runtime import forks
+from shapekit._runtime.cancellation import given_back, giving_back
+from shapekit.admission import Admission
+from shapekit.errors import ConfigError, RateLimitedError, ShapekitError, StoreUnavailableError
+
+__all__ = ["HeldStream", "Transport"]
+
+
+class HeldStream:
+    """The body of a response of httpx or httpx2, whose base classes go beside this one.
+
+    Nothing of it is changed. A response that is dropped unread takes the admission with it, and so gives the
+    permit back, too.
+    """
+
+    def __init__(self, stream: Any, admission: Admission) -> None:
+        self._stream = stream
+        self._admission = admission
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self._stream
+        except Exception:
+            self._admission.leave()
+            raise
+        self._admission.leave()
+
+    def close(self) -> None:
+        """Close the body."""
+        try:
+            self._stream.close()
+        finally:
+            self._admission.leave()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for part in self._stream:
+                yield part
+        except Exception:
+            await self._admission.aleave()
+            raise
+        await self._admission.aleave()
+
+    async def aclose(self) -> None:
+        """`close`, awaitable."""
+        async with giving_back(lambda _: self._admission.aleave()):
+            await self._stream.aclose()
+        await self._admission.aleave()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+NAME = "shapekit"
+"""Under which requests carry their options, and responses how they passed."""
+
+
+class Transport:
+    """A transport that lets requests leave when they may, and otherwise passes everything on as it is."""
+
+    library: ClassVar[Any]
+    """The package whose client this is for."""
+    refusals: ClassVar[Mapping[type[ShapekitError], type[Exception]]]
+    """Errors of ours as errors of the library's, too."""
+    held_stream: ClassVar[Any]
+    """`HeldStream` as a body of the library's."""
+
+    def __init__(self, transport: Any = None, **options: Any) -> None:
+        refuse_rate("transport", transport, type(self).__name__)
+        inner = {name: value for name, value in options.items() if name not in Shaping.__annotations__}
+        shaping: Any = {name: value for name, value in options.items() if name not in inner}
+        self._settle_on(transport, inner, Outgoing(type(self).__name__, **shaping))
+
+    @classmethod
+    def around(cls, transport: Any, outgoing: Outgoing) -> Self:
+        """One of several wrappers that shape alike and together."""
+        made = cls.__new__(cls)
+        cls._settle_on(made, transport, {}, outgoing)
+        return made
+
+    def _settle_on(self, transport: Any, options: dict[str, Any], outgoing: Outgoing) -> None:
+        if transport is not None and not _is_transport(transport):
+            raise ConfigError("transport", transport, "is not a transport", "pass one, or none at all")
+        known = inspect.signature(self.library.HTTPTransport).parameters
+        for name, value in options.items():
+            if name not in known:
+                raise ConfigError(name, value, "is unknown", f"use those of Policy, or {', '.join(known)}")
+            if transport is not None:
+                raise ConfigError(
+                    name, value, "is for the transport that is made where none is given", "say it there"
+                )
+        self._outgoing = outgoing
+        self._options = options
+        self._sync = self._async = transport
+        self._lock = forks.lock()
+
+    # sending
+
+    def handle_request(self, request: Any) -> Any:
+        """Send the request when it may leave."""
+        admission = self._admission(request)
+        if admission is None:
+            return self._sync_inner().handle_request(request)
+        try:
+            admission.__enter__()
+        except (RateLimitedError, StoreUnavailableError) as error:
+            return self._refused(error)
+        try:
+            response = self._sync_inner().handle_request(request)
+        except BaseException as error:
+            admission.__exit__(type(error), error, error.__traceback__)
+            raise
+        response.extensions[NAME] = Passage.of(admission)
+        try:
+            if admission.holds_permit:
+                if response.is_closed:
+                    admission.leave()
+                else:
+                    response.stream = self.held_stream(response.stream, admission)
+            observe(admission, response)
+        except BaseException:
+            response.close()
+            raise
+        return response
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """`handle_request`, awaitable."""
+        admission = self._admission(request)
+        if admission is None:
+            return await self._async_inner().handle_async_request(request)
+        try:
+            await admission.__aenter__()
+        except (RateLimitedError, StoreUnavailableError) as error:
+            return self._refused(error)
+        try:
+            response = await self._async_inner().handle_async_request(request)
+        except BaseException as error:
+            await admission.__aexit__(type(error), error, error.__traceback__)
+            raise
+        response.extensions[NAME] = Passage.of(admission)
+        try:
+            if admission.holds_permit:
+                if response.is_closed:
+                    await admission.aleave()
+                else:
+                    response.stream = self.held_stream(response.stream, admission)
+            await aobserve(admission, response)
+        except BaseException as error:
+            await given_back(error, response.aclose)
+            raise
+        return response
+
+    def _admission(self, request: Any) -> Admission | None:
+        url = request.url
+        path = url.raw_path.decode("ascii").partition("?")[0]
+        target = Target(request.method, url.scheme, url.raw_host.decode("ascii"), url.port, path)
+        return self._outgoing.admission(target, request.extensions.get(NAME), request)
+
+    def _refused(self, error: RateLimitedError | StoreUnavailableError) -> Any:
+        if self._outgoing.responds and isinstance(error, RateLimitedError):
+            status, headers, body, passage = too_many(error)
+            return self.library.Response(status, headers=headers, content=body, extensions={NAME: passage})
+        raise translated(error, self.refusals)
+
+    # what a client does beside sending
+
+    def __enter__(self) -> Self:
+        self._sync_inner().__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        self._sync_inner().__exit__(kind, error, trace)
+
+    def close(self) -> None:
+        """Close the transport inside. The limit and its store outlive it."""
+        if self._sync is not None:
+            self._sync.close()
+
+    async def __aenter__(self) -> Self:
+        await self._async_inner().__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        await self._async_inner().__aexit__(kind, error, trace)
+
+    async def aclose(self) -> None:
+        """`close`, awaitable."""
+        if self._async is not None:
+            await self._async.aclose()
+
+    def _sync_inner(self) -> Any:
+        if self._sync is None:
+            with self._lock:
+                if self._sync is None:
+                    self._sync = self.library.HTTPTransport(**self._options)
+        return self._sync
+
+    def _async_inner(self) -> Any:
+        if self._async is None:
+            with self._lock:
+                if self._async is None:
+                    self._async = self.library.AsyncHTTPTransport(**self._options)
+        return self._async
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._sync or self._async or self._options!r})"
+
+
+def shape_client(client: Any, kind: type[Transport], outgoing: Outgoing) -> None:
+    """Wrap a client's transport, its proxies and its mounts, in place."""
+    own, mounts = client._transport, client._mounts  # noqa: SLF001 - httpx has no other names for them
+    if any(isinstance(transport, kind) for transport in (own, *mounts.values())):
+        raise ConfigError(
+            "client",
+            client,
+            "is shaped already: each request would wait twice",
+            "shape it once; give several limits to one policy, or to routes=",
+        )
+    client._transport = kind.around(own, outgoing)  # noqa: SLF001
+    for pattern, transport in mounts.items():
+        if transport is not None:
+            mounts[pattern] = kind.around(transport, outgoing)
+
+
+def _is_transport(transport: Any) -> bool:
+    return hasattr(transport, "handle_request") or hasattr(transport, "handle_async_request")

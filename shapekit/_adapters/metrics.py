@@ -1,0 +1,352 @@
+"""Metrics: what is measured and how it is called, and how events become counts.
+
+Prometheus and OpenTelemetry show the same metrics; each integration writes the names as is usual there. A
+key is a label only as far as `Labels` lets it be one, so that a metric never has a series for each customer.
+
+Gauges: how the keys of policies stand in their stores, read when somebody looks.
+
+One trip for each policy reads all of its keys that have labels. Calls never pay for it: whoever collects
+metrics does the asking, and waits a second at most for each store that does not answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from shapekit._runtime import forks
+from shapekit.algorithms.queue.queue import LOOK
+from shapekit.algorithms.usage import quotas_of
+from shapekit.errors import ConfigError, StoreUnavailableError
+from shapekit.events import (
+    Cancelled,
+    Departed,
+    Event,
+    Held,
+    Measured,
+    Refused,
+    Reserved,
+    StoreFailed,
+    StoreLost,
+)
+from shapekit.policy import Policy
+from shapekit.rate import SECOND_US, whole
+from shapekit.stores.base import Store
+from shapekit.stores.resilient import ResilientStore
+from shapekit.stores.resilient.timeout import Deadline
+
+__all__ = [
+    "CALLS",
+    "HOLDS",
+    "HOLD_REMAINING",
+    "OTHER",
+    "OUTCOMES",
+    "QUEUE_DELAY",
+    "QUEUE_DEPTH",
+    "QUOTA_LIMIT",
+    "QUOTA_USED",
+    "READ",
+    "READING_ERRORS",
+    "STORE_ERRORS",
+    "STORE_LOSSES",
+    "STORE_UP",
+    "WAIT_BOUNDS",
+    "WAIT_DURATION",
+    "Gauges",
+    "Keys",
+    "Labels",
+    "Metric",
+    "Reading",
+    "Recorder",
+    "Sample",
+    "Tally",
+]
+
+OTHER = "other"
+"""The label of all keys that have none of their own."""
+MOST_KEYS = 10_000
+"""The most keys of a policy that may have labels of their own."""
+LONGEST_KEY = 128
+OUTCOMES = ("departed", "queue_full", "quota_exhausted", "cancelled")
+"""How a shaped call ends: it leaves, is refused with the error of that code, or gives its slot back."""
+WAIT_BOUNDS = (0, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
+"""The bounds of the histogram of waits, in seconds. The first counts those who left at once."""
+
+Keys: TypeAlias = int | Collection[str]
+"""Which keys have labels of their own: the first so many of each policy, or those that are named."""
+
+
+class Metric(NamedTuple):
+    """One metric, by the name that all its other names are made of."""
+
+    name: str
+    kind: str
+    """Histogram, counter, gauge, or sum: a gauge that adds up over processes."""
+    unit: str
+    """As UCUM writes it; what is counted stands in braces."""
+    labels: tuple[str, ...]
+    text: str
+
+
+_KEY = ("policy", "key")
+_QUOTA = (*_KEY, "quota")
+
+WAIT_DURATION = Metric(
+    "wait.duration", "histogram", "s", _KEY, "How long calls that left had waited for their slot."
+)
+CALLS = Metric("calls", "counter", "{call}", (*_KEY, "outcome"), "Calls, by what became of them.")
+HOLDS = Metric("holds", "counter", "{hold}", _KEY, "How often this process has held a key.")
+STORE_ERRORS = Metric(
+    "store.errors", "counter", "{error}", ("policy",), "How often a store did not answer a call."
+)
+STORE_LOSSES = Metric(
+    "store.losses", "counter", "{loss}", (), "How often a ResilientStore has lost its primary."
+)
+
+QUEUE_DEPTH = Metric(
+    "queue.depth", "sum", "{call}", ("policy",), "Calls of this process that sleep until their slot."
+)
+QUEUE_DELAY = Metric("queue.delay", "gauge", "s", _KEY, "How long a call of cost 1 would wait that came now.")
+HOLD_REMAINING = Metric("hold.remaining", "gauge", "s", _KEY, "How long nobody leaves; 0 without a hold.")
+QUOTA_USED = Metric("quota.used", "gauge", "{unit}", _QUOTA, "What is used of the quota in this period.")
+QUOTA_LIMIT = Metric("quota.limit", "gauge", "{unit}", _QUOTA, "What the quota allows in each period.")
+STORE_UP = Metric(
+    "store.up", "gauge", "{store}", ("policy",), "1 if the store of the policy answers, 0 if it does not."
+)
+READING_ERRORS = Metric(
+    "reading.errors", "counter", "{error}", ("policy",), "How often a store did not answer a collection."
+)
+READ = (QUEUE_DEPTH, QUEUE_DELAY, HOLD_REMAINING, QUOTA_USED, QUOTA_LIMIT, STORE_UP, READING_ERRORS)
+"""What is not counted by events, but read when somebody collects."""
+
+
+class Labels:
+    """Which keys have labels of their own, for each policy; all others share `other`."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._named: frozenset[str] | None = None
+        self._most = 0
+        if isinstance(keys, str) or not isinstance(keys, int | Collection):
+            raise ConfigError(
+                "keys", keys, "is neither a number nor some keys", 'pass 20, or ("alice", "bob")'
+            )
+        if isinstance(keys, int):
+            self._most = whole("keys", keys, least=0, most=MOST_KEYS)
+        else:
+            self._named = frozenset(map(_checked_key, keys))
+        self._own: dict[str, dict[str, None]] = {}
+        self._lock = forks.lock()
+
+    def of(self, policy: str, key: str) -> str:
+        """The label of a key: itself, or `other`."""
+        if self._named is not None:
+            return key if key in self._named else OTHER
+        with self._lock:
+            own = self._own.setdefault(policy, {})
+            if key in own:
+                return key
+            if len(own) >= self._most or not _is_label(key):
+                return OTHER
+            own[key] = None
+            return key
+
+    def own(self, policy: str) -> list[str]:
+        """The keys of a policy that have labels of their own, so far."""
+        if self._named is not None:
+            return sorted(self._named)
+        with self._lock:
+            return list(self._own.get(policy, ()))
+
+
+class Recorder(Protocol):
+    """What is kept of the calls of one policy and one label."""
+
+    def departed(self, waited: float) -> None:
+        """A call left, after so many seconds."""
+
+    def ended(self, outcome: str) -> None:
+        """One did not."""
+
+    def held(self) -> None:
+        """The key was held."""
+
+
+R = TypeVar("R", bound=Recorder)
+
+
+class Tally(Generic[R]):
+    """A listener that hands each event to the recorder of its policy and key.
+
+    `make` makes a recorder for a policy and a label. It is called once for each pair of them.
+    """
+
+    def __init__(
+        self,
+        labels: Labels,
+        make: Callable[[str, str], R],
+        store_failed: Callable[[str], object],
+        store_lost: Callable[[], object],
+    ) -> None:
+        self._labels = labels
+        self._make = make
+        self._store_failed = store_failed
+        self._store_lost = store_lost
+        self._recorders: dict[tuple[str, str], R] = {}
+        self._lock = forks.lock()
+
+    def __call__(self, event: Event) -> None:
+        if type(event) is Departed:
+            self.recorder(event.policy, event.key).departed(event.delay)
+        elif type(event) is Reserved:
+            pass  # how it ends is still to come
+        elif type(event) is Refused:
+            self.recorder(event.policy, event.key).ended(event.code)
+        elif type(event) is Cancelled:
+            self.recorder(event.policy, event.key).ended("cancelled")
+        elif type(event) is Measured:
+            outcome = "measured" if event.code is None else "measured_refused"
+            self.recorder(event.policy, event.key).ended(outcome)
+        elif type(event) is Held:
+            # One answer of a server's to many calls is one hold, which each of them places.
+            if event.added == event.length:
+                self.recorder(event.policy, event.key).held()
+        elif type(event) is StoreFailed:
+            self._store_failed(event.policy)
+        elif type(event) is StoreLost:
+            self._store_lost()
+
+    def recorder(self, policy: str, key: str) -> R:
+        """Whoever records what becomes of the calls of a key."""
+        recorder = self._recorders.get((policy, key))
+        return self._labelled(policy, key) if recorder is None else recorder
+
+    def _labelled(self, policy: str, key: str) -> R:
+        # Only what is asked for by its label is kept: the other keys are too many.
+        series = (policy, self._labels.of(policy, key))
+        with self._lock:
+            if series not in self._recorders:
+                self._recorders[series] = self._make(*series)
+            return self._recorders[series]
+
+
+def _checked_key(key: object) -> str:
+    if not isinstance(key, str) or not _is_label(key):
+        raise ConfigError("keys", key, "is no key that a label can show", "pass texts other than 'other'")
+    return key
+
+
+def _is_label(key: str) -> bool:
+    """Whether it cannot be mistaken for others or for none, and every exporter can say it."""
+    return 0 < len(key) <= LONGEST_KEY and key.isprintable() and key != OTHER
+
+
+PATIENCE_US = SECOND_US
+"""How long one store is waited for: scrapers give up after ten seconds, and there may be several stores."""
+ANY_KEY = "default"
+"""What is read to see whether a store answers, where no key has a label."""
+
+_log = logging.getLogger("shapekit.metrics")
+
+
+class Sample(NamedTuple):
+    """One value of a metric, with its labels in the metric's order."""
+
+    labels: tuple[str, ...]
+    value: float
+
+
+Reading: TypeAlias = dict[Metric, list[Sample]]
+
+
+class Gauges:
+    """The gauges of some policies: `read` asks their stores, and never raises."""
+
+    def __init__(self, policies: Sequence[Policy], labels: Labels) -> None:
+        self._policies = _checked(policies)
+        self._labels = labels
+        self._looks = {
+            policy.name: policy.shaper.core.store.bind_many(policy.name, policy.shaper.core.queue, LOOK)
+            for policy in policies
+        }
+        self._deadline = Deadline(PATIENCE_US)
+        self._lock = forks.lock()
+        self._errors = Counter({policy.name: 0 for policy in policies})
+        for policy in policies:
+            if isinstance(policy.key, str):
+                labels.of(policy.name, policy.key)
+
+    def read(self) -> Reading:
+        """All gauges as they stand now; those of a policy whose store does not answer are left out."""
+        reading: Reading = {metric: [] for metric in READ}
+        silent: set[Store] = set()
+        for policy in self._policies:
+            store, name = policy.shaper.core.store, policy.name
+            seen = None if store in silent else self._seen(policy, store, silent)
+            for metric, sample in seen or ():
+                reading[metric].append(sample)
+            is_lost = isinstance(store, ResilientStore) and store.is_lost
+            reading[STORE_UP].append(Sample((name,), int(seen is not None and not is_lost)))
+            reading[QUEUE_DEPTH].append(Sample((name,), policy.shaper.core.sleepers.sleeping))
+        with self._lock:
+            reading[READING_ERRORS] += [Sample((name,), count) for name, count in self._errors.items()]
+        return reading
+
+    def close(self) -> None:
+        """Let go of the threads."""
+        self._deadline.close()
+
+    def _seen(self, policy: Policy, store: Store, silent: set[Store]) -> list[tuple[Metric, Sample]] | None:
+        """How the keys of a policy stand; None if its store, which is silent then, does not answer."""
+        keys = self._labels.own(policy.name)
+        look = self._looks[policy.name]
+        asked = keys or [ANY_KEY]
+        try:
+            looked = look(asked, ()) if store.instant else self._deadline.call(look, asked, ())
+            return [
+                found for key, seen in zip(keys, looked, strict=False) for found in _found(policy, key, seen)
+            ]
+        except Exception as error:
+            is_silent = isinstance(error, StoreUnavailableError)
+            if is_silent:
+                silent.add(store)
+            _log.log(
+                logging.DEBUG if is_silent else logging.WARNING,
+                "the gauges of %s cannot be read: %s",
+                policy.name,
+                error,
+            )
+            with self._lock:
+                self._errors[policy.name] += 1
+            return None
+
+
+def _found(policy: Policy, key: str, seen: tuple[Any, int, int]) -> Iterator[tuple[Metric, Sample]]:
+    line, now, skew = seen
+    queue, labels = policy.shaper.core.queue, (policy.name, key)
+    delay_us, _ = queue.outlook(line, now, 1, 1, skew)
+    _, _, until, *_ = queue.confirm(line, now, skew)
+    yield QUEUE_DELAY, Sample(labels, delay_us / SECOND_US)
+    yield HOLD_REMAINING, Sample(labels, max(0, until - now) / SECOND_US)
+    names: Counter[str] = Counter()
+    for quota in quotas_of(queue, line, now, skew):
+        name = f"{quota.limit}/{quota.per}"
+        names[name] += 1
+        # Those that differ in their zone alone still need labels that differ.
+        own = (*labels, name if names[name] == 1 else f"{name} #{names[name]}")
+        yield QUOTA_USED, Sample(own, quota.used)
+        yield QUOTA_LIMIT, Sample(own, quota.limit)
+
+
+def _checked(policies: Sequence[Policy]) -> tuple[Policy, ...]:
+    names = set()
+    for policy in policies:
+        if not isinstance(policy, Policy):
+            raise ConfigError("policies", policy, "is not a policy", 'pass some, such as Policy("10/s")')
+        if policy.name in names:
+            raise ConfigError(
+                "policies", policy, "has the name of another one", "pass one of them, or name them apart"
+            )
+        names.add(policy.name)
+    return tuple(policies)

@@ -1,0 +1,231 @@
+"""Adaptive rate: what a shaper is told of its calls, where its rate is found and not given.
+
+Tallies: what has become of calls here, and is told to the store together, about once a second.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from shapekit._runtime import forks
+from shapekit._runtime import ids as nonce
+from shapekit._runtime.drivers import TASKS, Driver, Twin, run
+from shapekit.algorithms.adaptive.bounds import Adaptive
+from shapekit.errors import ConfigError
+from shapekit.rate import MAX_COUNT, SECOND_US, Duration, duration_us, whole
+
+if TYPE_CHECKING:
+    from shapekit._queue.core import Core
+    from shapekit.algorithms.adaptive.queue import AdaptiveQueue
+
+__all__ = ["AdaptiveRate", "Lesson", "Tallies"]
+
+PAUSE_US = 1_000_000
+"""How long successes are gathered."""
+MOST_KEYS = 1_024
+"""Of how many keys; of the one that was quiet for longest, what is not told yet is forgotten."""
+
+
+class Tally(NamedTuple):
+    """Of one key, what is not told yet."""
+
+    told_us: int
+    """When something was told."""
+    waited: int = 0
+    """Successes of calls that had to wait."""
+    left_us: int | None = None
+    """When the first of them left, or of those that had not to wait; None if there were none."""
+
+
+class Tallies:
+    """Those of one process; for any number of threads."""
+
+    def __init__(self) -> None:
+        self._lock = forks.lock()
+        self._by_key: dict[str, Tally] = {}
+
+    def add(self, key: str, left_us: int, now_us: int, *, waited: bool) -> Tally | None:
+        """A call succeeded; what is to be told now, if it is time."""
+        with self._lock:
+            told_us, before, first_us = self._by_key.pop(key, Tally(now_us))
+            first_us = left_us if first_us is None else min(first_us, left_us)
+            tally = Tally(told_us, before + waited, first_us)
+            is_time = not 0 <= now_us - told_us < PAUSE_US
+            if len(self._by_key) >= MOST_KEYS:
+                del self._by_key[next(iter(self._by_key))]
+            self._by_key[key] = Tally(now_us) if is_time else tally
+            return tally if is_time else None
+
+    def take(self, key: str, now_us: int) -> Tally | None:
+        """What is not told yet, to be told now; None if that is nothing."""
+        with self._lock:
+            tally = self._by_key.get(key)
+            if tally is None or tally.left_us is None:
+                return None
+            self._by_key[key] = Tally(now_us)
+            return tally
+
+
+class Lesson(NamedTuple):
+    """What the answer to one call says of the rate."""
+
+    age_us: int
+    """How long ago the call left."""
+    is_refusal: bool
+    is_success: bool
+    waited: bool
+    """Whether the call had to wait for its slot: others say nothing of the rate."""
+    hold_us: int = 0
+    """How long nobody may leave, where it is a refusal."""
+    stated: tuple[int, int] | None = None
+    """How many calls the server bears, in how long a window in µs, where it says so and is to be believed."""
+
+
+class AdaptiveRate:
+    """The rate of a shaper that finds it: what it is now, and what is told of calls.
+
+    The store hears of refusals at once, of successes about once a second. A Policy tells what its answers say
+    by itself.
+    """
+
+    def __init__(self, core: Core) -> None:
+        from shapekit.algorithms.adaptive.queue import (  # noqa: PLC0415 - only who finds a rate loads it
+            STATED,
+            SUCCEEDED,
+            THROTTLED,
+        )
+
+        self._core = core
+        self._queue = cast("AdaptiveQueue", core.queue)
+        self._tallies = Tallies()
+        bound, changing = (core.name, core.queue), core.status.changing
+        self._throttled = changing(core.store.twin(*bound, THROTTLED))
+        self._succeeded = changing(core.store.twin(*bound, SUCCEEDED))
+        self._stated = changing(core.store.twin(*bound, STATED))
+
+    @property
+    def bounds(self) -> Adaptive:
+        """Between which rates it is found."""
+        return Adaptive(self._queue.lowest, self._queue.highest)
+
+    def rate(self, *, key: str = "default") -> float:
+        """The rate that a key has now, in calls a second."""
+        return run(self._rate, key)
+
+    async def arate(self, *, key: str = "default") -> float:
+        """`rate`, awaitable."""
+        return await self._rate(TASKS, key)
+
+    def throttled(self, *, age: Duration, key: str = "default", hold: Duration = 0) -> float:
+        """A call that left `age` ago was refused by the server: the rate is lowered, once in an incident.
+
+        `hold`: for how long the server wants no call to leave. Returns how long the key is held now.
+        """
+        return run(self.learn, key, self._refusal(key, age, hold))
+
+    async def athrottled(self, *, age: Duration, key: str = "default", hold: Duration = 0) -> float:
+        """`throttled`, awaitable."""
+        return await self.learn(TASKS, key, self._refusal(key, age, hold))
+
+    def succeeded(self, *, age: Duration, key: str = "default", waited: bool = True) -> None:
+        """A call that left `age` ago was answered: where that goes on, the rate is raised.
+
+        `waited`: whether it had to wait for its slot (`reservation.delay > 0`). A call that had not does not
+        show that the server bears the rate.
+        """
+        run(self.learn, key, self._success(key, age, waited=waited))
+
+    async def asucceeded(self, *, age: Duration, key: str = "default", waited: bool = True) -> None:
+        """`succeeded`, awaitable."""
+        await self.learn(TASKS, key, self._success(key, age, waited=waited))
+
+    def stated(self, limit: int, window: Duration, *, age: Duration, key: str = "default") -> None:
+        """The answer to a call that left `age` ago says: `limit` calls in a `window`, and no more.
+
+        The rate stays at or below that, until the answer to a call that left later says something else.
+        """
+        run(self.learn, key, self._statement(key, limit, window, age))
+
+    async def astated(self, limit: int, window: Duration, *, age: Duration, key: str = "default") -> None:
+        """`stated`, awaitable."""
+        await self.learn(TASKS, key, self._statement(key, limit, window, age))
+
+    async def learn(self, driver: Driver, key: str, lesson: Lesson) -> float:
+        """Tell the store what an answer says, as far as it is time; returns how long the key is held."""
+        held_us = 0
+        with self._core.reporter.watching(key):
+            for tell, args in self._words(key, lesson):
+                before, after, held_us = await driver.ask(tell, key, *args)
+                if before != after:
+                    per_second = self._queue.per_second
+                    self._core.reporter.rate_changed(key, per_second(after), per_second(before))
+                if lesson.hold_us and held_us == lesson.hold_us:
+                    self._core.reporter.held(key, held_us)
+        return held_us / SECOND_US
+
+    def _words(self, key: str, lesson: Lesson) -> list[tuple[Twin[Any], tuple[int, ...]]]:
+        """What is to be told now: operations and their arguments."""
+        now = self._core.store.clock.now_us()
+        words: list[tuple[Twin[Any], tuple[int, ...]]] = []
+        if lesson.is_refusal:
+            # What succeeded before tells this refusal from those of the last incident.
+            if tally := self._tallies.take(key, now):
+                words.append((self._succeeded, _told(tally, now)))
+            words.append((self._throttled, (lesson.age_us, lesson.hold_us, nonce.fresh())))
+        elif lesson.is_success and (
+            tally := self._tallies.add(key, now - lesson.age_us, now, waited=lesson.waited)
+        ):
+            words.append((self._succeeded, _told(tally, now)))
+        if lesson.stated is not None:
+            share = self._queue.share(*lesson.stated)
+            words.append((self._stated, (share, lesson.age_us, nonce.fresh())))
+        return words
+
+    def _refusal(self, key: str, age: Duration, hold: Duration) -> Lesson:
+        self._core.check(key, 1)
+        hold_us = duration_us("hold", hold, least=0)
+        return Lesson(_age_us(age), is_refusal=True, is_success=False, waited=True, hold_us=hold_us)
+
+    def _success(self, key: str, age: Duration, *, waited: bool) -> Lesson:
+        self._core.check(key, 1)
+        return Lesson(_age_us(age), is_refusal=False, is_success=True, waited=bool(waited))
+
+    def _statement(self, key: str, limit: int, window: Duration, age: Duration) -> Lesson:
+        self._core.check(key, 1)
+        stated = whole("limit", limit, most=MAX_COUNT), duration_us("window", window)
+        return Lesson(_age_us(age), is_refusal=False, is_success=False, waited=True, stated=stated)
+
+    async def _rate(self, driver: Driver, key: str) -> float:
+        self._core.check(key, 1)
+        with self._core.reporter.watching(key):
+            state, now, _ = await driver.ask(self._core.look, key)
+        _, _, _, _, *clock = self._queue.confirm(state, now)
+        return self._queue.per_second(clock[1] if clock else self._queue.least)
+
+
+def queue_between(adaptive: object, burst: int | None, pace: str, **beside: Any) -> AdaptiveQueue:
+    """The queue of a shaper whose rate is found; `beside` are arguments that say something else."""
+    if not isinstance(adaptive, Adaptive):
+        raise ConfigError("adaptive", adaptive, "is no Adaptive", 'write Adaptive(min="1/s", max="50/s")')
+    if pace != "smooth":
+        raise ConfigError("pace", pace, "is not smooth, as adaptive= has it", "leave it away")
+    for field, told in beside.items():
+        if told:
+            raise ConfigError(
+                field,
+                told,
+                "comes beside adaptive=, whose departures move",
+                "leave it away, or admit each call by two policies, one inside the other",
+            )
+    from shapekit.algorithms.adaptive.queue import AdaptiveQueue  # noqa: PLC0415 - only who finds a rate loads it
+
+    return AdaptiveQueue(adaptive.min, adaptive.max, burst)
+
+
+def _told(tally: Tally, now: int) -> tuple[int, ...]:
+    first_us = now if tally.left_us is None else tally.left_us
+    return tally.waited, max(0, now - first_us), nonce.fresh()
+
+
+def _age_us(age: Duration) -> int:
+    return duration_us("age", age, least=0)

@@ -1,0 +1,246 @@
+"""Core: what one shaper is made of, and the flows of its calls: reserve, leave, give back, settle, hold.
+
+Each flow is written once, for threads and event loops (see `drivers`). While shaping is on and nothing
+listens, a shaper reserves by itself, and nothing here stands in the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from shapekit._queue.key_status import KeyStatus
+from shapekit._queue.reporter import Budgets, Reporter
+from shapekit._queue.reservation import Outlook, Reservation
+from shapekit._queue.waiter import Waiter, refusal
+from shapekit._runtime import ids as nonce
+from shapekit._runtime.drivers import Driver, Twin, run
+from shapekit._runtime.sleepers import Sleepers
+from shapekit._runtime.switch import SWITCH
+from shapekit.algorithms.base import check_cost
+from shapekit.algorithms.queue.queue import CANCEL, HOLD, LOOK, RESERVE, RESUME, SETTLE, LeakyQueue
+from shapekit.algorithms.queue.slots import Granted
+from shapekit.errors import ConfigError, StoreUnavailableError
+from shapekit.rate import MAX_COUNT, SECOND_US, Duration, duration_us, whole
+from shapekit.stores.base import Store
+
+if TYPE_CHECKING:
+    from shapekit._queue.prefetch import Leases
+
+__all__ = ["MAX_PLAYED", "Core"]
+
+MAX_PLAYED = 1_000_000
+"""The most calls that a forecast plays through one by one, where more than a pace binds."""
+
+
+class Core:
+    """For this package alone: it may change at any time."""
+
+    def __init__(
+        self,
+        name: str,
+        queue: LeakyQueue,
+        store: Store,
+        max_wait_us: int | None,
+        chunk_s: float,
+        lease: Duration | None,
+    ) -> None:
+        self.name = name
+        self.queue = queue
+        self.store = store
+        self.clock = store.clock
+        self.max_wait_us = max_wait_us
+        self.sleepers = Sleepers(store.clock, f"shaper {name!r}", chunk_s)
+        store.wakes(self.sleepers)
+        self.leases: Leases | None = None
+        self.status = KeyStatus(store, name, queue)
+        if lease is not None:
+            from shapekit._queue.prefetch import leased  # noqa: PLC0415 - only who leases loads it
+
+            self.leases, self.status = leased(name, store, queue, lease)
+        self.reporter = Reporter(name, store.clock, self.sleepers)
+        self.budgets = Budgets(name, queue, store, self.reporter.ears)
+        self.waiter = Waiter(store, self.sleepers, self.status, self.reporter)
+        bound, changing = (name, queue), self.status.changing
+        self.grant = store.twin(*bound, RESERVE) if self.leases is None else self.leases.grant
+        self.look = store.twin(*bound, LOOK)
+        self._cancel = store.twin(*bound, CANCEL)
+        self._settle = store.twin(*bound, SETTLE)
+        self._hold = changing(store.twin(*bound, HOLD))
+        self._resume = changing(store.twin(*bound, RESUME))
+        self._reset = changing(Twin(partial(store.reset, *bound), partial(store.areset, *bound)))
+
+    def check(self, key: str, cost: int) -> None:
+        """ConfigError, or CostExceedsLimitError, where there is nothing to ask the store."""
+        checked_key(key)
+        check_cost(cost, self.queue.max_cost, key, "limit")
+
+    # reserving
+
+    async def reserve(self, driver: Driver, key: str, cost: int, bound_us: int | None) -> Reservation:
+        """A reservation, or a refusal, that listeners hear of."""
+        try:
+            turn = await self.reserve_untold(driver, key, cost, bound_us)
+        except StoreUnavailableError as error:
+            self.reporter.failed(key, error)
+            raise
+        try:
+            if turn.accepted:
+                self.reporter.reserved(turn)
+            elif self.reporter.ears:
+                self.reporter.refused(key, cost, refusal(turn, bound_us))
+            await self.budgets.look(driver, key)
+        except BaseException as error:
+            if turn.accepted:
+                await driver.given_back(error, partial(self.waiter.give_up, driver, turn, error))
+            raise
+        return turn
+
+    async def reserve_untold(self, driver: Driver, key: str, cost: int, bound_us: int | None) -> Reservation:
+        """`reserve`, for a flow that itself tells of the whole call."""
+        if SWITCH.is_off:
+            return Reservation(self, key, _unshaped(cost))
+        return Reservation(self, key, await driver.ask(self.grant, key, (cost, bound_us, nonce.fresh())))
+
+    async def take(self, driver: Driver, key: str, cost: int) -> Granted:
+        """`reserve`, for a call that leaves as soon as it may."""
+        turn = await self.reserve(driver, key, cost, self.max_wait_us)
+        if turn.granted[0] and not turn.granted[1]:
+            await self.waiter.leave(driver, turn, None, None)
+        return turn.granted
+
+    def taker(self, key: str, cost: int) -> Callable[[], Granted]:
+        """Reservations that always ask the same, prepared, for threads; `leave` goes on from there."""
+        self.check(key, cost)
+        grant, bound_us, take_aloud = self.grant.call, self.max_wait_us, self.take
+
+        def take() -> Granted:
+            if SWITCH.loud:
+                return run(take_aloud, key, cost)
+            granted: Granted = grant(key, (cost, bound_us, nonce.fresh()))
+            return granted
+
+        return take
+
+    async def leave(self, driver: Driver, turn: Reservation) -> None:
+        """Sleep until the slot comes, or raise what the call was refused with."""
+        await self.waiter.leave(driver, turn, self.max_wait_us, None)
+
+    async def measure(
+        self, driver: Driver, key: str, cost: int, bound_us: int | None, *, code: str | None = None
+    ) -> Reservation:
+        """A reservation, or a refusal, of a call that passes at once whatever the answer.
+
+        `code`: of an error with which it would have been refused already.
+        """
+        await driver.stop_if_cancelled()
+        with self.reporter.watching(key):
+            turn = await self.reserve_untold(driver, key, cost, bound_us)
+        if not turn and code is None:
+            code = refusal(turn, bound_us).code
+        self.reporter.measured(key, cost, turn.delay, code)
+        await self.budgets.look(driver, key)
+        return turn
+
+    # giving back and settling
+
+    async def cancel(self, driver: Driver, turn: Reservation) -> bool:
+        """Give a slot back. False, and nothing happens, if it has passed or was given back already."""
+        if not turn.accepted:
+            return False
+        with self.reporter.watching(turn.key):
+            is_returned = bool(await driver.ask(self._cancel, turn.key, turn.grant))
+        if is_returned:
+            self.reporter.cancelled(turn)
+        return is_returned
+
+    async def give_back(self, driver: Driver, turn: Reservation) -> bool:
+        """Give back the slot of a call that never leaves; where it is too late for that, it cost nothing."""
+        if await driver.ask(self._cancel, turn.key, turn.grant):
+            return True
+        return await self._settled(driver, turn, 0) > 0
+
+    async def settle(self, driver: Driver, turn: Reservation, actual: int, *, is_told: bool = True) -> int:
+        """Make a call cost what it turned out to cost; the number it goes on with, 0 if nothing was done."""
+        with self.reporter.watching(turn.key):
+            follows = await self._settled(driver, turn, actual)
+        if follows and is_told and actual != turn.cost:
+            self.reporter.settled(turn, actual)
+        return follows
+
+    async def _settled(self, driver: Driver, turn: Reservation, actual: int) -> int:
+        asked = (turn.grant, whole("actual", actual, least=0), nonce.fresh())
+        return int(await driver.ask(self._settle, turn.key, asked))
+
+    # holding
+
+    async def hold(self, driver: Driver, length: Duration, key: str) -> float:
+        """Hold a key; returns for how many seconds it is held now."""
+        length_us = duration_us("length", length)
+        with self.reporter.watching(checked_key(key)):
+            held_us: int = await driver.ask(self._hold, key, length_us, nonce.fresh())
+        if held_us == length_us:
+            self.reporter.held(key, held_us)
+        return held_us / SECOND_US
+
+    async def resume(self, driver: Driver, key: str) -> float:
+        """End a hold; returns for how many seconds the key is held still, until all who wait have heard."""
+        notice_us = await self.waiter.notice_us(driver, checked_key(key))
+        with self.reporter.watching(key):
+            left_us: int = await driver.ask(self._resume, key, notice_us)
+        if left_us == notice_us:
+            self.reporter.resumed(key, left_us)
+        return left_us / SECOND_US
+
+    async def held(self, driver: Driver, key: str) -> float:
+        """For how many seconds a key is held still; 0 if it is not."""
+        return await self.waiter.held_us(driver, checked_key(key)) / SECOND_US
+
+    async def remaining(self, driver: Driver, turn: Reservation) -> float:
+        """Seconds until a slot comes, with the holds placed since; negative once it has passed."""
+        return await self.waiter.remaining_us(driver, turn) / SECOND_US
+
+    # looking
+
+    async def forecast(self, driver: Driver, calls: int, key: str, cost: int) -> Outlook:
+        """When so many more calls will have left."""
+        self.check(key, cost)
+        is_paced = not self.queue.constraints and self.queue.rates
+        whole("calls", calls, most=MAX_COUNT if is_paced else MAX_PLAYED)
+        with self.reporter.watching(key):
+            return self.outlook(await driver.ask(self.look, key), calls, cost)
+
+    def outlook(self, looked: tuple[Any, int, int], calls: int, cost: int) -> Outlook:
+        """When more calls will have left, by what a look has shown."""
+        state, now, skew = looked
+        first, last = self.queue.outlook(state, now, calls, cost, skew)
+        return Outlook(first / SECOND_US, last / SECOND_US)
+
+    # forgetting
+
+    async def reset(self, driver: Driver, key: str) -> None:
+        """Forget a key."""
+        with self.reporter.watching(checked_key(key)):
+            await driver.ask(self._reset, key)
+        self.reporter.was_reset(key)
+
+    async def close(self, driver: Driver, store: Store | None) -> None:
+        """Wake all who wait, give back what was taken ahead, and close the store, if one is given."""
+        self.sleepers.close()
+        if self.leases is not None:
+            await driver.ask(Twin(self.leases.close, self.leases.aclose))
+        if store is not None:
+            await driver.ask(Twin(store.close, store.aclose))
+
+
+def checked_key(key: str) -> str:
+    """The key, if it may be one."""
+    if not isinstance(key, str):
+        raise ConfigError("key", key, "is not text", 'pass a str such as "default"')
+    return key
+
+
+def _unshaped(cost: int) -> Granted:
+    """What is granted while shaping is switched off: to leave at once, in no generation."""
+    return (True, 0, 0, False, None, cost, -1, 0, 0, 0, 0, (0, 0), ())

@@ -1,0 +1,319 @@
+"""Reporter: what one shaper tells: to those who listen, and to the log.
+
+What becomes of calls is logged for DEBUG, what becomes of keys for INFO. Where nothing in the process has
+loaded `logging`, nobody would read that, and it is not loaded for it. A long wait is warned of all the same.
+
+Budgets: how much of each quota is used, looked at now and then while somebody listens.
+
+Whoever takes a slot looks, at most once a second for each key, and tells what has been reached since. That
+costs a trip to the store, so nobody looks while nobody listens, or where there is no quota.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from shapekit._queue.reservation import Reservation
+from shapekit._runtime import forks
+from shapekit._runtime.drivers import Driver
+from shapekit._runtime.sleepers import Sleepers
+from shapekit.algorithms.queue.queue import LOOK, LeakyQueue
+from shapekit.algorithms.usage import QuotaUsage, quotas_of
+from shapekit.clock import Clock
+from shapekit.errors import QueueFullError, RateLimitedError, StoreUnavailableError
+from shapekit.events import (
+    BudgetReached,
+    Cancelled,
+    Departed,
+    Ears,
+    Held,
+    Measured,
+    RateChanged,
+    Refused,
+    Reserved,
+    Resumed,
+    Settled,
+    StoreFailed,
+)
+from shapekit.rate import SECOND_US
+from shapekit.stores.base import Store
+
+if TYPE_CHECKING:
+    from logging import Logger
+
+__all__ = ["Budgets"]
+
+PERCENTS = (80, 95)
+"""What is told, in percent of the limit."""
+LOOK_US = SECOND_US
+"""How often a key is looked at."""
+MOST_KEYS = 1_024
+"""Of how many keys it is known what was told; of one that was forgotten it is told again."""
+
+
+class _Watched:
+    """What is known of one key: when it was looked at, and of each quota its period and how much was told."""
+
+    __slots__ = ("looked_us", "told")
+
+    def __init__(self, looked_us: int) -> None:
+        self.looked_us = looked_us
+        self.told: dict[int, tuple[float, int]] = {}
+
+
+class Budgets:
+    """The quotas of one shaper, and what of them was told in this process."""
+
+    def __init__(self, name: str, queue: LeakyQueue, store: Store, ears: Ears) -> None:
+        self._name = name
+        self._queue = queue
+        self._ears = ears
+        self._clock = store.clock
+        self._read = store.twin(name, queue, LOOK)
+        self._has_quotas = bool(quotas_of(queue, None, 0, 0))
+        self._lock = forks.lock()
+        self._keys: dict[str, _Watched] = {}
+
+    async def look(self, driver: Driver, key: str) -> None:
+        """Tell what a key has reached, if it is time to look. A store that does not answer tells nothing."""
+        if self._is_due(key):
+            with suppress(StoreUnavailableError):
+                self._tell(key, await driver.ask(self._read, key))
+
+    def _is_due(self, key: str) -> bool:
+        if not self._has_quotas or not self._ears:
+            return False
+        now = self._clock.now_us()
+        with self._lock:
+            known = self._keys.get(key)
+            if known is None:
+                if len(self._keys) >= MOST_KEYS:
+                    del self._keys[next(iter(self._keys))]
+                self._keys[key] = _Watched(now)
+            elif 0 <= now - known.looked_us < LOOK_US:
+                return False
+            else:
+                known.looked_us = now
+        return True
+
+    def _tell(self, key: str, looked: tuple[Any, int, int]) -> None:
+        for place, usage in enumerate(quotas_of(self._queue, *looked)):
+            for percent in self._newly_reached(key, place, usage):
+                share = percent / 100
+                self._ears.tell(BudgetReached(self._name, key, usage.name, share, usage.used, usage.limit))
+
+    def _newly_reached(self, key: str, place: int, usage: QuotaUsage) -> tuple[int, ...]:
+        """The percents that are reached, and were not told of this period yet."""
+        reached = tuple(percent for percent in PERCENTS if usage.used * 100 >= percent * usage.limit)
+        with self._lock:
+            known = self._keys.get(key)
+            if known is None:
+                return ()
+            period, told = known.told.get(place, (usage.resets_at, 0))
+            if usage.per.startswith("rolling:"):
+                # It has no end: told again is what it fell below meanwhile.
+                told = min(told, len(reached))
+            elif period != usage.resets_at:
+                told = 0
+            known.told[place] = (usage.resets_at, max(told, len(reached)))
+        return reached[told:]
+
+
+MOST_HOLDS = 1_024
+"""Of how many keys it is known that they are held; of the others a hold counts as a new one."""
+
+_DEBUG, _INFO = 10, 20
+LONG_US = 60 * SECOND_US
+"""Longer than a careful person lets a call wait without having said so."""
+
+
+class Reporter:
+    """What one shaper tells. Everything may be called while nobody listens, and then makes nothing."""
+
+    def __init__(self, name: str, clock: Clock, sleepers: Sleepers) -> None:
+        self.ears = Ears()
+        self._name = name
+        self._clock = clock
+        self._sleepers = sleepers
+        self._held_until_us: dict[str, int] = {}
+        self._warned: set[str] = set()
+        self._lock = forks.lock()
+
+    # calls
+
+    def reserved(self, turn: Reservation) -> None:
+        """A call took a slot."""
+        if self.ears:
+            self.ears.tell(Reserved(self._name, turn.key, turn.cost, turn.delay))
+
+    def waits(self, key: str, wait_us: int, *, is_bounded: bool) -> None:
+        """A call begins to wait. A long wait that nothing bounds is warned of once for each key."""
+        if wait_us > LONG_US and not is_bounded and self._is_first(key):
+            import logging  # noqa: PLC0415 - only who has something to say loads it
+
+            logging.getLogger("shapekit.shaper").warning(
+                "%s: key %r waits %.6g s, and nothing bounds that: max_wait= refuses longer waits at once",
+                self._name,
+                key,
+                wait_us / SECOND_US,
+            )
+        elif log := _log("shapekit.shaper", _DEBUG):
+            log.debug("%s: key %r waits %.6g s", self._name, key, wait_us / SECOND_US)
+
+    def _is_first(self, key: str) -> bool:
+        with self._lock:
+            is_new = key not in self._warned and len(self._warned) < MOST_KEYS
+            if is_new:
+                self._warned.add(key)
+            return is_new
+
+    def departed(self, key: str, cost: int, delay_us: int = 0, late_us: int = 0) -> None:
+        """A call left."""
+        if self.ears:
+            self.ears.tell(Departed(self._name, key, cost, delay_us / SECOND_US, late_us / SECOND_US))
+
+    def refused(self, key: str, cost: int, error: RateLimitedError, *, waited: bool = False) -> None:
+        """A call was refused."""
+        if self.ears:
+            delay = error.delay if isinstance(error, QueueFullError) else error.retry_after
+            self.ears.tell(Refused(self._name, key, cost, error.code, delay, waited))
+
+    def ended(self, key: str, cost: int, error: BaseException, *, had_turn: bool, returned: bool) -> None:
+        """A call that waited will not leave."""
+        self.failed(key, error)
+        if isinstance(error, RateLimitedError):
+            self.refused(key, cost, error, waited=had_turn)
+        elif had_turn and self.ears:
+            self.ears.tell(Cancelled(self._name, key, cost, returned))
+        self.stopped(key, error)
+
+    def stopped(self, key: str, error: BaseException) -> None:
+        """What a call that does not leave raises."""
+        if log := _log("shapekit.shaper", _DEBUG):
+            log.debug("%s: key %r does not leave: %s: %s", self._name, key, type(error).__name__, error)
+
+    def cancelled(self, turn: Reservation) -> None:
+        """A slot was given back."""
+        if self.ears:
+            self.ears.tell(Cancelled(self._name, turn.key, turn.cost, True))
+
+    def settled(self, turn: Reservation, actual: int) -> None:
+        """It is known what a call cost."""
+        if self.ears:
+            self.ears.tell(Settled(self._name, turn.key, turn.cost, actual))
+
+    def measured(self, key: str, cost: int, delay: float, code: str | None) -> None:
+        """A call passed, and what would have become of it is known."""
+        if self.ears:
+            self.ears.tell(Measured(self._name, key, cost, delay, code))
+        if log := _log("shapekit.policy", _INFO):
+            if code is not None:
+                log.info("%s: key %r would have been refused", self._name, key)
+            elif delay > 0:
+                log.info("%s: key %r would have waited %.6g s", self._name, key, delay)
+
+    # keys
+
+    def held(self, key: str, length_us: int) -> None:
+        """A hold was placed."""
+        added_us = self._longer_by_us(key, length_us)
+        if not added_us:
+            return
+        if self.ears:
+            self.ears.tell(Held(self._name, key, length_us / SECOND_US, added_us / SECOND_US))
+        # A server refuses many calls together, each of which holds the key.
+        level = _INFO if added_us == length_us else _DEBUG
+        if log := _log("shapekit.shaper", level):
+            log.log(level, "%s: key %r is held for %.6g s", self._name, key, length_us / SECOND_US)
+
+    def resumed(self, key: str, left_us: int) -> None:
+        """A hold was ended early."""
+        with self._lock:
+            until, before = self._clock.now_us() + left_us, self._held_until_us.get(key)
+            if before is not None:
+                self._held_until_us[key] = until
+        if before == until:
+            return  # it was just now
+        if self.ears:
+            self.ears.tell(Resumed(self._name, key, left_us / SECOND_US))
+        if log := _log("shapekit.shaper", _INFO):
+            log.info("%s: the hold of key %r ends in %.6g s", self._name, key, left_us / SECOND_US)
+
+    def rate_changed(self, key: str, rate: float, before: float) -> None:
+        """What was learned of a key has changed its rate."""
+        if self.ears:
+            self.ears.tell(RateChanged(self._name, key, rate, before))
+        level = _INFO if rate < before else _DEBUG
+        if log := _log("shapekit.shaper", level):
+            log.log(level, "%s: key %r goes from %.4g/s to %.4g/s", self._name, key, before, rate)
+
+    def was_reset(self, key: str) -> None:
+        """A key was forgotten."""
+        with self._lock:
+            self._held_until_us.pop(key, None)
+        if log := _log("shapekit.shaper", _INFO):
+            log.info("%s: key %r was reset", self._name, key)
+
+    def _longer_by_us(self, key: str, length_us: int) -> int:
+        """By how much a hold is longer than what was known of; from now on it is known."""
+        with self._lock:
+            now, known = self._clock.now_us(), self._held_until_us
+            until = now + length_us
+            before = known.pop(key, now)
+            if len(known) >= MOST_HOLDS:
+                known = {other: end for other, end in known.items() if end > now}
+                if len(known) >= MOST_HOLDS:
+                    del known[next(iter(known))]
+                self._held_until_us = known
+            known[key] = until
+        # The store would have kept a longer one: that was ended elsewhere.
+        return length_us if before > until else until - max(before, now)
+
+    # the store
+
+    def watching(self, key: str) -> _Watch:
+        """Inside, what the store does not answer is told."""
+        return _Watch(self, key)
+
+    def failed(self, key: str, error: BaseException | None) -> None:
+        """A call ends with an error, perhaps because the store did not answer it."""
+        # A shaper that was closed raises the same.
+        if isinstance(error, StoreUnavailableError) and self.ears and not self._sleepers.is_closed:
+            self.ears.tell(StoreFailed(self._name, key, str(error)))
+
+
+class _Watch:
+    """A context in which one key is asked about."""
+
+    __slots__ = ("_key", "_reporter")
+
+    def __init__(self, reporter: Reporter, key: str) -> None:
+        self._reporter = reporter
+        self._key = key
+
+    def __enter__(self) -> None:
+        """Nothing has failed yet."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._reporter.failed(self._key, error)
+
+
+_LOGS: dict[str, Logger] = {}
+
+
+def _log(name: str, level: int) -> Logger | None:
+    """The logger, if it writes what has this level."""
+    log = _LOGS.get(name)
+    if log is None:
+        # What another thread is just loading may not have it yet.
+        get = getattr(sys.modules.get("logging"), "getLogger", None)
+        if get is None:
+            return None
+        log = _LOGS[name] = get(name)
+    return log if log.isEnabledFor(level) else None

@@ -1,0 +1,485 @@
+"""Scopes: which part of a server a request belongs to, as far as its answers have told.
+
+A server may count by parts of its own (GitHub's resources, Discord's buckets), and each of its answers
+names the one that it was about. So a hold for one part need not stop the others. Which route belongs to
+which part nobody says beforehand: it is learned.
+
+Scoped caller: a request that may have to wait for a scope, and the lines in which such requests stand.
+
+Scoped turns: how a request gets its slot where a scope of its key may be held.
+
+It first waits until its scope is free, then takes its slot on the key as anybody does, and before it leaves
+asks once more: if the scope was held meanwhile, it gives the slot back and starts again. So while a scope
+is held nothing of it leaves, and nothing of it stands in anybody's way.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from shapekit._queue.key_status import FRESH_US, STUCK_S, Lookout, Standing, Watch
+from shapekit._queue.reservation import Reservation
+from shapekit._queue.waiter import refusal
+from shapekit._runtime import forks
+from shapekit._runtime.drivers import Alarm, Driver
+from shapekit._runtime.sleepers import AS_CONFIGURED, max_wait_us, timeout_us
+from shapekit._runtime.switch import SWITCH
+from shapekit.clock import Clock
+from shapekit.decision import Decision
+from shapekit.errors import QueueFullError, StoreUnavailableError
+from shapekit.rate import SECOND_US, Duration
+
+if TYPE_CHECKING:
+    from shapekit._queue.core import Core
+    from shapekit.target import Target
+
+__all__ = ["MARK", "Caller", "Lines", "ScopedTurns", "Scopes", "scoped"]
+
+MARK = "%scope="
+"""What stands between a key and a scope in the key of both. No value in a key's template gives this."""
+
+MOST_PLACES = 2_048
+"""Of how many places something is remembered; whose last answer is oldest is forgotten, leaves first."""
+MOST_SEGMENTS = 16
+"""How much of a path is looked at."""
+MOST_SCOPES = 64
+"""How many scopes are told apart below one place."""
+MOST_HOLDS = 1_024
+
+Path: TypeAlias = tuple[str, ...]
+"""A key, a method and the segments of a path, or the first of these."""
+
+
+def scoped(key: str, scope: str) -> str:
+    """The key that is held where a scope of `key` is: another for each pair, for no key contains the mark.
+
+    >>> scoped("api.github.com", "search")
+    'api.github.com%scope=search'
+    """
+    return f"{key}{MARK}{scope}"
+
+
+class _Node(NamedTuple):
+    here: str | None = None
+    """Of the last answer at exactly this place."""
+    below: frozenset[str] | None = frozenset()
+    """All that were named here and below; None if they are too many to be told apart."""
+
+
+class _Heard(NamedTuple):
+    until_us: int
+    at_us: int
+
+
+class Scopes:
+    """What one process has learned of the scopes of one policy; for any number of threads.
+
+    A request's scope is that of the last answer at its place (key, method, path). Where there was none,
+    the deepest place above it counts of which something is known: if all that was ever named there is one
+    scope, that one. If there were several, it cannot be told: it may belong to any of them.
+    """
+
+    __slots__ = ("_heard", "_lock", "_nodes", "any_known", "learned")
+
+    def __init__(self) -> None:
+        self.learned = Watch(0)
+        """Rings when an answer has named another scope than was thought."""
+        self.any_known = False
+        """Whether any answer has named a scope yet."""
+        self._nodes: OrderedDict[Path, _Node] = OrderedDict()
+        self._heard: dict[tuple[str, str], _Heard] = {}
+        self._lock = Lock()
+
+    def learn(self, key: str, target: Target, scope: str) -> None:
+        """An answer has named the scope of a request."""
+        place, is_whole = _place(key, target)
+        nodes = self._nodes
+        with self._lock:
+            is_new = nodes.get(place, _UNKNOWN).here != scope
+            # From the leaf to the root, so that no place is ever forgotten before those below it.
+            for end in range(len(place), 0, -1):
+                above = place[:end]
+                here, below = nodes.get(above, _UNKNOWN)
+                if is_whole and end == len(place):
+                    here = scope
+                if below is not None and scope not in below:
+                    below = below | {scope} if len(below) < MOST_SCOPES else None
+                nodes[above] = _Node(here, below)
+                nodes.move_to_end(above)
+            while len(nodes) > MOST_PLACES:
+                nodes.popitem(last=False)
+        self.any_known = True
+        if is_new:
+            self.learned.ring()
+
+    def hear(self, key: str, scope: str, until_us: int, now_us: int) -> None:
+        """A hold of the scope was placed."""
+        with self._lock:
+            heard = {place: hold for place, hold in self._heard.items() if hold.until_us > now_us}
+            heard.pop((key, scope), None)
+            if len(heard) >= MOST_HOLDS:
+                del heard[next(iter(heard))]  # the one that was heard of first
+            heard[key, scope] = _Heard(until_us, now_us)
+            self._heard = heard
+
+    def find(self, key: str, target: Target, now_us: int) -> tuple[str, ...]:
+        """The scopes to wait for: the request's own; if it cannot be told, those heard to be held."""
+        place, is_whole = _place(key, target)
+        node = self._nodes.get(place, _UNKNOWN)
+        if is_whole and node.here is not None:
+            return (node.here,)
+        end = len(place)
+        while not node.below and node.below is not None and end > 1:
+            end -= 1
+            node = self._nodes.get(place[:end], _UNKNOWN)
+        below = node.below
+        if below is not None and len(below) == 1:
+            return tuple(below)
+        return tuple(
+            [
+                scope
+                for (of, scope), hold in self._heard.items()
+                if of == key and hold.until_us > now_us and (not below or scope in below)
+            ]
+        )
+
+    def heard_until_us(self, key: str, scope: str, since_us: int) -> int:
+        """Until when a hold lasts that was placed here since then; 0 if none was."""
+        hold = self._heard.get((key, scope))
+        return hold.until_us if hold is not None and hold.at_us >= since_us else 0
+
+
+_UNKNOWN = _Node()
+
+
+def _place(key: str, target: Target) -> tuple[Path, bool]:
+    from shapekit.target import segments  # noqa: PLC0415 - only who hears of scopes loads what reads URLs
+
+    path = segments(target.path)
+    return (key, target.method, *path[:MOST_SEGMENTS]), len(path) <= MOST_SEGMENTS
+
+
+Place: TypeAlias = tuple[str, tuple[str, ...], object]
+"""A key, the scopes that are waited for, and the event loop that waits; None for threads."""
+
+_numbers = count()
+
+
+class Caller:
+    """One request: what it asks, since when it waits, and when it gives up."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        known: Scopes,
+        key: str,
+        target: Target,
+        cost: int,
+        max_wait_us: int | None,
+        timeout_us: int | None,
+        loop: object,
+    ) -> None:
+        self.key = key
+        self.cost = cost
+        self.max_wait_us = max_wait_us
+        self.number = next(_numbers)
+        """Its place among all who ask, which it keeps however often it starts again."""
+        self.scopes: tuple[str, ...] = ()
+        self.held_until_us = 0
+        self.has_waited = False
+        self.is_behind = False
+        """Whether it came while others, who had to wait, were taking their slots."""
+        self.lookout: Lookout | None = None
+        """How it hears of the scopes that it waits for."""
+        self.watched: tuple[str, ...] = ()
+        """Those that the lookout is for."""
+        self.alarm: Alarm | None = None
+        self.left_us = max_wait_us
+        """How long it may still wait, when it last asked for a slot."""
+        self.time_left_us = timeout_us
+        self.stands_at: Place | None = None
+        """The line that it has joined."""
+        self._clock = clock
+        self._known = known
+        self._target = target
+        self._loop = loop
+        self.asked_us = clock.now_us()
+        self.turn: Reservation | None = None
+        """The slot that it has now; several follow each other, and are told as one."""
+        self.had_turn = False
+        self.is_returned = False
+        """Whether somebody else may have the last one."""
+        self._gives_up_us = None if timeout_us is None else self.asked_us + timeout_us
+        self._before_us = 0
+
+    def look_up(self) -> None:
+        """For which scopes to wait, as far as is known by now."""
+        self.scopes = self._known.find(self.key, self._target, self._clock.now_us())
+
+    @property
+    def still_waits(self) -> bool:
+        """Whether what it waited for is held still, as far as it knows."""
+        return self.watched == self.scopes and self.held_until_us > self._clock.now_us()
+
+    def scoped_keys(self) -> list[str]:
+        return [scoped(self.key, scope) for scope in self.scopes]
+
+    @property
+    def place(self) -> Place:
+        """Where it would stand in line."""
+        return self.key, self.scopes, self._loop
+
+    def nap_until_us(self) -> int:
+        """Until when to sleep before asking again, where a scope is held; or what it gives up with."""
+        now = self._clock.now_us()
+        self._check_wait(self.held_until_us - self.asked_us, " ".join(self.scoped_keys()))
+        if self._gives_up_us is None:
+            return self.held_until_us
+        if now >= self._gives_up_us:
+            waited = (now - self.asked_us) / SECOND_US
+            raise TimeoutError(f"gave up waiting for key {self.key!r} after {waited:.6g} s")
+        return min(self.held_until_us, self._gives_up_us)
+
+    def foresee(self, first_in_s: float) -> None:
+        """Whoever would be refused a slot now need not wait for the scope first."""
+        self._check_wait(round(first_in_s * SECOND_US), self.key)
+
+    def look_at_clock(self) -> int | None:
+        """The longest wait for a slot that is asked for now, in microseconds."""
+        now = self._clock.now_us()
+        self._before_us = now - self.asked_us if self.has_waited else 0
+        if self._gives_up_us is not None:
+            self.time_left_us = max(0, self._gives_up_us - now)
+        if self.max_wait_us is None:
+            return None
+        self.left_us = max(0, self.max_wait_us - self._before_us)
+        return self.left_us
+
+    def late(self, turn: Reservation) -> Reservation:
+        """The slot, delayed by what was waited before it was taken, too."""
+        return turn.after_waiting(self._before_us)
+
+    def told(self, error: QueueFullError) -> QueueFullError:
+        """A refusal of a slot, in terms of the whole wait."""
+        bound_s = error.max_wait if self.max_wait_us is None else self.max_wait_us / SECOND_US
+        return QueueFullError(error.decision, error.key, error.delay + self._before_us / SECOND_US, bound_s)
+
+    def _check_wait(self, wait_us: int, key: str) -> None:
+        if self.max_wait_us is not None and wait_us > self.max_wait_us:
+            self._before_us = 0
+            over_us = wait_us - self.max_wait_us
+            refusal = Decision(False, 1, 1, 0, self.asked_us + wait_us, over_us)
+            raise QueueFullError(refusal, key, wait_us / SECOND_US, self.max_wait_us / SECOND_US)
+
+
+class Lines:
+    """Those who wait for the same scopes on one loop, or in threads: whoever has asked first goes first."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Place, dict[int, Caller]] = {}
+        self._lock = forks.lock()
+
+    def join(self, caller: Caller) -> None:
+        """Stand where one's place is by now."""
+        place = caller.place
+        if caller.stands_at == place:
+            return
+        self.leave(caller)
+        with self._lock:
+            line = self._lines.get(place, {})
+            line[caller.number] = caller
+            self._lines[place] = line
+        caller.stands_at = place
+
+    def is_turn_of(self, caller: Caller, alarm: Alarm) -> bool:
+        """Whether nobody goes before; otherwise the alarm rings when that has changed."""
+        place = caller.place
+        if place not in self._lines:
+            return True
+        self.join(caller)
+        with self._lock:
+            caller.alarm = alarm
+            line = self._lines[place]
+            first = line[min(line)]
+            if first.has_waited or first.is_behind:
+                caller.is_behind = True
+            return first is caller
+
+    def leave(self, caller: Caller) -> None:
+        """Go, or give up; whoever is first now hears of it."""
+        place = caller.stands_at
+        if place is None:
+            return
+        caller.stands_at = None
+        with self._lock:
+            line = self._lines[place]
+            del line[caller.number]
+            if not line:
+                del self._lines[place]
+            elif (alarm := line[min(line)].alarm) is not None:
+                alarm.set()
+
+
+class ScopedTurns:
+    """The slots that the requests of one process take on one shaper; of one scope in the order of asking.
+
+    Those of other processes may be first when a hold ends: whoever waits for a scope has no slot yet.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self.scopes = Scopes()
+        self._core = core
+        self._clock = core.store.clock
+        self._status = core.status
+        self._lines = Lines()
+
+    async def hold(self, driver: Driver, length_s: float, key: str, scope: str) -> None:
+        """Hold a scope of a key, as `Shaper.hold` does a key."""
+        held_s = await self._core.hold(driver, length_s, scoped(key, scope))
+        now = self._clock.now_us()
+        self.scopes.hear(key, scope, now + round(held_s * SECOND_US), now)
+
+    async def schedule(
+        self,
+        driver: Driver,
+        key: str,
+        target: Target,
+        cost: int,
+        *,
+        max_wait: Duration | None = AS_CONFIGURED,
+        timeout: Duration | None = None,  # noqa: ASYNC109 - as for the shaper's
+    ) -> Reservation:
+        """`Shaper.schedule`, with what the target's scope is held for."""
+        core = self._core
+        if SWITCH.is_off:
+            return await core.reserve(driver, key, cost, core.max_wait_us)
+        await driver.stop_if_cancelled()
+        core.check(key, cost)
+        bound_us = core.max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
+        gives_up_us = timeout_us(timeout)
+        caller = Caller(self._clock, self.scopes, key, target, cost, bound_us, gives_up_us, driver.loop())
+        try:
+            while True:
+                turn = await self._taken(driver, caller)
+                self._stand(caller, turn)
+                await core.budgets.look(driver, key)
+                patience = await core.waiter.stay(driver, turn, caller.left_us, caller.time_left_us)
+                if await self._is_free_to_leave(driver, caller, turn):
+                    break
+                with driver.shielded():
+                    await self._give_back(driver, caller)
+                caller.has_waited = True
+        except BaseException as error:
+            await driver.given_back(error, partial(self._give_up, driver, caller, error))
+            raise
+        core.reporter.departed(key, cost, *patience.waited_us(caller.asked_us))
+        return caller.late(turn)
+
+    async def _give_up(self, driver: Driver, caller: Caller, error: BaseException) -> None:
+        """Give the slot back, and raise a refusal in terms of the whole wait."""
+        with suppress(StoreUnavailableError):
+            await self._give_back(driver, caller)
+        told = caller.told(error) if isinstance(error, QueueFullError) else error
+        self._core.reporter.ended(
+            caller.key, caller.cost, told, had_turn=caller.had_turn, returned=caller.is_returned
+        )
+        if told is not error:
+            raise told.with_traceback(error.__traceback__) from error.__cause__
+
+    async def _taken(self, driver: Driver, caller: Caller) -> Reservation:
+        """A slot, once the scope is free and all who asked before have theirs."""
+        leave = partial(self._lines.leave, caller)
+
+        async def left() -> None:
+            leave()
+
+        driver.may_be_thrown()
+        try:
+            turn = await self._taken_in_line(driver, caller)
+        except BaseException as error:
+            await driver.given_back(error, left, leave)
+            raise
+        leave()
+        return turn
+
+    async def _taken_in_line(self, driver: Driver, caller: Caller) -> Reservation:
+        core, lines, is_instant = self._core, self._lines, self._status.instant
+        while True:
+            if not is_instant:
+                lines.join(caller)  # before it asks: answers may come in any order
+            if not self._is_free(caller, await self._asked(driver, caller)):
+                lines.join(caller)
+                nap_until_us = caller.nap_until_us()
+                if not caller.has_waited:
+                    if caller.max_wait_us is not None:
+                        looked = await driver.ask(core.look, caller.key)
+                        caller.foresee(core.outlook(looked, 1, caller.cost).first_in)
+                    caller.has_waited = True
+                await self._sleep(driver, caller, nap_until_us)
+            elif lines.is_turn_of(caller, alarm := driver.alarm()):
+                if not is_instant and not caller.has_waited and not caller.is_behind:
+                    # Nobody was held: as ever, those who come together share their trip to the store.
+                    lines.leave(caller)
+                return await core.reserve_untold(driver, caller.key, caller.cost, caller.look_at_clock())
+            else:
+                await driver.wait(alarm, STUCK_S)
+
+    async def _is_free_to_leave(self, driver: Driver, caller: Caller, turn: Reservation) -> bool:
+        due_us = self._clock.now_us()
+        is_free = self._is_free(caller, await self._asked(driver, caller))
+        if is_free and turn.granted[1] and not self._status.instant:
+            # Several may hear at once, in any order: they leave in that of their slots.
+            await driver.fall_in(self._core.sleepers, due_us, turn.granted[8])
+        return is_free
+
+    async def _sleep(self, driver: Driver, caller: Caller, until_us: int) -> None:
+        """Until then, unless something is heard before of what the caller waits for."""
+        if caller.lookout is None or caller.watched != caller.scopes:
+            keys, now = caller.scoped_keys(), self._clock.now_us()
+            caller.lookout = Lookout(self._status, keys, now, self.scopes.learned)
+            caller.watched = caller.scopes
+        lookout = caller.lookout
+        while not lookout.is_time(now := self._clock.now_us()) and now < until_us:
+            alarm = driver.alarm()
+            lookout.lie_down(alarm)
+            try:
+                nap_until_us = min(until_us, lookout.until_us(caller.held_until_us))
+                await driver.sleep(self._core.sleepers, nap_until_us, caller.number, news=alarm)
+            finally:
+                lookout.get_up(alarm)
+
+    async def _asked(self, driver: Driver, caller: Caller) -> list[Standing]:
+        caller.look_up()
+        if caller.lookout is not None and caller.still_waits:
+            return await caller.lookout.look(driver)
+        return [await self._status.ask(driver, key) for key in caller.scoped_keys()]
+
+    def _is_free(self, caller: Caller, standings: Iterable[Standing]) -> bool:
+        until_us = max([standing.until_us + standing.ahead_us for standing in standings], default=0)
+        now = self._clock.now_us()
+        if not self._status.instant:
+            # What was answered may be older than a hold that was placed here.
+            for scope in caller.scopes:
+                until_us = max(until_us, self.scopes.heard_until_us(caller.key, scope, now - FRESH_US))
+        caller.held_until_us = until_us
+        return until_us <= now
+
+    def _stand(self, caller: Caller, turn: Reservation) -> None:
+        """A slot was taken, or refused. Of those that follow each other, only the first is told."""
+        if not turn:
+            raise refusal(turn, caller.left_us)
+        caller.turn, caller.is_returned = turn, False
+        if not caller.had_turn:
+            caller.had_turn = True
+            self._core.reporter.reserved(turn)
+
+    async def _give_back(self, driver: Driver, caller: Caller) -> None:
+        turn, caller.turn = caller.turn, None
+        if turn is not None:
+            caller.is_returned = await self._core.give_back(driver, turn)

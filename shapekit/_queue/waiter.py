@@ -1,0 +1,209 @@
+"""Waiter: from a slot that was taken to the moment at which its call leaves.
+
+A call that has to wait sleeps until its slot, asks whether that still stands, and leaves or sleeps on.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+
+from shapekit._queue.key_status import AT_ONCE_US, KeyStatus, Lookout, Standing, notice_us
+from shapekit._queue.reporter import Reporter
+from shapekit._queue.reservation import Reservation
+from shapekit._runtime.drivers import Driver
+from shapekit._runtime.sleepers import Sleepers
+from shapekit._runtime.switch import SWITCH
+from shapekit.algorithms.adaptive.aimd import real
+from shapekit.algorithms.queue.slots import Granted
+from shapekit.clock import Clock
+from shapekit.decision import Decision
+from shapekit.errors import QueueFullError, QuotaExhaustedError, RateLimitedError, StoreUnavailableError
+from shapekit.rate import SECOND_US
+from shapekit.stores.base import Store
+
+
+class Waiter:
+    """The way out of one shaper. A call that does not leave, for whatever reason, gives its slot back."""
+
+    def __init__(self, store: Store, sleepers: Sleepers, status: KeyStatus, reporter: Reporter) -> None:
+        self._clock = store.clock
+        self._clock_decides = store.clock_decides
+        self._sleepers = sleepers
+        self._status = status
+        self._reporter = reporter
+
+    async def leave(
+        self, driver: Driver, turn: Reservation, max_wait_us: int | None, timeout_us: int | None
+    ) -> None:
+        """Sleep until the slot comes, or raise what the call was refused with."""
+        if not turn.granted[0]:
+            error = refusal(turn, max_wait_us)
+            self._reporter.stopped(turn.key, error)
+            raise error
+        if not turn.granted[1]:
+            self._reporter.departed(turn.key, turn.cost)
+            return
+        try:
+            patience = await self.stay(driver, turn, max_wait_us, timeout_us)
+        except BaseException as error:
+            await driver.given_back(error, partial(self.give_up, driver, turn, error))
+            raise
+        if SWITCH.loud:
+            self._reporter.departed(turn.key, turn.cost, *patience.waited_us())
+
+    async def stay(
+        self, driver: Driver, turn: Reservation, max_wait_us: int | None, timeout_us: int | None
+    ) -> Patience:
+        """Sleep until the slot comes. What ends that early is raised, and the slot is still taken."""
+        patience = self._patience(turn, max_wait_us, timeout_us)
+        if not turn.granted[1]:
+            return patience
+        is_bounded = max_wait_us is not None or timeout_us is not None
+        self._reporter.waits(turn.key, turn.granted[1], is_bounded=is_bounded)
+        # Several tasks may hear from the store at once: on trio they then come by in any order.
+        is_awaited = not self._status.instant
+        lookout: Lookout | None = None
+        while True:
+            if not patience.is_held:
+                until_us = patience.nap_until_us()
+                await driver.sleep(self._sleepers, until_us, patience.turn, others_too=is_awaited)
+            else:
+                lookout = lookout or Lookout(self._status, (patience.key,), patience.asked_us)
+                alarm = driver.alarm()
+                lookout.lie_down(alarm)
+                try:
+                    until_us = min(patience.nap_until_us(), lookout.until_us(patience.due_us))
+                    await driver.sleep(self._sleepers, until_us, patience.turn, others_too=True, news=alarm)
+                finally:
+                    lookout.get_up(alarm)
+            if patience.is_over():
+                patience.hear(await self._status.leaving(driver, turn.key))
+                if patience.is_over():
+                    break
+            elif lookout is not None and lookout.is_time(self._clock.now_us()):
+                patience.hear(*await lookout.look(driver))
+        if is_awaited:
+            await driver.fall_in(self._sleepers, patience.nap_until_us(), patience.turn)
+        return patience
+
+    async def give_up(self, driver: Driver, turn: Reservation, error: BaseException) -> None:
+        """Give back the slot of a call that will not leave, and say so."""
+        is_returned = False
+        # Where the store is gone by now, it is not that of which the caller is to be told.
+        with suppress(StoreUnavailableError):
+            is_returned = await turn.core.give_back(driver, turn)
+        self._reporter.ended(turn.key, turn.cost, error, had_turn=True, returned=is_returned)
+
+    async def remaining_us(self, driver: Driver, turn: Reservation) -> int:
+        """How long until the slot comes, as its key stands now; negative once it has passed."""
+        with self._reporter.watching(turn.key):
+            standing = await self._status.ask(driver, turn.key)
+        patience = Patience(self._clock, turn.key, turn.granted, standing.ahead_us, None, None)
+        patience.hear(standing)
+        return patience.due_us - self._clock.now_us()
+
+    async def held_us(self, driver: Driver, key: str) -> int:
+        """How long a key is held still."""
+        with self._reporter.watching(key):
+            standing = await self._status.ask(driver, key)
+        return max(0, standing.until_us + standing.ahead_us - self._clock.now_us())
+
+    async def notice_us(self, driver: Driver, key: str) -> int:
+        """How far ahead the hold of a key is to be ended, so that all who wait hear of it in time."""
+        return AT_ONCE_US if self._status.hears_all else notice_us(await self.held_us(driver, key))
+
+    def _patience(self, turn: Reservation, max_wait_us: int | None, timeout_us: int | None) -> Patience:
+        granted = turn.granted
+        ahead_us = 0 if self._clock_decides else self._clock.now_us() - (granted[2] - granted[1])
+        return Patience(self._clock, turn.key, granted, ahead_us, max_wait_us, timeout_us)
+
+
+class Patience:
+    """How long one caller goes on waiting: what was promised, what became of it, when to give up.
+
+    All instants are on the clock that the caller sleeps by.
+    """
+
+    __slots__ = (
+        *("asked_us", "due_us", "is_held", "key", "turn", "_clock", "_generation", "_gives_up_us"),
+        *("_max_wait_us", "_queued_us"),
+    )
+
+    def __init__(
+        self,
+        clock: Clock,
+        key: str,
+        granted: Granted,
+        ahead_us: int,
+        max_wait_us: int | None,
+        timeout_us: int | None,
+    ) -> None:
+        (
+            _,
+            wait_us,
+            departs_at_us,
+            self.is_held,
+            _,
+            _,
+            self._generation,
+            _,
+            self.turn,
+            _,
+            self._queued_us,
+            _,
+            _,
+        ) = granted
+        self._clock = clock
+        self.key = key
+        self._max_wait_us = max_wait_us
+        self.due_us = departs_at_us + ahead_us
+        self.asked_us = self.due_us - wait_us
+        self._gives_up_us = None if timeout_us is None else self.asked_us + timeout_us
+
+    def nap_until_us(self) -> int:
+        """Until when to sleep before asking again; in the past when the slot has come."""
+        if self._gives_up_us is None or self.due_us <= (now := self._clock.now_us()):
+            return self.due_us
+        if now >= self._gives_up_us:
+            waited = (now - self.asked_us) / SECOND_US
+            raise TimeoutError(f"gave up waiting for key {self.key!r} after {waited:.6g} s")
+        return min(self.due_us, self._gives_up_us)
+
+    def is_over(self) -> bool:
+        """Whether the slot has come, as far as is known."""
+        return self.due_us <= self._clock.now_us()
+
+    def waited_us(self, asked_us: int | None = None) -> tuple[int, int]:
+        """How long ago the call asked, and how long ago its slot came."""
+        now = self._clock.now_us()
+        if asked_us is None:
+            asked_us = self.asked_us
+        return max(0, now - asked_us), max(0, now - self.due_us)
+
+    def hear(self, standing: Standing) -> None:
+        """How the key stands now. Where it was reset, what was promised still stands, and nothing else."""
+        generation, shift_us, until_us, ahead_us, clock = standing
+        if generation != self._generation:
+            self.is_held = False
+            return
+        now = self._clock.now_us()
+        self.is_held = until_us + ahead_us > now or bool(clock)
+        due_us = self._queued_us + shift_us
+        if clock:
+            shown_us, share = clock
+            due_us = real(until_us, shown_us, share, self._queued_us)
+        self.due_us = max(due_us, until_us) + ahead_us
+        wait_us = self.due_us - self.asked_us
+        if self._max_wait_us is not None and wait_us > self._max_wait_us and self.due_us > now:
+            held_back = Decision(False, 1, 1, 0, self.due_us, wait_us - self._max_wait_us)
+            raise QueueFullError(held_back, self.key, wait_us / SECOND_US, self._max_wait_us / SECOND_US)
+
+
+def refusal(turn: Reservation, max_wait_us: int | None) -> RateLimitedError:
+    """What a slot that was not given is refused with."""
+    decision = turn.decision
+    if decision.binding is not None:
+        # A queue names what refused only where that is a spent budget, by whatever name it has there.
+        return QuotaExhaustedError(decision, turn.key)
+    return QueueFullError(decision, turn.key, turn.delay, (max_wait_us or 0) / SECOND_US)

@@ -1,0 +1,242 @@
+"""Waiting: one sleep until a slot comes, in bounded steps, that can be cut short.
+
+Long waits are slept in chunks: no timer is asked for more than it can hold, a machine that was
+suspended notices on waking, and nothing fires early.
+
+Line: who sleeps on one event loop, in the order in which they go.
+
+A loop that comes late to its timers wakes those who are due in any order. So whoever wakes before its
+turn lies down again, and whoever goes wakes the next. Only tasks of that loop touch its line.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from bisect import bisect_left, insort
+from itertools import count
+from typing import Any, TypeAlias
+
+from shapekit._runtime import forks
+from shapekit._runtime.event import AsyncAlarm, others_first, running_loop
+from shapekit.clock import Clock
+from shapekit.errors import StoreUnavailableError
+from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, duration_us
+
+Place: TypeAlias = tuple[int, int, int]
+"""When it is due, its slot among those who are due with it, and a number that no other place has."""
+
+_numbers = count()
+
+
+class Line:
+    """Places by their order, each with the alarm that its sleeper waits for."""
+
+    __slots__ = ("_alarms", "_latest_us", "_places")
+
+    def __init__(self) -> None:
+        self._places: list[Place] = []
+        self._alarms: dict[Place, AsyncAlarm] = {}
+        self._latest_us = 0
+
+    def join(self, due_us: int, turn: int) -> Place:
+        """Stand in line."""
+        place = (due_us, turn, next(_numbers))
+        insort(self._places, place)
+        return place
+
+    def lie_down(self, place: Place, alarm: AsyncAlarm) -> None:
+        """Say what wakes whoever stands at this place."""
+        self._alarms[place] = alarm
+
+    def is_first(self, place: Place) -> bool:
+        """Whether nobody goes before."""
+        return self._places[0] is place
+
+    def leave(self, place: Place) -> None:
+        """Go, or give up."""
+        del self._places[bisect_left(self._places, place)]
+        self._alarms.pop(place, None)
+
+    def call_first(self, now_us: int) -> None:
+        """Wake whoever goes first, if that one is due, or was before the clock went back."""
+        if now_us > self._latest_us:
+            self._latest_us = now_us
+        if self._places and self._places[0][0] <= self._latest_us:
+            alarm = self._alarms.get(self._places[0])
+            if alarm is not None:
+                alarm.set()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+CHUNK_S = 60.0
+
+
+class Sleepers:
+    """Everybody who sleeps for one shaper; `close` wakes them all."""
+
+    def __init__(self, clock: Clock, what: str, chunk_s: float = CHUNK_S) -> None:
+        self._clock = clock
+        self._what = what
+        self._chunk_s = chunk_s
+        self._alarms: set[threading.Event | AsyncAlarm] = set()
+        self._lines: dict[object, Line] = {}
+        self._lock = forks.lock()
+        self._closed = False
+
+    def sleep(self, until_us: int) -> None:
+        """Block this thread until then."""
+        while (left_us := until_us - self._clock.now_us()) > 0:
+            alarm = threading.Event()
+            self._enter(alarm)
+            try:
+                self._clock.sleep(min(left_us / SECOND_US, self._chunk_s), alarm)
+            finally:
+                self._alarms.discard(alarm)
+            self._check_open()
+
+    async def asleep(
+        self, until_us: int, turn: int = 0, *, others_too: bool = False, news: AsyncAlarm | None = None
+    ) -> None:
+        """Suspend this task until then; where there is `news` before, maybe not that long.
+
+        Of those on this loop who are due, whoever is due first goes first, and of those who are due
+        together whoever has the lower `turn`; with `others_too`, whoever is about to come here counts.
+        """
+        clock, loop = self._clock, running_loop()
+        line = self._lines.get(loop)
+        if line is None:
+            line = self._lines[loop] = Line()
+        place = line.join(until_us, turn)
+        try:
+            if others_too:
+                await others_first()
+            while (left_us := until_us - clock.now_us()) > 0 or not line.is_first(place):
+                alarm = AsyncAlarm()
+                if news is not None and left_us > 0:
+                    if news.is_set():
+                        break
+                    alarm = news
+                line.lie_down(place, alarm)
+                self._enter(alarm)
+                try:
+                    if left_us > 0:
+                        await clock.asleep(min(left_us / SECOND_US, self._chunk_s), alarm)
+                    else:
+                        line.call_first(until_us)
+                        await alarm.wait()
+                finally:
+                    self._alarms.discard(alarm)
+                self._check_open()
+        finally:
+            line.leave(place)
+            line.call_first(clock.now_us())
+            if not line:
+                self._lines.pop(loop, None)
+
+    def rest(self, alarm: threading.Event, until_us: int | None) -> None:
+        """Block this thread until the alarm rings, or until then; None for as long as it takes."""
+        while not alarm.is_set() and (nap_s := self._nap_s(until_us)) > 0:
+            self._enter(alarm)
+            try:
+                self._clock.sleep(nap_s, alarm)
+            finally:
+                self._alarms.discard(alarm)
+        self._check_open()
+
+    async def arest(self, alarm: AsyncAlarm, until_us: int | None) -> None:
+        """`rest`, awaitable."""
+        while not alarm.is_set() and (nap_s := self._nap_s(until_us)) > 0:
+            self._enter(alarm)
+            try:
+                await self._clock.asleep(nap_s, alarm)
+            finally:
+                self._alarms.discard(alarm)
+        self._check_open()
+
+    def _nap_s(self, until_us: int | None) -> float:
+        if until_us is None:
+            return self._chunk_s
+        return min((until_us - self._clock.now_us()) / SECOND_US, self._chunk_s)
+
+    @property
+    def sleeping(self) -> int:
+        """How many sleep now."""
+        return len(self._alarms)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nobody can wait here any more."""
+        return self._closed
+
+    def close(self) -> None:
+        """Wake all sleepers; they raise, and so does whoever comes to sleep later."""
+        with self._lock:
+            self._closed = True
+            alarms = list(self._alarms)
+        for alarm in alarms:
+            alarm.set()
+
+    def store_closed(self) -> None:
+        """`close`, with everybody else who waits for what the store has promised."""
+        if not self._closed:
+            self._what = f"the store of {self._what}"
+        self.close()
+
+    def _enter(self, alarm: threading.Event | AsyncAlarm) -> None:
+        with self._lock:
+            self._check_open()
+            self._alarms.add(alarm)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreUnavailableError(f"{self._what} was closed")
+
+
+class _AsConfigured:
+    """The default of `max_wait` where a call may say its own: what its shaper or policy was made with."""
+
+    def __repr__(self) -> str:
+        return "AS_CONFIGURED"
+
+
+AS_CONFIGURED: Any = _AsConfigured()
+
+
+def max_wait_us(max_wait: Duration | None) -> int | None:
+    """A bound on waiting in microseconds; None for no bound."""
+    return None if max_wait is None else duration_us("max_wait", max_wait, least=0, most=MAX_SPAN_US)
+
+
+def timeout_us(timeout: Duration | None) -> int | None:
+    """How long to wait before giving up, in microseconds; None for as long as it takes."""
+    return None if timeout is None else duration_us("timeout", timeout, least=0, most=MAX_SPAN_US)
+
+
+_OURS = os.path.dirname(os.path.dirname(__file__))
+_warned = threading.Event()
+
+
+def warn_in_event_loop() -> None:
+    """Say once that a synchronous wait stops everything else on an event loop's thread."""
+    if _warned.is_set() or running_loop() is None:
+        return
+    _warned.set()
+    warnings.warn(
+        "a synchronous wait blocks the event loop that runs on this thread; await aschedule() instead",
+        RuntimeWarning,
+        stacklevel=callers_level(),
+    )
+
+
+def callers_level() -> int:
+    """The `stacklevel` by which a warning names the first line outside of shapekit that led to it."""
+    import inspect  # noqa: PLC0415 - only what warns loads it
+
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame, level = frame.f_back, level + 1
+    return level

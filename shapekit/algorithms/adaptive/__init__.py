@@ -1,0 +1,1 @@
+"""The queue whose rate is learned."""

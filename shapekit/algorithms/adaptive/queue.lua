@@ -1,0 +1,187 @@
+-- needs queue/queue adaptive/aimd
+-- The twin of queue.py: same names, same steps.
+--
+-- A state is {tail, tail_rest, newest, generation, number, book, anchor, virtual, law}. Grants are those
+-- of the queue at the highest rate; what it calls now is what the clock shows.
+
+local AdaptiveQueue = {}
+AdaptiveQueue.__index = AdaptiveQueue
+twins["adaptive/queue"] = AdaptiveQueue
+
+do
+
+local up, whole = Exact.up, Exact.whole
+local UNKNOWN = -1
+local LONGEST = 2^51
+local KEPT = 3600000000
+
+-- spec: its name, the lowest share, and the queue at the highest rate.
+function AdaptiveQueue.new(spec)
+    local self = setmetatable({least = whole("least", spec[2], Tempo.LEAST, Tempo.FULL)}, AdaptiveQueue)
+    self.grid = twin(spec[3])
+    return self
+end
+
+function AdaptiveQueue:freeze(s)
+    return s
+end
+
+function AdaptiveQueue:thaw(frozen)
+    check_numbers(frozen, 5)
+    local book, anchor, virtual, law = unpack(frozen, 6)
+    check_numbers({anchor, virtual}, 2)
+    if #frozen ~= 9 then damaged() end
+    self.grid:check_book(book)
+    Aimd.check(law)
+    return frozen
+end
+
+local function joined(line, anchor, virtual, law)
+    local tail, rest, newest, generation, number = unpack(line, 1, 5)
+    return {tail, rest, newest, generation, number, line[8], anchor, virtual, law}
+end
+
+local function parted(s)
+    local tail, rest, newest, generation, number, book, anchor, virtual, law = unpack(s)
+    return {tail, rest, newest, generation, number, 0, 0, book, {}}, anchor, virtual, law
+end
+
+-- An admitted call is answered with {wait, due, departs_at, held, cost, generation, number, start,
+-- start_rest, the tail, its rest and the newest departure before it, what the clock shows, its share}; a
+-- refused one with {wait, now, held, cost, decision}.
+function AdaptiveQueue:reserve(s, now, skew, cost, max_wait, nonce)
+    if max_wait then whole("max_wait", max_wait, 0, LONGEST) end
+    local line, anchor, virtual, law = self:known(s, now, nonce)
+    local share = Aimd.present(law)
+    local at = Tempo.shown(anchor, virtual, share, now)
+    local after, answer = self.grid:reserve(line, at, skew, cost, false, nonce)
+    local departs_at = math.max(now, Tempo.real(anchor, virtual, share, at + answer[1]))
+    local wait = departs_at - now
+    if max_wait and wait > max_wait then
+        local full = Tempo.real(anchor, virtual, share, up(line[1], line[2]))
+        local burst = self.grid.burst
+        local told = {0, burst, burst, 0, full, wait - max_wait, false, false}
+        return s, {wait, now, anchor > now and 1 or 0, cost, told}, 0, false
+    end
+    local kept = joined(after, anchor, virtual, law)
+    answer[1], answer[3], answer[4] = wait, departs_at, wait > 0 and 1 or 0
+    answer[13], answer[14] = at, share
+    return kept, answer, self:lasts(kept, now), true
+end
+
+function AdaptiveQueue:confirm(s, now, skew)
+    local known = self:remembered(s, now)
+    if not known then return {UNKNOWN, 0, 0, now} end
+    return {known[4], 0, known[7], now, known[8], Aimd.present(known[9])}
+end
+
+function AdaptiveQueue:cancel(s, now, skew, grant)
+    self.grid:check(grant)
+    local known = self:remembered(s, now)
+    if not known then return s, 0, 0, false end
+    local line, anchor, virtual, law = parted(known)
+    local at = Tempo.shown(anchor, virtual, Aimd.present(law), now)
+    local after, done, _, changed = self.grid:cancel(line, at, skew, grant)
+    return self:changed(s, now, after, anchor, virtual, law, done, changed)
+end
+
+function AdaptiveQueue:settle(s, now, skew, grant, actual, nonce)
+    local line, anchor, virtual, law = self:known(s, now, nonce)
+    local at = Tempo.shown(anchor, virtual, Aimd.present(law), now)
+    local after, done, _, changed = self.grid:settle(line, at, skew, grant, actual, nonce)
+    return self:changed(s, now, after, anchor, virtual, law, done, changed)
+end
+
+function AdaptiveQueue:hold(s, now, skew, length, nonce)
+    whole("length", length, 1, LONGEST)
+    local line, anchor, virtual, law = self:known(s, now, nonce)
+    if now + length <= anchor then return s, anchor - now, 0, false end
+    local held = self:stopped(line, anchor, virtual, law, now, length)
+    return held, length, self:lasts(held, now), true
+end
+
+function AdaptiveQueue:resume(s, now, skew, notice)
+    whole("notice", notice, 0, LONGEST)
+    local known = self:remembered(s, now)
+    if not known or known[7] <= now + notice then
+        return s, known and math.max(0, known[7] - now) or 0, 0, false
+    end
+    local freed = {unpack(known)}
+    freed[7] = now + notice
+    return freed, notice, self:lasts(freed, now), true
+end
+
+function AdaptiveQueue:throttled(s, now, skew, age, length, nonce)
+    whole("age", age, 0, LONGEST)
+    whole("length", length, 0, LONGEST)
+    local line, anchor, virtual, law = self:known(s, now, nonce)
+    local before = Aimd.present(law)
+    if length > 0 and now + length > anchor then
+        line, anchor, virtual, law = parted(self:stopped(line, anchor, virtual, law, now, length))
+    end
+    local after = Aimd.refused(law, now, now - age, anchor, self.least)
+    return self:steered(line, anchor, virtual, law, after, now, before)
+end
+
+function AdaptiveQueue:succeeded(s, now, skew, count, age, nonce)
+    whole("count", count, 0, 1e12)
+    whole("age", age, 0, LONGEST)
+    local line, anchor, virtual, law = self:known(s, now, nonce)
+    local after = Aimd.succeeded(law, now, count, now - age)
+    return self:steered(line, anchor, virtual, law, after, now, Aimd.present(law))
+end
+
+function AdaptiveQueue:stated(s, now, skew, share, age, nonce)
+    whole("share", share, Tempo.LEAST, Tempo.FULL)
+    whole("age", age, 0, LONGEST)
+    local line, anchor, virtual, law = self:known(s, now, nonce)
+    local after = Aimd.stated(law, share, now - age)
+    return self:steered(line, anchor, virtual, law, after, now, Aimd.present(law))
+end
+
+-- inside
+
+-- The line, the clock and the law; of a cold key too.
+function AdaptiveQueue:known(s, now, nonce)
+    local known = self:remembered(s, now)
+    if not known then return self.grid:cold(nonce), now, now, Aimd.cold(self.least) end
+    return parted(known)
+end
+
+function AdaptiveQueue:remembered(s, now)
+    if not s or self:lasts(s, now) == 0 then return nil end
+    return s
+end
+
+function AdaptiveQueue:lasts(s, now)
+    local ends = Tempo.real(s[7], s[8], Aimd.present(s[9]), up(s[1], s[2]))
+    return math.max(0, ends + KEPT - now)
+end
+
+function AdaptiveQueue:changed(s, now, line, anchor, virtual, law, done, is_new)
+    if not is_new then return s, done, 0, false end
+    local after = joined(line, anchor, virtual, law)
+    return after, done, self:lasts(after, now), true
+end
+
+function AdaptiveQueue:stopped(line, anchor, virtual, law, now, length)
+    local at = Tempo.shown(anchor, virtual, Aimd.present(law), now)
+    -- What an idle queue could have sent at once it may not send when the hold ends.
+    local idle, idle_rest = self.grid:spread(self.grid.burst - 1)
+    local stopped = {unpack(line)}
+    stopped[1], stopped[2] = Exact.later(line[1], line[2], at + idle, idle_rest)
+    return joined(stopped, now + length, at, law)
+end
+
+-- From now on, or from when the hold ends, the clock runs as the law says.
+function AdaptiveQueue:steered(line, anchor, virtual, before, after, now, share)
+    local runs, was = Aimd.present(after), Aimd.present(before)
+    if runs ~= was then
+        virtual = Tempo.shown(anchor, virtual, was, now)
+        anchor = math.max(now, anchor)
+    end
+    local state = joined(line, anchor, virtual, after)
+    return state, {share, runs, math.max(0, anchor - now)}, self:lasts(state, now), true
+end
+
+end

@@ -1,0 +1,342 @@
+"""AdaptiveQueue: a LeakyQueue whose rate is found, and changes while calls wait.
+
+It is a LeakyQueue at the highest rate, on a clock that runs at a share of the speed of real time (see
+tempo.py); the share is found by what becomes of calls (see aimd.py). Its grid, its places, its order are
+those of the LeakyQueue, and who cancels or settles does it there. Only instants are translated: `now` to
+what the clock shows, a departure back to the first real instant at which the clock shows it.
+
+So where the rate is lowered all who wait leave later, in order; where it is raised, earlier. Whoever waits
+goes by the standing of the key, which says how the clock runs. Those who heard of a rise late (watches.py)
+leave late: in any span of real time as many leave as the clock grants in one that is longer by the delay.
+
+What was learned is kept for an hour after the last call would have left, and then the key is cold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, ClassVar, TypeAlias, cast
+
+from shapekit.algorithms.adaptive import aimd
+from shapekit.algorithms.adaptive.aimd import FULL, LEAST, Law, real, shown
+from shapekit.algorithms.adaptive.bounds import share_of
+from shapekit.algorithms.base import share_of as part_of
+from shapekit.algorithms.base import slowed
+from shapekit.algorithms.operation import Moment, Operation
+from shapekit.algorithms.queue.queue import UNKNOWN, Book, LeakyQueue, Line
+from shapekit.algorithms.queue.slots import Asked, Grant, Granted
+from shapekit.algorithms.queue.wire import REFUSED
+from shapekit.decision import Decision
+from shapekit.rate import SECOND_US, Rate
+
+KEPT_US = 3_600 * SECOND_US
+"""How long a rate that was learned outlives the last call."""
+
+Steered: TypeAlias = tuple[int, int, int, int, Book, int, int, Law]
+"""tail (in 1/q µs), newest departure, generation, number, what was given back; the clock's anchor and what it
+showed there; the law."""
+Learned: TypeAlias = tuple[int, int, int]
+"""The share before and after, and how long the key is held."""
+
+
+class AdaptiveQueue(LeakyQueue):
+    """What one shaper promises whose rate lies between two, with a burst."""
+
+    kind: ClassVar[str] = "adaptive_queue"
+    adapts: ClassVar[bool] = True
+
+    fields = ("lowest", "highest", "burst")
+    __slots__ = ("grid", "highest", "least", "lowest")
+
+    lowest: Rate
+    highest: Rate
+    grid: LeakyQueue
+    """The queue at the highest rate, on the clock's time."""
+    least: int
+    """The lowest rate as a share of the highest, rounded up."""
+
+    def __init__(self, lowest: Rate, highest: Rate, burst: int | None) -> None:
+        super().__init__((highest,), burst, "smooth", ())
+        least = share_of(lowest, highest) * FULL
+        self._fill(
+            lowest=lowest,
+            highest=highest,
+            grid=LeakyQueue((highest,), burst, "smooth", ()),
+            least=-(-least.numerator // least.denominator),
+        )
+
+    def per_second(self, share: int) -> float:
+        """A share as a rate, in calls a second."""
+        return self.highest.per_second * share / FULL
+
+    def share(self, limit: int, window_us: int) -> int:
+        """A rate as a share, rounded down: of the highest rate at most, and at least a millionth of it."""
+        wished = limit * self.highest.period_us * FULL // (window_us * self.highest.limit)
+        return max(LEAST, min(FULL, wished))
+
+    def scaled(self, share: float | Fraction) -> AdaptiveQueue:
+        """The same bounds at a share of their rates."""
+        part = part_of(share)
+        lowest, highest = slowed(self.lowest, part), slowed(self.highest, part)
+        return AdaptiveQueue(lowest, highest, max(1, int(self.burst * part)))
+
+    # to and from the twin
+
+    def twin(self, instants: Sequence[int] = ()) -> list[Any]:
+        """What the Lua twin is made of."""
+        return ["adaptive/queue", self.least, self.grid.twin(instants)]
+
+    def inspect(self, line: Any) -> None:
+        """Look at a state that was read: a misfit where no such queue has written it."""
+        *numbers, book, anchor, virtual, law = line
+        self.grid.inspect((*numbers, anchor, virtual, book, ()))
+        aimd.inspect(law)
+
+    def state_sent(self, line: Any) -> list[Any]:
+        """A state as the twin has it."""
+        tail, newest, generation, number, book, anchor, virtual, law = line
+        clock = (anchor, virtual, list(law))
+        return [*divmod(tail, self.q), newest, generation, number, self._book_sent(book), *clock]
+
+    def state_received(self, sent: Any) -> Any:
+        """A state that the twin sent."""
+        tail, rest, newest, generation, number, book, anchor, virtual, law = sent
+        known = self._book_received(book)
+        return tail * self.q + rest, newest, generation, number, known, anchor, virtual, tuple(law)
+
+    def grant_sent(self, grant: Grant) -> list[Any]:
+        """A grant as the twin has it."""
+        return super().grant_sent(grant._replace(receipts=()))
+
+    def granted_received(self, sent: Any) -> Granted:
+        """The twin's answer to a reservation."""
+        if len(sent) == REFUSED:
+            return super().granted_received(sent)
+        wait, due, departs_at, *own, at, share = sent
+        plain = super().granted_received([wait, due, 0, *own])
+        return (True, wait, departs_at, *plain[3:12], (at, share))
+
+    # reserving
+
+    def reserve(self, state: Any, now: int, asked: Asked, skew: int = 0) -> tuple[Any, Granted, int, bool]:
+        """Take the earliest departure that is at most `max_wait` away, or refuse and change nothing."""
+        cost, max_wait, nonce = asked
+        line, anchor, virtual, law = self._known(state, now, nonce)
+        share = aimd.present(law)
+        at = shown(anchor, virtual, share, now)
+        after, granted, _, _ = self.grid.reserve(line, at, (cost, None, nonce))
+        departs_at = max(now, real(anchor, virtual, share, granted[2]))
+        wait = departs_at - now
+        if max_wait is not None and wait > max_wait:
+            full = real(anchor, virtual, share, -(-line[0] // self.q))
+            told = Decision(False, self.burst, self.burst, 0, full, wait - max_wait)
+            refused = (False, wait, departs_at, anchor > now, told, cost, 0, 0, 0, 0, 0, (0, 0), ())
+            return state, refused, 0, False
+        assert after is not None  # noqa: S101 - it was admitted
+        kept = self._joined(after, anchor, virtual, law)
+        answer = (True, wait, departs_at, wait > 0, *granted[4:12], (at, share))
+        return kept, answer, self._lasts(kept, now), True
+
+    def confirm(self, state: Any, now: int, skew: int = 0) -> Any:
+        """How the key stands: its generation, 0, until when it is held, what time it is; then its clock."""
+        known = self._remembered(state, now)
+        if known is None:
+            return UNKNOWN, 0, 0, now
+        _, _, generation, _, _, anchor, virtual, law = known
+        return generation, 0, anchor, now, virtual, aimd.present(law)
+
+    def cancel(self, state: Any, now: int, grant: Grant, skew: int = 0) -> tuple[Any, bool, int, bool]:
+        """Give back a place that has not been used; late or again, this does nothing."""
+        known = self._remembered(state, now)
+        if known is None:
+            return state, False, 0, False
+        line, anchor, virtual, law = _parted(known)
+        at = shown(anchor, virtual, aimd.present(law), now)
+        after, done, _, changed = self.grid.cancel(line, at, grant._replace(receipts=()))
+        return self._changed(state, now, after, (anchor, virtual, law), done, is_new=changed)
+
+    def settle(
+        self, state: Any, now: int, asked: tuple[Grant, int, int], skew: int = 0
+    ) -> tuple[Any, int, int, bool]:
+        """Make a call cost what it turned out to cost: charge the difference, or give it back."""
+        grant, actual, nonce = asked
+        line, anchor, virtual, law = self._known(state, now, nonce)
+        at = shown(anchor, virtual, aimd.present(law), now)
+        after, done, _, changed = self.grid.settle(line, at, (grant._replace(receipts=()), actual, nonce))
+        return self._changed(state, now, after, (anchor, virtual, law), done, is_new=changed)
+
+    # holding
+
+    def hold(
+        self, state: Any, now: int, length: int, nonce: int, skew: int = 0
+    ) -> tuple[Any, int, int, bool]:
+        """Nobody leaves before `now + length`; a longer hold in place stays. Returns its length from now."""
+        line, anchor, virtual, law = self._known(state, now, nonce)
+        if now + length <= anchor:
+            return state, anchor - now, 0, False
+        held = self._stopped(line, anchor, virtual, law, now, length)
+        return held, length, self._lasts(held, now), True
+
+    def resume(self, state: Any, now: int, notice: int, skew: int = 0) -> tuple[Any, int, int, bool]:
+        """End a hold `notice` from now, if it would last longer. Returns its length from now."""
+        known = self._remembered(state, now)
+        if known is None or known[5] <= now + notice:
+            return state, 0 if known is None else max(0, known[5] - now), 0, False
+        freed = (*known[:5], now + notice, *known[6:])
+        return freed, notice, self._lasts(freed, now), True
+
+    # learning
+
+    def throttled(
+        self, state: Any, now: int, age: int, length: int, nonce: int, skew: int = 0
+    ) -> tuple[Any, Learned, int, bool]:
+        """A call that left `age` ago was refused: lower the rate, once in an incident; and hold."""
+        line, anchor, virtual, law = self._known(state, now, nonce)
+        before = aimd.present(law)
+        if length and now + length > anchor:
+            line, anchor, virtual, law = _parted(self._stopped(line, anchor, virtual, law, now, length))
+        after = aimd.refused(law, now, now - age, anchor, self.least)
+        return self._steered(line, anchor, virtual, law, after, now, before)
+
+    def succeeded(
+        self, state: Any, now: int, count: int, age: int, nonce: int, skew: int = 0
+    ) -> tuple[Any, Learned, int, bool]:
+        """Calls succeeded, the first of which left `age` ago, and `count` of which had to wait: raise it."""
+        line, anchor, virtual, law = self._known(state, now, nonce)
+        after = aimd.succeeded(law, now, count, now - age)
+        return self._steered(line, anchor, virtual, law, after, now, aimd.present(law))
+
+    def stated(
+        self, state: Any, now: int, share: int, age: int, nonce: int, skew: int = 0
+    ) -> tuple[Any, Learned, int, bool]:
+        """The answer to a call that left `age` ago says that the server bears so much and no more."""
+        line, anchor, virtual, law = self._known(state, now, nonce)
+        after = aimd.stated(law, share, now - age)
+        return self._steered(line, anchor, virtual, law, after, now, aimd.present(law))
+
+    # looking
+
+    def outlook(self, state: Any, now: int, calls: int, cost: int, skew: int) -> tuple[int, int]:
+        """How long until the first and the last of `calls` more calls would have left, at this rate."""
+        line, anchor, virtual, law = self._known(state, now, 0)
+        share = aimd.present(law)
+        at = shown(anchor, virtual, share, now)
+        waits = self.grid.outlook(line, at, calls, cost, 0)
+        first, last = (max(now, real(anchor, virtual, share, at + wait)) - now for wait in waits)
+        return first, last
+
+    def decision(self, granted: Granted) -> Decision:
+        """An answer to a reservation in the words of a gate: what is used and left of the burst."""
+        if granted[4] is not None or not granted[12]:
+            return super().decision(granted)
+        _, wait, departs_at, _, _, _, _, _, _, after, due, _, told_at = granted
+        at, share = cast("tuple[int, int]", told_at[-2:])
+        current = max(0, -((at * self.q - after) // self._width(1)))
+        full = departs_at + real(0, 0, share, -(-after // self.q) - due)
+        return Decision(True, self.burst, current, max(0, self.burst - current), full, 0, delay_us=wait)
+
+    def adopt(self, state: Any, writer: Any, now: int, skew: int = 0) -> Any:
+        """A state that a queue with other bounds left: its rate, tail and hold go on, its grants are void."""
+        tail, _, generation, _, _, anchor, virtual, law = state
+        share, ceiling, low, *rest, cap, cap_at = law
+
+        def moved(part: int) -> int:
+            return self.share(writer.highest.limit * part, writer.highest.period_us * FULL)
+
+        kept = (
+            max(self.least, moved(share)),
+            ceiling and moved(ceiling),
+            low and moved(low),
+            *rest,
+            FULL if cap == FULL else moved(cap),
+            cap_at,
+        )
+        before = aimd.present(law)
+        virtual = shown(anchor, virtual, before, now)
+        ends = real(state[5], state[6], before, -(-tail // writer.q))
+        anchor = max(now, anchor)
+        position = (shown(anchor, virtual, aimd.present(kept), ends) + 1) * self.q if ends > anchor else 0
+        return position, virtual, generation + 1, 0, (), anchor, virtual, kept
+
+    # inside
+
+    def _known(self, state: Any, now: int, nonce: int) -> tuple[Line, int, int, Law]:
+        """The line, the clock and the law; of a cold key too."""
+        known = self._remembered(state, now)
+        if known is None:
+            return (0, 0, nonce, 0, 0, 0, (), ()), now, now, aimd.cold(self.least)
+        return _parted(known)
+
+    def _remembered(self, state: Any, now: int) -> Steered | None:
+        """The state, unless it was left alone for so long that it is forgotten."""
+        return None if state is None or self._lasts(state, now) == 0 else state
+
+    def _lasts(self, state: Steered, now: int) -> int:
+        """How long from now it is remembered."""
+        tail, anchor, virtual, law = state[0], *state[5:]
+        ends = real(anchor, virtual, aimd.present(law), -(-tail // self.q))
+        return max(0, ends + KEPT_US - now)
+
+    def _joined(self, line: Line, anchor: int, virtual: int, law: Law) -> Steered:
+        tail, newest, generation, number, _, _, book, _ = line
+        return tail, newest, generation, number, book, anchor, virtual, law
+
+    def _changed(
+        self, state: Any, now: int, line: Line | None, rest: tuple[int, int, Law], done: Any, *, is_new: bool
+    ) -> tuple[Any, Any, int, bool]:
+        if not is_new or line is None:
+            return state, done, 0, False
+        after = self._joined(line, *rest)
+        return after, done, self._lasts(after, now), True
+
+    def _stopped(self, line: Line, anchor: int, virtual: int, law: Law, now: int, length: int) -> Steered:
+        at = shown(anchor, virtual, aimd.present(law), now)
+        # What an idle queue could have sent at once it may not send when the hold ends.
+        idle = at * self.q + self._p * (self.burst - 1)
+        return self._joined((max(line[0], idle), *line[1:]), now + length, at, law)
+
+    def _steered(
+        self, line: Line, anchor: int, virtual: int, before: Law, after: Law, now: int, share: int
+    ) -> tuple[Any, Learned, int, bool]:
+        """From now on, or from when the hold ends, the clock runs as the law says."""
+        if aimd.present(after) != aimd.present(before):
+            virtual = shown(anchor, virtual, aimd.present(before), now)
+            anchor = max(now, anchor)
+        state = self._joined(line, anchor, virtual, after)
+        return state, (share, aimd.present(after), max(0, anchor - now)), self._lasts(state, now), True
+
+
+def _parted(state: Steered) -> tuple[Line, int, int, Law]:
+    tail, newest, generation, number, book, anchor, virtual, law = state
+    return (tail, newest, generation, number, 0, 0, book, ()), anchor, virtual, law
+
+
+class _Lesson(Operation):
+    """What is told of an answer; where nobody keeps what is learned, nothing is."""
+
+    def opened(self, program: Any, at: Moment, args: tuple[Any, ...]) -> Learned:
+        return 0, 0, 0
+
+    closed = opened
+
+    def given(self, program: AdaptiveQueue, part: AdaptiveQueue, answer: Learned) -> Learned:
+        """What was learned locally, as shares of the highest rate of the queue that was asked."""
+        before, after, held = answer
+        share = part.highest.per_second / program.highest.per_second
+        return round(before * share), round(after * share), held
+
+
+class _Throttled(_Lesson):
+    name = "throttled"
+
+
+class _Succeeded(_Lesson):
+    name = "succeeded"
+
+
+class _Stated(_Lesson):
+    name = "stated"
+
+
+THROTTLED, SUCCEEDED, STATED = _Throttled(), _Succeeded(), _Stated()

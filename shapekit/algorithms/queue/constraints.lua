@@ -1,0 +1,172 @@
+-- needs base exact
+-- The twin of constraints.py. States and receipts are lists in the order of the algorithms, false for
+-- None; what Python passes as `ahead` are the arguments shift and skew.
+
+local Constraints = {}
+Constraints.__index = Constraints
+
+-- specs: of each algorithm its spec, whether it is aligned, its kind, and whether it is civil.
+function Constraints.new(specs)
+    local self = setmetatable({algorithms = {}, aligned = {}, kinds = {}, civil = {}, cold = {}}, Constraints)
+    for index, spec in ipairs(specs) do
+        self.algorithms[index] = twin(spec[1])
+        self.aligned[index], self.kinds[index], self.civil[index] = spec[2], spec[3], spec[4]
+        self.cold[index] = false
+    end
+    return self
+end
+
+function Constraints:freeze(states)
+    local frozen = {}
+    for index, algorithm in ipairs(self.algorithms) do
+        frozen[index] = states[index] and algorithm:freeze(states[index])
+    end
+    return frozen
+end
+
+function Constraints:thaw(frozen)
+    local states = {}
+    for index, algorithm in ipairs(self.algorithms) do
+        states[index] = frozen[index] and algorithm:thaw(frozen[index])
+    end
+    return states
+end
+
+function Constraints:departure(states, at, cost, shift, skew)
+    local due, told = at, false
+    while true do
+        local later = due
+        for index, algorithm in ipairs(self.algorithms) do
+            local before = states[index] or nil
+            local real, ahead = self:timeline(index, shift, skew)
+            if not told and algorithm:spent(before, later + real, ahead, cost) then
+                local _, denial = algorithm:decide(before, later + real, ahead, cost)
+                told = {unpack(denial)}
+                told[5] = denial[5] - real
+                told[7] = denial[7] or self.kinds[index]
+            end
+            later = algorithm:earliest(before, later + real, ahead, cost) - real
+        end
+        if later == due then return due, told end
+        due = later
+    end
+end
+
+function Constraints:charge(states, at, due, cost, shift, skew)
+    local after, receipts, life = {}, {}, 0
+    for index, algorithm in ipairs(self.algorithms) do
+        local real, ahead = self:timeline(index, shift, skew)
+        local state, decision, lives =
+            algorithm:charge(states[index] or nil, at + real, ahead, due + real, cost)
+        after[index], receipts[index], life = state, decision[8], math.max(life, lives)
+    end
+    return after, receipts, life
+end
+
+function Constraints:refund(states, at, cost, receipts, shift, skew)
+    if cost == 0 or #receipts == 0 then return states end
+    return self:each("refund", states, at, cost, receipts, shift, skew)
+end
+
+-- `refund`, where all later charges were given back before.
+function Constraints:refund_last(states, at, cost, receipts, shift, skew)
+    local last = {}
+    for index, algorithm in ipairs(self.algorithms) do
+        local real = self:timeline(index, shift, skew)
+        last[index] = algorithm:cut(states[index] or nil, at + real, receipts[index]) or false
+    end
+    return self:refund(last, at, cost, receipts, shift, skew)
+end
+
+-- One unit back to each of these departures, which ascend.
+function Constraints:refund_many(states, at, dues, aligned, civil, shift, skew)
+    local after = {}
+    for index, algorithm in ipairs(self.algorithms) do
+        local real, ahead = self:timeline(index, shift, skew)
+        local offset = self:offset(index, aligned, civil)
+        local charges, known = {}, {}
+        for _, due in ipairs(dues) do
+            local charged_at = due + offset
+            local place = algorithm:together(charged_at)
+            if not place then damaged() end
+            if not known[place] then
+                known[place] = {charged_at, 0}
+                charges[#charges + 1] = known[place]
+            end
+            known[place][2] = known[place][2] + 1
+        end
+        after[index] = algorithm:refund_many(states[index] or nil, at + real, ahead, charges) or false
+    end
+    return after
+end
+
+-- How far time was ahead when this departure was charged, of aligned limits and civil time; nil where a
+-- receipt says more than when that was.
+function Constraints:offsets(due, receipts)
+    local aligned, civil = 0, 0
+    for index, algorithm in ipairs(self.algorithms) do
+        local receipt = receipts[index]
+        if type(receipt) ~= "number" or not algorithm:together(receipt) then return nil end
+        if self.aligned[index] then
+            aligned = receipt - due
+        elseif self.civil[index] then
+            civil = receipt - due
+        end
+    end
+    if not self:are_alike(due, receipts, aligned, civil) then return nil end
+    return aligned, civil
+end
+
+-- Whether these receipts give back what the ones with such offsets would.
+function Constraints:are_alike(due, receipts, aligned, civil)
+    for index, algorithm in ipairs(self.algorithms) do
+        local charged_at = due + self:offset(index, aligned, civil)
+        if algorithm:together(receipts[index]) ~= algorithm:together(charged_at) then return false end
+    end
+    return true
+end
+
+function Constraints:receipts_at(due, aligned, civil)
+    local receipts = {}
+    for index = 1, #self.algorithms do receipts[index] = due + self:offset(index, aligned, civil) end
+    return receipts
+end
+
+function Constraints:debit(states, at, cost, receipts, shift, skew)
+    return self:each("debit", states, at, cost, receipts, shift, skew)
+end
+
+function Constraints:full_at(states, at, shift, skew)
+    local latest = at
+    for index, algorithm in ipairs(self.algorithms) do
+        local real, ahead = self:timeline(index, shift, skew)
+        latest = math.max(latest, algorithm:forecast(states[index] or nil, at + real, ahead, 1)[3] - real)
+    end
+    return latest
+end
+
+-- inside
+
+function Constraints:each(operation, states, at, cost, receipts, shift, skew)
+    Exact.whole("receipts", #receipts, #self.algorithms, #self.algorithms)
+    local after = {}
+    for index, algorithm in ipairs(self.algorithms) do
+        local real, ahead = self:timeline(index, shift, skew)
+        after[index] =
+            algorithm[operation](algorithm, states[index] or nil, at + real, ahead, cost, receipts[index])
+            or false
+    end
+    return after
+end
+
+-- How far an algorithm's receipts were ahead of the queue's time.
+function Constraints:offset(index, aligned, civil)
+    if self.aligned[index] then return aligned end
+    return self.civil[index] and civil or 0
+end
+
+-- How far an algorithm's time is ahead of the queue's, and civil time of the algorithm's.
+function Constraints:timeline(index, shift, skew)
+    if self.aligned[index] then return shift, skew end
+    return 0, shift + skew
+end

@@ -1,0 +1,265 @@
+"""Constraints: further limits that a departure has to meet, charged together or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+from shapekit._runtime.value import Value
+from shapekit.algorithms.base import Algorithm, slowed
+from shapekit.algorithms.compose import adopted, inspect_all
+from shapekit.algorithms.gcra import GCRA
+from shapekit.algorithms.inflight import Concurrency
+from shapekit.algorithms.quota.quota import rolling_window
+from shapekit.algorithms.sliding_log import SlidingWindowLog
+from shapekit.algorithms.sliding_window import SlidingWindow
+from shapekit.decision import Decision, Receipt
+from shapekit.errors import ConfigError
+from shapekit.rate import Rate, exactly, whole
+
+States: TypeAlias = tuple[Any, ...]
+Receipts: TypeAlias = tuple[Receipt, ...]
+Ahead: TypeAlias = tuple[int, int]
+"""How far real time is ahead of the queue's, and civil time of real time."""
+
+
+_ROLLING = {SlidingWindowLog.kind, SlidingWindow.kind}
+"""Windows that go over into each other when a rate changes that is kept in the one or the other."""
+
+
+class Constraints(Value):
+    """Algorithms in a row; their states are a tuple in the same order."""
+
+    fields = ("algorithms",)
+    __slots__ = (*fields, "civil", "cold")
+
+    algorithms: tuple[Algorithm[Any], ...]
+    civil: bool
+    cold: tuple[None, ...]
+
+    def __init__(self, algorithms: Sequence[Algorithm[Any]]) -> None:
+        for algorithm in algorithms:
+            told: object = algorithm
+            if isinstance(told, Concurrency):
+                fix = f"write concurrency={told.limit} beside the gates"
+                raise ConfigError("gates", told, "is no gate: its permits have to be given back", fix)
+            if not isinstance(algorithm, Algorithm):
+                raise ConfigError("gates", algorithm, "is not a strategy", 'write gates=(GCRA("10/s"),)')
+        self._fill(
+            algorithms=tuple(algorithms),
+            civil=any(algorithm.civil for algorithm in algorithms),
+            cold=(None,) * len(algorithms),
+        )
+
+    def __len__(self) -> int:
+        return len(self.algorithms)
+
+    def max_cost(self, otherwise: int) -> int:
+        """The largest cost that all of them can ever admit."""
+        return min([otherwise, *(algorithm.max_cost for algorithm in self.algorithms)])
+
+    def departure(self, states: States, at: int, cost: int, ahead: Ahead) -> tuple[int, Decision | None]:
+        """The first instant from `at` on that all admit; with what a spent budget says, if one moved it."""
+        due = at
+        told: Decision | None = None
+        while True:
+            later = due
+            for algorithm, before in zip(self.algorithms, states, strict=True):
+                real, skew = _timeline(algorithm, ahead)
+                if told is None and algorithm.spent(before, later + real, cost, skew):
+                    denial = algorithm.check(before, later + real, cost, skew).decision
+                    told = denial._replace(
+                        binding=denial.binding or algorithm.kind, reset_at_us=denial.reset_at_us - real
+                    )
+                later = algorithm.earliest(before, later + real, cost, skew) - real
+            if later == due:
+                return due, told
+            due = later
+
+    def charge(
+        self, states: States, at: int, due: int, cost: int, ahead: Ahead
+    ) -> tuple[States, Receipts, int]:
+        """The states after a departure that all admit, the receipts, and how long the states live."""
+        charged = []
+        for algorithm, before in zip(self.algorithms, states, strict=True):
+            real, skew = _timeline(algorithm, ahead)
+            charged.append(algorithm.charge(before, at + real, due + real, cost, skew))
+        return (
+            tuple([outcome[0] for outcome in charged]),
+            tuple([outcome[1].receipt for outcome in charged]),
+            max([outcome[2] for outcome in charged]),
+        )
+
+    def refund(self, states: States, at: int, cost: int, receipts: Receipts, ahead: Ahead) -> States:
+        """The states after `cost` was given back to the charges with these receipts."""
+        if cost == 0 or not receipts:
+            return states
+        after = []
+        for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
+            real, skew = _timeline(algorithm, ahead)
+            after.append(algorithm.refund(before, at + real, cost, receipt, skew).state)
+        return tuple(after)
+
+    def refund_last(self, states: States, at: int, cost: int, receipts: Receipts, ahead: Ahead) -> States:
+        """`refund`, where all later charges were given back before."""
+        last = []
+        for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
+            last.append(algorithm.cut(before, at + _timeline(algorithm, ahead)[0], receipt))
+        return self.refund(tuple(last), at, cost, receipts, ahead)
+
+    def refund_many(
+        self, states: States, at: int, dues: Sequence[int], offsets: Sequence[int], ahead: Ahead
+    ) -> States:
+        """The states after one unit was given back to each of these departures, which ascend."""
+        after = []
+        for algorithm, before in zip(self.algorithms, states, strict=True):
+            real, skew = _timeline(algorithm, ahead)
+            offset = _offset(algorithm, offsets)
+            charges: dict[int | None, list[int]] = {}
+            for due in dues:
+                charged_at = due + offset
+                charges.setdefault(algorithm.together(charged_at), [charged_at, 0])[1] += 1
+            after.append(algorithm.refund_many(before, at + real, [*charges.values()], skew))
+        return tuple(after)
+
+    def offsets(self, due: int, receipts: Receipts) -> tuple[int, int] | None:
+        """How far time was ahead when this departure was charged: that of aligned limits, and civil time.
+
+        None where a receipt says more than when that was.
+        """
+        ahead = [0, 0]
+        for algorithm, receipt in zip(self.algorithms, receipts, strict=True):
+            if not isinstance(receipt, int) or algorithm.together(receipt) is None:
+                return None
+            if algorithm.aligned or algorithm.civil:
+                ahead[not algorithm.aligned] = receipt - due
+        aligned, civil = ahead
+        return (aligned, civil) if self.are_alike(due, receipts, (aligned, civil)) else None
+
+    def are_alike(self, due: int, receipts: Receipts, offsets: Sequence[int]) -> bool:
+        """Whether these receipts give back what the ones with such offsets would."""
+        return all(
+            isinstance(receipt, int)
+            and algorithm.together(receipt) == algorithm.together(due + _offset(algorithm, offsets))
+            for algorithm, receipt in zip(self.algorithms, receipts, strict=True)
+        )
+
+    def receipts_at(self, due: int, offsets: Sequence[int]) -> Receipts:
+        """The receipts of a departure with such offsets."""
+        return tuple([due + _offset(algorithm, offsets) for algorithm in self.algorithms])
+
+    def debit(self, states: States, at: int, cost: int, receipts: Receipts, ahead: Ahead) -> States:
+        """The states after `cost` more was charged without asking."""
+        after = []
+        for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
+            real, skew = _timeline(algorithm, ahead)
+            after.append(algorithm.debit(before, at + real, cost, receipt, skew).state)
+        return tuple(after)
+
+    def full_at(self, states: States, at: int, ahead: Ahead) -> int:
+        """When all states are as good as cold."""
+        latest = at
+        for algorithm, before in zip(self.algorithms, states, strict=True):
+            real, skew = _timeline(algorithm, ahead)
+            latest = max(latest, algorithm.forecast(before, at + real, 1, skew).full_at_us - real)
+        return latest
+
+    def inspect(self, states: Any) -> None:
+        """Look at states that were read: a misfit where an algorithm cannot have written its own."""
+        inspect_all(self.algorithms, states)
+
+    def twins(self, instants: Sequence[int]) -> list[Any]:
+        """What the Lua twins of the algorithms are made of."""
+        return [
+            [algorithm.twin(instants), algorithm.aligned, algorithm.kind, algorithm.civil]
+            for algorithm in self.algorithms
+        ]
+
+    def states_sent(self, states: States) -> list[Any]:
+        """States as the twins have them."""
+        return [
+            None if own is None else algorithm.state_sent(own)
+            for algorithm, own in zip(self.algorithms, states, strict=True)
+        ]
+
+    def states_received(self, sent: Sequence[Any]) -> States:
+        """States that the twins sent."""
+        return tuple(
+            None if own is None else algorithm.state_received(own)
+            for algorithm, own in zip(self.algorithms, sent, strict=True)
+        )
+
+    def receipts_sent(self, receipts: Receipts) -> list[Any]:
+        """Receipts as the twins have them; none where nothing was charged."""
+        return [
+            None if own is None else algorithm.receipt_sent(own)
+            for algorithm, own in zip(self.algorithms, receipts, strict=bool(receipts))
+        ]
+
+    def receipts_received(self, sent: Sequence[Any]) -> Receipts:
+        """Receipts that the twins sent."""
+        return tuple(
+            None if own is None else algorithm.receipt_received(own)
+            for algorithm, own in zip(self.algorithms, sent, strict=bool(sent))
+        )
+
+    def adopt(self, states: States, writer: Constraints, at: int, ahead: Ahead) -> States:
+        """States that other constraints left: those of the same place and kind go on."""
+        written = [*zip(writer.algorithms, states, strict=True)]
+        kept: list[Any] = []
+        for index, algorithm in enumerate(self.algorithms):
+            old, state = written[index] if index < len(written) else (algorithm, None)
+            real, skew = _timeline(algorithm, ahead)
+            if state is not None and {algorithm.kind, old.kind} <= _ROLLING:
+                kept.append(algorithm.adopt(state, old, at + real, skew))
+            else:
+                same = algorithm.kind == old.kind
+                kept.append(adopted(algorithm, state, old, at + real, skew) if same else None)
+        return tuple(kept)
+
+
+def _timeline(algorithm: Algorithm[Any], ahead: Ahead) -> tuple[int, int]:
+    """How far an algorithm's time is ahead of the queue's, and civil time of the algorithm's.
+
+    A server's windows do not stand still while we are held, so what is aligned to them runs on real time.
+    """
+    shift, skew = ahead
+    return (shift, skew) if algorithm.aligned else (0, shift + skew)
+
+
+def _offset(algorithm: Algorithm[Any], offsets: Sequence[int]) -> int:
+    """How far the algorithm's receipts were ahead of the queue's time."""
+    return offsets[0] if algorithm.aligned else offsets[1] if algorithm.civil else 0
+
+
+def unpaced(rate: Rate, part: Fraction) -> Algorithm[Any]:
+    """A part of a rate that is not paced: any window of its period, or a meter where it names a burst."""
+    if rate.burst is not None:
+        return GCRA(slowed(rate, part), rate.burst)
+    return rolling_window(max(1, int(rate.limit * part)), timedelta(microseconds=rate.period_us))
+
+
+def part_below(headroom: object) -> Fraction:
+    """The part of a rate that a headroom leaves."""
+    exact = exactly(headroom)
+    if exact is None or not 0 <= exact < 1 or (exact := exact.limit_denominator(1_000_000)) == 1:
+        raise ConfigError(
+            "headroom", headroom, "is not from 0 to below 1", "write 0.02 for 2 % below the rate"
+        )
+    return 1 - exact
+
+
+def burst_of(paced: Rate | None, burst: int | None, most: int) -> int:
+    """How many may leave at once: told in the rate or beside it; one if not told."""
+    told = None if paced is None else paced.burst
+    if burst is None:
+        return 1 if told is None else whole("burst", told, most=most)
+    if paced is None:
+        raise ConfigError(
+            "burst", burst, "has no paced rate to apply to", 'leave it away, or use pace="smooth"'
+        )
+    if told is not None:
+        raise ConfigError("burst", burst, "comes on top of the burst in the rate", "give the burst once")
+    return whole("burst", burst, most=most)

@@ -1,0 +1,393 @@
+-- needs base exact queue/constraints rows queue/gaps queue/gone queue/slots
+-- The twin of queue.py and many_turns.py: same names, same steps.
+--
+-- A line is {tail, tail_rest, newest, generation, number, until, shift, book, parts}; its book is empty, or
+-- {what is free, other places, rows, floor, words} (gaps.lua or places.lua, and gone.lua). A grant comes as
+-- {generation, number, due, cost, start, start_rest, end, end_rest, the tail, its rest and the newest
+-- departure before it, receipts}.
+
+local LeakyQueue = {}
+LeakyQueue.__index = LeakyQueue
+twins["queue/queue"] = LeakyQueue
+
+do
+
+local plus, minus, less, later, up = Exact.plus, Exact.minus, Exact.less, Exact.later, Exact.up
+local whole, LARGEST = Exact.whole, Exact.LARGEST
+local UNKNOWN = -1
+local LONGEST = 2^51
+local END = 2^52
+
+-- A book with nothing in it yet.
+local function opened(book)
+    if #book > 0 then return book end
+    return {"", {}, "", -1, ""}
+end
+
+local function has_free(book)
+    return #book > 0 and (book[1] ~= "" or #book[2] > 0)
+end
+
+-- spec: its name, burst, q, T as {whole, rest}, whether it paces, the largest cost, and of each
+-- constraint its spec, whether it is aligned, and its kind.
+function LeakyQueue.new(spec)
+    local q = whole("q", spec[3], 1, 2^26)
+    local p, p_rest = whole("interval", spec[4][1], 0, LONGEST), whole("interval", spec[4][2], 0, q - 1)
+    local self = setmetatable({
+        burst = whole("burst", spec[2], 1, 1e12),
+        q = q,
+        p = p,
+        p_rest = p_rest,
+        paced = spec[5],
+        max_cost = whole("max_cost", spec[6], 1, 1e12),
+        constraints = Constraints.new(spec[7]),
+    }, LeakyQueue)
+    local lead, lead_rest = self:spread(self.burst - 1)
+    self.places = Places.new(self.constraints, p, p_rest, lead, lead_rest, q, self.paced)
+    return self
+end
+
+-- A queue that only paces, was never held and was given nothing back: five numbers say it all.
+function LeakyQueue:freeze(s)
+    local tail, rest, newest, generation, number, till, shift, book, parts = unpack(s)
+    if till == 0 and shift == 0 and #book == 0 and #parts == 0 then
+        return {tail, rest, tail - newest, generation, number}
+    end
+    return {tail, rest, newest, generation, number, till, shift, book, self.constraints:freeze(parts)}
+end
+
+function LeakyQueue:thaw(frozen)
+    local tail, rest, newest, generation, number, till, shift, book, parts = unpack(frozen)
+    check_numbers(frozen, till and 7 or 5)
+    if not till then return {tail, rest, tail - newest, generation, number, 0, 0, {}, {}} end
+    self:check_book(book)
+    return {tail, rest, newest, generation, number, till, shift, book, self.constraints:thaw(parts)}
+end
+
+function LeakyQueue:check_book(book)
+    if #book == 0 then return end
+    if #book ~= 5 then damaged() end
+    if #self.constraints.algorithms > 0 then self.places:check(book) else Gaps.check(book) end
+    Gone.check(book)
+end
+
+-- An admitted call is answered with {wait, due, shift, held, cost, generation, number, start, start_rest,
+-- the tail, its rest and the newest departure before it}; under constraints also with their receipts, in a
+-- hole with its end and its rest too. A refused one with {wait, now, held, cost, decision}.
+function LeakyQueue:reserve(s, now, skew, cost, max_wait, nonce)
+    whole("cost", cost, 1, self.max_cost)
+    if max_wait then whole("max_wait", max_wait, 0, LONGEST) end
+    local line = s or self:cold(nonce)
+    local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(line)
+    local q = self.q
+    local held = till > now
+    local at = (held and till or now) - shift
+    if has_free(book) then
+        line = self:swept(line, at, skew)
+        book, parts = line[8], line[9]
+        local after, answer, life, persist = self:moved_in(line, now, skew, at, cost, max_wait)
+        if answer then return after, answer, life, persist end
+    end
+    number = number + 1
+    local due, ready, ready_rest = at, tail, tail_rest
+    if cost < self.burst then
+        local leap, leap_rest = self:spread(self.burst - cost)
+        ready, ready_rest = minus(tail, tail_rest, leap, leap_rest, q)
+    end
+    if self.paced and less(at, 0, ready, ready_rest) then due = up(ready, ready_rest) end
+    if #parts > 0 then return self:reserve_under(line, now, skew, cost, max_wait, due) end
+    local wait = due + shift - now
+    if wait > (max_wait or LONGEST) then
+        return s, self:refused(false, line, now, wait, cost, max_wait), 0, false
+    end
+    local start, start_rest = later(tail, tail_rest, at, 0)
+    local width, width_rest = self:width(cost)
+    local after, after_rest = plus(start, start_rest, width, width_rest, q)
+    return {after, after_rest, due, generation, number, till, shift, book, parts},
+        {wait, due, shift, held and 1 or 0, cost, generation, number, start, start_rest,
+            tail, tail_rest, newest},
+        up(after, after_rest) + shift - now, true
+end
+
+function LeakyQueue:confirm(s, now, skew)
+    if not s then return {UNKNOWN, 0, 0, now} end
+    return {s[4], s[7], s[6], now}
+end
+
+function LeakyQueue:cancel(s, now, skew, grant)
+    self:check(grant)
+    local line = s and self:swept(s, math.max(now, s[6]) - s[7], skew)
+    if not line or line[4] ~= grant[1] or grant[4] == 0 then return s, 0, 0, false end
+    local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(line)
+    local at = math.max(now, till) - shift
+    local _, own, due, cost, start, start_rest, last, last_rest, back, back_rest, before, receipts =
+        unpack(grant)
+    book = opened(book)
+    if due < at or Gone.is_gone(book, own, due) then return s, 0, 0, false end
+    book = Gone.with_turn(book, own, due, at)
+    -- Whose settlement was not heard has no place any more.
+    local at_the_end = last == tail and last_rest == tail_rest and less(start, start_rest, last, last_rest)
+    local in_the_middle = less(start, start_rest, last, last_rest) and less(last, last_rest, tail, tail_rest)
+    if #parts == 0 then
+        local free = book[1]
+        if in_the_middle then
+            free = Gaps.given_back(free, start, start_rest, last, last_rest)
+        elseif at_the_end then
+            tail, tail_rest, free = Gaps.retracted(free, start, start_rest)
+            newest = math.min(newest, up(tail, tail_rest))
+        end
+        book = {free, unpack(book, 2)}
+        return self:kept({tail, tail_rest, newest, generation, number, till, shift, book, parts}, now, skew)
+    end
+    local left
+    if in_the_middle then
+        left = self.places:given_back(book,
+            {start, start_rest, last, last_rest, due, cost, back, back_rest, before, receipts})
+    end
+    if left then
+        book = left
+    else
+        parts = self.constraints:refund(parts, at, cost, receipts, shift, skew)
+        if at_the_end then
+            -- The tail retracts, over the free places that now end it too.
+            book, tail, tail_rest, newest, parts =
+                self.places:retracted(book, back, back_rest, before, parts, at, shift, skew)
+        end
+    end
+    return self:kept({tail, tail_rest, newest, generation, number, till, shift, book, parts}, now, skew)
+end
+
+function LeakyQueue:settle(s, now, skew, grant, actual, nonce)
+    self:check(grant)
+    whole("actual", actual, 0, 1e12)
+    whole("nonce", nonce, 0, LARGEST)
+    local line = s or self:cold(nonce)
+    local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(line)
+    local q = self.q
+    local at = math.max(now, till) - shift
+    book = opened(book)
+    local is_own = generation == grant[1]
+    local follows, cost = grant[2], grant[4]
+    if not is_own or Gone.is_gone(book, follows, grant[3]) then
+        -- Said again, unless the key is another by now: then it may be said for the first time.
+        local number_since, cost_since = Gone.last_word(book, grant[1], follows, nonce)
+        if number_since then follows, cost = number_since, cost_since end
+        local is_over = is_own and (not number_since or Gone.is_gone(book, follows, grant[3]))
+        if grant[1] < 0 or is_over or (not number_since and actual <= cost) then return s, 0, 0, false end
+    end
+    local extra = actual - cost
+    if extra == 0 or (extra < 0 and not is_own) then return s, extra == 0 and follows or 0, 0, false end
+    if extra > 0 then
+        -- What was used was used, whether or not the key is still the same.
+        parts = self.constraints:debit(parts, at, extra, grant[12], shift, skew)
+        if self.paced then
+            local owed, owed_rest = later(tail, tail_rest, at, 0)
+            local width, width_rest = self:width(extra)
+            owed, owed_rest = plus(owed, owed_rest, width, width_rest, q)
+            if owed >= END then owed, owed_rest = END, 0 end
+            tail, tail_rest = later(tail, tail_rest, owed, owed_rest)
+        end
+    else
+        parts = self.constraints:refund(parts, at, -extra, grant[12], shift, skew)
+        local last, last_rest = self:end_of(grant, actual)
+        if tail == grant[7] and tail_rest == grant[8] and less(last, last_rest, tail, tail_rest)
+            and follows == grant[2] then
+            tail, tail_rest = last, last_rest
+        end
+    end
+    if is_own then
+        book = Gone.with_turn(book, follows, grant[3], at)
+        number = number + 1
+        follows = number
+    end
+    book = Gone.with_word(book, grant[1], grant[2], follows, actual, nonce)
+    local after = {tail, tail_rest, newest, generation, number, till, shift, book, parts}
+    return after, follows, self:life(after, now, skew), true
+end
+
+-- Where a grant ends once it costs `actual`; never later, for what it costs more stands elsewhere.
+function LeakyQueue:end_of(grant, actual)
+    if not self.paced then return grant[7], grant[8] end
+    local width, width_rest = self:width(actual)
+    local last, last_rest = plus(grant[5], grant[6], width, width_rest, self.q)
+    if less(grant[7], grant[8], last, last_rest) then return grant[7], grant[8] end
+    return last, last_rest
+end
+
+function LeakyQueue:hold(s, now, skew, length, nonce)
+    whole("length", length, 1, LONGEST)
+    local line = s or self:cold(nonce)
+    local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(line)
+    local ends = now + length
+    if ends <= till then return s, till - now, 0, false end
+    -- What an idle queue could have sent at once it may not send when the hold ends.
+    local idle, idle_rest = self:spread(self.burst - 1)
+    idle = idle + math.max(now, till) - shift
+    tail, tail_rest = later(tail, tail_rest, idle, idle_rest)
+    shift = shift + ends - math.max(now, till)
+    local held = {tail, tail_rest, newest, generation, number, ends, shift, book, parts}
+    return held, length, self:life(held, now, skew), true
+end
+
+function LeakyQueue:resume(s, now, skew, notice)
+    whole("notice", notice, 0, LONGEST)
+    local ends = now + notice
+    if not s or s[6] <= ends then return s, s and math.max(0, s[6] - now) or 0, 0, false end
+    local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(s)
+    local freed =
+        {tail, tail_rest, newest, generation, number, ends, shift - (till - ends), book, parts}
+    return freed, notice, self:life(freed, now, skew), true
+end
+
+-- asked: of each who asks {cost, max_wait, nonce}. further: {how many, their span, a nonce}. The answer is
+-- how the key stands, {generation, shift, until, now}, the latest number, and the answers; of an admitted call
+-- without what is said by then: {wait, due, cost, start, start_rest, …}.
+function LeakyQueue:reserve_many(s, now, skew, asked, further)
+    if type(asked) ~= "table" or type(further) ~= "table" then error("shapekit: turns for nobody", 0) end
+    local most, span = whole("most", further[1], 0, 1e12), whole("span", further[2], 0, LONGEST)
+    local answers, life, persist, within = {}, 0, false, false
+    local function take(cost, max_wait, nonce)
+        local after, answer, lives, is_taken = self:reserve(s, now, skew, cost, max_wait, nonce)
+        if not is_taken then return answer, false end
+        s, life, persist = after, lives, true
+        return {answer[1], answer[2], answer[5], unpack(answer, 8)}, true
+    end
+    for index, one in ipairs(asked) do answers[index] = take(unpack(one, 1, 3)) end
+    for _ = 1, most do
+        local answer, is_taken = take(1, within, further[3])
+        if not is_taken then break end
+        answers[#answers + 1] = answer
+        within = within or answer[1] + span
+    end
+    return s, {self:confirm(s, now, skew), s and s[5] or 0, answers}, life, persist
+end
+
+function LeakyQueue:cancel_many(s, now, skew, grants)
+    if type(grants) ~= "table" then error("shapekit: turns of nobody", 0) end
+    local count, life, persist = 0, 0, false
+    for index = #grants, 1, -1 do
+        local after, is_back, lives, keeps = self:cancel(s, now, skew, grants[index])
+        if is_back == 0 then after, is_back, lives, keeps = self:settle(s, now, skew, grants[index], 0, 0) end
+        if keeps then s, life, persist = after, lives, true end
+        if is_back > 0 then count = count + 1 end
+    end
+    return s, count, life, persist
+end
+
+-- inside
+
+function LeakyQueue:reserve_under(line, now, skew, cost, max_wait, on_grid)
+    local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(line)
+    local due, spent = self.constraints:departure(parts, math.max(on_grid, newest), cost, shift, skew)
+    local wait = due + shift - now
+    if (spent and not max_wait) or wait > (max_wait or LONGEST) then
+        return line, self:refused(spent, line, now, wait, cost, max_wait), 0, false
+    end
+    local at = math.max(now, till) - shift
+    local start, start_rest = later(tail, tail_rest, due > on_grid and due or at, 0)
+    local width, width_rest = self:width(cost)
+    local after, after_rest = plus(start, start_rest, width, width_rest, self.q)
+    number = number + 1
+    local charged, receipts, life = self.constraints:charge(parts, at, due, cost, shift, skew)
+    return {after, after_rest, due, generation, number, till, shift, book, charged},
+        {wait, due, shift, till > now and 1 or 0, cost, generation, number, start, start_rest,
+            tail, tail_rest, newest, receipts},
+        math.max(up(after, after_rest), at + life) + shift - now, true
+end
+
+function LeakyQueue:cold(nonce)
+    return {0, 0, 0, whole("nonce", nonce, 0, LARGEST), 0, 0, 0, {}, self.constraints.cold}
+end
+
+-- T * cost
+function LeakyQueue:spread(cost)
+    local units, rest = Exact.part(cost, self.p_rest, self.q)
+    return self.p * cost + units, rest
+end
+
+function LeakyQueue:width(cost)
+    return self:spread(self.paced and cost or 1)
+end
+
+function LeakyQueue:refused(spent, line, now, wait, cost, max_wait)
+    local shift, told = line[7], spent
+    if spent then
+        told[5], told[6] = spent[5] + shift, wait
+    else
+        local full = up(line[1], line[2]) + shift
+        told = {0, self.burst, self.burst, 0, full, wait - (max_wait or LONGEST), false, false}
+    end
+    return {wait, now, line[6] > now and 1 or 0, cost, told}
+end
+
+-- Without the places that time has passed; what they were charged is given back.
+function LeakyQueue:swept(line, at, skew)
+    local book, parts = line[8], line[9]
+    if not has_free(book) then return line end
+    if #parts > 0 then
+        book, parts = self.places:swept(book, parts, at, line[7], skew)
+    else
+        book = {Gaps.after(book[1], at), unpack(book, 2)}
+    end
+    return {line[1], line[2], line[3], line[4], line[5], line[6], line[7], book, parts}
+end
+
+-- Gives a newcomer what somebody has left who has gone; nothing if nothing suits.
+function LeakyQueue:moved_in(line, now, skew, at, cost, max_wait)
+    local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(line)
+    local q = self.q
+    local held = till > now and 1 or 0
+    local due, answer
+    number = number + 1
+    if #parts > 0 then
+        local place, left = self.places:first(book, cost)
+        if not place then return nil end
+        local start, start_rest, last, last_rest, leaves, units, back, back_rest, before, receipts =
+            unpack(place)
+        due, book = leaves, left
+        parts = self.constraints:refund(parts, at, units - cost, receipts, shift, skew)
+        answer = {due + shift - now, due, shift, held, cost, generation, number, start, start_rest,
+            back, back_rest, before, receipts, last, last_rest}
+    else
+        local width, width_rest = self:width(cost)
+        -- What begins in this very microsecond has not passed.
+        local soonest, soonest_rest = at - 1, 1
+        if q == 1 then soonest, soonest_rest = at, 0 end
+        local index, start, start_rest = Gaps.room(book[1], soonest, soonest_rest, width, width_rest, q)
+        if not index then return nil end
+        local last, last_rest = plus(start, start_rest, width, width_rest, q)
+        local leap, leap_rest = self:spread(math.max(0, self.burst - cost))
+        due = math.max(at, up(minus(start, start_rest, leap, leap_rest, q)))
+        book = {Gaps.taken(book[1], index, last, last_rest), unpack(book, 2)}
+        answer = {due + shift - now, due, shift, held, cost, generation, number, start, start_rest,
+            start, start_rest, newest}
+    end
+    if answer[1] > (max_wait or LONGEST) then
+        return line, self:refused(false, line, now, answer[1], cost, max_wait), 0, false
+    end
+    local after = {tail, tail_rest, newest, generation, number, till, shift, book, parts}
+    return after, answer, self:life(after, now, skew), true
+end
+
+function LeakyQueue:check(grant)
+    local most = {LARGEST, LARGEST, LARGEST, 1e12, LARGEST, self.q - 1, LARGEST, self.q - 1,
+        LARGEST, self.q - 1, LARGEST}
+    for index, bound in ipairs(most) do
+        whole("grant", grant[index], index == 1 and UNKNOWN or 0, bound)
+    end
+    if type(grant[12]) ~= "table" then error("shapekit: a grant without receipts", 0) end
+end
+
+function LeakyQueue:kept(line, now, skew)
+    return line, 1, self:life(line, now, skew), true
+end
+
+-- How long the line differs from a cold one.
+function LeakyQueue:life(line, now, skew)
+    local till, shift = line[6], line[7]
+    local at = math.max(now, till) - shift
+    local ends = math.max(up(line[1], line[2]), self.constraints:full_at(line[9], at, shift, skew))
+    return math.max(0, ends + shift - now, till - now)
+end
+
+end

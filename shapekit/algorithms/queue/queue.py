@@ -1,0 +1,588 @@
+"""LeakyQueue: the leaky bucket that delays. Asked "when?", it commits a departure.
+
+A paced queue is a grid. A call of cost c occupies c intervals T of it, one call after the other, and
+leaves at the start of what it occupies, or up to `burst - c` intervals earlier. So for any two calls
+`t_j - t_i >= (cost(i..j) - max(burst, cost_j)) * T`, to the microsecond that instants are rounded up
+to, and a queue that never runs dry keeps the rate exactly, however long it is. Other limits
+(constraints) may move the departure; all of them are decided at that instant, and committed together.
+
+Everything here happens on the queue's own time, which stands still while the queue is held: `time =
+max(now, until) - shift`, where `shift` is all the time it was ever held. A hold thereby delays every
+call that waits, and every limit's memory of past calls, by its own length, in order and without a burst.
+
+A reservation that is given back at the tail retracts the tail. In the middle it leaves a place for the
+next newcomer: nobody is delayed, nobody moves. Under constraints a place is taken as it is, departure
+and charges included (places.py). Without them the grid is all there is, and places that touch become one
+gap (gaps.py). Every reservation has a number, and a slot that was given back or settled has none any more
+(gone.py): so whatever is said again does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any, ClassVar, TypeAlias
+
+from shapekit.algorithms.base import Algorithm, slowed
+from shapekit.algorithms.gcra import interval
+from shapekit.algorithms.operation import NOWHERE, Look, Moment, Operation, Side, Undo, side_of
+from shapekit.algorithms.queue import gaps, gone
+from shapekit.algorithms.queue.constraints import Constraints, States, burst_of, part_below, unpaced
+from shapekit.algorithms.queue.many_turns import ManyTurns
+from shapekit.algorithms.queue.slots import NONE, Asked, Grant, Granted, Places
+from shapekit.decision import Decision
+from shapekit.rate import MAX_COUNT, MAX_SPAN_US, Rate, one_of
+
+PACES = ("smooth", "burst")
+_UNPACED = (1, 1024)
+"""The grid of a queue without a paced rate: so fine that it only tells the calls apart."""
+_HOWEVER_LONG_US = 2**64
+_END_US = 2**52
+"""Where a debt is cut: a double has to hold all that is added to it."""
+UNKNOWN = -1
+
+Book: TypeAlias = tuple[()] | tuple[Any, gone.Gone]
+"""What is free (gaps, or places under constraints), and who is gone; empty where nothing ever was."""
+Line: TypeAlias = tuple[int, int, int, int, int, int, Book, States]
+"""tail (in 1/q µs), newest departure, generation, the number of the latest turn, held until, shift, what was
+given back, constraints."""
+
+
+class LeakyQueue(ManyTurns):
+    """What one shaper promises: rates, a burst, a pace, and further constraints."""
+
+    kind: ClassVar[str] = "leaky_queue"
+    adapts: ClassVar[bool] = False
+    """Whether the rate is found, and not given."""
+
+    fields: ClassVar[tuple[str, ...]] = ("rates", "burst", "pace", "gates", "headroom")
+    __slots__ = (*fields, "constraints", "civil", "max_cost", "places", "_p", "q", "_paced")
+
+    rates: tuple[Rate, ...]
+    burst: int
+    pace: str
+    gates: tuple[Algorithm[Any], ...]
+    headroom: Fraction
+    constraints: Constraints
+    civil: bool
+    max_cost: int
+    places: Places
+    _p: int
+    q: int
+    _paced: bool
+
+    def __init__(
+        self,
+        rates: Sequence[Rate],
+        burst: int | None,
+        pace: str,
+        gates: Sequence[Algorithm[Any]],
+        headroom: float = 0.0,
+    ) -> None:
+        one_of("pace", pace, PACES)
+        paced = min(rates, key=lambda rate: rate.period_us, default=None) if pace == "smooth" else None
+        others = [rate for rate in rates if rate is not paced]
+        part = part_below(headroom)
+        constraints = Constraints([*(unpaced(rate, part) for rate in others), *gates])
+        p, q = _UNPACED if paced is None else interval(slowed(paced, part))
+        most = min(MAX_COUNT, MAX_SPAN_US * q // p)
+        burst = burst_of(paced, burst, most)
+        self._fill(
+            rates=tuple(rates),
+            burst=burst,
+            pace=pace,
+            gates=tuple(gates),
+            headroom=1 - part,
+            constraints=constraints,
+            civil=constraints.civil,
+            max_cost=constraints.max_cost(most),
+            places=Places(constraints, p, p * (burst - 1), q, paced=paced is not None),
+            _p=p,
+            q=q,
+            _paced=paced is not None,
+        )
+
+    # reserving
+
+    def reserve(
+        self, state: Line | None, now: int, asked: Asked, skew: int = 0
+    ) -> tuple[Line | None, Granted, int, bool]:
+        """Take the earliest departure that is at most `max_wait` away, or refuse and change nothing.
+
+        Without a `max_wait` an exhausted quota refuses; with one, it is waited for like anything.
+        """
+        cost, max_wait, nonce = asked
+        line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
+        tail, newest, generation, number, until, shift, book, parts = line
+        held = until > now
+        at = (until if held else now) - shift
+        if book and any(book[0]):
+            line = self._swept(line, at, skew)
+            _, _, _, _, _, _, book, parts = line
+            moved = self._moved_in(line, now, asked, skew)
+            if moved is not None:
+                return moved
+        number += 1
+        q, width = self.q, self._p * cost
+        time = at if q == 1 else at * q
+        undo = (tail, newest)
+        if tail <= time and not parts and not held:
+            # Nobody waits: written out, for this is the path of every call that leaves at once.
+            after = time + width
+            return (
+                (after, at, generation, number, until, shift, book, parts),
+                (True, 0, now, False, None, cost, generation, number, time, after, at, undo, ()),
+                -(-width // q),
+                True,
+            )
+        ready = tail if cost >= self.burst else tail - self._p * (self.burst - cost)
+        due = at if ready <= time or not self._paced else -(-ready // q)
+        if parts:
+            return self._reserve_under(line, now, asked, skew, due)
+        wait = due + shift - now
+        if max_wait is not None and wait > max_wait:
+            return state, self._refused(None, line, now, wait, asked), 0, False
+        start = tail if tail > time else time
+        after = start + width
+        return (
+            (after, due, generation, number, until, shift, book, parts),
+            (True, wait, due + shift, held, None, cost, generation, number, start, after, due, undo, ()),
+            (after if q == 1 else -(-after // q)) + shift - now,
+            True,
+        )
+
+    def confirm(self, state: Line | None, now: int, skew: int = 0) -> tuple[int, int, int, int]:
+        """How the key stands: its generation, shift, until when it is held, and what time it is.
+
+        Whoever has a grant of that generation departs at `max(due + shift, until)`. A cold key has
+        none, UNKNOWN: what was promised then still stands, and nothing else.
+        """
+        if state is None:
+            return UNKNOWN, 0, 0, now
+        return state[2], state[5], state[4], now
+
+    def cancel(
+        self, state: Line | None, now: int, grant: Grant, skew: int = 0
+    ) -> tuple[Line | None, bool, int, bool]:
+        """Give back a place that has not been used; late or again, this does nothing."""
+        line = None if state is None else self._swept(state, max(now, state[4]) - state[5], skew)
+        if line is None or line[2] != grant.generation or not grant.cost:
+            return state, False, 0, False
+        tail, newest, generation, number, until, shift, book, parts = line
+        at = max(now, until) - shift
+        free, before = _opened(book, parts)
+        left, ahead = gone.with_turn(before, grant.version, grant.due_us, at), (shift, skew)
+        if grant.due_us < at or left is None:
+            return state, False, 0, False
+        stands = grant.start < grant.end <= tail  # Whose settlement was not heard has no place any more.
+        if not parts:
+            if stands and grant.end < tail:
+                free = gaps.given_back(free, grant.start, grant.end)
+            elif stands:
+                tail, free = gaps.retracted(free, grant.start)
+                newest = min(newest, -(-tail // self.q))
+        elif stands and grant.end < tail and (kept := self.places.given_back(free, grant)) is not None:
+            free = kept
+        else:
+            parts = self.constraints.refund(parts, at, grant.cost, grant.receipts, ahead)
+            if stands and grant.end == tail:
+                # The tail retracts, over the free places that now end it too.
+                free, (tail, newest), parts = self.places.retracted(free, grant.undo, parts, at, ahead)
+        after = (tail, newest, generation, number, until, shift, (free, left), parts)
+        return after, True, self._life(after, now, skew), True
+
+    def settle(
+        self, state: Line | None, now: int, asked: tuple[Grant, int, int], skew: int = 0
+    ) -> tuple[Line | None, int, int, bool]:
+        """Make a call cost what it turned out to cost: charge the difference, or give it back.
+
+        Returns the number that the slot goes on with, for what is said of it next; 0 if nothing can be done.
+        """
+        grant, actual, nonce = asked
+        line: Line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
+        tail, newest, generation, number, until, shift, book, parts = line
+        at = max(now, until) - shift
+        free, left = _opened(book, parts)
+        is_own = generation == grant.generation
+        follows, cost = grant.version, grant.cost
+        if not is_own or gone.is_gone(left, follows, grant.due_us):
+            # Said again, unless the key is another by now: then it may be said for the first time.
+            word = gone.last_word(left, grant.generation, follows, nonce)
+            if word is not None:
+                follows, cost = word
+            is_over = is_own and (word is None or gone.is_gone(left, follows, grant.due_us))
+            if grant.generation < 0 or is_over or (word is None and actual <= cost):
+                return state, 0, 0, False
+        extra = actual - cost
+        if extra == 0 or (extra < 0 and not is_own):
+            return state, 0 if extra else follows, 0, False
+        if extra > 0:
+            # What was used was used, whether or not the key is still the same.
+            parts = self.constraints.debit(parts, at, extra, grant.receipts, (shift, skew))
+            if self._paced:
+                owed = max(tail, at * self.q) + self._p * extra
+                tail = max(tail, min(owed, _END_US * self.q))
+        else:
+            parts = self.constraints.refund(parts, at, -extra, grant.receipts, (shift, skew))
+            end = self.end_of(grant, actual)
+            if tail == grant.end > end and follows == grant.version:
+                tail = end
+        if is_own:
+            left, number = gone.with_turn(left, follows, grant.due_us, at) or left, number + 1
+            follows = number
+        left = gone.with_word(left, (grant.generation, grant.version, follows, actual, nonce))
+        after = (tail, newest, generation, number, until, shift, (free, left), parts)
+        return after, follows, self._life(after, now, skew), True
+
+    def end_of(self, grant: Grant, actual: int) -> int:
+        """Where a grant ends once it costs `actual`; never later, for what it costs more stands elsewhere."""
+        return min(grant.end, grant.start + self._p * actual) if self._paced else grant.end
+
+    # holding
+
+    def hold(
+        self, state: Line | None, now: int, length: int, nonce: int, skew: int = 0
+    ) -> tuple[Line, int, int, bool]:
+        """Nobody leaves before `now + length`; a longer hold in place stays. Returns its length from now."""
+        line: Line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
+        tail, newest, generation, number, until, shift, book, parts = line
+        end = now + length
+        if end <= until:
+            return line, until - now, 0, False
+        # What an idle queue could have sent at once it may not send when the hold ends.
+        idle = (max(now, until) - shift) * self.q + self._p * (self.burst - 1)
+        shift += end - max(now, until)
+        held = (max(tail, idle), newest, generation, number, end, shift, book, parts)
+        return held, length, self._life(held, now, skew), True
+
+    def resume(
+        self, state: Line | None, now: int, notice: int, skew: int = 0
+    ) -> tuple[Line | None, int, int, bool]:
+        """End a hold `notice` from now, if it would last longer. Returns its length from now."""
+        if state is None or state[4] <= now + notice:
+            return state, 0 if state is None else max(0, state[4] - now), 0, False
+        tail, newest, generation, number, until, shift, book, parts = state
+        end = now + notice
+        freed = (tail, newest, generation, number, end, shift - (until - end), book, parts)
+        return freed, notice, self._life(freed, now, skew), True
+
+    # looking
+
+    def look(self, state: Line | None, now: int, skew: int = 0) -> tuple[Line | None, int, int]:
+        """The state itself with its time, for whoever wants to play it on."""
+        return state, now, skew
+
+    def outlook(self, state: Line | None, now: int, calls: int, cost: int, skew: int) -> tuple[int, int]:
+        """How long until the first and the last of `calls` more calls would have left."""
+        waits: list[int] = []
+        after = state
+        before = -1
+        while len(waits) < calls:
+            if waits and after is not None and not self.constraints and after[0] > before:
+                # No gap was wide enough. From here on it is a plain grid.
+                last = after[0] + self._p * (cost * (calls - len(waits)) - max(self.burst, cost))
+                waits.append(max(0, -(-last // self.q) + after[5] - now))
+                break
+            before = -1 if after is None else after[0]
+            after, granted, _, _ = self.reserve(after, now, (cost, _HOWEVER_LONG_US, 0), skew)
+            waits.append(granted[1])
+        return waits[0], max(waits)
+
+    def decision(self, granted: Granted) -> Decision:
+        """An answer to a reservation in the words of a gate: what is used and left of the burst."""
+        if granted[4] is not None:
+            return granted[4]
+        _, wait, departs_at, _, _, _, _, _, _, after, due, _, _ = granted
+        now = departs_at - wait
+        drained = (now - departs_at + due) * self.q
+        current = max(0, -((drained - after) // self._width(1)))
+        full = -(-after // self.q) + departs_at - due
+        return Decision(True, self.burst, current, max(0, self.burst - current), full, 0, delay_us=wait)
+
+    def adopt(self, state: Line, writer: Any, now: int, skew: int = 0) -> Line:
+        """A line that a queue with other numbers left: its tail and hold go on, its grants are void."""
+        tail, newest, generation, _, until, shift, _, parts = state
+        position = -(-tail * self.q // writer.q)
+        at = max(now, until) - shift
+        kept = self.constraints.adopt(parts, writer.constraints, at, (shift, skew))
+        return position, newest, generation + 1, 0, until, shift, (), kept
+
+    # inside
+
+    def _reserve_under(
+        self, line: Line, now: int, asked: Asked, skew: int, on_grid: int
+    ) -> tuple[Line, Granted, int, bool]:
+        """`reserve`, where constraints may move the departure from where the grid has it."""
+        cost, max_wait, _ = asked
+        tail, newest, generation, number, until, shift, book, parts = line
+        held = until > now
+        due, spent = self.constraints.departure(parts, max(on_grid, newest), cost, (shift, skew))
+        wait = due + shift - now
+        if (spent is not None) if max_wait is None else wait > max_wait:
+            return line, self._refused(spent, line, now, wait, asked), 0, False
+        at = max(now, until) - shift
+        anchor = due if due > on_grid else at
+        start = max(tail, anchor * self.q)
+        after = start + self._width(cost)
+        parts, receipts, life = self.constraints.charge(parts, at, due, cost, (shift, skew))
+        ends = max(-(-after // self.q), at + life)
+        undo = (tail, newest)
+        number += 1
+        line = (after, due, generation, number, until, shift, book, parts)
+        granted = (True, wait, due + shift, held, None, cost, generation, number, start, after, due)
+        return line, (*granted, undo, receipts), ends + shift - now, True
+
+    def _width(self, cost: int) -> int:
+        return self._p * cost if self._paced else 1
+
+    def _refused(self, spent: Decision | None, line: Line, now: int, wait: int, asked: Asked) -> Grant:
+        cost, max_wait, _ = asked
+        tail, until, shift = line[0], line[4], line[5]
+        if spent is not None:
+            told = spent._replace(retry_after_us=wait, reset_at_us=spent.reset_at_us + shift)
+        else:
+            full = -(-tail // self.q) + shift
+            told = Decision(False, self.burst, self.burst, 0, full, wait - (max_wait or 0))
+        return Grant(False, wait, now + wait, until > now, told, cost, 0, 0, 0, 0, 0, (0, 0), ())
+
+    def _swept(self, line: Line, at: int, skew: int) -> Line:
+        """Without the places that time has passed; what they were charged is given back."""
+        tail, newest, generation, number, until, shift, book, parts = line
+        if not book or not any(book[0]):
+            return line
+        free, left = book
+        if parts:
+            free, parts = self.places.swept(free, parts, at, (shift, skew))
+        else:
+            free = gaps.after(free, at * self.q)
+        return tail, newest, generation, number, until, shift, (free, left), parts
+
+    def _moved_in(
+        self, line: Line, now: int, asked: Asked, skew: int
+    ) -> tuple[Line, Granted, int, bool] | None:
+        """Give a newcomer what somebody has left who has gone; None if nothing suits."""
+        cost, max_wait, _ = asked
+        tail, newest, generation, number, until, shift, book, parts = line
+        p, q = self._p, self.q
+        at = max(now, until) - shift
+        free, left = _opened(book, parts)
+        if parts:
+            given = self.places.first(free, cost)
+            if given is None:
+                return None
+            free, (start, end, due, units, undo, receipts) = given
+            parts = self.constraints.refund(parts, at, units - cost, receipts, (shift, skew))
+        else:
+            # What begins in this very microsecond has not passed.
+            found = gaps.room(free, (at - 1) * q + 1, p * cost)
+            if found is None:
+                return None
+            start, end = found, found + p * cost
+            due = max(at, -(-(start - p * max(0, self.burst - cost)) // q))
+            free, undo, receipts = gaps.taken(free, start, end), (start, newest), ()
+        wait = due + shift - now
+        if max_wait is not None and wait > max_wait:
+            return line, self._refused(None, line, now, wait, asked), 0, False
+        number += 1
+        after = (tail, newest, generation, number, until, shift, (free, left), parts)
+        granted = (True, wait, due + shift, until > now, None, cost, generation, number, start, end, due)
+        return after, (*granted, undo, receipts), self._life(after, now, skew), True
+
+    def _life(self, line: Line, now: int, skew: int) -> int:
+        """How long the line differs from a cold one."""
+        tail, _, _, _, until, shift, _, parts = line
+        at = max(now, until) - shift
+        ends = max(-(-tail // self.q), self.constraints.full_at(parts, at, (shift, skew)))
+        return max(0, ends + shift - now, until - now)
+
+
+def _opened(book: Book, parts: States) -> tuple[Any, gone.Gone]:
+    return book or (NONE if parts else (), gone.NONE)
+
+
+def refused(program: LeakyQueue, cost: int, at: Moment) -> Grant:
+    """The refusal of a queue whose store is gone."""
+    told = Decision(False, program.burst, program.burst, 0, at.instant + at.wait_us, at.wait_us)
+    return Grant(False, at.wait_us, at.instant + at.wait_us, False, told, cost, 0, 0, 0, 0, 0, (0, 0), ())
+
+
+def _nowhere(granted: Granted) -> Granted:
+    """A grant that nobody took."""
+    return (*granted[:6], NOWHERE, *granted[7:])
+
+
+def _locally(granted: Granted, asked: LeakyQueue, local: LeakyQueue) -> Granted:
+    """A local grant for the outside, where its end is read in the units of the queue that was asked."""
+    if not granted[0]:
+        return granted
+    end, receipts = granted[9], granted[12]
+    shown = -(-end * asked.q // local.q)
+    return (*granted[:6], -2 - granted[6], *granted[7:9], shown, *granted[10:12], (end, *receipts))
+
+
+def _taken_back(grant: Grant) -> Grant:
+    """`_locally`, undone."""
+    kept: tuple[Any, ...] = grant.receipts
+    return grant._replace(generation=-2 - grant.generation, end=kept[0], receipts=kept[1:])
+
+
+def _standing_locally(standing: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """How a key stands locally, for the outside: it concerns those alone who were given slots there."""
+    # UNKNOWN stays what it is.
+    return (-2 - standing[0], *standing[1:])
+
+
+class _Reserve(Operation):
+    name = "reserve"
+
+    def sent(self, program: Any, args: tuple[Any, ...]) -> Sequence[Any]:
+        asked: Asked = args[0]
+        return asked
+
+    def received(self, program: LeakyQueue, sent: Any) -> Granted:
+        return program.granted_received(sent)
+
+    def undone(self, args: tuple[Any, ...], answer: Granted) -> tuple[Undo, ...]:
+        # A slot whose instant has passed, as one for now has by the time anybody hears of it, cannot be
+        # cancelled; but its call never leaves, so it has cost nothing, which changes nothing where it was.
+        grant, (_, _, nonce) = Grant(*answer), args[0]
+        return ((CANCEL, (grant,)), (SETTLE, ((grant, 0, nonce),))) if grant.accepted else ()
+
+    def cost(self, args: tuple[Any, ...]) -> int:
+        cost: int = args[0][0]
+        return cost
+
+    def opened(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Granted:
+        return _nowhere(program.reserve(None, at.instant, args[0], at.skew)[1])
+
+    def closed(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Grant:
+        return refused(program, self.cost(args), at)
+
+    def given(self, program: LeakyQueue, part: LeakyQueue, answer: Granted) -> Granted:
+        return _locally(answer, program, part)
+
+
+class _ReserveMany(Operation):
+    name = "reserve_many"
+
+    def received(self, program: LeakyQueue, sent: Any) -> Any:
+        return program.many_received(sent)
+
+    def undone(self, args: tuple[Any, ...], answer: Any) -> tuple[Undo, ...]:
+        taken = tuple(Grant(*granted) for granted in answer[1] if granted[0])
+        return ((CANCEL_MANY, (taken,)),) if taken else ()
+
+    def opened(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Any:
+        return (UNKNOWN, 0, 0, at.instant), tuple(RESERVE.opened(program, at, (asked,)) for asked in args[0])
+
+    def closed(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Any:
+        return (UNKNOWN, 0, 0, at.instant), tuple(refused(program, asked[0], at) for asked in args[0])
+
+    def locally(
+        self, apply: Callable[..., Any], program: Any, part: Any, refuse: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        def answer(key: Any, asked: Sequence[Asked], further: Any) -> Any:
+            fitting = [one for one in asked if one[0] <= part.max_cost]
+            standing, granted = self.given(program, part, apply(key, fitting, further))
+            _, none = refuse(key, asked, further)
+            ours = iter(granted)
+            told = [
+                next(ours) if one[0] <= part.max_cost else no for one, no in zip(asked, none, strict=True)
+            ]
+            return standing, (*told, *ours)
+
+        return answer
+
+    def given(self, program: LeakyQueue, part: LeakyQueue, answer: Any) -> Any:
+        standing, granted = answer
+        return _standing_locally(standing), tuple(_locally(one, program, part) for one in granted)
+
+
+class _Confirm(Operation):
+    name = "confirm"
+    is_read = True
+    probes = False
+    needs_store = False
+
+    def opened(self, program: Any, at: Moment, args: tuple[Any, ...]) -> tuple[int, int, int, int]:
+        return UNKNOWN, 0, 0, at.instant
+
+    closed = opened
+
+    def given(self, program: Any, part: Any, answer: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+        return _standing_locally(answer)
+
+
+class _Cancel(Operation):
+    name = "cancel"
+    follows = True
+    nothing = False
+
+    def sent(self, program: LeakyQueue, args: tuple[Any, ...]) -> Sequence[Any]:
+        return (program.grant_sent(args[0]),)
+
+    def received(self, program: Any, sent: Any) -> bool:
+        return bool(sent)
+
+    def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
+        (grant,) = args
+        side = side_of(grant.generation)
+        return side, ((_taken_back(grant),) if side is Side.LOCAL else args)
+
+
+class _CancelMany(Operation):
+    name = "cancel_many"
+    follows = True
+    nothing = 0
+
+    def sent(self, program: LeakyQueue, args: tuple[Any, ...]) -> Sequence[Any]:
+        return ([program.grant_sent(grant) for grant in args[0]],)
+
+    def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
+        (grants,) = args
+        # They were taken together, or they would not be given back together.
+        side = side_of(grants[0].generation) if grants else Side.PRIMARY
+        return side, ((tuple(map(_taken_back, grants)),) if side is Side.LOCAL else args)
+
+
+class _Settle(Operation):
+    name = "settle"
+    follows = True
+    nothing = 0
+
+    def sent(self, program: LeakyQueue, args: tuple[Any, ...]) -> Sequence[Any]:
+        grant, *rest = args[0]
+        return (program.grant_sent(grant), *rest)
+
+    def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
+        ((grant, *rest),) = args
+        side = side_of(grant.generation)
+        return side, (((_taken_back(grant), *rest),) if side is Side.LOCAL else args)
+
+
+class _Hold(Operation):
+    name = "hold"
+
+    def opened(self, program: Any, at: Moment, args: tuple[Any, ...]) -> int:
+        return 0
+
+    closed = opened
+
+
+class _Resume(_Hold):
+    name = "resume"
+
+
+class _Look(Look):
+    def closed(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Any:
+        return program.hold(None, at.instant, at.wait_us, 0, at.skew)[0], at.instant, at.skew
+
+    def given(self, program: LeakyQueue, part: LeakyQueue, answer: Any) -> Any:
+        """A local line in the units of the queue that was asked."""
+        state, now, skew = answer
+        return None if state is None else program.adopt(state, part, now, skew), now, skew
+
+
+RESERVE, CONFIRM, CANCEL, SETTLE = _Reserve(), _Confirm(), _Cancel(), _Settle()
+RESERVE_MANY, CANCEL_MANY = _ReserveMany(), _CancelMany()
+HOLD, RESUME, LOOK = _Hold(), _Resume(), _Look()

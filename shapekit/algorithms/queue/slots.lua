@@ -1,0 +1,249 @@
+-- needs exact rows queue/constraints
+-- The twin of slots.py: same names, same steps. It works on the book of a line, {rows, other places, …}. A
+-- row has {start, start_rest, count, due, the tail, its rest and the newest departure before it, how far time
+-- was ahead}, the last two of these with 2^52 added. A place is {start, start_rest, end, end_rest, due, cost,
+-- the tail, its rest and the newest departure before it, receipts}.
+
+local Places = {}
+Places.__index = Places
+
+do
+
+local plus, minus, less, up = Exact.plus, Exact.minus, Exact.less, Exact.up
+local floor = math.floor
+local MOST, ROW, PLACE = 65536, 9, 10
+local FAR = 2^52
+
+-- The slot and the lead as whole and rest.
+function Places.new(constraints, slot, slot_rest, lead, lead_rest, q, paced)
+    if not paced then slot, slot_rest = 0, 1 end
+    return setmetatable({
+        constraints = constraints,
+        slot = slot,
+        slot_rest = slot_rest,
+        lead = lead,
+        lead_rest = lead_rest,
+        q = q,
+        paced = paced,
+        left = 4 * MOST,
+    }, Places)
+end
+
+local function row_at(book, index)
+    local row = Rows.row(book[1], ROW, index)
+    row[8], row[9] = row[8] - FAR, row[9] - FAR
+    return row
+end
+
+local function text_of(row)
+    return Rows.text(row[1], row[2], row[3], row[4], row[5], row[6], row[7], row[8] + FAR, row[9] + FAR)
+end
+
+local function changed(book, rows, singles)
+    return {rows, singles, book[3], book[4], book[5]}
+end
+
+local function without(list, index)
+    local kept = {}
+    for place, item in ipairs(list) do
+        if place ~= index then kept[#kept + 1] = item end
+    end
+    return kept
+end
+
+-- Whether a place begins before another, or there and ends before it.
+local function precedes(one, other)
+    for index = 1, 4 do
+        if one[index] ~= other[index] then return one[index] < other[index] end
+    end
+    return false
+end
+
+-- The book with one place more; nil if there are too many.
+function Places:given_back(book, place)
+    local aligned, civil = self:offsets(place)
+    if not aligned then
+        local kept, placed = {}, false
+        if #book[2] >= MOST then return nil end
+        for _, old in ipairs(book[2]) do
+            if not placed and not precedes(old, place) then
+                kept[#kept + 1], placed = place, true
+            end
+            kept[#kept + 1] = old
+        end
+        if not placed then kept[#kept + 1] = place end
+        return changed(book, book[1], kept)
+    end
+    local rows, due, receipts = book[1], place[5], place[10]
+    local count = Rows.count(rows, ROW)
+    local left = Rows.preceding(rows, ROW, place[1], place[2])
+    local right, before, after = left, nil, nil
+    if left > 0 then before = row_at(book, left) end
+    if left < count then after = row_at(book, left + 1) end
+    local near = before or (after and row_at(book, 1))
+    if near and self.constraints:are_alike(due, receipts, near[8], near[9]) then
+        aligned, civil = near[8], near[9]
+    end
+    local row = {place[1], place[2], 1, due, place[7], place[8], place[9], aligned, civil}
+    local joined = before and self:joined(before, row)
+    if joined then left, row = left - 1, joined end
+    joined = after and self:joined(row, after)
+    if joined then right, row = right + 1, joined end
+    local kept = Rows.replaced(rows, ROW, left + 1, right, text_of(row))
+    if Rows.count(kept, ROW) > MOST then return nil end
+    return changed(book, kept, book[2])
+end
+
+-- The first place that bears such a cost, and the book without it.
+function Places:first(book, cost)
+    local rows, singles, found = book[1], book[2], nil
+    for index, place in ipairs(singles) do
+        if not found and place[6] >= cost then found = index end
+    end
+    if cost == 1 and rows ~= "" then
+        local row = row_at(book, 1)
+        local single = found and singles[found]
+        if not single or less(row[1], row[2], single[1], single[2]) then
+            local rest = row[3] > 1 and text_of(self:rest(row, 1)) or ""
+            local last, last_rest = plus(row[1], row[2], self.slot, self.slot_rest, self.q)
+            local receipts = self.constraints:receipts_at(row[4], row[8], row[9])
+            return {row[1], row[2], last, last_rest, row[4], 1, row[5], row[6], row[7], receipts},
+                changed(book, Rows.replaced(rows, ROW, 1, 1, rest), singles)
+        end
+    end
+    if not found then return nil end
+    return singles[found], changed(book, rows, without(singles, found))
+end
+
+-- Over the places that end the line at this tail: the book, the tail and the newest departure before them,
+-- and the limits without what they were charged.
+function Places:retracted(book, tail, tail_rest, newest, parts, at, shift, skew)
+    local rows, singles = book[1], book[2]
+    while true do
+        local count, last = Rows.count(rows, ROW), singles[#singles]
+        local row = count > 0 and row_at({rows}, count)
+        local ends, ends_rest
+        if row then ends, ends_rest = self:start_of(row, row[3]) end
+        if row and ends == tail and ends_rest == tail_rest then
+            rows = Rows.replaced(rows, ROW, count, count, "")
+            tail, tail_rest, newest = row[5], row[6], row[7]
+            parts = self:refunded(parts, row, row[3], at, shift, skew)
+        elseif last and last[3] == tail and last[4] == tail_rest then
+            singles = without(singles, #singles)
+            tail, tail_rest, newest = last[7], last[8], last[9]
+            parts = self.constraints:refund_last(parts, at, last[6], last[10], shift, skew)
+        else
+            return changed(book, rows, singles), tail, tail_rest, newest, parts
+        end
+    end
+end
+
+-- Without the places whose instant has passed; what they were charged is given back.
+function Places:swept(book, parts, at, shift, skew)
+    local rows, singles = book[1], book[2]
+    while rows ~= "" do
+        local row = row_at({rows}, 1)
+        local passed = self:passed(row, at)
+        if passed == 0 then break end
+        parts = self:refunded(parts, row, passed, at, shift, skew)
+        local rest = passed < row[3] and text_of(self:rest(row, passed)) or ""
+        rows = Rows.replaced(rows, ROW, 1, 1, rest)
+    end
+    local passed = 0
+    while passed < #singles and singles[passed + 1][5] < at do
+        passed = passed + 1
+        local place = singles[passed]
+        parts = self.constraints:refund(parts, at, place[6], place[10], shift, skew)
+    end
+    if passed > 0 then
+        local kept = {}
+        for index = passed + 1, #singles do kept[#kept + 1] = singles[index] end
+        singles = kept
+    end
+    return changed(book, rows, singles), parts
+end
+
+-- Numbers, false where there is none, and tables of them.
+local function refuse_text(value)
+    local kind = type(value)
+    if kind == "string" then damaged() end
+    for _, inner in pairs(kind == "table" and value or {}) do refuse_text(inner) end
+end
+
+-- Refuses what was read and is no such places, or more than may be.
+function Places:check(book)
+    Rows.check(book[1], ROW, MOST)
+    if type(book[2]) ~= "table" or #book[2] > MOST then damaged() end
+    for _, place in ipairs(book[2]) do
+        check_numbers(place, PLACE - 1)
+        if #place ~= PLACE or #place[PLACE] ~= #self.constraints.algorithms then damaged() end
+        refuse_text(place[PLACE])
+    end
+end
+
+-- inside
+
+function Places:offsets(place)
+    local last, last_rest = plus(place[1], place[2], self.slot, self.slot_rest, self.q)
+    if place[6] ~= 1 or place[3] ~= last or place[4] ~= last_rest then return nil end
+    return self.constraints:offsets(place[5], place[10])
+end
+
+-- Where a slot of the row begins.
+function Places:start_of(row, index)
+    local q, carried = self.q, index * self.slot_rest
+    local rest = carried % q
+    return plus(row[1], row[2], index * self.slot + (carried - rest) / q, rest, q)
+end
+
+-- The departure of a slot of the row; that of the one before it for the slot after the last.
+function Places:due(row, index)
+    if not self.paced then return row[4] end
+    local start, start_rest = self:start_of(row, index)
+    return math.max(row[4], up(minus(start, start_rest, self.lead, self.lead_rest, self.q)))
+end
+
+-- Two rows as one, if the first slot of the other follows from the row.
+function Places:joined(row, other)
+    local count = row[3]
+    local start, start_rest = self:start_of(row, count)
+    if start ~= other[1] or start_rest ~= other[2] or self:due(row, count) ~= other[4]
+        or start ~= other[5] or start_rest ~= other[6] or self:due(row, count - 1) ~= other[7]
+        or row[8] ~= other[8] or row[9] ~= other[9] or count + other[3] > 4 * MOST then
+        return nil
+    end
+    return {row[1], row[2], count + other[3], unpack(row, 4)}
+end
+
+-- The row without its first slots.
+function Places:rest(row, count)
+    local start, start_rest = self:start_of(row, count)
+    return {start, start_rest, row[3] - count, self:due(row, count), start, start_rest,
+        self:due(row, count - 1), row[8], row[9]}
+end
+
+-- How many slots of a row have passed.
+function Places:passed(row, at)
+    local count, q = row[3], self.q
+    if row[4] >= at then return 0 end
+    if not self.paced then return count end
+    local last, last_rest = plus(at - 1, 0, self.lead, self.lead_rest, q)
+    local whole, rest = minus(last, last_rest, row[1], row[2], q)
+    local passed = floor((whole + rest / q) / (self.slot + self.slot_rest / q)) + 1
+    passed = math.max(0, math.min(count, passed))
+    -- Doubles may have rounded that.
+    if passed > 0 and self:due(row, passed - 1) >= at then passed = passed - 1 end
+    if passed < count and self:due(row, passed) < at then passed = passed + 1 end
+    return passed
+end
+
+function Places:refunded(parts, row, count, at, shift, skew)
+    -- There are never more; whoever wrote a state that has was no program of this kind.
+    self.left = self.left - count
+    if count < 1 or self.left < 0 then damaged() end
+    local dues = {}
+    for index = 1, count do dues[index] = self:due(row, index - 1) end
+    return self.constraints:refund_many(parts, at, dues, row[8], row[9], shift, skew)
+end
+
+end

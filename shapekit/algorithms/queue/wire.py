@@ -1,0 +1,190 @@
+"""WiredQueue: how a queue, its states and its grants go to the Lua twin and come back.
+
+The twin holds a position as whole microseconds and a remainder below q. An admitted call's answer says
+only what cannot be worked out here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from shapekit._runtime.value import Value
+from shapekit.algorithms.base import decision_of
+from shapekit.algorithms.queue import gaps, gone
+from shapekit.algorithms.queue.constraints import Constraints, Receipts
+from shapekit.algorithms.queue.slots import Grant, Granted, Places, Row, Single
+from shapekit.algorithms.rows import flat, paged
+
+_PLAIN = 12
+"""The length of the answer to an admitted call that no constraint was charged for."""
+REFUSED = 5
+"""The length of the answer to a refused one."""
+_NUMBERS = 6
+"""How many numbers a line begins with."""
+_DIGITS = 8
+_FAR = 2**52
+"""Added to an offset, which may be negative."""
+
+
+class WiredQueue(Value):
+    """What LeakyQueue is to a store that speaks to the twin."""
+
+    __slots__ = ()
+
+    burst: int
+    constraints: Constraints
+    max_cost: int
+    places: Places
+    _p: int
+    q: int
+    _paced: bool
+
+    def twin(self, instants: Sequence[int] = ()) -> list[Any]:
+        """What the Lua twin is made of."""
+        constraints = self.constraints.twins(instants)
+        interval = divmod(self._p, self.q)
+        return ["queue/queue", self.burst, self.q, interval, self._paced, self.max_cost, constraints]
+
+    def inspect(self, line: Any) -> None:
+        """Look at a line that was read: a misfit where no queue has written it."""
+        *numbers, book, parts = line
+        if len(numbers) != _NUMBERS:
+            raise ValueError("this is no line")
+        sum(numbers)
+        if book:
+            free, left = book
+            (self.places if parts else gaps).inspect(free)
+            gone.inspect(left)
+        self.constraints.inspect(parts)
+
+    def state_sent(self, line: Any) -> list[Any]:
+        """A line as the twin has it."""
+        tail, newest, generation, number, until, shift, book, parts = line
+        book_sent = self._book_sent(book)
+        own = (newest, generation, number, until, shift, book_sent, self.constraints.states_sent(parts))
+        return [*divmod(tail, self.q), *own]
+
+    def state_received(self, sent: Any) -> Any:
+        """A line that the twin sent."""
+        tail, rest, newest, generation, number, until, shift, book, parts = sent
+        return (
+            tail * self.q + rest,
+            newest,
+            generation,
+            number,
+            until,
+            shift,
+            self._book_received(book),
+            self.constraints.states_received(parts),
+        )
+
+    def grant_sent(self, grant: Grant) -> list[Any]:
+        """A grant as the twin has it."""
+        positions = self._flat(grant.start, grant.end, grant.undo[0])
+        receipts = self.constraints.receipts_sent(grant.receipts)
+        return [
+            grant.generation,
+            grant.version,
+            grant.due_us,
+            grant.cost,
+            *positions,
+            grant.undo[1],
+            receipts,
+        ]
+
+    def granted_received(self, sent: Any) -> Granted:
+        """The twin's answer to a reservation."""
+        if len(sent) == REFUSED:
+            wait, now, held, cost, told = sent
+            denial = decision_of(told)
+            return (False, wait, now + wait, held == 1, denial, cost, 0, 0, 0, 0, 0, (0, 0), ())
+        q = self.q
+        wait, due, shift, held, cost, generation, version, start, rest, tail, tail_rest, newest = sent[
+            :_PLAIN
+        ]
+        start = start * q + rest
+        end = start + self._p * cost if self._paced else start + 1
+        receipts: Receipts = ()
+        if len(sent) > _PLAIN:
+            own, *moved_in = sent[_PLAIN:]
+            receipts = self.constraints.receipts_received(own)
+            if moved_in:
+                end = moved_in[0] * q + moved_in[1]
+        return (
+            True,
+            wait,
+            due + shift,
+            held == 1,
+            None,
+            cost,
+            generation,
+            version,
+            start,
+            end,
+            due,
+            (tail * q + tail_rest, newest),
+            receipts,
+        )
+
+    def _book_sent(self, book: Any) -> list[Any]:
+        """Rows of numbers go as text, in which the twin finds what it looks for without reading the rest."""
+        if not book:
+            return []
+        free, (rows, floor, words) = book
+        own: list[Any] = [_text(flat(rows)), floor, _text(words)]
+        if not self.constraints:
+            return [_text([self._flat(*gap) for gap in flat(free)]), [], *own]
+        places, singles = free
+        return [
+            _text(map(self._row_sent, flat(places))),
+            [self._single_sent(one) for one in flat(singles)],
+            *own,
+        ]
+
+    def _book_received(self, sent: Any) -> Any:
+        if not sent:
+            return ()
+        free, singles, rows, floor, words = sent
+        left = (paged(_rows(rows, 3)), floor, _rows(words, 5))
+        if not self.constraints:
+            ends = _rows(free, 4)
+            q = self.q
+            return paged([(start * q + rest, end * q + more) for start, rest, end, more in ends]), left
+        places = paged([self._row_received(row) for row in _rows(free, 9)])
+        return (places, paged([self._single_received(one) for one in singles])), left
+
+    def _row_sent(self, row: Row) -> Iterable[int]:
+        start, count, due, tail, newest, aligned, civil = row
+        return [*self._flat(start), count, due, *self._flat(tail), newest, aligned + _FAR, civil + _FAR]
+
+    def _row_received(self, sent: Sequence[int]) -> Row:
+        start, rest, count, due, tail, more, newest, aligned, civil = sent
+        q = self.q
+        return (start * q + rest, count, due, tail * q + more, newest, aligned - _FAR, civil - _FAR)
+
+    def _single_sent(self, place: Single) -> list[Any]:
+        start, end, due, cost, undo, receipts = place
+        own = self.constraints.receipts_sent(receipts)
+        return [*self._flat(start, end), due, cost, *self._flat(undo[0]), undo[1], own]
+
+    def _single_received(self, sent: Any) -> Single:
+        start, rest, end, more, due, cost, tail, tail_rest, newest, receipts = sent
+        q = self.q
+        own = self.constraints.receipts_received(receipts)
+        return (start * q + rest, end * q + more, due, cost, (tail * q + tail_rest, newest), own)
+
+    def _flat(self, *positions: int) -> Iterable[int]:
+        return [number for position in positions for number in divmod(position, self.q)]
+
+
+def _text(rows: Iterable[Iterable[int]]) -> str:
+    return "".join([chr(number >> up & 127) for row in rows for number in row for up in range(49, -1, -7)])
+
+
+def _rows(text: Any, width: int) -> Any:
+    digits = text.encode() if isinstance(text, str) else text
+    numbers = [0] * (len(digits) // _DIGITS)
+    for at, digit in enumerate(digits):
+        numbers[at // _DIGITS] = numbers[at // _DIGITS] << 7 | digit
+    return tuple(zip(*[iter(numbers)] * width, strict=True))

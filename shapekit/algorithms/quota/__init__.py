@@ -1,0 +1,1 @@
+"""Budgets per period of civil time."""

@@ -1,0 +1,288 @@
+"""PeriodCounter: units used in each period of civil time."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import chain
+from typing import Any, ClassVar, Self, TypeAlias
+
+from shapekit.algorithms.base import (
+    MOST_UNITS,
+    NEVER_US,
+    Algorithm,
+    Book,
+    Decided,
+    Outcome,
+    bare,
+    counted,
+    reborn,
+    receipted,
+    share_of,
+)
+from shapekit.algorithms.quota.periods import Periods
+from shapekit.decision import Decision, Forecast, Receipt
+from shapekit.errors import ConfigError
+
+_MAX_PERIODS = 2**9
+"""Beyond it the two before the newest count as one: what is given back to the older one is lost."""
+_UNKNOWN = (0, 0)
+_new = tuple.__new__
+
+Used: TypeAlias = tuple[int, ...]
+"""`start, used, opened` of each period that is known, by start. `opened` is the instant, on the rates'
+timeline, at which the period began, or for one that holds slots still to come, will begin."""
+
+
+class PeriodCounter(Algorithm[Used]):
+    """At most `limit` units in each period of civil time, however often the date comes back to it.
+
+    Two kinds of going back are told apart. Where `now` lies before a period was opened, the timeline
+    went back, or that period holds a slot still to come: calls wait for it. Where `now` is past that
+    instant and civil time is not, somebody has set the date back: the counter follows the date.
+    """
+
+    kind: ClassVar[str] = "quota"
+
+    __slots__ = fields = ("limit", "periods")
+
+    limit: int
+    periods: Periods
+
+    def __init__(self, limit: int, periods: Periods) -> None:
+        self._fill(limit=limit, periods=periods)
+
+    @property
+    def civil(self) -> bool:
+        return True
+
+    @property
+    def max_cost(self) -> int:
+        return self.limit
+
+    def decide(self, state: Used | None, now: int, cost: int, skew: int = 0) -> Decided[Used]:
+        return bare(self.booked, state, now, cost, skew)
+
+    def booked(self, book: Book | None, now: int, cost: int, skew: int = 0) -> Decided[Book]:
+        state, born, charged, settled = book or (None, now, 0, ())
+        civil = now + skew
+        start, end = self.periods.bounds(civil)
+        limit = self.limit
+        if state and state[-3] == start and state[-1] <= now and (life := self._life_of_all(state, now)):
+            # Written out: the path of nearly every admitted call.
+            used = state[-2] + cost
+            if used > limit:
+                return book, self._decision(state, now, cost, skew), 0, False
+            charged += cost
+            if charged > MOST_UNITS:
+                born, charged, settled = reborn(born, now, cost)
+            receipt = (born, charged, cost, civil)
+            decision = _new(Decision, (True, limit, used, limit - used, end - skew, 0, None, receipt, 0))
+            return ((*state[:-2], used, state[-1]), born, charged, settled), decision, life, True
+        if self.earliest(state, now, cost, skew) > now:
+            return book, self._decision(state, now, cost, skew), 0, False
+        after, decision, life, _ = self.charge(state, now, now, cost, skew)
+        again = counted(book, after, now, cost)
+        return again, receipted(again, decision, cost), life, True
+
+    def charge(self, state: Used | None, now: int, due: int, cost: int, skew: int = 0) -> Decided[Used]:
+        start, end = self.periods.bounds(due + skew)
+        used, opened = self.known(state or (), start, now) or (0, start - skew)
+        used += cost
+        after = self._with(state, now, start, used, min(opened, start - skew))
+        decision = Decision(True, self.limit, used, self.limit - used, end - skew, 0, None, due + skew)
+        return after, decision, self.life(after, now), True
+
+    def earliest(self, state: Used | None, at: int, cost: int, skew: int = 0) -> int:
+        if not state:
+            return at
+        at = max(at, self._waits_until(state, at, skew))
+        while True:
+            start, end = self.periods.bounds(at + skew)
+            used, opened = self.known(state, start, at) or _UNKNOWN
+            if used + cost <= self.limit:
+                return at
+            at = min(end - skew, opened + 2 * (end - start))
+
+    def spent(self, state: Used | None, at: int, cost: int, skew: int = 0) -> bool:
+        if not state or self._waits_until(state, at, skew) > at:
+            return False
+        used, _ = self.known(state, self.periods.bounds(at + skew)[0], at) or _UNKNOWN
+        return used + cost > self.limit
+
+    def peek(self, state: Used | None, now: int, skew: int = 0) -> Decision:
+        return self._decision(state, now, 1, skew)
+
+    def usage(self, state: Used | None, now: int, skew: int) -> tuple[int, int]:
+        """Units used in the period that runs, and the civil instant at which it ends."""
+        start, end = self.periods.bounds(now + skew)
+        return (self.known(state or (), start, now) or _UNKNOWN)[0], end
+
+    def forecast(self, state: Used | None, now: int, cost: int, skew: int = 0) -> Forecast:
+        seen = self.peek(state, now, skew)
+        fits = seen.remaining // cost if seen.allowed else 0
+        return Forecast(self.earliest(state, now, cost, skew), fits, self._full_at(state, now))
+
+    def refund(
+        self, state: Used | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
+    ) -> Outcome[Used]:
+        # The receipt is civil time: the date may have been set since.
+        if isinstance(charged_at, int):
+            after = self.refund_many(state, now, ((charged_at, cost),))
+            if after is not None and after is not state:
+                return self._settled(after, now, skew)
+        return Outcome(state, self.peek(state, now, skew), 0, False)
+
+    def refund_many(
+        self, state: Used | None, now: int, charges: Sequence[Sequence[int]], skew: int = 0
+    ) -> Used | None:
+        before = state or ()
+        parts: list[Used] = []
+        done = 0
+        for charged_at, units in charges:
+            start = self.periods.bounds(charged_at)[0]
+            at = place_of(before, start)
+            known = self.known(before, start, now)
+            if known and at >= done:
+                used, opened = known
+                parts += (before[done:at], (start, used - units, opened) if used > units else ())
+                done = at + 3
+        return self._trimmed((*chain.from_iterable(parts), *before[done:]), now) if done else state
+
+    def together(self, charged_at: int) -> int:
+        return self.periods.bounds(charged_at)[0]
+
+    def debit(
+        self, state: Used | None, now: int, cost: int, charged_at: Receipt = None, skew: int = 0
+    ) -> Outcome[Used]:
+        at = max(now, self._waits_until(state, now, skew))
+        start = self.periods.bounds(at + skew)[0]
+        used, opened = self.known(state or (), start, now) or (0, start - skew)
+        # A debt beyond all counting is cut at the largest number that a double holds.
+        after = self._with(state, now, start, min(used + cost, NEVER_US - 1), opened)
+        return self._settled(after, now, skew, at + skew)
+
+    def scaled(self, share: float | Fraction) -> Self:
+        return type(self)(part_of(self.limit, share), self.periods)
+
+    def adopt(self, state: Used, writer: Any, now: int, skew: int = 0) -> Used:
+        if self.periods == writer.periods:
+            return state
+        civil = now + skew
+        book: dict[int, tuple[int, int]] = {}
+        for begun, used, opened in _triples(state):
+            ended = writer.periods.bounds(begun)[1]
+            # What was used in the present period may all have been used in the new one.
+            last = civil if begun <= civil < ended else ended - 1
+            start = self.periods.bounds(last)[0]
+            before, first_opened = book.get(start, (0, opened - begun + start))
+            book[start] = (before + used, min(first_opened, opened - begun + start))
+        return tuple(number for start in sorted(book) for number in (start, *book[start]))
+
+    def inspect(self, state: Any) -> None:
+        # With as many periods as somebody else likes, to look for one that is free might take for ever.
+        starts = [*state[::3]]
+        if len(starts) > _MAX_PERIODS or len(state) % 3 or starts != sorted(set(starts)):
+            raise ValueError("these are no periods")
+        sum(state)
+
+    def twin(self, instants: Sequence[int] = ()) -> list[Any]:
+        return ["quota/counters", self.limit, self.periods.twin(instants)]
+
+    def _waits_until(self, state: Used | None, at: int, skew: int) -> int:
+        """When the last period opens that lies ahead: it holds slots to come, or the clock went back."""
+        after = place_of(state or (), at + skew + 1)
+        latest = max((state or ())[after + 2 :: 3], default=0)
+        return latest if latest > at else 0
+
+    def known(self, state: Used, start: int, at: int) -> tuple[int, int] | None:
+        """Units used in the period that begins at `start`, and when it was opened; None if forgotten.
+
+        It is remembered until its own length has passed twice, whatever the date shows.
+        """
+        place = place_of(state, start)
+        if state[place : place + 1] != (start,) or not self._is_remembered(state, place, at):
+            return None
+        return state[place + 1], state[place + 2]
+
+    def _is_remembered(self, state: Used, place: int, now: int) -> bool:
+        return state[place + 2] + 2 * self._length(state[place]) > now
+
+    def _trimmed(self, state: Used, now: int) -> Used:
+        """The state without what its ends hold that is not remembered."""
+        first, last = 0, len(state)
+        while first < last and not self._is_remembered(state, first, now):
+            first += 3
+        while first < last and not self._is_remembered(state, last - 3, now):
+            last -= 3
+        return state[first:last]
+
+    def _with(self, state: Used | None, now: int, start: int, used: int, opened: int) -> Used:
+        """The state with one period anew."""
+        before = self._trimmed(state or (), now)
+        place = place_of(before, start)
+        behind = place + 3 if before[place : place + 1] == (start,) else place
+        after = (*before[:place], start, used, opened, *before[behind:])
+        if len(after) > 3 * _MAX_PERIODS:
+            (_, one, begun), (start, other, opened), newest = _triples(after[-9:])
+            after = (*after[:-9], start, min(one + other, NEVER_US - 1), max(begun, opened), *newest)
+        return after
+
+    def _life_of_all(self, state: Used, now: int) -> int:
+        """How long the state lives, if all of its periods are remembered; else 0."""
+        longest = 0
+        for index in range(0, len(state), 3):
+            life = state[index + 2] + 2 * self._length(state[index]) - now
+            if life <= 0:
+                return 0
+            if life > longest:
+                longest = life
+        return longest
+
+    def _length(self, start: int) -> int:
+        return self.periods.bounds(start)[1] - start
+
+    def life(self, state: Used, now: int, skew: int = 0) -> int:
+        return max([0, *(opened + 2 * self._length(start) - now for start, opened in self._newest(state))])
+
+    def _newest(self, state: Used) -> Iterator[tuple[int, int]]:
+        """The start and the opening of those among which the last to end is: no period is twice another's."""
+        if state:
+            opened = state[2::3]
+            newest = max(opened)
+            since = newest - 2 * self._length(state[3 * opened.index(newest)])
+            yield from (pair for pair in zip(state[::3], opened, strict=True) if pair[1] >= since)
+
+    def _full_at(self, state: Used | None, now: int) -> int:
+        return max([now, *(opened + self._length(start) for start, opened in self._newest(state or ()))])
+
+    def _settled(self, state: Used, now: int, skew: int, receipt: int | None = None) -> Outcome[Used]:
+        decision = self._decision(state, now, 1, skew)._replace(receipt=receipt)
+        return Outcome(state, decision, self.life(state, now), True)
+
+    def _decision(self, state: Used | None, now: int, cost: int, skew: int) -> Decision:
+        wait = self.earliest(state, now, cost, skew) - now
+        at = max(now, self._waits_until(state, now, skew))
+        start, end = self.periods.bounds(at + skew)
+        used, _ = self.known(state or (), start, at) or _UNKNOWN
+        full = end - skew if used else now + wait
+        remaining = 0 if at > now else max(0, self.limit - used)
+        return Decision(wait == 0, self.limit, used, remaining, full, wait)
+
+
+def part_of(limit: int, share: object) -> int:
+    """A share of what may be spent in a period: at least one."""
+    part = int(limit * share_of(share))
+    if part < 1:
+        raise ConfigError("share", share, f"leaves nothing of a quota of {limit}", "use a larger share")
+    return part
+
+
+def place_of(state: Used, start: int) -> int:
+    """Where the first period is that does not begin before this."""
+    return 3 * bisect_left(range(0, len(state), 3), start, key=state.__getitem__)
+
+
+def _triples(state: Used) -> Iterator[tuple[int, int, int]]:
+    return zip(state[::3], state[1::3], state[2::3], strict=True)

@@ -1,0 +1,171 @@
+"""Periods: where civil time is cut into months, weeks, days or equal spans.
+
+The boundaries follow a fixed offset from UTC, or a time zone with its daylight saving. A period
+begins at local midnight: at the first one where the clock shows it twice, at the moment of the change
+where it is skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date, datetime, time
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from shapekit._runtime.value import Value
+from shapekit.algorithms.quota.calendar import month_span, weekday
+from shapekit.errors import ConfigError
+from shapekit.rate import SECOND_US, duration_us, one_of, whole
+
+WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+CADENCES = ("month", "week", "day", "fixed:DURATION", "rolling:DURATION")
+MAX_OFFSET_MINUTES = 840
+DAY_US = 86_400 * SECOND_US
+_EPOCH_DAY = date(1970, 1, 1).toordinal()
+_MOST_KNOWN = 64
+_LISTED_BEFORE, _LISTED_AFTER = 3, 4
+"""How many periods the twin of a zone is told of, on either side of an instant. A period is remembered
+until its length has passed twice, and receipts are as old; turns ahead and clocks that differ by a day
+need as many."""
+
+
+class Periods(Value):
+    """Cuts civil time; `bounds` gives the period an instant lies in."""
+
+    fields = ("cadence", "span_us", "offset_minutes", "tz", "week_start", "anchor_day")
+    __slots__ = (*fields, "_zone", "_newest", "_by_start")
+
+    cadence: str
+    span_us: int
+    offset_minutes: int
+    tz: str | None
+    week_start: int
+    anchor_day: int
+    _zone: ZoneInfo | None
+    _newest: list[tuple[int, int]]
+    _by_start: dict[int, tuple[int, int]]
+
+    def __init__(
+        self, per: str, *, offset_minutes: int, tz: str | None, week_start: str, anchor_day: int
+    ) -> None:
+        cadence, span_us = _cadence(per)
+        whole("offset_minutes", offset_minutes, least=-MAX_OFFSET_MINUTES, most=MAX_OFFSET_MINUTES)
+        if tz is not None and offset_minutes:
+            raise ConfigError("offset_minutes", offset_minutes, "comes on top of tz", "give one of the two")
+        if tz is not None and cadence in ("fixed", "rolling"):
+            raise ConfigError("tz", tz, "has no meaning for equal spans", "leave it away, or use per='day'")
+        if offset_minutes and cadence == "rolling":
+            raise ConfigError("offset_minutes", offset_minutes, "has nothing to shift", "leave it away")
+        self._fill(
+            cadence=cadence,
+            span_us=span_us,
+            offset_minutes=offset_minutes,
+            tz=tz,
+            week_start=WEEKDAYS.index(one_of("week_start", week_start, WEEKDAYS)),
+            anchor_day=whole("anchor_day", anchor_day, most=31),
+            _zone=None if tz is None else _zone(tz),
+            # The period asked for last, one slot: nearly every call asks for the same one again.
+            _newest=[(0, 0)],
+            # A few by their start, as states know them.
+            _by_start={},
+        )
+
+    def bounds(self, civil_us: int) -> tuple[int, int]:
+        """The instants at which the period of `civil_us` begins and ends."""
+        known = self._newest[0]
+        if known[0] <= civil_us < known[1]:
+            return known
+        found = self._by_start.get(civil_us)
+        if found is None:
+            found = self._newest[0] = self._bounds(civil_us)
+            if len(self._by_start) >= _MOST_KNOWN:
+                self._by_start.clear()
+            self._by_start[found[0]] = found
+        return found
+
+    def twin(self, instants: Sequence[int] = ()) -> list[Any]:
+        """What the Lua twin is made of; of a zone, the boundaries around these instants."""
+        if self._zone is None:
+            shape = (self.cadence, self.span_us, self.offset_minutes, self.week_start, self.anchor_day)
+            return ["quota/periods", *shape]
+        return ["quota/periods", "listed", self._runs(instants)]
+
+    def _runs(self, instants: Sequence[int]) -> list[list[int]]:
+        """Boundaries in ascending order, and where periods between them are left out in several lists."""
+        periods = set[tuple[int, int]]()
+        for instant in instants:
+            start, end = self._bounds(instant)
+            periods.add((start, end))
+            for _ in range(_LISTED_BEFORE):
+                before = self._bounds(start - 1)
+                periods.add(before)
+                start = before[0]
+            for _ in range(_LISTED_AFTER):
+                after = self._bounds(end)
+                periods.add(after)
+                end = after[1]
+        runs: list[list[int]] = []
+        for start, end in sorted(periods):
+            if not runs or runs[-1][-1] != start:
+                runs.append([start])
+            runs[-1].append(end)
+        return runs
+
+    def _bounds(self, civil_us: int) -> tuple[int, int]:
+        if self.cadence == "fixed":
+            shift = self.offset_minutes * 60 * SECOND_US
+            start = civil_us - (civil_us + shift) % self.span_us
+            return start, start + self.span_us
+        first, after = self._days(self._day(civil_us))
+        return self._midnight_us(first), self._midnight_us(after)
+
+    def _days(self, day: int) -> tuple[int, int]:
+        if self.cadence == "month":
+            return month_span(day, self.anchor_day)
+        if self.cadence == "week":
+            first = day - (weekday(day) - self.week_start) % 7
+            return first, first + 7
+        return day, day + 1
+
+    def _day(self, civil_us: int) -> int:
+        day = self._local_day(civil_us)
+        # Where a zone shows the end of a day again after midnight, the new day has begun for good.
+        while self._midnight_us(day + 1) <= civil_us:
+            day += 1
+        return day
+
+    def _local_day(self, civil_us: int) -> int:
+        if self._zone is None:
+            return (civil_us + self.offset_minutes * 60 * SECOND_US) // DAY_US
+        try:
+            local = datetime.fromtimestamp(civil_us // SECOND_US, self._zone)
+        except OSError as error:
+            # What other instants beyond all calendars raise.
+            raise OverflowError("no calendar has this instant") from error
+        return local.toordinal() - _EPOCH_DAY
+
+    def _midnight_us(self, day: int) -> int:
+        if self._zone is None:
+            return day * DAY_US - self.offset_minutes * 60 * SECOND_US
+        midnight = datetime.combine(date.fromordinal(_EPOCH_DAY + day), time(), self._zone)
+        return int(midnight.timestamp()) * SECOND_US
+
+
+def _cadence(per: object) -> tuple[str, int]:
+    if isinstance(per, str):
+        if per in ("month", "week", "day"):
+            return per, 0
+        cadence, colon, span = per.partition(":")
+        if colon and cadence in ("fixed", "rolling"):
+            return cadence, duration_us("per", span)
+    raise ConfigError("per", per, "is an unknown cadence", f"use one of {', '.join(CADENCES)}")
+
+
+def _zone(tz: object) -> ZoneInfo:
+    fix = 'name a zone such as "Europe/Berlin"; where the system has no zone data, pip install tzdata'
+    if not isinstance(tz, str):
+        raise ConfigError("tz", tz, "is not the name of a time zone", fix)
+    try:
+        return ZoneInfo(tz)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ConfigError("tz", tz, "is not a known time zone", fix) from None

@@ -1,0 +1,15 @@
+-- needs base
+-- The twin of a rolling quota: its window, except that nobody waits for it unasked. Other quotas are
+-- their period counter.
+
+local RollingQuota = {}
+twins["quota/quota"] = RollingQuota
+
+-- spec: its name, the window.
+function RollingQuota.new(spec)
+    local window = twin(spec[2])
+    function window:spent(s, at, skew, cost)
+        return self:earliest(s, at, skew, cost) > at
+    end
+    return window
+end

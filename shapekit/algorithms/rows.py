@@ -1,0 +1,94 @@
+"""Rows: many rows of numbers in order, in pages, so that a change copies few of them.
+
+>>> numbers = paged([(number,) for number in range(0, 300, 2)])
+>>> low, high, near, index = around(numbers, 7)
+>>> near[index - 1], near[index]
+((6,), (8,))
+>>> changed = put(numbers, low, high, (*near[:index], (7,), *near[index:]))
+>>> count(changed), flat(changed)[3:5]
+(151, ((6,), (7,)))
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, TypeAlias
+
+PAGE = 32
+
+Page: TypeAlias = tuple[Any, ...]
+Pages: TypeAlias = tuple[Page, ...]
+"""None of them is empty. Rows ascend by the number that they begin with."""
+
+
+def paged(rows: Sequence[Any]) -> Pages:
+    """Rows in pages."""
+    return tuple([tuple(rows[at : at + PAGE]) for at in range(0, len(rows), PAGE)])
+
+
+def flat(pages: Pages) -> Page:
+    """All rows."""
+    return tuple(chain.from_iterable(pages))
+
+
+def count(pages: Pages) -> int:
+    """How many rows there are."""
+    return sum(map(len, pages))
+
+
+def around(pages: Pages, number: int) -> tuple[int, int, Page, int]:
+    """The pages from which to which there are rows around this number; these rows; how many begin before."""
+    if len(pages) <= 1:
+        near = pages[0] if pages else ()
+        return 0, 1, near, bisect_left(near, number, key=_first) if near else 0
+    low = max(0, bisect_right(pages, number, key=_first_of_page) - 1)
+    near = flat(pages[low : low + 2])
+    return low, low + 2, near, bisect_left(near, number, key=_first)
+
+
+def put(pages: Pages, low: int, high: int, rows: Page) -> Pages:
+    """With these rows in place of some pages."""
+    if 0 < len(rows) <= PAGE:
+        return (*pages[:low], rows, *pages[high:])
+    return (*pages[:low], *paged(rows), *pages[high:])
+
+
+def without_first(pages: Pages, rows: int = 1) -> Pages:
+    """Without the first rows."""
+    page = 0
+    while page < len(pages) and len(pages[page]) <= rows:
+        rows -= len(pages[page])
+        page += 1
+    return (pages[page][rows:], *pages[page + 1 :]) if rows else pages[page:]
+
+
+def without_last(pages: Pages) -> Pages:
+    """Without the last row."""
+    return (*pages[:-1], pages[-1][:-1]) if len(pages[-1]) > 1 else pages[:-1]
+
+
+def without(pages: Pages, row: Any) -> Pages:
+    """Without this row."""
+    low, high, near, index = around(pages, row[0])
+    return put(pages, low, high, (*near[:index], *near[index + 1 :]))
+
+
+def inspect(pages: Any, width: int, most: int) -> None:
+    """Refuse what was read and is no such rows, or more than may be."""
+    if count(pages) > most or not all(pages):
+        raise ValueError("these are too many rows, or none")
+    for row in flat(pages):
+        sum(row)
+        if len(row) != width:
+            raise ValueError("this is no row")
+
+
+def _first(row: Any) -> int:
+    number: int = row[0]
+    return number
+
+
+def _first_of_page(page: Page) -> int:
+    return _first(page[0])

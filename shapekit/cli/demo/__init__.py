@@ -1,0 +1,1 @@
+"""`shapekit demo`."""

@@ -1,0 +1,293 @@
+"""LLMBudget: requests and tokens of a language model, reserved by an estimate and settled by the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+from shapekit._queue.reservation import Outlook
+from shapekit._runtime.drivers import TASKS, Driver, Twin, run
+from shapekit._runtime.sleepers import AS_CONFIGURED
+from shapekit.algorithms.base import Algorithm
+from shapekit.algorithms.quota.quota import Quota
+from shapekit.algorithms.token_bucket import TokenBucket
+from shapekit.algorithms.usage import QuotaUsage
+from shapekit.clock import Clock
+from shapekit.errors import ConfigError
+from shapekit.events import Listener
+from shapekit.feedback import Feedback
+from shapekit.gate import checked_name
+from shapekit.keys import KeySpec, KeyTemplate
+from shapekit.llm.call import DIALECTS_OF_TOKENS, LLMCall, Purse, checked_parts
+from shapekit.llm.estimate import Asked, CountSpec, EstimateSpec, counter, estimated, told_usage
+from shapekit.llm.usage import TokenUsage
+from shapekit.llm.wrap import wrapped
+from shapekit.policy import Policy, RefundSpec, checked_key, never_counted
+from shapekit.rate import Duration, RateLike, one_of
+from shapekit.stores.opening import StoreLike, open_store
+
+__all__ = ["LLMBudget"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_FAMILIES = {"total": "tokens", "input": "input-tokens", "output": "output-tokens"}
+_FIX = 'write LLMBudget(requests="500/min", tokens="90k/min")'
+
+
+class LLMBudget:
+    """What a language model may be asked: so many requests, so many tokens.
+
+        >>> budget = LLMBudget(requests="500/min", tokens="90k/min")
+        >>> with budget.admit({"messages": [{"role": "user", "content": "why?"}], "max_tokens": 500}) as call:
+        ...     call.reserved.total, call.settle({"usage": {"prompt_tokens": 9, "completion_tokens": 40}})
+        (508, True)
+
+    A call takes its tokens first, by an estimate, and then its slot among the requests, which paces. It gets
+    both or neither. When its answer is there, `settle` charges what it used. `wrap` does all of it.
+
+    - `requests`: the rate of calls, evenly spaced.
+    - `tokens`: a rate of tokens, kept by a `TokenBucket`; or any strategy. `input_tokens`, `output_tokens`:
+      where the server counts those apart.
+    - `tokens_per_day`: how many in a day, or a `Quota`.
+    - `capacity`: how many may be reserved at once, and so the most that one call may ask for. The limit
+      itself if left out: that is the bucket of the servers that say how they count.
+    - `estimate`: what a call may use up: tokens, (input, output), or a callable that is given what the call
+      is given. Else the length of its texts and the most that it may be answered with.
+    - `count`: what counts the tokens of a text: a function, or a tiktoken encoding. Else three bytes are one.
+    - `key`: whose limit it is: a text, a template over what the call is given (`"{model}"`), or a callable.
+    - `max_wait`: what would wait longer, for tokens and turn together, is refused.
+    - `refund_on`: exceptions (or a predicate) after which a call cost nothing. By default those that tell it
+      was not sent (refused by us, connection refused), or refused by the server (a 4xx): that counts as a
+      request, and not in tokens.
+    - `provider`: "openai" or "anthropic" reads these servers' headers alone, "auto" those of any.
+    """
+
+    def __init__(
+        self,
+        *,
+        requests: RateLike | None = None,
+        tokens: RateLike | Algorithm[Any] | None = None,
+        input_tokens: RateLike | Algorithm[Any] | None = None,
+        output_tokens: RateLike | Algorithm[Any] | None = None,
+        tokens_per_day: int | str | Quota | None = None,
+        capacity: int | None = None,
+        estimate: EstimateSpec | None = None,
+        count: CountSpec | None = None,
+        key: KeySpec = "default",
+        max_wait: Duration | None = None,
+        refund_on: RefundSpec | None = None,
+        provider: str = "auto",
+        name: str | None = None,
+        store: StoreLike | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._store, self._owns_store = open_store(store, clock)
+        self.name = checked_name(name, self._store, "llm")
+        self._feedback = Feedback(one_of("provider", provider, ("auto", *DIALECTS_OF_TOKENS)))
+        gates = {
+            "total": (*_bucket("tokens", tokens, capacity), *_day(tokens_per_day)),
+            "input": _bucket("input_tokens", input_tokens, capacity),
+            "output": _bucket("output_tokens", output_tokens, capacity),
+        }
+        self._purses = tuple(
+            Purse(self._policy(_FAMILIES[part], gates=own), part, _FAMILIES[part])
+            for part, own in gates.items()
+            if own
+        )
+        if not self._purses:
+            raise ConfigError("tokens", tokens, "is missing", _FIX)
+        self.policies = {purse.family: purse.policy for purse in self._purses}
+        """The policies it is made of, by what they count: "tokens", "input-tokens", "requests" …"""
+        self._requests = None
+        if requests is not None:
+            self._requests = self.policies["requests"] = self._policy("requests", rate=requests)
+        self._estimate: TokenUsage | Callable[..., Any] | None = None
+        if estimate is not None:
+            self._estimate = estimate if callable(estimate) else self._told("estimate", estimate)
+        self._count = counter(count)
+        self._key = checked_key(key)
+        self._max_wait = max_wait
+        self._refund_on = never_counted(refund_on)
+
+    def admit(
+        self,
+        asked: Asked | None = None,
+        *,
+        key: str | None = None,
+        max_wait: Duration | None = AS_CONFIGURED,
+        timeout: Duration | None = None,
+    ) -> LLMCall:
+        """A context that is entered when the call may leave, and yields its `LLMCall`.
+
+        `asked` is how many tokens to reserve, or what the call is given, as a dict.
+        """
+        told = {"max_wait": self._max_wait if max_wait is AS_CONFIGURED else max_wait, "timeout": timeout}
+        waits = {name: bound for name, bound in told.items() if bound is not None}
+        return LLMCall(
+            self._purses,
+            self._requests,
+            self._key_of(asked) if key is None else key,
+            self._reserved(asked),
+            waits,
+            self._refund_on,
+            self._feedback,
+            self._store.clock,
+        )
+
+    def aadmit(
+        self,
+        asked: Asked | None = None,
+        *,
+        key: str | None = None,
+        max_wait: Duration | None = AS_CONFIGURED,
+        timeout: Duration | None = None,
+    ) -> LLMCall:
+        """`admit`, for `async with`."""
+        return self.admit(asked, key=key, max_wait=max_wait, timeout=timeout)
+
+    def wrap(self, function: F) -> F:
+        """The function, whose calls leave when they may and are settled by the usage in their answers.
+
+        Made for the `create` methods of the OpenAI and Anthropic SDKs, of which the headers are read too; it
+        takes any function, coroutine function or asynchronous generator function. Streams are settled when
+        they tell their usage: OpenAI's chat does so with `stream_options={"include_usage": True}`.
+        """
+        if not callable(function):
+            raise ConfigError("function", function, "cannot be called", "wrap client.chat.completions.create")
+        made: F = wrapped(function, self.admit)
+        return made
+
+    def forecast(self, calls: int = 1, asked: Asked | None = None, *, key: str | None = None) -> Outlook:
+        """When `calls` more such calls will have left, if they came now, and nobody else did."""
+        return run(self._forecast, calls, asked, key)
+
+    async def aforecast(
+        self, calls: int = 1, asked: Asked | None = None, *, key: str | None = None
+    ) -> Outlook:
+        """`forecast`, awaitable."""
+        return await self._forecast(TASKS, calls, asked, key)
+
+    async def _forecast(self, driver: Driver, calls: int, asked: Asked | None, key: str | None) -> Outlook:
+        whose, reserved = self._key_of(asked) if key is None else key, self._reserved(asked)
+        costs = {purse.policy: max(1, purse.cost(reserved)) for purse in self._purses}
+        policies = [*costs, *(() if self._requests is None else (self._requests,))]
+        outlooks = [
+            await policy.shaper.core.forecast(driver, calls, whose, costs.get(policy, 1))
+            for policy in policies
+        ]
+        return _latest(outlooks)
+
+    def quotas(self, key: str | None = None) -> list[QuotaUsage]:
+        """How much of each quota is used, and what is left of it, for a key. Consumes nothing."""
+        whose = self._key_of(None) if key is None else key
+        return [usage for policy in self.policies.values() for usage in policy.quotas(whose)]
+
+    async def aquotas(self, key: str | None = None) -> list[QuotaUsage]:
+        """`quotas`, awaitable."""
+        whose = self._key_of(None) if key is None else key
+        return [usage for policy in self.policies.values() for usage in await policy.aquotas(whose)]
+
+    def listen(self, listener: Listener) -> ExitStack:
+        """Tell the listener what happens here, until what is returned is closed; see `events`."""
+        with ExitStack() as listening:
+            for policy in self.policies.values():
+                listening.enter_context(policy.listen(listener))
+            return listening.pop_all()
+
+    def close(self) -> None:
+        """Wake whoever waits; close the store if this budget made it."""
+        run(self._close)
+
+    async def aclose(self) -> None:
+        """`close`, awaitable."""
+        await self._close(TASKS)
+
+    async def _close(self, driver: Driver) -> None:
+        for policy in self.policies.values():
+            await driver.ask(Twin(policy.close, policy.aclose))
+        if self._owns_store:
+            await driver.ask(Twin(self._store.close, self._store.aclose))
+
+    def _policy(self, family: str, **limits: Any) -> Policy:
+        return Policy(**limits, name=f"{self.name}.{family}", store=self._store, feedback=self._feedback)
+
+    def _reserved(self, asked: Asked | None) -> TokenUsage:
+        if asked is not None and not isinstance(asked, Mapping):
+            return self._told("asked", asked)
+        estimate = self._estimate
+        if isinstance(estimate, TokenUsage):
+            return estimate
+        if asked is None:
+            raise ConfigError(
+                "asked",
+                asked,
+                "is missing, and the estimate depends on it",
+                "say how many tokens, or for what",
+            )
+        if estimate is None:
+            return estimated(asked, self._count)
+        return self._told("estimate", estimate(**asked))
+
+    def _told(self, field: str, told: Any) -> TokenUsage:
+        usage = told if isinstance(told, TokenUsage) else told_usage(field, told)
+        if type(told) is int:
+            checked_parts(field, told, self._purses)
+        return usage
+
+    def _key_of(self, asked: Asked | None) -> str:
+        key = self._key
+        if isinstance(key, str):
+            return key
+        if not isinstance(asked, Mapping):
+            raise ConfigError(
+                "key",
+                key,
+                "depends on the call, and there is none to look at",
+                'pass key="…", or the arguments',
+            )
+        if isinstance(key, KeyTemplate):
+            missing = [field for field in key.fields if field not in asked]
+            if missing:
+                known = ", ".join(map(str, asked)) or "none"
+                raise ConfigError(
+                    "key",
+                    key.text,
+                    f"names {missing[0]!r}, which the call does not have",
+                    f"use one of: {known}",
+                )
+            return key(asked)
+        return key(**asked)
+
+    def __repr__(self) -> str:
+        return f"LLMBudget({', '.join(self.policies)}, name={self.name!r})"
+
+
+def _bucket(
+    field: str, tokens: RateLike | Algorithm[Any] | None, capacity: int | None
+) -> tuple[Algorithm[Any], ...]:
+    if tokens is None:
+        return ()
+    if isinstance(tokens, Algorithm):
+        if capacity is not None:
+            raise ConfigError("capacity", capacity, f"comes beside a strategy for {field}", "say it there")
+        return (tokens,)
+    try:
+        return (TokenBucket(tokens, capacity),)
+    except ConfigError as error:
+        raise error.within(field) from None
+
+
+def _day(tokens: int | str | Quota | None) -> tuple[Quota, ...]:
+    if tokens is None or isinstance(tokens, Quota):
+        return () if tokens is None else (tokens,)
+    try:
+        if isinstance(tokens, str):
+            return (Quota(tokens if "/" in tokens else f"{tokens}/day"),)
+        return (Quota(tokens, "day"),)
+    except ConfigError as error:
+        raise error.within("tokens_per_day") from None
+
+
+def _latest(outlooks: list[Outlook]) -> Outlook:
+    return Outlook(max(each.first_in for each in outlooks), max(each.last_in for each in outlooks))

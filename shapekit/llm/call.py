@@ -1,0 +1,346 @@
+"""LLMCall: the leave of one call to a language model: its tokens first, then its slot.
+
+Limits: how long to wait, by what a server says is left of tokens.
+
+Failures: which errors of a call say that it used up no tokens, and which that it was never sent.
+
+Careful: of a timeout, a lost connection or an error of the server nobody knows what the model did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from socket import gaierror
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from shapekit._adapters.retry import Ending
+from shapekit._runtime.drivers import TASKS, Driver, Twin, run
+from shapekit._runtime.failures import Unheard
+from shapekit.admission import Admission, hint_of
+from shapekit.clock import Clock
+from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
+from shapekit.feedback import Feedback, ServerHint
+from shapekit.feedback.answer import heard, picked, wanted
+from shapekit.feedback.dialects import DIALECTS, FAMILIES
+from shapekit.llm.estimate import told_usage
+from shapekit.llm.usage import TokenUsage, usage_of
+from shapekit.policy import Policy
+from shapekit.rate import SECOND_US, Duration, duration_us
+
+__all__ = [
+    "DIALECTS_OF_TOKENS",
+    "LLMCall",
+    "Purse",
+    "checked_parts",
+    "hold_s",
+    "never_ran",
+    "never_sent",
+    "unheard",
+]
+
+DIALECTS_OF_TOKENS = tuple(FAMILIES)
+"""The servers that tell tokens from requests."""
+
+
+def hold_s(dialect: str, headers: Any, needs: Mapping[str, int], received_at: float) -> float:
+    """Seconds until the server has as many tokens again as one more call like this one needs.
+
+    A server's reset is when all is there again, and what is missing comes back evenly until then. It may
+    have less left than we believe, because somebody else spends it too.
+    """
+    waits = [0.0]
+    for name in FAMILIES if dialect == "auto" else (dialect,):
+        answer = heard(0, picked(headers, wanted(DIALECTS[name].reads)), received_at)
+        for family, hint in FAMILIES[name](answer).items():
+            need, left, limit, reset_s = needs.get(family, 0), hint.remaining, hint.limit, hint.reset_s
+            if left is None or left >= need or not reset_s:
+                continue
+            spent = 0 if limit is None else limit - left
+            waits.append(reset_s if spent < need - left else reset_s * (need - left) / spent)
+    return max(waits)
+
+
+_UNKNOWN = (408, 499)
+"""Of the refusals those that come after a wait: the model may have been at work."""
+_NEVER_SENT = (RateLimitedError, ConnectionRefusedError, gaierror)
+
+
+def never_sent(error: BaseException) -> bool:
+    """Whether the call did not leave: refused by us, or nobody there to send it to.
+
+    Clients wrap such errors in their own, so what they come from counts: their causes, or what was replaced
+    by them (`from None`). Of several that failed together, all.
+    """
+    cause: BaseException | None = error
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, _NEVER_SENT):
+            return True
+        if isinstance(cause, BaseExceptionGroup):
+            return all(map(never_sent, cause.exceptions))
+        seen.add(id(cause))
+        replaced = cause.__context__ if cause.__suppress_context__ else None
+        cause = cause.__cause__ or replaced
+    return False
+
+
+def never_ran(error: BaseException) -> bool:
+    """Whether no model did anything: it was never sent, or the server refused it (a 4xx, 429 too)."""
+    answer = Ending(failure=error).answer
+    if answer is not None:
+        return 400 <= answer.status < 500 and answer.status not in _UNKNOWN
+    return never_sent(error)
+
+
+class Purse(NamedTuple):
+    """A limit of tokens: all of them, or only those of the input, or of the output."""
+
+    policy: Policy
+    part: str
+    """"total", "input" or "output"."""
+    family: str
+    """What servers call such tokens in their headers."""
+
+    def cost(self, usage: TokenUsage) -> int:
+        """What a usage takes out of it."""
+        cost: int = getattr(usage, self.part)
+        return cost
+
+
+class LLMCall:
+    """One call's leave: entered, by `with` or `async with`, when its tokens and its slot have come.
+
+    If the block raises, what cost nothing comes back; in all other cases what was reserved stands until
+    somebody settles. After that the last word counts.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_entered",
+        "_feedback",
+        "_is_settled",
+        "_purses",
+        "_refund_on",
+        "_requests",
+        "_waits",
+        "key",
+        "reserved",
+    )
+
+    def __init__(
+        self,
+        purses: Sequence[Purse],
+        requests: Policy | None,
+        key: str,
+        reserved: TokenUsage,
+        waits: dict[str, Duration],
+        refund_on: Callable[[BaseException], bool] | None,
+        feedback: Feedback,
+        clock: Clock,
+    ) -> None:
+        self.key = key
+        self.reserved = reserved
+        """The tokens that were reserved."""
+        self._purses = purses
+        self._requests = requests
+        self._waits = waits
+        self._refund_on = refund_on
+        self._feedback = feedback
+        self._clock = clock
+        self._entered: list[Admission] = []
+        self._is_settled = False
+
+    @property
+    def delay(self) -> float:
+        """Seconds the call was delayed, for its tokens and for its slot."""
+        self._check_entered()
+        return sum(admission.delay for admission in self._entered)
+
+    # the books
+
+    def settle(self, answer: Any) -> bool:
+        """Say what the call used up: its answer, a usage, a number of tokens, or (input, output).
+
+        The difference is charged, or given back. False, and what was charged stands, if the answer says
+        nothing of a usage, or nothing was to change.
+        """
+        return run(self._settle, answer)
+
+    async def asettle(self, answer: Any) -> bool:
+        """`settle`, awaitable; a cancelled task still does it."""
+        return await self._settle(TASKS, answer)
+
+    def observe(self, response: Any) -> ServerHint | None:
+        """Hear what an answer's headers say: if it asks for it, nobody leaves for a while.
+
+        That is so too where the server has fewer tokens left than this call had reserved: the next one like
+        it would be refused. Takes a response with headers, as httpx or an SDK's `with_raw_response` has it.
+        """
+        return run(self._observe, response)
+
+    async def aobserve(self, response: Any) -> ServerHint | None:
+        """`observe`, awaitable."""
+        return await self._observe(TASKS, response)
+
+    def failed(self, error: BaseException) -> None:
+        """The call has ended in an error: hear what that says, and give back what it cost nothing of.
+
+        Who is thrown away hears and gives back nothing: see `cancellation`.
+        """
+        run(self._failed, error)
+
+    async def afailed(self, error: BaseException) -> None:
+        """`failed`, awaitable; a cancelled task still does it."""
+        await self._failed(TASKS, error)
+
+    def __enter__(self) -> Self:
+        run(self._enter)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            run(self._failed, error)
+
+    async def __aenter__(self) -> Self:
+        await self._enter(TASKS)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            await self._failed(TASKS, error)
+
+    # flows
+
+    async def _enter(self, driver: Driver) -> None:
+        try:
+            for admission in self._admissions():
+                await driver.ask(Twin(admission.__enter__, admission.__aenter__))
+                self._entered.append(admission)
+        except BaseException as error:
+            await driver.given_back(error, partial(self._give_back, driver))
+            raise
+
+    async def _give_back(self, driver: Driver) -> None:
+        for admission in self._entered:
+            with suppress(StoreUnavailableError):
+                await _settled(driver, admission, 0)
+
+    async def _settle(self, driver: Driver, answer: Any) -> bool:
+        usage = self._usage(answer)
+        if usage is None:
+            return False
+        self._is_settled = True
+        with driver.shielded():
+            changed = [await _settled(driver, admission, cost) for admission, cost in self._charges(usage)]
+        return any(changed)
+
+    async def _observe(self, driver: Driver, response: Any) -> ServerHint | None:
+        hint = self._heard(response)
+        if hint is not None and hint.hold_s > 0:
+            for policy in self._policies():
+                await policy.shaper.core.hold(driver, hint.hold_s, self.key)
+        return hint
+
+    async def _failed(self, driver: Driver, error: BaseException) -> None:
+        if isinstance(error, GeneratorExit):
+            return
+        with driver.shielded():
+            with unheard(self):
+                if (answer := Ending(failure=error).answer) is not None:
+                    await self._observe(driver, answer)
+            for admission in self._free(error):
+                with unheard(self):
+                    await _settled(driver, admission, 0)
+
+    # inside
+
+    def _policies(self) -> Iterator[Policy]:
+        yield from (purse.policy for purse in self._purses)
+        if self._requests is not None:
+            yield self._requests
+
+    def _admissions(self) -> Iterator[Admission]:
+        """One for each policy in turn; what waiting took for one is not left for the next."""
+        if self._entered:
+            raise ConfigError("call", self.key, "was entered before", "admit each call anew")
+        start = self._clock.now_us()
+        bounds = {name: duration_us(name, bound, least=0) for name, bound in self._waits.items()}
+        costs = [max(1, purse.cost(self.reserved)) for purse in self._purses]
+        for policy, cost in zip(self._policies(), [*costs, 1], strict=False):
+            gone = self._clock.now_us() - start
+            left = {name: max(0, bound_us - gone) / SECOND_US for name, bound_us in bounds.items()}
+            yield policy.admit(self.key, cost=cost, **left)
+
+    def _check_entered(self) -> None:
+        if not self._entered:
+            raise ConfigError("call", self.key, "was not entered", "write: with budget.admit(…) as call")
+
+    def _usage(self, answer: Any) -> TokenUsage | None:
+        self._check_entered()
+        if isinstance(answer, TokenUsage):
+            return answer
+        if not isinstance(answer, tuple) and type(answer) is not int:
+            return usage_of(answer)
+        usage = told_usage("answer", answer)
+        if type(answer) is int:
+            checked_parts("answer", answer, self._purses)
+        return usage
+
+    def _charges(self, usage: TokenUsage) -> list[tuple[Admission, int]]:
+        """What each purse is charged; the request, which was one, is none of them."""
+        return [
+            (admission, purse.cost(usage))
+            for purse, admission in zip(self._purses, self._entered, strict=False)
+        ]
+
+    def _free(self, error: BaseException) -> list[Admission]:
+        """What an error gives back. A request that the server has refused was one all the same."""
+        if self._is_settled:
+            return []
+        with unheard(self):
+            if self._refund_on is not None:
+                return self._entered if self._refund_on(error) else []
+            if never_sent(error):
+                return self._entered
+            if never_ran(error):
+                return self._entered[: len(self._purses)]
+        return []
+
+    def _heard(self, response: Any) -> ServerHint | None:
+        self._check_entered()
+        last, now = self._entered[-1], self._clock.wall_us() / SECOND_US
+        hint = hint_of(last, self._feedback, response, now)
+        answer = Ending(result=response).answer
+        if answer is None:
+            return hint
+        needs = {purse.family: purse.cost(self.reserved) for purse in self._purses}
+        wait_s = hold_s(str(self._feedback.dialect), answer.headers, needs, now)
+        own = self._feedback.bounded(ServerHint(hold_s=wait_s))
+        if hint is None:
+            return own if own.hold_s else None
+        return hint._replace(hold_s=max(hint.hold_s, own.hold_s))
+
+
+async def _settled(driver: Driver, admission: Admission, cost: int) -> bool:
+    changed: bool = await driver.ask(Twin(admission.settle, admission.asettle), cost)
+    return changed
+
+
+def unheard(call: LLMCall) -> Unheard:
+    """A context for what is done after a call was made."""
+    return Unheard(call.key, "keeps what it reserved", "shapekit.llm")
+
+
+def checked_parts(field: str, told: object, purses: Sequence[Purse]) -> None:
+    """A bare number says nothing to who counts input and output apart."""
+    if any(purse.part != "total" for purse in purses):
+        raise ConfigError(
+            field, told, "does not say how much of it is input", "pass (input, output), or the answer"
+        )

@@ -1,0 +1,143 @@
+"""Wrapping: a function that asks a language model, whose calls are budgeted."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shapekit.decorator import signature_of
+from shapekit.errors import ConfigError
+from shapekit.llm.call import LLMCall, unheard
+from shapekit.llm.stream import AsyncSettledStream, SettledStream
+from shapekit.llm.usage import TokenUsage, usage_of
+
+__all__ = ["wrapped"]
+
+_LATER = 'write: with budget.admit({"messages": …}) as call, client.messages.stream(…) as stream'
+_AWAITED = "wrap the coroutine function itself"
+_NOTHING = TokenUsage(0, 0)
+
+
+def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any:
+    """The function, each call of which is admitted by its arguments and settled by its answer."""
+    parameters = signature_of(function)
+    send: Any = _with_headers(function) or function
+
+    def admission(args: tuple[Any, ...], kwargs: dict[str, Any]) -> LLMCall:
+        return admit(_arguments(parameters, args, kwargs))
+
+    async def acall(*args: Any, **kwargs: Any) -> Any:
+        async with admission(args, kwargs) as call:
+            result = await send(*args, **kwargs)
+            if send is not function:
+                with unheard(call):
+                    await call.aobserve(result)
+                result = result.parse()
+                if inspect.isawaitable(result):
+                    result = await result
+            elif (answer := _bearer(result)) is not None:
+                with unheard(call):
+                    await call.aobserve(answer)
+            if hasattr(result, "__anext__"):
+                return AsyncSettledStream(result, call)
+            read = _read(result, kwargs)
+            usage = usage_of(await read if inspect.isawaitable(read) else read)
+            if usage is not None:
+                with unheard(call):
+                    await call.asettle(usage)
+        return result
+
+    async def agenerate(*args: Any, **kwargs: Any) -> Any:
+        call = await admission(args, kwargs).__aenter__()
+        inner = function(*args, **kwargs)
+        try:
+            # What goes wrong from here on the stream says itself.
+            async for item in AsyncSettledStream(inner, call):
+                yield item
+        finally:
+            await inner.aclose()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with admission(args, kwargs) as call:
+            result = send(*args, **kwargs)
+            if send is not function:
+                with unheard(call):
+                    call.observe(result)
+                result = result.parse()
+            elif (answer := _bearer(result)) is not None:
+                with unheard(call):
+                    call.observe(answer)
+            if hasattr(result, "__next__"):
+                return SettledStream(result, call)
+            if (mistake := _sends_later(function, result)) is not None:
+                with unheard(call):
+                    call.settle(_NOTHING)
+                raise mistake
+            usage = usage_of(_read(result, kwargs))
+            if usage is not None:
+                with unheard(call):
+                    call.settle(usage)
+        return result
+
+    made: Any = call
+    if _is(inspect.isasyncgenfunction, function):
+        made = agenerate
+    elif _is(inspect.iscoroutinefunction, function):
+        made = acall
+    return functools.update_wrapper(made, function)
+
+
+def _is(kind: Callable[[Any], bool], function: Any) -> bool:
+    """Whether a function is of a kind, or what is behind its decorators, or its `__call__`."""
+    behind = inspect.unwrap(function)
+    return any(kind(asked) for asked in (function, behind, getattr(type(function), "__call__", None)))  # noqa: B004
+
+
+def _arguments(parameters: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What the function is called with, by name."""
+    try:
+        bound = parameters.bind(*args, **kwargs)
+    except TypeError:
+        return kwargs  # the function says better than we what is wrong with them
+    bound.apply_defaults()
+    arguments: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        if parameters.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            arguments |= value
+        else:
+            arguments[name] = value
+    return arguments
+
+
+def _with_headers(function: Any) -> Any:
+    """The SDKs' twin of a method, which answers with the headers and parses the same result."""
+    raw = getattr(getattr(function, "__self__", None), "with_raw_response", None)
+    return getattr(raw, getattr(function, "__name__", ""), None)
+
+
+def _bearer(result: Any) -> Any:
+    """What has status and headers: the result itself, or the response that it was read from."""
+    for bearer in (result, getattr(result, "response", None)):
+        if hasattr(bearer, "headers") and hasattr(bearer, "status_code"):
+            return bearer
+    return None
+
+
+def _read(result: Any, kwargs: Mapping[str, Any]) -> Any:
+    """The answer itself, where a caller asked for the raw response. A stream in it is theirs to parse."""
+    if hasattr(result, "http_response") and callable(getattr(result, "parse", None)):
+        return None if kwargs.get("stream") is True else result.parse()
+    return result
+
+
+def _sends_later(function: Any, result: Any) -> ConfigError | None:
+    """What is wrong with a result that is only going to be sent: nobody could settle it here."""
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        return ConfigError("function", function, "returns what has to be awaited", _AWAITED)
+    if usage_of(result) is None and (hasattr(result, "__aenter__") or hasattr(result, "__enter__")):
+        return ConfigError("function", function, "returns a context that sends later", _LATER)
+    return None

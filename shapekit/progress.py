@@ -1,0 +1,521 @@
+"""A loop over items whose calls are shaped: how far it is, and when it will be through.
+
+>>> from shapekit import Policy
+>>> from shapekit.progress import progress
+>>> stripe = Policy("10/s")
+>>> for number in progress(range(3), stripe):
+...     with stripe.admit():
+...         print("call", number)
+call 0
+call 1
+call 2
+
+The policy itself forecasts the rest, from the state of the key: it knows the rate, holds and quotas, and the
+calls of others. Only where the loop is slower than its limits, its own pace counts. rich draws on a terminal;
+elsewhere the log says it:
+
+>>> in_log(Told(370, 1_000, 37.0, 63.0, 12.0, 0.0, 1_795_305_600.0))
+'370/1,000 (37%), 37 s, 10.0/s, held 12 s, ETA 1 min 3 s'
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import threading
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Sized
+from contextlib import suppress
+from datetime import UTC, datetime
+from types import AsyncGeneratorType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from shapekit._queue.core import MAX_PLAYED
+from shapekit._runtime.drivers import run
+from shapekit._runtime.switch import SWITCH
+from shapekit.algorithms.base import check_cost
+from shapekit.decorator import Calls
+from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError
+from shapekit.policy import Policy
+from shapekit.rate import SECOND_US, whole
+from shapekit.shaper import Shaper
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["aprogress", "progress"]
+
+MINUTE, HOUR, DAY = 60, 3_600, 86_400
+_UNITS = ((DAY, "d", HOUR, "h"), (HOUR, "h", MINUTE, "min"), (MINUTE, "min", 1, "s"))
+TRIP_US = SECOND_US  # how long an answer is good for that takes a trip; meanwhile it is counted down
+OUTAGE_US = 10 * SECOND_US  # how long a store is left alone that did not answer
+PLAY_US = 500  # how long a forecast is good for, per call that it plays: some fifty times what that takes
+PLAYED_AT_ONCE = 500  # calls at most that are played between two items, in some 5 ms; more on a thread
+TICK_S = 0.5  # how often, in real time, a thread looks whether an item takes long
+SMOOTH = 4  # the newest item counts for one part in so many of what is taken to be the work for an item
+
+log = logging.getLogger("shapekit.progress")
+T = TypeVar("T")
+
+
+class Told(NamedTuple):
+    """How far a loop is, in items and seconds."""
+
+    done: int
+    total: int | None
+    elapsed: float
+    eta: float | None  # until the last item is through; None where nothing says
+    held: float
+    continues: float  # until a spent quota lets the next call leave; 0 if none is spent
+    at: float  # epoch seconds
+    ending: str | None = None  # empty where it ended well; None while it goes on
+
+
+class Log:
+    """Lines of the log, ten seconds apart at first, then further and further, at most ten minutes."""
+
+    is_live = False
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def is_heard(self) -> bool:
+        return log.isEnabledFor(logging.INFO)
+
+    def pause_us(self, elapsed_us: int) -> int:
+        return min(max(elapsed_us, 10 * SECOND_US), 10 * MINUTE * SECOND_US)
+
+    def tell(self, told: Told) -> None:
+        log.info("%s: %s", self._name, in_log(told), extra={"progress": told._asdict()})
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+class Terminal:
+    """A bar and a line that rich draws in place, ten times a second at most; the last one stays."""
+
+    is_live = is_heard = True
+
+    def __init__(self, console: Console) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415 - an extra
+        from rich.table import Column  # noqa: PLC0415
+
+        # Where it is narrow the bar shrinks first, and then the line loses its end.
+        cut = Column(no_wrap=True, overflow="crop" if console.options.ascii_only else "ellipsis")
+        columns = BarColumn(30), TextColumn("{task.description}", markup=False, table_column=cut)
+        self._console = console
+        # What is printed stays where it goes: stdout may be a file, and rich would put it on the terminal.
+        self._bar = Progress(
+            *columns, console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+        )
+        self._task = self._bar.add_task("", total=None)
+
+    def pause_us(self, elapsed_us: int) -> int:
+        return SECOND_US // 10
+
+    def tell(self, told: Told) -> None:
+        count, passed, coming = _parts(told)
+        line = "  ".join((count, *coming, *passed))
+        try:
+            self._bar.update(
+                self._task, completed=told.done, total=told.total, description=line, refresh=True
+            )
+            self._bar.start()  # draws, the first time
+        except (OSError, ValueError):
+            self._console.quiet = True  # the terminal is gone, which is no reason for the loop to end
+
+    def close(self) -> None:
+        with suppress(OSError, ValueError):
+            self._bar.stop()
+        _DRAWN.release()
+
+
+_DRAWN = threading.Lock()
+"""Held by the loop that draws: a terminal has one line for this, and a second loop goes to the log."""
+
+
+def opened(name: str) -> Terminal | Log:
+    """Where to tell it: on the terminal that stderr is, if rich is installed, or else in the log."""
+    stream = sys.stderr
+    try:
+        if stream is None or not stream.isatty():
+            return Log(name)
+        from rich.console import Console  # noqa: PLC0415 - an extra, and slow to load
+    except (ValueError, ModuleNotFoundError):  # ValueError: the stream is closed
+        return Log(name)
+
+    class Screen(Console):
+        def on_broken_pipe(self) -> None:
+            self.quiet = True  # rich would end the process
+
+        def show_cursor(self, show: bool = True) -> bool:
+            return False  # it stays: a process that is killed could not bring it back
+
+    console = Screen(file=stream)
+    return Terminal(console) if console.is_interactive and _DRAWN.acquire(blocking=False) else Log(name)
+
+
+def in_log(told: Told) -> str:
+    """All that there is to say."""
+    count, passed, coming = _parts(told)
+    return ", ".join((count, *passed, *coming))
+
+
+def _parts(told: Told) -> tuple[str, list[str], list[str]]:
+    """The count, how it went, and how it goes on or ended."""
+    share = f" ({100 * told.done // told.total}%)" if told.total else ""
+    count = f"{told.done:,} done" if told.total is None else f"{told.done:,}/{told.total:,}{share}"
+    passed = [("" if told.ending is None else "in ") + span(told.elapsed)]
+    if told.done and told.elapsed > 0:
+        passed.append(_rate(told.done / told.elapsed))
+    if told.ending is not None:
+        return count, passed, [told.ending] if told.ending else []
+    coming = []
+    if told.continues > told.held:
+        near = "in " if told.continues < HOUR else ""
+        coming.append(f"continues {near}{_then(told.continues, told.at, HOUR)}")
+    elif told.held > 0:
+        coming.append(f"held {span(math.ceil(told.held))}")
+    if told.eta is not None:
+        coming.append(f"ETA {_then(told.eta, told.at, DAY)}")
+    return count, passed, coming
+
+
+def _rate(per_second: float) -> str:
+    for seconds, unit in ((1, "s"), (MINUTE, "min"), (HOUR, "h")):
+        if per_second * seconds >= 1:
+            return f"{per_second * seconds:,.1f}/{unit}"
+    return f"{per_second * DAY:,.1f}/d"
+
+
+def _then(seconds: float, at: float, near: int) -> str:
+    """How long it is until then if that is near, else the date, as clocks here show it."""
+    if seconds < near:
+        return span(math.ceil(seconds))
+    if seconds > 36_525 * DAY:
+        return "in more than a century"
+    now, then = (datetime.fromtimestamp(instant, UTC).astimezone() for instant in (at, at + seconds))
+    day = "" if then.date() == now.date() else f"{then.day} {then:%b} "
+    return day + ("" if then.year == now.year else f"{then.year} ") + f"{then:%H:%M}"
+
+
+def span(seconds: float) -> str:
+    """A span in its two largest units, rounded down to whole seconds.
+
+    >>> span(0.9), span(96), span(7_200), span(100_000)
+    ('0 s', '1 min 36 s', '2 h', '1 d 3 h')
+    """
+    left = int(seconds)
+    for large, large_unit, small, small_unit in _UNITS:
+        if left >= large:
+            more = left % large // small
+            return f"{left // large:,} {large_unit}" + (f" {more} {small_unit}" if more else "")
+    return f"{left} s"
+
+
+class Loop(NamedTuple):
+    """What is watched: items, each of which makes a call on `key` that costs `cost`."""
+
+    shaper: Shaper
+    name: str
+    key: str
+    cost: int
+    total: int | None
+    enforced: bool
+
+
+class Watch:
+    """One loop, from its beginning to its end; all instants are on the clock that its calls sleep by."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._clock = loop.shaper.core.store.clock
+        self.now_us = self._clock.now_us
+        self.done = 0  # how many items are through
+        self.due_us = 0  # when to come by again
+        self._began_us = self._told_us = self._next_us = self._ask_us = self._play_us = self.now_us()
+        self._end_us: int | None = None  # when the last item will be through, but for `_shift_us`
+        self._shift_us = 0  # by how much holds have moved all calls on the key
+        self._shifted_us: int | None = None  # by how much they had before the loop began
+        self._held_until_us = self._continues_us = 0
+        # When an item was handed out and how long its call had to wait then; and, when it was through, how
+        # long it took beyond that, which is work, unless it was held.
+        self._in_hand: tuple[int, int] | None = None
+        self._timed: tuple[int, int] | None = None
+        self._work_us: float | None = None  # how long the work for an item takes
+        self._player: threading.Thread | None = None
+        self._sees_holds = True
+        self._over = threading.Event()
+        # Reentrant: the collector may end an abandoned loop in the midst of anything, on any thread.
+        self._lock = threading.RLock()
+        self._output = opened(loop.name)
+        if self._output.is_live:
+            _start(threading.Thread(target=self._tick_on, name="shapekit-progress"))
+
+    def step(self) -> None:
+        """Between two items."""
+        if self._is_time():
+            if self._is_to_ask():
+                with suppress(StoreUnavailableError):
+                    self._hear(self._loop.shaper.core.look.call(self._loop.key))
+            self._tell()
+
+    async def astep(self) -> None:
+        if self._is_time():
+            if self._is_to_ask():
+                with suppress(StoreUnavailableError):
+                    self._hear(await self._loop.shaper.core.look.acall(self._loop.key))
+            self._tell()
+
+    def tick(self) -> None:
+        """In the midst of an item that takes long: count down, and see a hold that was placed meanwhile."""
+        if self.now_us() - self._told_us < SECOND_US:
+            return
+        if self._sees_holds and self._is_shaped():
+            try:
+                _, shift, until, ahead, _ = run(self._loop.shaper.core.status.ask, self._loop.key)
+            except ShapekitError:
+                self._sees_holds = False  # the store is gone, or cannot be asked by threads
+            else:
+                self._shift_us, self._held_until_us = shift, until + ahead
+        self._tell()
+
+    def end(self, handed: int, *, is_through: bool) -> None:
+        """The loop is over, after so many items were handed out."""
+        ending = "stopped" if handed == self.done else f"stopped in item {handed:,}"
+        with self._lock:
+            self._tell("" if is_through else ending)
+            self._over.set()
+        self._output.close()
+
+    def _is_time(self) -> bool:
+        """Whether there is something to tell."""
+        now = self.now_us()
+        if self._in_hand is not None:
+            (since_us, wait_us), self._in_hand = self._in_hand, None
+            self._timed = (since_us, max(0, now - since_us - wait_us))
+        if now >= self._next_us and not self._output.is_heard:
+            self._next_us = now + self._output.pause_us(now - self._began_us)
+        self.due_us = self._next_us
+        return now >= self._next_us
+
+    def _is_to_ask(self) -> bool:
+        now = self.now_us()
+        if not self._is_shaped():
+            self._worked(0)
+            self._in_hand = (now, 0)
+        elif now >= self._ask_us:
+            self._ask_us = now + OUTAGE_US
+            return True
+        return False
+
+    def _is_shaped(self) -> bool:
+        return self._loop.enforced and not SWITCH.is_off
+
+    def _hear(self, looked: tuple[Any, int, int]) -> None:
+        """How the key stands, and when the rest will have left, as `forecast` says it."""
+        shaper, _, _, cost, total, _ = self._loop
+        state, at, skew = looked
+        now, queue = self.now_us(), shaper.core.queue
+        self._ask_us = now if shaper.core.store.instant else now + TRIP_US
+        _, shift, until, *_ = queue.confirm(state, at)
+        self._shift_us, self._held_until_us = shift, now + until - at
+        if self._shifted_us is None:
+            self._shifted_us = shift - max(0, until - at)
+        self._worked(self._held_until_us)
+        # Asked without a bound, a spent quota refuses, and says for how long. The slot itself is not kept.
+        accepted, wait = queue.reserve(state, at, (cost, None, 0), skew)[1][:2]
+        self._continues_us = 0 if accepted else now + wait
+        self._in_hand = (now, wait)
+        self._sees_holds = True
+        rest = 0 if total is None else total - self.done
+
+        def play() -> None:
+            self._end_us = now - shift + (queue.outlook(state, at, rest, cost, skew)[1] if rest > 0 else 0)
+
+        if rest <= 0 or not queue.constraints:
+            play()
+        elif now >= self._play_us and (self._player is None or not self._player.is_alive()):
+            self._play_us = now + rest * PLAY_US
+            if rest <= PLAYED_AT_ONCE:
+                play()
+            elif rest > MAX_PLAYED:
+                self._end_us = None
+            else:
+                self._player = threading.Thread(target=play, daemon=True)
+                _start(self._player)
+
+    def _worked(self, held_until_us: int) -> None:
+        """Count what was timed, if that was no hold."""
+        if self._timed is None:
+            return
+        (since_us, work_us), self._timed = self._timed, None
+        if since_us >= held_until_us:
+            before = work_us if self._work_us is None else self._work_us
+            self._work_us = before + (work_us - before) / SMOOTH
+
+    def _tell(self, ending: str | None = None) -> None:
+        with self._lock:
+            if self._over.is_set():
+                return
+            now = self._told_us = self.now_us()
+            passed_us = now - self._began_us
+            spans_us = passed_us, self._held_until_us - now, self._continues_us - now
+            elapsed, held, continues = (max(0, span_us) / SECOND_US for span_us in spans_us)
+            eta, at = self._eta(now), self._clock.wall_us() / SECOND_US
+            self._output.tell(Told(self.done, self._loop.total, elapsed, eta, held, continues, at, ending))
+            self._next_us = now + self._output.pause_us(passed_us)
+            self.due_us = self._next_us if self._in_hand is None else 0
+
+    def _eta(self, now: int) -> float | None:
+        """As long as the limits make it take, or the work, whichever is longer."""
+        if self._loop.total is None:
+            return None
+        work_us = None
+        if self._work_us is not None:
+            # A few items tell of the rest only roughly; it is no more than all of them took, holds aside.
+            spent_us = now - self._began_us - (self._shift_us - (self._shifted_us or 0))
+            rest = max(0, self._loop.total - self.done)
+            work_us = rest * min(self._work_us, max(0, spent_us) / max(1, self.done))
+        if not self._is_shaped():
+            return None if work_us is None else work_us / SECOND_US
+        if self._end_us is None:
+            return None
+        return max(0, self._end_us + self._shift_us - now, work_us or 0) / SECOND_US
+
+    def _tick_on(self) -> None:
+        # No daemon, which could be caught in the midst of writing when the interpreter ends.
+        while threading.main_thread().is_alive() and not self._over.wait(TICK_S):
+            self.tick()
+
+
+def _start(thread: threading.Thread) -> None:
+    with suppress(RuntimeError):  # where no thread can be started, the loop goes on without
+        thread.start()
+
+
+class Shaped(Protocol):
+    """What has a policy: a function under `@shaped`, for one."""
+
+    @property
+    def policy(self) -> Policy: ...
+
+
+Subject: TypeAlias = Policy | Shaper | Shaped
+
+
+def progress(
+    items: Iterable[T],
+    policy: Subject,
+    *,
+    total: int | None = None,
+    key: str | None = None,
+    cost: int | None = None,
+) -> Generator[T, None, None]:
+    """The items, one by one, with a line that says how far the loop is and when it will be through.
+
+    Each item is taken to make one call under `policy`: a Policy, a Shaper or a function under `@shaped`.
+    Nothing is admitted here, that is up to the call. On a terminal rich (the extra `progress`) draws the line
+    on stderr; elsewhere the logger `shapekit.progress` says it, at INFO, in growing intervals.
+
+    - `total`: how many items there are, where they have no `len`.
+    - `key`, `cost`: of each call, where the policy's own depend on the call.
+    """
+    return _watched(items, _loop(policy, _total(items, total), key, cost))
+
+
+def aprogress(
+    items: AsyncIterable[T] | Iterable[T],
+    policy: Subject,
+    *,
+    total: int | None = None,
+    key: str | None = None,
+    cost: int | None = None,
+) -> AsyncGenerator[T, None]:
+    """`progress`, for `async for`, over items of either kind.
+
+    An async generator that is given is closed with the loop. Where you leave a loop early, let `aclosing`
+    close it then and there, as any async generator.
+    """
+    return _awatched(items, _loop(policy, _total(items, total), key, cost))
+
+
+def _watched(items: Iterable[T], loop: Loop) -> Generator[T, None, None]:
+    handed, is_through, watch = 0, False, Watch(loop)
+    now_us = watch.now_us
+    try:
+        watch.step()
+        for item in items:
+            handed += 1
+            yield item
+            watch.done = handed
+            if now_us() >= watch.due_us:
+                watch.step()
+        is_through = True
+    finally:
+        watch.end(handed, is_through=is_through)
+
+
+async def _awatched(items: AsyncIterable[T] | Iterable[T], loop: Loop) -> AsyncGenerator[T, None]:
+    source = aiter(items if isinstance(items, AsyncIterable) else _one_by_one(items))
+    handed, is_through, watch = 0, False, Watch(loop)
+    now_us = watch.now_us
+    try:
+        await watch.astep()
+        async for item in source:
+            handed += 1
+            yield item
+            watch.done = handed
+            if now_us() >= watch.due_us:
+                await watch.astep()
+        is_through = True
+    finally:
+        watch.end(handed, is_through=is_through)
+        if isinstance(source, AsyncGeneratorType):
+            await source.aclose()
+
+
+async def _one_by_one(items: Iterable[T]) -> AsyncGenerator[T, None]:
+    for item in items:
+        yield item
+
+
+def _loop(subject: Subject, total: int | None, key: str | None, cost: int | None) -> Loop:
+    whose: Any = "default"
+    asks: Any = 1
+    if isinstance(subject, Shaper):
+        shaper, enforced = subject, True
+    else:
+        # A shaped function may have a key and a cost of its own, beside its policy's.
+        calls = getattr(getattr(subject, "forecast", None), "__self__", None)
+        policy = subject if isinstance(subject, Policy) else getattr(subject, "policy", None)
+        if not isinstance(policy, Policy):
+            raise ConfigError(
+                "policy", subject, "has no policy", 'pass a Policy("10/s"), a Shaper or a shaped function'
+            )
+        shaper, enforced = policy.shaper, policy.enforce
+        whose, asks = (calls.key, calls.cost) if isinstance(calls, Calls) else (policy.key, policy.cost)
+    whose = _common("key", key, whose, str, 'say whose: progress(items, policy, key="…")')
+    asks = _common("cost", cost, asks, int, "say what each costs: progress(items, policy, cost=…)")
+    check_cost(asks, shaper.core.queue.max_cost, whose, "limit")
+    return Loop(shaper, shaper.name, whose, asks, total, enforced)
+
+
+def _common(field: str, told: Any, own: Any, kind: type, fix: str) -> Any:
+    """What was said of the calls, or else what all of them have in common."""
+    if told is not None and not isinstance(told, kind):
+        raise ConfigError(field, told, f"is not of type {kind.__name__}", fix)
+    if told is None and not isinstance(own, kind):
+        raise ConfigError(field, None, "depends on the call", fix)
+    return own if told is None else told
+
+
+def _total(items: object, total: int | None) -> int | None:
+    if total is not None:
+        return whole("total", total, least=0)
+    try:
+        return len(items) if isinstance(items, Sized) else None
+    except TypeError:  # some have a length in their class, but not in themselves
+        return None

@@ -1,0 +1,77 @@
+"""States as text: integers, None and tuples of them, exactly as they were.
+
+What is read may be anything: somebody else may have written it. Here it becomes a state or an error.
+
+>>> packed((2**78, None, (1, ())))
+'[302231454903657293676544,null,[1,[]]]'
+>>> unpacked(packed((2**78, None, (1, ()))))
+(302231454903657293676544, None, (1, ()))
+
+Whether a program can go on from it shows where it does. What then goes wrong is one of `MISFITS`.
+
+Tags: short fingerprints of descriptions, to tell whether a state was written by the same program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from json import JSONDecoder, JSONEncoder
+from typing import Any, TypeGuard
+
+from shapekit.algorithms.inflight import Concurrency
+from shapekit.algorithms.queue.queue import LeakyQueue
+from shapekit.algorithms.usage import leaves_of
+from shapekit.errors import ShapekitError, StoreUnavailableError
+from shapekit.stores.inspect import plain_bytes
+
+_FAR = 2**128
+"""No position and no count of any program comes near."""
+MISFITS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+"""How a program fails on what it has not written."""
+
+packed: Callable[[Any], str] = JSONEncoder(separators=(",", ":")).encode
+_decoded: Callable[[str], Any] = JSONDecoder().decode
+
+
+def unpacked(text: str) -> Any:
+    """The state that was packed; ValueError if this text is none."""
+    return _frozen(_decoded(text))
+
+
+def _frozen(plain: Any) -> Any:
+    if plain.__class__ is list:
+        return tuple(
+            [part if part.__class__ is int and -_FAR < part < _FAR else _frozen(part) for part in plain]
+        )
+    if plain is None:
+        return None
+    raise ValueError("not a state")
+
+
+def is_misfit(error: BaseException | None) -> TypeGuard[Exception]:
+    """Whether this is how a program fails on what it has not written: no complaint of ours."""
+    return isinstance(error, MISFITS) and not isinstance(error, ShapekitError)
+
+
+def sound(program: Any, state: Any, now: int, skew: int) -> Any:
+    """The state, once the program has told of it what comes next; else StoreUnavailableError."""
+    try:
+        if state is not None:
+            program.inspect(state)
+        if isinstance(program, LeakyQueue):
+            program.outlook(state, now, 1, 1, skew)
+            for leaf in leaves_of(program, state, now, skew):
+                leaf.peek()
+        elif isinstance(program, Concurrency):
+            program.standing(state, now)
+        else:
+            program.forecast(state, now, 1, skew)
+    except MISFITS as error:
+        raise StoreUnavailableError(f"a stored state is damaged ({error}); reset the key") from error
+    return state
+
+
+def tag(description: str) -> int:
+    """A number of 32 bits that stands for a description: the same on every host and in every version."""
+    return int.from_bytes(blake2b(plain_bytes(description), digest_size=4).digest())

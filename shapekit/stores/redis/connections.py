@@ -1,0 +1,556 @@
+"""Connections: one command to the right Redis server and its reply, once.
+
+A client may repeat a command whose reply was lost, and so consume twice; the clients of redis-py do by
+default. Here a command is sent on a connection that no other call uses meanwhile, and never again, unless
+the server itself has said that it did not run it. Where a reply is lost the caller is told that the store
+is unavailable, and at most this one call was charged for nothing.
+
+- `Kept`, `AsyncKept`: the pool of a client that the store made. The connection that was used last is used
+  next. It is examined only where it was idle for a while, or another one has failed since: that takes as
+  long as the command itself. A caller's own client lends its connections by its own pool's rules.
+- `Link`, `AsyncLink`: the way from a command to its server, through a cluster or a Sentinel.
+- `Loop`, `Loops`: the client of each event loop, for connections belong to their loop, and the lines of
+  those who call there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import starmap
+from math import inf
+from queue import Empty, SimpleQueue
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+from redis.asyncio.cluster import PipelineCommand
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ReadOnlyError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from shapekit._runtime import forks
+from shapekit._runtime.event import running_loop
+from shapekit.errors import ShapekitError, StoreUnavailableError
+from shapekit.stores.base import Key, Operation
+from shapekit.stores.redis.batching import Asked, Line
+from shapekit.stores.redis.cluster import Map, Step
+from shapekit.stores.redis.protocol import Conversation, RedisProgram
+
+TRUSTED_S = 0.5
+"""How long an idle connection is taken to be whole."""
+
+
+def packed(command: tuple[Any, ...]) -> bytes:
+    """A command as it goes over the wire."""
+    words = [word if word.__class__ is bytes else str(word).encode() for word in command]
+    return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+
+
+class Kept:
+    """Ours alone, at most as many as the pool allows; a thread that finds none free waits a little.
+
+    Idle ones are whole: one whose call was given up in the midst of it is closed and never seen again.
+    """
+
+    def __init__(self, pool: Any, patience_s: float) -> None:
+        self._pool = pool
+        self._patience_s = patience_s
+        self._failed_at = 0.0
+        self._closed = False
+        self._clear()
+        _KEPT.add(self)
+
+    def _clear(self) -> None:
+        self._idle: list[tuple[Any, float]] = []
+        self._permits: SimpleQueue[None] = SimpleQueue()
+        for _ in range(self._pool.max_connections):
+            self._permits.put(None)
+
+    def __del__(self) -> None:
+        # Each is in a circle of its own client's, where the collector may come to the socket first.
+        for connection, _ in self._idle:
+            with suppress(Exception):  # there is nobody left to hear of it
+                connection.disconnect()
+
+    def begin(self) -> None:
+        """In the child of a fork: the parent goes on using what was open."""
+        self._pool.reset()
+        self._clear()
+
+    def exchange(self, command: bytes) -> Any:
+        """The reply to a command; an error that the server replied is returned."""
+        idle, permits = self._idle, self._permits
+        taken: list[None] = []
+        lent: list[tuple[Any, float]] = []
+        try:
+            # Taken and known to be taken in one go: a signal handler that raises comes before both or after.
+            taken += starmap(permits.get, ((True, self._patience_s),))
+            try:
+                lent += starmap(idle.pop, ((),))
+            except IndexError:
+                # The pool itself would count it, for ever.
+                lent.append((self._pool.connection_class(**self._pool.connection_kwargs), inf))
+            connection, since = lent[0]
+            self._look_at(connection, since)
+            reply = _replied(connection, command)
+            if self._closed:
+                connection.disconnect()
+            back = (connection, time.monotonic())
+            # Without a call no handler comes in between: it is either idle or lent.
+            idle += (back,)
+            lent = []
+        except Empty:
+            raise RedisConnectionError(f"no connection was free for {self._patience_s:g} s") from None
+        else:
+            return reply
+        finally:
+            try:
+                if lent:
+                    # What is idle now is examined before it is used again.
+                    self._failed_at = time.monotonic()
+                    lent[0][0].disconnect()
+            finally:
+                if taken:
+                    permits.put(None)
+
+    def close(self) -> None:
+        """Close what is idle now, and what is in use as soon as it comes back."""
+        self._closed = True
+        for connection, _ in self._idle:
+            connection.disconnect()
+        # The client's own commands, which look for keys, use the pool itself.
+        self._pool.disconnect()
+
+    def _look_at(self, connection: Any, since: float) -> None:
+        """Close one that was idle and may have ended: sending opens it again. A new one comes from `inf`."""
+        is_trusted = since >= self._failed_at and time.monotonic() - since <= TRUSTED_S
+        if not is_trusted and not _is_whole(connection):
+            connection.disconnect()
+
+
+_KEPT: forks.Living[Kept] = forks.Living()
+
+
+def _begin_all() -> None:
+    for kept in _KEPT:
+        kept.begin()
+
+
+forks.in_child(_begin_all)
+
+
+def exchange(pool: Any, command: bytes, *, asking: bool = False) -> Any:
+    """The reply to a command, on a connection that the client's own pool lends and looks at."""
+    taken: list[Any] = []
+    is_whole = False
+    try:
+        taken += starmap(pool.get_connection, ((),))
+        reply = _replied(taken[0], command, asking=asking)
+        is_whole = True
+        return reply
+    finally:
+        if taken:
+            if not is_whole:
+                taken[0].disconnect()
+            pool.release(taken[0])
+
+
+def _replied(connection: Any, command: bytes, *, asking: bool = False) -> Any:
+    """The reply, with which the connection is whole again; if anything is raised, it is not."""
+    try:
+        if asking:
+            connection.send_packed_command([packed(("ASKING",))])
+            connection.read_response()
+        connection.send_packed_command([command])
+        return connection.read_response()
+    except ResponseError as error:
+        return error
+
+
+class AsyncKept:
+    """Ours alone, on one event loop; a task that finds none free waits for one."""
+
+    def __init__(self, pool: Any, most: int, timeout_s: float) -> None:
+        self._pool = pool
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+        self._room = asyncio.Semaphore(most)
+        self._idle: list[tuple[Any, float]] = []
+        self._failed_at = 0.0
+
+    async def exchange(self, command: bytes) -> Any:
+        """The reply to a command; an error that the server replied is returned."""
+        has_entered = False
+        try:
+            has_entered = await self._enter()
+            connection, since = self._idle.pop() if self._idle else (self._pool.make_connection(), 0.0)
+            try:
+                # One timer for sending and receiving, where the client would make one for each.
+                async with asyncio.timeout(self._timeout_s):
+                    if since < self._failed_at or time.monotonic() - since > TRUSTED_S:
+                        await _renew(connection)
+                    await connection.send_packed_command(command)
+                    reply = await connection.read_response()
+            except ResponseError as error:
+                reply = error
+            except BaseException as error:
+                _check_loop(self._loop)
+                self._failed_at = time.monotonic()
+                await connection.disconnect(nowait=True)
+                if isinstance(error, TimeoutError):
+                    raise RedisTimeoutError(f"no answer within {self._timeout_s:g} s") from None
+                raise
+            self._idle.append((connection, time.monotonic()))
+            if self._closed:
+                await self.aclose()
+            return reply
+        finally:
+            if has_entered:
+                with suppress(RuntimeError):  # those who wait for it are thrown away, too
+                    self._room.release()
+
+    async def _enter(self) -> bool:
+        """Wait for a free connection, as long as for an answer at most."""
+        if not self._room.locked():
+            return await self._room.acquire()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._room.acquire()
+        except TimeoutError:
+            raise RedisConnectionError(f"no connection was free for {self._timeout_s:g} s") from None
+
+    async def aclose(self) -> None:
+        """Close what is idle now, and what is in use as soon as it comes back."""
+        self._closed = True
+        while self._idle:
+            connection, _ = self._idle.pop()
+            await connection.disconnect()
+
+
+async def aexchange(pool: Any, command: bytes) -> Any:
+    """The reply to a command, on a connection that the client's own pool lends."""
+    loop = asyncio.get_running_loop()
+    connection = await pool.get_connection()
+    try:
+        await _renew(connection)
+        await connection.send_packed_command(command)
+        reply = await connection.read_response()
+    except ResponseError as error:
+        reply = error
+    except BaseException:
+        _check_loop(loop)
+        try:
+            await connection.disconnect(nowait=True)
+        finally:
+            await pool.release(connection)
+        raise
+    await pool.release(connection)
+    return reply
+
+
+def _check_loop(loop: object) -> None:
+    """Go on only on the connection's own loop. Without it nothing of it can be closed.
+
+    redis-py tries, where a coroutine is thrown away, and what it raises then tells nobody anything.
+    """
+    if running_loop() is not loop:
+        raise GeneratorExit
+
+
+def _is_whole(connection: Any) -> bool:
+    """Whether nothing has come that nobody asked for, the end of the connection above all."""
+    try:
+        return not connection.can_read()
+    except (RedisConnectionError, RedisTimeoutError, OSError):
+        return False
+
+
+async def _renew(connection: Any) -> None:
+    """Let go of a connection that the server has ended: sending opens it again.
+
+    The client's own pool does not look at that where the server might send notifications.
+    """
+    if not connection.is_connected:
+        return
+    # Its name before redis-py 8.
+    has_come = getattr(connection, "can_read", None) or connection.can_read_destructive
+    try:
+        is_whole = not await has_come()
+    except (RedisConnectionError, OSError):
+        is_whole = False
+    if not is_whole:
+        await connection.disconnect(nowait=True)
+
+
+class Link:
+    """To a synchronous client: Redis, RedisCluster, or one that a Sentinel has made."""
+
+    def __init__(self, client: Any, kept: Kept | None = None) -> None:
+        self._client = client
+        self._kept = kept
+        self.is_cluster = hasattr(client, "get_node_from_key")
+        self._map = Map(client)
+
+    def say(self, command: tuple[Any, ...]) -> Any:
+        """The reply to a command; an error that the server replied is returned."""
+        try:
+            if not self.is_cluster:
+                return self._said(command)
+            return self._routed(command)
+        except (RedisError, RedisClusterException, OSError) as error:
+            raise unavailable(error) from error
+
+    def server_of(self, key: bytes) -> str | None:
+        """The server of the cluster that has this key, as far as is known."""
+        return self._map.server_of(key) if self.is_cluster else None
+
+    def _said(self, command: tuple[Any, ...]) -> Any:
+        if self._kept is not None:
+            return self._kept.exchange(packed(command))
+        pool = self._client.connection_pool
+        try:
+            reply = exchange(pool, packed(command))
+        except RedisConnectionError as error:
+            reply = _demoted(error)
+        if isinstance(reply, ReadOnlyError):
+            # A replica now: a Sentinel's pool finds the new master where a connection is opened.
+            pool.disconnect(inuse_connections=False)
+            reply = exchange(pool, packed(command))
+        return reply
+
+    def _routed(self, command: tuple[Any, ...]) -> Any:
+        route = self._map.route(command)
+        step = next(route)
+        try:
+            while True:
+                step = route.send(self._taken(step, command))
+        except StopIteration as end:
+            return end.value
+
+    def _taken(self, step: Step, command: tuple[Any, ...]) -> Any:
+        client = self._client
+        try:
+            if step is None:
+                return client.nodes_manager.initialize()
+            node, asking = step
+            pool = client.get_redis_connection(node).connection_pool
+            return exchange(pool, packed(command), asking=asking)
+        except (RedisError, RedisClusterException, OSError) as error:
+            return error
+
+
+class AsyncLink:
+    """To an asynchronous client, on the event loop where it is used."""
+
+    def __init__(self, client: Any, kept: AsyncKept | None = None) -> None:
+        self._client = client
+        self._kept = kept
+        self.is_cluster = hasattr(client, "get_node_from_key")
+        self._map = Map(client)
+
+    async def say(self, command: tuple[Any, ...]) -> Any:
+        """The reply to a command; an error that the server replied is returned."""
+        try:
+            if not self.is_cluster:
+                return await self._said(command)
+            return await self._routed(command)
+        except (RedisError, RedisClusterException, OSError) as error:
+            raise unavailable(error) from error
+
+    async def aclose(self) -> None:
+        """Close a client that we made."""
+        if self._kept is not None:
+            await self._kept.aclose()
+            await self._client.aclose()
+
+    async def _said(self, command: tuple[Any, ...]) -> Any:
+        if self._kept is not None:
+            return await self._kept.exchange(packed(command))
+        pool = self._client.connection_pool
+        try:
+            reply = await aexchange(pool, packed(command))
+        except RedisConnectionError as error:
+            reply = _demoted(error)
+        if isinstance(reply, ReadOnlyError):
+            await pool.disconnect(inuse_connections=False)
+            reply = await aexchange(pool, packed(command))
+        return reply
+
+    async def _routed(self, command: tuple[Any, ...]) -> Any:
+        await self._client.initialize()
+        route = self._map.route(command)
+        step = next(route)
+        try:
+            while True:
+                step = route.send(await self._taken(step, command))
+        except StopIteration as end:
+            return end.value
+
+    async def _taken(self, step: Step, command: tuple[Any, ...]) -> Any:
+        try:
+            if step is None:
+                return await self._client.nodes_manager.initialize()
+            node, asking = step
+            return await (_asked(node, command) if asking else node.execute_command(*command))
+        except (RedisError, RedisClusterException, OSError) as error:
+            return error
+
+
+def unavailable(error: Exception) -> StoreUnavailableError:
+    """The same, for whoever knows nothing of Redis. What clients write in errors holds no credentials."""
+    return StoreUnavailableError(f"Redis does not answer: {type(error).__name__}: {error}")
+
+
+async def _asked(node: Any, command: tuple[Any, ...]) -> Any:
+    """What a server replies that only imports a key's slot; ASKING holds for one connection."""
+    both = [PipelineCommand(0, "ASKING"), PipelineCommand(1, *command)]
+    await node.execute_pipeline(both)
+    return both[1].result
+
+
+def _demoted(error: RedisConnectionError) -> ReadOnlyError:
+    """That the server has replied it is a replica, where a Sentinel's connection tells it as a loss."""
+    if isinstance(error.__context__, ReadOnlyError):
+        return error.__context__
+    raise error
+
+
+class Loop:
+    """One event loop's client and lines."""
+
+    def __init__(self, link: AsyncLink) -> None:
+        self.link = link
+        self._lines: dict[tuple[RedisProgram, Key], Line] = {}
+        self._errands: set[asyncio.Task[None]] = set()
+
+    def line(self, remote: RedisProgram, key: Key) -> Line:
+        """Where those stand who call this key: all of them share a trip with whoever calls meanwhile."""
+        place = (remote, key)
+        line = self._lines.get(place)
+        if line is None:
+            keys = remote.keys_of(key)
+
+            async def trip(batch: list[Asked]) -> list[Any]:
+                calls = f"[{','.join([said for _, _, said, _ in batch])}]"
+                operations: list[Operation] = [operation for operation, _, _, _ in batch]
+                replies = await self.talk(remote.converse(keys, operations, calls))
+                return [
+                    remote.answer(operation, reply)
+                    for (operation, _, _, _), reply in zip(batch, replies, strict=True)
+                ]
+
+            line = self._lines[place] = Line(remote.call, trip, lambda: self._lines.pop(place, None))
+        return line
+
+    async def ask_each(
+        self,
+        remote: RedisProgram,
+        keys: list[Key],
+        operation: Operation,
+        args: tuple[Any, ...],
+        *,
+        apart: bool,
+    ) -> list[Any]:
+        """The answers for each of several keys; if the caller goes away, what was taken is given back."""
+        task = asyncio.create_task(self._answers(remote, keys, operation, args, apart=apart))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            errand = asyncio.create_task(self._give_back(remote, keys, operation, args, task))
+            self._errands.add(errand)
+            errand.add_done_callback(self._errands.discard)
+            raise
+
+    async def _answers(
+        self,
+        remote: RedisProgram,
+        keys: list[Key],
+        operation: Operation,
+        args: tuple[Any, ...],
+        *,
+        apart: bool,
+    ) -> list[Any]:
+        answers: list[Any] = []
+        for trip in remote.trips_for(keys, operation, args, apart=apart):
+            answers += await self.talk(trip)
+        return [remote.answer(operation, sent) for sent in answers]
+
+    async def _give_back(
+        self,
+        remote: RedisProgram,
+        keys: list[Key],
+        operation: Operation,
+        args: tuple[Any, ...],
+        task: asyncio.Task[list[Any]],
+    ) -> None:
+        with suppress(ShapekitError):
+            for key, answer in zip(keys, await task, strict=True):
+                for undo in operation.undone(args, answer):
+                    await self.line(remote, key).ask(*undo)
+
+    def close(self) -> None:
+        """Close the client. Said on the loop itself, which does it as soon as it can."""
+        task = asyncio.get_running_loop().create_task(self.link.aclose())
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    async def talk(self, conversation: Conversation) -> Any:
+        """What a conversation comes to."""
+        try:
+            command = next(conversation)
+            while True:
+                command = conversation.send(await self.link.say(command))
+        except StopIteration as end:
+            return end.value
+
+
+class Loops:
+    """Each event loop's own; where the caller gave one client, that of the loop that used it first."""
+
+    def __init__(self, connect: Callable[[], AsyncLink], *, many: bool) -> None:
+        self._connect = connect
+        self._many = many
+        self._loops: WeakKeyDictionary[Any, Loop] = WeakKeyDictionary()
+        self._lock = forks.lock()
+        # Nearly every call comes from the same loop again.
+        self._recent: tuple[Callable[[], Any], Loop | None] = (lambda: self, None)
+
+    def here(self) -> Loop | None:
+        """That of the running asyncio loop; None on trio, and where there is none to be had."""
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            return None
+        if self._recent[0]() is running:
+            return self._recent[1]
+        with self._lock:
+            found = self._loops.get(running)
+            if found is not None:
+                self._recent = (ref(running), found)
+                return found
+            if self._loops and not self._many:
+                return None
+            # A connection knows its loop: neither would ever go by itself.
+            for ended in [loop for loop in self._loops if loop.is_closed()]:
+                del self._loops[ended]
+            found = self._loops[running] = Loop(self._connect())
+            return found
+
+    def close(self) -> None:
+        """Have the loops that run on other threads close their clients: nobody else can."""
+        with self._lock:
+            loops = list(self._loops.items())
+        here = running_loop()
+        for loop, own in loops:
+            if loop is not here and loop.is_running():
+                with suppress(RuntimeError):  # it was closed just now
+                    loop.call_soon_threadsafe(own.close)
+
+    async def aclose(self) -> None:
+        """Close the client of the running loop."""
+        here = self.here() if self._loops else None
+        if here is not None:
+            await here.link.aclose()

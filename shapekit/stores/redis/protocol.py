@@ -1,0 +1,312 @@
+"""What one program under one name says to Redis, and what it makes of the answers.
+
+Nothing here does I/O: `converse` yields commands and is sent the replies, so that the synchronous and
+the asynchronous client share every word.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from redis.exceptions import NoScriptError
+
+from shapekit.algorithms.base import CHECK
+from shapekit.algorithms.compose import Composite, adopted
+from shapekit.algorithms.description import describe, revived
+from shapekit.algorithms.operation import Operation
+from shapekit.clock import Clock
+from shapekit.errors import ConfigError, StoreUnavailableError
+from shapekit.stores.base import Key, part_keys
+from shapekit.stores.encoding import is_misfit, sound, tag
+from shapekit.stores.inspect import plain_text
+from shapekit.stores.redis.keys import Keyspace, bounded
+from shapekit.stores.redis.script import Script, script_of, twins_of
+
+Command: TypeAlias = tuple[Any, ...]
+"""Its second word is a key that it concerns, by which a cluster finds the server."""
+Conversation: TypeAlias = Generator[Command, Any, Any]
+
+ANSWERS_AT_MOST = 100
+"""How often a conversation may begin again before something is wrong: once for each of the others, where many
+that have other numbers call one key at once."""
+FLOOR_MS = 3_600_000
+"""The least TTL where a clock was injected: the server's own time passes at another speed."""
+KNOWN_FOR_S = 800 * 86_400
+"""How long the description of a program outlives its last introduction: longer than the state of a quota that
+is given out by the year, which lives for two."""
+KEYS_AT_ONCE = 1_000
+"""Keys of one script call: a script that runs longer would keep everybody else waiting."""
+INTRODUCED_FOR_S = 10.0
+"""How often a program that is in use leaves its description: somebody may have emptied the server."""
+_INTRODUCTION = """
+redis.call("HSET", KEYS[1], unpack(ARGV, 3))
+redis.call("EXPIRE", KEYS[1], ARGV[1])
+return redis.call("HGET", KEYS[1], ARGV[2])
+"""
+"""For a cluster, where the descriptions lie on another server than a state."""
+_INSTANTS = 8
+
+
+class RedisProgram:
+    """A program under a name: its script, its keys, its words."""
+
+    def __init__(
+        self,
+        keyspace: Keyspace,
+        name: str,
+        program: Any,
+        clock: Clock,
+        writers: dict[int, Any],
+        *,
+        injected: bool,
+        is_cluster: bool = False,
+    ) -> None:
+        """`writers` are the programs that a store has met, by their tags: it learns each once."""
+        self.name = name
+        self.program = program
+        self._clock = clock
+        self._injected = injected
+        self._is_cluster = is_cluster
+        self._keyspace = keyspace
+        self._prefix = keyspace.of_name(name)
+        self._programs = keyspace.of_programs(name)
+        own = (program, *getattr(program, "parts", ()))
+        self._descriptions = [describe(part) for part in own]
+        self._introduction = [word for text in self._descriptions for word in (str(tag(text)), text)]
+        self._writers = writers
+        self._writers.update(zip(map(tag, self._descriptions), own, strict=True))
+        self._lost: set[int] = set()
+        self._introduced_at = -INTRODUCED_FOR_S
+        self._instants: list[int] = []
+        self._modes = ("one", "parts") if isinstance(program, Composite) else ("one",)
+        self._scripts: dict[tuple[str, frozenset[Operation]], Script] = {}
+        self._sent_texts: set[Script] = set()
+        """The scripts that the server has had from here: their names will do."""
+        self._spell()
+
+    def _spell(self) -> None:
+        """Prepare what is the same in every call: for a time zone, until its table ends."""
+        spec = self.program.twin((self._clock.wall_us(), *self._instants))
+        floor_ms = FLOOR_MS if self._injected else 0
+        own, *parts = map(tag, self._descriptions)
+        self._spec = spec
+        self._twins = twins_of(spec)
+        self._head = _head([own, floor_ms, spec])
+        self._parts_head = _head([parts, floor_ms, spec])
+
+    # scripts
+
+    def link(self, operation: Operation, *, each: bool = False) -> None:
+        """Put the script of an operation together, before a call waits for it; `each`: for several keys."""
+        for mode in (*self._modes, "each") if each else self._modes:
+            self._script((operation,), mode)
+
+    def _script(self, operations: Iterable[Operation], mode: str) -> Script:
+        """What runs these operations. Those that share a trip for the first time are put together then."""
+        wanted = (mode, frozenset(operations))
+        script = self._scripts.get(wanted)
+        if script is None:
+            script = self._scripts[wanted] = script_of(self._spec, wanted[1], mode)
+        return script
+
+    # keys
+
+    def keys_of(self, key: Key) -> list[bytes]:
+        """Where the state of a key is, or the states of a composite's parts."""
+        if isinstance(key, str):
+            return [self._prefix + bounded(key) + b"}"]
+        return [self._keyspace.of_part(self.name, part, text) for part, text in part_keys(self.program, key)]
+
+    # what is said
+
+    def call(self, operation: Operation, args: tuple[Any, ...]) -> str:
+        """One call, as the script reads it."""
+        if operation is CHECK and not self._injected:
+            # The path of nearly every call.
+            return f'["check",false,0,{args[0]}]'
+        words = "".join([f",{_text(word)}" for word in operation.sent(self.program, args)])
+        if not self._injected:
+            return f'["{operation.name}",false,0{words}]'
+        now = self._clock.now_us()
+        skew = self._clock.wall_us() - now if self.program.civil else 0
+        return f'["{operation.name}",{now},{skew}{words}]'
+
+    def answer(self, operation: Operation, sent: Any) -> Any:
+        """What the script answered to one call, as the program would have."""
+        try:
+            answer = operation.received(self.program, sent)
+        except Exception as error:
+            if is_misfit(error):
+                raise _damaged(error) from error
+            raise
+        if operation.is_look:
+            sound(self.program, *answer)
+        return answer
+
+    # conversations
+
+    def converse(
+        self, keys: list[bytes], operations: Iterable[Operation], calls: str, *, each: bool = False
+    ) -> Conversation:
+        """The commands that run `calls`, all on one key, or on the parts' keys, or one on each key."""
+        asked_at = time.monotonic()
+        is_due = asked_at - self._introduced_at >= INTRODUCED_FOR_S
+        if is_due and self._is_cluster:
+            yield from self._introduce()
+            is_due = False
+        parts: Sequence[Any] = self.program.parts if len(keys) > 1 and not each else ()
+        mode = "each" if each else "parts" if parts else "one"
+        adoptions: dict[int, str] = {}
+        specs: dict[int, list[Any]] = {}
+        problem = None
+        for _ in range(ANSWERS_AT_MOST):
+            script = self._script(operations, mode)
+            if specs and not twins_of([*specs.values()]) <= self._twins:
+                script = script_of([self._spec, *specs.values()], operations, mode)
+            head = self._parts_head if parts else self._head
+            words = adoptions.values()
+            is_known = script in self._sent_texts
+            if is_due:
+                # The descriptions go along, and are there before a state is.
+                told = _head([KNOWN_FOR_S, *self._introduction])
+                there, head = [*keys, self._programs], f"{head[:-1]},{told}]"
+                reply = yield from _run(script, there, head, calls, *words, is_known=is_known)
+                self._introduced_at, is_due = asked_at, False
+            else:
+                reply = yield from _run(script, keys, head, calls, *words, is_known=is_known)
+            if not is_known:
+                self._sent_texts.add(script)
+            problem = _problem(reply)
+            if problem == "beyond":
+                self._instants = [*self._instants[1 - _INSTANTS :], reply[1]]
+                self._spell()
+            elif problem == "foreign":
+                for index, writer_tag, looked in reply[1:]:
+                    writer = yield from self._writer(writer_tag)
+                    if writer is None:
+                        adoptions[index] = f'[{index},"lost {writer_tag}",false]'
+                        continue
+                    specs[writer_tag] = writer.twin((self._clock.wall_us(), *self._instants))
+                    met, state = self._adopted(parts[index - 1] if parts else self.program, writer, looked)
+                    adoptions[index] = f'[{index},"{met}",{state},{writer_tag},{_head(specs[writer_tag])}]'
+            else:
+                return reply
+        if problem == "beyond":
+            raise _damaged(OverflowError("it is about too many periods"))
+        raise ConfigError(
+            "name", self.name, "is written to by programs of different numbers all the time", "use two names"
+        )
+
+    def trips_for(
+        self, keys: Sequence[Key], operation: Operation, args: tuple[Any, ...], *, apart: bool
+    ) -> Iterator[Conversation]:
+        """Conversations that run one call on each key in turn; `apart` where no script may take them all."""
+        calls = f"[{self.call(operation, args)}]"
+        if apart or not all(isinstance(key, str) for key in keys):
+            for key in keys:
+                yield self.converse(self.keys_of(key), (operation,), calls)
+            return
+        places = [place for key in keys for place in self.keys_of(key)]
+        for first in range(0, len(places), KEYS_AT_ONCE):
+            yield self.converse(places[first : first + KEYS_AT_ONCE], (operation,), calls, each=True)
+
+    def forget(self, key: Key) -> Conversation:
+        """Make the key cold."""
+        yield from _said(("DEL", *self.keys_of(key)))
+
+    def _introduce(self, asked: int = 0) -> Conversation:
+        """Leave the descriptions, for programs with other numbers and for whoever looks; read another's."""
+        command = ("EVAL", _INTRODUCTION, 1, self._programs, KNOWN_FOR_S, asked, *self._introduction)
+        text = yield from _said(command)
+        self._introduced_at = time.monotonic()
+        return None if text is None else plain_text(text)
+
+    def _adopted(self, reader: Any, writer: Any, looked: Any) -> tuple[str, str]:
+        """What stands at a key that another configuration wrote, and what to go on from instead.
+
+        Nothing is known of that before the script has looked: but a state of another kind is refused.
+        """
+        raw, sent, at = looked or ("", None, 0)
+        skew = self._clock.wall_us() - at if self._injected else 0
+        try:
+            if reader.kind == writer.kind and sent is None:
+                return plain_text(raw), "false"
+            state = () if sent is None else writer.state_received(sent)
+            return plain_text(raw), _text(reader.state_sent(adopted(reader, state, writer, at, skew)))
+        except Exception as error:
+            if is_misfit(error):
+                raise _damaged(error) from error
+            raise
+
+    def _writer(self, writer_tag: int) -> Conversation:
+        """The program with this tag; None where its description is gone, so that its states are lost."""
+        if writer_tag not in self._writers:
+            # Whoever finds that one is gone leaves its own: else the next one finds that gone as well.
+            text = yield from self._introduce(writer_tag)
+            if text is None or tag(text) != writer_tag:
+                self._say_lost(writer_tag)
+                return None
+            self._writers[writer_tag] = revived(text)
+        return self._writers[writer_tag]
+
+    def _say_lost(self, writer_tag: int) -> None:
+        if writer_tag not in self._lost:
+            self._lost.add(writer_tag)
+            import logging  # noqa: PLC0415 - only who has something to say loads it
+
+            logging.getLogger("shapekit.store").warning(
+                "the description of a program is gone from Redis: keys of name %r that it has left start"
+                " afresh; does the server evict keys?",
+                self.name,
+            )
+
+
+def _damaged(error: Exception) -> StoreUnavailableError:
+    return StoreUnavailableError(f"a state in Redis is damaged ({error}); reset the key")
+
+
+def _run(script: Script, keys: list[bytes], *words: Any, is_known: bool = True) -> Conversation:
+    """Run a script by its name, or by its text where the server may not know it: that is one trip, too."""
+    rest = (len(keys), *keys, *words)
+    if is_known:
+        reply = yield ("EVALSHA", script.sha, *rest)
+        if not isinstance(reply, NoScriptError):
+            return _checked(reply)
+    return _checked((yield ("EVAL", script.text, *rest)))
+
+
+def _head(words: list[Any]) -> str:
+    return json.dumps(words, separators=(",", ":"))
+
+
+def _text(value: Any) -> str:
+    """Numbers as JSON, and None as false: Lua has no null that a table could hold."""
+    if value.__class__ is int:
+        return str(value)
+    return json.dumps(value, separators=(",", ":")).replace("null", "false")
+
+
+def _said(command: Command) -> Conversation:
+    reply = yield command
+    return _checked(reply)
+
+
+def _checked(reply: Any) -> Any:
+    if not isinstance(reply, Exception):
+        return reply
+    text = str(reply)
+    at = text.find("shapekit: ")
+    if at >= 0:
+        raise ConfigError(
+            "call", text[at + 10 :], "was refused by the script", "pass plain numbers in bounds"
+        )
+    raise StoreUnavailableError(f"Redis refused: {text}") from reply
+
+
+def _problem(reply: Any) -> str | None:
+    """Why the script stopped before it decided anything; None if it did not."""
+    first = reply[0] if isinstance(reply, list) and reply else None
+    return plain_text(first) if isinstance(first, bytes | str) else None

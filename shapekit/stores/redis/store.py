@@ -1,0 +1,327 @@
+"""RedisStore: one truth for all workers on all hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from shapekit._runtime import forks
+from shapekit._runtime.threads import Errand, Workers
+from shapekit.clock import Clock, SystemClock
+from shapekit.errors import ConfigError, StoreUnavailableError, missing
+from shapekit.stores.base import Apply, ApplyMany, Key, Operation, Program, Store, of_two_kinds
+
+try:
+    from redis import ConnectionPool, Redis, RedisError
+    from redis.asyncio import Redis as AsyncRedis
+    from redis.asyncio.retry import Retry as AsyncRetry
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+except ImportError:
+    raise missing("RedisStore", "redis") from None
+
+from shapekit.stores.inspect import Sighting, check_prefix
+from shapekit.stores.redis.connections import AsyncKept, AsyncLink, Kept, Link, Loop, Loops, unavailable
+from shapekit.stores.redis.inspect import RedisSurvey
+from shapekit.stores.redis.keys import Keyspace
+from shapekit.stores.redis.protocol import Conversation, RedisProgram
+
+__all__ = ["RedisStore"]
+
+TIMEOUT_S = 1.0
+MOST_CONNECTIONS = 64
+_SCANNED_AT_ONCE = 1_000
+
+
+class RedisStore(Store):
+    """One truth for all workers that reach the same Redis, Valkey, Sentinel or Redis Cluster.
+
+        store = RedisStore.from_url("redis://localhost")
+        shaper = Shaper("10/s", name="stripe", store=store)
+
+    Each decision is one script call, made by the server's clock, so that hosts whose clocks differ agree.
+    (With `clock=` the callers' clock decides, which is meant for tests.) Concurrent asynchronous callers
+    of one key share a trip. A call whose reply is lost raises StoreUnavailableError and is never
+    repeated: it may have been charged, once.
+
+    Pass clients of your own, which stay yours to close, or use `from_url`, which makes both kinds. With
+    `client` alone, asynchronous callers go through a worker thread, as they do on trio.
+    """
+
+    shared = True
+
+    def __init__(
+        self, client: Any = None, *, aclient: Any = None, clock: Clock | None = None, prefix: str = "shapekit"
+    ) -> None:
+        if client is None and aclient is None:
+            raise ConfigError(
+                "client", client, "is missing", 'pass one, or write RedisStore.from_url("redis://localhost")'
+            )
+        if isinstance(client, str):
+            raise ConfigError("client", "a text", "is not a client", "write RedisStore.from_url(…)")
+        if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
+            raise ConfigError("prefix", prefix, "is not a text without braces", 'pass one such as "shapekit"')
+        self.clock: Clock = SystemClock() if clock is None else clock
+        self.clock_decides = clock is not None
+        self.prefix = prefix
+        self._keyspace = Keyspace(prefix)
+        self._client = client
+        self._link = None if client is None else Link(client)
+        self._has_nodes = hasattr(aclient if client is None else client, "get_node_from_key")
+        self.sharded = self._is_cluster and self._link is not None
+        self.awaited_only = client is None
+        self._loops = None if aclient is None else Loops(lambda: AsyncLink(aclient), many=False)
+        self._programs: dict[str, dict[Program, RedisProgram]] = {}
+        self._writers: dict[int, Program] = {}
+        self._lock = forks.lock()
+        self._workers = Workers()
+        self._kept: Kept | None = None
+        self._survey: RedisSurvey | None = None
+        self._closed = False
+
+    @classmethod
+    def from_url(cls, url: str, *, clock: Clock | None = None, prefix: str = "shapekit") -> Self:
+        """A store with clients of its own: `redis://`, `rediss://` or `unix://`, with a password or without.
+
+        Connecting and answering may take a second each, unless the URL says otherwise
+        (`?socket_timeout=0.2`).
+        """
+        bounds: dict[str, Any] = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
+        pool = _pool_of(url, bounds)
+        store = cls(Redis(connection_pool=pool), clock=clock, prefix=prefix)
+        store._kept = Kept(pool, TIMEOUT_S)
+        store._link = Link(store._client, store._kept)
+        store._loops = Loops(partial(_connected, url, bounds), many=True)
+        return store
+
+    def bind(self, name: str, program: Program, operation: Operation) -> Apply:
+        remote = self._remote(name, program)
+        remote.link(operation)
+
+        def apply(key: Key, *args: Any) -> Any:
+            calls = f"[{remote.call(operation, args)}]"
+            conversation = remote.converse(remote.keys_of(key), (operation,), calls)
+            return remote.answer(operation, self._talk(conversation)[0])
+
+        return apply
+
+    def bind_many(self, name: str, program: Program, operation: Operation) -> ApplyMany:
+        remote = self._remote(name, program)
+        remote.link(operation, each=True)
+
+        def apply_many(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
+            answers: list[Any] = []
+            for trip in remote.trips_for(keys, operation, args, apart=self._is_cluster):
+                answers += self._talk(trip)
+            return [remote.answer(operation, sent) for sent in answers]
+
+        return apply_many
+
+    def abind(self, name: str, program: Program, operation: Operation) -> Callable[..., Awaitable[Any]]:
+        remote = self._remote(name, program)
+        remote.link(operation)
+        apply = self.bind(name, program, operation)
+
+        def aapply(key: Key, *args: Any) -> Awaitable[Any]:
+            here = self._here()
+            if here is not None:
+                return here.line(remote, key).ask(operation, args)
+            return Errand(
+                partial(apply, key, *args),
+                lambda answer: self._give_back(name, program, operation, [key], args, [answer]),
+            ).run(self._workers)
+
+        return aapply
+
+    def abind_many(
+        self, name: str, program: Program, operation: Operation
+    ) -> Callable[[Sequence[Key], tuple[Any, ...]], Awaitable[list[Any]]]:
+        remote = self._remote(name, program)
+        apply_many = self.bind_many(name, program, operation)
+
+        async def aapply_many(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
+            here = self._here()
+            if here is not None:
+                return await here.ask_each(remote, list(keys), operation, args, apart=self._is_cluster)
+            return await Errand(
+                partial(apply_many, keys, args),
+                lambda answers: self._give_back(name, program, operation, keys, args, answers),
+            ).run(self._workers)
+
+        return aapply_many
+
+    def shard(self, name: str, program: Program, key: Key) -> Hashable:
+        place = self._remote(name, program).keys_of(key)[0]
+        return None if self._link is None else self._link.server_of(place)
+
+    def reset(self, name: str, program: Program, key: Key) -> None:
+        self._talk(self._remote(name, program).forget(key))
+
+    async def areset(self, name: str, program: Program, key: Key) -> None:
+        here = self._here()
+        if here is not None:
+            await here.talk(self._remote(name, program).forget(key))
+        else:
+            await Errand(partial(self.reset, name, program, key), lambda _: None).run(self._workers)
+
+    def reset_all(self, prefix: str = "") -> int:
+        count = 0
+        for key in list(self._found(prefix)):
+            count += self._tell("DEL", key)
+        return count
+
+    def keys(self, prefix: str = "") -> Iterator[str]:
+        return iter([self._keyspace.shown(key) for key in self._found(prefix)])
+
+    def survey(self, prefix: str = "") -> Iterator[Sighting]:
+        """The live keys with their programs and states, to look at; nothing is written or prolonged."""
+        client = self._client_to_look(prefix)
+        if self._survey is None:
+            self._survey = RedisSurvey(client, self._keyspace, self.clock, injected=self.clock_decides)
+        return self._survey.sightings(self._found(prefix))
+
+    def close(self) -> None:
+        self._closed = True
+        self._workers.close()
+        if self._kept is not None:
+            self._kept.close()
+            if self._loops is not None:
+                self._loops.close()
+        self.wake()
+
+    async def aclose(self) -> None:
+        """`close`, awaitable; only so the connections of the running loop are closed at once."""
+        self.close()
+        if self._kept is not None and self._loops is not None:
+            await self._loops.aclose()
+
+    def __repr__(self) -> str:
+        return f"RedisStore(prefix={self.prefix!r})"
+
+    # inside
+
+    def evaluate(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        """Run a script of one's own where the states are; a reply that is lost is not asked for again."""
+        return self._tell("EVAL", script, len(keys), *keys, *arguments)
+
+    @property
+    def _is_cluster(self) -> bool:
+        return self._link is None or self._link.is_cluster
+
+    def _remote(self, name: str, program: Program) -> RedisProgram:
+        with self._lock:
+            known = self._programs.setdefault(name, {})
+            for other in known:
+                if other.kind != program.kind:
+                    raise of_two_kinds(name, other.kind, program)
+            if program not in known:
+                known[program] = RedisProgram(
+                    self._keyspace,
+                    name,
+                    program,
+                    self.clock,
+                    self._writers,
+                    injected=self.clock_decides,
+                    is_cluster=self._has_nodes,
+                )
+            return known[program]
+
+    def _here(self) -> Loop | None:
+        self._check_open()
+        here = None if self._loops is None else self._loops.here()
+        if here is None and self._link is None:
+            raise _no_client()
+        return here
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreUnavailableError("this RedisStore is closed; make a new one")
+
+    def _talk(self, conversation: Conversation) -> Any:
+        try:
+            command = next(conversation)
+            while True:
+                command = conversation.send(self._say(command))
+        except StopIteration as end:
+            return end.value
+
+    def _say(self, command: tuple[Any, ...]) -> Any:
+        self._check_open()
+        if self._link is None:
+            raise _no_client()
+        return self._link.say(command)
+
+    def _tell(self, *command: Any) -> Any:
+        reply = self._say(command)
+        if isinstance(reply, Exception):
+            raise unavailable(reply) from reply
+        return reply
+
+    def _client_to_look(self, prefix: object) -> Any:
+        check_prefix(prefix)
+        self._check_open()
+        if self._client is None:
+            raise _no_client()
+        return self._client
+
+    def _scanned(self, match: bytes, count: int) -> Iterator[bytes]:
+        cursor: Any = 0
+        while True:
+            cursor, keys = self._tell("SCAN", cursor, "MATCH", match, "COUNT", count)
+            yield from keys
+            if int(cursor) == 0:
+                return
+
+    def _found(self, prefix: str) -> Iterator[bytes]:
+        """The keys of states whose `name:key` begins with the prefix, each once, in no order."""
+        client = self._client_to_look(prefix)
+        # A client of redis-py that is interrupted may read the reply of another command later.
+        scan = client.scan_iter if self._kept is None else self._scanned
+        met: set[bytes] = set()
+        try:
+            for found in scan(match=self._keyspace.pattern, count=_SCANNED_AT_ONCE):
+                key = found if isinstance(found, bytes) else found.encode()
+                if key not in met and self._keyspace.shown(key).startswith(prefix):
+                    met.add(key)
+                    yield key
+        except RedisError as error:
+            raise unavailable(error) from error
+
+
+def _pool_of(url: str, bounds: dict[str, Any]) -> ConnectionPool:
+    """The pool that a URL asks for. What is wrong with one may stand beside a password, and is not shown."""
+    with suppress(ValueError, AttributeError, TypeError, RedisError):
+        parts = urlsplit(url)
+        # A password with a mark that should have been escaped ends up here.
+        is_torn = parts.fragment or (parts.scheme != "unix" and parts.path.strip("/").strip("0123456789"))
+        pool = ConnectionPool.from_url(
+            url, max_connections=MOST_CONNECTIONS, retry=Retry(NoBackoff(), 0), **bounds
+        )
+        # Options that nobody knows are refused now, not at the first call.
+        pool.connection_class(**pool.connection_kwargs)
+        if not is_torn:
+            return pool
+    raise ConfigError(
+        "url", "(not shown)", "is not a Redis URL", 'write one such as "redis://localhost:6379/0"'
+    )
+
+
+def _connected(url: str, bounds: dict[str, Any]) -> AsyncLink:
+    """A link of ours for one event loop."""
+    client = AsyncRedis.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **bounds)
+    options = client.connection_pool.connection_kwargs
+    kept = AsyncKept(client.connection_pool, MOST_CONNECTIONS, options["socket_timeout"] or TIMEOUT_S)
+    options["socket_timeout"] = None
+    return AsyncLink(client, kept)
+
+
+def _no_client() -> ConfigError:
+    return ConfigError(
+        "client",
+        None,
+        "is needed for synchronous calls, on trio, and on a second event loop",
+        "pass RedisStore(client, aclient=…)",
+    )

@@ -1,0 +1,165 @@
+"""Breaker: who may ask a store that is lost, and when.
+
+Closed, everybody asks. The first failure opens it: nobody asks until a back-off has passed, then one
+caller does, the prober. If it fails, the next back-off is twice as long, up to a bound; if it gets an
+answer, the breaker closes. No thread is needed: probers are callers who come by.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import TracebackType
+
+from shapekit._runtime import background as afterwards
+from shapekit._runtime import forks
+from shapekit.clock import Clock
+from shapekit.errors import StoreUnavailableError
+from shapekit.events import EVERYWHERE, StoreBack, StoreLost
+from shapekit.rate import SECOND_US, seconds_text
+
+FIRST_BACK_OFF_US = 250_000
+LONGEST_BACK_OFF_US = 10 * SECOND_US
+"""Each back-off is cut by up to half, at random, so that many workers do not probe together."""
+
+_NOBODY = -1
+
+
+class Breaker:
+    """Opens when a store is lost, closes when a probe succeeds, and says once that it did either.
+
+    A probe that never ends holds the others up for twice `patience_us`, then another one may try.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        what: Callable[[], str],
+        patience_us: int,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._clock = clock
+        self._what = what
+        self._patience_us = patience_us
+        self._jitter = jitter
+        self._lock = forks.lock()
+        self._term = 0
+        self._back_off_us = FIRST_BACK_OFF_US
+        self._lost_us = 0
+        self._asked_us = 0
+        self._due_us = 0
+        self._cause = ""
+        self.is_open = False
+
+    def attempt(self, *, probes: bool = True) -> Attempt:
+        """One call's attempt: what comes of it is told to the breaker when the context ends."""
+        term = self._term
+        if self.is_open:
+            term = self._probe() if probes else _NOBODY
+        return Attempt(self, term)
+
+    def probe_in_us(self) -> int:
+        """How long until somebody may ask again; at least 1."""
+        return max(1, self._due_us - self._clock.now_us())
+
+    def refusal(self) -> StoreUnavailableError:
+        """What a caller is told who may not ask."""
+        wait = seconds_text(self.probe_in_us())
+        return StoreUnavailableError(f"{self._what()} is lost: {self._cause}; it is asked again in {wait}")
+
+    def _probe(self) -> int:
+        """The term in which this caller asks; nobody's if it may not."""
+        with self._lock:
+            now = self._clock.now_us()
+            # A clock that was put back must not keep everybody waiting until it has caught up.
+            if self.is_open and self._asked_us <= now < self._due_us:
+                return _NOBODY
+            if self.is_open:
+                self._wait(now, max(2 * self._patience_us, self._back_off_us))
+            return self._term
+
+    def lost(self, term: int, cause: BaseException) -> None:
+        """An attempt failed. One that began in an earlier term says nothing about this one."""
+        with self._lock:
+            if term != self._term:
+                return
+            now = self._clock.now_us()
+            news = not self.is_open
+            if news:
+                self.is_open = True
+                self._lost_us = now
+                self._back_off_us = FIRST_BACK_OFF_US
+            else:
+                self._back_off_us = min(2 * self._back_off_us, LONGEST_BACK_OFF_US)
+            self._cause = str(cause)
+            self._wait(now, self._back_off_us - int(self._back_off_us / 2 * self._jitter()))
+        if news:
+            _say(
+                "lost %s: %s; it is asked again in %s", self._what(), cause, seconds_text(self.probe_in_us())
+            )
+            if EVERYWHERE:
+                EVERYWHERE.tell(StoreLost(self._what(), str(cause)))
+
+    def answered(self, term: int) -> None:
+        """An attempt was answered."""
+        if not self.is_open:
+            return
+        with self._lock:
+            if not self.is_open or term != self._term:
+                return
+            self.is_open = False
+            away_us = max(0, self._clock.now_us() - self._lost_us)
+        _say("%s is back after %s", self._what(), seconds_text(away_us))
+        if EVERYWHERE:
+            EVERYWHERE.tell(StoreBack(self._what(), away_us / SECOND_US))
+
+    def replaced(self) -> None:
+        """Another one has what was lost: nobody will ask for it here any more."""
+        self.answered(self._term)
+
+    def undecided(self, term: int) -> None:
+        """An attempt ended without telling anything: if it was a probe, the next caller makes another."""
+        with self._lock:
+            if self.is_open and term == self._term:
+                self._due_us = self._asked_us
+
+    def _wait(self, now: int, length_us: int) -> None:
+        self._term += 1
+        self._asked_us = now
+        self._due_us = now + length_us
+
+
+class Attempt:
+    """One call's attempt to ask. It swallows StoreUnavailableError: the caller answers otherwise then."""
+
+    __slots__ = ("_breaker", "_term")
+
+    def __init__(self, breaker: Breaker, term: int) -> None:
+        self._breaker = breaker
+        self._term = term
+
+    def __enter__(self) -> bool:
+        """Whether the caller may ask."""
+        return self._term != _NOBODY
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self._term == _NOBODY:
+            return False
+        if error is None:
+            self._breaker.answered(self._term)
+        elif isinstance(error, StoreUnavailableError):
+            self._breaker.lost(self._term, error)
+            return True
+        elif isinstance(error, GeneratorExit):
+            afterwards.do(self._breaker.undecided, self._term)  # thrown away, it takes no lock
+        else:
+            self._breaker.undecided(self._term)
+        return False
+
+
+def _say(message: str, *args: object) -> None:
+    import logging  # noqa: PLC0415 - only who loses a store says something
+
+    logging.getLogger("shapekit.store").warning(message, *args)

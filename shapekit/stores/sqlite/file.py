@@ -1,0 +1,361 @@
+"""SharedFile: one SQLite file that the processes of a host use in turn.
+
+They queue at a lock of our own, `FileLock`, on a file beside the database: SQLite's own waiting lets a
+writer starve for seconds. The system lets go of that lock when its process dies, however it dies. It is
+`BEGIN IMMEDIATE` that makes them safe, also where the file of the lock is removed, and where the system
+has no such locks (Windows): there the lock locks nothing, and SQLite's waiting is what is left.
+
+What is committed survives the death of any process. A machine that loses power may lose the last
+moments (the log is synced at checkpoints only), but never the file.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from io import FileIO
+from itertools import starmap
+from types import ModuleType
+from typing import NoReturn, TypeAlias, TypeVar
+
+from shapekit._runtime import forks
+from shapekit.errors import ConfigError, StoreUnavailableError
+from shapekit.stores.encoding import is_misfit
+
+_fcntl: ModuleType | None
+try:
+    import fcntl as _fcntl
+except ImportError:  # pragma: no cover - Windows
+    _fcntl = None
+
+_LOOK_S = 0.000_2
+"""How often it is looked whether the lock is free; on average, so that no two keep step."""
+
+
+PRIVATE = 0o600
+"""The mode of what is made here: whatever the umask is, nobody but the owner reads or writes it."""
+
+
+class FileLock:
+    """Opens the file when it is first taken, which stays; `close` lets go too.
+
+    A new one is for all who may use the file `of` which it is, or private where that is not there yet.
+    """
+
+    def __init__(self, path: str, of: str) -> None:
+        self._path = path
+        self._of = of
+        self.opened: list[FileIO] = []
+
+    def acquire(self, patience_s: float) -> bool:
+        """Wait for the lock; False if that takes too long."""
+        if not self.opened:
+            self._open()
+        if _fcntl is None:
+            return True
+        gives_up = None
+        while True:
+            try:
+                _fcntl.flock(self.opened[0], _fcntl.LOCK_EX | _fcntl.LOCK_NB)
+            except BlockingIOError:
+                now = time.monotonic()
+                if gives_up is None:
+                    gives_up = now + patience_s
+                elif now > gives_up:
+                    return False
+                time.sleep(random.uniform(0, 2 * _LOOK_S))  # noqa: S311 - no secret
+            else:
+                return True
+
+    def release(self) -> None:
+        if _fcntl is not None:
+            _fcntl.flock(self.opened[0], _fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        for file in self.opened:
+            file.close()
+        self.opened.clear()
+
+    def _open(self) -> None:
+        # Opened and known to be open in one go: a signal handler that raises comes before both or after both.
+        opener = partial(os.open, mode=PRIVATE)
+        try:
+            self.opened += starmap(partial(FileIO, opener=opener), ((self._path, "x+"),))
+        except FileExistsError:
+            self.opened += starmap(FileIO, ((self._path, "r+"),))
+        else:
+            with suppress(FileNotFoundError):
+                os.chmod(self._path, os.stat(self._of).st_mode & 0o666)
+
+
+Execute: TypeAlias = Callable[..., sqlite3.Cursor]
+T = TypeVar("T")
+
+PATIENCE_S = 5.0
+"""How long a call waits for the other threads of its process, and then for the other processes."""
+
+LOOK_EVERY_S = 0.1
+"""How often a store in use looks whether its file was removed or replaced: until then it has the old one."""
+
+APPLICATION = 0x53484B54
+VERSION = 1
+_NEW = (
+    "PRAGMA page_size = 1024",
+    "PRAGMA journal_mode = WAL",
+    f"PRAGMA application_id = {APPLICATION}",
+    f"PRAGMA user_version = {VERSION}",
+)
+_TABLES = (
+    "CREATE TABLE host (boot TEXT, offset_us INTEGER, swept_us INTEGER, highest_us INTEGER)",
+    "CREATE TABLE names (id INTEGER PRIMARY KEY, name BLOB UNIQUE, kind TEXT)",
+    "CREATE TABLE programs (id INTEGER PRIMARY KEY, description TEXT UNIQUE)",
+    """CREATE TABLE records (
+        id INTEGER PRIMARY KEY, name INTEGER, part TEXT, key BLOB, state TEXT, program INTEGER,
+        expires_us INTEGER, written_us INTEGER, sweep_at INTEGER, UNIQUE (name, part, key))""",
+    "CREATE INDEX by_sweep ON records (sweep_at)",
+    "INSERT INTO host VALUES (NULL, 0, 0, 0)",
+)
+_EACH_TIME = ("PRAGMA synchronous = NORMAL", "PRAGMA wal_autocheckpoint = 1000")
+_FIXES = {
+    sqlite3.SQLITE_FULL: "free some disk space",
+    sqlite3.SQLITE_IOERR: "see whether the disk is full or broken",
+    sqlite3.SQLITE_READONLY: "make the file and its directory writable",
+    sqlite3.SQLITE_PERM: "make the file and its directory writable",
+    sqlite3.SQLITE_CANTOPEN: "make the file and its directory writable",
+    sqlite3.SQLITE_NOTADB: "name another file, or remove this one",
+    sqlite3.SQLITE_CORRUPT: "remove the file; its limits then start afresh",
+    sqlite3.SQLITE_BUSY: "see which program keeps it locked",
+}
+
+
+class SharedFile:
+    """A database that is used in transactions: nobody else, in any process, is in one meanwhile.
+
+    The connection is made when it is needed, is closed while the process forks, and after any trouble.
+    """
+
+    def __init__(self, path: str, met: Callable[[Execute], object]) -> None:
+        """`met` is called in a transaction with each new connection."""
+        self.path = path
+        self.life = 0
+        """Changes when rows that were seen may be gone: with each connection and each rollback."""
+        self._met = met
+        self._turn = threading.Lock()
+        self._lock = FileLock(f"{path}-lock", path)
+        self._connections: list[sqlite3.Connection] = []
+        """The connection, once it is there."""
+        self._is_whole = False
+        """Whether connection and lock are there and at rest; where they are not, they are closed."""
+        self._closed = False
+        self._identity: tuple[object, ...] = ()
+        self._look_at = 0.0
+        _FILES.add(self)
+
+    def transact(self, work: Callable[[Execute], T]) -> T:
+        """What `work` returns, in a transaction that is committed, or rolled back if it raises.
+
+        No context manager: what one that is written in Python has taken is lost where a signal handler
+        raises before its block begins.
+        """
+        taken: list[bool] = []
+        try:
+            # Taken and known to be taken in one go: a signal handler that raises comes before both or after.
+            taken += starmap(self._turn.acquire, ((True, PATIENCE_S),))
+            if True not in taken:
+                self._starve("another thread")
+            return self._transacted(work)
+        except BaseException as error:
+            told = self._told(error)
+            if told is None:
+                raise
+            raise told from error
+        finally:
+            # Calls of C alone, each the first of its `finally`: further signals skip none of them.
+            try:
+                if True in taken and not self._is_whole:
+                    for connection in self._connections:
+                        connection.close()
+            finally:
+                try:
+                    if True in taken and not self._is_whole:
+                        for file in self._lock.opened:
+                            file.close()
+                finally:
+                    if True in taken:
+                        self._turn.release()
+
+    def close(self) -> None:
+        """For good."""
+        with self._turn:
+            self._closed = True
+            self._disconnect()
+
+    def __del__(self) -> None:
+        # Where its making was interrupted, there is nothing yet to let go of.
+        with suppress(AttributeError):
+            self._disconnect()
+
+    def resting(self) -> Iterator[None]:
+        """Before a fork, which no connection may cross: finish what is going on, and let go."""
+        with self._turn:
+            self._disconnect()
+            yield
+
+    # in turn
+
+    def _transacted(self, work: Callable[[Execute], T]) -> T:
+        execute = self._begun()
+        try:
+            result = work(execute)
+        except BaseException as error:
+            self.life += 1
+            if not isinstance(error, sqlite3.Error) and not is_misfit(error):
+                self._end(execute, "ROLLBACK")
+            raise
+        self._end(execute, "COMMIT")
+        return result
+
+    def _begun(self) -> Execute:
+        if not self._is_whole:
+            self._disconnect()
+            self._check_usable()
+        self._is_whole = False
+        if not self._lock.acquire(PATIENCE_S):
+            self._starve("another process")
+        if self._connections and time.monotonic() >= self._look_at:
+            self._look()
+        if not self._connections:
+            self._connect()
+        execute = self._connections[0].execute
+        execute("BEGIN IMMEDIATE")
+        return execute
+
+    def _end(self, execute: Execute, how: str) -> None:
+        execute(how)
+        self._lock.release()
+        self._is_whole = True
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise StoreUnavailableError(f"the SQLiteStore on {self.path!r} is closed; make a new one")
+        if os.path.isdir(self.path):
+            raise ConfigError("path", self.path, "is a directory", "name a file in it")
+
+    def _look(self) -> None:
+        """Stay with the path: a file that was removed is open still, and would be a truth of its own."""
+        self._look_at = time.monotonic() + LOOK_EVERY_S
+        database, log = self._names()
+        now = _inode(database), _inode(log)
+        if now == self._identity:
+            return
+        self._disconnect()
+        if not self._lock.acquire(PATIENCE_S):
+            self._starve("another process")
+        if now[0] != self._identity[0] and now[1] == self._identity[1]:
+            # The log of the old file must not be taken for that of the new one.
+            self._remove_log()
+        import logging  # noqa: PLC0415 - only who has something to say loads it
+
+        logging.getLogger("shapekit.store").warning(
+            "%r was removed or replaced while it was in use: its limits go on from what is there now",
+            self.path,
+        )
+
+    def _names(self) -> tuple[str, str]:
+        """The file, whatever leads to it, and its log."""
+        database = os.path.realpath(self.path)
+        return database, f"{database}-wal"
+
+    def _remove_log(self) -> None:
+        database, log = self._names()
+        for leftover in (log, f"{database}-shm"):
+            with suppress(FileNotFoundError):
+                os.unlink(leftover)
+
+    def _connect(self) -> None:
+        self._make_private()
+        database, log = self._names()
+        identity = _inode(database)
+        connect = partial(sqlite3.connect, timeout=PATIENCE_S, isolation_level=None, check_same_thread=False)
+        self._connections += starmap(connect, ((self.path,),))
+        execute = self._connections[0].execute
+        is_new = self._is_new(execute)
+        for setting in (*(_NEW if is_new else ()), *_EACH_TIME):
+            execute(setting)
+        execute("BEGIN IMMEDIATE")
+        for table in _TABLES if is_new else ():
+            execute(table)
+        self._met(execute)
+        execute("COMMIT")
+        self.life += 1
+        self._identity = identity, _inode(log)
+        self._look_at = time.monotonic() + LOOK_EVERY_S
+
+    def _make_private(self) -> None:
+        """Make the file if it is not there: SQLite would let all read it. Its companions get its mode.
+
+        One that is there is never opened here: closing it would end SQLite's own locks on it. Where it is
+        not, a log beside it is that of a file that was removed, and whoever has that open finds it so.
+        """
+        made = (self._names()[0], os.O_CREAT | os.O_EXCL | os.O_RDWR, PRIVATE)
+        with suppress(FileExistsError):
+            # Opened and closed in one go.
+            list(map(os.close, starmap(os.open, (made,))))
+            self._remove_log()
+
+    def _is_new(self, execute: Execute) -> bool:
+        asked = ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
+        application, version, tables = [execute(question).fetchone()[0] for question in asked]
+        if application != APPLICATION and (application or tables):
+            raise ConfigError("path", self.path, "is a database of another program", "name another file")
+        if version != VERSION and tables:
+            raise ConfigError(
+                "path", self.path, f"has format {version}, and this version {VERSION}", "name another file"
+            )
+        # A process that was killed in between leaves the settings without the tables.
+        return not tables
+
+    def _disconnect(self) -> None:
+        self._is_whole = False
+        for connection in self._connections:
+            connection.close()
+        self._connections.clear()
+        self._lock.close()
+
+    def _told(self, error: BaseException) -> StoreUnavailableError | None:
+        """What is told instead of trouble with the file; None for anything else."""
+        if isinstance(error, sqlite3.Error):
+            fix = _FIXES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "see whether the file is intact")
+        elif isinstance(error, OSError) and error.errno is not None and not self._is_whole:
+            fix = "use a directory of a local disk that is there and writable"
+        elif is_misfit(error):
+            return StoreUnavailableError(
+                f"what is in {self.path!r} is damaged ({error}); reset the key, or remove the file"
+            )
+        else:
+            return None
+        return StoreUnavailableError(f"cannot use {self.path!r}: {error}; {fix}")
+
+    def _starve(self, who: str) -> NoReturn:
+        raise StoreUnavailableError(
+            f"{self.path!r} was kept locked by {who} for {PATIENCE_S:g} s; see whether it hangs"
+        )
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    """What a path leads to."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+_FILES: forks.Living[SharedFile] = forks.Living()
+forks.resting(lambda: map(SharedFile.resting, _FILES))

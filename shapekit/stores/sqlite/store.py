@@ -1,0 +1,388 @@
+"""SQLiteStore: the truth of one host, in a file, without a server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from shapekit._runtime.threads import Errand, Workers
+from shapekit.algorithms.compose import Composite, adopted
+from shapekit.algorithms.description import describe, revived
+from shapekit.clock import Clock
+from shapekit.errors import ConfigError, StoreUnavailableError
+from shapekit.stores.base import Apply, ApplyMany, Key, Operation, Program, Store, of_two_kinds, part_keys
+from shapekit.stores.encoding import packed, sound, unpacked
+from shapekit.stores.inspect import Sighting, check_prefix, plain_bytes, plain_text, shown
+from shapekit.stores.sqlite.clock import HostClock
+from shapekit.stores.sqlite.file import Execute, SharedFile
+from shapekit.stores.sqlite.inspect import SqliteSurvey
+
+__all__ = ["SQLiteStore"]
+
+Row: TypeAlias = tuple[int, str, int, int, int]
+"""id, state, the number of the program that wrote it, when it may be swept, and when it is idle."""
+Place: TypeAlias = tuple[int, str, bytes]
+"""The number of the name, the part of the composite if the parts have keys of their own, and the key."""
+
+_BATCH = 16
+"""Idle records that one call removes at most."""
+_PAUSE_US = 1_000_000
+"""How long sweeping rests when nothing more was idle."""
+_LINGER_US = 1_000_000
+"""How long an idle record is kept, so that a clock that goes back a little still finds it."""
+_SPAN_BITS = 24
+"""Idle records are found by the 17 s in which they became idle: an index by the microsecond would have to
+be changed with every call."""
+_LATEST_US = 2**62
+
+_FIND = "SELECT id, state, program, sweep_at, expires_us FROM records WHERE name = ? AND part = ? AND key = ?"
+_KEEP = (
+    "UPDATE records SET state = ?, program = ?, expires_us = ?, written_us = max(written_us, ?) WHERE id = ?"
+)
+_MOVE = (
+    "UPDATE records SET state = ?, program = ?, expires_us = ?, written_us = max(written_us, ?), sweep_at = ?"
+    " WHERE id = ?"
+)
+_ADD = (
+    "INSERT INTO records (state, program, expires_us, written_us, sweep_at, name, part, key)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_RESET = "UPDATE records SET state = 'null', expires_us = 0, sweep_at = 0 WHERE id = ?"
+"""The time at which it was written still counts."""
+_IDLE = "SELECT id, expires_us, written_us FROM records WHERE sweep_at < ? LIMIT ?"
+_SWEPT = "UPDATE host SET swept_us = max(swept_us, ?), highest_us = max(highest_us, ?)"
+_LIVE = (
+    "SELECT records.id, names.name, part, key FROM records JOIN names ON names.id = records.name"
+    " WHERE expires_us > ?"
+)
+
+
+class SQLiteStore(Store):
+    """The processes of one host share their limits through a file: `SQLiteStore("limits.db")`.
+
+    Each call is one transaction under a lock; a process that is killed leaves nothing half done. The
+    file and its companions (`-wal`, `-shm`, `-lock`) belong on a local disk. Time is that of the host
+    since it started, so a system clock that is set changes nothing; only calendar quotas follow it.
+
+    Threads may share one store, and so may a process and its forks. On an event loop a worker thread
+    does the work; a task that is cancelled meanwhile gives back what was taken for it. A call that does
+    not get the file within seconds, and any trouble with the file, is a StoreUnavailableError.
+    """
+
+    shared = True
+    clock_decides: bool = True
+
+    def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None) -> None:
+        if clock is not None and (isinstance(clock, type) or not isinstance(clock, Clock)):
+            raise ConfigError("clock", clock, "is not a clock", "leave it away, or pass ManualClock()")
+        self.clock: Clock = HostClock() if clock is None else clock
+        self._kinds: dict[str, str] = {}
+        self._workers = Workers()
+        self._records = _Records(_absolute(path), self.clock)
+        self._file = self._records.file
+        # Whatever is wrong with the file is told at once.
+        self._file.transact(_nothing)
+
+    def bind(self, name: str, program: Program, operation: Operation) -> Apply:
+        run = self._runner(name, program, operation)
+        file, now_us = self._file, self.clock.now_us
+
+        def apply(key: Key, *args: Any) -> Any:
+            return file.transact(lambda execute: run(execute, key, now_us(), args))
+
+        return apply
+
+    def bind_many(self, name: str, program: Program, operation: Operation) -> ApplyMany:
+        run = self._runner(name, program, operation)
+        file, now_us = self._file, self.clock.now_us
+
+        def apply_many(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
+            def run_each(execute: Execute) -> list[Any]:
+                now = now_us()
+                return [run(execute, key, now, args) for key in keys]
+
+            return file.transact(run_each)
+
+        return apply_many
+
+    def abind(self, name: str, program: Program, operation: Operation) -> Callable[..., Awaitable[Any]]:
+        apply = self.bind(name, program, operation)
+
+        async def aapply(key: Key, *args: Any) -> Any:
+            return await Errand(
+                partial(apply, key, *args),
+                lambda answer: self._give_back(name, program, operation, [key], args, [answer]),
+            ).run(self._workers)
+
+        return aapply
+
+    def abind_many(
+        self, name: str, program: Program, operation: Operation
+    ) -> Callable[[Sequence[Key], tuple[Any, ...]], Awaitable[list[Any]]]:
+        apply_many = self.bind_many(name, program, operation)
+
+        async def aapply_many(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
+            return await Errand(
+                partial(apply_many, keys, args),
+                lambda answers: self._give_back(name, program, operation, keys, args, answers),
+            ).run(self._workers)
+
+        return aapply_many
+
+    def reset(self, name: str, program: Program, key: Key) -> None:
+        records = self._records
+
+        def forget(execute: Execute) -> None:
+            number = records.named(execute, name, program)
+            for part, text in (("", key),) if isinstance(key, str) else part_keys(program, key):
+                row = records.find(execute, _place_of(number, part, text))
+                if row is not None:
+                    execute(_RESET, (row[0],))
+
+        self._file.transact(forget)
+
+    async def areset(self, name: str, program: Program, key: Key) -> None:
+        await Errand(partial(self.reset, name, program, key), _nothing).run(self._workers)
+
+    def reset_all(self, prefix: str = "") -> int:
+        def forget(execute: Execute) -> int:
+            live = self._records.live(execute, prefix)
+            for _, number in live:
+                execute(_RESET, (number,))
+            return len(live)
+
+        return self._file.transact(forget)
+
+    def keys(self, prefix: str = "") -> Iterator[str]:
+        live = self._file.transact(lambda execute: self._records.live(execute, prefix))
+        return iter([shown for shown, _ in live])
+
+    def survey(self, prefix: str = "") -> Iterator[Sighting]:
+        """The live keys with their programs and states, to look at; it does not wait for the file."""
+        check_prefix(prefix)
+        return SqliteSurvey(self._file.path, self.clock).sightings(prefix)
+
+    def close(self) -> None:
+        self._file.close()
+        self._workers.close()
+        self.wake()
+
+    async def aclose(self) -> None:
+        await Errand(self.close, _nothing).run(self._workers)
+
+    def __repr__(self) -> str:
+        return f"SQLiteStore({self._file.path!r})"
+
+    def _runner(self, name: str, program: Program, operation: Operation) -> Callable[..., Any]:
+        """What an operation does in a transaction."""
+        kind = self._kinds.setdefault(name, program.kind)
+        if kind != program.kind:
+            raise of_two_kinds(name, kind, program)
+        records = self._records
+        description = describe(program)
+        parts = program.parts if isinstance(program, Composite) else ()
+        described = [describe(part) for part in parts]
+        step = operation.step(program)
+        reads = operation.is_read
+        civil, wall_us = program.civil, self.clock.wall_us
+
+        def run(execute: Execute, key: Key, now: int, args: tuple[Any, ...]) -> Any:
+            space = records.named(execute, name, program)
+            if not isinstance(key, str):
+                return run_together(execute, space, key, now, args)
+            number = records.numbered(execute, description)
+            place = _place_of(space, "", key)
+            row = records.find(execute, place)
+            # Before a cold key moves `now`: that is no step of the date.
+            skew = wall_us() - now if civil else 0
+            if row is None:
+                now, state = records.cold_at(execute, now), None
+            else:
+                state = records.taken_over(execute, row, program, number, now, skew)
+            outcome = step(state, now, *args, skew=skew) if civil else step(state, now, *args)
+            if operation.is_look:
+                sound(program, *outcome)
+            if reads:
+                return outcome
+            if outcome[3]:
+                records.keep(execute, row, place, outcome[0], number, now, now + outcome[2])
+                records.sweep(execute, now)
+            return outcome[1]
+
+        def run_together(
+            execute: Execute, space: int, keys: tuple[str, ...], now: int, args: tuple[Any, ...]
+        ) -> Any:
+            places = [_place_of(space, part, key) for part, key in part_keys(program, keys)]
+            rows = [records.find(execute, place) for place in places]
+            skew = wall_us() - now
+            if None in rows:
+                now = records.cold_at(execute, now)
+            numbers = [records.numbered(execute, text) for text in described]
+            states = tuple(
+                None if row is None else records.taken_over(execute, row, part, number, now, skew)
+                for part, row, number in zip(parts, rows, numbers, strict=True)
+            )
+            outcome = step(states, now, *args, skew=skew)
+            if reads:
+                return outcome
+            if outcome[3]:
+                for place, row, part, number, before, after in zip(
+                    places, rows, parts, numbers, states, outcome[0], strict=True
+                ):
+                    if after is not before:
+                        ends = now + part.life(after, now, skew)
+                        records.keep(execute, row, place, after, number, now, ends)
+                records.sweep(execute, now)
+            return outcome[1]
+
+        return run
+
+
+def _absolute(path: object) -> str:
+    fix = 'name a file, such as "limits.db"'
+    try:
+        text = os.fspath(path)  # type: ignore[call-overload]
+    except TypeError:
+        raise ConfigError("path", path, "is not a path", fix) from None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise ConfigError("path", path, "is not a path", fix)
+    if text == ":memory:":
+        raise ConfigError("path", path, "is no file that others can share", "use a MemoryStore")
+    return os.path.abspath(text)
+
+
+def _nothing(result: object) -> None:
+    """What a reset or a close took need not be given back."""
+
+
+class _Records:
+    """Every method takes `execute`, which `records.file.transact` gives."""
+
+    def __init__(self, path: str, clock: Clock) -> None:
+        self.file = SharedFile(path, self._meet)
+        self._clock = clock
+        self._life = 0
+        self._names: dict[tuple[str, str], int] = {}
+        self._numbers: dict[str, int] = {}
+        self._writers: dict[int, Any] = {}
+        self._sweep_due_us = 0
+
+    def named(self, execute: Execute, name: str, program: Program) -> int:
+        """The number of a name; ConfigError if states of another kind live under it."""
+        if self._life != self.file.life:
+            self._forget()
+        known = self._names.get((name, program.kind))
+        if known is not None:
+            return known
+        execute("INSERT OR IGNORE INTO names (name, kind) VALUES (?, ?)", (plain_bytes(name), program.kind))
+        number, kind = execute("SELECT id, kind FROM names WHERE name = ?", (plain_bytes(name),)).fetchone()
+        if kind != program.kind:
+            live = execute(f"{_LIVE} AND records.name = ? LIMIT 1", (self._clock.now_us(), number))
+            if live.fetchone() is not None:
+                raise of_two_kinds(name, kind, program)
+            execute("UPDATE names SET kind = ? WHERE id = ?", (program.kind, number))
+        self._names[name, program.kind] = number
+        return int(number)
+
+    def numbered(self, execute: Execute, description: str) -> int:
+        """The number of a program."""
+        known = self._numbers.get(description)
+        if known is not None:
+            return known
+        execute("INSERT OR IGNORE INTO programs (description) VALUES (?)", (description,))
+        sql = "SELECT id FROM programs WHERE description = ?"
+        self._numbers[description] = number = int(execute(sql, (description,)).fetchone()[0])
+        return number
+
+    def writer(self, execute: Execute, number: int) -> Any:
+        """The program with this number."""
+        known = self._writers.get(number)
+        if known is None:
+            row = execute("SELECT description FROM programs WHERE id = ?", (number,)).fetchone()
+            self._writers[number] = known = revived(*row)
+        return known
+
+    def find(self, execute: Execute, place: Place) -> Row | None:
+        found: Row | None = execute(_FIND, place).fetchone()
+        return found
+
+    def taken_over(self, execute: Execute, row: Row, program: Any, number: int, now: int, skew: int) -> Any:
+        """The state in a row, as one of the program that has this number."""
+        if row[2] == number:
+            return self.state(row, program)
+        try:
+            writer = self.writer(execute, row[2])
+            return adopted(program, self.state(row, writer), writer, now, skew)
+        except ConfigError:
+            # Of another kind, or of a version that knows more. What is idle may go: it would stay for
+            # ever, since a call that fails sweeps nothing.
+            if row[4] <= now:
+                return None
+            raise
+
+    def state(self, row: Row, writer: Any) -> Any:
+        """The state in a row that `writer` wrote."""
+        try:
+            state = unpacked(row[1])
+            if state is not None:
+                writer.inspect(state)
+        except (ValueError, TypeError, RecursionError):
+            raise StoreUnavailableError(
+                f"a state in {self.file.path!r} is damaged; reset the key, or remove the file"
+            ) from None
+        return state
+
+    def cold_at(self, execute: Execute, now: int) -> int:
+        """The time a cold key starts at: not before a time at which one that was swept was not cold yet."""
+        return max(now, int(execute("SELECT swept_us FROM host").fetchone()[0]))
+
+    def keep(
+        self, execute: Execute, row: Row | None, place: Place, state: Any, number: int, now: int, expires: int
+    ) -> None:
+        """Write a state that differs from a cold one until `expires`."""
+        expires = min(expires, _LATEST_US)
+        sweep_at = expires + _LINGER_US >> _SPAN_BITS
+        text = packed(state)
+        if row is None:
+            execute(_ADD, (text, number, expires, now, sweep_at, *place))
+        elif row[3] == sweep_at:
+            execute(_KEEP, (text, number, expires, now, row[0]))
+        else:
+            execute(_MOVE, (text, number, expires, now, sweep_at, row[0]))
+
+    def sweep(self, execute: Execute, now: int) -> None:
+        """Remove a few idle records."""
+        if now < self._sweep_due_us:
+            return
+        idle = execute(_IDLE, (now >> _SPAN_BITS, _BATCH)).fetchall()
+        for number, _, _ in idle:
+            execute("DELETE FROM records WHERE id = ?", (number,))
+        if idle:
+            execute(_SWEPT, (max(expired for _, expired, _ in idle), max(written for _, _, written in idle)))
+        self._sweep_due_us = now if len(idle) == _BATCH else now + _PAUSE_US
+
+    def live(self, execute: Execute, prefix: str) -> list[tuple[str, int]]:
+        """The live keys as they are shown, with their ids."""
+        check_prefix(prefix)
+        rows = execute(_LIVE, (self._clock.now_us(),)).fetchall()
+        live = [(shown(*map(plain_text, place)), number) for number, *place in rows]
+        return [found for found in live if found[0].startswith(prefix)]
+
+    def _forget(self) -> None:
+        self._life = self.file.life
+        self._names.clear()
+        self._numbers.clear()
+        self._writers.clear()
+
+    def _meet(self, execute: Execute) -> None:
+        """Agree with the other processes on the time."""
+        clock = self._clock
+        if isinstance(clock, HostClock) and clock.agree(execute):
+            execute("UPDATE host SET boot = ?, offset_us = ?", (clock.boot(), clock.offset_us))
+
+
+def _place_of(name: int, part: str, key: str) -> Place:
+    """Where the state of a key is."""
+    return name, part, plain_bytes(key)

@@ -1,0 +1,98 @@
+"""Four processes of twenty callers: a strict server never refuses them, and when it does, all of them wait.
+
+Of a rate of 49/s, fifty-one calls take a second and 20 ms: whoever is kept from running for that long on
+the way to the server can be unlucky. So a witness watches: a refusal is excused only where the system had
+just then kept somebody from running for longer than the arrival was early, and only as many as the stalls
+of the run make late. Any other bound gives way by as much as was seen.
+"""
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from ...redis_server import RedisServer
+from ...witness import NEAR_S, watched
+from .server import PATIENCE_S
+
+pytestmark = pytest.mark.long
+
+WORKERS = 4
+CALLERS = 20
+CALLS = 100
+MOST = 50
+PER_S = 49
+RATE = f"{PER_S}/s"
+HOLD_S = 2.0
+NOTICE_S = 0.05
+STALL_S = 0.01
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def place(request, tmp_path):
+    """Where the workers' store is."""
+    if request.param == "sqlite":
+        yield str(tmp_path / "limits.db")
+        return
+    with RedisServer() as server:
+        yield server.url
+
+
+@contextmanager
+def script(name, *arguments):
+    """A script of this folder, as a process."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command = [sys.executable, str(HERE / name), *map(str, arguments)]
+    with subprocess.Popen(command, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def run(client, place):
+    """What the server has seen of the crowd, and the stalls meanwhile."""
+    with ExitStack() as scripts:
+        server = scripts.enter_context(script("strict.py", CALLS, HOLD_S))
+        url = server.stdout.readline().strip()
+        crowd = (client, place, url, RATE, CALLERS)
+        workers = [scripts.enter_context(script("callers.py", *crowd)) for _ in range(WORKERS)]
+        for worker in workers:
+            assert worker.stdout.readline() == "ready\n"
+        with watched(*[process.pid for process in (server, *workers)]) as witness:
+            for worker in workers:
+                worker.stdin.write("go\n")
+                worker.stdin.flush()
+            log = json.loads(server.stdout.readline())
+        for worker in workers:
+            worker.stdin.close()
+        assert [worker.wait(PATIENCE_S) for worker in workers] == [0] * WORKERS
+    return log, witness.stalls
+
+
+@pytest.mark.parametrize("client", ["httpx", "aiohttp", "requests"])
+def test_a_strict_server_never_refuses_and_all_obey_when_it_changes_its_mind(client, place):
+    log, stalls = run(client, place)
+    instants = [at for at, _ in log]
+    refused = [number for number, (_, status) in enumerate(log[:CALLS]) if status == 429]
+    for number in refused:
+        # It came too early after the one that took the first place of the second: that one was late.
+        first = [at for at, status in log[:number] if status == 200][-MOST]
+        early = first + 1 - instants[number]
+        assert stalls.within(first - NEAR_S, first) > STALL_S + early, f"arrival {number} was refused"
+    assert len(refused) <= PER_S * stalls.within(instants[0], instants[CALLS - 1])
+    took = instants[CALLS - 1] - instants[0] - stalls.around(instants[CALLS - 1])
+    assert refused or (CALLS - 1) / took >= 48.5
+    # What was out before anybody had heard of it is refused, too, and may then hold for a little longer.
+    told = next(at for at, status in log[CALLS:] if status == 429)
+    notice = NOTICE_S + stalls.around(told)
+    last = max(at for at, status in log if status == 429 and at < told + HOLD_S / 2)
+    back = next(at for at in instants if at > told + notice)
+    assert last <= told + notice
+    over = last + HOLD_S
+    assert told + HOLD_S - NOTICE_S <= back
+    assert stalls.undone(over, back) <= over + NOTICE_S

@@ -1,0 +1,252 @@
+"""admit and aadmit: a call leaves when its slot has come, or is refused at once and costs nothing."""
+
+import anyio
+import pytest
+
+from shapekit import (
+    GCRA,
+    ConfigError,
+    MemoryStore,
+    Policy,
+    QueueFullError,
+    QuotaExhaustedError,
+    StoreUnavailableError,
+)
+
+
+def test_calls_leave_one_interval_apart(world, policy, clock):
+    stripe = policy("10/s")
+    left = [world.enter(stripe.admit(), lambda _: clock.now()) for _ in range(4)]
+    assert left == [0.0, 0.1, 0.2, 0.3]
+
+
+def test_the_admission_says_what_was_agreed(world, policy):
+    stripe = policy("10/s", burst=3)
+    for delay, used in ((0.0, 2), (0.1, 3)):
+        admission = stripe.admit("eu", cost=2)
+        world.enter(admission)
+        assert (admission.delay, admission.key, admission.cost) == (delay, "eu", 2)
+        assert admission.decision
+        assert admission.decision.delay == delay
+        assert (admission.decision.limit, admission.decision.current) == (3, used + (delay > 0))
+
+
+def test_entering_yields_the_admission_itself(world, policy):
+    admission = policy(1).admit()
+    assert world.enter(admission, lambda entered: entered) is admission
+
+
+def test_each_key_has_its_own_limit(world, policy):
+    stripe = policy("1/s", key="main")
+    delays = []
+    for key in (None, "a", "b", None, "a", "main"):
+        admission = stripe.admit(key)
+        world.enter(admission)
+        delays.append(admission.delay)
+    assert delays == [0, 0, 0, 1, 0, 1]
+
+
+def test_the_policy_has_a_cost_and_a_call_may_have_another(world, policy, clock):
+    stripe = policy("10/s", cost=5)
+    for cost in (None, 2, None):
+        world.enter(stripe.admit(cost=cost))
+    assert clock.now() == 0.7
+
+
+@pytest.mark.parametrize("per_call", [False, True])
+def test_a_wait_above_max_wait_is_refused_at_once_and_consumes_nothing(world, policy, clock, per_call):
+    stripe = policy("1/s", max_wait=None if per_call else "500ms")
+    waits = {"max_wait": 0.5} if per_call else {}
+    world.enter(stripe.admit())
+    before = stripe.forecast()
+    with pytest.raises(QueueFullError) as refusal:
+        world.enter(stripe.admit("default", **waits), pytest.fail)
+    error = refusal.value
+    assert (error.delay, error.max_wait, error.key, error.code) == (1.0, 0.5, "default", "queue_full")
+    assert (clock.now(), stripe.forecast()) == (0.0, before)
+    clock.advance(error.retry_after)
+    world.enter(stripe.admit(**waits))
+    assert clock.now() == 1.0
+
+
+def test_a_call_may_wait_longer_than_the_policy_lets_it(world, policy, clock):
+    stripe = policy("1/s", max_wait=0)
+    world.enter(stripe.admit())
+    world.enter(stripe.admit(max_wait="1s"))
+    assert clock.now() == 1.0
+
+
+def test_max_wait_0_is_now_or_never(world, policy):
+    stripe = policy("1/s")
+    world.enter(stripe.admit(max_wait=0))
+    with pytest.raises(QueueFullError):
+        world.enter(stripe.admit(max_wait=0), pytest.fail)
+
+
+def test_timeout_gives_up_when_it_is_over_and_gives_the_turn_back(world, policy, clock):
+    stripe = policy("1/min")
+    world.enter(stripe.admit())
+    with pytest.raises(TimeoutError, match="after 10 s"):
+        world.enter(stripe.admit(timeout="10s"), pytest.fail)
+    assert clock.now() == 10.0
+    assert stripe.forecast().first_in == 50.0
+    world.enter(stripe.admit(timeout="50s"))
+    assert clock.now() == 60.0
+
+
+def test_a_spent_quota_refuses_unless_a_max_wait_covers_it(world, policy, clock):
+    stripe = policy("10/s", quota="2/day")
+    for _ in range(2):
+        world.enter(stripe.admit())
+    with pytest.raises(QuotaExhaustedError) as refusal:
+        world.enter(stripe.admit(), pytest.fail)
+    assert refusal.value.retry_after == 86_400 - 0.1
+    with pytest.raises(QuotaExhaustedError):
+        world.enter(stripe.admit(max_wait="1h"), pytest.fail)
+    assert clock.now() == 0.1
+    world.enter(stripe.admit(max_wait="1d"))
+    assert clock.now() == 86_400
+
+
+def test_an_error_of_the_call_passes_and_the_call_stays_counted(world, policy, clock):
+    stripe = policy("1/s")
+
+    def fail(_):
+        raise LookupError("of the caller")
+
+    with pytest.raises(LookupError, match="of the caller"):
+        world.enter(stripe.admit(), fail)
+    world.enter(stripe.admit())
+    assert clock.now() == 1.0
+
+
+@pytest.mark.parametrize("key", ["{user}", lambda user: user])
+def test_a_key_that_depends_on_the_call_has_to_be_passed_to_admit(refused, world, policy, key):
+    stripe = policy("1/s", key=key)
+    assert "admit(key=" in refused(stripe.admit, "key").fix
+    refused(stripe.aadmit, "key")
+    refused(stripe.forecast, "key")
+    world.enter(stripe.admit("alice"))
+    assert (stripe.forecast(key="alice").first_in, stripe.forecast(key="bob").first_in) == (1.0, 0.0)
+
+
+def test_a_cost_that_depends_on_the_call_has_to_be_passed_to_admit(refused, world, policy, clock):
+    stripe = policy("1/s", cost=len)
+    assert "admit(cost=" in refused(stripe.admit, "cost").fix
+    world.enter(stripe.admit(cost=3))
+    world.enter(stripe.admit(cost=1))
+    assert clock.now() == 3.0
+
+
+def test_an_admission_that_was_not_entered_knows_nothing(refused, policy):
+    admission = policy(1).admit()
+    for look in (lambda: admission.delay, lambda: admission.decision, lambda: admission.settle(2)):
+        assert "with policy.admit()" in refused(look, "admission").fix
+
+
+@pytest.mark.parametrize(
+    "limits", [{"gates": (GCRA("1/s", burst=2),)}, {"rate": "2/2s", "pace": "burst"}], ids=["gate", "burst"]
+)
+def test_what_a_limit_without_a_pace_admits_leaves_at_the_very_same_instant(world, policy, clock, limits):
+    one = policy(**limits)
+    for _ in range(2):
+        world.enter(one.admit(max_wait=0))
+    with pytest.raises(QueueFullError):
+        world.enter(one.admit(max_wait=0), pytest.fail)
+    assert clock.now() == 0.0
+    world.enter(one.admit())
+    assert clock.now() in (1.0, 2.0)
+
+
+def test_a_policy_of_a_quota_alone(world, policy):
+    budgeted = policy(quota="1/day")
+    world.enter(budgeted.admit())
+    with pytest.raises(QuotaExhaustedError):
+        world.enter(budgeted.admit(), pytest.fail)
+
+
+def test_the_text_of_a_key_may_hold_braces(world, policy):
+    stripe = policy("1/s", key="{{x}}")
+    world.enter(stripe.admit())
+    assert stripe.forecast(key="{x}").first_in == 1.0
+
+
+def test_forecast_is_when_so_many_calls_of_the_policys_cost_will_have_left(policy):
+    assert policy("10/s").forecast(5) == (0.0, 0.4)
+    costly = policy("10/s", cost=5)
+    seen = costly.forecast(3)
+    taken = [costly.shaper.reserve(cost=5).delay for _ in range(3)]
+    assert seen == (taken[0], taken[-1]) == (0.0, 1.0)
+
+
+@pytest.mark.anyio
+async def test_aforecast_is_forecast(policy):
+    stripe = policy("10/s")
+    assert await stripe.aforecast(5) == stripe.forecast(5)
+
+
+@pytest.mark.anyio
+async def test_aadmit_is_admit_for_async_with(policy, clock):
+    stripe = policy("1/s")
+    for _ in range(2):
+        async with stripe.aadmit("a", cost=2, max_wait="5s", timeout="5s") as admission:
+            pass
+    assert (clock.now(), admission.delay) == (2.0, 2.0)
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_task_gives_its_turn_back(policy, clock):
+    stripe = policy("1/min")
+    async with stripe.aadmit():
+        pass
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        async with stripe.aadmit():
+            pytest.fail("a cancelled call left")
+    assert stripe.forecast().first_in == 60.0 - clock.now()
+
+
+@pytest.mark.anyio
+async def test_close_wakes_whoever_waits():
+    # Time that stands still: nobody but close ends this wait.
+    store = MemoryStore()
+    stripe = Policy("1/h", store=store)
+    async with stripe.aadmit():
+        pass
+    async with anyio.create_task_group() as tasks:
+
+        async def wait():
+            with pytest.raises(StoreUnavailableError):
+                async with stripe.aadmit():
+                    pytest.fail("left")
+
+        tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        await stripe.aclose()
+    # The store is the caller's.
+    assert list(store.keys())
+
+
+def test_a_store_that_the_policy_made_is_closed_with_it(policy):
+    stripe = policy("1/s")
+    stripe.close()
+    with pytest.raises(StoreUnavailableError):
+        stripe.forecast()
+
+
+def test_policies_on_one_store_share_a_limit_by_name(clock):
+    store = MemoryStore(clock)
+    with Policy("1/s", name="api", store=store).admit():
+        pass
+    delays = [Policy("1/s", name=name, store=store).forecast().first_in for name in ("api", "other")]
+    assert delays == [1.0, 0.0]
+
+
+def test_the_repr_says_which_policy_it_is(policy):
+    assert "name='stripe'" in repr(policy("10/s", name="stripe"))
+    assert "10/s" in repr(policy("10/s", name="stripe"))
+
+
+def test_a_call_with_everything_wrong_is_still_a_config_error(policy):
+    with pytest.raises(ConfigError):
+        policy(1).admit(5, cost=0, max_wait="x", timeout="y").__enter__()

@@ -1,0 +1,164 @@
+"""Every short history of reserve, cancel and settle, said any number of times, with answers that are lost.
+
+The truth is a list of calls and of what each cost, by the last word that was said of it. A quota has to have
+counted that, no more and no less, and a newcomer must not leave before what a line without the calls that
+are gone allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pytest
+
+from shapekit import FixedWindow, Quota, Rate, SlidingWindow, SlidingWindowLog
+from shapekit.algorithms.base import Algorithm
+from shapekit.algorithms.queue.queue import LeakyQueue
+from shapekit.algorithms.queue.slots import Grant
+from shapekit.algorithms.usage import quotas_of
+
+from .explore import LawBrokenError, explore
+
+T = 2
+START = 1_000
+WORDS = (0, 1, 3)
+
+
+class Call(NamedTuple):
+    """One call: the slot as its caller knows it, what it costs in truth, and whether it was given back."""
+
+    turn: Grant
+    units: int
+    is_heard: bool = True
+    is_back: bool = False
+
+
+class World(NamedTuple):
+    now: int
+    line: Any
+    calls: tuple[Call, ...] = ()
+    acts: int = 0
+    is_settled: bool = False
+
+
+class Rules:
+    """What can happen with one queue."""
+
+    def __init__(self, queue: LeakyQueue, most: int, acts: int) -> None:
+        self.queue = queue
+        self.most = most
+        self.acts = acts
+
+    def steps(self, world: World) -> Iterator[tuple[str, World]]:
+        if world.acts == self.acts:
+            return
+        acted = world._replace(acts=world.acts + 1)
+        if len(world.calls) < self.most:
+            for cost in (1, 2):
+                line, granted, _, _ = self.queue.reserve(world.line, world.now, (cost, None, 7))
+                assert granted[0]
+                call = Call(Grant(*granted), cost)
+                yield f"reserves {cost}", acted._replace(line=line, calls=(*world.calls, call))
+        yield "time passes", acted._replace(now=world.now + T)
+        for index, call in enumerate(world.calls):
+            line, is_back, _, changes = self.queue.cancel(world.line, world.now, call.turn)
+            may = call.is_heard and not call.is_back and call.turn.due_us >= world.now and call.units > 0
+            assert is_back == may, f"a cancel is answered {is_back}"
+            assert changes or line == world.line
+            if is_back:
+                yield f"{index} cancels", with_call(acted, line, index, call._replace(units=0, is_back=True))
+            for actual in WORDS:
+                yield from self.settles(world, acted, index, actual)
+
+    def settles(self, world: World, acted: World, index: int, actual: int) -> Iterator[tuple[str, World]]:
+        call = world.calls[index]
+        acted = acted._replace(is_settled=True)
+        line, number, _, changes = self.queue.settle(world.line, world.now, (call.turn, actual, 9))
+        assert bool(number) == (not call.is_back), f"a settlement is answered {number}"
+        assert changes == (not call.is_back and actual != call.units)
+        again = self.queue.settle(line, world.now, (call.turn, actual, 9))
+        assert again[:2] == (line, number), "said again, it does more"
+        if not number:
+            return
+        end = self.queue.end_of(call.turn, actual) if call.is_heard else call.turn.start
+        heard = call.turn._replace(cost=actual, version=number, end=end)
+        assert self.queue.settle(line, world.now, (heard, actual, 9))[:2] == (line, number)
+        yield f"{index} settles {actual}", with_call(acted, line, index, Call(heard, actual))
+        if changes:
+            lost = call._replace(units=actual, is_heard=False)
+            yield f"{index} settles {actual}, unheard", with_call(acted, line, index, lost)
+
+    def check(self, world: World) -> None:
+        truth = sum(call.units for call in world.calls)
+        for usage in quotas_of(self.queue, world.line, world.now, 0):
+            assert usage.used == truth, f"{usage.used} counted of {truth}"
+        # A call that was settled at nothing occupies nothing, whatever it costs since.
+        turns = [call.turn for call in world.calls if call.is_heard and not call.is_back]
+        waiting = sorted((turn.start, turn.end) for turn in turns if turn.start < turn.end)
+        assert all(one[1] <= two[0] for one, two in pairwise(waiting)), "two stand in one place"
+        self.is_cold_when_all_are_gone(world)
+
+    def is_cold_when_all_are_gone(self, world: World) -> None:
+        """All who can go: then nobody waits longer than for those who left, as they were charged."""
+        if world.is_settled:
+            return
+        for order in (world.calls, world.calls[::-1]):
+            line, left = world.line, []
+            for call in order:
+                line, is_back, _, _ = self.queue.cancel(line, world.now, call.turn)
+                if not is_back and not call.is_back:
+                    left.append(call.turn)
+            newcomer = self.queue.reserve(line, world.now, (1, None, 7))[1]
+            # Of a place that has passed while it was free, the rest is lost.
+            passed = [call.turn for call in world.calls if call.is_back and call.turn.due_us < world.now]
+            last = max([world.now, *(turn.end for turn in (*left, *passed))])
+            if all(turn.due_us < world.now for turn in left):
+                assert newcomer[10] <= max(last, self.limits_ask(world.now, left)), "waits for a ghost"
+
+    def limits_ask(self, now: int, left: list[Grant]) -> int:
+        """When the limits beside the pace admit one more after those who left."""
+        states: Any = self.queue.constraints.cold
+        for turn in sorted(left, key=lambda turn: turn.due_us):
+            states = self.queue.constraints.charge(states, turn.due_us, turn.due_us, turn.cost, (0, 0))[0]
+        return self.queue.constraints.departure(states, now, 1, (0, 0))[0]
+
+
+def with_call(world: World, line: Any, index: int, call: Call) -> World:
+    calls = (*world.calls[:index], call, *world.calls[index + 1 :])
+    return world._replace(line=line, calls=calls)
+
+
+QUOTA = Quota("100/fixed:1d")
+GATES: dict[str, tuple[Algorithm[Any], ...]] = {
+    "a quota": (QUOTA,),
+    "a quota and a log": (QUOTA, SlidingWindowLog(3, "10us")),
+    "a quota and windows": (QUOTA, FixedWindow(3, "8us"), SlidingWindow(4, "10us", conservative=True)),
+}
+
+
+def explored(gates: tuple[Algorithm[Any], ...], most: int, acts: int, kind: type = LeakyQueue) -> int:
+    rules = Rules(kind([Rate.of(1, T)], 1, "smooth", gates), most, acts)
+    return explore(World(START, None), rules.steps, rules.check)
+
+
+@pytest.mark.parametrize("gates", GATES)
+def test_nothing_is_minted_and_nothing_lost(gates: str) -> None:
+    assert explored(GATES[gates], 2, 5) > 1_000
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("gates", GATES)
+def test_nothing_is_minted_and_nothing_lost_by_three(gates: str) -> None:
+    assert explored(GATES[gates], 3, 6) > 10_000
+
+
+def test_a_queue_that_takes_every_word_is_found() -> None:
+    class Credulous(LeakyQueue):
+        def settle(self, state: Any, now: int, asked: Any, skew: int = 0) -> Any:
+            after, number, life, persist = super().settle(state, now, asked, skew)
+            return (*after[:6], (after[6][0], ((), -1, ())), after[7]), number, life, persist
+
+    with pytest.raises(LawBrokenError, match="said again, it does more"):
+        explored(GATES["a quota"], 1, 3, Credulous)

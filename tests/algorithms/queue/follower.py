@@ -1,0 +1,107 @@
+"""Somebody who reserves, waits without sleeping, and notes who would have left, and when."""
+
+from dataclasses import dataclass
+
+from shapekit import ManualClock, Reservation, Shaper
+from shapekit.algorithms.queue.queue import CONFIRM, RESERVE
+
+SECOND = 1_000_000
+
+
+@dataclass(eq=False)
+class Follow:
+    """One accepted turn: `left_at` once its instant has passed on the clock."""
+
+    turn: Reservation
+    cost: int
+    left_at: int | None = None
+    cancelled: bool = False
+
+    @property
+    def due(self):
+        """The departure on the queue's own time, which no hold moves."""
+        return self.turn.grant.due_us
+
+
+def heard(shaper, turn):
+    """What a waiter hears who asks now: how many µs it still has to wait, and whether the key is held."""
+    confirm = shaper.core.store.bind(shaper.name, shaper.core.queue, CONFIRM)
+    generation, shift, until, now = confirm(turn.key)
+    if generation != turn.grant.generation:
+        return 0, False
+    return max(0, max(turn.grant.due_us + shift, until) - now), until > now
+
+
+def undone(shaper, turn):
+    """Gives back what was taken for somebody who did not stay for the answer; which operation did it."""
+    did = [
+        operation
+        for operation, args in RESERVE.undone(((turn.cost, None, 7),), turn.granted)
+        if shaper.core.store.bind(shaper.name, shaper.core.queue, operation)(turn.key, *args)
+    ]
+    assert len(did) <= 1
+    return did[0] if did else None
+
+
+class Follower:
+    """Drives one key by hand; all spans are microseconds."""
+
+    def __init__(self, *args, start_s=1_000_000_000, **options):
+        self.clock = ManualClock(start_s)
+        self.shaper = Shaper(*args, clock=self.clock, **options)
+        self.calls = []
+
+    @property
+    def now(self):
+        return self.clock.now_us()
+
+    @property
+    def waiting(self):
+        return [call for call in self.calls if not call.cancelled and call.left_at is None]
+
+    @property
+    def departures(self):
+        """`(instant, cost)`, in order; `finish` first."""
+        gone = [(call.left_at, call.cost) for call in self.calls if call.left_at is not None]
+        return sorted(gone, key=lambda departure: departure[0])
+
+    def reserve(self, cost=1, max_wait=None):
+        """The new call, or None if it was refused."""
+        bound = None if max_wait is None else max_wait / SECOND
+        turn = self.shaper.reserve(cost=cost, max_wait=bound)
+        if not turn:
+            return None
+        call = Follow(turn, cost)
+        if turn.delay == 0:
+            call.left_at = self.now
+        self.calls.append(call)
+        return call
+
+    def cancel(self, call):
+        freed = call.turn.cancel()
+        if freed:
+            call.cancelled, call.left_at = True, None
+        return freed
+
+    def hold(self, length):
+        # Who leaves and who is held back in one and the same microsecond, nobody can tell.
+        self.advance(1)
+        self.shaper.hold(length / SECOND)
+
+    def resume(self):
+        self.shaper.resume()
+
+    def advance(self, span):
+        """Whoever is due before the end of it leaves at their instant."""
+        for call in self.waiting:
+            wait = self.wait(call)
+            if wait < span:
+                call.left_at = self.now + wait
+        self.clock.advance(span / SECOND)
+
+    def wait(self, call):
+        return heard(self.shaper, call.turn)[0]
+
+    def finish(self):
+        while self.waiting:
+            self.advance(1 + max(map(self.wait, self.waiting)))

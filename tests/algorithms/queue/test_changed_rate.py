@@ -1,0 +1,26 @@
+"""A queue whose rate was changed goes on at the very end of the line that the old one left."""
+
+from fractions import Fraction
+from math import ceil
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shapekit.testing.timelines import queue
+
+START = 1_000_000_000
+RATES = st.sampled_from(
+    [("10/s", 10), ("7/s", 7), ("3/s", 3), ("11 per 13s", Fraction(11, 13)), ("1/min", Fraction(1, 60))]
+)
+
+
+@given(RATES, RATES, st.integers(1, 30), st.integers(0, 500_000))
+def test_the_next_leaves_where_the_line_ends(before, after, calls, passed_us):
+    (old, per_second), new = (queue(before[0]), before[1]), queue(after[0])
+    state = None
+    for _ in range(calls):
+        state = old.reserve(state, START, (1, None, 7))[0]
+    now = START + passed_us
+    granted = new.reserve(new.adopt(state, old, now), now, (1, None, 7))[1]
+    end = START + ceil(Fraction(calls * 1_000_000) / per_second)
+    assert granted[2] == max(now, end)

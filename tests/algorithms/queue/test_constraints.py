@@ -1,0 +1,145 @@
+"""Several rates, gates and quotas: what has left obeys every limit, and nobody overtakes."""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from shapekit import FixedWindow, Quota
+from shapekit.algorithms.queue.queue import CANCEL
+
+from .follower import SECOND, Follower, undone
+from .histories import check_periods
+from .setups import ALIGNED, ALWAYS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_logs():
+    """A log moves its entries from one part to the other every third call instead of every 64th."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shapekit.algorithms.sliding_log._RECENT", 3)
+        yield
+
+
+class Constrained(RuleBasedStateMachine):
+    """The law: what really left obeys every limit; who takes nobody's place leaves after all others."""
+
+    setups = ALIGNED
+
+    @initialize(data=st.data())
+    def begin(self, data):
+        args, options, self.laws = self.setups[data.draw(st.sampled_from(sorted(self.setups)))]
+        self.follower = Follower(*args, **options)
+        self.free = []
+        self.gone = []
+
+    @rule(cost=st.one_of(st.just(1), st.integers(1, 4)), max_wait=st.one_of(st.none(), st.integers(0, 60)))
+    def reserve(self, cost, max_wait):
+        max_wait = None if max_wait is None else max_wait * SECOND // 4
+        ahead = [call.due for call in self.follower.calls if not call.cancelled]
+        ahead += [turn.grant.due_us for turn in self.gone]
+        call = self.follower.reserve(cost, max_wait)
+        if call is None:
+            return
+        assert max_wait is None or call.turn.grant.wait_us <= max_wait
+        if call.due in self.free:
+            self.free.remove(call.due)
+        else:
+            assert call.due >= max(ahead, default=0)
+
+    @rule(count=st.integers(2, 6))
+    def reserve_several(self, count):
+        for _ in range(count):
+            self.reserve(1, 40)
+
+    @rule(cost=st.one_of(st.just(1), st.integers(1, 4)))
+    def ask_and_go_away(self, cost):
+        """Somebody who does not stay for the answer."""
+        if turn := self.follower.shaper.reserve(cost=cost, max_wait=15):
+            self.gone.append(turn)
+            if turn.grant.due_us in self.free:
+                self.free.remove(turn.grant.due_us)
+
+    @precondition(lambda self: self.gone)
+    @rule(data=st.data())
+    def what_nobody_stayed_for_is_given_back(self, data):
+        """Soon or late, and in any order."""
+        turn = self.gone.pop(data.draw(st.integers(0, len(self.gone) - 1)))
+        if undone(self.follower.shaper, turn) == CANCEL:
+            self.free.append(turn.grant.due_us)
+
+    @precondition(lambda self: self.follower.waiting)
+    @rule(data=st.data())
+    def cancel(self, data):
+        call = data.draw(st.sampled_from(self.follower.waiting))
+        assert self.follower.cancel(call)
+        self.free.append(call.due)
+
+    @precondition(lambda self: self.follower.waiting)
+    @rule(count=st.integers(1, 4))
+    def cancel_the_last(self, count):
+        for call in reversed(sorted(self.follower.waiting, key=lambda call: call.due)[-count:]):
+            assert self.follower.cancel(call)
+            self.free.append(call.due)
+
+    @rule(span=st.one_of(st.integers(0, 60).map(lambda n: n * SECOND // 20), st.integers(0, 3 * SECOND)))
+    def advance(self, span):
+        self.follower.advance(span)
+
+    def teardown(self):
+        if hasattr(self, "follower"):
+            self.follower.finish()
+            for law in self.laws:
+                law(self.follower.departures)
+
+
+class ConstrainedAndHeld(Constrained):
+    """The same, with holds that are placed, prolonged and lifted."""
+
+    setups = ALWAYS
+
+    @rule(length=st.integers(1, 40))
+    def hold(self, length):
+        self.follower.hold(length * SECOND // 10)
+
+    @rule()
+    def resume(self):
+        self.follower.resume()
+
+
+def test_an_aligned_window_is_aligned_in_real_time_after_a_hold_too():
+    """The server's windows do not stand still while a key is held."""
+    follower = Follower("100/s", gates=(FixedWindow(4, "1s"),))
+    follower.hold(SECOND // 2)
+    follower.advance(SECOND + 400_000)
+    for _ in range(12):
+        follower.reserve()
+    follower.finish()
+    check_periods(follower.departures, 4, SECOND)
+
+
+@pytest.mark.parametrize("gate", [FixedWindow(4, "1s"), Quota("4/fixed:1s")])
+def test_who_waits_through_a_hold_stays_charged_to_the_window_of_the_promise(gate):
+    """The bound: a window sees its limit, and those who were promised an earlier one and held back."""
+    follower = Follower("100/s", gates=(gate,))
+    first = [follower.reserve() for _ in range(4)]
+    follower.advance(5_000)
+    follower.hold(SECOND)
+    held = [call for call in first if call in follower.waiting]
+    for _ in range(9):
+        assert follower.reserve(1, 60 * SECOND)
+    follower.finish()
+    start = first[0].left_at
+    used = [sum((at - start) // SECOND == window for at, _ in follower.departures) for window in range(4)]
+    assert len(held) == 3
+    assert used == [1, 4 + len(held), 4, 1]
+
+
+thorough = settings(
+    max_examples=250,
+    stateful_step_count=30,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+Constrained.TestCase.settings = ConstrainedAndHeld.TestCase.settings = thorough
+TestConstrained = pytest.mark.long(Constrained.TestCase)
+TestConstrainedAndHeld = pytest.mark.long(ConstrainedAndHeld.TestCase)

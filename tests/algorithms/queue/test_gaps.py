@@ -1,0 +1,225 @@
+"""Gaps: where only a pace counts, a newcomer waits for nobody who is gone, whoever and how many left."""
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from shapekit import ManualClock, Rate, Shaper
+from shapekit.algorithms import rows
+from shapekit.algorithms.queue import gaps
+
+from .follower import SECOND, Follower
+from .histories import check_spacing
+
+CROWD = 1_000
+T = SECOND // 100
+
+
+class Waiting:
+    """A crowd that came all at once, at 100/s; its clock, and who is still there."""
+
+    def __init__(self, crowd=CROWD):
+        self.clock = ManualClock(1_000)
+        self.start = self.clock.now_us()
+        self.shaper = Shaper("100/s", clock=self.clock)
+        self.turns = [self.shaper.reserve() for _ in range(crowd)]
+        self.standing = set(range(crowd))
+
+    def leave(self, name):
+        assert self.turns[name].cancel()
+        self.standing.remove(name)
+
+    def until(self, instant):
+        self.clock.advance((self.start + instant - self.clock.now_us()) / SECOND)
+
+    def ideal(self, newcomers):
+        """The slots in which newcomers leave who wait for nobody that is gone."""
+        now = self.clock.now_us() - self.start
+        slots, begin = [], now
+        for name in sorted(self.standing):
+            slots += range(begin, name * T - T + 1, T)
+            begin = max(now, (name + 1) * T)
+        return [*slots, *range(begin, begin + newcomers * T, T)][:newcomers]
+
+    def come(self, newcomers):
+        """The slots in which as many newcomers would leave; they give them back."""
+        turns = [self.shaper.reserve() for _ in range(newcomers)]
+        for turn in turns:
+            assert turn.cancel()
+        return [turn.grant.departs_at_us - self.start for turn in turns]
+
+    def free(self):
+        return rows.flat(self.shaper.core.look.call("default")[0][6][0])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_of_a_thousand_half_leave_at_random_moments_and_newcomers_wait_for_none_of_them(seed):
+    rng = random.Random(seed)
+    crowd = Waiting()
+    leaving = rng.sample(range(1, CROWD), CROWD // 2)
+    for moment, name in sorted((rng.randrange(name * T) | 1, name) for name in leaving):
+        crowd.until(moment)
+        crowd.leave(name)
+        if rng.random() < 0.02:
+            assert crowd.come(20) == crowd.ideal(20)
+    assert crowd.come(600) == crowd.ideal(600)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_of_a_thousand_half_leave_at_once_in_any_order_and_every_slot_of_theirs_is_used_again(seed):
+    rng = random.Random(seed)
+    crowd = Waiting()
+    for name in rng.sample(range(CROWD), CROWD // 2):
+        crowd.leave(name)
+    assert crowd.come(600) == crowd.ideal(600)
+
+
+@pytest.mark.parametrize("order", ["forwards", "backwards", "every second first", "random"])
+def test_when_all_leave_in_any_order_the_tail_goes_back_over_them_all(order):
+    crowd = Waiting()
+    names = list(range(CROWD))
+    if order == "backwards":
+        names.reverse()
+    elif order == "every second first":
+        names = [*names[::2], *names[1::2]]
+    elif order == "random":
+        random.Random(1).shuffle(names)
+    for name in names:
+        crowd.leave(name)
+    assert not crowd.free()
+    assert [crowd.shaper.reserve().delay for _ in range(3)] == [0.0, 0.01, 0.02]
+    assert not any(turn.cancel() for turn in crowd.turns)
+
+
+def test_of_too_many_gaps_the_one_in_the_middle_is_forgotten(monkeypatch):
+    """The first and the last are what counts."""
+    monkeypatch.setattr(gaps, "MOST", 8)
+    crowd = Waiting(101)
+    left = range(1, 100, 2)
+    for name in left:
+        crowd.turns[name].cancel()
+    kept = [*left[:4], *left[-4:]]
+    assert crowd.come(9) == [*(name * T for name in kept), len(crowd.turns) * T]
+
+
+def test_places_that_touch_are_one_for_who_needs_much():
+    crowd = Waiting(10)
+    for name in (3, 5, 4, 7):
+        crowd.leave(name)
+    assert crowd.shaper.reserve(cost=3).delay == 0.03
+    assert crowd.shaper.reserve(cost=2).delay == 0.1
+    assert crowd.shaper.reserve().delay == 0.07
+
+
+def test_who_needs_less_leaves_the_rest_to_the_next():
+    shaper = Shaper("100/s", clock=ManualClock(1_000))
+    shaper.reserve()
+    large, _ = shaper.reserve(cost=3), shaper.reserve()
+    assert large.cancel()
+    assert [shaper.reserve(cost=cost).delay for cost in (2, 2, 1)] == [0.01, 0.05, 0.03]
+    assert not large.cancel()
+
+
+def test_a_place_whose_beginning_has_passed_is_there_for_the_rest_of_it():
+    crowd = Waiting(10)
+    for name in (3, 4):
+        crowd.leave(name)
+    crowd.until(3 * T + 4_000)
+    assert [crowd.shaper.reserve().delay for _ in range(2)] == [0.0, 0.066]
+
+
+def test_a_place_is_there_up_to_its_instant_also_where_that_is_rounded_up():
+    """7/s: the second slot begins at 142,857 1/7 µs, so its call leaves at 142,858."""
+    for late, expected in [(0, 0), (1, 4 * SECOND // 7 - 142_858)]:
+        clock = ManualClock(1_000)
+        shaper = Shaper("7/s", clock=clock)
+        turns = [shaper.reserve() for _ in range(4)]
+        assert turns[1].grant.wait_us == 142_858
+        assert turns[1].cancel()
+        clock.advance((142_858 + late) / SECOND)
+        assert shaper.reserve().grant.wait_us == expected
+
+
+def test_who_has_taken_a_part_of_a_gap_can_give_it_back_also_after_others_took_the_next():
+    crowd = Waiting(10)
+    for name in (3, 4):
+        crowd.leave(name)
+    one = crowd.shaper.reserve()
+    crowd.leave(7)
+    two = crowd.shaper.reserve()
+    assert (one.delay, two.delay) == (0.03, 0.04)
+    assert [one.cancel(), one.cancel(), two.cancel(), two.cancel()] == [True, False, True, False]
+    assert [crowd.shaper.reserve().delay for _ in range(4)] == [0.03, 0.04, 0.07, 0.1]
+
+
+def test_who_came_into_a_place_does_not_take_from_others_what_they_may_give_back():
+    """Newcomers in many places, each between two who were there before."""
+    crowd = Waiting(400)
+    newcomers = []
+    for name in range(1, 399, 2):
+        crowd.leave(name)
+        newcomers.append(crowd.shaper.reserve())
+    assert not any(crowd.turns[name].cancel() for name in range(1, 399, 2))
+    assert all(turn.cancel() for turn in newcomers)
+    assert all(crowd.turns[name].cancel() for name in (*range(0, 399, 2), 399))
+    assert crowd.shaper.reserve().delay == 0
+
+
+class Forgetful(RuleBasedStateMachine):
+    """Where almost nothing is remembered, slots may be lost, but nobody ever gets somebody else's."""
+
+    @initialize(rate=st.sampled_from(["10/s", "7/s", "99_991/s"]), burst=st.sampled_from([1, 1, 3]))
+    def begin(self, rate, burst):
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr("shapekit.algorithms.queue.gaps.MOST", 2)
+        self.patch.setattr("shapekit.algorithms.queue.gone.MOST_LEFT", 4)
+        self.patch.setattr("shapekit.algorithms.rows.PAGE", 2)
+        self.rate, self.burst = Rate.parse(rate), burst
+        self.follower = Follower(rate, burst=burst)
+
+    @rule(costs=st.lists(st.one_of(st.just(1), st.integers(1, 4)), min_size=1, max_size=8))
+    def reserve(self, costs):
+        for cost in costs:
+            self.follower.reserve(cost)
+
+    @precondition(lambda self: self.follower.calls)
+    @rule(data=st.data())
+    def cancel(self, data):
+        """Anybody, also for a second time: what was forgotten may be given back again."""
+        call = data.draw(st.sampled_from(self.follower.calls))
+        late = call.left_at is not None and call.left_at < self.follower.now
+        assert not (self.follower.cancel(call) and late)
+
+    @precondition(lambda self: self.follower.waiting)
+    @rule(data=st.data(), count=st.integers(2, 6))
+    def cancel_some(self, data, count):
+        for _ in range(min(count, len(self.follower.waiting))):
+            self.follower.cancel(data.draw(st.sampled_from(self.follower.waiting)))
+
+    @rule(eighths=st.integers(0, 60))
+    def advance(self, eighths):
+        period = self.rate.period_us
+        self.follower.advance(period * eighths // (8 * self.rate.limit))
+
+    @rule(length=st.integers(1, 20))
+    def hold(self, length):
+        self.follower.hold(length * SECOND // 10)
+
+    def teardown(self):
+        if hasattr(self, "follower"):
+            self.follower.finish()
+            self.patch.undo()
+            check_spacing(self.follower.departures, self.rate.limit, self.rate.period_us, self.burst)
+            for call in self.follower.calls:
+                assert call.cancelled or call.left_at is not None
+
+
+Forgetful.TestCase.settings = settings(
+    max_examples=250,
+    stateful_step_count=30,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestForgetful = Forgetful.TestCase

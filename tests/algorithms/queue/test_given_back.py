@@ -1,0 +1,163 @@
+"""A newcomer never waits for somebody who is gone: turns given back at the end leave no trace."""
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from shapekit import GCRA, FixedWindow, ManualClock, Quota, Shaper
+from shapekit._runtime.drivers import run
+
+from .follower import SECOND, Follower, undone
+from .setups import ALIGNED, ALWAYS
+
+PLAIN = {
+    "plain": (("10/s",), {}, []),
+    "odd interval": (("7/s",), {}, []),
+    "burst": (("3/s",), {"burst": 5}, []),
+    "odd interval with a burst": (("99_991/s",), {"burst": 3}, []),
+}
+SETUPS = PLAIN | ALWAYS | ALIGNED
+
+costs = st.one_of(st.just(1), st.integers(1, 4))
+steps = st.tuples(costs, st.integers(0, 20).map(lambda n: n * SECOND // 20))
+
+
+@settings(max_examples=400)
+@given(
+    st.sampled_from(sorted(SETUPS)),
+    st.lists(steps, max_size=8),
+    st.lists(costs, min_size=1, max_size=8),
+    st.randoms(use_true_random=False),
+    st.lists(costs, min_size=1, max_size=6),
+)
+@example("fixed window", [(1, 0)], [4, 4], None, [1])
+@example("fixed quota", [(1, 0)], [7 - 3, 4, 4], None, [1])
+@example("quota and window", [(1, 0)], [4], None, [1])
+def test_a_queue_whose_end_was_given_back_is_the_queue_without_it(name, before, gone, order, after):
+    args, options, _ = SETUPS[name]
+    real, replay = (Follower(*args, **options) for _ in range(2))
+    for follower in (real, replay):
+        for cost, span in before:
+            follower.reserve(cost)
+            follower.advance(span)
+    leaving = [call for cost in gone if (call := real.reserve(cost, 1_000 * SECOND))]
+    if order is not None:
+        order.shuffle(leaving)
+    for call in leaving:
+        assert real.cancel(call)
+    for cost in after:
+        newcomers = [follower.shaper.reserve(cost=cost) for follower in (real, replay)]
+        assert newcomers[0].grant[:2] == newcomers[1].grant[:2]
+
+
+@settings(max_examples=400)
+@given(
+    st.sampled_from(sorted(SETUPS)),
+    st.lists(steps, max_size=8),
+    st.lists(steps, min_size=1, max_size=8),
+    st.lists(costs, min_size=1, max_size=6),
+)
+def test_a_queue_from_which_somebody_went_before_the_answer_is_the_queue_without(name, before, gone, after):
+    """Be it a slot for now or a later one, and however late what was taken for it is given back."""
+    args, options, _ = SETUPS[name]
+    real, replay = (Follower(*args, **options) for _ in range(2))
+    for follower in (real, replay):
+        for cost, span in before:
+            follower.reserve(cost)
+            follower.advance(span)
+    for cost, span in gone:
+        turn = real.shaper.reserve(cost=cost, max_wait=1_000)
+        for follower in (real, replay):
+            follower.advance(span)
+        if turn:
+            assert undone(real.shaper, turn)
+    for cost in after:
+        newcomers = [follower.shaper.reserve(cost=cost) for follower in (real, replay)]
+        assert newcomers[0].grant[:2] == newcomers[1].grant[:2]
+
+
+def test_a_tail_given_back_by_many_takes_no_place():
+    """However many leave from the end backwards, each slot is free again."""
+    shaper = Shaper("10/s", clock=ManualClock(1_000))
+    turns = [shaper.reserve() for _ in range(1_000)]
+    assert all(turn.cancel() for turn in reversed(turns))
+    assert [shaper.reserve().delay for _ in range(3)] == [0.0, 0.1, 0.2]
+
+
+def test_a_small_call_in_a_large_place_takes_the_large_place_along():
+    shaper = Shaper("10/s", clock=ManualClock(1_000))
+    shaper.reserve()
+    large, last = shaper.reserve(cost=3), shaper.reserve()
+    assert large.cancel()
+    small = shaper.reserve()
+    assert small.delay == large.delay
+    assert last.cancel()
+    assert small.cancel()
+    assert [shaper.reserve().delay for _ in range(3)] == [0.1, 0.2, 0.3]
+
+
+def test_the_tail_retracts_also_where_places_in_the_middle_are_free():
+    shaper = Shaper("10/s", clock=ManualClock(1_000))
+    turns = [shaper.reserve() for _ in range(200)]
+    for turn in turns[1:129:2]:
+        assert turn.cancel()
+    assert turns[-1].cancel()
+    filled = [shaper.reserve().delay for _ in range(64)]
+    assert filled == [turn.delay for turn in turns[1:129:2]]
+    assert shaper.reserve().delay == turns[-1].delay
+
+
+@pytest.mark.parametrize(
+    ("rate", "gates"),
+    [("10/s; 5/min", ()), ("10/s", (FixedWindow(5, "1m"),)), ("10/s", (Quota("5/day"),))],
+)
+def test_a_place_that_nobody_came_for_is_not_charged_to_the_other_limits(rate, gates):
+    clock = ManualClock(1_000_000_000)
+    shaper = Shaper(rate, gates=gates, clock=clock)
+    turns = [shaper.reserve() for _ in range(5)]
+    assert turns[2].cancel()
+    clock.advance(0.25)
+    assert shaper.reserve().delay == 0.25
+    assert not shaper.reserve(max_wait=1)
+
+
+@pytest.mark.parametrize(
+    "gates",
+    [
+        (FixedWindow(5, "1m"),),
+        (FixedWindow(5, "1m"), GCRA("10/s", burst=5)),
+        (Quota("5/fixed:1m"),),
+        (Quota("5/day"),),
+    ],
+)
+def test_turns_of_later_periods_that_are_given_back_leave_this_period_as_it_was(gates):
+    shaper = Shaper("100/s", gates=gates, max_wait="30d", clock=ManualClock(1_000_000_000))
+    shaper.reserve()
+    turns = [shaper.reserve(cost=5) for _ in range(3)]
+    assert min(turn.delay for turn in turns) > 1
+    for turn in reversed(turns):
+        assert turn.cancel()
+    assert [shaper.reserve().delay for _ in range(4)] == [0.01, 0.02, 0.03, 0.04]
+
+
+def test_a_turn_that_was_given_back_frees_no_room_in_the_window_before_it():
+    """The 65th call waits for the first to leave the window; so does whoever comes in its place."""
+    shaper = Shaper("1000/s; 66/min", gates=(FixedWindow(70, "1h"),), clock=ManualClock(1_000_000_000))
+    for _ in range(64):
+        shaper.reserve()
+    large = shaper.reserve(cost=10)
+    assert large.delay > 60
+    assert large.cancel()
+    small = [shaper.reserve().delay for _ in range(6)]
+    assert small == [0.064, 0.065, 60.0, 60.001, 60.002, 60.003]
+
+
+@pytest.mark.parametrize("rate", ["10/s", "10/s; 3/min"])
+def test_a_call_that_has_cost_nothing_has_nothing_to_give_back(rate):
+    shaper = Shaper(rate, clock=ManualClock())
+    turn = shaper.reserve()
+    number = run(turn.core.settle, turn, 0)
+    assert number
+    assert not turn.costing(0, number).cancel()
+    assert not turn.cancel()
+    assert shaper.reserve().delay == 0.0

@@ -1,0 +1,28 @@
+"""What was taken for somebody who did not stay for the answer goes back, all of it."""
+
+from shapekit import ManualClock, MemoryStore
+from shapekit.algorithms.queue.queue import CANCEL_MANY, LOOK, RESERVE_MANY
+from shapekit.algorithms.queue.slots import Grant
+from shapekit.testing.timelines import queue
+
+ASKED = ((1, None, 5), (2, 0, 6))
+FURTHER = (3, 1_000_000, 7)
+
+
+def test_all_that_was_granted_goes_back_in_one_trip():
+    store = MemoryStore(ManualClock(1_000.0))
+    program = queue("10/s")
+    bound = {name: store.bind("name", program, name) for name in (RESERVE_MANY, CANCEL_MANY, LOOK)}
+    bound[RESERVE_MANY]("key", ((1, None, 5),), (0, 0, 0))
+    before = bound[LOOK]("key")[0][:2]
+    answer = bound[RESERVE_MANY]("key", ASKED, FURTHER)
+    [(operation, args)] = RESERVE_MANY.undone((ASKED, FURTHER), answer)
+    assert (operation, args) == (CANCEL_MANY, (tuple(Grant(*one) for one in answer[1] if one[0]),))
+    assert len(args[0]) == 4
+    assert bound[operation]("key", *args) == 4
+    assert bound[LOOK]("key")[0][:2] == (before[0], bound[LOOK]("key")[0][1])
+
+
+def test_where_all_were_refused_there_is_nothing_to_give_back():
+    refused = (False, 5, 5, False, None, 1, 0, 0, 0, 0, 0, (0, 0), ())
+    assert RESERVE_MANY.undone((ASKED, FURTHER), ((0, 0, 0, 0), (refused,))) == ()

@@ -1,0 +1,156 @@
+"""However many windows, periods or ticks those fill who wait: when they are gone, none of it is forgotten."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from shapekit import FixedWindow, ManualClock, Quota, RedisStore, Shaper, SlidingWindow
+from shapekit.algorithms import fixed_window, sliding_window
+from shapekit.algorithms.quota import counters as period_counter
+
+from ...redis_server import shared_server
+
+START_S = 1_000_000_000
+LONG = "3650d"
+LIMIT, WINDOW_S = 4, 1
+GATES = {
+    "fixed window": FixedWindow(LIMIT, WINDOW_S),
+    "quota": Quota(f"{LIMIT}/fixed:{WINDOW_S}s"),
+    "spread quota": Quota(f"{LIMIT}/fixed:{WINDOW_S}s", spread=True),
+    "a quota of days": Quota(f"{LIMIT}/day"),
+    "fine ticks": SlidingWindow(LIMIT, WINDOW_S, buckets=40),
+    "fine ticks, conservative": SlidingWindow(LIMIT, WINDOW_S, buckets=40, conservative=True),
+    "one tick": SlidingWindow(LIMIT, WINDOW_S, buckets=1, conservative=True),
+}
+CROWDED = {
+    "one a window": (FixedWindow(1, WINDOW_S), fixed_window._MAX_WINDOWS),
+    "one a period": (Quota(f"1/fixed:{WINDOW_S}s"), period_counter._MAX_PERIODS),
+    "one a period, spread": (Quota(f"1/fixed:{WINDOW_S}s", spread=True), period_counter._MAX_PERIODS),
+    "one a few ticks": (SlidingWindow(1, WINDOW_S, buckets=3, conservative=True), sliding_window._MAX_AHEAD),
+}
+CEILINGS = [
+    (fixed_window, "_MAX_WINDOWS", fixed_window.FixedWindow),
+    (period_counter, "_MAX_PERIODS", period_counter.PeriodCounter),
+    (sliding_window, "_MAX_AHEAD", sliding_window.SlidingWindow),
+]
+EACH = pytest.mark.parametrize("gate", GATES)
+ON = pytest.mark.parametrize("where", ["memory", "Redis"])
+
+
+def shaper_of(where, gate, *rates, gates=(), name="api"):
+    clock = ManualClock(START_S)
+    rates = rates or ("10/s",)
+    store = {"clock": clock}
+    if where == "Redis":
+        prefix = f"windows {gate} {random.random()}"
+        store = {"store": RedisStore.from_url(shared_server().url, clock=clock, prefix=prefix), "name": name}
+    return Shaper(
+        *rates, gates=(GATES[gate] if gate in GATES else CROWDED[gate][0], *gates), **store, max_wait=LONG
+    ), clock
+
+
+def delays(shaper, count):
+    return [shaper.reserve().delay for _ in range(count)]
+
+
+def check_no_window_holds_more(gate, instants):
+    """Brute force over those who live; a rolling window that weighs its oldest tick may hold one more."""
+    ordered = sorted(instants)
+    if "tick" in gate:
+        spare = 0 if "conservative" in gate or gate == "one tick" else 1
+        for first, last in zip(ordered, ordered[LIMIT + spare :], strict=False):
+            assert last - first >= WINDOW_S - 1e-6
+        return
+    length = 86_400 if "days" in gate else WINDOW_S
+    counts = Counter(int((START_S + instant + 1e-7) // length) for instant in instants)
+    assert max(counts.values()) <= LIMIT
+
+
+@EACH
+@ON
+@pytest.mark.parametrize("living", [0, 2])
+def test_when_all_are_gone_the_key_is_as_it_was_without_them(gate, where, living):
+    (crowd, _), (replay, _) = shaper_of(where, gate), shaper_of("memory", gate)
+    for shaper in (crowd, replay):
+        delays(shaper, living)
+    turns = [crowd.reserve() for _ in range(300 if where == "Redis" else 1_000)]
+    random.Random(gate).shuffle(turns)
+    assert all(turn.cancel() for turn in turns)
+    assert delays(crowd, 30) == delays(replay, 30)
+
+
+@EACH
+@ON
+def test_when_half_are_gone_no_window_holds_more_than_its_limit(gate, where):
+    crowd, _ = shaper_of(where, gate)
+    turns = [crowd.reserve() for _ in range(300 if where == "Redis" else 1_000)]
+    gone = set(random.Random(gate).sample(turns, len(turns) // 2)) | set(turns[-len(turns) // 4 :])
+    alive = [turn.delay for turn in turns if turn not in gone]
+    assert all(turn.cancel() for turn in sorted(gone, key=lambda turn: -turn.delay))
+    check_no_window_holds_more(gate, alive + delays(crowd, len(gone)))
+
+
+@EACH
+@ON
+def test_a_turn_that_is_far_away_forgets_nothing_of_now(gate, where):
+    far = (Quota("11/fixed:30d"),)
+    (crowd, _), (replay, _) = (shaper_of(kind, gate, gates=far) for kind in (where, "memory"))
+    for shaper in (crowd, replay):
+        delays(shaper, 11)
+    # The twelfth waits for the next thirty days.
+    turns = [crowd.reserve() for _ in range(30)]
+    assert all(turn.cancel() for turn in turns)
+    assert delays(crowd, 12) == delays(replay, 12)
+
+
+@EACH
+@pytest.mark.parametrize("ceiling", [4, 7])
+def test_beyond_all_that_is_remembered_nothing_is_minted(gate, ceiling, monkeypatch):
+    for module, name, _ in CEILINGS:
+        monkeypatch.setattr(module, name, ceiling)
+    for seed in range(8):
+        dice = random.Random(f"{gate} {seed}")
+        crowd, _ = shaper_of("memory", gate)
+        turns = [crowd.reserve() for _ in range(dice.randint(60, 120))]
+        for _ in range(3):
+            gone = set(dice.sample(turns, len(turns) // 2)) | set(turns[-dice.randint(1, len(turns)) :])
+            for turn in dice.sample(sorted(gone, key=lambda turn: turn.delay), len(gone)):
+                assert turn.cancel()
+            turns = [turn for turn in turns if turn not in gone]
+            turns += [crowd.reserve() for _ in range(dice.randint(10, 60))]
+            turns.sort(key=lambda turn: turn.delay)
+            check_no_window_holds_more(gate, [turn.delay for turn in turns])
+
+
+@pytest.mark.parametrize("gate", CROWDED)
+def test_beyond_all_that_is_remembered_redis_says_what_memory_says(gate):
+    told = []
+    for where in ("memory", "Redis"):
+        crowd, clock = shaper_of(where, gate)
+        turns = [crowd.reserve() for _ in range(CROWDED[gate][1] + 30)]
+        order = random.Random(gate).sample(turns[:-60], 60) + turns[-45:]
+        assert all(turn.cancel() for turn in order)
+        after = delays(crowd, 120)
+        clock.advance(7.5)
+        told.append((after, delays(crowd, 5)))
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    ("limit", "state"),
+    [
+        (FixedWindow(1, 1), (5, 1, 4, 1)),
+        (FixedWindow(1, 1), (5, 1, 4)),
+        (FixedWindow(1, 1), (5, "1")),
+        (FixedWindow(1, 1), tuple(range(2 * fixed_window._MAX_WINDOWS + 2))),
+        (SlidingWindow(1, 1, buckets=1), (9, 1, 0, 8, 1)),
+        (SlidingWindow(1, 1, buckets=1), (9, 1, 0, 5, 1, 6, 1)),
+        (SlidingWindow(1, 1, buckets=1), (9, 1, 0, 5)),
+        (SlidingWindow(1, 1, buckets=1), (10**6, 1, 0, *range(9**6, 9**6 - 3_000, -1), 1)),
+        (Quota("1/day").counter, (86_400_000_000, 1, 0, 0, 1, 0)),
+    ],
+)
+def test_a_state_that_no_program_has_written_is_refused(limit, state):
+    with pytest.raises((ValueError, TypeError)):
+        limit.inspect(state)

@@ -1,0 +1,132 @@
+"""Laws of the state of every limit: never mutated, plain, exact in JSON, and kept long enough."""
+
+import json
+from copy import deepcopy
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shapekit import GCRA, FixedWindow, any_of
+
+from .limits import limits
+from .stories import Event, Story, stories, told, turn
+
+
+def plain(state) -> bool:
+    """Whether a state is made of integers and tuples alone."""
+    if isinstance(state, tuple):
+        return all(plain(part) for part in state)
+    return state is None or type(state) is int
+
+
+def from_json(value):
+    """What a store does on reading: lists become tuples again."""
+    return tuple(from_json(part) for part in value) if isinstance(value, list) else value
+
+
+@given(stories(limits))
+def test_no_operation_mutates_the_state_it_was_given(story):
+    limit, state, now, cost, skew, charges = story.told()
+    assert plain(state)
+    before = deepcopy(state)
+    receipts = [charge.receipt for charge in charges] or [now]
+    limit.check(state, now, cost, skew)
+    limit.earliest(state, now, cost, skew)
+    limit.peek(state, now, skew)
+    limit.forecast(state, now, cost, skew)
+    limit.debit(state, now, cost, None, skew)
+    limit.spent(state, now, cost, skew)
+    turn(limit, state, now, cost, skew)
+    for receipt in receipts:
+        limit.refund(state, now, cost, receipt, skew)
+    if state is not None:
+        limit.adopt(state, limit, now, skew)
+    assert state == before
+
+
+@given(stories(limits))
+def test_every_operation_is_a_function_of_its_arguments(story):
+    """Asked first or after any other question: the answer is the same, also from an equal limit."""
+    limit, state, now, cost, skew, _ = story.told()
+    answers = [
+        (
+            limit.check(state, now, cost, skew),
+            limit.earliest(state, now, cost, skew),
+            limit.peek(state, now, skew),
+        )
+        for _ in range(2)
+    ]
+    again = story.told()
+    answers.append((again.check(), again.earliest(), again.peek()))
+    assert answers[0] == answers[1] == answers[2]
+
+
+@given(stories(limits))
+def test_a_state_round_trips_through_json(story):
+    moment = story.told()
+    read = from_json(json.loads(json.dumps(moment.state)))
+    assert read == moment.state
+    assert moment._replace(state=read).check() == moment.check()
+
+
+@given(stories(limits, back=False), st.integers(0, 10**12))
+@example(
+    Story(
+        any_of(fast=GCRA("10/s", burst=1), slow=FixedWindow(1, "1h")),
+        0,
+        (Event("check", 0, 1), Event("check", 200_000, 1)),
+    ),
+    0,
+)
+def test_a_state_outlives_nothing_when_its_ttl_is_over(story, later_us):
+    """What a store may forget after `ttl_us` decides as a cold key does."""
+    limit, skew = story.limit, story.skew
+    state, now, expires, charges = None, story.start, story.start, []
+    for what, step_us, cost in story.events:
+        now += step_us
+        if what == "refund":
+            if not charges:
+                continue
+            outcome = limit.refund(state, now, cost, charges[-1], skew)
+        elif what == "debit":
+            outcome = limit.debit(state, now, cost, None, skew)
+        else:
+            outcome = limit.check(state, now, cost, skew)
+        if outcome.persist:
+            state, expires = outcome.state, now + outcome.ttl_us
+            charges += [outcome.decision.receipt] if what == "check" else []
+    at = max(now, expires) + later_us
+    for cost in range(1, limit.max_cost + 1):
+        cold = limit.check(None, at, cost, skew).decision
+        assert told(limit.check(state, at, cost, skew).decision) == told(cold)
+
+
+@given(stories(limits))
+def test_a_state_is_kept_not_much_longer_than_it_differs_from_a_cold_one(story):
+    """In a store a key may live for twice its state's life and a second."""
+    limit, state, now, cost, skew, _ = story.told()
+    for outcome in (
+        limit.check(state, now, cost, skew),
+        turn(limit, state, now, cost, skew)[1],
+        limit.debit(state, now, cost, None, skew),
+    ):
+        if outcome.persist:
+            assert outcome.ttl_us <= 2 * limit.life(outcome.state, now, skew) + 1_000_000
+
+
+@given(stories(limits))
+def test_charges_leave_a_receipt_and_nothing_else_does(story):
+    limit, state, now, cost, skew, charges = story.told()
+    checked = limit.check(state, now, cost, skew).decision
+    assert (checked.receipt is not None) == checked.allowed
+    assert turn(limit, state, now, cost, skew)[1].decision.receipt is not None
+    assert limit.peek(state, now, skew).receipt is None
+    for charge in charges:
+        assert limit.refund(state, now, cost, charge.receipt, skew).decision.receipt is None
+
+
+@given(stories(limits))
+@example(Story(FixedWindow("1/s"), 0, ()))
+def test_a_debit_leaves_a_receipt_too(story):
+    limit, state, now, cost, skew, _ = story.told()
+    assert limit.debit(state, now, cost, None, skew).decision.receipt is not None

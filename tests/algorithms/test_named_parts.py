@@ -1,0 +1,50 @@
+"""How the parts of a composite are called."""
+
+import pytest
+
+from shapekit import GCRA, ConfigError, Gate, LeakyBucket, Quota, all_of, any_of, first_of
+
+ONE, OTHER = GCRA("1/h"), GCRA("2/h")
+
+
+@pytest.mark.parametrize("of", [all_of, any_of, first_of])
+def test_parts_without_a_name_are_called_by_their_kind(of):
+    assert of(ONE, OTHER, LeakyBucket("1/h"), Quota("9/day")).names == (
+        "gcra",
+        "gcra_2",
+        "leaky_bucket",
+        "quota",
+    )
+    assert of(ONE, OTHER) == of(gcra=ONE, gcra_2=OTHER)
+
+
+def test_those_without_a_name_come_first_and_take_nobody_elses():
+    mixed = first_of(OTHER, GCRA("3/h"), gcra=ONE)
+    assert mixed.names == ("gcra_2", "gcra_3", "gcra")
+    assert mixed.parts[-1] == ONE
+
+
+def test_a_decision_tells_which_of_them_binds():
+    gate = Gate(all_of(OTHER, ONE))
+    assert gate.check()
+    assert gate.check().binding == "gcra_2"
+
+
+def test_a_composite_among_them_has_a_name_too():
+    gate = Gate(any_of(all_of(ONE, OTHER), ONE))
+    gate.check()
+    assert gate.check().binding in ("all_of.gcra", "gcra")
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: all_of(ONE), "has less than two parts"),
+        (all_of, "has less than two parts"),
+        (lambda: all_of(ONE, "10/s"), "is not a strategy"),
+        (lambda: any_of(ONE, GCRA), "is not a strategy"),
+    ],
+)
+def test_what_is_no_composite_is_refused(make, told):
+    with pytest.raises(ConfigError, match=told):
+        make()

@@ -1,0 +1,61 @@
+"""Threads of tests: none may hang, and nothing that one of them raises is lost."""
+
+import threading
+
+PATIENCE_S = 30.0
+"""Longer than any event takes: reached only where a test fails."""
+
+
+class Crew:
+    """Threads; what they raise fails the test, unless the test asks for it."""
+
+    def __init__(self):
+        self._threads = []
+        self._returned = []
+        self._raised = []
+
+    def start(self, job, *args):
+        def work():
+            try:
+                self._returned.append(job(*args))
+            except BaseException as error:
+                self._raised.append(error)
+
+        thread = threading.Thread(target=work, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def at_once(self, *jobs):
+        """Each begins when all are there."""
+        barrier = threading.Barrier(len(jobs))
+
+        def begin(job):
+            barrier.wait(PATIENCE_S)
+            return job()
+
+        for job in jobs:
+            self.start(begin, job)
+
+    def join(self):
+        """Wait for all; what they have returned since the last time."""
+        threads, self._threads = self._threads, []
+        for thread in threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive(), "a thread hangs"
+        returned, self._returned = self._returned, []
+        return returned
+
+    def raised(self):
+        """What they have raised since the last time."""
+        raised, self._raised = self._raised, []
+        return raised
+
+
+def in_threads(jobs):
+    """Run each in a thread of its own; raises what the first of them raised."""
+    crew = Crew()
+    for job in jobs:
+        crew.start(job)
+    crew.join()
+    for error in crew.raised():
+        raise error

@@ -1,0 +1,310 @@
+"""Workers that are killed or told to stop, and a Redis that goes away: nothing is lost, the rate holds."""
+
+import json
+import threading
+import time
+
+import pytest
+
+from shapekit.integrations.celery.shape import SLIP
+from shapekit.testing import check_pace
+
+from ...redis_server import RedisServer
+from ...witness import watched
+from .fleet import PATIENCE_S, Fleet, eventually
+from .running import LOCAL_SHARE, MODULE, RATES, Start, make_app, most_in, parked, shared_slots, starts, told
+
+pytestmark = pytest.mark.long
+
+GONE_S = 5.0
+UNACKED = {"visibility_timeout": 2, "unacked_restore_interval": 0.5, "unacked_restore_throttle": 1}
+LATE = {
+    "broker_transport_options": UNACKED,
+    "task_acks_late": True,
+    "task_reject_on_worker_lost": True,
+    "shapekit_max_eta": 1.0,
+    "worker_cancel_long_running_tasks_on_connection_loss": True,
+}
+"""A message is the broker's until its task has ended, and soon delivered again if it never does."""
+STOPS = "tests.integrations.celery.stopping"
+AT_EASE_S = 2.0
+"""A busy machine keeps no task from its slot for so long, so that none goes round again through the broker's
+list: what is killed while kombu fetches from that loses a message, shaped or not."""
+
+
+@pytest.fixture
+def server():
+    """A Redis of one's own, which keeps what it was told."""
+    server = RedisServer("--appendonly", "yes", "--appendfsync", "always")
+    try:
+        yield server.start()
+    finally:
+        server.thaw()
+        server.close()
+
+
+@pytest.fixture
+def fleet(server):
+    fleet = Fleet(server.url)
+    try:
+        yield fleet
+    finally:
+        server.thaw()
+        fleet.close()
+
+
+@pytest.fixture
+def book(server):
+    with server.client(decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture
+def app(server):
+    return make_app(server.url)
+
+
+def all_have_run(book, where, count):
+    """The starts, once every number has started."""
+    return eventually(
+        lambda: (rows := starts(book, where)) and len({row.number for row in rows}) == count and rows
+    )
+
+
+def all_are_in_hand(book, where, count):
+    """Wait until each has started, or is parked, or on the broker's books.
+
+    What kombu fetches out of a list for the first time is in nobody's hands on its way, shaped or not.
+    """
+    eventually(lambda: len(in_hand(book, where)) == count)
+
+
+def in_hand(book, where):
+    with book.pipeline() as pipe:
+        pipe.zrange("{shapekit:celery}:parked", 0, -1).hvals("unacked").lrange(f"starts:{where}", 0, -1)
+        names, texts, rows = pipe.execute()
+    return {
+        *(name.split("\n")[1].split(":")[0] for name in names),
+        *(json.loads(text)[0]["headers"]["id"] for text in texts),
+        *(Start(*json.loads(row)).id for row in rows),
+    }
+
+
+def test_a_worker_is_killed_while_tasks_wait(fleet, book, app):
+    env = told(conf=LATE, grace=AT_EASE_S)
+    workers = [fleet.launch(MODULE, pool="prefork", concurrency=2, env=env) for _ in range(2)]
+    for worker in workers:
+        worker.wait_ready()
+    for number in range(100):
+        app.tasks["brisk"].delay("kill", number)
+    all_are_in_hand(book, "kill", 100)
+    # It holds some: they wait in it, or run.
+    eventually(lambda: book.llen("starts:kill") >= 20 and book.hlen("unacked") > 0)
+    workers[0].kill()
+    rows = all_have_run(book, "kill", 100)
+    check_pace([row.slot for row in rows], RATES["brisk"])
+    eventually(lambda: not book.hlen("unacked"))
+    assert not parked(book)
+
+
+def test_a_process_of_the_pool_is_killed_again_and_again_and_no_slot_is_used_twice(fleet, book, app):
+    fleet.start(MODULE, pool="prefork", concurrency=1, env=told(conf=LATE))
+    app.tasks["slow"].delay("deadly", 0)
+    for number in range(1, 4):
+        app.tasks["slow"].delay("deadly", number, -1.0)
+    rows = eventually(lambda: (rows := starts(book, "deadly")) and len(rows) >= 5 and rows)
+    check_pace([row.slot for row in rows], RATES["slow"])
+
+
+def test_a_worker_that_is_told_to_stop_leaves_its_tasks_to_others(server, fleet, book, app):
+    workers = [fleet.launch(module, pool="prefork", concurrency=2) for module in (STOPS, MODULE)]
+    for worker in workers:
+        worker.wait_ready()
+    with watched(server.pid, *[worker.process.pid for worker in workers]) as witness:
+        for number in range(80):
+            app.tasks["brisk"].delay("stop", number)
+        all_have_run(book, "stop", 80)
+    assert workers[0].process.wait(PATIENCE_S) == 0
+    eventually(lambda: not (book.hlen("unacked") or book.llen("tasks") or parked(book)))
+    rows = starts(book, "stop")
+    assert len(rows) == 80
+    check_pace([row.slot for row in rows], RATES["brisk"])
+    # Turns that were given back were used by others.
+    slots = sorted(row.slot for row in rows)
+    lost = witness.stalls.within(rows[0].at, rows[-1].at)
+    assert slots[-1] - slots[0] <= 79 / 20 + 0.6 + lost
+
+
+def test_a_redis_that_stands_still(server, fleet, book, app):
+    workers = [fleet.launch(MODULE, pool="prefork", concurrency=2, env=told(conf=LATE)) for _ in range(2)]
+    for worker in workers:
+        worker.wait_ready()
+    for number in range(120):
+        app.tasks["brisk"].delay("freeze", number)
+    all_are_in_hand(book, "freeze", 120)
+    eventually(lambda: book.llen("starts:freeze") >= 20)
+    server.freeze()
+    time.sleep(GONE_S)
+    server.thaw()
+    rows = all_have_run(book, "freeze", 120)
+    assert all(worker.is_alive for worker in workers)
+    assert not shared_slots(rows)
+    check_pace([row.slot for row in rows], RATES["brisk"])
+
+
+@pytest.mark.parametrize("store", [None, "local"])
+def test_a_redis_that_is_killed_and_comes_back_with_what_it_kept(server, fleet, book, app, store):
+    env = told(conf=LATE, store=store, grace=AT_EASE_S)
+    workers = [fleet.launch(MODULE, pool="prefork", concurrency=2, env=env) for _ in range(2)]
+    for worker in workers:
+        worker.wait_ready()
+    for number in range(120):
+        app.tasks["brisk"].delay("crash", number)
+    all_are_in_hand(book, "crash", 120)
+    eventually(lambda: book.llen("starts:crash") >= 20)
+    server.kill()
+    time.sleep(GONE_S)
+    server.launch()
+    server.wait()
+    back = time.monotonic()
+    rows = all_have_run(book, "crash", 120)
+    assert all(worker.is_alive for worker in workers)
+    if store is None:
+        check_pace([row.slot for row in rows], RATES["brisk"])
+    else:
+        # Each of six processes goes on by itself, until it asks the store again.
+        assert not shared_slots(rows)
+        alone = 6 * (1 + LOCAL_SHARE * 20)
+        assert most_in([row for row in rows if row.at > back], 1.0) <= 21 + alone
+
+
+def test_a_message_that_is_delivered_again_while_it_runs_takes_another_turn(fleet, book, app):
+    fleet.start(MODULE, pool="threads", concurrency=4, env=told(conf=LATE))
+    for number in range(4):
+        app.tasks["slow"].delay("again", number, 5.0)
+    rows = eventually(lambda: len(rows := starts(book, "again")) >= 6 and rows)
+    assert len({row.id for row in rows}) < len(rows)
+    check_pace([row.slot for row in rows], RATES["slow"])
+
+
+def test_a_message_that_is_delivered_again_while_it_waits_takes_another_turn(fleet, book, app):
+    conf = {"shapekit_max_eta": 1.0, "shapekit_block_below": 1.0}
+    fleet.start(MODULE, pool="threads", concurrency=4, env=told(conf=conf))
+    for number in range(8):
+        app.tasks["slow"].delay("copied", number)
+    with app.connection_for_write() as connection:
+        restore = connection.default_channel.qos.restore_by_tag
+        # It was parked, came back with its slot, and that is still to come.
+        tag = eventually(lambda: [tag for tag, text in book.hgetall("unacked").items() if SLIP in text])[0]
+        restore(tag)
+    rows = eventually(lambda: len(rows := starts(book, "copied")) >= 9 and rows)
+    assert len({row.id for row in rows}) == 8
+    assert not shared_slots(rows)
+    check_pace([row.slot for row in rows], RATES["slow"])
+
+
+def test_one_message_delivered_twice_is_parked_once_and_runs_once(fleet, book, app):
+    fleet.start(MODULE)
+    call = app.tasks["slow"]
+    for number in range(3):
+        call.delay("twice", number)
+    for _ in range(5):
+        call.apply_async(("twice", 3), task_id="the-same")
+    eventually(lambda: book.llen("tasks") == 0)
+    eventually(lambda: not book.hlen("unacked"))
+    assert parked(book) <= 3
+    call.delay("twice", 4)
+    rows = all_have_run(book, "twice", 5)
+    assert [row.number for row in rows] == [0, 1, 2, 3, 4]
+    assert not shared_slots(rows)
+    # The slots of the four copies were given back.
+    assert rows[-1].slot - rows[0].slot == pytest.approx(4 / 2, abs=1e-3)
+
+
+def test_a_hold_moves_those_who_wait_and_those_who_are_parked(server, fleet, book, app):
+    worker = fleet.start(MODULE, pool="threads", concurrency=4)
+    call = app.tasks["brisk"]
+    with watched(server.pid, worker.process.pid) as witness:
+        for number in range(60):
+            call.delay("hold", number)
+        all_are_in_hand(book, "hold", 60)
+        eventually(lambda: book.llen("starts:hold") >= 5)
+        assert parked(book)
+        call.shaped.policy.shaper.hold(2.0, key="hold")
+        held = time.monotonic()
+        rows = all_have_run(book, "hold", 60)
+    assert len(rows) == 60
+    check_pace([row.slot for row in rows], RATES["brisk"])
+    stalls = witness.stalls
+    assert not [row for row in rows if row.at < held + 1.99 and stalls.undone(held, row.at) > held + 0.1]
+    # None had to take another slot, but for those who were kept from running beyond the grace.
+    lost = stalls.within(rows[0].at, rows[-1].at)
+    assert lost > 1 / 20 or [row.number for row in rows] == sorted(row.number for row in rows)
+    assert rows[-1].at - rows[0].at <= 59 / 20 + 2.0 + 0.3 + lost
+
+
+def test_a_hold_that_is_ended_lets_them_go(server, fleet, book, app):
+    worker = fleet.start(MODULE, pool="threads", concurrency=4)
+    call = app.tasks["brisk"]
+    call.delay("resume", 0)
+    eventually(lambda: book.llen("starts:resume") >= 1)
+    call.shaped.policy.shaper.hold(20.0, key="resume")
+    for number in range(1, 41):
+        call.delay("resume", number)
+    eventually(lambda: parked(book) == 40)
+    with watched(server.pid, worker.process.pid) as witness:
+        call.shaped.policy.shaper.resume(key="resume")
+        resumed = time.monotonic()
+        rows = all_have_run(book, "resume", 41)
+    check_pace([row.slot for row in rows], RATES["brisk"])
+    # A hold that others share ends after a twelfth of what is left: until then all have heard of it.
+    assert witness.stalls.undone(resumed, rows[-1].at) - resumed <= 20 / 12 + 40 / 20 + 1.0
+
+
+def test_parked_messages_that_are_lost_keep_no_other_from_running(server, fleet, book, app):
+    worker = fleet.start(MODULE, pool="threads", concurrency=4)
+    call = app.tasks["brisk"]
+    call.delay("lost", 0)
+    eventually(lambda: book.llen("starts:lost") >= 1)
+    call.shaped.policy.shaper.hold(60.0, key="lost")
+    for number in range(1, 11):
+        call.delay("lost", number)
+    eventually(lambda: parked(book) == 10)
+    key = "{shapekit:celery}:parked"
+    gone, broken, foreign, *whole = book.zrange(key, 0, -1)
+    book.hdel(f"{key}:messages", gone)
+    book.hset(f"{key}:messages", broken, "not what was parked")
+    record = json.loads(book.hget(f"{key}:messages", foreign))
+    book.hset(f"{key}:messages", foreign, json.dumps([*record[:3], '{"of": "another form"}', record[4]]))
+    call.shaped.policy.shaper.resume(key="lost")
+    eventually(lambda: book.llen("starts:lost") >= 1 + len(whole))
+    eventually(lambda: book.hlen(f"{key}:unreadable") == 2 and not parked(book))
+    # A later call comes through, too.
+    call.delay("lost", 11)
+    rows = eventually(lambda: len(rows := starts(book, "lost")) >= 2 + len(whole) and rows)
+    assert len({row.number for row in rows}) == len(rows) == 2 + len(whole)
+    said = [line for line in worker.log.splitlines() if "parked message" in line]
+    assert len(said) == 3
+    assert sum("is lost" in line for line in said) == 1
+
+
+def test_no_more_than_that_wait_in_a_worker(fleet, book, app):
+    conf = {"shapekit_most_waiting": 5, "worker_prefetch_multiplier": 2}
+    fleet.start(MODULE, pool="threads", concurrency=2, env=told(conf=conf))
+    seen, over = [], threading.Event()
+
+    def look():
+        while not over.wait(0.005):
+            seen.append(book.hlen("unacked"))
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    for number in range(80):
+        app.tasks["fast"].delay("few", number)
+    rows = all_have_run(book, "few", 80)
+    over.set()
+    looker.join()
+    assert len(rows) == 80
+    assert not shared_slots(rows)
+    # Those who wait, and what it would have fetched without them.
+    assert 4 <= max(seen) <= 5 + 4

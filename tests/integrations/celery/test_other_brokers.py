@@ -1,0 +1,209 @@
+"""Brokers that are no Redis, and a Redis with all that kombu can do on it."""
+
+import os
+from contextlib import closing
+
+import pytest
+from kombu import Exchange
+from kombu.utils.json import loads
+
+from shapekit.integrations.celery.parking import Parking, Taker, park_of
+from shapekit.stores.redis import RedisStore
+from shapekit.testing import check_pace
+
+from ...witness import watched
+from .fleet import Fleet, eventually
+from .running import MODULE, RATES, make_app, parked, shared_slots, starts, told
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def book(broker):
+    with broker.client(decode_responses=True) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def fleet(broker):
+    with closing(Fleet(broker.url)) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def files(broker, tmp_path):
+    """What workers and publishers are told to have a folder as their broker."""
+    folder = {name: str(tmp_path / name) for name in ("data_folder_in", "control_folder")}
+    (tmp_path / "data_folder_in").mkdir()
+    options = {**folder, "data_folder_out": folder["data_folder_in"], "polling_interval": 0.02}
+    conf = {"broker_transport_options": options, "task_compression": "gzip"}
+    return {"broker": "files://", "store": broker.url, "conf": conf}
+
+
+def in_store(book):
+    """The names and records of what is parked in the store."""
+    (key,) = book.keys("*:parked:messages")
+    return {name: loads(record) for name, record in book.hgetall(key).items()}
+
+
+def all_have_run(book, where, count):
+    return eventually(lambda: len(rows := starts(book, where)) >= count and rows)
+
+
+def test_files_as_a_broker_and_a_redis_as_the_store(fleet, book, broker, files):
+    worker = fleet.start(MODULE, pool="threads", concurrency=4, env=told(**files))
+    app = make_app(broker.url, **files)
+    with watched(os.getpid(), broker.pid, worker.process.pid) as witness:
+        for number in range(60):
+            app.tasks["brisk"].delay("files", number)
+        # Parked, and then acknowledged.
+        eventually(lambda: book.keys("*:parked:messages") and len(in_store(book)) >= 20)
+        rows = all_have_run(book, "files", 60)
+    assert sorted(row.number for row in rows) == list(range(60))
+    check_pace([row.slot for row in rows], RATES["brisk"])
+    assert rows[-1].at - rows[0].at <= 59 / 20 * 1.1 + witness.stalls.within(rows[0].at, rows[-1].at)
+    assert not book.keys("*:parked*")
+
+
+def test_messages_in_the_store_that_are_lost_keep_no_other_from_running(fleet, book, broker, files):
+    app = make_app(broker.url, **files)
+    first = fleet.start(MODULE, env=told(**files))
+    for number in range(30):
+        app.tasks["steady"].delay("lost", number)
+    eventually(lambda: book.keys("*:parked:messages") and len(in_store(book)) >= 20)
+    first.stop()
+    (key,) = book.keys("*:parked:messages")
+    gone, broken, foreign = list(in_store(book))[:3]
+    book.hdel(key, gone)
+    book.hset(key, broken, "not what was parked")
+    book.hset(key, foreign, '["7", "neither"]')
+    second = fleet.start(MODULE, env=told(**files))
+    rows = all_have_run(book, "lost", 27)
+    assert len({row.number for row in rows}) == 27
+    eventually(lambda: not book.keys("*:parked:messages"))
+    (unreadable,) = book.keys("*:parked:unreadable")
+    assert sorted(book.hkeys(unreadable)) == sorted([broken, foreign])
+    said = [line for line in second.log.splitlines() if "parked message" in line]
+    assert len(said) == 3
+    assert sum("is lost" in line for line in said) == 1
+
+
+def test_a_worker_that_dies_between_its_claim_and_the_publishing(fleet, book, broker, files):
+    app = make_app(broker.url, **files)
+    first = fleet.start(MODULE, env=told(**files))
+    for number in range(50):
+        app.tasks["steady"].delay("claimed", number)
+    eventually(lambda: book.keys("*:parked:messages") and len(in_store(book)) >= 40)
+    # It gives back what waits in it: files know of no messages that nobody has acknowledged.
+    first.stop()
+    # What it would have done next, and no more than that.
+    (key,) = book.keys("*:parked")
+    dead = Parking(
+        lambda script, keys, what: book.eval(script, len(keys), *keys, *what), key[: -len(":parked")]
+    )
+    lost = dead.claim(60, 3, lease_s=1.0)
+    assert len(lost) == 3
+    fleet.start(MODULE, env=told(**files))
+    rows = all_have_run(book, "claimed", 50)
+    assert sorted(row.number for row in rows) == list(range(50))
+    assert not shared_slots(rows)
+    eventually(lambda: not book.keys("*:parked*"))
+
+
+def test_a_worker_that_dies_between_the_publishing_and_forgetting(fleet, book, broker, files):
+    app = make_app(broker.url, **files)
+    first = fleet.start(MODULE, env=told(**files))
+    for number in range(40):
+        app.tasks["steady"].delay("twice", number)
+    eventually(lambda: book.keys("*:parked:messages") and len(in_store(book)) >= 30)
+    first.stop()
+    store = RedisStore.from_url(broker.url)
+    with app.connection_for_write() as connection:
+        park = park_of(app, connection.default_channel, Taker())
+        park._parking.drop = lambda name: None  # it dies right here, for each of them
+        count = park.bring_back(60, 2)
+    assert count == 2
+    store.close()
+    (key,) = book.keys("*:parked")
+    # The lease is over.
+    for name in book.zrange(key, 0, -1):
+        book.zadd(key, {name: 0})
+    fleet.start(MODULE, env=told(**files))
+    eventually(lambda: {row.number for row in starts(book, "twice")} == set(range(40)))
+    eventually(lambda: not book.keys("*:parked*"))
+    assert not shared_slots(starts(book, "twice"))
+
+
+def test_two_apps_with_other_brokers_share_a_store(book, broker, files):
+    one = make_app(broker.url, **files)
+    other = make_app(broker.url, broker="memory://other", store=broker.url)
+    with one.connection_for_write() as first, other.connection_for_write() as second:
+        parks = [
+            park_of(app, connection.default_channel, Taker())
+            for app, connection in ((one, first), (other, second))
+        ]
+        parks[0]._parking.park("name", 0, ["{}", ""])
+        assert parks[1].bring_back(60, 10) == 0
+        assert [claim.name for claim in parks[0]._parking.claim(60, 10)] == ["name"]
+
+
+def test_a_redis_with_a_prefix_and_priorities(fleet, book, broker):
+    options = {
+        "global_keyprefix": "pre:",
+        "priority_steps": list(range(10)),
+        "queue_order_strategy": "priority",
+    }
+    conf = {"broker_transport_options": options, "task_default_priority": 5}
+    app = make_app(broker.url, conf=conf)
+    for number in range(10):
+        app.tasks["slow"].apply_async(("prefix", number), priority=number % 2 * 9)
+    # The urgent first, in the order of publishing.
+    order = [*range(0, 10, 2), *range(1, 10, 2)]
+    worker = fleet.start(MODULE, env=told(conf=conf))
+    with watched(broker.pid, worker.process.pid) as witness:
+        eventually(lambda: parked(book, "pre:"))
+        assert not parked(book)
+        rows = all_have_run(book, "prefix", 10)
+    # Whoever was kept from running for a slot had to take another.
+    lost = witness.stalls.within(rows[0].at, rows[-1].at)
+    assert lost > 1 / 2 or [row.number for row in rows] == order
+    assert not shared_slots(rows)
+    eventually(lambda: not book.hlen("pre:unacked"))
+    assert not parked(book, "pre:")
+
+
+def test_what_is_parked_comes_back_to_the_queue_it_came_from(fleet, book, broker):
+    topics = {"eu": "eu.#", "us": "us.*"}
+    app = make_app(broker.url, topics=topics)
+    workers = {name: fleet.launch(MODULE, options=("-Q", name), env=told(topics=topics)) for name in topics}
+    for worker in workers.values():
+        worker.wait_ready()
+    for number in range(20):
+        key = ("eu.west.one", "us.east")[number % 2]
+        app.tasks["brisk"].apply_async(("topic", number), queue=key[:2], routing_key=key)
+    eventually(lambda: parked(book) > 4)
+    rows = all_have_run(book, "topic", 20)
+    assert len(rows) == 20
+    assert not shared_slots(rows)
+    assert len({row.worker for row in rows if row.number % 2}) == 1
+    assert len({row.worker for row in rows}) == len({worker.process.pid for worker in workers.values()}) == 2
+
+
+def test_what_all_workers_get_is_not_parked(fleet, book, broker):
+    what = {"broadcast": "everyone"}
+    app = make_app(broker.url, **what)
+    workers = [fleet.launch(MODULE, env=told(**what)) for _ in range(2)]
+    for worker in workers:
+        worker.wait_ready()
+    # Two listen in each: for tasks, and for what it is told to do. Nobody keeps what nobody listens to.
+    eventually(lambda: sum(client["psub"] != "0" for client in book.client_list()) == 4)
+    fanout = Exchange("everyone", type="fanout")
+    for number in range(3):
+        app.tasks["slow"].apply_async(
+            ("all", number), exchange="everyone", routing_key="tasks", declare=[fanout]
+        )
+    rows = all_have_run(book, "all", 6)
+    assert sorted(row.number for row in rows) == [0, 0, 1, 1, 2, 2]
+    assert not shared_slots(rows)
+    assert not parked(book)

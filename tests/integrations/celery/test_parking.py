@@ -1,0 +1,300 @@
+"""Parking: its scripts on a real Redis. Messages are in exactly one place, whoever dies when."""
+
+import json
+import time
+
+import pytest
+from celery import Celery
+from hypothesis import given
+from hypothesis import strategies as st
+from kombu import Producer, Queue
+
+from shapekit.integrations.celery.parking import Parked, Parking, Taker, park_of
+
+from ...redis_server import shared_server
+from .fleet import eventually
+
+BOOKS = ("books:index", "books:messages")
+FAR_S = 1000.0
+
+
+@pytest.fixture(scope="module")
+def redis():
+    with shared_server().client(decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture
+def parking(redis):
+    redis.flushdb()
+    return parking_at(redis, "p")
+
+
+def parking_at(redis, prefix):
+    return Parking(lambda script, keys, told: redis.eval(script, len(keys), *keys, *told), prefix)
+
+
+def deliver(redis, tag, text="text"):
+    """What a broker does: keep books of what it has delivered."""
+    redis.zadd(BOOKS[0], {tag: time.time()})
+    redis.hset(BOOKS[1], tag, text)
+
+
+def record(text, queue="queue"):
+    """Of a message, which is this text."""
+    return Parked(queue, f"list-{queue}", f"tag-{text}", json.dumps(text), '"exchange","key \\"1/\\u00e9\\""')
+
+
+def taken(parking, taker, *queues, ahead=1.0, most=10):
+    """The messages that are taken, and perhaps lost on their way."""
+    told = parking.take(taker, BOOKS, queues or ("queue",), ahead, most)
+    return [json.loads(message.text)[0] for message in told]
+
+
+def heard(parking, *queues, **how):
+    """Those that are taken by somebody who has not taken any before."""
+    return taken(parking, Taker(), *queues, **how)
+
+
+def nothing_is_parked(redis):
+    return not redis.exists("p:parked", "p:parked:messages", "p:parked:claims")
+
+
+def test_what_is_parked_is_off_the_books_in_the_same_step(redis):
+    redis.flushdb()
+    deliver(redis, "tag")
+    deliver(redis, "another")
+    steps = []
+
+    def once(script, keys, told):
+        assert not steps
+        steps.append(script)
+        return redis.eval(script, len(keys), *keys, *told)
+
+    parking = Parking(once, "p")
+    assert parking.park("one", FAR_S, ["queue", "text"], (*BOOKS, "tag"))
+    assert redis.zrange(BOOKS[0], 0, -1) == redis.hkeys(BOOKS[1]) == ["another"]
+    assert json.loads(redis.hget("p:parked:messages", "one")) == ["queue", "text"]
+
+
+def test_one_that_is_parked_already_stays_and_its_copy_is_struck_out(redis, parking):
+    assert parking.park("one", 5.0, ["queue", "first"])
+    due = redis.zscore("p:parked", "one")
+    deliver(redis, "tag")
+    assert not parking.park("one", FAR_S, ["queue", "second"], (*BOOKS, "tag"))
+    assert not redis.exists(*BOOKS)
+    assert redis.zscore("p:parked", "one") == due
+    assert json.loads(redis.hget("p:parked:messages", "one")) == ["queue", "first"]
+
+
+def test_it_is_due_by_the_clock_of_the_server(redis, parking):
+    seconds, micros = redis.time()
+    parking.park("one", 7.25, ["queue", "text"])
+    after = redis.time()
+    due = redis.zscore("p:parked", "one")
+    assert seconds + micros / 1e6 + 7.25 <= due + 1e-6
+    assert due <= after[0] + after[1] / 1e6 + 7.25 + 1e-6
+
+
+@given(waits=st.permutations(range(8)), ahead=st.integers(-1, 8), most=st.integers(1, 9))
+def test_the_first_who_are_due_are_taken_in_order_and_are_on_the_books(redis, waits, ahead, most):
+    redis.flushdb()
+    parking = parking_at(redis, "p")
+    for wait in waits:
+        parking.park(f"n{wait}", wait * 100.0, record(f"m{wait}"))
+    due = sorted(wait for wait in waits if wait <= ahead)[:most]
+    before = time.time()
+    assert heard(parking, ahead=ahead * 100.0 + 50.0, most=most) == [f"m{wait}" for wait in due]
+    assert {tag: json.loads(text) for tag, text in redis.hgetall(BOOKS[1]).items()} == {
+        f"tag-m{wait}": [f"m{wait}", "exchange", 'key "1/é"'] for wait in due
+    }
+    index = dict(redis.zrange(BOOKS[0], 0, -1, withscores=True))
+    assert sorted(index) == [f"tag-m{wait}" for wait in due]
+    assert all(before <= at <= time.time() for at in index.values())
+    left = sorted(set(waits) - set(due))
+    assert redis.zrange("p:parked", 0, -1) == [f"n{wait}" for wait in left]
+    assert sorted(redis.hkeys("p:parked:messages")) == [f"n{wait}" for wait in left]
+
+
+def test_only_what_is_of_ones_own_queues_is_taken(redis, parking):
+    parking.park("one", 0, record("1", "first"))
+    parking.park("two", 0, record("2", "second"))
+    parking.park("three", 0, record("3", "third"))
+    assert heard(parking, "second", "third", "fourth") == ["2", "3"]
+    assert heard(parking, "second") == []
+    assert redis.hkeys("p:parked:messages") == ["one"]
+    assert heard(parking, "first") == ["1"]
+    assert nothing_is_parked(redis)
+
+
+def test_what_nobody_takes_goes_to_its_list_in_order(redis, parking):
+    redis.lpush("list-other", "behind")
+    for number in (2, 1, 3):
+        parking.park(f"n{number}", number, record(f"m{number}", "other"))
+    for number, due in ((1, -100), (2, -50), (3, -1)):
+        redis.zadd("p:parked", {f"n{number}": time.time() + due})
+    assert heard(parking, "queue") == []
+    # A broker takes from the right.
+    assert redis.lrange("list-other", 0, -1)[::-1] == ['"m1"', '"m2"', "behind"]
+    assert redis.hkeys("p:parked:messages") == redis.zrange("p:parked", 0, -1) == ["n3"]
+    assert not redis.exists(*BOOKS)
+
+
+def test_a_name_may_be_parked_again_when_it_has_left(parking):
+    parking.park("one", 0, record("1"))
+    assert heard(parking) == ["1"]
+    assert parking.park("one", 0, record("2"))
+
+
+def test_an_answer_that_was_not_heard_is_given_again(redis, parking):
+    for number in range(4):
+        parking.park(f"n{number}", 0, record(f"m{number}"))
+    taker = Taker()
+    assert taken(parking, taker, most=3) == ["m0", "m1", "m2"]
+    # Of these, one has come to those for whom it is, one is done with, and one is lost on its way.
+    deliver(redis, "tag-m0", redis.hget(BOOKS[1], "tag-m0"))
+    redis.zrem(BOOKS[0], "tag-m1")
+    redis.hdel(BOOKS[1], "tag-m1")
+    assert taken(parking, taker) == ["m2"]
+    assert taken(parking, taker) == ["m2"]
+    assert heard(parking) == ["m3"], "others are not told of it"
+    taker.has_heard = True
+    assert taken(parking, taker) == []
+    assert taken(parking, taker) == [], "nothing was in that answer"
+
+
+def test_where_the_whole_answer_found_its_way_there_is_more(redis, parking):
+    taker = Taker()
+    for number in range(2):
+        parking.park(f"n{number}", 0, record(f"m{number}"))
+        assert taken(parking, taker) == [f"m{number}"]
+        deliver(redis, f"tag-m{number}")
+
+
+def test_what_is_claimed_is_nobody_elses_until_the_lease_ends(redis, parking):
+    parking.park("one", 0, ["told", "body"])
+    parking.park("two", FAR_S, ["told", "body"])
+    assert parking.claim(1, 10) == [("one", ["told", "body"], False)]
+    assert parking.claim(1, 10) == []
+    # Whoever has claimed it dies here, before or after it was published.
+    assert parking.claim(60, 10) == [("one", ["told", "body"], True)]
+    assert parking.drop("one")
+    assert not parking.drop("one")
+    assert parking.claim(60, 10) == []
+    assert redis.zrange("p:parked", 0, -1) == redis.hkeys("p:parked:messages") == ["two"]
+    assert not redis.exists("p:parked:claims")
+
+
+def test_a_lease_ends_by_itself(parking):
+    parking.park("one", 0, ["told", "body"])
+    assert len(parking.claim(0, 10, lease_s=0.05)) == 1
+    assert eventually(lambda: parking.claim(0, 10), 5.0) == [("one", ["told", "body"], True)]
+
+
+def test_no_more_are_claimed_than_asked_for_and_the_first_first(parking):
+    for wait in (3, 1, 2):
+        parking.park(f"n{wait}", wait, ["told", "body"])
+    assert [claim.name for claim in parking.claim(10, 2)] == ["n1", "n2"]
+    assert [claim.name for claim in parking.claim(10, 2)] == ["n3"]
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("deliver"), st.integers(0, 3)),
+        st.tuples(st.just("park"), st.integers(0, 3)),
+        st.tuples(st.just("restore"), st.integers(0, 3)),
+        st.just(("take", 0)),
+        st.just(("hear", 0)),
+    ),
+    max_size=25,
+)
+
+
+@given(steps=STEPS)
+def test_whatever_happens_in_which_order_no_message_is_lost_or_doubled(redis, steps):
+    """A broker's queue, its books, and the park: every message is in one of them; a copy is struck out."""
+    redis.flushdb()
+    parking = parking_at(redis, "p")
+    for number in range(4):
+        redis.lpush("queue", f"m{number}")
+    taker = Taker()
+    for step, number in steps:
+        text = f"m{number}"
+        if step == "deliver" and redis.lrem("queue", 1, text):
+            deliver(redis, f"tag-{text}", json.dumps([text]))
+        elif step == "park" and redis.hexists(BOOKS[1], f"tag-{text}"):
+            parking.park(text, 0, record(text), (*BOOKS, f"tag-{text}"))
+        elif step == "restore" and redis.hdel(BOOKS[1], f"tag-{text}"):
+            redis.zrem(BOOKS[0], f"tag-{text}")
+            redis.rpush("queue", text)
+        elif step == "take":
+            on_their_way = taken(parking, taker, most=3)
+            assert {f"tag-{text}" for text in on_their_way} <= set(redis.hkeys(BOOKS[1]))
+        elif step == "hear":
+            taker.has_heard = True
+        places = [
+            *redis.lrange("queue", 0, -1),
+            *(json.loads(text)[0] for text in redis.hvals(BOOKS[1])),
+            *(json.loads(json.loads(told)[3]) for told in redis.hvals("p:parked:messages")),
+        ]
+        assert sorted(places) == ["m0", "m1", "m2", "m3"]
+        assert sorted(redis.hkeys("p:parked:messages")) == sorted(redis.zrange("p:parked", 0, -1))
+
+
+def test_two_parks_on_one_server_do_not_meet(redis, parking):
+    other = parking_at(redis, "q")
+    parking.park("one", 0, record("1"))
+    assert heard(other) == []
+    assert other.park("one", 0, record("2"))
+
+
+def test_who_waits_for_something_that_ends_earlier_comes_back_earlier(parking):
+    for number in range(3):
+        parking.park(f"group\n{number}", 100.0 + number, record(f"m{number}"))
+    parking.park("groups\n3", 100.0, record("m3"))
+    parking.park("other\ngroup\n4", 100.0, record("m4"))
+    assert parking.shorten("group", 90.0) == 0
+    assert parking.shorten("group", 90.1) == 0
+    assert parking.shorten("group", 0.0) == 3
+    assert parking.shorten("group", 0.0) == 0
+    assert len(heard(parking, ahead=10.2)) == 1
+    assert len(heard(parking, ahead=11.2)) == 1
+    assert len(heard(parking, ahead=99.0)) == 1
+    assert len(heard(parking, ahead=101.0)) == 2
+
+
+def test_an_acknowledgement_that_comes_after_the_connection_was_lost_hurts_nobody(redis, caplog):
+    app = Celery("late", broker=shared_server().url, set_as_current=False)
+    with app.connection_for_write() as connection:
+        channel = connection.channel()
+        park_of(app, channel, Taker())
+        queue = Queue("late-queue", channel=channel)
+        queue.declare()
+        Producer(channel).publish("late", routing_key="late-queue")
+        message = queue.get()
+        # This is how kombu leaves a channel whose connection was lost.
+        channel.close()
+        channel._pool = None
+        message.ack()
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "shapekit.celery"]
+    assert "comes again" in said
+
+
+def test_what_comes_back_is_known_by_another_tag_so_that_nobody_restores_it_for_its_past(redis):
+    app = Celery("tags", broker=shared_server().url, set_as_current=False)
+    with app.connection_for_write() as connection:
+        channel = connection.channel()
+        park = park_of(app, channel, Taker())
+        queue, got = Queue("tags-queue", channel=channel), []
+        with connection.Consumer(queue, channel=channel, on_message=got.append):
+            Producer(channel).publish("told", routing_key="tags-queue")
+            connection.drain_events(timeout=10)
+            assert park.put("name", 0.0, got[0])
+            assert park.bring_back(1.0, 10) == 1
+            first, second = got
+            assert first.delivery_tag != second.delivery_tag
+            channel.qos.restore_by_tag(first.delivery_tag)
+            assert not queue.get()
+            assert second.payload == "told"
+            second.ack()
+        assert not redis.hexists("unacked", second.delivery_tag)

@@ -1,0 +1,124 @@
+"""`shape_publish`: a task leaves its producer with its slot."""
+
+import json
+import os
+import time
+
+import pytest
+from kombu.exceptions import EncodeError
+
+from shapekit import QueueFullError
+from shapekit.integrations.celery import shape_publish
+
+from ...witness import watched
+from .fleet import PATIENCE_S, eventually
+
+BACKLOG = "nobody-consumes-it"
+
+
+def left_behind(broker, queue):
+    """The messages of a queue that nobody consumes, in order."""
+    with broker.client() as client:
+        return [json.loads(text) for text in reversed(client.lrange(queue, 0, -1))]
+
+
+class TestWithoutAWorker:
+    def test_a_message_carries_its_eta_and_its_turn(self, app, broker, account):
+        for _ in range(3):
+            shape_publish(app.tasks["add"], (1,), {"account": account}, queue=account)
+        first, second, third = (message["headers"] for message in left_behind(broker, account))
+        assert first["eta"] < second["eta"] < third["eta"]
+        assert all(headers["shapekit"] for headers in (first, second, third))
+
+    def test_where_the_queue_is_full_nothing_is_published(self, app, broker, account):
+        task = app.tasks["short_fail"]
+        for _ in range(2):
+            shape_publish(task, (account,), queue=account)
+        assert task.shaped.policy.shaper.reserve(account, cost=1_000, max_wait="1h")
+        for _ in range(3):
+            with pytest.raises(QueueFullError):
+                shape_publish(task, (account,), queue=account)
+        assert len(left_behind(broker, account)) == 2
+
+    def test_what_cannot_be_published_gives_its_turn_back(self, app, account):
+        add = app.tasks["add"]
+        shape_publish(add, (1,), {"account": account}, queue=BACKLOG)
+        for _ in range(20):
+            with pytest.raises(EncodeError):
+                shape_publish(add, (object(),), {"account": account}, queue=BACKLOG)
+        assert add.shaped.policy.forecast(key=account).first_in <= 0.1
+
+    def test_where_nothing_is_enforced_no_turn_is_taken(self, app, broker, account):
+        for _ in range(2):
+            shape_publish(app.tasks["measured"], (account,), queue=account)
+        told = [message["headers"] for message in left_behind(broker, account)]
+        assert [(headers["eta"], "shapekit" in headers) for headers in told] == [(None, False)] * 2
+
+    def test_own_headers_and_options_stay(self, app, broker, account):
+        add = app.tasks["add"]
+        headers = {"own": [1]}
+        result = shape_publish(
+            add, (1,), {"account": account}, queue=account, headers=headers, task_id=account, priority=3
+        )
+        assert result.id == account
+        with broker.client() as client:
+            (queue,) = client.keys(f"{account}*3")
+        (message,) = left_behind(broker, queue)
+        assert message["headers"]["id"] == account
+        assert message["headers"]["own"] == [1]
+        assert headers == {"own": [1]}
+
+    def test_further_away_than_the_broker_can_bear_it_has_no_eta(self, app, broker, account):
+        app.tasks["add"].shaped.policy.shaper.hold("1h", key=account)
+        shape_publish(app.tasks["add"], (1,), {"account": account}, queue=account)
+        (message,) = left_behind(broker, account)
+        assert message["headers"]["eta"] is None
+        assert message["headers"]["shapekit"]
+
+
+@pytest.fixture(scope="module")
+def worker(fleet):
+    return fleet.start(pool="threads", concurrency=4)
+
+
+@pytest.mark.usefixtures("worker")
+class TestInAWorker:
+    @pytest.mark.parametrize("name", ["add", "foreign"])
+    def test_the_turn_is_used_and_no_other_taken(self, app, broker, worker, records, account, name):
+        task, args, kwargs, rate = {
+            "add": (app.tasks["add"], (1,), {"account": account}, "10/s"),
+            "foreign": (app.tasks["billing.second"], (account,), {}, "10/s"),
+        }[name]
+        with watched(os.getpid(), broker.pid, worker.process.pid) as witness:
+            began = time.monotonic()
+            results = [shape_publish(task, args, kwargs) for _ in range(6)]
+            for result in results:
+                result.get(timeout=PATIENCE_S)
+            ended = time.monotonic()
+        starts = records.paced(account, 6, rate)
+        assert sorted(start["id"] for start in starts) == sorted(result.id for result in results)
+        # Whoever was kept from running for longer than the grace, a slot, has taken another slot.
+        if witness.stalls.within(began, ended) < 1 / 10:
+            assert [start["id"] for start in starts] == [result.id for result in results]
+            assert starts[-1]["slot"] - starts[0]["slot"] == pytest.approx(0.5, abs=1e-5)
+
+    def test_a_cost_is_charged_once(self, app, records, account):
+        results = [shape_publish(app.tasks["weighed"], (account,), shape_cost=5) for _ in range(3)]
+        for result in results:
+            result.get(timeout=PATIENCE_S)
+        starts = records.paced(account, 3, "20/s burst 5")
+        assert [start["cost"] for start in starts] == [5] * 3
+        assert starts[-1]["slot"] - starts[0]["slot"] == pytest.approx(0.5, abs=1e-5)
+
+    def test_a_task_far_away_is_parked(self, app, records, account, broker):
+        add = app.tasks["add"]
+        add.shaped.policy.shaper.hold("1s", key=account)
+        app.conf.shapekit_max_eta = 0.5
+        try:
+            result = shape_publish(add, (1,), {"account": account})
+        finally:
+            app.conf.shapekit_max_eta = 1200
+        with broker.client() as client:
+            eventually(lambda: client.zcard("{shapekit:celery}:parked"))
+        assert result.get(timeout=PATIENCE_S) == 1
+        records.paced(account, 1, "10/s")

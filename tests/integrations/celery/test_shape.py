@@ -1,0 +1,230 @@
+"""Shapes: what is refused where it is written, and whose shape counts."""
+
+import pytest
+from celery import Celery, chord
+
+from shapekit import Policy, RedisStore
+from shapekit.integrations.celery import ShapedTask, shape_app
+
+from ...redis_server import shared_server
+from .fleet import PATIENCE_S
+
+
+class TestDeclaring:
+    def test_a_shape_is_needed(self, eager, refused):
+        error = refused(lambda: eager.plain(lambda: None, base=ShapedTask, lazy=False), "shape")
+        assert "base=ShapedTask" in str(error)
+
+    @pytest.mark.parametrize(
+        ("shape", "field"),
+        [
+            ("10/s", "shape"),
+            (["10/s"], "shape"),
+            ({"rte": "10/s"}, "shape['rte']"),
+            ({"policy": "10/s"}, "shape['policy']"),
+            ({"policy": Policy("1/s"), "rate": "10/s"}, "shape['rate']"),
+            ({"rate": "10/s", "on_reject": "ignore"}, "on_reject"),
+            ({"rate": "10/s", "grace": "soon"}, "grace"),
+            ({"rate": "10/s", "grace": -1}, "grace"),
+        ],
+    )
+    def test_what_cannot_be_meant_is_refused_where_it_is_written(self, eager, shape, field, refused):
+        refused(lambda: eager.plain(lambda: None, base=ShapedTask, lazy=False, shape=shape), field)
+
+    @pytest.mark.parametrize(
+        ("shape", "field"),
+        [({"rate": "10/x"}, "rate"), ({"key": "{nobody}"}, "key"), ({"max_wait": -1}, "max_wait")],
+    )
+    def test_what_the_policy_refuses_is_refused_at_the_first_use(self, eager, shape, field, refused):
+        refused(eager.shaped(lambda account="a": None, shape), field)
+
+    def test_key_and_cost_of_a_task_go_before_those_of_its_policy(self, eager, clock):
+        policy = Policy("10/s", key="same", cost=4, burst=4, name="p", store=eager.store)
+        told = {"policy": policy, "key": "{account}", "cost": 2}
+        task = eager.plain(lambda account: clock.now(), base=ShapedTask, shape=told)
+        assert [task("a"), task("a"), task("b"), task("a")] == pytest.approx([0, 0, 0, 0.2])
+
+
+class TestStore:
+    def bare(self, shape=None, **conf):
+        app = Celery("bare", broker="memory://", set_as_current=False)
+        app.conf.update(**conf)
+
+        @app.task(base=ShapedTask, shared=False, shape={"rate": "10/s", **(shape or {})})
+        def task():
+            return "ran"
+
+        return task
+
+    @pytest.mark.parametrize("shape", [{}, {"store": None}])
+    def test_none_is_found(self, shape, refused):
+        error = refused(self.bare(shape), "app.conf.shapekit_store")
+        assert "redis://" in str(error)
+
+    @pytest.mark.parametrize("place", ["shapekit_store", "broker_url", "result_backend"])
+    def test_it_may_be_a_url(self, place):
+        task = self.bare({"name": f"by-{place}"}, **{place: shared_server().url})
+        assert task() == "ran"
+        assert task.shaped.policy.shaper.core.store.shared
+        with shared_server().client() as client:
+            assert list(client.scan_iter(f"shapekit*by-{place}*"))
+
+    def test_it_may_be_a_store(self):
+        with shared_server().client() as client:
+            store = RedisStore(client, prefix="one")
+            task = self.bare({"name": "by-store"}, shapekit_store=store)
+            assert task() == "ran"
+            assert list(client.scan_iter("one*by-store*"))
+
+    def test_that_of_the_policy_goes_first(self, eager):
+        task = self.bare({"store": eager.store}, shapekit_store="redis://nobody.invalid")
+        assert task() == "ran"
+        assert not task.shaped.policy.shaper.core.store.shared
+
+    def test_what_is_no_store(self, refused):
+        refused(self.bare(shapekit_store=7), "app.conf.shapekit_store")
+
+
+class TestForeignTasks:
+    def test_the_first_pattern_that_fits_counts_and_has_one_rate(self, eager, clock):
+        app = eager.app
+        for name in ("billing.a", "billing.b", "other"):
+            eager.plain(lambda: None, name=name)
+        shape_app(app, {"billing.c": {"rate": "1/s"}, "billing.*": {"rate": "10/s"}, "*r": {"rate": "2/s"}})
+        for name in ("billing.c", "billing.d", "unshaped"):
+            eager.plain(lambda: None, name=name)
+        names = {name: task.shaped.policy.name for name, task in app.tasks.items() if hasattr(task, "shaped")}
+        assert names.pop("celery.backend_cleanup", None) is None
+        assert names == {
+            "billing.a": "billing.*",
+            "billing.b": "billing.*",
+            "billing.c": "billing.c",
+            "billing.d": "billing.*",
+            "other": "*r",
+        }
+        for name in ("billing.a", "billing.b", "billing.d", "unshaped"):
+            app.tasks[name].delay()
+        assert clock.now() == pytest.approx(0.2)
+
+    @pytest.mark.parametrize("is_finalized", [False, True])
+    def test_a_task_may_be_registered_later(self, eager, clock, is_finalized):
+        shape_app(eager.app, {"*": {"rate": "10/s"}})
+        shape_app(eager.app, {"*": {"rate": "1/h"}})
+        if is_finalized:
+            eager.app.finalize()
+        for _ in range(2):
+            assert eager.plain(lambda: None).apply_async(shape_cost=2).successful()
+        assert clock.now() == pytest.approx(0.2)
+
+    def test_celery_s_own_tasks_must_be_meant(self, eager):
+        eager.app.finalize()
+        shape_app(eager.app, {"*": {"rate": "10/s"}, "celery.chord*": {"rate": "1/s"}})
+        shaped = {name for name, task in eager.app.tasks.items() if hasattr(task, "shaped")}
+        assert shaped == {"celery.chord", "celery.chord_unlock"}
+
+    def test_a_shaped_task_keeps_its_own_shape(self, eager):
+        eager.shaped(lambda: None, {"name": "own"}, name="billing.own")
+        shape_app(eager.app, {"billing.*": {"rate": "1/h"}})
+        assert eager.app.tasks["billing.own"].shaped.policy.name == "own"
+
+    @pytest.mark.parametrize("is_bound", [False, True])
+    def test_results_are_as_before(self, eager, is_bound):
+        run = (lambda self, x, y=1: x + y) if is_bound else (lambda x, y=1: x + y)
+        task = eager.foreign(run, {"rate": "1000/s"}, bind=is_bound)
+        assert (task(1), task.delay(2, 3).get(), task.s(4).apply_async().get()) == (2, 5, 5)
+
+    @pytest.mark.parametrize("routes", [None, ["billing.*"], "billing.*"])
+    def test_routes_that_are_no_table(self, eager, routes, refused):
+        refused(lambda: shape_app(eager.app, routes), "routes")
+
+    @pytest.mark.parametrize("shape", [None, "10/s", 10])
+    def test_shapes_that_are_none(self, eager, shape, refused):
+        refused(lambda: shape_app(eager.app, {"*": shape}), "shape")
+
+
+@pytest.fixture(scope="module")
+def worker(fleet):
+    return fleet.start(pool="threads", concurrency=4)
+
+
+@pytest.mark.usefixtures("worker")
+class TestInAWorker:
+    @pytest.mark.parametrize(
+        ("name", "rate"),
+        [
+            ("billing.first", "5/s"),
+            ("billing.auto", "10/s"),
+            ("billing.second", "10/s"),
+            ("late.task", "10/s"),
+        ],
+    )
+    def test_tasks_that_one_does_not_own(self, app, records, account, name, rate):
+        results = [app.tasks[name].delay(account) for _ in range(5)]
+        assert [result.get(timeout=PATIENCE_S) for result in results] == [0] * 5
+        records.paced(account, 5, rate)
+
+    def test_one_pattern_has_one_rate(self, app, records, account):
+        for _ in range(3):
+            app.tasks["billing.auto"].delay(account)
+            app.tasks["billing.second"].delay(account)
+        records.wait(account, 6)
+        records.paced(account, 6, "10/s")
+
+    def test_each_automatic_repetition_takes_a_turn(self, app, records, account):
+        results = [app.tasks["billing.auto"].delay(account, 2) for _ in range(2)]
+        assert [result.get(timeout=PATIENCE_S) for result in results] == [2, 2]
+        records.paced(account, 6, "10/s")
+
+    def test_tasks_that_are_written_as_classes(self, app, records, account):
+        results = [app.tasks["sync"].delay(account, n=n) for n in range(5)]
+        assert [result.get(timeout=PATIENCE_S) for result in results] == [*range(5)]
+        records.paced(account, 5, "10/s")
+
+    def test_what_is_only_measured_does_not_wait(self, app, records, account):
+        for _ in range(3):
+            app.tasks["measured"].delay(account).get(timeout=PATIENCE_S)
+        assert len(records.of(account)) == 3
+
+    def test_an_unshaped_task_waits_for_nobody(self, app, records, account):
+        waiting = [app.tasks["billing.first"].delay(account) for _ in range(100)]
+        for _ in range(3):
+            app.tasks["unshaped"].delay(account + "-unshaped").get(timeout=PATIENCE_S)
+        assert len(records.of(account)) < 100
+        app.control.revoke([result.id for result in waiting])
+
+    def test_cost_of_one_call(self, app, records, account):
+        add = app.tasks["weighed"]
+        add.apply_async((account,), shape_cost=5)
+        add.s(account).set(shape_cost=4).apply_async()
+        (add.si(account).set(shape_cost=3) | add.si(account)).delay()
+        records.wait(account, 4)
+        assert [start["cost"] for start in records.of(account)] == [5, 4, 3, 1]
+        records.paced(account, 4, "20/s burst 5")
+
+    def test_cost_in_a_chord(self, app, records, account):
+        add = app.tasks["weighed"]
+        header = [add.si(account).set(shape_cost=cost) for cost in (2, 3)]
+        body = add.si(account).set(shape_cost=4)
+        chord(header)(body).get(timeout=PATIENCE_S)
+        starts = records.paced(account, 3, "20/s burst 5")
+        assert sorted(start["cost"] for start in starts[:2]) == [2, 3]
+        assert starts[2]["cost"] == 4
+
+    @pytest.mark.parametrize(
+        ("args", "cost", "error"),
+        [((), 1, "TypeError"), (("a",), 4, "CostExceedsLimitError"), (("a",), 0, "ConfigError")],
+    )
+    def test_a_call_that_cannot_be_is_told_so(self, app, args, cost, error):
+        # As from a program that does not know the task.
+        result = app.send_task("rare", args, headers={"shape_cost": cost})
+        assert type(result.get(timeout=PATIENCE_S, propagate=False)).__name__ == error
+
+
+class TestAWorkerThatCannotBegin:
+    @pytest.mark.parametrize("fault", ["memory", "rate"])
+    def test_says_why_and_ends(self, fleet, fault):
+        worker = fleet.launch(env={"SHAPEKIT_TEST_FAULT": fault})
+        worker.process.wait(PATIENCE_S)
+        told = {"memory": "is in the memory of each process", "rate": "rate='x' is an unknown unit"}
+        assert "ConfigError: " in worker.log
+        assert told[fault] in worker.log

@@ -1,0 +1,80 @@
+"""Making a wrapper for httpx and httpx2, and shaping a client that is there already."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from shapekit import ConfigError, ManualClock
+from shapekit.integrations import httpx as first
+from shapekit.integrations import httpx2 as second
+
+
+def plain(library):
+    return library.MockTransport(lambda _: library.Response(200))
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "field"),
+    [
+        ("10/s", {}, "transport"),
+        (10, {}, "transport"),
+        (httpx.Client, {"rate": 1}, "transport"),
+        (None, {"rate": 1, "http3": True}, "http3"),
+        (first.ShapedTransport(rate=1), {"rate": 1, "http2": True}, "http2"),
+        (None, {"verify": False}, "rate"),
+    ],
+)
+def test_what_can_never_work_is_refused(both, given, options, field, refused):
+    refused(lambda: both[1].ShapedTransport(given, **options), field)
+
+
+def test_a_rate_that_stands_first_is_shown_its_place(refused):
+    error = refused(lambda: first.ShapedTransport("10/s"), "transport")
+    assert "ShapedTransport(rate='10/s')" in str(error)
+
+
+def test_only_clients_are_shaped(both, refused):
+    refused(lambda: both[1].shape(plain(both[0]), rate=1), "client")
+
+
+def test_a_client_is_shaped_with_its_proxies_and_mounts(both):
+    library, wrapper = both
+    mounted = plain(library)
+    client = library.Client(
+        proxy="http://127.0.0.1:3128", mounts={"all://api.y": mounted, "all://api.z": None}
+    )
+    before = [client._transport, *client._mounts.values()]
+    assert wrapper.shape(client, rate="10/s") is client
+    after = [client._transport, *client._mounts.values()]
+    assert [type(transport) for transport in after if transport is not None] == [wrapper.ShapedTransport] * 3
+    assert [transport and transport._sync for transport in after] == before
+    assert client.get("http://api.y/").extensions["shapekit"].key == "api.y"
+    client.close()
+
+
+def test_a_client_that_is_shaped_already_is_refused_and_left_as_it_was(both):
+    library, wrapper = both
+    for client in (
+        wrapper.shape(library.Client(), rate="10/s"),
+        library.Client(mounts={"all://api.y": wrapper.ShapedTransport(rate="10/s")}),
+    ):
+        before = [client._transport, *client._mounts.values()]
+        with pytest.raises(ConfigError, match="is shaped already"):
+            wrapper.shape(client, rate="10/s")
+        assert [client._transport, *client._mounts.values()] == before
+        client.close()
+
+
+def test_the_mounts_of_a_client_share_its_limit(both):
+    library, wrapper = both
+    clock = ManualClock(autojump=True)
+    client = library.Client(transport=plain(library), mounts={"http://api.x:81": plain(library)})
+    with wrapper.shape(client, rate="10/s", clock=clock):
+        delays = [client.get(f"http://api.x:{port}/").extensions["shapekit"].delay for port in (80, 81, 80)]
+    assert delays == [0.0, 0.1, 0.1]
+
+
+def test_the_two_wrappers_say_the_same():
+    one, other = (Path(module.__file__).read_text(encoding="utf-8") for module in (first, second))
+    assert one.replace("httpx", "httpx2") == other

@@ -1,0 +1,88 @@
+"""On a real Redis: scrapes see what all processes share, in one trip, and outlive the server."""
+
+import pytest
+
+from shapekit import Policy, RedisStore
+from shapekit.integrations.prometheus import instrument
+
+from ...redis_server import RedisServer
+
+TENANTS = [f"tenant-{number}" for number in range(50)]
+
+
+@pytest.fixture
+def server():
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def store(server):
+    store = RedisStore.from_url(server.url)
+    yield store
+    store.close()
+
+
+def scripts(server):
+    """How many script calls the server has answered."""
+    with server.client() as client:
+        stats = client.info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval", "fcall"))
+
+
+def test_a_scrape_sees_what_others_did_in_one_trip_for_each_policy(server, store, registry, scrape):
+    policies = [
+        Policy("10/s", name=name, store=store, key="{tenant}", quota="100/day") for name in ("a", "b")
+    ]
+    other_store = RedisStore.from_url(server.url)
+    elsewhere = Policy("10/s", name="a", store=other_store, key="{tenant}", quota="100/day")
+    for _ in range(3):
+        elsewhere.shaper.reserve("tenant-7")
+    elsewhere.shaper.hold("1h", key="tenant-8")
+    with instrument(*policies, registry=registry, keys=TENANTS):
+        scrape()
+        before = scripts(server)
+        seen = scrape()
+        assert scripts(server) == before + len(policies)
+    other_store.close()
+    here = {"policy": "a", "key": "tenant-7"}
+    assert 3_590 < seen("shapekit_hold_remaining_seconds", policy="a", key="tenant-8") <= 3_600
+    assert seen("shapekit_quota_used", **here, quota="100/day") == 3
+    assert seen("shapekit_quota_limit", **here, quota="100/day") == 100
+    assert seen("shapekit_quota_used", policy="b", key="tenant-7", quota="100/day") == 0
+    assert len(seen.labels("shapekit_queue_delay_seconds")) == 2 * len(TENANTS)
+
+
+def test_a_server_that_dies_and_comes_back(server, store, registry, scrape):
+    stripe = Policy("10/s", name="stripe", store=store)
+    with instrument(stripe, registry=registry):
+        assert scrape()("shapekit_store_up", policy="stripe") == 1
+        server.kill()
+        for failures in (1, 2):
+            seen = scrape()
+            assert seen("shapekit_store_up", policy="stripe") == 0
+            assert seen("shapekit_reading_errors_total", policy="stripe") == failures
+        server.start()
+        seen = scrape()
+        assert seen("shapekit_store_up", policy="stripe") == 1
+        assert seen("shapekit_queue_delay_seconds", policy="stripe", key="default") == 0
+
+
+def test_a_server_is_asked_though_no_key_has_a_label(server, store, registry, scrape):
+    tenants = Policy("10/s", name="tenants", store=store, key="{tenant}")
+    with instrument(tenants, registry=registry, keys=0):
+        assert scrape()("shapekit_store_up", policy="tenants") == 1
+        server.kill()
+        assert scrape()("shapekit_store_up", policy="tenants") == 0
+
+
+def test_a_server_that_hangs_holds_up_no_scrape(server, registry, scrape):
+    store = RedisStore.from_url(f"{server.url}?socket_timeout=3600")
+    stripe = Policy("10/s", name="stripe", store=store)
+    with instrument(stripe, registry=registry):
+        assert scrape()("shapekit_store_up", policy="stripe") == 1
+        server.freeze()
+        seen = scrape()  # or else this would wait for an hour
+        assert seen("shapekit_store_up", policy="stripe") == 0
+        server.thaw()
+    store.close()

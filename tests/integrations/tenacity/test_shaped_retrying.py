@@ -1,0 +1,325 @@
+"""shaped_retrying: each attempt is shaped, answers are heard by all, and it ends as the last attempt did."""
+
+import builtins
+import importlib.util
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+import tenacity
+
+import shapekit
+from shapekit import (
+    ManualClock,
+    MemoryStore,
+    Policy,
+    QueueFullError,
+    QuotaExhaustedError,
+    StoreUnavailableError,
+)
+from shapekit.integrations.tenacity import retry_if_throttled, shaped_retrying, wait_retry_after
+from shapekit.testing import FaultyStore
+
+SECOND = wait_retry_after(tenacity.wait_fixed(1))
+ON_KEY_ERROR = tenacity.retry_if_exception_type(KeyError)
+
+
+class Upstream:
+    """Answers in turn, and notes when it was asked; an exception is raised."""
+
+    def __init__(self, clock, *answers):
+        self.clock = clock
+        self.answers = list(answers)
+        self.asked = []
+
+    def __call__(self):
+        self.asked.append(self.clock.now())
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+def told(status, **headers):
+    return httpx.Response(status, headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+
+TOO_MUCH, ILL, FINE = told(429, Retry_After="7"), told(503), told(200)
+
+
+def carried(response):
+    request = httpx.Request("GET", "http://test/")
+    return httpx.HTTPStatusError("told", request=request, response=response)
+
+
+def by_call(retrying, upstream):
+    return retrying(upstream)
+
+
+def by_decorator(retrying, upstream):
+    @retrying.wraps
+    def ask(question):
+        return upstream()
+
+    return ask("now?")
+
+
+def by_iterator(retrying, upstream):
+    for attempt in retrying:
+        with attempt:
+            answer = upstream()
+        if not attempt.retry_state.outcome.failed:
+            attempt.retry_state.set_result(answer)
+    return answer
+
+
+@pytest.fixture(params=[by_call, by_decorator, by_iterator])
+def run(request):
+    return request.param
+
+
+def test_each_attempt_waits_for_the_server_and_for_its_slot(clock, run):
+    policy = Policy("1/10s", burst=2, clock=clock)
+    upstream = Upstream(clock, TOO_MUCH, ILL, FINE)
+    retrying = shaped_retrying(policy, wait=SECOND)
+    assert run(retrying, upstream) is FINE
+    assert upstream.asked == [0.0, 7.0, 17.0]
+    seen = retrying.statistics
+    assert seen["attempt_number"] == 3
+    assert seen["idle_for"] == pytest.approx(8.0)
+    assert seen["waited_for_server"] == pytest.approx(7.0)
+    assert seen["waited_for_slots"] == pytest.approx(9.0)
+
+
+def test_exceptions_that_carry_an_answer_are_heard(clock, run):
+    upstream = Upstream(clock, carried(TOO_MUCH), carried(ILL), FINE)
+    assert run(shaped_retrying(Policy("10/s", clock=clock), wait=SECOND), upstream) is FINE
+    assert upstream.asked == pytest.approx([0.0, 7.1, 8.1])
+
+
+def test_one_is_told_and_all_wait(clock):
+    store = MemoryStore(clock)
+    mine, yours = (Policy("10/s", name="upstream", store=store) for _ in range(2))
+    stop = tenacity.stop_after_attempt(1)
+    shaped_retrying(mine, stop=stop)(Upstream(clock, TOO_MUCH))
+    other = Upstream(clock, FINE)
+    shaped_retrying(yours)(other)
+    assert other.asked == pytest.approx([7.1])
+
+
+def test_a_first_attempt_is_shaped_too(clock):
+    upstream, retrying = Upstream(clock, FINE), shaped_retrying(Policy("10/s", clock=clock), cost=3, key="me")
+    for _ in range(3):
+        retrying(upstream)
+    assert upstream.asked == pytest.approx([0.0, 0.3, 0.6])
+
+
+def test_it_ends_as_the_last_attempt_did(clock, run):
+    policy = Policy("10/s", clock=clock)
+    options = {"wait": SECOND, "stop": tenacity.stop_after_attempt(2), "reserve": 100}
+    assert run(shaped_retrying(policy, **options), Upstream(clock, ILL)) is ILL
+    error = carried(ILL)
+    with pytest.raises(httpx.HTTPStatusError) as caught:
+        run(shaped_retrying(policy, **options), Upstream(clock, error))
+    assert caught.value is error
+    with pytest.raises(KeyError):
+        run(shaped_retrying(policy, **options), upstream := Upstream(clock, KeyError()))
+    assert len(upstream.asked) == 1
+
+
+def test_where_the_budget_is_spent_the_original_error_is_raised(clock, run):
+    error, policy = KeyError("original"), Policy("10/s", clock=clock)
+    retrying = shaped_retrying(policy, budget=0.1, reserve=2, retry=ON_KEY_ERROR, wait=SECOND)
+    made = []
+    for _ in range(12):
+        with pytest.raises(KeyError) as caught:
+            run(retrying, upstream := Upstream(clock, error))
+        assert caught.value is error
+        made.append(len(upstream.asked))
+    assert made == [3, *[1] * 9, 2, 1]
+    assert retrying.statistics["attempt_number"] == 1
+
+
+def test_try_again_is_shaped_and_paid_for_and_ends_with_its_cause(clock):
+    policy, asked = Policy("10/s", clock=clock), []
+
+    def call():
+        asked.append(clock.now())
+        raise tenacity.TryAgain from KeyError("cause")
+
+    with pytest.raises(KeyError, match="cause"):
+        shaped_retrying(policy, reserve=2, wait=tenacity.wait_none())(call)
+    assert asked == pytest.approx([0.0, 0.1, 0.2])
+
+
+def test_what_a_callback_makes_of_the_end_is_what_comes_out(clock):
+    retrying = shaped_retrying(
+        Policy("10/s", clock=clock), wait=SECOND, retry_error_callback=lambda state: "gave up", reserve=1
+    )
+    assert retrying(Upstream(clock, ILL)) == "gave up"
+
+
+def test_other_stops_keep_the_budget(clock):
+    retrying = shaped_retrying(Policy("10/s", clock=clock), reserve=3, wait=SECOND)
+    ask = retrying.wraps(upstream := Upstream(clock, ILL))
+    ask.retry_with(stop=tenacity.stop_never)()
+    assert len(upstream.asked) == 4
+
+
+def test_attempts_that_tenacity_stops_are_not_paid_for(clock):
+    retrying = shaped_retrying(
+        Policy("10/s", clock=clock), budget=0.001, reserve=1, wait=SECOND, stop=tenacity.stop_after_attempt(1)
+    )
+    retrying(Upstream(clock, ILL))
+    retrying.copy(stop=tenacity.stop_after_attempt(2))(upstream := Upstream(clock, ILL))
+    assert len(upstream.asked) == 2
+
+
+def test_tenacity_hears_of_each_attempt(clock):
+    heard = []
+    hooks = {
+        name: lambda state, name=name: heard.append((name, state.attempt_number))
+        for name in ("before", "after", "before_sleep")
+    }
+    shaped_retrying(Policy("10/s", clock=clock), wait=SECOND, **hooks)(Upstream(clock, ILL, FINE))
+    assert heard == [("before", 1), ("after", 1), ("before_sleep", 1), ("before", 2)]
+
+
+def test_a_refusal_meets_the_first_attempt_openly(clock):
+    policy = Policy("1/s", clock=clock)
+    policy.shaper.reserve(cost=9)
+    with pytest.raises(QueueFullError):
+        shaped_retrying(policy, max_wait="2s", retry=tenacity.retry_always)(upstream := Upstream(clock, FINE))
+    spent = Policy(quota="1/month", clock=clock)
+    spent.shaper.reserve()
+    with pytest.raises(QuotaExhaustedError):
+        shaped_retrying(spent, retry=tenacity.retry_always)(upstream)
+    assert upstream.asked == []
+
+
+def test_a_retry_that_is_refused_is_not_made(clock, run):
+    policy = Policy(quota="1/month", clock=clock)
+    retrying = shaped_retrying(policy, wait=SECOND)
+    assert run(retrying, Upstream(clock, ILL)) is ILL
+    assert retrying.statistics["attempt_number"] == 1
+    policy = Policy(quota="1/month", clock=clock)
+    with pytest.raises(KeyError):
+        run(shaped_retrying(policy, wait=SECOND, retry=ON_KEY_ERROR), Upstream(clock, KeyError()))
+
+
+def test_a_call_that_was_refused_earns_nothing(clock):
+    policy = Policy("1/s", clock=clock)
+    retrying = shaped_retrying(policy, budget=1.0, reserve=1, max_wait=0, wait=SECOND, retry=ON_KEY_ERROR)
+    retrying.attempts.budget.spend()
+    policy.shaper.reserve(cost=100)
+    for _ in range(5):
+        with pytest.raises(QueueFullError):
+            retrying(Upstream(clock, FINE))
+    assert not retrying.attempts.budget.spend()
+
+
+def test_what_never_counted_is_given_back(clock):
+    policy = Policy("1/s", refund_on=ConnectionError, clock=clock)
+    retrying = shaped_retrying(
+        policy, retry=tenacity.retry_if_exception_type(ConnectionError), wait=tenacity.wait_none()
+    )
+    upstream = Upstream(clock, ConnectionError(), ConnectionError(), FINE)
+    assert retrying(upstream) is FINE
+    assert upstream.asked == [0.0, 0.0, 0.0]
+
+
+def test_a_store_that_goes_takes_no_answer_away():
+    store = FaultyStore(MemoryStore(ManualClock(autojump=True)))
+    retrying = shaped_retrying(Policy("10/s", name="upstream", store=store), wait=SECOND)
+
+    def call():
+        store.down = True
+        return TOO_MUCH
+
+    assert retrying(call) is TOO_MUCH
+    with pytest.raises(StoreUnavailableError):
+        retrying(call)
+
+
+def test_a_retry_for_which_the_store_cannot_be_asked_is_not_made():
+    store = FaultyStore(MemoryStore(ManualClock(autojump=True)))
+    retrying = shaped_retrying(
+        Policy("10/s", name="upstream", store=store),
+        wait=SECOND,
+        before_sleep=lambda state: setattr(store, "down", True),
+    )
+    assert retrying(lambda: ILL) is ILL
+
+
+def test_threads_may_share_one(clock, monkeypatch):
+    # A thread that was woken has all the time it needs to look at the clock.
+    monkeypatch.setattr("shapekit.clock._SETTLE_S", 20.0)
+    policy = Policy("1000/s", clock=clock)
+    retrying = shaped_retrying(policy, budget=0.5, reserve=3, wait=tenacity.wait_none())
+    asked = []
+    ask = retrying.wraps(lambda: asked.append(clock.now()) or ILL)
+    threads = [threading.Thread(target=lambda: [ask() for _ in range(5)]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    # What the first of each earn may be lost, while the bucket is full.
+    assert 40 + 10 <= len(asked) <= 40 + 20 + 3
+    assert min(b - a for a, b in zip(sorted(asked), sorted(asked)[1:], strict=False)) > 0.0009
+
+
+def test_switched_off_for_once(clock):
+    policy = Policy("1/h", clock=clock)
+    upstream = Upstream(clock, ILL)
+    assert shaped_retrying(policy, enabled=False)(upstream) is ILL
+    with shapekit.off():
+        shaped_retrying(policy, wait=tenacity.wait_none())(upstream)
+    assert upstream.asked == [0.0] * 6
+
+
+def test_another_sleep_may_be_given(clock):
+    slept = []
+    retrying = shaped_retrying(Policy("10/s", clock=clock), wait=SECOND, sleep=slept.append)
+    retrying(Upstream(clock, TOO_MUCH, ILL, FINE))
+    assert slept == [7.0, 1.0]
+
+
+def test_it_is_a_retrying_of_tenacity(clock):
+    assert isinstance(shaped_retrying(Policy("10/s", clock=clock)), tenacity.Retrying)
+
+
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [("key", 5), ("cost", 0), ("max_wait", "soon"), ("reraise", True), ("retry_error_cls", KeyError)],
+)
+def test_mistakes_are_told(refused, clock, field, given):
+    refused(lambda: shaped_retrying(Policy("10/s", clock=clock), **{field: given}), field)
+
+
+def test_a_policy_is_needed(refused):
+    refused(lambda: shaped_retrying("10/s"), "policy")
+    refused(lambda: shaped_retrying(Policy("10/s", key="{user}")), "key")
+
+
+def test_without_the_package_the_import_says_what_to_install(monkeypatch):
+    path = Path(shapekit.__file__).parents[1] / "integrations" / "tenacity.py"
+    imported = builtins.__import__
+
+    def without(name, *rest):
+        if name.split(".")[0] == "tenacity":
+            raise ImportError(name)
+        return imported(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    spec = importlib.util.spec_from_file_location("without_tenacity", path)
+    with pytest.raises(ImportError, match=r'pip install "shapekit\[tenacity\]"'):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def test_the_defaults_retry_what_is_throttled(clock):
+    retrying = shaped_retrying(Policy("10/s", clock=clock))
+    assert isinstance(retrying.retry, retry_if_throttled)
+    assert isinstance(retrying.wait, wait_retry_after)
+    assert retrying(upstream := Upstream(clock, TOO_MUCH)) is TOO_MUCH
+    assert len(upstream.asked) == 5

@@ -1,0 +1,84 @@
+"""Many workers hammer a server that fails half of all calls: no storm, in threads, tasks and processes."""
+
+import os
+import subprocess
+import sys
+from bisect import bisect_left
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from shapekit import Policy
+
+from ...adapters.http.server import PATIENCE_S, Reply, Server
+from ...witness import watched
+from . import hammer
+
+pytestmark = pytest.mark.long
+
+RATE = 40
+MOST = 50
+"""In a second. A fifth more than what is shaped to: what arrives has been on its way for a while."""
+LONG_S = 0.25
+"""Whoever is late by less does not bring so many together."""
+
+
+@pytest.fixture
+def server():
+    failing = count(1)
+    server = Server(lambda arrival: Reply(503 if next(failing) % 2 else 200)).start()
+    yield server
+    server.close()
+
+
+def check(server, workers, stalls):
+    """What the server saw was within the rate, and retries were within the budget.
+
+    There may be more in a second that begins with one who was kept from running: as many as come meanwhile.
+    """
+    instants = sorted(at for at, _ in server.log)
+    for number, at in enumerate(instants):
+        in_a_second = bisect_left(instants, at + 1) - number
+        assert in_a_second <= MOST + RATE * stalls.within(at - LONG_S, at)
+    calls = workers * hammer.CALLS
+    retries = len(server.log) - calls
+    failures = server.statuses.count(503)
+    assert retries <= hammer.SHARE * calls + hammer.RESERVE
+    # Half of so many fail: the budget was all used, but for what was earned while it was full, by calls
+    # that left before the first had failed.
+    assert failures >= calls / 2
+    assert retries >= hammer.RESERVE
+
+
+def test_twenty_threads(server):
+    with watched(os.getpid()) as witness:
+        hammer.in_threads(Policy(f"{RATE}/s"), server.url, 20)
+    check(server, 20, witness.stalls)
+
+
+@pytest.mark.anyio
+async def test_twenty_tasks(server):
+    with watched(os.getpid()) as witness:
+        await hammer.in_tasks(Policy(f"{RATE}/s"), server.url, 20)
+    check(server, 20, witness.stalls)
+
+
+def test_two_processes(server, tmp_path):
+    script, path = str(Path(hammer.__file__)), str(tmp_path / "limits.db")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command = [sys.executable, script, path, server.url, f"{RATE}/s", "4"]
+    workers = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    try:
+        for worker in workers:
+            assert worker.stdout.readline() == "ready\n"
+        with watched(os.getpid()) as witness:
+            for worker in workers:
+                worker.stdin.write("go\n")
+                worker.stdin.flush()
+            assert [worker.wait(PATIENCE_S) for worker in workers] == [0, 0]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+    check(server, 8, witness.stalls)

@@ -1,0 +1,94 @@
+"""Where bounds may be said, what does not go together, and what an operator sees of them."""
+
+import pytest
+
+from shapekit import (
+    GCRA,
+    Adaptive,
+    ConfigError,
+    ManualClock,
+    MemoryStore,
+    Policy,
+    Shaper,
+    shaped,
+)
+from shapekit._adapters.http.request import Outgoing
+from shapekit.cli.check import meaning
+from shapekit.cli.top import row_of
+from shapekit.stores.inspect import Sighting
+
+BETWEEN = Adaptive(min="1/s", max="50/s")
+
+
+def test_it_is_said_in_all_the_places_where_a_rate_is():
+    assert Policy.from_dict({"adaptive": {"min": "1/s", "max": 50}}).shaper.core.queue == (
+        Shaper(adaptive=BETWEEN).core.queue
+    )
+    assert shaped(adaptive=BETWEEN)(lambda: 1).policy.shaper.core.queue.adapts
+    assert Outgoing("ShapedTransport", adaptive=BETWEEN)._main.policy.shaper.core.queue.adapts
+    assert repr(BETWEEN) == "Adaptive(min='1/s', max='50/s')"
+    assert eval(repr(BETWEEN)) == BETWEEN
+    assert not Shaper("1/s").core.queue.adapts
+
+
+@pytest.mark.parametrize(
+    ("beside", "field"),
+    [
+        ({"rate": "10/s"}, "rate"),
+        ({"gates": [GCRA("10/s")]}, "gates"),
+        ({"pace": "burst"}, "pace"),
+        ({"headroom": 0.02}, "headroom"),
+        ({"lease": "1s"}, "lease"),
+        ({"adaptive": "10/s"}, "adaptive"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(refused, beside, field):
+    refused(lambda: Shaper(**{"adaptive": BETWEEN, **beside}), field)
+
+
+def test_mistakes_say_what_is_wrong(refused, clock):
+    refused(lambda: Adaptive(min="5/s", max="5/s"), "min")
+    refused(lambda: Adaptive(min="1/week", max="1000/s"), "min")
+    refused(lambda: Adaptive(min="1/s", max="5/s burst 3"), "max")
+    refused(lambda: Policy(adaptive=BETWEEN, feedback=None), "feedback")
+    refused(lambda: Policy(adaptive=BETWEEN, quota="5/day"), "gates")
+    refused(lambda: Policy.from_dict({"adaptive": {"min": "1/s"}}), "adaptive")
+    refused(lambda: Policy.from_dict({"adaptive": {"min": "x", "max": 5}}), "adaptive min")
+    plain, shaper = Shaper("1/s", clock=clock), Shaper(adaptive=BETWEEN, clock=ManualClock())
+    refused(lambda: plain.adaptive.throttled(age=1), "adaptive")
+    refused(lambda: plain.adaptive.succeeded(age=0), "adaptive")
+    refused(lambda: shaper.adaptive.succeeded(age=-1), "age")
+    refused(lambda: shaper.adaptive.throttled(age="soon"), "age")
+    refused(lambda: shaper.adaptive.stated(0, "1m", age=0), "limit")
+
+
+def test_an_operator_sees_the_bounds_and_the_rate(clock):
+    store = MemoryStore(clock)
+    policy = Policy(adaptive=Adaptive(min="2/s", max="50/s"), store=store, name="api", burst=3)
+    state, now, skew = policy.shaper.core.look.call("default")
+    seen = Sighting("api", "", "default", policy.shaper.core.queue, state, now, skew)
+    assert row_of(seen).limit == "adaptive 2/s to 50/s burst 3"
+    policy.shaper.adaptive.stated(60, "1m", age=0)
+    policy.shaper.hold(5)
+    seen = seen._replace(state=policy.shaper.core.look.call("default")[0])
+    assert row_of(seen).limit == "adaptive 2/s to 50/s burst 3, now 1/s"
+    assert row_of(seen).held == 5
+    assert meaning(policy, None)[0] == "as fast as the server bears, from 2 per second to 50 per second"
+
+
+def test_a_name_that_held_a_given_rate_holds_no_found_one():
+    store = MemoryStore(ManualClock())
+    Shaper("1/s", store=store, name="api").reserve()
+    with pytest.raises(ConfigError):
+        Shaper(adaptive=BETWEEN, store=store, name="api")
+
+
+def test_other_bounds_go_on_from_the_rate_that_was_found(clock):
+    store = MemoryStore(clock)
+    shaper = Shaper(adaptive=BETWEEN, store=store, name="api")
+    for _ in range(20):
+        clock.advance(0.2)
+        shaper.adaptive.succeeded(age=0.1)
+    found = shaper.adaptive.rate()
+    wider = Shaper(adaptive=Adaptive(min="1/min", max="200/s"), store=store, name="api")
+    assert wider.adaptive.rate() == pytest.approx(found, rel=1e-3)

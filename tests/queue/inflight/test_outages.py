@@ -1,0 +1,121 @@
+"""What becomes of calls in flight, and of those to come, while the store is gone; and when it is back."""
+
+import pytest
+
+from shapekit import ManualClock, MemoryStore, Policy, QueueFullError, StoreUnavailableError
+from shapekit._runtime.drivers import Twin
+from shapekit.stores.resilient import ResilientStore
+from shapekit.stores.resilient.breaker import LONGEST_BACK_OFF_US
+from shapekit.testing import FaultyStore
+
+from .rooms import PATIENCE_S, standing
+
+RECOVERY_S = LONGEST_BACK_OFF_US / 1e6
+
+
+class Worker:
+    """A policy of four permits on a store that can be lost."""
+
+    def __init__(self, mode, share=None):
+        self.clock = ManualClock(1_000.0)
+        self.truth = MemoryStore(self.clock)
+        self.faulty = FaultyStore(self.truth)
+        store = ResilientStore(self.faulty, on_outage=mode, share=share, timeout=PATIENCE_S)
+        self.policy = Policy(concurrency=4, name="api", store=store, max_wait=0)
+        self.witness = Policy(concurrency=4, name="api", store=self.truth, max_wait=0)
+
+    def recover(self):
+        self.faulty.mend()
+        self.clock.advance(RECOVERY_S)
+
+    def enter(self):
+        return self.policy.admit().__enter__()
+
+
+def test_open_lets_everything_go_uncounted():
+    worker = Worker("open")
+    before = [worker.enter() for _ in range(4)]
+    worker.faulty.down = True
+    during = [worker.enter() for _ in range(10)]
+    assert all(admission.holds_permit for admission in during)
+    worker.recover()
+    assert standing(worker.witness) == (4, 0)
+    for admission in (*during, *before):
+        admission.leave()
+    assert standing(worker.witness) == (0, 0)
+
+
+def test_closed_refuses_and_raise_raises():
+    for mode, error in (("closed", QueueFullError), ("raise", StoreUnavailableError)):
+        worker = Worker(mode)
+        before = [worker.enter() for _ in range(2)]
+        worker.faulty.down = True
+        with pytest.raises(error):
+            worker.enter()
+        before.pop().leave()
+        worker.recover()
+        # The next who asks tells the store what is over.
+        worker.enter().leave()
+        assert standing(worker.witness) == (1, 0)
+        before.pop().leave()
+        assert standing(worker.witness) == (0, 0)
+
+
+def test_local_goes_on_with_a_share():
+    worker = Worker("local", share=0.5)
+    before = [worker.enter() for _ in range(4)]
+    worker.faulty.down = True
+    during = [worker.enter() for _ in range(2)]
+    with pytest.raises(QueueFullError, match="calls are in flight"):
+        worker.enter()
+    during.pop().leave()
+    during.append(worker.enter())
+    worker.recover()
+    # The bound: those in flight at the switch come on top.
+    assert standing(worker.witness) == (4, 0)
+    with pytest.raises(QueueFullError):
+        worker.enter()
+    for admission in (*before, *during):
+        admission.leave()
+    assert standing(worker.witness) == (0, 0)
+    worker.faulty.down = True
+    worker.enter().leave()
+
+
+def test_a_share_of_few_permits_is_one():
+    worker = Worker("local", share=0.01)
+    worker.faulty.down = True
+    only = worker.enter()
+    with pytest.raises(QueueFullError):
+        worker.enter()
+    only.leave()
+    worker.enter()
+
+
+@pytest.mark.parametrize("mode", ["open", "local"])
+def test_who_waits_when_the_store_is_lost_goes_on_as_the_mode_says(mode):
+    clock = ManualClock(1_000.0, autojump=True)
+    truth = MemoryStore(clock)
+    faulty = FaultyStore(truth)
+    share = 0.5 if mode == "local" else None
+    store = ResilientStore(faulty, on_outage=mode, share=share, timeout=PATIENCE_S)
+    mine = Policy(concurrency=1, name="api", store=store)
+    theirs = Policy(concurrency=1, name="api", store=truth)
+    with theirs.admit():
+        # It stands in line, looks, finds the store gone, and asks again where the answers come from now.
+        watch = mine.permits._watch
+
+        def look(*args):
+            faulty.down = True
+            return watch.call(*args)
+
+        mine.permits._watch = Twin(look, watch.acall)
+        with mine.admit(timeout=60) as admission:
+            assert admission.holds_permit
+            assert admission.delay >= 0.03
+    assert standing(theirs) == (1, 0), "a permit for the place in line that nobody took back"
+    faulty.mend()
+    clock.advance(RECOVERY_S)
+    with mine.admit(max_wait=0):
+        assert standing(theirs) == (1, 0)
+    assert standing(theirs) == (0, 0)

@@ -1,0 +1,153 @@
+"""Four processes and a Redis 25 ms away each way, in real time, seen on the way and at the receiver."""
+
+import json
+import os
+import signal
+import time
+from itertools import pairwise
+
+import pytest
+
+from shapekit.testing import check_pace
+
+from ...processes.conftest import prefix, script  # noqa: F401 - fixtures
+from ...redis_server import shared_server
+from ...witness import watched
+from .far import FarAway
+
+pytestmark = pytest.mark.long
+
+PROCESSES = 4
+SECONDS = 5
+RATE = 400
+LEASE_S = 1
+WORKER = """
+import json, sys, threading, time
+from shapekit import Shaper
+from shapekit.stores.redis import RedisStore
+
+url, prefix, RATE, SECONDS, THREADS = map(json.loads, sys.argv[1:])
+store = RedisStore.from_url(url, prefix=prefix)
+shaper = Shaper(f"{RATE}/s", name="far", store=store, lease="1s")
+left = []
+
+def work(until):
+    while time.monotonic() < until:
+        turn = shaper.schedule()
+        left.append((time.monotonic(), time.time_ns() // 1_000, turn.grant.departs_at_us))
+
+# Connections are made, scripts are sent, and the stock has found its size.
+def crowd(seconds):
+    until = time.monotonic() + seconds
+    threads = [threading.Thread(target=work, args=(until,)) for _ in range(THREADS)]
+    for thread in threads: thread.start()
+    return threads
+
+for thread in crowd(1.5): thread.join()
+left.clear()
+print("ready", flush=True)
+sys.stdin.readline()
+threads = crowd(SECONDS)
+for thread in threads: thread.join()
+print(json.dumps(left))
+"""
+CRASHING = WORKER.replace("for thread in threads: thread.join()\nprint", "time.sleep(3600)\nprint")
+
+
+@pytest.fixture
+def far():
+    """The way to the shared server, through which each word takes 25 ms."""
+    far = FarAway(shared_server().port, 0.025)
+    yield far
+    far.close()
+
+
+def started(script, arguments, sources):  # noqa: F811
+    """Processes that are warm and wait for their word."""
+    processes = [script(source, *map(json.dumps, arguments)) for source in sources]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n", process.communicate()[1]
+    return processes
+
+
+def go(processes):
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+
+
+def everybody_watched(processes):
+    """The server, the workers, and this process: the way to the server leads through it."""
+    return watched(os.getpid(), shared_server().pid, *[process.pid for process in processes])
+
+
+def told_by(processes):
+    """All that has left, in order: by this machine's clock, by its date, and as it was promised."""
+    left = []
+    for process in processes:
+        out, errors = process.communicate(timeout=60)
+        assert (process.returncode, errors) == (0, "")
+        left.append(json.loads(out))
+    return left
+
+
+def test_four_processes_far_away_reach_the_limit(script, prefix, far):  # noqa: F811
+    """While all are busy, with a trip for twenty calls."""
+    arguments = (far.url(), prefix, RATE, SECONDS, 8)
+    processes = started(script, arguments, [WORKER] * PROCESSES)
+    with everybody_watched(processes) as witness:
+        before = far.scripts
+        go(processes)
+        told = told_by(processes)
+        trips = far.scripts - before
+    left = sorted(departure for each in told for departure in each)
+    slots = sorted(slot for _, _, slot in left)
+    check_pace([slot / 1e6 for slot in slots], f"{RATE}/s", tolerance="1us")
+    assert all(at >= slot for _, at, slot in left)
+    # Who has ended asks no more, and the others do not get its slots within their last lease.
+    start, busy_s = left[0][0], SECONDS - LEASE_S
+    stalled = witness.stalls.within(start, start + busy_s)
+    busy = sum(at < start + busy_s for at, _, _ in left)
+    assert busy >= 0.95 * RATE * (busy_s - stalled), (busy, stalled)
+    # Nobody starves; how fair it is where no machine stalls, the simulations say.
+    assert min(len(each) for each in told) >= SECONDS
+    assert trips <= len(left) / 20, (trips, len(left))
+
+
+def test_a_process_that_is_killed_keeps_nobody_up(script, prefix, far):  # noqa: F811
+    """Its slots are lost, at most a lease of the line and those that its callers waited for."""
+    threads = 4
+    processes = started(script, (far.url(), prefix, RATE, 6, threads), [CRASHING, WORKER, WORKER])
+    doomed, *others = processes
+    with everybody_watched(processes) as witness:
+        go(processes)
+        time.sleep(2)
+        doomed.send_signal(signal.SIGKILL)
+        killed_at = time.monotonic()
+        doomed.communicate(timeout=60)
+        told = told_by(others)
+    left = sorted(departure for each in told for departure in each)
+    check_pace([slot / 1e6 for _, _, slot in left], f"{RATE}/s", tolerance="1us")
+    after = [at for at, _, _ in left if killed_at <= at <= killed_at + 3]
+    stalled = witness.stalls.within(killed_at, killed_at + 3)
+    lost = RATE * LEASE_S + 1 + threads
+    assert len(after) >= 0.95 * RATE * (3 - stalled) - lost, (len(after), stalled)
+    silence = max(late - early for early, late in pairwise(after))
+    assert silence <= LEASE_S + (threads + 2) / RATE + stalled + 0.1, (silence, stalled)
+
+
+def test_a_process_that_was_stopped_uses_no_turn_whose_time_is_over(script, prefix, far):  # noqa: F811
+    """But for those its callers were waiting for: they leave late, and nobody behind them does."""
+    threads = 4
+    processes = started(script, (far.url(), prefix, RATE, 5, threads), [WORKER] * 3)
+    go(processes)
+    time.sleep(1.5)
+    processes[0].send_signal(signal.SIGSTOP)
+    time.sleep(2)
+    processes[0].send_signal(signal.SIGCONT)
+    told = told_by(processes)
+    slots = sorted(slot for each in told for _, _, slot in each)
+    check_pace([slot / 1e6 for slot in slots], f"{RATE}/s", tolerance="1us")
+    late = [at - slot for _, at, slot in told[0] if at - slot > 1_000_000]
+    assert len(late) <= threads
+    assert max(at for at, _, _ in told[0]) > min(at for at, _, _ in told[0]) + 4, "it went on"

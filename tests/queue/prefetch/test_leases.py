@@ -1,0 +1,357 @@
+"""Leases on a store far away, in virtual time: threads, asyncio and trio, and all that may go wrong.
+
+The clock jumps while a tender is between two sleeps, so how many trips it takes says nothing here.
+"""
+
+import threading
+from itertools import pairwise
+
+import anyio
+import pytest
+
+from shapekit import ManualClock, MemoryStore, Policy, Quota, Shaper, shaped
+from shapekit.algorithms.queue.queue import LOOK, RESERVE, RESERVE_MANY
+from shapekit.errors import ConfigError, QueueFullError, StoreUnavailableError
+from shapekit.testing import check_pace
+
+from ...crew import in_threads
+from ...stores.conftest import script  # noqa: F401 - a fixture
+from ..slow_store import FarStore, in_another_process
+from .conftest import PATIENCE_S, tenders
+
+each_loop = pytest.mark.parametrize("backend", ["asyncio", "trio"])
+
+
+def slots_of(turns):
+    return sorted(turn.departs_at for turn in turns)
+
+
+def test_threads_share_the_turns_of_a_trip(store, shaper_on):
+    shaper = shaper_on(store)
+    turns = []
+
+    def work():
+        turns.extend(shaper.schedule() for _ in range(60))
+
+    in_threads([work] * 4)
+    assert len(turns) == 240
+    check_pace(slots_of(turns), "100/s", tolerance="1us")
+    assert store.trips[RESERVE] == 0
+
+
+@each_loop
+def test_tasks_share_the_turns_of_a_trip(store, shaper_on, backend):
+    shaper = shaper_on(store)
+    turns = []
+
+    async def work():
+        turns.extend([await shaper.aschedule() for _ in range(60)])
+
+    async def main():
+        async with anyio.create_task_group() as group:
+            for _ in range(4):
+                group.start_soon(work)
+
+    anyio.run(main, backend=backend)
+    assert len(turns) == 240
+    check_pace(slots_of(turns), "100/s", tolerance="1us")
+    assert store.trips[RESERVE] == 0
+
+
+def test_two_processes_own_different_turns(store, shaper_on):
+    shapers = [shaper_on(store), shaper_on(in_another_process(store))]
+    turns = []
+
+    def work(shaper):
+        turns.extend(shaper.schedule() for _ in range(40))
+
+    in_threads([lambda shaper=shaper: work(shaper) for shaper in shapers for _ in range(3)])
+    assert len(turns) == 240
+    check_pace(slots_of(turns), "100/s", tolerance="1us")
+
+
+def test_nobody_leaves_before_the_turn(store, shaper_on, clock):
+    shaper = shaper_on(store)
+    early = []
+
+    def work():
+        for _ in range(40):
+            turn = shaper.schedule()
+            early.append(clock.now() + FarStore.ahead_s - turn.departs_at)
+
+    in_threads([work] * 4)
+    assert min(early) >= -1e-6
+
+
+def test_in_the_end_nothing_is_owned_and_nobody_tends(store, shaper_on):
+    shaper = shaper_on(store)
+
+    def work():
+        for _ in range(30):
+            shaper.schedule()
+
+    in_threads([work] * 4)
+    for thread in tenders():
+        thread.join(PATIENCE_S)
+    assert tenders() == []
+    assert all(len(desk.stock) == 0 for desk in shaper.core.leases._desks.values())
+
+
+def test_closing_hands_back_what_is_owned(store, shaper_on, clock):
+    shaper = shaper_on(store)
+    in_threads([lambda: [shaper.schedule() for _ in range(20)]] * 4)
+    tail = store._there.bind("far", shaper.core.queue, LOOK)("default")[0][0]
+    shaper.close()
+    assert all(len(desk.stock) == 0 for desk in shaper.core.leases._desks.values())
+    assert store._there.bind("far", shaper.core.queue, LOOK)("default")[0][0] <= tail
+    with pytest.raises(StoreUnavailableError):
+        shaper.reserve()
+
+
+@each_loop
+def test_aclose_is_the_same(store, shaper_on, backend):
+    shaper = shaper_on(store)
+
+    async def main():
+        await shaper.aschedule()
+        await shaper.aclose()
+        with pytest.raises(StoreUnavailableError):
+            await shaper.areserve()
+
+    anyio.run(main, backend=backend)
+
+
+class SlowAtWill(MemoryStore):
+    """Answers no trip for slots before `go` is set; `entered` is set when one has come."""
+
+    shared = True
+    instant = False
+
+    def __init__(self, clock):
+        super().__init__(clock)
+        self.go, self.entered = threading.Event(), threading.Event()
+        self.go.set()
+
+    def bind(self, name, program, operation):
+        apply = super().bind(name, program, operation)
+        if operation != RESERVE_MANY:
+            return apply
+
+        def slow(key, *args):
+            self.entered.set()
+            assert self.go.wait(PATIENCE_S)
+            return apply(key, *args)
+
+        return slow
+
+
+@each_loop
+def test_the_turn_of_a_caller_who_has_gone_is_the_next_ones(shaper_on, backend):
+    """It was cancelled while its slot was on the way, and those who waited with it have theirs."""
+    store = SlowAtWill(ManualClock(1_000.0))
+    shaper = shaper_on(store, "1/s")
+    turns = []
+
+    async def stay():
+        turns.append(await shaper.areserve())
+
+    async def main():
+        async with anyio.create_task_group() as group:
+            store.go.clear()
+            store.entered.clear()
+            async with anyio.create_task_group() as doomed:
+                doomed.start_soon(shaper.aschedule)
+                await anyio.to_thread.run_sync(store.entered.wait, PATIENCE_S)
+                group.start_soon(stay)
+                await anyio.wait_all_tasks_blocked()
+                doomed.cancel_scope.cancel()
+            store.go.set()
+
+    first = shaper.reserve()
+    anyio.run(main, backend=backend)
+    turns.append(shaper.reserve())
+    assert [turn.departs_at - first.departs_at for turn in turns] == [1, 2]
+
+
+def test_so_is_the_turn_of_a_thread_that_is_interrupted(shaper_on, monkeypatch):
+    store = SlowAtWill(ManualClock(1_000.0))
+    shaper = shaper_on(store, "1/s")
+    first = shaper.reserve()
+
+    class Interrupted(threading.Event):
+        def wait(self, timeout=None):
+            super().wait(PATIENCE_S)
+            raise KeyboardInterrupt
+
+    taken = shaper.core.leases._taken
+    with monkeypatch.context() as patched:
+        patched.setattr(shaper.core.leases, "_taken", lambda key, asked, _: taken(key, asked, Interrupted))
+        with pytest.raises(KeyboardInterrupt):
+            shaper.reserve()
+    assert shaper.reserve().departs_at - first.departs_at == 1
+
+
+def test_a_caller_who_takes_two_units_gets_them_from_the_store(store, shaper_on):
+    shaper = shaper_on(store)
+    turns = []
+
+    def work():
+        turns.extend([shaper.schedule(cost=cost) for cost in (1, 2, 1, 1) * 5])
+
+    in_threads([work] * 4)
+    check_pace([(turn.departs_at, turn.cost) for turn in turns], "100/s", 2, tolerance="1us")
+
+
+def test_a_turn_that_is_cancelled_goes_back_to_the_store(shaper_on):
+    """Another process may have it; a second time does nothing."""
+    store = FarStore(ManualClock(1_000.0), 0)
+    shaper = shaper_on(store, "1/s")
+    shaper.reserve()
+    turn = shaper.reserve()
+    assert turn.cancel()
+    assert not turn.cancel()
+    other = shaper_on(in_another_process(store), "1/s").reserve()
+    assert other.departs_at == turn.departs_at
+
+
+def test_who_will_not_wait_is_refused(store, shaper_on):
+    shaper = shaper_on(store, "1/s")
+    shaper.reserve()
+    with pytest.raises(QueueFullError):
+        shaper.schedule(max_wait=0)
+
+
+def test_a_hold_of_another_process_is_heard_of_within_a_lease(store, shaper_on, clock):
+    shaper = shaper_on(store)
+    other = shaper_on(in_another_process(store))
+    left, held = [], threading.Event()
+
+    def work():
+        while clock.now() < 1_008:
+            shaper.schedule()
+            left.append(clock.now())
+            if clock.now() > 1_002 and not held.is_set():
+                held.set()
+                other.hold("3s")
+                held_at.append(clock.now())
+
+    held_at = []
+    in_threads([work] * 3)
+    quiet = [at for at in left if held_at[0] + 1.1 < at < held_at[0] + 2.9]
+    assert quiet == []
+    assert max(late - early for early, late in pairwise(sorted(left))) >= 1.8
+
+
+def test_a_hold_of_its_own_is_heard_of_at_once(store, shaper_on, clock):
+    shaper = shaper_on(store)
+    left, over = [], threading.Event()
+
+    def work():
+        while not over.is_set():
+            shaper.schedule()
+            left.append(clock.now())
+
+    def holder():
+        while len(left) < 100:
+            clock.sleep(0.01, threading.Event())
+        shaper.hold("3s")
+        held_at.append(clock.now())
+        clock.sleep(4, threading.Event())
+        over.set()
+
+    held_at = []
+    in_threads([work, work, work, holder])
+    # Who was on the way out when the answer came has left; nobody else.
+    assert [at for at in left if held_at[0] + 0.06 < at < held_at[0] + 2.9] == []
+    assert max(left) > held_at[0] + 2.9
+
+
+def test_what_goes_wrong_is_told_those_who_wait_and_ends_with_the_trouble(store, shaper_on):
+    shaper = shaper_on(store)
+    store.broken = StoreUnavailableError("gone")
+    errors = []
+
+    def work():
+        try:
+            shaper.schedule()
+        except StoreUnavailableError as error:
+            errors.append(error)
+
+    in_threads([work] * 3)
+    assert len(errors) == 3
+    assert len(set(map(id, errors))) == 3
+    store.broken = None
+    assert shaper.schedule()
+
+
+def test_a_quota_is_charged_for_what_has_left_alone(store, shaper_on):
+    shaper = shaper_on(store, gates=(Quota("10_000/rolling:1h"),))
+    in_threads([lambda: [shaper.schedule() for _ in range(30)]] * 4)
+    shaper.close()
+    state, now, _ = store._there.bind("far", shaper.core.queue, LOOK)("default")
+    assert shaper.core.queue.constraints.algorithms[0].peek(state[7][0], now).current == 120
+
+
+def test_on_a_store_that_answers_at_once_a_lease_changes_nothing():
+    clock = ManualClock(autojump=True)
+    store = MemoryStore(clock)
+    shaper = Shaper("10/s", store=store, lease="1s")
+    assert [shaper.schedule().departs_at for _ in range(3)] == [0.0, 0.1, 0.2]
+    assert tenders() == []
+
+
+@pytest.mark.parametrize("lease", [0, -1, "61s", True, "soon", float("nan")])
+def test_what_is_no_lease_is_refused(store, lease):
+    with pytest.raises(ConfigError) as caught:
+        Shaper("10/s", name="far", store=store, lease=lease)
+    assert caught.value.field == "lease"
+
+
+def test_a_policy_and_all_that_take_its_keywords_know_leases(store):
+    policy = Policy("10/s", name="far", store=store, lease="1s")
+    assert policy.shaper.core.leases is not None
+
+    @shaped("10/s", name="far too", store=store, lease="2s")
+    def call():
+        return 1
+
+    assert call() == 1
+    told = Policy.from_dict({"rate": "10/s", "lease": "1s"}, store=store)
+    assert told.shaper.core.leases is not None
+    for each in (policy, told):
+        each.close()
+    call.policy.close()
+
+
+FORKING = """
+import os, sys, threading
+from shapekit import Shaper, SQLiteStore
+
+shaper = Shaper("50/s", name="far", store=SQLiteStore(sys.argv[1]), lease="2s")
+
+def work():
+    for _ in range(15):
+        shaper.schedule()
+
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+with shaper.core.leases._lock:
+    pid = os.fork()
+slots = [shaper.reserve().grant.start for _ in range(5)]
+if pid == 0:
+    print(*slots, flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+print(*slots)
+"""
+
+
+def test_a_forked_child_owns_nothing_of_its_parents(tmp_path, script):  # noqa: F811
+    """Both take slots after the fork, and no slot twice."""
+    process = script(FORKING, str(tmp_path / "limits.db"))
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    slots = out.split()
+    assert len(slots) == 10
+    assert len(set(slots)) == 10

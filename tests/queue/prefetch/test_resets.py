@@ -1,0 +1,49 @@
+"""After a reset nothing is handed out that was owned before it, not even by a trip that was under way."""
+
+import threading
+
+from ...crew import in_threads
+from ..slow_store import FarStore
+from .conftest import PATIENCE_S
+
+
+def test_after_a_reset_nothing_of_the_old_is_handed_out(store, shaper_on):
+    shaper = shaper_on(store)
+    in_threads([lambda: [shaper.schedule() for _ in range(20)]] * 4)
+    before = shaper.core.leases._desks["default"].stock._standing[0]
+    shaper.reset()
+    turns = [shaper.reserve() for _ in range(3)]
+    assert {turn.grant.generation for turn in turns} != {before}
+    assert len({turn.grant.generation for turn in turns}) == 1
+
+
+def test_after_a_reset_beside_a_trip_nothing_of_the_old_is_handed_out(store, shaper_on, monkeypatch):
+    """A trip for further slots is answered before the reset, and comes home after it."""
+    is_on_its_way, is_reset = threading.Event(), threading.Event()
+    answered = FarStore._answered
+    seen = []
+
+    def late(self, apply, key, args):
+        result = answered(self, apply, key, args)
+        if len(args) == 2 and args[1][0] > 20 and not is_on_its_way.is_set():
+            is_on_its_way.set()
+            assert is_reset.wait(PATIENCE_S)
+        return result
+
+    def work():
+        for _ in range(100):
+            is_after = is_reset.is_set()
+            seen.append((is_after, shaper.reserve().grant.generation))
+
+    def reset():
+        assert is_on_its_way.wait(PATIENCE_S)
+        shaper.reset()
+        is_reset.set()
+
+    monkeypatch.setattr(FarStore, "_answered", late)
+    shaper = shaper_on(store)
+    in_threads([reset, *[work] * 4])
+    of_old = {generation for is_after, generation in seen if not is_after}
+    of_new = {generation for is_after, generation in seen if is_after}
+    assert of_new
+    assert not {min(of_old)} & of_new

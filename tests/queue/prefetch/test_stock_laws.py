@@ -1,0 +1,159 @@
+"""Whatever three workers with leases do, and whenever one dies: one grid, nothing minted, little lost."""
+
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shapekit import Quota
+from shapekit.algorithms.queue.queue import HOLD
+from shapekit.algorithms.usage import quotas_of
+from shapekit.testing import check_pace, check_window
+
+from .simulation import SECOND, Caller, Server, Worker, World, bursts, busy, poisson
+
+LEASE = SECOND
+TRIP = 50_000
+DEEDS = st.sampled_from(["ask"] * 8 + ["dear", "impatient", "hold", "wait", "wait", "wait"])
+STORIES = st.lists(st.tuples(DEEDS, st.integers(0, 2), st.integers(1, 400_000)), max_size=60)
+PACES = st.sampled_from(
+    [("20/s", {}), ("100/s", {}), ("7/s", {"burst": 3}), ("40/s", {"burst": 10}), ("50/s; 60/min", {})]
+)
+
+
+class Told:
+    """A story played by three workers."""
+
+    def __init__(self, pace, story, jitter_us=0, seed=1):
+        self.rate, options = pace
+        self.burst = options.get("burst", 1)
+        self.world = World(seed)
+        self.server = Server(self.world, self.rate, **options)
+        self.workers = [
+            Worker(
+                self.world,
+                self.server,
+                lease_us=LEASE,
+                trip_us=TRIP,
+                jitter_us=jitter_us,
+                ahead_us=number * 7 * SECOND,
+            )
+            for number in range(3)
+        ]
+        self.asked = 0
+        self.told = []
+        for deed in story:
+            self._play(*deed)
+
+    def _play(self, what, number, size):
+        if what == "wait":
+            self.world.run(self.world.now + size)
+        elif what == "hold":
+            self.server.call(HOLD, size, 7)
+            for worker in self.workers:
+                worker.stock.doubt()
+        else:
+            self.asked += 1
+            cost = 2 if what == "dear" else 1
+            bound_us = size if what == "impatient" else None
+            self.workers[number].ask(Caller(lambda at: self.told.append((at, cost)), cost, bound_us))
+
+    @property
+    def departures(self):
+        return [(at / SECOND, cost) for at, cost in self.told if at is not None]
+
+    def end(self):
+        self.world.run(self.world.now + 200 * SECOND)
+        return self
+
+
+@given(PACES, STORIES, st.sampled_from([0, 40_000]), st.integers(0, 99))
+def test_all_that_leave_are_on_one_grid(pace, story, jitter_us, seed):
+    told = Told(pace, story, jitter_us, seed).end()
+    if not any(what == "hold" for what, _, _ in story):
+        check_pace(told.departures, told.rate.partition(";")[0], max(told.burst, 2), tolerance="1us")
+        singles = [departure for departure in told.departures if departure[1] == 1]
+        check_pace(singles, told.rate.partition(";")[0], told.burst, tolerance="1us")
+    if ";" in told.rate:
+        check_window(told.departures, "60/min")
+
+
+@given(PACES, STORIES, st.integers(0, 99))
+def test_everybody_is_answered_and_in_the_end_nobody_owns_anything(pace, story, seed):
+    told = Told(pace, story, 20_000, seed).end()
+    assert len(told.told) == told.asked
+    assert [len(worker.stock) for worker in told.workers] == [0, 0, 0]
+    # What was taken for nobody is given back or over: who comes next leaves at once.
+    _, granted, _, _ = told.server.queue.reserve(told.server.state, told.world.now, (1, None, 7))
+    assert granted[:2] == (True, 0)
+
+
+@given(STORIES, st.integers(0, 99))
+def test_a_limit_with_a_memory_is_charged_for_those_alone_who_have_left(story, seed):
+    """What passes unused, or is handed back, leaves no trace in a quota."""
+    pace = ("50/s", {"gates": (Quota("10_000/rolling:1h"),)})
+    told = Told(pace, story, 20_000, seed).end()
+    server = told.server
+    used = sum(cost for _, cost in told.departures)
+    (hour,) = quotas_of(server.queue, server.state, told.world.now, 0)
+    assert hour.used == used
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from([50, 100, 400]), st.integers(1, 12), st.integers(50_000, 4 * SECOND), st.integers(0, 99)
+)
+def test_a_worker_that_dies_costs_the_others_at_most_a_lease(rate, threads, dies_at, seed):
+    """Beside what its own callers were waiting for, which is lost without leases too."""
+    world = World(seed)
+    server = Server(world, f"{rate}/s")
+    workers = [Worker(world, server, lease_us=LEASE, trip_us=TRIP, jitter_us=5_000) for _ in range(3)]
+    for worker in workers:
+        busy(world, worker, threads)
+    world.run(dies_at)
+    workers[0].kill()
+    world.run(dies_at + 6 * SECOND)
+    left = sorted(at for worker in workers[1:] for at, _ in worker.left)
+    dead = {at for at, _ in workers[0].left}
+    # From when the others are at full speed: a stock begins small.
+    since = max(dies_at, SECOND)
+    after = [at for at in left if since <= at < since + 4 * SECOND]
+    lost = 4 * rate - len(after) - sum(since <= at < since + 4 * SECOND for at in dead)
+    slot = SECOND // rate
+    assert lost <= LEASE // slot + 1 + threads + rate * 0.04
+    silence = max(late - early for early, late in pairwise(left) if early >= since)
+    assert silence <= LEASE + (threads + 2) * slot
+
+
+@settings(max_examples=30)
+@given(st.sampled_from([50, 100, 400]), st.integers(1, 40), st.integers(0, 99))
+def test_nobody_owns_more_than_a_lease_of_the_line(rate, threads, seed):
+    world = World(seed)
+    server = Server(world, f"{rate}/s")
+    workers = [Worker(world, server, lease_us=LEASE, trip_us=TRIP, jitter_us=9_000) for _ in range(3)]
+    busy(world, workers[0], threads)
+    bursts(world, workers[1], threads, 700_000)
+    poisson(world, workers[2], rate / 2)
+    world.run(5 * SECOND)
+    assert max(worker.most_owned for worker in workers) <= rate + 1
+
+
+def test_what_one_hands_back_the_next_one_uses():
+    world = World()
+    server = Server(world, "10/s")
+    one, other = (Worker(world, server, lease_us=LEASE, trip_us=TRIP) for _ in range(2))
+    for _ in range(4):
+        one.ask(Caller(lambda _: None))
+    world.run(60_000)
+    for _ in range(4):
+        one.ask(Caller(lambda _: None))
+    world.run(120_000)
+    assert len(one.stock) > 2
+    tail = server.state[0]
+    world.run(5 * SECOND)
+    assert len(one.stock) == 0
+    assert server.state[0] < tail
+    left = []
+    other.ask(Caller(left.append))
+    world.run(5 * SECOND + TRIP)
+    assert left == [5 * SECOND + TRIP // 2]

@@ -1,0 +1,222 @@
+"""Who goes away while the answer is on its way has taken nothing, be it a slot for now or a later one."""
+
+import asyncio
+from functools import partial
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shapekit import ManualClock, Shaper
+from shapekit._runtime.event import AsyncAlarm
+from shapekit.stores.redis.batching import Line
+
+from ..algorithms.queue.histories import check_spacing
+from .slow_store import SlowStore
+from .stage import Stage
+
+TRIP_S = 0.01
+MINUTE_S = 60
+
+
+class SharingStore(SlowStore):
+    """One whose asynchronous callers of a key share trips, as those of Redis do."""
+
+    def __init__(self, clock, trip_s):
+        super().__init__(clock, trip_s)
+        self._lines = {}
+
+    def abind(self, name, program, operation):
+        def ask(key, *args):
+            place = (name, program, key)
+            if place not in self._lines:
+                trip = partial(self._trip, *place)
+                self._lines[place] = Line(lambda *_: "", trip, lambda: self._lines.pop(place, None))
+            return self._lines[place].ask(operation, args)
+
+        return ask
+
+    async def _trip(self, name, program, key, batch):
+        await self.clock.asleep(self._half_s, AsyncAlarm())
+        answers = [
+            self._answered(self._bind_there(name, program, operation), key, args)
+            for operation, args, _, _ in batch
+        ]
+        await self.clock.asleep(self._half_s, AsyncAlarm())
+        return answers
+
+
+class Callers:
+    """Tasks that reserve on one key, and perhaps go away; `delays` of those who stayed."""
+
+    def __init__(self, rate, trip_s=TRIP_S, **options):
+        clock = ManualClock(1_000, autojump=True)
+        self.store = SharingStore(clock, trip_s)
+        self.shaper = Shaper(rate, store=self.store, name="api", **options)
+        self._stage = Stage("asyncio", clock)
+        self.turns = {}
+
+    def come(self, name, at, *, goes_at=None, **asked):
+        """At an instant; to stay, or to go away at another."""
+        tasks = []
+
+        async def reserve():
+            self.turns[name] = await self.shaper.areserve(**asked)
+
+        async def call():
+            tasks.append(asyncio.ensure_future(reserve()))
+            await asyncio.wait(tasks)
+
+        self._stage.at(at, call)
+        if goes_at is not None:
+            self._stage.at(goes_at, lambda: tasks[0].cancel() and None)
+
+    def look(self, at):
+        """Somebody who takes nothing, but makes those who come meanwhile share the next trip."""
+        self._stage.at(at, self.shaper.aheld)
+
+    def run(self):
+        self._stage.run()
+        return self
+
+    @property
+    def delays(self):
+        return {name: turn.delay for name, turn in self.turns.items()}
+
+
+@pytest.mark.parametrize("goes_at", [0.001, 0.006, 0.009])
+def test_a_turn_for_now_is_the_next_caller_s(goes_at):
+    callers = Callers("1/min")
+    callers.come("gone", 0, goes_at=goes_at)
+    callers.come("next", 1)
+    assert callers.run().delays == {"next": 0}
+
+
+def test_those_who_asked_meanwhile_get_it_in_order():
+    """What comes back goes ahead of them all on the next trip."""
+    callers = Callers("1/min")
+    callers.come("gone", 0, goes_at=0.009)
+    for number in range(3):
+        callers.come(number, 0.001 * (number + 1))
+    assert callers.run().delays == {0: 0, 1: MINUTE_S, 2: 2 * MINUTE_S}
+
+
+def test_whoever_is_behind_a_turn_for_now_keeps_what_was_promised():
+    """Both are decided on one trip; what the one in front leaves has passed, and nobody moves."""
+    callers = Callers("1/min")
+    callers.look(0)
+    callers.come("gone", 0.001, goes_at=0.018)
+    callers.come("behind", 0.002)
+    callers.come("next", 1)
+    delays = callers.run().delays
+    assert delays == {"behind": MINUTE_S, "next": pytest.approx(2 * MINUTE_S, abs=1)}
+    assert callers.turns["next"].departs_at - callers.turns["behind"].departs_at == MINUTE_S
+
+
+def test_whoever_is_behind_a_later_turn_keeps_what_was_promised():
+    """What the one in front leaves is the next newcomer's."""
+    callers = Callers("1/min")
+    callers.come("first", 0)
+    callers.come("gone", 0.001, goes_at=0.018)
+    callers.come("behind", 0.002)
+    callers.come("next", 1)
+    assert [round(delay) for delay in callers.run().delays.values()] == [0, 2 * MINUTE_S, MINUTE_S - 1]
+
+
+def test_of_several_turns_for_now_none_is_lost():
+    """The last of them first: what stands at the end of a queue can be taken off."""
+    callers = Callers("1/min", burst=3)
+    callers.come("first", 0)
+    for number in range(2):
+        callers.come(f"gone {number}", 0.001 * (number + 1), goes_at=0.018)
+    for number in range(3):
+        callers.come(number, 0.03 + 0.001 * number)
+    assert callers.run().delays == {"first": 0, 0: 0, 1: 0, 2: pytest.approx(MINUTE_S, abs=1)}
+
+
+def test_a_turn_whose_instant_passes_on_the_way_back_is_not_lost_either():
+    callers = Callers("1/min")
+    callers.come("first", 0)
+    callers.come("gone", MINUTE_S - 0.001, goes_at=MINUTE_S + 0.008)
+    callers.come("next", MINUTE_S + 1)
+    assert callers.run().delays == {"first": 0, "next": 0}
+
+
+def test_a_task_that_is_cancelled_as_its_answer_comes_has_taken_nothing(monkeypatch):
+    """Its trip is over by then, and nobody else's is on the way."""
+    callers = Callers("1/min")
+    serve = Line._serve
+
+    async def main():
+        task = asyncio.ensure_future(callers.shaper.areserve())
+
+        async def served(line, batch):
+            await serve(line, batch)
+            task.cancel()
+
+        monkeypatch.setattr(Line, "_serve", served)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return await callers.shaper.areserve()
+
+    assert asyncio.run(main()).delay == 0
+
+
+@pytest.mark.parametrize("goes_at", [MINUTE_S + 0.001, MINUTE_S + 0.009])
+def test_a_waiter_who_goes_while_it_asks_for_the_last_time_has_not_left(anyio_backend, goes_at):
+    """Its slot has come, so that it cannot be cancelled any more; but nobody has used it."""
+    clock = ManualClock(1_000, autojump=True)
+    shaper, stage = Shaper("1/min", store=SlowStore(clock, TRIP_S), name="api"), Stage(anyio_backend, clock)
+    scopes = []
+
+    async def waiter():
+        with anyio.CancelScope() as scope:
+            scopes.append(scope)
+            await shaper.aschedule()
+        assert scope.cancelled_caught
+
+    stage.wait_for(shaper, "first")
+    stage.at(0.02, waiter)
+    stage.at(goes_at, lambda: [scope.cancel() for scope in scopes])
+    stage.wait_for(shaper, "next", at=MINUTE_S + 1)
+    stage.run()
+    assert stage.turns["next"].delay == 0
+
+
+def test_a_thread_that_is_interrupted_when_its_turn_has_come_has_not_left():
+    class Late(ManualClock):
+        def sleep(self, seconds, alarm):
+            self.advance(seconds + 1)
+            raise KeyboardInterrupt
+
+    shaper = Shaper("1/min", clock=Late())
+    shaper.schedule()
+    with pytest.raises(KeyboardInterrupt):
+        shaper.schedule()
+    assert shaper.reserve().delay == 0
+
+
+@settings(max_examples=150)
+@given(
+    st.sampled_from([("10/s", 1), ("10/s", 3), ("1/s", 1), ("7/s", 2)]),
+    st.sampled_from([0.002, 0.01, 0.05, 0.4]),
+    st.lists(
+        st.tuples(st.integers(0, 1_500), st.integers(1, 3), st.none() | st.integers(0, 900)),
+        min_size=1,
+        max_size=20,
+    ),
+)
+def test_whoever_goes_and_whenever_nobody_leaves_too_early(asked_rate, trip_s, events):
+    rate, burst = asked_rate
+    callers = Callers(rate, trip_s, burst=burst)
+    for number, (at_ms, cost, goes_after_ms) in enumerate(events):
+        # Some microseconds beside, so that none coincide.
+        at = at_ms / 1_000 + (13 * number + 1) / 1e6
+        goes_at = None if goes_after_ms is None else at + goes_after_ms / 1_000 + 7e-6
+        callers.come(number, at, goes_at=goes_at, cost=cost)
+    callers.run()
+    turns = sorted(callers.turns.values(), key=lambda turn: (turn.grant.due_us, turn.grant.start))
+    limit, _, _ = rate.partition("/")
+    check_spacing([(turn.grant.due_us, turn.cost) for turn in turns], int(limit), 1_000_000, burst)
+    assert {number for number, (_, _, goes) in enumerate(events) if goes is None} <= set(callers.turns)

@@ -1,0 +1,185 @@
+"""What a process has changed itself, nobody in it is told from before, however fresh an answer there is."""
+
+import gc
+import weakref
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shapekit import ManualClock, RedisStore, Shaper, SQLiteStore, StoreUnavailableError
+from shapekit._queue import key_status as confirmations
+from shapekit._runtime.drivers import TASKS, run
+from shapekit.algorithms.queue.queue import CONFIRM
+
+from ..redis_server import shared_server
+from .slow_store import FarStore, SlowStore, in_another_process
+from .stage import Stage
+
+
+def shaper_on(store, rate="10/s"):
+    return Shaper(rate, store=store, name="api")
+
+
+@pytest.fixture(params=["memory behind a wire", "far away", "SQLite", "Redis"])
+def asked_already(request, clock, tmp_path):
+    """A shaper on a store that is not instant, whose key somebody has just asked about."""
+    store = {
+        "memory behind a wire": lambda: SlowStore(clock, 0.002),
+        "far away": lambda: FarStore(clock, 0.002),
+        "SQLite": lambda: SQLiteStore(tmp_path / "limits.db", clock=clock),
+        "Redis": lambda: RedisStore.from_url(shared_server().url, clock=clock, prefix="told"),
+    }[request.param]()
+    shaper = shaper_on(store)
+    shaper.reset()
+    assert shaper.held() == 0
+    yield shaper
+    store.close()
+
+
+def near(held_s):
+    """All that passed meanwhile is what the trips took."""
+    return pytest.approx(held_s, abs=0.01)
+
+
+def test_whoever_changed_a_key_is_not_told_how_it_stood_before(asked_already):
+    shaper = asked_already
+    shaper.hold("5s")
+    assert shaper.held() == near(5)
+    shaper.hold("7s")
+    assert shaper.held() == near(7)
+    shaper.resume()
+    assert shaper.held() == near(1.5)
+    shaper.reset()
+    assert shaper.held() == 0
+
+
+def test_nor_is_whoever_awaits_it(asked_already, anyio_backend):
+    shaper = asked_already
+
+    async def main():
+        told = []
+        for change in (lambda: shaper.ahold("5s"), lambda: shaper.ahold("7s"), shaper.aresume, shaper.areset):
+            await change()
+            told.append(await shaper.aheld())
+        await shaper.core.store.aclose()
+        return told
+
+    assert anyio.run(main, backend=anyio_backend) == [near(5), near(7), near(1.5), 0]
+
+
+def test_nor_is_another_shaper_of_the_process(asked_already):
+    shaper, twin = asked_already, shaper_on(asked_already.core.store)
+    other = shaper_on(asked_already.core.store, "20/s")
+    for one in (shaper, twin, other):
+        one.hold("5s")
+        assert [told.held() for told in (shaper, twin, other)] == [near(5)] * 3
+        one.reset()
+        assert [told.held() for told in (shaper, twin, other)] == [0] * 3
+
+
+def test_what_is_heard_of_one_key_leaves_the_questions_of_others_alone(clock):
+    store = SlowStore(clock, 0.002)
+    shaper, other = shaper_on(store), Shaper("10/s", store=store, name="another api")
+    for ask in (lambda: shaper.held(key="a"), lambda: shaper.held(key="b"), other.held):
+        ask()
+    shaper.hold("5s", key="a")
+    for ask in (lambda: shaper.held(key="b"), other.held):
+        assert ask() == 0
+    assert store.trips[CONFIRM] == 3
+
+
+def test_shapers_of_one_process_and_one_rate_share_a_question(clock):
+    """One read per key and process; a life of the key has another number for those of another rate."""
+    store = SlowStore(clock, 0.002)
+    one, two = shaper_on(store), shaper_on(store)
+    turns = [one.reserve(), two.reserve()]
+    assert [shaper.remaining(turn) for shaper, turn in zip((one, two), turns, strict=True)] == [
+        near(0),
+        near(0.1),
+    ]
+    assert store.trips[CONFIRM] == 1
+    other = shaper_on(store, "20/s")
+    generations = [run(shaper.core.status.ask, "default").generation for shaper in (one, other)]
+    assert generations == [turns[0].grant.generation, turns[0].grant.generation + 1]
+    assert store.trips[CONFIRM] == 2
+
+
+def test_a_change_whose_answer_was_lost_may_have_happened(clock, anyio_backend):
+    class Losing(SlowStore):
+        def _answered(self, apply, key, args):
+            answer = super()._answered(apply, key, args)
+            if args:
+                raise StoreUnavailableError("lost")
+            return answer
+
+    shaper = shaper_on(Losing(clock, 0.002))
+    assert shaper.held() == 0
+    with pytest.raises(StoreUnavailableError, match="lost"):
+        shaper.hold("5s")
+    assert shaper.held() == near(5)
+
+    async def main():
+        with pytest.raises(StoreUnavailableError, match="lost"):
+            await shaper.ahold("9s")
+        assert await shaper.aheld() == near(9)
+
+    anyio.run(main, backend=anyio_backend)
+
+
+def test_a_store_that_nobody_has_any_more_is_not_kept_by_what_was_asked_of_it(clock):
+    store = SlowStore(clock, 0.002)
+    shaper = shaper_on(store)
+    shaper.held()
+    store.broken = StoreUnavailableError("away")
+    with pytest.raises(StoreUnavailableError):
+        shaper.held(key="another")
+    store.broken = None
+    known, questions = weakref.ref(store), len(confirmations._ASKED)
+    del store, shaper
+    gc.collect()
+    assert known() is None
+    assert len(confirmations._ASKED) < questions
+
+
+@settings(max_examples=100)
+@given(
+    st.sampled_from(["asyncio", "trio"]),
+    st.sampled_from([0.001, 0.01, 0.03, 0.1]),
+    st.lists(
+        st.tuples(st.integers(0, 200), st.sampled_from(["ask", "ask", "own", "own of a twin", "other"])),
+        min_size=1,
+        max_size=25,
+    ),
+)
+def test_whoever_asks_hears_of_all_that_the_process_had_done_before(backend, trip, events):
+    """Holds get longer and longer, so that what is told tells up to which of them it is true."""
+    clock = ManualClock(1_000, autojump=True)
+    store = SlowStore(clock, trip)
+    shaper, twin, elsewhere = shaper_on(store), shaper_on(store), shaper_on(in_another_process(store))
+    stage, done, told = Stage(backend, clock), [], []
+
+    async def ask(one):
+        asked = clock.now_us()
+        standing = await one.core.status.ask(TASKS, "default")
+        told.append((asked, standing.until_us))
+
+    async def hold(one, length_s, *, ours):
+        await one.ahold(length_s)
+        if ours:
+            # At half of the trip, or at most as far in the future as somebody else's longer one.
+            done.append((clock.now_us(), clock.now_us() - round(trip * 500_000) + length_s * 1_000_000))
+
+    acts = {
+        "ask": lambda number: ask((shaper, twin)[number % 2]),
+        "own": lambda number: hold(shaper, 10 + number, ours=True),
+        "own of a twin": lambda number: hold(twin, 10 + number, ours=True),
+        "other": lambda number: hold(elsewhere, 10 + number, ours=False),
+    }
+    for number, (at, kind) in enumerate(events):
+        # Some microseconds beside, so that none coincide.
+        stage.at(at / 1_000 + (13 * number + 1) / 1e6, lambda kind=kind, number=number: acts[kind](number))
+    stage.run()
+    for asked, until_us in told:
+        assert until_us >= max([until for answered, until in done if answered <= asked], default=0)

@@ -1,0 +1,365 @@
+"""One sleep until the slot comes, in bounded steps; whoever stops waiting gives the slot back."""
+
+import subprocess
+import sys
+
+import anyio
+import pytest
+
+from shapekit import ConfigError, ManualClock, MemoryStore, Shaper, StoreUnavailableError
+
+DAY = 86_400
+
+
+@pytest.fixture
+def shaper(clock):
+    """The next slot is a second away."""
+    shaper = Shaper("1/s", clock=clock)
+    shaper.reserve()
+    return shaper
+
+
+def test_thirty_days_are_slept_in_steps_of_a_minute(clock):
+    shaper = Shaper("1 per 30d", clock=clock)
+    shaper.reserve()
+    turn = shaper.schedule()
+    assert turn.delay == 30 * DAY
+    assert clock.now() == 1_000 + 30 * DAY
+    assert len(clock.naps) == 30 * DAY / 60
+    assert set(clock.naps) == {60.0}
+
+
+@pytest.mark.parametrize("step", [3_600, "1h", 86_400 * 7])
+def test_the_longest_step_can_be_chosen(stage, clock, step):
+    shaper = Shaper("1 per 30d", clock=clock, longest_sleep=step)
+    stage.wait_for(shaper, 0)
+    stage.wait_for(shaper, 1)
+    stage.run()
+    longest = 3_600 if step == "1h" else step
+    assert stage.left == [(0, 0.0), (1, 30 * DAY)]
+    assert max(clock.naps[1:]) == longest
+
+
+@pytest.mark.parametrize("step", [0, -1, True, "", float("nan"), float("inf")])
+def test_what_is_no_longest_step(refused, step):
+    refused(lambda: Shaper("1/s", longest_sleep=step), "longest_sleep")
+
+
+class Cancellable:
+    """A scope that is entered on a loop and cancelled from elsewhere on it."""
+
+    def scope(self):
+        self._scope = anyio.CancelScope()
+        return self._scope
+
+    def cancel(self):
+        self._scope.cancel()
+
+
+class Fidgety(ManualClock):
+    """Wakes its sleepers for nothing, the first times they lie down."""
+
+    def __init__(self, wakes):
+        super().__init__(1_000, autojump=True)
+        self.wakes = wakes
+
+    def sleep(self, seconds, alarm):
+        self.wakes -= 1
+        if self.wakes < 0:
+            super().sleep(seconds, alarm)
+
+    async def asleep(self, seconds, alarm):
+        self.wakes -= 1
+        if self.wakes < 0:
+            await super().asleep(seconds, alarm)
+
+
+def test_nobody_leaves_early_who_is_woken_for_nothing(anyio_backend):
+    clock = Fidgety(wakes=5)
+    shaper = Shaper("1/s", clock=clock)
+    shaper.reserve()
+    shaper.schedule()
+    assert clock.now() == 1_001
+    clock.wakes = 5
+    anyio.run(shaper.aschedule, backend=anyio_backend)
+    assert clock.now() == 1_002
+
+
+def test_an_immediate_turn_does_not_sleep(clock, anyio_backend):
+    shaper = Shaper("1/s", clock=clock)
+    assert shaper.schedule("a").delay == 0.0
+    assert anyio.run(shaper.aschedule, "b", backend=anyio_backend).delay == 0.0
+    with shaper:
+        pass
+    assert clock.naps == []
+
+
+def test_with_takes_a_turn_of_the_default_key(clock):
+    shaper = Shaper("1/s", clock=clock)
+    entered = []
+    for _ in range(3):
+        with shaper as same:
+            assert same is shaper
+            entered.append(clock.now() - 1_000)
+    assert entered == [0, 1, 2]
+    assert shaper.reserve("default").delay == 1.0
+
+
+def test_async_with_takes_a_turn_of_the_default_key(stage, clock):
+    shaper = Shaper("1/s", clock=clock)
+    entered = []
+
+    async def act():
+        for _ in range(3):
+            async with shaper as same:
+                assert same is shaper
+                entered.append(stage.now)
+
+    stage.at(0, act)
+    stage.run()
+    assert entered == [0, 1, 2]
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, MemoryError])
+def test_who_is_interrupted_in_mid_sleep_gives_the_turn_back(shaper, clock, interruption):
+    def interrupt():
+        raise interruption
+
+    clock.on_sleep = interrupt
+    with pytest.raises(interruption):
+        shaper.schedule()
+    with pytest.raises(interruption), shaper:
+        pytest.fail("entered")
+    assert clock.now() == 1_000
+    assert shaper.reserve().delay == 1.0
+
+
+def test_an_interruption_long_after_falling_asleep_gives_the_place_to_the_next(clock):
+    shaper = Shaper("1 per 10min", clock=clock)
+    shaper.reserve()
+
+    def interrupt():
+        if len(clock.naps) == 4:
+            behind.append(shaper.reserve())
+            raise KeyboardInterrupt
+
+    behind = []
+    clock.on_sleep = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        shaper.schedule()
+    assert clock.now() == 1_000 + 180
+    assert behind[0].delay == 1_200 - 180
+    assert shaper.reserve().delay == 600 - 180
+
+
+def test_a_cancelled_task_gives_the_turn_back(stage, shaper):
+    cancelled = Cancellable()
+
+    async def waiter():
+        with cancelled.scope():
+            await shaper.aschedule()
+            pytest.fail("left")
+
+    stage.at(0, waiter)
+    stage.wait_for(shaper, "behind")
+    stage.at(0.5, cancelled.cancel)
+    stage.wait_for(shaper, "newcomer", at=0.6)
+    stage.run()
+    assert stage.left == [("newcomer", 1.0), ("behind", 2.0)]
+
+
+def test_a_cancellation_in_the_instant_of_departure_gives_the_turn_back(stage, shaper):
+    """Whether it has left already or not: both are possible, and in neither is the slot used twice."""
+    cancelled, left = Cancellable(), []
+
+    async def waiter():
+        with cancelled.scope():
+            await shaper.aschedule()
+            left.append(stage.now)
+
+    stage.at(0, waiter)
+    stage.at(1.0, cancelled.cancel)
+    stage.wait_for(shaper, "newcomer", at=1.0)
+    stage.run()
+    assert stage.times == ([2.0] if left else [1.0])
+
+
+def test_a_timeout_gives_up_on_time_and_gives_the_turn_back(stage, shaper, clock):
+    with pytest.raises(TimeoutError, match=r"'default' after 0\.4 s"):
+        shaper.schedule(timeout=0.4)
+    assert clock.now() == 1_000.4
+    stage.wait_for(shaper, "gives up", at=0.5, timeout="100ms")
+    stage.wait_for(shaper, "behind", at=0.5)
+    stage.wait_for(shaper, "newcomer", at=0.7)
+    stage.run()
+    at, error = stage.errors["gives up"]
+    assert (at, type(error)) == (pytest.approx(0.6), TimeoutError)
+    assert stage.left == [("newcomer", 1.0), ("behind", 2.0)]
+
+
+@pytest.mark.parametrize("timeout", [1.0, 2, "1h"])
+def test_a_timeout_that_is_long_enough_changes_nothing(shaper, clock, timeout):
+    assert shaper.schedule(timeout=timeout).delay == 1.0
+    assert clock.now() == 1_001
+
+
+def test_no_time_at_all_is_enough_for_an_immediate_turn(clock):
+    shaper = Shaper("1/s", clock=clock)
+    assert shaper.schedule(timeout=0).delay == 0.0
+    with pytest.raises(TimeoutError):
+        shaper.schedule(timeout=0)
+    assert clock.naps == []
+    assert shaper.reserve().delay == 1.0
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), True, "", "soon", [1]])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_what_is_no_timeout_is_said_before_a_turn_is_taken(clock, refused, anyio_backend, timeout, ahead):
+    shaper = Shaper("1/s", clock=clock)
+    for _ in range(ahead):
+        shaper.reserve()
+    refused(lambda: shaper.schedule(timeout=timeout), "timeout", "unit")
+
+    async def aschedule():
+        with pytest.raises(ConfigError):
+            await shaper.aschedule(timeout=timeout)
+
+    anyio.run(aschedule, backend=anyio_backend)
+    assert shaper.reserve().delay == ahead
+
+
+def test_closing_wakes_threads_and_gives_their_turns_back(crew, by_hand, until_asleep):
+    store = MemoryStore(by_hand)
+    shaper = Shaper("1/s", store=store, name="api")
+    shaper.reserve()
+    for name in range(3):
+        crew.start(shaper.schedule)
+        until_asleep(by_hand, name + 1)
+    shaper.close()
+    crew.join()
+    assert [type(error) for error in crew.raised()] == [StoreUnavailableError] * 3
+    assert Shaper("1/s", store=store, name="api").reserve().delay == 1.0
+
+
+@pytest.mark.parametrize("how", ["close", "aclose"])
+def test_closing_wakes_tasks(stage, clock, how):
+    shaper = Shaper("1/s", store=MemoryStore(clock), name="api")
+    for name in range(4):
+        stage.wait_for(shaper, name)
+    stage.at(0.5, getattr(shaper, how))
+    stage.run()
+    assert stage.left == [(0, 0.0)]
+    assert {(at, type(error)) for at, error in stage.errors.values()} == {(0.5, StoreUnavailableError)}
+    assert len(stage.errors) == 3
+
+
+def test_closing_from_another_thread_wakes_tasks(crew, by_hand, until_asleep, anyio_backend):
+    shaper = Shaper("1/s", clock=by_hand)
+    shaper.reserve()
+
+    def loop():
+        anyio.run(shaper.aschedule, backend=anyio_backend)
+
+    crew.start(loop)
+    until_asleep(by_hand, 1)
+    shaper.close()
+    crew.join()
+    assert [type(error) for error in crew.raised()] == [StoreUnavailableError]
+
+
+def test_a_closed_shaper_makes_nobody_wait(clock):
+    own, shared = Shaper("1/s", clock=clock), Shaper("1/s", store=MemoryStore(clock), name="api")
+    for shaper in (own, shared):
+        shaper.reserve()
+        shaper.close()
+        shaper.close()
+        with pytest.raises(StoreUnavailableError):
+            shaper.schedule()
+    assert clock.naps == []
+    with pytest.raises(StoreUnavailableError):
+        own.reserve()
+
+
+def test_who_waits_through_a_reset_leaves_as_promised(stage, shaper):
+    for name in range(3):
+        stage.wait_for(shaper, name)
+    stage.at(0.5, shaper.reset)
+    stage.wait_for(shaper, "newcomer", at=0.6)
+    stage.run()
+    assert stage.left == [("newcomer", 0.6), (0, 1.0), (1, 2.0), (2, 3.0)]
+
+
+def test_who_is_cancelled_after_a_reset_gives_back_nothing_of_the_new_queue(stage, shaper):
+    stage.wait_for(shaper, "gives up", timeout=0.8)
+    stage.at(0.5, shaper.reset)
+    for name in range(3):
+        stage.wait_for(shaper, name, at=0.6)
+    stage.wait_for(shaper, "late", at=0.9)
+    stage.run()
+    assert set(stage.errors) == {"gives up"}
+    assert stage.left == [(0, 0.6), (1, 1.6), (2, 2.6), ("late", 3.6)]
+
+
+BLOCKING = """
+import asyncio, warnings
+from shapekit import ManualClock, Shaper
+clock = ManualClock(autojump=True)
+shaper = Shaper("1/s", clock=clock)
+shaper.schedule(), shaper.schedule()
+async def main():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter({filter!r})
+        shaper.schedule("immediate")
+        for _ in range(3):
+            try:
+                shaper.schedule()
+            except RuntimeWarning as error:
+                print(error)
+    print(*(f"{{w.category.__name__}} {{w.message}} at {{w.filename}}" for w in caught), sep="\\n")
+    print(clock.now(), shaper.reserve().delay)
+asyncio.run(main())
+"""
+
+
+def run_with(action):
+    """In a fresh interpreter, since the warning is given once."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", BLOCKING.format(filter=action)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split("\n")
+
+
+def test_a_synchronous_wait_in_an_event_loop_warns_once():
+    warning, delay, _ = run_with("always")
+    assert warning.startswith("RuntimeWarning a synchronous wait blocks the event loop")
+    assert warning.endswith(" at <string>"), "it names the line of the program"
+    assert delay == "4.0 1.0"
+
+
+def test_a_warning_that_is_an_error_gives_the_turn_back():
+    """Of three waits the first is not made, and the two others do not wait for it."""
+    error, nothing, delay, _ = run_with("error")
+    assert error.startswith("a synchronous wait blocks the event loop")
+    assert (nothing, delay) == ("", "3.0 1.0")
+
+
+def test_a_waiter_that_is_thrown_away_takes_no_lock(crew):
+    """The collector may throw it away in the midst of anything, with a store's lock held by its thread."""
+    clock = ManualClock(1_000)
+    store = MemoryStore(clock)
+    shaper = Shaper("1/s", store=store, name="api")
+    shaper.reserve()
+
+    async def main():
+        waiter = shaper.aschedule()
+        waiter.send(None)
+        with store._lock, shaper.core.sleepers._lock:
+            waiter.close()
+
+    crew.start(anyio.run, main)
+    crew.join()
+    assert shaper.core.sleepers._lines == {}
+    assert shaper.core.sleepers._alarms == set()

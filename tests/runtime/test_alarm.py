@@ -1,0 +1,131 @@
+"""AsyncAlarm: set from its own loop, from another thread or loop, and after its loop has gone."""
+
+import threading
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+import pytest
+
+from shapekit._runtime.event import AsyncAlarm
+
+BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
+PATIENCE_S = 20
+
+
+@pytest.mark.anyio
+async def test_it_wakes_all_who_wait():
+    alarm, woken = AsyncAlarm(), []
+
+    async def wait(name):
+        await alarm.wait()
+        woken.append(name)
+
+    async with anyio.create_task_group() as tasks:
+        for name in range(3):
+            tasks.start_soon(wait, name)
+        await anyio.wait_all_tasks_blocked()
+        assert woken == []
+        assert not alarm.is_set()
+        alarm.set()
+    assert sorted(woken) == [0, 1, 2]
+    assert alarm.is_set()
+
+
+@pytest.mark.anyio
+async def test_once_set_it_stays_set():
+    alarm = AsyncAlarm()
+    alarm.set()
+    alarm.set()
+    await alarm.wait()
+    await alarm.wait(3_600)
+
+
+@pytest.mark.anyio
+async def test_waiting_with_a_bound_ends_without_it():
+    alarm = AsyncAlarm()
+    await alarm.wait(0.001)
+    await alarm.wait(0)
+    assert not alarm.is_set()
+
+
+@pytest.mark.anyio
+async def test_a_wait_can_be_cancelled_and_waited_again():
+    alarm = AsyncAlarm()
+    with anyio.move_on_after(0) as scope:
+        await alarm.wait(3_600)
+    assert scope.cancelled_caught
+    alarm.set()
+    await alarm.wait(3_600)
+
+
+@pytest.mark.anyio
+async def test_another_thread_wakes_it():
+    alarm = AsyncAlarm()
+    with anyio.fail_after(PATIENCE_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(alarm.wait)
+            await anyio.wait_all_tasks_blocked()
+            await anyio.to_thread.run_sync(alarm.set)
+
+
+@BACKENDS
+@pytest.mark.parametrize("other", ["asyncio", "trio"])
+def test_another_loop_wakes_it(crew, backend, other):
+    alarms, made, woken = [], threading.Event(), []
+
+    async def sleeper():
+        alarms.append(AsyncAlarm())
+        made.set()
+        with anyio.fail_after(PATIENCE_S):
+            await alarms[0].wait()
+        woken.append(backend)
+
+    async def waker():
+        alarms[0].set()
+
+    crew.at_once(lambda: anyio.run(sleeper, backend=backend))
+    assert made.wait(PATIENCE_S)
+    anyio.run(waker, backend=other)
+    crew.join()
+    assert woken == [backend]
+
+
+async def make_alarm():
+    return AsyncAlarm()
+
+
+@BACKENDS
+def test_setting_it_after_its_loop_has_gone_does_nothing(crew, backend):
+    alarm = anyio.run(make_alarm, backend=backend)
+    crew.at_once(alarm.set)
+    crew.join()
+    alarm.set()
+
+
+@BACKENDS
+def test_a_later_loop_of_the_thread_may_set_it(backend):
+    alarm = anyio.run(make_alarm, backend=backend)
+
+    async def later():
+        alarm.set()
+
+    anyio.run(later, backend="asyncio")
+    anyio.run(later, backend="trio")
+    assert alarm.is_set()
+
+
+@pytest.mark.anyio
+async def test_many_threads_may_set_it_at_once(crew):
+    alarm = AsyncAlarm()
+    with anyio.fail_after(PATIENCE_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(alarm.wait)
+            crew.at_once(*[alarm.set] * 8)
+            await alarm.wait()
+    assert alarm.is_set()
+
+
+def test_it_is_made_on_a_loop():
+    with pytest.raises(RuntimeError):
+        AsyncAlarm()

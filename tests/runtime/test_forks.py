@@ -1,0 +1,169 @@
+"""What a forked child begins with: nothing that its parent goes on using, whichever thread comes first."""
+
+import subprocess
+import sys
+
+from ..redis_server import shared_server
+
+
+def assert_says(word, script):
+    """Run the script in a process of its own, for it forks."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, shared_server().url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == f"{word}\n", done.stderr
+
+
+SCRIPT = """
+import os, signal, sys, threading
+from redis.connection import Connection
+from shapekit import GCRA, Gate
+from shapekit.stores.redis import RedisStore
+
+used = []
+send = Connection.send_packed_command
+
+def noted(self, *args, **options):
+    used.append(id(self))
+    return send(self, *args, **options)
+
+Connection.send_packed_command = noted
+gate = Gate(GCRA("1000000/s", burst=1_000_000), name="gate", store=RedisStore.from_url(sys.argv[1]))
+gate.check()
+parents = set(used)
+used.clear()
+
+def another():
+    thread = threading.Thread(target=gate.check, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+
+def traced(frame, event, arg):
+    global lines
+    if "stores/redis/connections" in frame.f_code.co_filename and event == "line":
+        lines -= 1
+        if lines == 0:
+            another()
+    return traced
+
+for at in range(1, 300):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(50)
+        lines = at
+        sys.settrace(traced)
+        gate.check()
+        sys.settrace(None)
+        os._exit(1 if parents & set(used) else 2 if lines > 0 else 0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == 2:
+        break
+    assert code == 0, f"a thread of the child has used a connection of the parent, at line {at}"
+assert 10 < at < 299
+print("apart")
+"""
+
+
+def test_no_thread_of_a_child_uses_a_connection_of_its_parent():
+    """At every line by which the child's first call comes, another thread calls."""
+    assert_says("apart", SCRIPT)
+
+
+ASKED = """
+import os, signal, sys, threading
+from shapekit import Shaper
+from shapekit._runtime.drivers import Twin, run
+from shapekit.stores.redis import RedisStore
+
+asking, answer = threading.Event(), threading.Event()
+store = RedisStore.from_url(sys.argv[1])
+shaper = Shaper("10/s", name="asked", store=store)
+confirmations = shaper.core.status
+confirm = confirmations._confirm.call
+parent = os.getpid()
+
+def slowly(key):
+    if os.getpid() == parent:
+        asking.set()
+        assert answer.wait(20)
+    return confirm(key)
+
+confirmations._confirm = Twin(slowly, None)
+# The same instant for all: whoever asks in the child asks while the answer of the parent would still serve.
+confirmations._clock = type("Still", (), {"now_us": lambda self: 1_000})()
+asker = threading.Thread(target=run, args=(confirmations.ask, "key"))
+asker.start()
+assert asking.wait(20)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    threading.Event.wait = lambda *_: os._exit(1)
+    run(confirmations.ask, "key")
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0, "a child waits for what its parent has asked"
+answer.set()
+asker.join(20)
+print("apart")
+"""
+
+
+def test_no_child_waits_for_the_answer_to_what_its_parent_has_asked():
+    assert_says("apart", ASKED)
+
+
+HELD = """
+import os, signal, sys, threading
+from shapekit import Policy, shaped
+from shapekit._runtime import forks
+from shapekit.stores.redis import RedisStore
+from shapekit.stores.resilient import ResilientStore
+
+def used(policy):
+    listening = policy.listen(lambda event: None)
+    with policy.admit() as admission:
+        admission.settle(2)
+    with policy.admit():
+        policy.shaper.hold(0.01)
+    listening.close()
+
+store = ResilientStore(RedisStore.from_url(sys.argv[1]), on_outage="raise")
+policies = [
+    Policy("200/s", quota="1000000/day", name="held", store=store, concurrency=5),
+    Policy("200/s", name="held here", concurrency=5),
+]
+for policy in policies:
+    used(policy)
+held, forked = threading.Event(), threading.Event()
+
+def hold():
+    locks = list(forks._LOCKS)
+    assert len(locks) > 10
+    for lock in locks:
+        lock.acquire()
+    held.set()
+    forked.wait(20)
+    for lock in locks:
+        lock.release()
+
+threading.Thread(target=hold, daemon=True).start()
+assert held.wait(20)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    for policy in policies:
+        used(policy)
+    os._exit(0)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+forked.set()
+assert code == 0, code
+print("free")
+"""
+
+
+def test_a_child_finds_no_lock_taken_by_a_thread_that_it_does_not_have():
+    assert_says("free", HELD)

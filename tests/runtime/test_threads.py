@@ -1,0 +1,88 @@
+"""An errand's task may go away at any moment, and never waits for its thread then."""
+
+import threading
+import time
+
+import anyio
+import pytest
+
+from shapekit._runtime.threads import GIVING_BACK, Errand, Workers
+
+PATIENCE_S = 20.0
+
+
+class Giver:
+    """Gives back what was taken, when the store lets it."""
+
+    def __init__(self):
+        self.may = threading.Event()
+        self.given = []
+        self.has_given = threading.Event()
+
+    def __call__(self, answer):
+        assert self.may.wait(PATIENCE_S)
+        self.given.append((answer, threading.current_thread().name))
+        self.has_given.set()
+
+
+@pytest.fixture
+def giver():
+    giver = Giver()
+    yield giver
+    giver.may.set()
+
+
+@pytest.mark.anyio
+async def test_a_task_that_goes_with_its_answer_on_the_way_does_not_wait_until_that_is_given_back(giver):
+    """The store may hang by now: a Redis that was stopped held the task up for as long as it was."""
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def call():
+        asked.set()
+        assert may_answer.wait(PATIENCE_S)
+        return 7
+
+    errand = Errand(call, giver)
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(errand.run, Workers())
+            assert await anyio.to_thread.run_sync(asked.wait, PATIENCE_S)
+            # From here on the loop does nothing else, so the task cannot hear of its answer.
+            may_answer.set()
+            give_up = time.monotonic() + PATIENCE_S
+            while not errand._done:
+                assert time.monotonic() < give_up
+            scope.cancel()
+    assert giver.given == []
+    giver.may.set()
+    assert await anyio.to_thread.run_sync(giver.has_given.wait, PATIENCE_S)
+    assert giver.given == [(7, GIVING_BACK)]
+
+
+@pytest.mark.anyio
+async def test_a_thread_that_comes_last_gives_back_itself(giver):
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def call():
+        asked.set()
+        assert may_answer.wait(PATIENCE_S)
+        return 7
+
+    giver.may.set()
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(Errand(call, giver).run, Workers())
+            assert await anyio.to_thread.run_sync(asked.wait, PATIENCE_S)
+            scope.cancel()
+    assert giver.given == []
+    may_answer.set()
+    assert await anyio.to_thread.run_sync(giver.has_given.wait, PATIENCE_S)
+    ((answer, thread),) = giver.given
+    assert answer == 7
+    assert thread != GIVING_BACK
+
+
+@pytest.mark.anyio
+async def test_what_was_heard_is_kept(giver):
+    assert await Errand(lambda: 7, giver).run(Workers()) == 7
+    assert giver.given == []

@@ -1,0 +1,84 @@
+"""Exceptions where CPython lets a signal handler raise: at the entry of a function and after a call.
+
+A profile function comes by exactly there, and what it raises counts as raised by the call itself, which has
+been made. So a `with` of a lock of C is entered and left as it is under a real signal.
+"""
+
+import gc
+import os
+import sys
+from inspect import CO_GENERATOR
+from pathlib import Path
+
+import shapekit
+
+OURS = str(Path(shapekit.__file__).parent)
+TESTS = str(Path(__file__).parent)
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt at the n-th such place of ours; and once more, `then` calls later."""
+
+    def __init__(self, at, then=0):
+        self.left = at
+        self.then = then
+        self.where = None
+        self._tracer = None
+
+    def __enter__(self):
+        # Coverage is measured by a trace, too.
+        self._tracer = sys.gettrace()
+        # Libraries hear of each collection. What is raised in there goes nowhere, but is kept by pytest, and
+        # with it the frames that were running.
+        gc.disable()
+        sys.setprofile(self._came_by)
+        return self
+
+    def __exit__(self, *_):
+        sys.setprofile(None)
+        sys.settrace(self._tracer)
+        gc.enable()
+
+    def _came_by(self, frame, event, arg):
+        if event == "c_call" or not frame.f_code.co_filename.startswith(OURS) or _is_finalizing(frame):
+            return
+        self.left -= 1
+        if self.left == 0:
+            self.where = f"{event} at {frame.f_code.co_filename}:{frame.f_lineno}"
+            if self.then:
+                sys.settrace(self._called)
+            raise KeyboardInterrupt
+
+    def _called(self, frame, event, arg):
+        if event == "call" and not frame.f_code.co_filename.startswith(TESTS) and not _is_finalizing(frame):
+            self.then -= 1
+            if self.then == 0:
+                sys.settrace(None)
+                self.where += f", and at {frame.f_code.co_filename}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+
+
+def _is_finalizing(frame):
+    """Whether what is raised there may go nowhere: a generator may be closed because it is garbage."""
+    if frame.f_code.co_flags & CO_GENERATOR:
+        return True
+    while frame is not None:
+        if frame.f_code.co_name in ("__del__", "_exitfunc", "unraisable_hook"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def open_files(before=0):
+    """How many descriptors this process has; those of garbage are looked for where there are more."""
+    found = len(os.listdir("/dev/fd"))
+    if found > before:
+        gc.collect()
+        found = len(os.listdir("/dev/fd"))
+    if found > before:
+        # Maybe of what was frozen. To look through all of that is slow where a whole session has run before.
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        found = len(os.listdir("/dev/fd"))
+    return found

@@ -1,0 +1,275 @@
+"""MemoryStore: one truth for all threads, names with one kind each, and what can be looked at and reset."""
+
+import time
+
+import pytest
+
+from shapekit import (
+    GCRA,
+    FixedWindow,
+    Gate,
+    LeakyBucket,
+    ManualClock,
+    MemoryStore,
+    Quota,
+    SlidingWindow,
+    SlidingWindowLog,
+    StoreUnavailableError,
+    SystemClock,
+    TokenBucket,
+    all_of,
+    any_of,
+    first_of,
+)
+
+STRATEGIES = [
+    GCRA("50/s"),
+    TokenBucket("50/s"),
+    LeakyBucket("50/s"),
+    FixedWindow("50/s"),
+    SlidingWindow("50/s"),
+    SlidingWindowLog("50/s"),
+    Quota("50/day"),
+    all_of(a=GCRA("50/s"), b=FixedWindow("60/s")),
+    any_of(a=GCRA("50/s"), b=FixedWindow("40/s")),
+    first_of(a=GCRA("30/s"), b=FixedWindow("20/s")),
+]
+
+
+def kind(strategy):
+    return strategy.kind
+
+
+class Dawdling(GCRA):
+    """Lets another thread run between deciding and storing: without a lock, that one sees the old state."""
+
+    __slots__ = ()
+
+    def decide(self, state, now, cost, skew=0):
+        outcome = super().decide(state, now, cost, skew)
+        time.sleep(0)
+        return outcome
+
+
+def hammer(crew, gate, key, threads=32, calls=20):
+    """How many of all calls of all threads are admitted."""
+    admitted = [0] * threads
+
+    def job(thread):
+        def work():
+            admitted[thread] = sum(gate.check(key).allowed for _ in range(calls))
+
+        return work
+
+    crew.at_once(*[job(thread) for thread in range(threads)])
+    crew.join()
+    return sum(admitted)
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, Dawdling("50/s")], ids=kind)
+def test_32_threads_on_one_key_are_admitted_exactly_to_the_limit(crew, strategy):
+    assert hammer(crew, Gate(strategy, clock=ManualClock()), "key") == 50
+
+
+def test_32_threads_on_a_composite_with_keys_of_its_own(crew):
+    gate = Gate(all_of(ip=Dawdling("50/s"), user=Dawdling("60/s")), clock=ManualClock())
+    assert hammer(crew, gate, {"ip": "::1", "user": "alice"}) == 50
+
+
+def test_32_threads_that_first_meet_a_key_make_one_state(crew):
+    gate = Gate(Dawdling("1/day"), clock=ManualClock())
+    for n in range(5):
+        assert hammer(crew, gate, f"new-{n}", calls=1) == 1
+
+
+# names
+
+
+@pytest.mark.parametrize("other", STRATEGIES[1:], ids=kind)
+def test_one_name_has_one_kind(refused, other):
+    store = MemoryStore(ManualClock())
+    Gate(GCRA("10/s"), store=store, name="api")
+    refused(lambda: Gate(other, store=store, name="api"), "name")
+    Gate(other, store=store, name="another")
+
+
+def test_composites_of_one_name_have_parts_of_one_kind(refused):
+    store = MemoryStore(ManualClock())
+    one = Gate(all_of(a=GCRA("10/s"), b=GCRA("5/s")), store=store, name="api")
+    other = Gate(all_of(a=FixedWindow("10/s"), b=GCRA("5/s")), store=store, name="api")
+    assert one.check("key")
+    refused(lambda: other.check("key"), "strategy")
+    assert other.check("another key")
+
+
+def test_gates_of_one_name_and_kind_share_their_keys():
+    store = MemoryStore(ManualClock())
+    gates = [Gate(GCRA("1/s", burst=4), store=store, name="api") for _ in range(2)]
+    assert [gates[n % 2].check("key").remaining for n in range(4)] == [3, 2, 1, 0]
+    assert not gates[0].check("key")
+
+
+def test_gates_of_other_names_do_not():
+    store = MemoryStore(ManualClock())
+    for name in ("a", "b", None, None):
+        assert Gate(GCRA("1/s", burst=1), store=store, name=name).check("key")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "left"),
+    [
+        (GCRA("1/s", burst=10), GCRA("1/s", burst=12), 6),
+        (GCRA("1/s", burst=10), GCRA("1/s", burst=7), 1),
+        (GCRA("1/s", burst=10), GCRA("2/s", burst=20), 8),
+        (TokenBucket("1/s", 10), TokenBucket("1/s", 8), 2),
+        (FixedWindow("10/min"), FixedWindow("8/min"), 2),
+        (SlidingWindow("10/min"), SlidingWindow("8/min", buckets=3), 2),
+        (SlidingWindowLog("10/min"), SlidingWindowLog("8/min"), 2),
+        (Quota("10/day"), Quota("8/day"), 2),
+        (Quota("10/day"), Quota("8/month"), 2),
+        (Quota("10/month"), Quota("8/day"), 2),
+        (
+            all_of(a=GCRA("1/s", burst=10), b=FixedWindow("20/min")),
+            all_of(b=FixedWindow("20/min"), a=GCRA("1/s", burst=8)),
+            2,
+        ),
+    ],
+    ids=lambda value: getattr(value, "kind", value),
+)
+def test_other_numbers_continue_the_old_state(old, new, left):
+    clock = ManualClock(1_000 * 86_400)
+    store = MemoryStore(clock)
+    before = Gate(old, store=store, name="api")
+    assert before.check("key", cost=6)
+    after = Gate(new, store=store, name="api")
+    assert after.peek("key").remaining == left
+    assert sum(after.check("key").allowed for _ in range(20)) == left
+    assert not before.check("key", cost=old.max_cost - 6 + 1)
+
+
+# to look, to reset, to close
+
+
+@pytest.fixture
+def busy():
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    for name, keys in (("api", ("alice", "bob")), ("web", ("alice",))):
+        gate = Gate(GCRA("1/s", burst=1), store=store, name=name)
+        for key in keys:
+            assert gate.check(key)
+    return clock, store
+
+
+def test_keys_shows_the_live_ones(busy):
+    clock, store = busy
+    assert sorted(store.keys()) == ["api:alice", "api:bob", "web:alice"]
+    assert sorted(store.keys("api:")) == ["api:alice", "api:bob"]
+    assert list(store.keys("none")) == []
+    clock.advance(1)
+    assert list(store.keys()) == []
+
+
+def test_keys_shows_the_parts_of_a_composite():
+    store = MemoryStore(ManualClock())
+    gate = Gate(all_of(ip=GCRA("1/s"), user=GCRA("2/s")), store=store, name="api")
+    gate.check({"ip": "::1", "user": "alice"})
+    assert sorted(store.keys()) == ["api:ip:::1", "api:user:alice"]
+
+
+def test_looking_while_others_call(busy):
+    _, store = busy
+    gate = Gate(GCRA("1/s"), store=store, name="late")
+    shown = store.keys()
+    for key in shown:
+        gate.check(key)
+    assert len(list(store.keys("late"))) == 3
+
+
+def test_reset_makes_one_key_cold(busy):
+    _, store = busy
+    gate = Gate(GCRA("1/s", burst=1), store=store, name="api")
+    gate.reset("alice")
+    gate.reset("nobody")
+    assert sorted(store.keys()) == ["api:bob", "web:alice"]
+    assert gate.check("alice")
+    assert not gate.check("bob")
+
+
+def test_reset_all_makes_a_prefix_cold_and_counts(busy):
+    _, store = busy
+    gate = Gate(GCRA("1/s", burst=1), store=store, name="api")
+    assert store.reset_all("api:") == 2
+    assert store.reset_all("api:") == 0
+    assert list(store.keys()) == ["web:alice"]
+    assert gate.check("alice")
+    assert store.reset_all() == 2
+    assert list(store.keys()) == []
+
+
+def test_the_parts_of_a_composite_are_reset_together():
+    gate = Gate(all_of(ip=GCRA("1/s", burst=1), user=GCRA("1/s", burst=1)), clock=ManualClock())
+    keys = {"ip": "::1", "user": "alice"}
+    assert gate.check(keys)
+    assert not gate.check(keys)
+    gate.reset(keys)
+    assert gate.check(keys)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store, gate: gate.check("alice"),
+        lambda store, gate: gate.check("new"),
+        lambda store, gate: gate.check_many(["alice", "new"]),
+        lambda store, gate: gate.peek("alice"),
+        lambda store, gate: gate.forecast("new"),
+        lambda store, gate: gate.debit("alice"),
+        lambda store, gate: gate.reset("alice"),
+        lambda store, gate: store.reset_all(),
+        lambda store, gate: list(store.keys()),
+        lambda store, gate: Gate(GCRA("1/s"), store=store, name="fresh").check("key"),
+    ],
+    ids=[
+        "check",
+        "cold",
+        "check_many",
+        "peek",
+        "forecast",
+        "debit",
+        "reset",
+        "all",
+        "keys",
+        "fresh",
+    ],
+)
+def test_a_closed_store_cannot_be_asked(busy, call):
+    _, store = busy
+    gate = Gate(GCRA("1/s"), store=store, name="api")
+    store.close()
+    store.close()
+    assert len(store) == 0
+    with pytest.raises(StoreUnavailableError, match="closed"):
+        call(store, gate)
+
+
+def test_a_clock_is_a_clock(refused):
+    for clock in (0, "now", time, object(), ManualClock):
+        refused(lambda clock=clock: MemoryStore(clock), "clock")
+    assert isinstance(MemoryStore().clock, SystemClock)
+    clock = ManualClock()
+    assert MemoryStore(clock).clock is clock
+
+
+@pytest.mark.parametrize("prefix", [5, b"api", True, ["api"]])
+def test_a_prefix_is_a_text(refused, busy, prefix):
+    _, store = busy
+    refused(lambda: list(store.keys(prefix)), "prefix")
+    refused(lambda: store.reset_all(prefix), "prefix")
+    assert len(list(store.keys())) == 3
+
+
+def test_it_says_how_many_keys_it_holds(busy):
+    _, store = busy
+    assert (len(store), repr(store)) == (3, "MemoryStore(3 keys)")
+    assert not store.shared

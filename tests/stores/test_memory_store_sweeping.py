@@ -1,0 +1,167 @@
+"""MemoryStore forgets idle keys as it goes: a few with each call, none that is live, no thread for it."""
+
+import threading
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shapekit import GCRA, FixedWindow, Gate, ManualClock, MemoryStore, Shaper, SlidingWindowLog, all_of
+
+MANY = 200_000
+MOST_A_CALL = 64
+"""What one call may look at: far below any number of keys that would be felt."""
+
+
+class CountingLine(deque):
+    """The line of keys to sweep, counting those that are looked at."""
+
+    looked_at = 0
+
+    def popleft(self):
+        self.looked_at += 1
+        return super().popleft()
+
+
+def counting(store):
+    store._line = line = CountingLine()
+    return line
+
+
+@pytest.mark.long
+def test_200_000_keys_of_one_second_are_gone_after_it():
+    threads = set(threading.enumerate())
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    line = counting(store)
+    gate = Gate(GCRA("1/s", burst=1), store=store, name="api")
+    most = 0
+    for n in range(MANY):
+        before = line.looked_at
+        assert gate.check(f"key-{n}")
+        most = max(most, line.looked_at - before)
+    assert len(store) == MANY
+    clock.advance(60)
+    calls = 0
+    while len(store) > 1:
+        before = line.looked_at
+        gate.check("alive")
+        clock.advance(1)
+        most = max(most, line.looked_at - before)
+        calls += 1
+        assert calls <= MANY, "sweeping has stopped"
+    assert 1 < most <= MOST_A_CALL
+    assert calls <= MANY / 8
+    assert len(line) == len(store) == 1
+    assert gate.check("alive")
+    assert list(store.keys()) == ["api:alive"]
+    assert set(threading.enumerate()) <= threads
+
+
+@pytest.mark.parametrize("strategy", [GCRA("1/s"), FixedWindow("1/s"), SlidingWindowLog("1/s")], ids=repr)
+def test_calls_that_change_nothing_sweep_nothing_and_yet_it_ends(strategy):
+    # Denials and looks are cheap; whoever admits pays for the sweeping.
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    line = counting(store)
+    gate = Gate(strategy, store=store, name="api")
+    for n in range(100):
+        gate.check(f"key-{n}")
+    looked_at = line.looked_at
+    for _ in range(100):
+        assert not gate.check("key-0")
+        gate.peek("key-1")
+        gate.forecast("nobody")
+    assert line.looked_at <= looked_at + MOST_A_CALL
+    assert len(store) == 100
+    clock.advance(60)
+    for _ in range(100):
+        gate.check("alive")
+        clock.advance(1)
+    assert len(store) == 1
+
+
+def test_live_keys_are_never_evicted():
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    slow = Gate(GCRA("1/day", burst=1), store=store, name="slow")
+    fast = Gate(GCRA("1/s", burst=1), store=store, name="fast")
+    live = [f"live-{n}" for n in range(5_000)]
+    assert all(decision.allowed for decision in slow.check_many(live))
+    for n in range(40_000):
+        fast.check(f"passing-{n}")
+        clock.advance(0.001)
+    assert clock.now() == 40
+    assert len(store) < 20_000
+    assert not any(decision.allowed for decision in slow.check_many(live))
+    assert len(list(store.keys("slow:"))) == 5_000
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5), st.booleans()), min_size=20, max_size=150),
+    st.integers(1, 3),
+)
+def test_a_swept_store_decides_as_one_that_keeps_everything(calls, burst):
+    # Every key on a store of its own is never swept by the others.
+    clock = ManualClock()
+    strategy = GCRA("1 per 5 s", burst=burst)
+    shared = Gate(strategy, clock=clock)
+    alone = {}
+    for gap, key, noise in calls:
+        clock.advance(gap)
+        if noise:
+            for n in range(20):
+                shared.check(f"noise-{n}")
+        one = alone.setdefault(key, Gate(strategy, clock=clock))
+        swept, kept = shared.check(f"key-{key}"), one.check(f"key-{key}")
+        # Who keeps everything counts on where the other begins anew.
+        assert swept._replace(receipt=None) == kept._replace(receipt=None)
+
+
+def test_a_key_that_was_reset_is_swept_once():
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    line = counting(store)
+    gate = Gate(GCRA("1/s", burst=1), store=store, name="api")
+    for _ in range(50):
+        assert gate.check("key")
+        gate.reset("key")
+    assert len(store) == len(line) == 1
+    clock.advance(60)
+    gate.check("other")
+    gate.check("third")
+    assert sorted(store.keys()) == ["api:other", "api:third"]
+    assert len(store) == len(line) == 2
+
+
+def test_the_parts_of_a_composite_are_swept_each_by_its_own_life():
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    gate = Gate(all_of(fast=GCRA("1/s", burst=1), slow=GCRA("1/day", burst=2)), store=store, name="api")
+    assert gate.check({"fast": "a", "slow": "b"})
+    clock.advance(60)
+    assert gate.check({"fast": "c", "slow": "d"})
+    assert len(store) == 3
+    assert sorted(store.keys()) == ["api:fast:c", "api:slow:b", "api:slow:d"]
+    assert gate.check({"fast": "a", "slow": "b"})
+    assert not gate.check({"fast": "e", "slow": "b"})
+
+
+@pytest.mark.parametrize("burst", [1, 2])
+@pytest.mark.parametrize("calls", [1, 2, 4])
+def test_a_queue_is_kept_as_long_as_it_differs_from_a_cold_one(calls, burst):
+    """Whether its last call left at once or had to wait; other keys' calls sweep as hard as they can."""
+    store = MemoryStore(clock := ManualClock(1_000))
+    shaper = Shaper("1/min", burst=burst, store=store)
+    for _ in range(calls):
+        shaper.reserve("kept")
+    clock.advance(60 * calls - 1)
+    for number in range(100):
+        shaper.reserve(f"other {number}")
+    turns = [shaper.reserve("kept").delay for _ in range(burst)]
+    assert turns == [0.0] * (burst - 1) + [1.0]
+    clock.advance(60 * (calls + burst) + 2)
+    for number in range(100):
+        shaper.reserve(f"later {number}")
+    assert len(store) == 100

@@ -1,0 +1,116 @@
+"""Real signals whose handler raises, by the hundred, while stores are called: every next call works, and so
+does a fork."""
+
+import subprocess
+import sys
+
+import pytest
+
+from ..redis_server import shared_server
+
+SCRIPT = """
+import os, random, signal, sys, threading
+from shapekit import GCRA, Gate, ManualClock, MemoryStore, Shaper, off
+from shapekit.stores.redis import RedisStore
+from shapekit.stores.sqlite import SQLiteStore
+
+kind, where, times = sys.argv[1], sys.argv[2], int(sys.argv[3])
+sys.unraisablehook = lambda _: None  # what a signal interrupts in a finalizer is lost, and told
+
+class Interrupted(BaseException):
+    pass
+
+def interrupt(number, frame):
+    # Only inside of `called`: this script has nothing to guard itself with.
+    global left
+    while frame is not None and frame.f_code is not called.__code__:
+        frame = frame.f_back
+    if frame is not None and left:
+        left -= 1
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(10, 200) / 1e6)
+        raise Interrupted
+
+def called(call):
+    global left
+    left = random.choice([1, 1, 2, 3])
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(10, most_us) / 1e6)
+    call()
+
+def witness():
+    assert gate.check("witness")
+    assert shaper.reserve("witness").accepted
+
+def elsewhere(work):
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), "a call hangs"
+
+def forked():
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        witness()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, "a forked child hangs"
+
+clock = ManualClock(1_000.0, autojump=True)
+store = {
+    "memory": lambda: MemoryStore(clock),
+    "sqlite": lambda: SQLiteStore(where, clock=clock),
+    "redis": lambda: RedisStore.from_url(where, clock=clock),
+}[kind]()
+gate = Gate(GCRA("1000000/s", burst=1_000_000), name="gate", store=store)
+shaper = Shaper("1000000/s", burst=1_000_000, name="shaper", store=store)
+slow = Shaper("10/s", name="slow", store=store)
+
+def shaped_off():
+    with off():
+        slow.reserve()
+
+CALLS = [
+    gate.check, lambda: gate.check_many(["a", "b"]), shaper.reserve, lambda: shaper.reserve().cancel(),
+    lambda: shaper.settle(shaper.reserve(), 3), slow.schedule, lambda: shaper.hold("1s", key="b"),
+    gate.reset, lambda: list(store.keys()), lambda: shaper.listen(lambda _: None).close(), shaped_off,
+]
+for call in CALLS:
+    call()
+most_us = {"memory": 60, "sqlite": 600, "redis": 900}[kind]
+signal.signal(signal.SIGALRM, interrupt)
+interrupted = 0
+while interrupted < times:
+    try:
+        called(random.choice(CALLS))
+    except Interrupted:
+        interrupted += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    slow.reset()
+    if interrupted % 50 == 0:
+        elsewhere(witness)
+        witness()
+signal.signal(signal.SIGALRM, signal.SIG_DFL)
+elsewhere(witness)
+witness()
+forked()
+if kind == "redis":
+    free = []
+    while not store._kept._permits.empty():
+        free.append(store._kept._permits.get())
+    assert len(free) == 64, f"{64 - len(free)} permits are lost"
+print("whole")
+"""
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "redis"])
+@pytest.mark.parametrize("times", [300, pytest.param(10_000, marks=pytest.mark.long)])
+def test_nothing_is_lost(kind, times, tmp_path):
+    where = shared_server().url if kind == "redis" else tmp_path / "limits.db"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT, kind, str(where), str(times)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.stdout == "whole\n", done.stderr

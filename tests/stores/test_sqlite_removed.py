@@ -1,0 +1,169 @@
+"""A SQLite file that is removed or replaced while it is in use: all who use its path find one new one."""
+
+import logging
+import os
+import shutil
+import threading
+from contextlib import closing
+from types import SimpleNamespace
+
+import pytest
+
+from shapekit import GCRA, Gate, StoreUnavailableError
+from shapekit.stores.sqlite import SQLiteStore
+from shapekit.stores.sqlite import file as sqlite_file
+
+OTHER = """
+import sys
+from shapekit import GCRA, Gate
+from shapekit.stores.sqlite import file as sqlite_file
+from shapekit.stores.sqlite import SQLiteStore
+sqlite_file.LOOK_EVERY_S = 0.0
+gate = Gate(GCRA("1000/d"), name="api", store=SQLiteStore(sys.argv[1]))
+for _ in sys.stdin:
+    print(gate.check().current, flush=True)
+"""
+BEFORE = 3
+
+
+def unlink(path, *ends):
+    for end in ends:
+        os.unlink(f"{path}{end}")
+
+
+def replaced(path, *ends):
+    """Another file of ours in its place, in which two calls were made."""
+    new = path.with_name("new.db")
+    with closing(SQLiteStore(new)) as store:
+        gate = Gate(GCRA("1000/d"), name="api", store=store)
+        assert [gate.check().current for _ in range(2)] == [1, 2]
+    unlink(path, *ends)
+    os.replace(new, path)
+
+
+def moved(path):
+    os.rename(path.parent, path.parent.with_name("old"))
+    path.parent.mkdir()
+
+
+WAYS = {
+    "the file alone": (lambda path: unlink(path, ""), 0),
+    "with its log": (lambda path: unlink(path, "", "-wal", "-shm"), 0),
+    # Who closes the file last writes into it what is in the log, also if that has no name any more.
+    "the log alone": (lambda path: unlink(path, "-wal", "-shm"), BEFORE),
+    "with its lock": (lambda path: unlink(path, "", "-wal", "-shm", "-lock"), 0),
+    "renamed": (lambda path: os.rename(path, path.with_name("old.db")), 0),
+    "replaced": (replaced, 2),
+    "replaced, its log removed": (lambda path: replaced(path, "-wal", "-shm"), 2),
+    "the folder moved": (moved, 0),
+    "the folder made anew": (lambda path: (shutil.rmtree(path.parent), path.parent.mkdir()), 0),
+}
+each_way = pytest.mark.parametrize(("harm", "used"), WAYS.values(), ids=WAYS)
+
+
+@pytest.fixture
+def path(tmp_path):
+    (tmp_path / "folder").mkdir()
+    return tmp_path / "folder" / "limits.db"
+
+
+@pytest.fixture
+def gate(path):
+    """With some calls behind it, in a store that looks at each call."""
+    with closing(SQLiteStore(path)) as store:
+        gate = Gate(GCRA("1000/d"), name="api", store=store)
+        assert [gate.check().current for _ in range(BEFORE)] == [1, 2, 3]
+        yield gate
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """A store looks at each call."""
+    monkeypatch.setattr(sqlite_file, "LOOK_EVERY_S", 0.0)
+
+
+@pytest.fixture
+def worker(script, path):
+    """Starts processes on the path; each makes a call when it is asked to."""
+
+    def start():
+        process = script(OTHER, path)
+
+        def ask():
+            process.stdin.write("\n")
+            return int(process.stdout.readline())
+
+        return ask
+
+    return start
+
+
+@each_way
+def test_one_that_was_there_before_is_joined(harm, used, always, gate, path, worker, caplog):
+    harm(path)
+    assert gate.check().current == used + 1
+    late = worker()
+    told = [ask() for _ in range(3) for ask in (late, lambda: gate.check().current)]
+    assert told == [*range(used + 2, used + 8)]
+    [record] = caplog.records
+    assert (record.name, record.levelno) == ("shapekit.store", logging.WARNING)
+    assert str(path) in record.getMessage()
+
+
+@each_way
+def test_those_who_were_there_join_one_that_comes_first(harm, used, always, gate, path, worker):
+    early = worker()
+    assert early() == BEFORE + 1
+    harm(path)
+    late = worker()
+    came = late()
+    if came == BEFORE + 2:
+        # Where nothing but the file is replaced, SQLite takes the old log for that of the new file, until
+        # one of those who were there notices.
+        assert harm is replaced
+        came = used
+    asks = [early, late, lambda: gate.check().current]
+    assert [ask() for _ in range(3) for ask in asks] == [*range(came + 1, came + 10)]
+
+
+def test_a_folder_that_is_gone_is_told_until_it_is_back(always, gate, path):
+    shutil.rmtree(path.parent)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailableError, match="use a directory of a local disk"):
+            gate.check()
+    path.parent.mkdir()
+    assert gate.check().current == 1
+
+
+def test_a_store_looks_ten_times_a_second_and_no_more(gate, path, monkeypatch, caplog):
+    now = [0.0]
+    monkeypatch.setattr(sqlite_file, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    gate._store._file._look_at = 0.1
+    os.unlink(path)
+    now[0] = 0.099
+    assert gate.check().current == BEFORE + 1
+    now[0] = 0.1
+    assert gate.check().current == 1
+    now[0] = 0.15
+    os.unlink(path)
+    assert gate.check().current == 2
+    now[0] = 0.2
+    assert [gate.check().current, gate.check().current] == [1, 2]
+    assert len(caplog.records) == 2
+
+
+def test_many_threads_and_a_file_that_goes_again_and_again(always, gate, path, crew):
+    stop = threading.Event()
+
+    def call():
+        while not stop.is_set():
+            assert gate.check()
+
+    for _ in range(4):
+        crew.start(call)
+    for _ in range(50):
+        # In a transaction of its own, between two of the others.
+        gate._store._file.transact(lambda _: os.unlink(path))
+    stop.set()
+    crew.join()
+    assert gate.check()
