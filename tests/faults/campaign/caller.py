@@ -116,6 +116,8 @@ class _Work:
         self.number = options["number"]
         self.port = options["port"]
         mode = options["mode"]
+        self.admits_itself = mode in ("open", "local")
+        """Whether something else than the store admits calls, while that is lost."""
         self.primary = RedisStore.from_url(options["url"], prefix=options["prefix"])
         share = options["share"] if mode == "local" else None
         self.store = ResilientStore(self.primary, on_outage=mode, share=share, timeout=options["timeout"])
@@ -143,7 +145,7 @@ class _Work:
             tell(word, self._changed_at)
 
     def answered(self, asked, told_to_wait=0.0):
-        """Note how long a question took; when the call was due that has come of it."""
+        """Note how long a question took; when a call was due that has come of it without a wait."""
         now = time.monotonic()
         since, until = self.longest
         # Who has waited asks again before it leaves.
@@ -151,7 +153,13 @@ class _Work:
         if (now - asked - told_to_wait) / questions > until - since:
             self.longest = (now - (now - asked - told_to_wait) / questions, now)
         # What was admitted instead of the store was so just now; what the store admits, it may have before.
-        return now if self.store.is_lost or self._changed_at >= asked else asked + told_to_wait
+        is_just_now = self.admits_itself and (self.store.is_lost or self._changed_at >= asked)
+        return now if is_just_now else asked
+
+    def departed(self, asked, slot):
+        """The same of a call that had a slot. Whose last question was in vain has left late."""
+        self.answered(asked, slot.delay)
+        return slot.departs_at - time.time() + time.monotonic()
 
     def said(self, kind, due):
         return f"{self.number} {kind} {due!r}\n".encode()
@@ -190,15 +198,15 @@ def _ask_shaper(work, begin):
     with socket.create_connection(("127.0.0.1", work.port)) as server:
         begin.wait()
         while not work.over.is_set():
-            asked, delay = time.monotonic(), 0.0
+            asked, slot = time.monotonic(), None
             try:
-                delay = work.shaper.schedule().delay
+                slot = work.shaper.schedule()
             except (QueueFullError, StoreUnavailableError):
                 work.answered(asked)
             else:
-                server.sendall(work.said(SHAPER, work.answered(asked, delay)))
+                server.sendall(work.said(SHAPER, work.departed(asked, slot)))
                 server.recv(1)
-            if not delay:
+            if slot is None or not slot.delay:
                 time.sleep(PAUSE_S)
 
 
@@ -232,15 +240,15 @@ async def _aask_shaper(work, begin):
     reader, writer = await asyncio.open_connection("127.0.0.1", work.port)
     await begin.wait()
     while not work.over.is_set():
-        asked, delay = time.monotonic(), 0.0
+        asked, slot = time.monotonic(), None
         try:
-            delay = (await work.shaper.aschedule()).delay
+            slot = await work.shaper.aschedule()
         except (QueueFullError, StoreUnavailableError):
             work.answered(asked)
         else:
-            writer.write(work.said(SHAPER, work.answered(asked, delay)))
+            writer.write(work.said(SHAPER, work.departed(asked, slot)))
             await reader.readexactly(1)
-        if not delay:
+        if slot is None or not slot.delay:
             await asyncio.sleep(PAUSE_S)
     writer.close()
 
