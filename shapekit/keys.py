@@ -109,3 +109,22 @@ def _is_mark(character: str) -> bool:
 
 def _percent(character: str) -> str:
     return "".join(f"%{byte:02X}" for byte in character.encode())
+
+
+SCOPE = "%scope="
+"""What stands between a key and a scope in the key of both. No value in a key's template gives this."""
+
+
+def scoped(key: str, scope: str) -> str:
+    """The key that is held where a scope of `key` is: another for each pair, for no key contains the sign.
+
+    >>> scoped("api.github.com", "search")
+    'api.github.com%scope=search'
+    """
+    return f"{key}{SCOPE}{scope}"
+
+
+def whole_of(key: str) -> str | None:
+    """The key that this one is a scope of; None if it is none."""
+    whole, sign, _ = key.partition(SCOPE)
+    return whole if sign else None

@@ -14,7 +14,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from shapekit._queue.reservation import Outlook
-from shapekit._queue.scopes import MARK, ScopedTurns
+from shapekit._queue.scopes import ScopedTurns
 from shapekit._runtime.drivers import TASKS, Driver, run
 from shapekit._runtime.sleepers import AS_CONFIGURED
 from shapekit.admission import Admission
@@ -27,7 +27,7 @@ from shapekit.clock import Clock
 from shapekit.config import fields_of
 from shapekit.errors import ConfigError
 from shapekit.events import Listener, Listening
-from shapekit.keys import KeySpec, KeyTemplate
+from shapekit.keys import SCOPE, KeySpec, KeyTemplate
 from shapekit.rate import Duration, RateLike, whole
 from shapekit.shaper import UNPACED, Shaper
 from shapekit.stores.opening import StoreLike
@@ -261,8 +261,8 @@ class Policy:
         if max_wait is not AS_CONFIGURED:
             waits["max_wait"] = max_wait
         whose = self.key_of(key)
-        if isinstance(whose, str) and MARK in whose:
-            raise ConfigError("key", whose, f"contains {MARK!r}, by which scopes are held", "leave that out")
+        if isinstance(whose, str) and SCOPE in whose:
+            raise ConfigError("key", whose, f"contains {SCOPE!r}, by which scopes are held", "leave that out")
         return Admission(self, whose, self.cost_of(cost), waits)
 
     def aadmit(

@@ -275,11 +275,11 @@ class Watch:
             return
         if self._sees_holds and self._is_shaped():
             try:
-                _, shift, until, ahead, _ = run(self._loop.shaper.core.status.ask, self._loop.key)
+                standing = run(self._loop.shaper.core.status.ask, self._loop.key)
             except ShapekitError:
                 self._sees_holds = False  # the store is gone, or cannot be asked by threads
             else:
-                self._shift_us, self._held_until_us = shift, until + ahead
+                self._shift_us, self._held_until_us = standing.shift_us, standing.until_us + standing.ahead_us
         self._tell()
 
     def end(self, handed: int, *, is_through: bool) -> None:

@@ -199,7 +199,7 @@ class AdaptiveRate:
         self._core.check(key, 1)
         with self._core.reporter.watching(key):
             state, now, _ = await driver.ask(self._core.look, key)
-        _, _, _, _, *clock = self._queue.confirm(state, now)
+        _, _, _, _, _, *clock = self._queue.confirm(state, now)
         return self._queue.per_second(clock[1] if clock else self._queue.least)
 
 

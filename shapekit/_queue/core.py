@@ -19,9 +19,10 @@ from shapekit._runtime.drivers import Driver, Twin, run
 from shapekit._runtime.sleepers import Sleepers
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.base import check_cost
-from shapekit.algorithms.queue.queue import CANCEL, HOLD, LOOK, RESERVE, RESUME, SETTLE, LeakyQueue
+from shapekit.algorithms.queue.queue import CANCEL, HOLD, LOOK, MARK, RESERVE, RESUME, SETTLE, LeakyQueue
 from shapekit.algorithms.queue.slots import Granted
 from shapekit.errors import ConfigError, StoreUnavailableError
+from shapekit.keys import whole_of
 from shapekit.rate import MAX_COUNT, SECOND_US, Duration, duration_us, whole
 from shapekit.stores.base import Store
 
@@ -68,6 +69,7 @@ class Core:
         self._cancel = store.twin(*bound, CANCEL)
         self._settle = store.twin(*bound, SETTLE)
         self._hold = changing(store.twin(*bound, HOLD))
+        self._mark = store.twin(*bound, MARK)
         self._resume = changing(store.twin(*bound, RESUME))
         self._reset = changing(Twin(partial(store.reset, *bound), partial(store.areset, *bound)))
 
@@ -177,8 +179,11 @@ class Core:
 
     async def hold(self, driver: Driver, length: Duration, key: str) -> float:
         """Hold a key; returns for how many seconds it is held now."""
-        length_us = duration_us("length", length)
-        with self.reporter.watching(checked_key(key)):
+        length_us, whole_key = duration_us("length", length), whole_of(checked_key(key))
+        with self.reporter.watching(key):
+            if whole_key is not None:
+                # First: if the hold then fails, calls look at the scope in vain.
+                await driver.ask(self._mark, whole_key, length_us, nonce.fresh())
             held_us: int = await driver.ask(self._hold, key, length_us, nonce.fresh())
         if held_us == length_us:
             self.reporter.held(key, held_us)

@@ -187,9 +187,11 @@ class Standing(NamedTuple):
     """How far the clock that callers sleep by is ahead of the store's."""
     clock: tuple[int, ...] = ()
     """Where the rate changes, what the queue's clock showed at `until_us`, and at what share it runs."""
+    mark_us: int = 0
+    """Until when a part of the key is held, on the store's clock."""
 
     def is_like(self, other: Standing) -> bool:
-        """Whether it says the same of the key."""
+        """Whether it says the same of the key to all who wait there."""
         return (self[:3], self.clock) == (other[:3], other.clock)
 
 
@@ -413,6 +415,6 @@ class KeyStatus:
         self._questions.forget((self._name, key), self._clock.now_us())
 
     def _standing(self, confirmed: tuple[int, ...]) -> Standing:
-        generation, shift, until, now, *clock = confirmed
+        generation, shift, until, now, mark, *clock = confirmed
         ahead = 0 if self._clock_decides else self._clock.now_us() - now
-        return Standing(generation, shift, until, ahead, tuple(clock))
+        return Standing(generation, shift, until, ahead, tuple(clock), mark)

@@ -106,7 +106,7 @@ class Stock:
         """Whether a slot that passes unused has to go back, for limits count it that have a memory."""
         self._turns: deque[Granted] = deque()
         self._returning: list[Granted] = []
-        self._standing = (-1, 0, 0)
+        self._standing = (-1, 0, 0, 0)
         self.doubts = object()
         """Another one after each doubt, so that it shows whether a question was asked before it."""
         self._sure_by: object = None
@@ -171,9 +171,9 @@ class Stock:
     # the store's answers
 
     def hear(
-        self, standing: tuple[int, int, int], ahead_us: int, asked_us: int, now_us: int, doubts: object
+        self, standing: tuple[int, int, int, int], ahead_us: int, asked_us: int, now_us: int, doubts: object
     ) -> None:
-        """How the key stands: its generation, shift, and until when it is held; asked and answered when.
+        """How the key stands: generation, shift, until when it is held, its mark; asked and answered when.
 
         An answer to a question that was asked before the latest of the `doubts` tells the time alone.
         """
@@ -246,11 +246,12 @@ class Stock:
         """A trip came to nothing: nobody goes on one again before somebody needs it."""
         self._may_refill = False
 
-    def known(self, now_us: int) -> tuple[int, int, int, int] | None:
-        """Generation, shift, until and how far ahead, if that was heard within a lease."""
+    def known(self, now_us: int) -> Standing | None:
+        """How the key stands, if that was heard within a lease."""
         if self._is_sure and 0 <= now_us - self._heard_us <= self._lease_us:
-            generation, shift_us, until_us = self._standing
-            return generation, shift_us, until_us, self._ahead_at(now_us - self._ahead_us)
+            generation, shift_us, until_us, mark_us = self._standing
+            ahead_us = self._ahead_at(now_us - self._ahead_us)
+            return Standing(generation, shift_us, until_us, ahead_us, mark_us=mark_us)
         return None
 
     # tending
@@ -339,7 +340,7 @@ class Stock:
 
     def _handed(self, granted: Granted, now_us: int) -> Granted:
         """The slot as it is from now on, with the holds that are known."""
-        generation, shift_us, until_us = self._standing
+        generation, shift_us, until_us, mark_us = self._standing
         if granted[6] != generation:
             return granted
         at_us = max(granted[10] + shift_us, until_us)
@@ -348,7 +349,7 @@ class Stock:
             # Late, which with a burst may be as good as in time.
             at_us = max(at_us, min(at_us - wait_us, self._leaves_by(granted) + shift_us))
             wait_us = 0
-        return (True, wait_us, at_us, until_us + self._ahead_us > now_us, *granted[4:])
+        return (True, wait_us, at_us, max(until_us, mark_us) + self._ahead_us > now_us, *granted[4:])
 
     def _at_us(self, due_us: int) -> int:
         there_us = max(due_us + self._standing[1], self._standing[2])
@@ -488,8 +489,7 @@ class Leases:
     def known(self, key: str) -> Standing | None:
         """How a key stands, if that was heard within a lease."""
         desk = self._desks.get(key)
-        known = None if desk is None else desk.stock.known(self._clock.now_us())
-        return None if known is None else Standing(*known)
+        return None if desk is None else desk.stock.known(self._clock.now_us())
 
     def doubts(self, key: str) -> object:
         """What to take along with a question, and to hand back with its answer."""
@@ -502,7 +502,8 @@ class Leases:
             desk = self._desks.get(key)
             if desk is not None:
                 now = self._clock.now_us()
-                desk.stock.hear(standing[:3], standing.ahead_us, asked_us, now, doubts)
+                known = (*standing[:3], standing.mark_us)
+                desk.stock.hear(known, standing.ahead_us, asked_us, now, doubts)
                 if desk.tender is not None:
                     desk.news.set()
 
@@ -650,7 +651,8 @@ class Leases:
             raise
         with self._lock:
             now = self._clock.now_us()
-            desk.stock.hear(standing[:3], now - standing[3], asked_us, now, doubts)
+            known = (*standing[:3], standing[4])
+            desk.stock.hear(known, now - standing[3], asked_us, now, doubts)
             if isinstance(todo, Ask):
                 return
             answers = desk.stock.fill(granted[: len(calls)], granted[len(calls) :], now)

@@ -8,24 +8,24 @@ Scoped caller: a request that may have to wait for a scope, and the lines in whi
 
 Scoped turns: how a request gets its slot where a scope of its key may be held.
 
-It first waits until its scope is free, then takes its slot on the key as anybody does, and before it leaves
-asks once more: if the scope was held meanwhile, it gives the slot back and starts again. So while a scope
-is held nothing of it leaves, and nothing of it stands in anybody's way.
+It takes its slot on the key as any call does. A hold of a scope marks the key: a slot that is taken, or
+confirmed, meanwhile says so, and only then does the call ask how its scope stands. If that is held, it gives
+the slot back, waits until the scope is free, and starts again. So while a scope is held nothing of it leaves,
+and nothing of it stands in the way of the others; and where none is held, nothing is asked.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from shapekit._queue.key_status import FRESH_US, STUCK_S, Lookout, Standing, Watch
+from shapekit._queue.key_status import FRESH_US, STUCK_S, Lookout, Watch
 from shapekit._queue.reservation import Reservation
-from shapekit._queue.waiter import refusal
+from shapekit._queue.waiter import Patience, refusal
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import Alarm, Driver
 from shapekit._runtime.sleepers import AS_CONFIGURED, max_wait_us, timeout_us
@@ -33,16 +33,14 @@ from shapekit._runtime.switch import SWITCH
 from shapekit.clock import Clock
 from shapekit.decision import Decision
 from shapekit.errors import QueueFullError, StoreUnavailableError
+from shapekit.keys import scoped
 from shapekit.rate import SECOND_US, Duration
 
 if TYPE_CHECKING:
     from shapekit._queue.core import Core
     from shapekit.target import Target
 
-__all__ = ["MARK", "Caller", "Lines", "ScopedTurns", "Scopes", "scoped"]
-
-MARK = "%scope="
-"""What stands between a key and a scope in the key of both. No value in a key's template gives this."""
+__all__ = ["Caller", "Lines", "ScopedTurns", "Scopes"]
 
 MOST_PLACES = 2_048
 """Of how many places something is remembered; whose last answer is oldest is forgotten, leaves first."""
@@ -54,15 +52,6 @@ MOST_HOLDS = 1_024
 
 Path: TypeAlias = tuple[str, ...]
 """A key, a method and the segments of a path, or the first of these."""
-
-
-def scoped(key: str, scope: str) -> str:
-    """The key that is held where a scope of `key` is: another for each pair, for no key contains the mark.
-
-    >>> scoped("api.github.com", "search")
-    'api.github.com%scope=search'
-    """
-    return f"{key}{MARK}{scope}"
 
 
 class _Node(NamedTuple):
@@ -118,14 +107,14 @@ class Scopes:
         if is_new:
             self.learned.ring()
 
-    def hear(self, key: str, scope: str, until_us: int, now_us: int) -> None:
-        """A hold of the scope was placed."""
+    def hear(self, key: str, scope: str, until_us: int, now_us: int, *, is_own: bool = True) -> None:
+        """A hold of the scope is in force, which was placed here just now if it `is_own`."""
         with self._lock:
             heard = {place: hold for place, hold in self._heard.items() if hold.until_us > now_us}
             heard.pop((key, scope), None)
             if len(heard) >= MOST_HOLDS:
                 del heard[next(iter(heard))]  # the one that was heard of first
-            heard[key, scope] = _Heard(until_us, now_us)
+            heard[key, scope] = _Heard(until_us, now_us if is_own else 0)
             self._heard = heard
 
     def find(self, key: str, target: Target, now_us: int) -> tuple[str, ...]:
@@ -150,7 +139,7 @@ class Scopes:
         )
 
     def heard_until_us(self, key: str, scope: str, since_us: int) -> int:
-        """Until when a hold lasts that was placed here since then; 0 if none was."""
+        """Until when a hold lasts that was placed here since then, or ever heard of; 0 if none was."""
         hold = self._heard.get((key, scope))
         return hold.until_us if hold is not None and hold.at_us >= since_us else 0
 
@@ -193,6 +182,8 @@ class Caller:
         self.scopes: tuple[str, ...] = ()
         self.held_until_us = 0
         self.has_waited = False
+        self.has_looked = False
+        """Whether it has asked how its scopes stand before it took its slot."""
         self.is_behind = False
         """Whether it came while others, who had to wait, were taking their slots."""
         self.lookout: Lookout | None = None
@@ -369,9 +360,10 @@ class ScopedTurns:
                 turn = await self._taken(driver, caller)
                 self._stand(caller, turn)
                 await core.budgets.look(driver, key)
-                patience = await core.waiter.stay(driver, turn, caller.left_us, caller.time_left_us)
-                if await self._is_free_to_leave(driver, caller, turn):
-                    break
+                if caller.has_looked or not turn.granted[3] or await self._looked(driver, caller):
+                    patience = await core.waiter.stay(driver, turn, caller.left_us, caller.time_left_us)
+                    if await self._is_free_to_leave(driver, caller, turn, patience):
+                        break
                 with driver.shielded():
                     await self._give_back(driver, caller)
                 caller.has_waited = True
@@ -413,7 +405,10 @@ class ScopedTurns:
         while True:
             if not is_instant:
                 lines.join(caller)  # before it asks: answers may come in any order
-            if not self._is_free(caller, await self._asked(driver, caller)):
+            caller.look_up()
+            # Elsewhere it would be a trip: the slot says whether it is needed.
+            caller.has_looked = is_instant or caller.has_waited or self._has_heard(caller)
+            if caller.has_looked and not await self._looked(driver, caller):
                 lines.join(caller)
                 nap_until_us = caller.nap_until_us()
                 if not caller.has_waited:
@@ -430,10 +425,15 @@ class ScopedTurns:
             else:
                 await driver.wait(alarm, STUCK_S)
 
-    async def _is_free_to_leave(self, driver: Driver, caller: Caller, turn: Reservation) -> bool:
-        due_us = self._clock.now_us()
-        is_free = self._is_free(caller, await self._asked(driver, caller))
-        if is_free and turn.granted[1] and not self._status.instant:
+    async def _is_free_to_leave(
+        self, driver: Driver, caller: Caller, turn: Reservation, patience: Patience
+    ) -> bool:
+        is_instant, due_us = self._status.instant, self._clock.now_us()
+        caller.look_up()
+        if not is_instant and not patience.is_marked and not self._has_heard(caller):
+            return True
+        is_free = await self._looked(driver, caller)
+        if is_free and turn.granted[1] and not is_instant:
             # Several may hear at once, in any order: they leave in that of their slots.
             await driver.fall_in(self._core.sleepers, due_us, turn.granted[8])
         return is_free
@@ -454,21 +454,30 @@ class ScopedTurns:
             finally:
                 lookout.get_up(alarm)
 
-    async def _asked(self, driver: Driver, caller: Caller) -> list[Standing]:
+    def _has_heard(self, caller: Caller) -> bool:
+        """Whether a hold is in force that this process has heard of."""
+        now, heard = self._clock.now_us(), self.scopes.heard_until_us
+        return any(heard(caller.key, scope, 0) > now for scope in caller.scopes)
+
+    async def _looked(self, driver: Driver, caller: Caller) -> bool:
+        """Whether all the scopes are free, as the store says."""
         caller.look_up()
         if caller.lookout is not None and caller.still_waits:
-            return await caller.lookout.look(driver)
-        return [await self._status.ask(driver, key) for key in caller.scoped_keys()]
-
-    def _is_free(self, caller: Caller, standings: Iterable[Standing]) -> bool:
-        until_us = max([standing.until_us + standing.ahead_us for standing in standings], default=0)
-        now = self._clock.now_us()
-        if not self._status.instant:
-            # What was answered may be older than a hold that was placed here.
-            for scope in caller.scopes:
-                until_us = max(until_us, self.scopes.heard_until_us(caller.key, scope, now - FRESH_US))
-        caller.held_until_us = until_us
-        return until_us <= now
+            standings = await caller.lookout.look(driver)
+        else:
+            standings = [await self._status.ask(driver, key) for key in caller.scoped_keys()]
+        known, now = self.scopes, self._clock.now_us()
+        caller.held_until_us = 0
+        for scope, standing in zip(caller.scopes, standings, strict=True):
+            until_us = standing.until_us + standing.ahead_us
+            if until_us > max(now, known.heard_until_us(caller.key, scope, 0) + FRESH_US):
+                # The next call need not take a slot to find that out.
+                known.hear(caller.key, scope, until_us, now, is_own=False)
+            if not self._status.instant:
+                # What was answered may be older than a hold that was placed here.
+                until_us = max(until_us, known.heard_until_us(caller.key, scope, now - FRESH_US))
+            caller.held_until_us = max(caller.held_until_us, until_us)
+        return caller.held_until_us <= now
 
     def _stand(self, caller: Caller, turn: Reservation) -> None:
         """A slot was taken, or refused. Of those that follow each other, only the first is told."""

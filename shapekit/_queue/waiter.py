@@ -126,8 +126,8 @@ class Patience:
     """
 
     __slots__ = (
-        *("asked_us", "due_us", "is_held", "key", "turn", "_clock", "_generation", "_gives_up_us"),
-        *("_max_wait_us", "_queued_us"),
+        *("asked_us", "due_us", "is_held", "is_marked", "key", "turn"),
+        *("_clock", "_generation", "_gives_up_us", "_max_wait_us", "_queued_us"),
     )
 
     def __init__(
@@ -155,6 +155,8 @@ class Patience:
             _,
         ) = granted
         self._clock = clock
+        self.is_marked = self.is_held
+        """Whether a part of the key may be held."""
         self.key = key
         self._max_wait_us = max_wait_us
         self.due_us = departs_at_us + ahead_us
@@ -183,11 +185,12 @@ class Patience:
 
     def hear(self, standing: Standing) -> None:
         """How the key stands now. Where it was reset, what was promised still stands, and nothing else."""
-        generation, shift_us, until_us, ahead_us, clock = standing
+        generation, shift_us, until_us, ahead_us, clock, mark_us = standing
+        now = self._clock.now_us()
+        self.is_marked = mark_us + ahead_us > now
         if generation != self._generation:
             self.is_held = False
             return
-        now = self._clock.now_us()
         self.is_held = until_us + ahead_us > now or bool(clock)
         due_us = self._queued_us + shift_us
         if clock:

@@ -16,11 +16,12 @@ import click
 
 from shapekit._queue.key_status import notice_us
 from shapekit._runtime import ids as nonce
-from shapekit.algorithms.queue.queue import CONFIRM, HOLD, RESUME, LeakyQueue
+from shapekit.algorithms.queue.queue import CONFIRM, HOLD, MARK, RESUME, LeakyQueue
 from shapekit.cli.group import Complaint
 from shapekit.cli.output import json_option, print_json
 from shapekit.cli.stores import open_store, open_survey, store_option
 from shapekit.cli.top import clock, limit_text, span
+from shapekit.keys import whole_of
 from shapekit.rate import SECOND_US, duration_us
 from shapekit.stores.base import Operation, Store
 from shapekit.stores.inspect import Sighting
@@ -62,6 +63,9 @@ def hold(key: str, length: str, store: str | None, as_json: bool) -> None:
     length_us = duration_us("length", length)
     with _found(key, store) as found:
         _must_queue(found)
+        whole = whole_of(found.key)
+        if whole is not None:
+            found._replace(key=whole).apply(MARK, length_us, nonce.fresh())
         held_us: int = found.apply(HOLD, length_us, nonce.fresh())
     until = time.time() + held_us / SECOND_US
     how = "is held" if held_us <= length_us else "was held for longer already:"

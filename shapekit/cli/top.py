@@ -132,7 +132,7 @@ def _found(seen: Sighting) -> str:
     """The rate that a key has now, where that is found."""
     if not isinstance(seen.program, AdaptiveQueue):
         return ""
-    _, _, _, _, *clock = seen.program.confirm(seen.state, seen.now_us)
+    _, _, _, _, _, *clock = seen.program.confirm(seen.state, seen.now_us)
     return f", now {seen.program.per_second(clock[1]):.3g}/s" if clock else ""
 
 

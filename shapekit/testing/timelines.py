@@ -33,6 +33,7 @@ from shapekit.algorithms.queue.queue import (
     CONFIRM,
     HOLD,
     LOOK,
+    MARK,
     RESERVE,
     RESERVE_MANY,
     RESUME,
@@ -340,11 +341,11 @@ NO_EDGE = 2
 GATE_OPERATIONS = (*(CHECK,) * 9, *(REFUND,) * 4, *(DEBIT,) * 2, PEEK, FORECAST)
 QUEUE_OPERATIONS = (
     *(RESERVE,) * 9, *(CANCEL,) * 4, *(CONFIRM,) * 2, *(SETTLE,) * 2,
-    *(HOLD,) * 2, RESUME, LOOK, *(RESERVE_MANY,) * 2, *(CANCEL_MANY,) * 2,
+    *(HOLD,) * 2, *(MARK,) * 2, RESUME, LOOK, *(RESERVE_MANY,) * 2, *(CANCEL_MANY,) * 2,
 )  # fmt: skip
 ADAPTIVE_OPERATIONS = (
     *(RESERVE,) * 9, *(CANCEL,) * 2, *(SETTLE,) * 2, *(THROTTLED,) * 3, *(SUCCEEDED,) * 6,
-    CONFIRM, *(STATED,) * 3, HOLD, RESUME, LOOK,
+    CONFIRM, *(STATED,) * 3, HOLD, MARK, RESUME, LOOK,
 )  # fmt: skip
 ROOM_OPERATIONS = (*(ENTER,) * 9, *(LEAVE,) * 5, *(WATCH,) * 3, *(KEEP,) * 3, LOOK)
 
@@ -468,7 +469,7 @@ def _arguments(rng: random.Random, trial: Trial, operation: Operation | None) ->
         return asked, (rng.randrange(6), span, rng.getrandbits(51))
     if operation is SETTLE:
         return (rng.randint(0, 2 * most), rng.getrandbits(51))
-    if operation is HOLD:
+    if operation in (HOLD, MARK):
         return (rng.randint(1, 2 * trial.scale_us), rng.getrandbits(51))
     if operation is RESUME:
         return (rng.choice((0, 250_000)),)

@@ -7,7 +7,7 @@ import redis
 
 from shapekit import GCRA, FixedWindow, Quota, Shaper, SlidingWindow, SlidingWindowLog, all_of
 from shapekit.algorithms.base import CHECK, DEBIT, FORECAST, REFUND
-from shapekit.algorithms.queue.queue import CANCEL, HOLD, RESERVE, RESUME, SETTLE
+from shapekit.algorithms.queue.queue import CANCEL, HOLD, MARK, RESERVE, RESUME, SETTLE
 from shapekit.stores.redis.script import script_of
 
 from ..redis_server import shared_server
@@ -128,8 +128,9 @@ def test_other_words(bad, door):
         door.check_refused(gate, call(operation, NOW, 0, "1", bad), (operation,))
     door.check_refused(queue, call(RESERVE, NOW, 0, "1", bad, "7"), (RESERVE,))
     door.check_refused(queue, call(RESERVE, NOW, 0, "1", "false", bad), (RESERVE,))
-    door.check_refused(queue, call(HOLD, NOW, 0, bad, "7"), (HOLD,))
-    door.check_refused(queue, call(HOLD, NOW, 0, "1000", bad), (HOLD,))
+    for lasting in (HOLD, MARK):
+        door.check_refused(queue, call(lasting, NOW, 0, bad, "7"), (lasting,))
+        door.check_refused(queue, call(lasting, NOW, 0, "1000", bad), (lasting,))
     door.check_refused(queue, call(RESUME, NOW, 0, bad), (RESUME,))
     door.check_refused(queue, call(CANCEL, NOW, 0, bad), (CANCEL,))
     door.check_refused(queue, call(SETTLE, NOW, 0, bad, "1", "7"), (SETTLE,))

@@ -18,6 +18,7 @@ from shapekit.algorithms.queue.queue import (
     CONFIRM,
     HOLD,
     LOOK,
+    MARK,
     RESERVE,
     RESERVE_MANY,
     RESUME,
@@ -40,13 +41,13 @@ GARBAGE = (
 """Not even MessagePack, more of it than there is, and pickles."""
 ASKED: dict[str, tuple[Any, ...]] = {
     CHECK: (1,), PEEK: (), FORECAST: (1,), REFUND: (1, None), DEBIT: (1,),
-    RESERVE: ((1, 10**6, 7),), LOOK: (), CONFIRM: (), HOLD: (10**6, 7),
+    RESERVE: ((1, 10**6, 7),), LOOK: (), CONFIRM: (), HOLD: (10**6, 7), MARK: (10**6, 7),
     RESUME: (0,), RESERVE_MANY: (((1, 10**6, 7),), (3, 10**6, 7)),
     THROTTLED: (10**5, 10**6, 7), SUCCEEDED: (3, 10**5, 7), STATED: (2**29, 10**5, 7),
     ENTER: (7, 50, 1), WATCH: (7,), LEAVE: (7, 2), KEEP: (7, 40, (1, 3)),
 }  # fmt: skip
 """What each operation is asked with. The owner 7 is the one that the state is of."""
-QUEUES = (RESERVE, LOOK, CONFIRM, RESERVE_MANY, HOLD, RESUME, CANCEL, SETTLE, CANCEL_MANY)
+QUEUES = (RESERVE, LOOK, CONFIRM, RESERVE_MANY, HOLD, MARK, RESUME, CANCEL, SETTLE, CANCEL_MANY)
 ADAPTIVE = tuple(
     one for one in (*QUEUES, THROTTLED, SUCCEEDED, STATED) if one not in (RESERVE_MANY, CANCEL_MANY)
 )
@@ -89,6 +90,8 @@ class Victim:
         parts = len(getattr(trial.program, "parts", ()))
         self._key = tuple("k" * (part + 1) for part in range(parts)) if trial.apart else "k"
         self._grants = []
+        if trial.is_queue and chance.random() < 0.3:
+            self._asks[MARK](self._key, 10**7, 7)
         for number in range(1, 1 + chance.randrange(1, 6)):
             if trial.is_queue:
                 self._grants.append(Grant(*self._asks[RESERVE](self._key, (1, None, 7))))
@@ -146,7 +149,7 @@ def is_answer(operation: Operation, answer: Any) -> bool:
         standing, granted = answer
         return is_answer(CONFIRM, standing) and all(map(_is_granted, granted))
     if operation is CONFIRM:
-        return _are_numbers(answer, 6 if len(answer) == 6 else 4)
+        return _are_numbers(answer, 7 if len(answer) == 7 else 5)
     if operation in (FORECAST, THROTTLED, SUCCEEDED, STATED):
         return _are_numbers(answer, 3)
     if operation is ENTER:

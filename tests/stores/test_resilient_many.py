@@ -28,7 +28,7 @@ def test_open_gives_all_who_ask_a_turn_at_once_and_nothing_further():
     bench = Bench("open")
     bench.inner.down = True
     standing, granted = bench.ask(RESERVE_MANY, ASKED, FURTHER)
-    assert standing == (-1, 0, 0, bench.clock.now_us())
+    assert standing == (-1, 0, 0, bench.clock.now_us(), 0)
     assert [one[:2] for one in granted] == [(True, 0)] * 3
     assert bench.ask(CANCEL_MANY, tuple(Grant(*one) for one in granted)) == 0
 

@@ -32,6 +32,7 @@ from shapekit.algorithms.queue.queue import (
     CANCEL,
     CONFIRM,
     HOLD,
+    MARK,
     RESERVE,
     RESUME,
     SETTLE,
@@ -141,7 +142,7 @@ def test_turns_are_moved_where_they_were_taken(queue, steps):
                 shown = answer if side == "primary" or answer[0] == UNKNOWN else (-2 - answer[0], *answer[1:])
                 assert shown == modelled
             elif number == 2:
-                answer, modelled, _ = twin.ask(HOLD, 200_000, nonce)
+                answer, modelled, _ = twin.ask(HOLD if pick % 3 else MARK, 200_000, nonce)
                 assert answer == modelled
             else:
                 answer, modelled, _ = twin.ask(RESUME, 1_000)

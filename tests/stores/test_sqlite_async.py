@@ -10,7 +10,7 @@ import pytest
 from shapekit import GCRA, Gate, ManualClock, Quota, Shaper, SlidingWindowLog, StoreUnavailableError, all_of
 from shapekit._runtime.threads import Errand
 from shapekit.algorithms.base import CHECK, DEBIT, PEEK, REFUND
-from shapekit.algorithms.queue.queue import CANCEL, CONFIRM, HOLD, LOOK, RESERVE, RESUME, SETTLE
+from shapekit.algorithms.queue.queue import CANCEL, CONFIRM, HOLD, LOOK, MARK, RESERVE, RESUME, SETTLE
 from shapekit.stores.sqlite import SQLiteStore
 
 PATIENCE_S = 20.0
@@ -234,5 +234,5 @@ def test_only_what_was_taken_is_undone():
             (SETTLE, ((turn.grant, 0, 7),)),
         )
     assert RESERVE.undone(((1, 0, 7),), refused.granted) == ()
-    for operation in (DEBIT, PEEK, LOOK, HOLD, SETTLE, CONFIRM, RESUME, REFUND):
+    for operation in (DEBIT, PEEK, LOOK, HOLD, MARK, SETTLE, CONFIRM, RESUME, REFUND):
         assert operation.undone((2,), admitted) == ()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shapekit import Shaper
 from shapekit.algorithms.base import CHECK, DEBIT, FORECAST, PEEK, REFUND
 from shapekit.algorithms.compose import Composite
-from shapekit.algorithms.queue.queue import CANCEL, CONFIRM, HOLD, LOOK, RESERVE, RESUME, SETTLE
+from shapekit.algorithms.queue.queue import CANCEL, CONFIRM, HOLD, LOOK, MARK, RESERVE, RESUME, SETTLE
 from shapekit.algorithms.queue.slots import Grant
 from tests.algorithms.limits import limits, scales_us
 from tests.algorithms.stories import costs, skews, starts, steps
@@ -39,7 +39,7 @@ class Timeline(NamedTuple):
 
 
 GATE = (CHECK,) * 5 + (REFUND, REFUND, DEBIT, PEEK, FORECAST, "reset")
-QUEUE = (RESERVE,) * 5 + (CANCEL, CANCEL, SETTLE, CONFIRM, HOLD, RESUME, LOOK, "reset")
+QUEUE = (RESERVE,) * 5 + (CANCEL, CANCEL, SETTLE, CONFIRM, HOLD, MARK, RESUME, LOOK, "reset")
 FEW = st.integers(1, 14)
 
 
@@ -168,5 +168,6 @@ class Teller:
             CONFIRM: (),
             RESERVE: ((cost, event.wait_us, number),),
             HOLD: (event.wait_us or 1, number),
+            MARK: (event.wait_us or 1, number),
             RESUME: (250_000,),
         }.get(what)

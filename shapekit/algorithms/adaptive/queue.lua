@@ -61,18 +61,19 @@ function AdaptiveQueue:reserve(s, now, skew, cost, max_wait, nonce)
         local full = Tempo.real(anchor, virtual, share, up(line[1], line[2]))
         local burst = self.grid.burst
         local told = {0, burst, burst, 0, full, wait - max_wait, false, false}
-        return s, {wait, now, anchor > now and 1 or 0, cost, told}, 0, false
+        return s, {wait, now, math.max(anchor, line[8][6] or 0) > now and 1 or 0, cost, told}, 0, false
     end
     local kept = joined(after, anchor, virtual, law)
-    answer[1], answer[3], answer[4] = wait, departs_at, wait > 0 and 1 or 0
+    answer[1], answer[3] = wait, departs_at
+    answer[4] = (wait > 0 or (line[8][6] or 0) > now) and 1 or 0
     answer[13], answer[14] = at, share
     return kept, answer, self:lasts(kept, now), true
 end
 
 function AdaptiveQueue:confirm(s, now, skew)
     local known = self:remembered(s, now)
-    if not known then return {UNKNOWN, 0, 0, now} end
-    return {known[4], 0, known[7], now, known[8], Aimd.present(known[9])}
+    if not known then return {UNKNOWN, 0, 0, now, 0} end
+    return {known[4], 0, known[7], now, known[6][6] or 0, known[8], Aimd.present(known[9])}
 end
 
 function AdaptiveQueue:cancel(s, now, skew, grant)
@@ -109,6 +110,14 @@ function AdaptiveQueue:resume(s, now, skew, notice)
     local freed = {unpack(known)}
     freed[7] = now + notice
     return freed, notice, self:lasts(freed, now), true
+end
+
+function AdaptiveQueue:mark(s, now, skew, length, nonce)
+    local line, anchor, virtual, law = self:known(s, now, nonce)
+    local after, left, _, is_new = self.grid:mark(line, now, skew, length, nonce)
+    if not is_new then return s, left, 0, false end
+    local kept = joined(after, anchor, virtual, law)
+    return kept, left, self:lasts(kept, now), true
 end
 
 function AdaptiveQueue:throttled(s, now, skew, age, length, nonce)
@@ -155,7 +164,7 @@ end
 
 function AdaptiveQueue:lasts(s, now)
     local ends = Tempo.real(s[7], s[8], Aimd.present(s[9]), up(s[1], s[2]))
-    return math.max(0, ends + KEPT - now)
+    return math.max(0, ends + KEPT - now, (s[6][6] or 0) - now)
 end
 
 function AdaptiveQueue:changed(s, now, line, anchor, virtual, law, done, is_new)

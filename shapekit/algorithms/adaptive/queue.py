@@ -24,7 +24,7 @@ from shapekit.algorithms.adaptive.bounds import share_of
 from shapekit.algorithms.base import share_of as part_of
 from shapekit.algorithms.base import slowed
 from shapekit.algorithms.operation import Moment, Operation
-from shapekit.algorithms.queue.queue import UNKNOWN, Book, LeakyQueue, Line
+from shapekit.algorithms.queue.queue import UNKNOWN, Book, LeakyQueue, Line, marked, unused
 from shapekit.algorithms.queue.slots import Asked, Grant, Granted
 from shapekit.algorithms.queue.wire import REFUSED
 from shapekit.decision import Decision
@@ -131,20 +131,34 @@ class AdaptiveQueue(LeakyQueue):
         if max_wait is not None and wait > max_wait:
             full = real(anchor, virtual, share, -(-line[0] // self.q))
             told = Decision(False, self.burst, self.burst, 0, full, wait - max_wait)
-            refused = (False, wait, departs_at, anchor > now, told, cost, 0, 0, 0, 0, 0, (0, 0), ())
+            refused = (
+                False,
+                wait,
+                departs_at,
+                max(anchor, marked(line[6])) > now,
+                told,
+                cost,
+                0,
+                0,
+                0,
+                0,
+                0,
+                (0, 0),
+                (),
+            )
             return state, refused, 0, False
         assert after is not None  # noqa: S101 - it was admitted
         kept = self._joined(after, anchor, virtual, law)
-        answer = (True, wait, departs_at, wait > 0, *granted[4:12], (at, share))
+        answer = (True, wait, departs_at, wait > 0 or marked(line[6]) > now, *granted[4:12], (at, share))
         return kept, answer, self._lasts(kept, now), True
 
     def confirm(self, state: Any, now: int, skew: int = 0) -> Any:
-        """How the key stands: its generation, 0, until when it is held, what time it is; then its clock."""
+        """How the key stands: its generation, 0, until when it is held, the time, its mark; its clock."""
         known = self._remembered(state, now)
         if known is None:
-            return UNKNOWN, 0, 0, now
-        _, _, generation, _, _, anchor, virtual, law = known
-        return generation, 0, anchor, now, virtual, aimd.present(law)
+            return UNKNOWN, 0, 0, now, 0
+        _, _, generation, _, book, anchor, virtual, law = known
+        return generation, 0, anchor, now, marked(book), virtual, aimd.present(law)
 
     def cancel(self, state: Any, now: int, grant: Grant, skew: int = 0) -> tuple[Any, bool, int, bool]:
         """Give back a place that has not been used; late or again, this does nothing."""
@@ -185,6 +199,17 @@ class AdaptiveQueue(LeakyQueue):
             return state, 0 if known is None else max(0, known[5] - now), 0, False
         freed = (*known[:5], now + notice, *known[6:])
         return freed, notice, self._lasts(freed, now), True
+
+    def mark(
+        self, state: Any, now: int, length: int, nonce: int, skew: int = 0
+    ) -> tuple[Any, int, int, bool]:
+        """A part of the key is held for so long; a longer mark stays. Returns its length from now."""
+        line, anchor, virtual, law = self._known(state, now, nonce)
+        after, left, _, is_new = self.grid.mark(line, now, length, nonce)
+        if not is_new:
+            return state, left, 0, False
+        kept = self._joined(after, anchor, virtual, law)
+        return kept, left, self._lasts(kept, now), True
 
     # learning
 
@@ -237,8 +262,8 @@ class AdaptiveQueue(LeakyQueue):
         return Decision(True, self.burst, current, max(0, self.burst - current), full, 0, delay_us=wait)
 
     def adopt(self, state: Any, writer: Any, now: int, skew: int = 0) -> Any:
-        """A state that a queue with other bounds left: its rate, tail and hold go on, its grants are void."""
-        tail, _, generation, _, _, anchor, virtual, law = state
+        """A state that a queue with other bounds left: its rate, tail, holds go on, its grants are void."""
+        tail, _, generation, _, book, anchor, virtual, law = state
         share, ceiling, low, *rest, cap, cap_at = law
 
         def moved(part: int) -> int:
@@ -257,7 +282,7 @@ class AdaptiveQueue(LeakyQueue):
         ends = real(state[5], state[6], before, -(-tail // writer.q))
         anchor = max(now, anchor)
         position = (shown(anchor, virtual, aimd.present(kept), ends) + 1) * self.q if ends > anchor else 0
-        return position, virtual, generation + 1, 0, (), anchor, virtual, kept
+        return position, virtual, generation + 1, 0, unused(book, ()), anchor, virtual, kept
 
     # inside
 
@@ -274,9 +299,9 @@ class AdaptiveQueue(LeakyQueue):
 
     def _lasts(self, state: Steered, now: int) -> int:
         """How long from now it is remembered."""
-        tail, anchor, virtual, law = state[0], *state[5:]
+        tail, _, _, _, book, anchor, virtual, law = state
         ends = real(anchor, virtual, aimd.present(law), -(-tail // self.q))
-        return max(0, ends + KEPT_US - now)
+        return max(0, ends + KEPT_US - now, marked(book) - now)
 
     def _joined(self, line: Line, anchor: int, virtual: int, law: Law) -> Steered:
         tail, newest, generation, number, _, _, book, _ = line

@@ -1,6 +1,6 @@
 -- needs exact rows
 -- The twin of gone.py: same names, same steps. It works on the book of a line, {what is free, other places,
--- rows, floor, words}: of each row {first, last, due}, of each word {generation, number, what followed,
+-- rows, floor, words, mark}: of each row {first, last, due}, of each word {generation, number, what followed,
 -- cost, nonce}.
 
 local Gone = {}
@@ -31,7 +31,7 @@ function Gone.with_turn(book, number, due, at)
     end
     rows = Rows.replaced(rows, ROW, left + 1, right, Rows.text(first, last, due))
     if Rows.count(rows, ROW) % MOST_LEFT == 0 then rows, floor = Gone.forgotten(rows, floor, at) end
-    return {book[1], book[2], rows, floor, book[5]}
+    return {book[1], book[2], rows, floor, book[5], book[6]}
 end
 
 -- Where the word of a caller stands; nil if it is not known.
@@ -50,7 +50,7 @@ function Gone.with_word(book, generation, number, follows, cost, nonce)
     if not index and Rows.count(words, WORD) >= MOST_SAID then index = 1 end
     if index then words = Rows.replaced(words, WORD, index, index, "") end
     words = words .. Rows.text(generation, number, follows, cost, nonce)
-    return {book[1], book[2], book[3], book[4], words}
+    return {book[1], book[2], book[3], book[4], words, book[6]}
 end
 
 function Gone.last_word(book, generation, number, nonce)

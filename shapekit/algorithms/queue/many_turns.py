@@ -16,7 +16,7 @@ from shapekit.algorithms.queue.wire import REFUSED, WiredQueue
 Further: TypeAlias = tuple[int, int, int]
 """How many slots beyond those asked for, how much later than the first of them the last may depart, and a
 nonce as in Asked."""
-Confirmed: TypeAlias = tuple[int, int, int, int]
+Confirmed: TypeAlias = tuple[int, int, int, int, int]
 """How a key stands, as `confirm` says it."""
 
 
@@ -86,8 +86,8 @@ class ManyTurns(WiredQueue):
 
     def many_received(self, sent: Any) -> tuple[Confirmed, tuple[Granted, ...]]:
         """The twin's answer to `reserve_many`, which says once what all turns have in common."""
-        (generation, shift, until, now), latest, answers = sent
-        common = (shift, int(until > now))
+        (generation, shift, until, now, mark), latest, answers = sent
+        common = (shift, int(max(until, mark) > now))
         number = latest - sum([len(answer) != REFUSED for answer in answers])
         received = []
         for answer in answers:
@@ -95,7 +95,7 @@ class ManyTurns(WiredQueue):
                 number += 1
                 answer = [*answer[:2], *common, answer[2], generation, number, *answer[3:]]  # noqa: PLW2901
             received.append(self.granted_received(answer))
-        return (generation, shift, until, now), tuple(received)
+        return (generation, shift, until, now, mark), tuple(received)
 
     # said by the queue
 

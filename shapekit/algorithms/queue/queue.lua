@@ -2,7 +2,7 @@
 -- The twin of queue.py and many_turns.py: same names, same steps.
 --
 -- A line is {tail, tail_rest, newest, generation, number, until, shift, book, parts}; its book is empty, or
--- {what is free, other places, rows, floor, words} (gaps.lua or places.lua, and gone.lua). A grant comes as
+-- {what is free, other places, rows, floor, words, mark} (gaps.lua or places.lua, and gone.lua). A grant comes as
 -- {generation, number, due, cost, start, start_rest, end, end_rest, the tail, its rest and the newest
 -- departure before it, receipts}.
 
@@ -21,7 +21,17 @@ local END = 2^52
 -- A book with nothing in it yet.
 local function opened(book)
     if #book > 0 then return book end
-    return {"", {}, "", -1, ""}
+    return {"", {}, "", -1, "", 0}
+end
+
+-- Until when a part of the key is held.
+local function marked(book)
+    return book[6] or 0
+end
+
+-- Whether a key is held, or a part of it.
+local function held_at(line, now)
+    return math.max(line[6], marked(line[8])) > now and 1 or 0
 end
 
 local function has_free(book)
@@ -66,7 +76,7 @@ end
 
 function LeakyQueue:check_book(book)
     if #book == 0 then return end
-    if #book ~= 5 then damaged() end
+    if #book ~= 6 or type(book[6]) ~= "number" then damaged() end
     if #self.constraints.algorithms > 0 then self.places:check(book) else Gaps.check(book) end
     Gone.check(book)
 end
@@ -104,14 +114,14 @@ function LeakyQueue:reserve(s, now, skew, cost, max_wait, nonce)
     local width, width_rest = self:width(cost)
     local after, after_rest = plus(start, start_rest, width, width_rest, q)
     return {after, after_rest, due, generation, number, till, shift, book, parts},
-        {wait, due, shift, held and 1 or 0, cost, generation, number, start, start_rest,
+        {wait, due, shift, held_at(line, now), cost, generation, number, start, start_rest,
             tail, tail_rest, newest},
-        up(after, after_rest) + shift - now, true
+        math.max(up(after, after_rest) + shift, marked(book)) - now, true
 end
 
 function LeakyQueue:confirm(s, now, skew)
-    if not s then return {UNKNOWN, 0, 0, now} end
-    return {s[4], s[7], s[6], now}
+    if not s then return {UNKNOWN, 0, 0, now, 0} end
+    return {s[4], s[7], s[6], now, marked(s[8])}
 end
 
 function LeakyQueue:cancel(s, now, skew, grant)
@@ -239,6 +249,17 @@ function LeakyQueue:resume(s, now, skew, notice)
     return freed, notice, self:life(freed, now, skew), true
 end
 
+function LeakyQueue:mark(s, now, skew, length, nonce)
+    whole("length", length, 1, LONGEST)
+    local line = s or self:cold(nonce)
+    local part_until = marked(line[8])
+    if now + length <= part_until then return s, part_until - now, 0, false end
+    local after = {unpack(line)}
+    after[8] = {unpack(opened(line[8]), 1, 5)}
+    after[8][6] = now + length
+    return after, length, self:life(after, now, skew), true
+end
+
 -- asked: of each who asks {cost, max_wait, nonce}. further: {how many, their span, a nonce}. The answer is
 -- how the key stands, {generation, shift, until, now}, the latest number, and the answers; of an admitted call
 -- without what is said by then: {wait, due, cost, start, start_rest, …}.
@@ -290,9 +311,9 @@ function LeakyQueue:reserve_under(line, now, skew, cost, max_wait, on_grid)
     number = number + 1
     local charged, receipts, life = self.constraints:charge(parts, at, due, cost, shift, skew)
     return {after, after_rest, due, generation, number, till, shift, book, charged},
-        {wait, due, shift, till > now and 1 or 0, cost, generation, number, start, start_rest,
+        {wait, due, shift, held_at(line, now), cost, generation, number, start, start_rest,
             tail, tail_rest, newest, receipts},
-        math.max(up(after, after_rest), at + life) + shift - now, true
+        math.max(up(after, after_rest) + shift, at + life + shift, marked(book)) - now, true
 end
 
 function LeakyQueue:cold(nonce)
@@ -317,7 +338,7 @@ function LeakyQueue:refused(spent, line, now, wait, cost, max_wait)
         local full = up(line[1], line[2]) + shift
         told = {0, self.burst, self.burst, 0, full, wait - (max_wait or LONGEST), false, false}
     end
-    return {wait, now, line[6] > now and 1 or 0, cost, told}
+    return {wait, now, held_at(line, now), cost, told}
 end
 
 -- Without the places that time has passed; what they were charged is given back.
@@ -336,7 +357,7 @@ end
 function LeakyQueue:moved_in(line, now, skew, at, cost, max_wait)
     local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(line)
     local q = self.q
-    local held = till > now and 1 or 0
+    local held = held_at(line, now)
     local due, answer
     number = number + 1
     if #parts > 0 then
@@ -387,7 +408,7 @@ function LeakyQueue:life(line, now, skew)
     local till, shift = line[6], line[7]
     local at = math.max(now, till) - shift
     local ends = math.max(up(line[1], line[2]), self.constraints:full_at(line[9], at, shift, skew))
-    return math.max(0, ends + shift - now, till - now)
+    return math.max(0, ends + shift - now, till - now, marked(line[8]) - now)
 end
 
 end

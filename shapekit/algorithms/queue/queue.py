@@ -10,6 +10,9 @@ Everything here happens on the queue's own time, which stands still while the qu
 max(now, until) - shift`, where `shift` is all the time it was ever held. A hold thereby delays every
 call that waits, and every limit's memory of past calls, by its own length, in order and without a burst.
 
+A part of what a key stands for may be held by a key of its own (scopes.py). Then this one is marked: who
+takes a slot meanwhile is told, and looks there before the call leaves.
+
 A reservation that is given back at the tail retracts the tail. In the middle it leaves a place for the
 next newcomer: nobody is delayed, nobody moves. Under constraints a place is taken as it is, departure
 and charges included (places.py). Without them the grid is all there is, and places that touch become one
@@ -28,7 +31,7 @@ from shapekit.algorithms.gcra import interval
 from shapekit.algorithms.operation import NOWHERE, Look, Moment, Operation, Side, Undo, side_of
 from shapekit.algorithms.queue import gaps, gone
 from shapekit.algorithms.queue.constraints import Constraints, States, burst_of, part_below, unpaced
-from shapekit.algorithms.queue.many_turns import ManyTurns
+from shapekit.algorithms.queue.many_turns import Confirmed, ManyTurns
 from shapekit.algorithms.queue.slots import NONE, Asked, Grant, Granted, Places
 from shapekit.decision import Decision
 from shapekit.rate import MAX_COUNT, MAX_SPAN_US, Rate, one_of
@@ -41,8 +44,9 @@ _END_US = 2**52
 """Where a debt is cut: a double has to hold all that is added to it."""
 UNKNOWN = -1
 
-Book: TypeAlias = tuple[()] | tuple[Any, gone.Gone]
-"""What is free (gaps, or places under constraints), and who is gone; empty where nothing ever was."""
+Book: TypeAlias = tuple[()] | tuple[Any, gone.Gone, int]
+"""What is free (gaps, or places under constraints), who is gone, and until when a part of the key is held;
+empty where nothing ever was."""
 Line: TypeAlias = tuple[int, int, int, int, int, int, Book, States]
 """tail (in 1/q µs), newest departure, generation, the number of the latest turn, held until, shift, what was
 given back, constraints."""
@@ -116,12 +120,15 @@ class LeakyQueue(ManyTurns):
         tail, newest, generation, number, until, shift, book, parts = line
         held = until > now
         at = (until if held else now) - shift
-        if book and any(book[0]):
-            line = self._swept(line, at, skew)
-            _, _, _, _, _, _, book, parts = line
-            moved = self._moved_in(line, now, asked, skew)
-            if moved is not None:
-                return moved
+        if book:
+            if book[2] > now:
+                return self._reserve_marked(line, now, asked, skew)
+            if any(book[0]):
+                line = self._swept(line, at, skew)
+                _, _, _, _, _, _, book, parts = line
+                moved = self._moved_in(line, now, asked, skew)
+                if moved is not None:
+                    return moved
         number += 1
         q, width = self.q, self._p * cost
         time = at if q == 1 else at * q
@@ -151,15 +158,15 @@ class LeakyQueue(ManyTurns):
             True,
         )
 
-    def confirm(self, state: Line | None, now: int, skew: int = 0) -> tuple[int, int, int, int]:
-        """How the key stands: its generation, shift, until when it is held, and what time it is.
+    def confirm(self, state: Line | None, now: int, skew: int = 0) -> Confirmed:
+        """How the key stands: its generation, shift, until when it is held, what time it is, and its mark.
 
         Whoever has a grant of that generation departs at `max(due + shift, until)`. A cold key has
         none, UNKNOWN: what was promised then still stands, and nothing else.
         """
         if state is None:
-            return UNKNOWN, 0, 0, now
-        return state[2], state[5], state[4], now
+            return UNKNOWN, 0, 0, now, 0
+        return state[2], state[5], state[4], now, marked(state[6])
 
     def cancel(
         self, state: Line | None, now: int, grant: Grant, skew: int = 0
@@ -170,7 +177,7 @@ class LeakyQueue(ManyTurns):
             return state, False, 0, False
         tail, newest, generation, number, until, shift, book, parts = line
         at = max(now, until) - shift
-        free, before = _opened(book, parts)
+        free, before, mark = _opened(book, parts)
         left, ahead = gone.with_turn(before, grant.version, grant.due_us, at), (shift, skew)
         if grant.due_us < at or left is None:
             return state, False, 0, False
@@ -188,7 +195,7 @@ class LeakyQueue(ManyTurns):
             if stands and grant.end == tail:
                 # The tail retracts, over the free places that now end it too.
                 free, (tail, newest), parts = self.places.retracted(free, grant.undo, parts, at, ahead)
-        after = (tail, newest, generation, number, until, shift, (free, left), parts)
+        after = (tail, newest, generation, number, until, shift, (free, left, mark), parts)
         return after, True, self._life(after, now, skew), True
 
     def settle(
@@ -202,7 +209,7 @@ class LeakyQueue(ManyTurns):
         line: Line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
         tail, newest, generation, number, until, shift, book, parts = line
         at = max(now, until) - shift
-        free, left = _opened(book, parts)
+        free, left, mark = _opened(book, parts)
         is_own = generation == grant.generation
         follows, cost = grant.version, grant.cost
         if not is_own or gone.is_gone(left, follows, grant.due_us):
@@ -231,7 +238,7 @@ class LeakyQueue(ManyTurns):
             left, number = gone.with_turn(left, follows, grant.due_us, at) or left, number + 1
             follows = number
         left = gone.with_word(left, (grant.generation, grant.version, follows, actual, nonce))
-        after = (tail, newest, generation, number, until, shift, (free, left), parts)
+        after = (tail, newest, generation, number, until, shift, (free, left, mark), parts)
         return after, follows, self._life(after, now, skew), True
 
     def end_of(self, grant: Grant, actual: int) -> int:
@@ -265,6 +272,17 @@ class LeakyQueue(ManyTurns):
         end = now + notice
         freed = (tail, newest, generation, number, end, shift - (until - end), book, parts)
         return freed, notice, self._life(freed, now, skew), True
+
+    def mark(
+        self, state: Line | None, now: int, length: int, nonce: int, skew: int = 0
+    ) -> tuple[Line, int, int, bool]:
+        """A part of the key is held for so long; a longer mark stays. Returns its length from now."""
+        line: Line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
+        mark = marked(line[6])
+        if now + length <= mark:
+            return line, mark - now, 0, False
+        after = _remarked(line, now + length)
+        return after, length, self._life(after, now, skew), True
 
     # looking
 
@@ -300,14 +318,25 @@ class LeakyQueue(ManyTurns):
         return Decision(True, self.burst, current, max(0, self.burst - current), full, 0, delay_us=wait)
 
     def adopt(self, state: Line, writer: Any, now: int, skew: int = 0) -> Line:
-        """A line that a queue with other numbers left: its tail and hold go on, its grants are void."""
-        tail, newest, generation, _, until, shift, _, parts = state
+        """A line that a queue with other numbers left: its tail, hold and mark go on, its grants are void."""
+        tail, newest, generation, _, until, shift, book, parts = state
         position = -(-tail * self.q // writer.q)
         at = max(now, until) - shift
         kept = self.constraints.adopt(parts, writer.constraints, at, (shift, skew))
-        return position, newest, generation + 1, 0, until, shift, (), kept
+        return position, newest, generation + 1, 0, until, shift, unused(book, kept), kept
 
     # inside
+
+    def _reserve_marked(
+        self, line: Line, now: int, asked: Asked, skew: int
+    ) -> tuple[Line | None, Granted, int, bool]:
+        """`reserve`, of which the caller is told that it has to look further, and which keeps the mark."""
+        mark = marked(line[6])
+        after, granted, life, is_taken = self.reserve(_remarked(line, 0), now, asked, skew)
+        told = (*granted[:3], True, *granted[4:])
+        if after is None or not is_taken:
+            return line, told, 0, False
+        return _remarked(after, mark), told, max(life, mark - now), True
 
     def _reserve_under(
         self, line: Line, now: int, asked: Asked, skew: int, on_grid: int
@@ -350,12 +379,12 @@ class LeakyQueue(ManyTurns):
         tail, newest, generation, number, until, shift, book, parts = line
         if not book or not any(book[0]):
             return line
-        free, left = book
+        free, left, mark = book
         if parts:
             free, parts = self.places.swept(free, parts, at, (shift, skew))
         else:
             free = gaps.after(free, at * self.q)
-        return tail, newest, generation, number, until, shift, (free, left), parts
+        return tail, newest, generation, number, until, shift, (free, left, mark), parts
 
     def _moved_in(
         self, line: Line, now: int, asked: Asked, skew: int
@@ -365,7 +394,7 @@ class LeakyQueue(ManyTurns):
         tail, newest, generation, number, until, shift, book, parts = line
         p, q = self._p, self.q
         at = max(now, until) - shift
-        free, left = _opened(book, parts)
+        free, left, mark = _opened(book, parts)
         if parts:
             given = self.places.first(free, cost)
             if given is None:
@@ -384,20 +413,36 @@ class LeakyQueue(ManyTurns):
         if max_wait is not None and wait > max_wait:
             return line, self._refused(None, line, now, wait, asked), 0, False
         number += 1
-        after = (tail, newest, generation, number, until, shift, (free, left), parts)
+        after = (tail, newest, generation, number, until, shift, (free, left, mark), parts)
         granted = (True, wait, due + shift, until > now, None, cost, generation, number, start, end, due)
         return after, (*granted, undo, receipts), self._life(after, now, skew), True
 
     def _life(self, line: Line, now: int, skew: int) -> int:
         """How long the line differs from a cold one."""
-        tail, _, _, _, until, shift, _, parts = line
+        tail, _, _, _, until, shift, book, parts = line
         at = max(now, until) - shift
         ends = max(-(-tail // self.q), self.constraints.full_at(parts, at, (shift, skew)))
-        return max(0, ends + shift - now, until - now)
+        return max(0, ends + shift - now, until - now, marked(book) - now)
 
 
-def _opened(book: Book, parts: States) -> tuple[Any, gone.Gone]:
-    return book or (NONE if parts else (), gone.NONE)
+def _opened(book: Book, parts: States) -> tuple[Any, gone.Gone, int]:
+    return book or (NONE if parts else (), gone.NONE, 0)
+
+
+def marked(book: Book) -> int:
+    """Until when a part of the key is held."""
+    return book[2] if book else 0
+
+
+def _remarked(line: Line, mark: int) -> Line:
+    tail, newest, generation, number, until, shift, book, parts = line
+    free, left, _ = _opened(book, parts)
+    return tail, newest, generation, number, until, shift, (free, left, mark), parts
+
+
+def unused(book: Book, parts: States) -> Book:
+    """A book of which the mark alone goes on."""
+    return (*_opened((), parts)[:2], book[2]) if book and book[2] else ()
 
 
 def refused(program: LeakyQueue, cost: int, at: Moment) -> Grant:
@@ -426,7 +471,7 @@ def _taken_back(grant: Grant) -> Grant:
     return grant._replace(generation=-2 - grant.generation, end=kept[0], receipts=kept[1:])
 
 
-def _standing_locally(standing: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+def _standing_locally(standing: Confirmed) -> Confirmed:
     """How a key stands locally, for the outside: it concerns those alone who were given slots there."""
     # UNKNOWN stays what it is.
     return (-2 - standing[0], *standing[1:])
@@ -473,10 +518,12 @@ class _ReserveMany(Operation):
         return ((CANCEL_MANY, (taken,)),) if taken else ()
 
     def opened(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Any:
-        return (UNKNOWN, 0, 0, at.instant), tuple(RESERVE.opened(program, at, (asked,)) for asked in args[0])
+        answers = tuple(RESERVE.opened(program, at, (asked,)) for asked in args[0])
+        return (UNKNOWN, 0, 0, at.instant, 0), answers
 
     def closed(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Any:
-        return (UNKNOWN, 0, 0, at.instant), tuple(refused(program, asked[0], at) for asked in args[0])
+        answers = tuple(refused(program, asked[0], at) for asked in args[0])
+        return (UNKNOWN, 0, 0, at.instant, 0), answers
 
     def locally(
         self, apply: Callable[..., Any], program: Any, part: Any, refuse: Callable[..., Any]
@@ -504,12 +551,12 @@ class _Confirm(Operation):
     probes = False
     needs_store = False
 
-    def opened(self, program: Any, at: Moment, args: tuple[Any, ...]) -> tuple[int, int, int, int]:
-        return UNKNOWN, 0, 0, at.instant
+    def opened(self, program: Any, at: Moment, args: tuple[Any, ...]) -> Confirmed:
+        return UNKNOWN, 0, 0, at.instant, 0
 
     closed = opened
 
-    def given(self, program: Any, part: Any, answer: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    def given(self, program: Any, part: Any, answer: Confirmed) -> Confirmed:
         return _standing_locally(answer)
 
 
@@ -573,6 +620,10 @@ class _Resume(_Hold):
     name = "resume"
 
 
+class _Mark(_Hold):
+    name = "mark"
+
+
 class _Look(Look):
     def closed(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Any:
         return program.hold(None, at.instant, at.wait_us, 0, at.skew)[0], at.instant, at.skew
@@ -585,4 +636,4 @@ class _Look(Look):
 
 RESERVE, CONFIRM, CANCEL, SETTLE = _Reserve(), _Confirm(), _Cancel(), _Settle()
 RESERVE_MANY, CANCEL_MANY = _ReserveMany(), _CancelMany()
-HOLD, RESUME, LOOK = _Hold(), _Resume(), _Look()
+HOLD, RESUME, MARK, LOOK = _Hold(), _Resume(), _Mark(), _Look()

@@ -40,7 +40,7 @@ local function text_of(row)
 end
 
 local function changed(book, rows, singles)
-    return {rows, singles, book[3], book[4], book[5]}
+    return {rows, singles, book[3], book[4], book[5], book[6]}
 end
 
 local function without(list, index)

@@ -53,9 +53,10 @@ class WiredQueue(Value):
             raise ValueError("this is no line")
         sum(numbers)
         if book:
-            free, left = book
+            free, left, mark = book
             (self.places if parts else gaps).inspect(free)
             gone.inspect(left)
+            sum((mark,))
         self.constraints.inspect(parts)
 
     def state_sent(self, line: Any) -> list[Any]:
@@ -131,8 +132,8 @@ class WiredQueue(Value):
         """Rows of numbers go as text, in which the twin finds what it looks for without reading the rest."""
         if not book:
             return []
-        free, (rows, floor, words) = book
-        own: list[Any] = [_text(flat(rows)), floor, _text(words)]
+        free, (rows, floor, words), mark = book
+        own: list[Any] = [_text(flat(rows)), floor, _text(words), mark]
         if not self.constraints:
             return [_text([self._flat(*gap) for gap in flat(free)]), [], *own]
         places, singles = free
@@ -145,14 +146,14 @@ class WiredQueue(Value):
     def _book_received(self, sent: Any) -> Any:
         if not sent:
             return ()
-        free, singles, rows, floor, words = sent
+        free, singles, rows, floor, words, mark = sent
         left = (paged(_rows(rows, 3)), floor, _rows(words, 5))
         if not self.constraints:
             ends = _rows(free, 4)
             q = self.q
-            return paged([(start * q + rest, end * q + more) for start, rest, end, more in ends]), left
+            return paged([(start * q + rest, end * q + more) for start, rest, end, more in ends]), left, mark
         places = paged([self._row_received(row) for row in _rows(free, 9)])
-        return (places, paged([self._single_received(one) for one in singles])), left
+        return (places, paged([self._single_received(one) for one in singles])), left, mark
 
     def _row_sent(self, row: Row) -> Iterable[int]:
         start, count, due, tail, newest, aligned, civil = row

@@ -69,7 +69,7 @@ def played(queue, story):
 
 def leaves(queue, state, now, due):
     """When a slot leaves, as a waiter works it out."""
-    _, _, until, _, *clock = queue.confirm(state, now)
+    _, _, until, _, _, *clock = queue.confirm(state, now)
     return real(until, *clock, due)
 
 
@@ -93,7 +93,7 @@ def test_the_whole_burst_is_there_when_a_turn_says_so(queue, story):
             continue
         told = queue.decision(Grant(*answer))
         assert told.remaining == max(0, queue.burst - told.current)
-        clock = queue.confirm(state, now)[4:]
+        clock = queue.confirm(state, now)[5:]
         rounded = 1 + -(-FULL // clock[1]) if clock else 1
         for at, is_there in ((told.reset_at_us + rounded, True), (told.reset_at_us - rounded, False)):
             if at >= now:
@@ -106,7 +106,7 @@ def test_a_lower_rate_moves_nobody_forward_and_a_higher_one_nobody_back(queue, s
     before, dues = None, []
     for now, step, state, answer in played(queue, story):
         if before is not None and step[0] in ("throttled", "succeeded", "stated", "hold", "resume"):
-            clock = queue.confirm(before, now)[4:]
+            clock = queue.confirm(before, now)[5:]
             rounded = 1 + -(-FULL // clock[1]) if clock else 1
             for due in dues:
                 was = max(now, leaves(queue, before, now, due))
@@ -142,7 +142,7 @@ def test_no_more_leave_than_the_rate_lets_leave(queue, story):
         spans.append((min(at, max(now, held_until)), at, share))
         _leave(waiting, gone, at)
         now = at
-        _, _, until, _, *clock = queue.confirm(state, at)
+        _, _, until, _, _, *clock = queue.confirm(state, at)
         share, held_until = (clock[1], until) if clock else (queue.least, at)
         if step[0] == "reserve":
             waiting[number] = (answer[10], answer[5], None)
@@ -178,10 +178,10 @@ def test_the_rate_is_within_its_bounds(queue, story):
     for now, step, state, answer in played(queue, story):
         if step[0] in ("throttled", "succeeded", "stated"):
             before, after, held = answer
-            assert after == queue.confirm(state, now)[5]
+            assert after == queue.confirm(state, now)[6]
             assert before <= FULL
             assert held >= 0
-        clock = queue.confirm(state, now)[4:]
+        clock = queue.confirm(state, now)[5:]
         if clock:
             cap = state[7][7]
             assert min(queue.least, cap) <= clock[1] <= cap
@@ -209,7 +209,7 @@ def test_what_is_learned_outlives_the_last_call_by_an_hour_and_no_more(queue, st
         if state is None:
             continue
         tail = -(-state[0] // queue.q)
-        ends = max(now, leaves(queue, state, now, tail)) if queue.confirm(state, now)[4:] else now
+        ends = max(now, leaves(queue, state, now, tail)) if queue.confirm(state, now)[5:] else now
         assert queue.confirm(state, ends + KEPT_US - 1)[0] == state[2] or ends == now
         assert queue.confirm(state, ends + KEPT_US)[0] == -1
         assert (
@@ -228,11 +228,11 @@ def test_a_state_comes_back_from_the_twin_as_it_was(queue, story):
 @given(QUEUES, QUEUES, FORWARD)
 def test_other_bounds_go_on_at_the_rate_that_was_found(queue, other, story):
     for now, _, state, _ in played(queue, story):
-        if state is None or not queue.confirm(state, now)[4:]:
+        if state is None or not queue.confirm(state, now)[5:]:
             continue
         after = other.adopt(state, queue, now)
-        _, _, until, _, _, share = queue.confirm(state, now)
-        rate, adopted = queue.per_second(share), other.per_second(other.confirm(after, now)[5])
+        _, _, until, _, _, _, share = queue.confirm(state, now)
+        rate, adopted = queue.per_second(share), other.per_second(other.confirm(after, now)[6])
         wished = min(max(rate, other.lowest.per_second), other.highest.per_second)
         if state[7][7] == FULL:
             assert abs(adopted / wished - 1) < 0.01

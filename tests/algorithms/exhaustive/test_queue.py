@@ -150,13 +150,13 @@ class Rules:
 
     def due(self, world: World, turn: Grant) -> int:
         """What a worker makes of a confirmation."""
-        generation, shift, until, _ = self.queue.confirm(world.line, world.now)
+        generation, shift, until, _, _ = self.queue.confirm(world.line, world.now)
         assert generation == turn.generation
         return max(turn.due_us + shift, until)
 
     def at(self, world: World) -> int:
         """The time of the queue's own, which stands still while it is held."""
-        _, shift, until, _ = self.queue.confirm(world.line, world.now)
+        _, shift, until, _, _ = self.queue.confirm(world.line, world.now)
         return max(world.now, until) - shift
 
     def told(self, world: World) -> World:

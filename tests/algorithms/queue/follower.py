@@ -26,7 +26,7 @@ class Follow:
 def heard(shaper, turn):
     """What a waiter hears who asks now: how many µs it still has to wait, and whether the key is held."""
     confirm = shaper.core.store.bind(shaper.name, shaper.core.queue, CONFIRM)
-    generation, shift, until, now = confirm(turn.key)
+    generation, shift, until, now, _ = confirm(turn.key)
     if generation != turn.grant.generation:
         return 0, False
     return max(0, max(turn.grant.due_us + shift, until) - now), until > now

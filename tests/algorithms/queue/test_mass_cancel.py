@@ -129,10 +129,10 @@ def test_a_hundred_thousand_take_no_more_than_is_stated():
     turns = [crowd.reserve() for _ in range(4_000)]
     for turn in turns[1::2]:
         assert turn.cancel()
-    (places, _), (gone, *_) = crowd.core.look.call("default")[0][6]
+    (places, _), (gone, *_), _ = crowd.core.look.call("default")[0][6]
     # The last of them stood at the tail.
     assert (rows.count(places), rows.count(gone)) == (2_000 - 1, 2_000)
     for turn in turns[::2]:
         assert turn.cancel()
-    (places, _), (gone, *_) = crowd.core.look.call("default")[0][6]
+    (places, _), (gone, *_), _ = crowd.core.look.call("default")[0][6]
     assert (rows.count(places), rows.count(gone)) == (0, 1)

@@ -133,7 +133,7 @@ class Worker:
             self.world.after(self._way_us(), lambda: back(standing))
 
         def back(standing):
-            self.stock.hear(standing[:3], self.now - standing[3], asked_us, self.now, doubts)
+            self.stock.hear((*standing[:3], standing[4]), self.now - standing[3], asked_us, self.now, doubts)
             heard()
 
         self.world.after(self._way_us(), arrive)
@@ -195,7 +195,7 @@ class Worker:
             return
         self._is_away = False
         if standing is not None:
-            self.stock.hear(standing[:3], self.now - standing[3], asked_us, self.now, doubts)
+            self.stock.hear((*standing[:3], standing[4]), self.now - standing[3], asked_us, self.now, doubts)
         if granted is not None:
             answers = self.stock.fill(granted[: len(callers)], granted[len(callers) :], self.now)
             for caller, answer in zip(callers, answers, strict=True):

@@ -26,7 +26,7 @@ class Bench:
             self.stock.come(START)
         answer = self.server.call(RESERVE_MANY, [(1, None, 7)] * asked, (further, SECOND, 7))
         standing, self.granted = answer
-        self.stock.hear(standing[:3], 0, START, START, self.stock.doubts)
+        self.stock.hear((*standing[:3], standing[4]), 0, START, START, self.stock.doubts)
         self.told = self.stock.fill(self.granted[:asked], self.granted[asked:], START)
 
 
@@ -72,7 +72,7 @@ def test_after_a_change_of_its_own_the_stock_is_asked_for_before_anybody_has_it(
     assert stock.take(START, 1, None) is None
     assert stock.known(START) is None
     assert stock.next(START, 1) == Ask()
-    stock.hear((stock._standing[0], 3 * SECOND, START + 3 * SECOND), 0, START, START, stock.doubts)
+    stock.hear((stock._standing[0], 3 * SECOND, START + 3 * SECOND, 0), 0, START, START, stock.doubts)
     assert stock.take(START, 1, None)[2] == START + 3 * SECOND + 100_000
 
 
@@ -81,9 +81,9 @@ def test_what_was_asked_before_a_change_of_its_own_is_not_believed():
     bench = Bench()
     stock, before = bench.stock, bench.stock.doubts
     stock.doubt()
-    stock.hear((99, 0, 0), 0, START, START, stock.doubts)
+    stock.hear((99, 0, 0, 0), 0, START, START, stock.doubts)
     of_old = bench.server.call(RESERVE_MANY, [], (3, SECOND, 7))[1]
-    stock.hear((of_old[0][6], 0, 0), 0, START, START, before)
+    stock.hear((of_old[0][6], 0, 0, 0), 0, START, START, before)
     assert stock.fill((), of_old, START) == []
     assert len(stock) == 0
     assert stock.known(START)[0] == 99
@@ -94,14 +94,14 @@ def test_a_change_of_its_own_is_not_forgotten_by_an_answer_from_before():
     stock = Bench().stock
     before = stock.doubts
     stock.doubt()
-    stock.hear((stock._standing[0], 0, 0), 0, START, START, before)
+    stock.hear((stock._standing[0], 0, 0, 0), 0, START, START, before)
     assert stock.take(START, 1, None) is None
     assert stock.known(START) is None
 
 
 def test_in_another_life_of_the_key_nothing_is_owned():
     bench = Bench()
-    bench.stock.hear((99, 0, 0), 0, START, START, bench.stock.doubts)
+    bench.stock.hear((99, 0, 0, 0), 0, START, START, bench.stock.doubts)
     assert len(bench.stock) == 0
     todo = bench.stock.next(START + SECOND, 0)
     assert isinstance(todo, GiveBack)
@@ -111,7 +111,7 @@ def test_in_another_life_of_the_key_nothing_is_owned():
 def test_while_the_key_is_held_nothing_is_taken_ahead():
     bench = Bench(asked=3)
     generation = bench.stock._standing[0]
-    bench.stock.hear((generation, SECOND, START + SECOND), 0, START, START, bench.stock.doubts)
+    bench.stock.hear((generation, SECOND, START + SECOND, 0), 0, START, START, bench.stock.doubts)
     assert bench.stock.next(START, 3) == Refill(0, 0)
 
 
@@ -146,7 +146,7 @@ def test_while_turns_are_left_by_the_key_is_heard_of_before_a_lease_is_over():
     assert stock.next(START, 0) == Wait(START + SECOND)
     asked = START + SECOND
     assert stock.next(asked, 0) == Ask()
-    stock.hear((stock._standing[0], 0, 0), 0, asked, asked + 50_000, stock.doubts)
+    stock.hear((stock._standing[0], 0, 0, 0), 0, asked, asked + 50_000, stock.doubts)
     assert stock.known(asked + SECOND) is not None
     assert isinstance(stock.next(asked + 50_000, 0), Wait)
 
@@ -156,7 +156,7 @@ def test_an_answer_that_would_come_too_late_is_not_asked_for():
     for trip_us, is_asked in ((SECOND // 2 - 1, True), (SECOND // 2, False)):
         # A line of a minute, of which the callers have the end.
         bench = Bench("1/s", asked=60, further=0)
-        bench.stock.hear((bench.stock._standing[0], 0, 0), 0, START, START + trip_us, bench.stock.doubts)
+        bench.stock.hear((bench.stock._standing[0], 0, 0, 0), 0, START, START + trip_us, bench.stock.doubts)
         todo = [bench.stock.next(START + passed * SECOND // 10, 0) for passed in range(5, 40)]
         assert (Ask() in todo) == is_asked
 
@@ -175,7 +175,7 @@ def test_nobody_leaves_before_the_turn_by_the_servers_clock(back_us):
     bench = Bench()
     generation = bench.stock._standing[0]
     stock = Stock(SECOND, bench.server.queue.leaves_by, slots=10, clock_decides=False, counted=False)
-    stock.hear((generation, 0, 0), back_us, START - 50_000, START, stock.doubts)
+    stock.hear((generation, 0, 0, 0), back_us, START - 50_000, START, stock.doubts)
     stock.fill((), bench.granted[1:], START)
     granted = stock.take(START, 1, None)
     assert START + granted[1] - back_us >= granted[2]
@@ -188,7 +188,7 @@ def test_a_clock_that_was_set_is_followed_at_once():
     hour = 3_600 * SECOND
     for number, ahead_us in enumerate((-hour, 0, hour, 5), 1):
         now = START + number * 1_000
-        bench.stock.hear((generation, 0, 0), ahead_us, now - 10_000, now, bench.stock.doubts)
+        bench.stock.hear((generation, 0, 0, 0), ahead_us, now - 10_000, now, bench.stock.doubts)
         known = bench.stock.known(now)
         assert abs(known[3] - ahead_us) <= 20_000
 
@@ -198,7 +198,7 @@ def test_an_answer_that_was_under_way_for_longer_than_a_lease_does_not_set_the_c
     bench = Bench(asked=1, further=0)
     later = START + 2 * SECOND
     standing, fetched = bench.server.call(RESERVE_MANY, ((1, None, 7),), (9, SECOND, 7))
-    bench.stock.hear(standing[:3], 2 * SECOND, START, later, bench.stock.doubts)
+    bench.stock.hear((*standing[:3], standing[4]), 2 * SECOND, START, later, bench.stock.doubts)
     [awaited] = bench.stock.fill(fetched[:1], fetched[1:], later)
     assert awaited[1] == 0
     assert bench.stock.take(later, 1, None) is None
@@ -209,8 +209,8 @@ def test_a_clock_that_was_set_while_an_answer_was_under_way_is_followed_as_far_a
     """The server's went back by an hour, and the answer took two seconds: it may be two seconds less."""
     bench = Bench()
     hour, later = 3_600 * SECOND, START + 2 * SECOND
-    bench.stock.hear((bench.stock._standing[0], 0, 0), hour, START, later, bench.stock.doubts)
-    bench.stock.hear((bench.stock._standing[0], 0, 0), hour, later, later, bench.stock.doubts)
+    bench.stock.hear((bench.stock._standing[0], 0, 0, 0), hour, START, later, bench.stock.doubts)
+    bench.stock.hear((bench.stock._standing[0], 0, 0, 0), hour, later, later, bench.stock.doubts)
     assert hour - 3 * SECOND <= bench.stock.known(later)[3] <= hour
 
 
@@ -218,7 +218,7 @@ def test_all_that_is_owned_lies_within_a_lease_of_the_line():
     """What is left of the last trip is taken off what the next one may bring."""
     bench = Bench(asked=4, further=8)
     generation = bench.stock._standing[0]
-    bench.stock.hear((generation, 0, 0), 0, START - SECOND, START, bench.stock.doubts)
+    bench.stock.hear((generation, 0, 0, 0), 0, START - SECOND, START, bench.stock.doubts)
     assert bench.stock.next(START, 0) == Refill(5, SECOND - 700_000)
 
 
@@ -246,7 +246,7 @@ def test_those_whose_answer_came_late_do_not_leave_together():
     now = START + SECOND
     bench.server.world.now = now
     standing, granted = bench.server.call(RESERVE_MANY, [(1, None, 7)] * 6, (0, 0, 7))
-    bench.stock.hear(standing[:3], 40_000, now, now + 40_000, bench.stock.doubts)
+    bench.stock.hear((*standing[:3], standing[4]), 40_000, now, now + 40_000, bench.stock.doubts)
     told = bench.stock.fill(granted, (), now + 40_000)
     assert [one[1] for one in told] == [0, 10_000, 20_000, 30_000, 40_000, 50_000]
 
@@ -254,6 +254,8 @@ def test_those_whose_answer_came_late_do_not_leave_together():
 def test_where_nothing_is_owned_the_latest_answer_counts():
     bench = Bench(further=0)
     generation = bench.stock._standing[0]
-    bench.stock.hear((generation, 0, 0), 40_000, START + SECOND - 80_000, START + SECOND, bench.stock.doubts)
-    bench.stock.hear((generation, 0, 0), 3, START + SECOND, START + SECOND + 80_000, bench.stock.doubts)
+    bench.stock.hear(
+        (generation, 0, 0, 0), 40_000, START + SECOND - 80_000, START + SECOND, bench.stock.doubts
+    )
+    bench.stock.hear((generation, 0, 0, 0), 3, START + SECOND, START + SECOND + 80_000, bench.stock.doubts)
     assert bench.stock.known(START + SECOND + 80_000)[3] == 3

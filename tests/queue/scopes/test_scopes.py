@@ -8,7 +8,7 @@ import pytest
 
 from shapekit import ManualClock, MemoryStore, QueueFullError, SQLiteStore, StoreUnavailableError, off
 from shapekit._adapters.http.request import Target, observe
-from shapekit._queue.scopes import scoped
+from shapekit.keys import scoped
 
 from .scoped_servers import HOST, Client, Discord, until
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapekit import ManualClock
-from shapekit._queue.scopes import scoped
+from shapekit.keys import scoped
 
 from .scoped_servers import HOST, Client, Discord, GitHub, until
 
