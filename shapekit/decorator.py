@@ -34,7 +34,7 @@ from shapekit.errors import ConfigError
 from shapekit.keys import KeySpec, KeyTemplate
 from shapekit.policy import CostSpec, Policy, RefundSpec, checked_cost, checked_key
 from shapekit.rate import Duration, RateLike, one_of, parse_rates
-from shapekit.stores.opening import StoreLike
+from shapekit.stores import StoreLike
 
 __all__ = ["Calls", "Shaped", "shaped", "signature_of"]
 

@@ -30,7 +30,7 @@ from shapekit.events import Listener, Listening
 from shapekit.keys import KeySpec, KeyTemplate
 from shapekit.rate import Duration, RateLike, whole
 from shapekit.shaper import UNPACED, Shaper
-from shapekit.stores.opening import StoreLike
+from shapekit.stores import StoreLike
 
 if TYPE_CHECKING:
     from shapekit._queue.inflight import Permits

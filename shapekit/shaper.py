@@ -22,8 +22,8 @@ from shapekit.errors import ConfigError
 from shapekit.events import Listener, Listening
 from shapekit.gate import checked_name
 from shapekit.rate import SECOND_US, Duration, RateLike, duration_us, parse_rates
+from shapekit.stores import StoreLike, open_store
 from shapekit.stores.base import Store
-from shapekit.stores.opening import StoreLike, open_store
 
 __all__ = ["Shaper"]
 

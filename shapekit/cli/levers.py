@@ -23,7 +23,7 @@ from shapekit.cli.stores import open_store, open_survey, store_option
 from shapekit.cli.top import clock, limit_text, span
 from shapekit.rate import SECOND_US, duration_us
 from shapekit.stores.base import Operation, Store
-from shapekit.stores.inspect import Sighting
+from shapekit.stores.encoding import Sighting
 from shapekit.stores.redis.keys import bounded
 
 __all__ = ["hold", "reset", "resume"]

@@ -25,7 +25,7 @@ from shapekit.llm.usage import TokenUsage
 from shapekit.llm.wrap import wrapped
 from shapekit.policy import Policy, RefundSpec, checked_key, never_counted
 from shapekit.rate import Duration, RateLike, one_of
-from shapekit.stores.opening import StoreLike, open_store
+from shapekit.stores import StoreLike, open_store
 
 __all__ = ["LLMBudget"]
 

@@ -36,7 +36,7 @@ from shapekit.errors import ConfigError, RateLimitedError, ShapekitError
 from shapekit.keys import KeySpec
 from shapekit.policy import CostSpec, FeedbackSpec, Policy, RefundSpec, checked_cost
 from shapekit.rate import SECOND_US, Duration, RateLike, duration_us, one_of, parse_rates, whole
-from shapekit.stores.opening import StoreLike
+from shapekit.stores import StoreLike
 from shapekit.target import KeyOf, Routes, Target, constantly, key_of
 
 __all__ = [

@@ -20,8 +20,7 @@ from shapekit.algorithms.description import Described, revived
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.rate import SECOND_US
-from shapekit.stores.encoding import MISFITS, sound
-from shapekit.stores.inspect import Sighting
+from shapekit.stores.encoding import MISFITS, Sighting, sound
 from shapekit.stores.redis.connections import unavailable
 from shapekit.stores.redis.keys import Keyspace
 from shapekit.stores.redis.script import survey_script

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from shapekit.stores.inspect import plain_bytes, plain_text, shown
+from shapekit.stores.encoding import plain_bytes, plain_text, shown
 
 LONGEST = 256
 _ESCAPED = {ord(mark): f"%{ord(mark):02X}" for mark in "%:{}"}

@@ -20,8 +20,7 @@ from shapekit.algorithms.operation import Operation
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.stores.base import Key, part_keys
-from shapekit.stores.encoding import is_misfit, sound, tag
-from shapekit.stores.inspect import plain_text
+from shapekit.stores.encoding import is_misfit, plain_text, sound, tag
 from shapekit.stores.redis.keys import Keyspace, bounded
 from shapekit.stores.redis.script import Script, script_of, twins_of
 

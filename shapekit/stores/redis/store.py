@@ -23,7 +23,8 @@ try:
 except ImportError:
     raise missing("RedisStore", "redis") from None
 
-from shapekit.stores.inspect import Sighting, check_prefix
+from shapekit.stores.base import check_prefix
+from shapekit.stores.encoding import Sighting
 from shapekit.stores.redis.connections import AsyncKept, AsyncLink, Kept, Link, Loop, Loops, unavailable
 from shapekit.stores.redis.inspect import RedisSurvey
 from shapekit.stores.redis.keys import Keyspace

@@ -15,8 +15,7 @@ from typing import Any
 from shapekit.algorithms.description import Described, revived
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, StoreUnavailableError
-from shapekit.stores.encoding import MISFITS, sound, unpacked
-from shapekit.stores.inspect import Sighting, plain_text
+from shapekit.stores.encoding import MISFITS, Sighting, plain_text, sound, unpacked
 from shapekit.stores.sqlite.clock import HostClock
 from shapekit.stores.sqlite.file import APPLICATION, PATIENCE_S, VERSION, Execute
 

@@ -12,9 +12,18 @@ from shapekit.algorithms.compose import Composite, adopted
 from shapekit.algorithms.description import describe, revived
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, StoreUnavailableError
-from shapekit.stores.base import Apply, ApplyMany, Key, Operation, Program, Store, of_two_kinds, part_keys
-from shapekit.stores.encoding import packed, sound, unpacked
-from shapekit.stores.inspect import Sighting, check_prefix, plain_bytes, plain_text, shown
+from shapekit.stores.base import (
+    Apply,
+    ApplyMany,
+    Key,
+    Operation,
+    Program,
+    Store,
+    check_prefix,
+    of_two_kinds,
+    part_keys,
+)
+from shapekit.stores.encoding import Sighting, packed, plain_bytes, plain_text, shown, sound, unpacked
 from shapekit.stores.sqlite.clock import HostClock
 from shapekit.stores.sqlite.file import Execute, SharedFile
 from shapekit.stores.sqlite.inspect import SqliteSurvey
