@@ -64,7 +64,7 @@ def open_survey(where: str | None) -> Iterator[Survey]:
     """Looks at the store of a URL or a file, and leaves it exactly as it is."""
     if where and Path(where).is_file():
         # A SQLiteStore would queue with those who decide; to look, nobody has to.
-        from shapekit.stores.sqlite.inspect import SqliteSurvey  # noqa: PLC0415 - who asks Redis need not load it
+        from shapekit.stores.sqlite.store import SqliteSurvey  # noqa: PLC0415 - who asks Redis need not load it
 
         yield SqliteSurvey(where).sightings
         return
