@@ -24,7 +24,7 @@ from shapekit.cli.top import clock, limit_text, span
 from shapekit.rate import SECOND_US, duration_us
 from shapekit.stores.base import Operation, Store
 from shapekit.stores.encoding import Sighting
-from shapekit.stores.redis.keys import bounded
+from shapekit.stores.redis.protocol import bounded
 
 __all__ = ["hold", "reset", "resume"]
 

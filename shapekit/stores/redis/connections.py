@@ -9,34 +9,125 @@ is unavailable, and at most this one call was charged for nothing.
   next. It is examined only where it was idle for a while, or another one has failed since: that takes as
   long as the command itself. A caller's own client lends its connections by its own pool's rules.
 - `Link`, `AsyncLink`: the way from a command to its server, through a cluster or a Sentinel.
-- `Loop`, `Loops`: the client of each event loop, for connections belong to their loop, and the lines of
-  those who call there.
+- `Map`: what a cluster's client knows of its servers, whom to doubt, and where to go on to.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Generator
 from contextlib import suppress
 from itertools import starmap
 from math import inf
 from queue import Empty, SimpleQueue
-from typing import Any
-from weakref import WeakKeyDictionary, ref
+from typing import Any, TypeAlias
 
 from redis.asyncio.cluster import PipelineCommand
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MovedError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+    SlotNotCoveredError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ReadOnlyError, RedisClusterException, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shapekit._runtime import forks
 from shapekit._runtime.event import running_loop
-from shapekit.errors import ShapekitError, StoreUnavailableError
-from shapekit.stores.base import Key, Operation
-from shapekit.stores.redis.batching import Asked, Line
-from shapekit.stores.redis.cluster import Map, Step
-from shapekit.stores.redis.protocol import Conversation, RedisProgram
+from shapekit.errors import StoreUnavailableError
+
+REDIRECTIONS_AT_MOST = 5
+REFRESH_PAUSE_S = 1.0
+"""How often a cluster whose servers fail is asked how it stands now."""
+_DOUBTFUL = (MovedError, ClusterDownError, TryAgainError, ReadOnlyError)
+
+Step: TypeAlias = "tuple[Any, bool] | None"
+"""A server to send a command to, and whether to begin with ASKING; or None: read the map again."""
+Route: TypeAlias = Generator[Step, Any, Any]
+"""Yields steps and is sent what came of each: a reply, or an error."""
+
+
+class Map:
+    """What a cluster's client knows of the servers, and which of them not to believe.
+
+    Only for a key of a doubted server is the map read again: what happens to one shard costs the keys
+    of the others nothing.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._doubted: set[str] = set()
+        self._read_at = -REFRESH_PAUSE_S
+
+    def route(self, command: tuple[Any, ...]) -> Route:
+        """The way of a command: to the server that has its key, and on to where that one sends it."""
+        node = yield from self._owner(key_of(command))
+        reply, asking = None, False
+        for _ in range(REDIRECTIONS_AT_MOST):
+            reply = yield node, asking
+            if not isinstance(reply, Exception):
+                return reply
+            if isinstance(reply, _DOUBTFUL) or not isinstance(reply, ResponseError):
+                self._doubted.add(node.name)
+            if not isinstance(reply, ResponseError):
+                raise reply
+            if not isinstance(reply, AskError):
+                return reply
+            asking = not isinstance(reply, MovedError)
+            node = yield from self._named(reply)
+        return reply
+
+    def server_of(self, key: bytes) -> str | None:
+        """The name of the server that has this key, as far as is known."""
+        node = self._known(key)
+        return None if node is None else str(node.name)
+
+    def _owner(self, key: bytes) -> Route:
+        node = self._known(key)
+        if (node is None or node.name in self._doubted) and self._is_due():
+            self._doubted.clear()
+            failure = yield None
+            if failure is not None and node is not None:
+                self._doubted.add(node.name)
+            node = self._known(key)
+        if node is None:
+            raise SlotNotCoveredError("no server of the cluster has this key")
+        return node
+
+    def _named(self, reply: AskError) -> Route:
+        """The server that a reply names, which may be new."""
+        node = self._client.get_node(host=reply.host, port=reply.port)
+        if node is None:
+            yield None
+            node = self._client.get_node(host=reply.host, port=reply.port)
+        if node is None:
+            raise SlotNotCoveredError(f"the cluster does not say who {reply.host}:{reply.port} is")
+        return node
+
+    def _known(self, key: bytes) -> Any:
+        try:
+            return self._client.get_node_from_key(key)
+        except SlotNotCoveredError:
+            return None
+
+    def _is_due(self) -> bool:
+        if time.monotonic() - self._read_at < REFRESH_PAUSE_S:
+            return False
+        self._read_at = time.monotonic()
+        return True
+
+
+def key_of(command: tuple[Any, ...]) -> bytes:
+    """The key that decides where a command goes: behind the script and the count of keys, or first."""
+    key: bytes = command[3] if command[0] in ("EVALSHA", "EVAL") else command[1]
+    return key
+
 
 TRUSTED_S = 0.5
 """How long an idle connection is taken to be whole."""
@@ -416,141 +507,3 @@ def _demoted(error: RedisConnectionError) -> ReadOnlyError:
     if isinstance(error.__context__, ReadOnlyError):
         return error.__context__
     raise error
-
-
-class Loop:
-    """One event loop's client and lines."""
-
-    def __init__(self, link: AsyncLink) -> None:
-        self.link = link
-        self._lines: dict[tuple[RedisProgram, Key], Line] = {}
-        self._errands: set[asyncio.Task[None]] = set()
-
-    def line(self, remote: RedisProgram, key: Key) -> Line:
-        """Where those stand who call this key: all of them share a trip with whoever calls meanwhile."""
-        place = (remote, key)
-        line = self._lines.get(place)
-        if line is None:
-            keys = remote.keys_of(key)
-
-            async def trip(batch: list[Asked]) -> list[Any]:
-                calls = f"[{','.join([said for _, _, said, _ in batch])}]"
-                operations: list[Operation] = [operation for operation, _, _, _ in batch]
-                replies = await self.talk(remote.converse(keys, operations, calls))
-                return [
-                    remote.answer(operation, reply)
-                    for (operation, _, _, _), reply in zip(batch, replies, strict=True)
-                ]
-
-            line = self._lines[place] = Line(remote.call, trip, lambda: self._lines.pop(place, None))
-        return line
-
-    async def ask_each(
-        self,
-        remote: RedisProgram,
-        keys: list[Key],
-        operation: Operation,
-        args: tuple[Any, ...],
-        *,
-        apart: bool,
-    ) -> list[Any]:
-        """The answers for each of several keys; if the caller goes away, what was taken is given back."""
-        task = asyncio.create_task(self._answers(remote, keys, operation, args, apart=apart))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            errand = asyncio.create_task(self._give_back(remote, keys, operation, args, task))
-            self._errands.add(errand)
-            errand.add_done_callback(self._errands.discard)
-            raise
-
-    async def _answers(
-        self,
-        remote: RedisProgram,
-        keys: list[Key],
-        operation: Operation,
-        args: tuple[Any, ...],
-        *,
-        apart: bool,
-    ) -> list[Any]:
-        answers: list[Any] = []
-        for trip in remote.trips_for(keys, operation, args, apart=apart):
-            answers += await self.talk(trip)
-        return [remote.answer(operation, sent) for sent in answers]
-
-    async def _give_back(
-        self,
-        remote: RedisProgram,
-        keys: list[Key],
-        operation: Operation,
-        args: tuple[Any, ...],
-        task: asyncio.Task[list[Any]],
-    ) -> None:
-        with suppress(ShapekitError):
-            for key, answer in zip(keys, await task, strict=True):
-                for undo in operation.undone(args, answer):
-                    await self.line(remote, key).ask(*undo)
-
-    def close(self) -> None:
-        """Close the client. Said on the loop itself, which does it as soon as it can."""
-        task = asyncio.get_running_loop().create_task(self.link.aclose())
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
-
-    async def talk(self, conversation: Conversation) -> Any:
-        """What a conversation comes to."""
-        try:
-            command = next(conversation)
-            while True:
-                command = conversation.send(await self.link.say(command))
-        except StopIteration as end:
-            return end.value
-
-
-class Loops:
-    """Each event loop's own; where the caller gave one client, that of the loop that used it first."""
-
-    def __init__(self, connect: Callable[[], AsyncLink], *, many: bool) -> None:
-        self._connect = connect
-        self._many = many
-        self._loops: WeakKeyDictionary[Any, Loop] = WeakKeyDictionary()
-        self._lock = forks.lock()
-        # Nearly every call comes from the same loop again.
-        self._recent: tuple[Callable[[], Any], Loop | None] = (lambda: self, None)
-
-    def here(self) -> Loop | None:
-        """That of the running asyncio loop; None on trio, and where there is none to be had."""
-        try:
-            running = asyncio.get_running_loop()
-        except RuntimeError:
-            return None
-        if self._recent[0]() is running:
-            return self._recent[1]
-        with self._lock:
-            found = self._loops.get(running)
-            if found is not None:
-                self._recent = (ref(running), found)
-                return found
-            if self._loops and not self._many:
-                return None
-            # A connection knows its loop: neither would ever go by itself.
-            for ended in [loop for loop in self._loops if loop.is_closed()]:
-                del self._loops[ended]
-            found = self._loops[running] = Loop(self._connect())
-            return found
-
-    def close(self) -> None:
-        """Have the loops that run on other threads close their clients: nobody else can."""
-        with self._lock:
-            loops = list(self._loops.items())
-        here = running_loop()
-        for loop, own in loops:
-            if loop is not here and loop.is_running():
-                with suppress(RuntimeError):  # it was closed just now
-                    loop.call_soon_threadsafe(own.close)
-
-    async def aclose(self) -> None:
-        """Close the client of the running loop."""
-        here = self.here() if self._loops else None
-        if here is not None:
-            await here.link.aclose()
