@@ -24,7 +24,7 @@ from shapekit._runtime import forks
 from shapekit._runtime.cancellation import stop_if_cancelled
 from shapekit._runtime.drivers import TASKS, run
 from shapekit.admission import Admission
-from shapekit.algorithms.adaptive.bounds import Adaptive
+from shapekit.algorithms.adaptive.aimd import Adaptive
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.queue.slots import Granted

@@ -18,7 +18,7 @@ from shapekit._queue.scopes import MARK, ScopedTurns
 from shapekit._runtime.drivers import TASKS, Driver, run
 from shapekit._runtime.sleepers import AS_CONFIGURED
 from shapekit.admission import Admission
-from shapekit.algorithms.adaptive.bounds import Adaptive
+from shapekit.algorithms.adaptive.aimd import Adaptive
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.inflight import MOST_PERMITS, Concurrency
 from shapekit.algorithms.quota.quota import Quota

@@ -14,7 +14,7 @@ from shapekit._runtime.cancellation import stop_if_cancelled
 from shapekit._runtime.drivers import TASKS, run
 from shapekit._runtime.sleepers import AS_CONFIGURED, CHUNK_S, max_wait_us, timeout_us
 from shapekit._runtime.switch import SWITCH
-from shapekit.algorithms.adaptive.bounds import Adaptive
+from shapekit.algorithms.adaptive.aimd import Adaptive
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.clock import Clock

@@ -26,7 +26,7 @@ from shapekit._queue.reservation import Reservation
 from shapekit._runtime.failures import unheard
 from shapekit._runtime.sleepers import AS_CONFIGURED, max_wait_us
 from shapekit.admission import Admission
-from shapekit.algorithms.adaptive.bounds import Adaptive
+from shapekit.algorithms.adaptive.aimd import Adaptive
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.quota.quota import Quota
