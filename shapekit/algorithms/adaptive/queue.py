@@ -1,8 +1,8 @@
 """AdaptiveQueue: a LeakyQueue whose rate is found, and changes while calls wait.
 
 It is a LeakyQueue at the highest rate, on a clock that runs at a share of the speed of real time (Tempo,
-in aimd.py); the share is found by what becomes of calls (AIMD, there too). Its grid, its places, its order are
-those of the LeakyQueue, and who cancels or settles does it there. Only instants are translated: `now` to
+in aimd.py); the share is found by what becomes of calls (AIMD, there too). Its grid, its places, its order
+are those of the LeakyQueue, and who cancels or settles does it there. Only instants are translated: `now` to
 what the clock shows, a departure back to the first real instant at which the clock shows it.
 
 So where the rate is lowered all who wait leave later, in order; where it is raised, earlier. Whoever waits

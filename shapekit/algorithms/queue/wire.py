@@ -11,7 +11,7 @@ from typing import Any
 
 from shapekit._runtime.value import Value
 from shapekit.algorithms.base import decision_of
-from shapekit.algorithms.queue import gaps, gone
+from shapekit.algorithms.queue import slots
 from shapekit.algorithms.queue.constraints import Constraints, Receipts
 from shapekit.algorithms.queue.slots import Grant, Granted, Places, Row, Single
 from shapekit.algorithms.rows import flat, paged
@@ -54,8 +54,8 @@ class WiredQueue(Value):
         sum(numbers)
         if book:
             free, left = book
-            (self.places if parts else gaps).inspect(free)
-            gone.inspect(left)
+            self.places.inspect(free) if parts else slots.inspect_gaps(free)
+            slots.inspect_gone(left)
         self.constraints.inspect(parts)
 
     def state_sent(self, line: Any) -> list[Any]:
