@@ -24,7 +24,7 @@ from shapekit._runtime.event import running_loop
 from shapekit.algorithms.operation import Operation, Undo
 from shapekit.errors import ShapekitError
 from shapekit.stores.base import Key
-from shapekit.stores.redis.connections import AsyncLink
+from shapekit.stores.redis.connections import Link
 from shapekit.stores.redis.protocol import Conversation, RedisProgram
 
 MOST_AT_ONCE = 256
@@ -122,7 +122,7 @@ def _own(error: Exception) -> Exception:
 class Loop:
     """One event loop's client and lines."""
 
-    def __init__(self, link: AsyncLink) -> None:
+    def __init__(self, link: Link) -> None:
         self.link = link
         self._lines: dict[tuple[RedisProgram, Key], Line] = {}
         self._errands: set[asyncio.Task[None]] = set()
@@ -203,7 +203,7 @@ class Loop:
         try:
             command = next(conversation)
             while True:
-                command = conversation.send(await self.link.say(command))
+                command = conversation.send(await self.link.asay(command))
         except StopIteration as end:
             return end.value
 
@@ -211,7 +211,7 @@ class Loop:
 class Loops:
     """Each event loop's own; where the caller gave one client, that of the loop that used it first."""
 
-    def __init__(self, connect: Callable[[], AsyncLink], *, many: bool) -> None:
+    def __init__(self, connect: Callable[[], Link], *, many: bool) -> None:
         self._connect = connect
         self._many = many
         self._loops: WeakKeyDictionary[Any, Loop] = WeakKeyDictionary()

@@ -8,7 +8,7 @@ is unavailable, and at most this one call was charged for nothing.
 - `Kept`, `AsyncKept`: the pool of a client that the store made. The connection that was used last is used
   next. It is examined only where it was idle for a while, or another one has failed since: that takes as
   long as the command itself. A caller's own client lends its connections by its own pool's rules.
-- `Link`, `AsyncLink`: the way from a command to its server, through a cluster or a Sentinel.
+- `Link`: the way from a command to its server, through a cluster or a Sentinel.
 - `Map`: what a cluster's client knows of its servers, whom to doubt, and where to go on to.
 """
 
@@ -39,6 +39,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shapekit._runtime import forks
+from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit._runtime.event import running_loop
 from shapekit.errors import StoreUnavailableError
 
@@ -377,129 +378,100 @@ async def _renew(connection: Any) -> None:
 
 
 class Link:
-    """To a synchronous client: Redis, RedisCluster, or one that a Sentinel has made."""
+    """The way to a client: Redis, RedisCluster, or one that a Sentinel has made.
 
-    def __init__(self, client: Any, kept: Kept | None = None) -> None:
+    An asynchronous client is asked by `asay`, on the event loop where it is used.
+    """
+
+    def __init__(self, client: Any, kept: Kept | AsyncKept | None = None) -> None:
         self._client = client
-        self._kept = kept
+        self._kept: Any = kept
         self.is_cluster = hasattr(client, "get_node_from_key")
         self._map = Map(client)
+        self._to_node = Twin(self._call_node, _acall_node)
 
     def say(self, command: tuple[Any, ...]) -> Any:
         """The reply to a command; an error that the server replied is returned."""
         try:
-            if not self.is_cluster:
-                return self._said(command)
-            return self._routed(command)
-        except (RedisError, RedisClusterException, OSError) as error:
+            if self._kept is not None:
+                return self._kept.exchange(packed(command))
+            return run(self._routed if self.is_cluster else self._said, command)
+        except _FAILURES as error:
             raise unavailable(error) from error
+
+    async def asay(self, command: tuple[Any, ...]) -> Any:
+        try:
+            if self._kept is not None:
+                return await self._kept.exchange(packed(command))
+            if not self.is_cluster:
+                return await self._said(TASKS, command)
+            await self._client.initialize()
+            return await self._routed(TASKS, command)
+        except _FAILURES as error:
+            raise unavailable(error) from error
+
+    async def aclose(self) -> None:
+        """Close an asynchronous client that we made."""
+        if self._kept is not None:
+            await self._kept.aclose()
+            await self._client.aclose()
 
     def server_of(self, key: bytes) -> str | None:
         """The server of the cluster that has this key, as far as is known."""
         return self._map.server_of(key) if self.is_cluster else None
 
-    def _said(self, command: tuple[Any, ...]) -> Any:
-        if self._kept is not None:
-            return self._kept.exchange(packed(command))
+    async def _said(self, driver: Driver, command: tuple[Any, ...]) -> Any:
         pool = self._client.connection_pool
         try:
-            reply = exchange(pool, packed(command))
+            reply = await driver.ask(_EXCHANGE, pool, packed(command))
         except RedisConnectionError as error:
             reply = _demoted(error)
         if isinstance(reply, ReadOnlyError):
             # A replica now: a Sentinel's pool finds the new master where a connection is opened.
-            pool.disconnect(inuse_connections=False)
-            reply = exchange(pool, packed(command))
+            await driver.ask(Twin(pool.disconnect, pool.disconnect), inuse_connections=False)
+            reply = await driver.ask(_EXCHANGE, pool, packed(command))
         return reply
 
-    def _routed(self, command: tuple[Any, ...]) -> Any:
+    async def _routed(self, driver: Driver, command: tuple[Any, ...]) -> Any:
         route = self._map.route(command)
         step = next(route)
         try:
             while True:
-                step = route.send(self._taken(step, command))
+                step = route.send(await self._taken(driver, step, command))
         except StopIteration as end:
             return end.value
 
-    def _taken(self, step: Step, command: tuple[Any, ...]) -> Any:
-        client = self._client
+    async def _taken(self, driver: Driver, step: Step, command: tuple[Any, ...]) -> Any:
         try:
             if step is None:
-                return client.nodes_manager.initialize()
+                initialize = self._client.nodes_manager.initialize
+                return await driver.ask(Twin(initialize, initialize))
             node, asking = step
-            pool = client.get_redis_connection(node).connection_pool
-            return exchange(pool, packed(command), asking=asking)
-        except (RedisError, RedisClusterException, OSError) as error:
+            return await driver.ask(self._to_node, node, command, asking=asking)
+        except _FAILURES as error:
             return error
 
+    def _call_node(self, node: Any, command: tuple[Any, ...], *, asking: bool) -> Any:
+        pool = self._client.get_redis_connection(node).connection_pool
+        return exchange(pool, packed(command), asking=asking)
 
-class AsyncLink:
-    """To an asynchronous client, on the event loop where it is used."""
 
-    def __init__(self, client: Any, kept: AsyncKept | None = None) -> None:
-        self._client = client
-        self._kept = kept
-        self.is_cluster = hasattr(client, "get_node_from_key")
-        self._map = Map(client)
+async def _acall_node(node: Any, command: tuple[Any, ...], *, asking: bool) -> Any:
+    if not asking:
+        return await node.execute_command(*command)
+    # A server that only imports the key's slot; ASKING holds for one connection.
+    both = [PipelineCommand(0, "ASKING"), PipelineCommand(1, *command)]
+    await node.execute_pipeline(both)
+    return both[1].result
 
-    async def say(self, command: tuple[Any, ...]) -> Any:
-        """The reply to a command; an error that the server replied is returned."""
-        try:
-            if not self.is_cluster:
-                return await self._said(command)
-            return await self._routed(command)
-        except (RedisError, RedisClusterException, OSError) as error:
-            raise unavailable(error) from error
 
-    async def aclose(self) -> None:
-        """Close a client that we made."""
-        if self._kept is not None:
-            await self._kept.aclose()
-            await self._client.aclose()
-
-    async def _said(self, command: tuple[Any, ...]) -> Any:
-        if self._kept is not None:
-            return await self._kept.exchange(packed(command))
-        pool = self._client.connection_pool
-        try:
-            reply = await aexchange(pool, packed(command))
-        except RedisConnectionError as error:
-            reply = _demoted(error)
-        if isinstance(reply, ReadOnlyError):
-            await pool.disconnect(inuse_connections=False)
-            reply = await aexchange(pool, packed(command))
-        return reply
-
-    async def _routed(self, command: tuple[Any, ...]) -> Any:
-        await self._client.initialize()
-        route = self._map.route(command)
-        step = next(route)
-        try:
-            while True:
-                step = route.send(await self._taken(step, command))
-        except StopIteration as end:
-            return end.value
-
-    async def _taken(self, step: Step, command: tuple[Any, ...]) -> Any:
-        try:
-            if step is None:
-                return await self._client.nodes_manager.initialize()
-            node, asking = step
-            return await (_asked(node, command) if asking else node.execute_command(*command))
-        except (RedisError, RedisClusterException, OSError) as error:
-            return error
+_EXCHANGE = Twin(exchange, aexchange)
+_FAILURES = (RedisError, RedisClusterException, OSError)
 
 
 def unavailable(error: Exception) -> StoreUnavailableError:
     """The same, for whoever knows nothing of Redis. What clients write in errors holds no credentials."""
     return StoreUnavailableError(f"Redis does not answer: {type(error).__name__}: {error}")
-
-
-async def _asked(node: Any, command: tuple[Any, ...]) -> Any:
-    """What a server replies that only imports a key's slot; ASKING holds for one connection."""
-    both = [PipelineCommand(0, "ASKING"), PipelineCommand(1, *command)]
-    await node.execute_pipeline(both)
-    return both[1].result
 
 
 def _demoted(error: RedisConnectionError) -> ReadOnlyError:

@@ -44,7 +44,7 @@ except ImportError:
     raise missing("RedisStore", "redis") from None
 
 from shapekit.stores.redis.batching import Loop, Loops
-from shapekit.stores.redis.connections import AsyncKept, AsyncLink, Kept, Link, unavailable
+from shapekit.stores.redis.connections import AsyncKept, Kept, Link, unavailable
 from shapekit.stores.redis.protocol import Conversation, Keyspace, RedisProgram
 from shapekit.stores.redis.script import survey_script
 
@@ -92,7 +92,7 @@ class RedisStore(Store):
         self._has_nodes = hasattr(aclient if client is None else client, "get_node_from_key")
         self.sharded = self._is_cluster and self._link is not None
         self.awaited_only = client is None
-        self._loops = None if aclient is None else Loops(lambda: AsyncLink(aclient), many=False)
+        self._loops = None if aclient is None else Loops(lambda: Link(aclient), many=False)
         self._programs: dict[str, dict[Program, RedisProgram]] = {}
         self._writers: dict[int, Program] = {}
         self._lock = forks.lock()
@@ -328,13 +328,13 @@ def _pool_of(url: str, bounds: dict[str, Any]) -> ConnectionPool:
     )
 
 
-def _connected(url: str, bounds: dict[str, Any]) -> AsyncLink:
+def _connected(url: str, bounds: dict[str, Any]) -> Link:
     """A link of ours for one event loop."""
     client = AsyncRedis.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **bounds)
     options = client.connection_pool.connection_kwargs
     kept = AsyncKept(client.connection_pool, MOST_CONNECTIONS, options["socket_timeout"] or TIMEOUT_S)
     options["socket_timeout"] = None
-    return AsyncLink(client, kept)
+    return Link(client, kept)
 
 
 def _no_client() -> ConfigError:
