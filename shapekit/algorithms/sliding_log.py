@@ -8,6 +8,7 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import Any, ClassVar, Self, TypeAlias
 
+from shapekit.algorithms import rows
 from shapekit.algorithms.base import (
     MOST_UNITS,
     Book,
@@ -31,7 +32,6 @@ Log: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[
 
 MAX_LIMIT = 10_000
 _RECENT = 64
-_DIGITS = 8
 _EMPTY: Log = ((), (), (), ())
 _new = tuple.__new__
 
@@ -184,14 +184,12 @@ class SlidingWindowLog(Window[Log]):
     def state_sent(self, state: Log) -> Any:
         old_times, old_totals, times, totals = state
         entries = zip(old_times + times, old_totals + totals, strict=True)
-        text = "".join([_digits(number) for entry in entries for number in entry])
-        return [len(old_times), 0, text]
+        return [len(old_times), 0, rows.text(entries)]
 
     def state_received(self, sent: Any) -> Log:
         old, base, text = sent
-        digits = text.encode() if isinstance(text, str) else text
-        numbers = [_number(digits[at : at + _DIGITS]) for at in range(0, len(digits), _DIGITS)]
-        times, totals = tuple(numbers[::2]), tuple([total - base for total in numbers[1::2]])
+        entries = rows.read(text, 2)
+        times, totals = tuple([at for at, _ in entries]), tuple([total - base for _, total in entries])
         return times[:old], totals[:old], times[old:], totals[old:]
 
     def _standing(self, log: Log, now: int) -> tuple[int, int, int]:
@@ -231,15 +229,3 @@ class SlidingWindowLog(Window[Log]):
         full = max(now + wait, newest + self.window_us) if used else now + wait
         remaining = 0 if newest > now else max(0, self.limit - used)
         return Decision(wait == 0, self.limit, used, remaining, full, wait)
-
-
-def _digits(number: int) -> str:
-    """A number below 2^53 in eight digits of seven bits, as the twin keeps it."""
-    return "".join([chr(number >> shift & 127) for shift in range(7 * _DIGITS - 7, -1, -7)])
-
-
-def _number(digits: bytes) -> int:
-    number = 0
-    for digit in digits:
-        number = number << 7 | digit
-    return number

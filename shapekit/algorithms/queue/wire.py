@@ -14,7 +14,7 @@ from shapekit.algorithms.base import decision_of
 from shapekit.algorithms.queue import slots
 from shapekit.algorithms.queue.constraints import Constraints, Receipts
 from shapekit.algorithms.queue.slots import Grant, Granted, Places, Row, Single
-from shapekit.algorithms.rows import flat, paged
+from shapekit.algorithms.rows import flat, paged, read, text
 
 _PLAIN = 12
 """The length of the answer to an admitted call that no constraint was charged for."""
@@ -22,7 +22,6 @@ REFUSED = 5
 """The length of the answer to a refused one."""
 _NUMBERS = 6
 """How many numbers a line begins with."""
-_DIGITS = 8
 _FAR = 2**52
 """Added to an offset, which may be negative."""
 
@@ -132,12 +131,12 @@ class WiredQueue(Value):
         if not book:
             return []
         free, (rows, floor, words) = book
-        own: list[Any] = [_text(flat(rows)), floor, _text(words)]
+        own: list[Any] = [text(flat(rows)), floor, text(words)]
         if not self.constraints:
-            return [_text([self._flat(*gap) for gap in flat(free)]), [], *own]
+            return [text([self._flat(*gap) for gap in flat(free)]), [], *own]
         places, singles = free
         return [
-            _text(map(self._row_sent, flat(places))),
+            text(map(self._row_sent, flat(places))),
             [self._single_sent(one) for one in flat(singles)],
             *own,
         ]
@@ -146,12 +145,12 @@ class WiredQueue(Value):
         if not sent:
             return ()
         free, singles, rows, floor, words = sent
-        left = (paged(_rows(rows, 3)), floor, _rows(words, 5))
+        left = (paged(read(rows, 3)), floor, read(words, 5))
         if not self.constraints:
-            ends = _rows(free, 4)
+            ends = read(free, 4)
             q = self.q
             return paged([(start * q + rest, end * q + more) for start, rest, end, more in ends]), left
-        places = paged([self._row_received(row) for row in _rows(free, 9)])
+        places = paged([self._row_received(row) for row in read(free, 9)])
         return (places, paged([self._single_received(one) for one in singles])), left
 
     def _row_sent(self, row: Row) -> Iterable[int]:
@@ -176,15 +175,3 @@ class WiredQueue(Value):
 
     def _flat(self, *positions: int) -> Iterable[int]:
         return [number for position in positions for number in divmod(position, self.q)]
-
-
-def _text(rows: Iterable[Iterable[int]]) -> str:
-    return "".join([chr(number >> up & 127) for row in rows for number in row for up in range(49, -1, -7)])
-
-
-def _rows(text: Any, width: int) -> Any:
-    digits = text.encode() if isinstance(text, str) else text
-    numbers = [0] * (len(digits) // _DIGITS)
-    for at, digit in enumerate(digits):
-        numbers[at // _DIGITS] = numbers[at // _DIGITS] << 7 | digit
-    return tuple(zip(*[iter(numbers)] * width, strict=True))
