@@ -130,8 +130,7 @@ class AdaptiveQueue(LeakyQueue):
         if max_wait is not None and wait > max_wait:
             full = real(anchor, virtual, share, -(-line[0] // self.q))
             told = Decision(False, self.burst, self.burst, 0, full, wait - max_wait)
-            refused = (False, wait, departs_at, anchor > now, told, cost, 0, 0, 0, 0, 0, (0, 0), ())
-            return state, refused, 0, False
+            return state, Grant.refused(wait, now, held=anchor > now, told=told, cost=cost), 0, False
         assert after is not None  # noqa: S101 - it was admitted
         kept = self._joined(after, anchor, virtual, law)
         answer = (True, wait, departs_at, wait > 0, *granted[4:12], (at, share))

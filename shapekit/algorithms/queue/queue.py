@@ -27,7 +27,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from shapekit.algorithms.base import Algorithm, slowed
 from shapekit.algorithms.gcra import interval
-from shapekit.algorithms.operation import NOWHERE, Look, Moment, Operation, Side, Undo, side_of
+from shapekit.algorithms.operation import NOWHERE, Moment, Operation, Side, Undo, side_of
 from shapekit.algorithms.queue import slots
 from shapekit.algorithms.queue.constraints import Constraints, States, burst_of, part_below, unpaced
 from shapekit.algorithms.queue.slots import NONE, Asked, Grant, Granted, Places
@@ -349,10 +349,6 @@ class LeakyQueue(WiredQueue):
 
     # looking
 
-    def look(self, state: Line | None, now: int, skew: int = 0) -> tuple[Line | None, int, int]:
-        """The state itself with its time, for whoever wants to play it on."""
-        return state, now, skew
-
     def outlook(self, state: Line | None, now: int, calls: int, cost: int, skew: int) -> tuple[int, int]:
         """How long until the first and the last of `calls` more calls would have left."""
         waits: list[int] = []
@@ -424,7 +420,7 @@ class LeakyQueue(WiredQueue):
         else:
             full = -(-tail // self.q) + shift
             told = Decision(False, self.burst, self.burst, 0, full, wait - (max_wait or 0))
-        return Grant(False, wait, now + wait, until > now, told, cost, 0, 0, 0, 0, 0, (0, 0), ())
+        return Grant.refused(wait, now, held=until > now, told=told, cost=cost)
 
     def _swept(self, line: Line, at: int, skew: int) -> Line:
         """Without the places that time has passed; what they were charged is given back."""
@@ -484,7 +480,7 @@ def _opened(book: Book, parts: States) -> tuple[Any, slots.Gone]:
 def refused(program: LeakyQueue, cost: int, at: Moment) -> Grant:
     """The refusal of a queue whose store is gone."""
     told = Decision(False, program.burst, program.burst, 0, at.instant + at.wait_us, at.wait_us)
-    return Grant(False, at.wait_us, at.instant + at.wait_us, False, told, cost, 0, 0, 0, 0, 0, (0, 0), ())
+    return Grant.refused(at.wait_us, at.instant, held=False, told=told, cost=cost)
 
 
 def _nowhere(granted: Granted) -> Granted:
@@ -654,7 +650,20 @@ class _Resume(_Hold):
     name = "resume"
 
 
-class _Look(Look):
+class _Look(Operation):
+    """The state itself with its time, for whoever wants to play it on; of permits, too."""
+
+    name = "look"
+    is_read = True
+    is_look = True
+
+    def step(self, program: Any) -> Callable[..., Any]:
+        return lambda state, now, skew=0: (state, now, skew)
+
+    def received(self, program: Any, sent: Any) -> Any:
+        state, now, skew, *_ = sent
+        return None if state is None else program.state_received(state), now, skew
+
     def closed(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Any:
         return program.hold(None, at.instant, at.wait_us, 0, at.skew)[0], at.instant, at.skew
 

@@ -90,6 +90,11 @@ class Grant(NamedTuple):
     """The tail and the newest departure before this call."""
     receipts: Receipts
 
+    @classmethod
+    def refused(cls, wait_us: int, now: int, *, held: bool, told: Decision, cost: int) -> Grant:
+        """What somebody is told who gets nothing."""
+        return cls(False, wait_us, now + wait_us, held, told, cost, 0, 0, 0, 0, 0, (0, 0), ())
+
 
 Granted: TypeAlias = tuple[
     bool, int, int, bool, Decision | None, int, int, int, int, int, int, tuple[int, int], Receipts

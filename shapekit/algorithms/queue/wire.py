@@ -96,8 +96,7 @@ class WiredQueue(Value):
         """The twin's answer to a reservation."""
         if len(sent) == REFUSED:
             wait, now, held, cost, told = sent
-            denial = decision_of(told)
-            return (False, wait, now + wait, held == 1, denial, cost, 0, 0, 0, 0, 0, (0, 0), ())
+            return Grant.refused(wait, now, held=held == 1, told=decision_of(told), cost=cost)
         q = self.q
         wait, due, shift, held, cost, generation, version, start, rest, tail, tail_rest, newest = sent[
             :_PLAIN
