@@ -6,16 +6,14 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shapekit.algorithms.adaptive.bounds import Adaptive
+from shapekit.algorithms.adaptive.aimd import Adaptive
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.fixed_window import FixedWindow
-from shapekit.algorithms.gcra import GCRA
+from shapekit.algorithms.gcra import GCRA, LeakyBucket, TokenBucket
 from shapekit.algorithms.inflight import Concurrency
-from shapekit.algorithms.leaky_bucket import LeakyBucket
 from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
-from shapekit.algorithms.token_bucket import TokenBucket
 from shapekit.errors import ConfigError
 
 STRATEGIES: dict[str, Callable[..., Algorithm[Any]]] = {

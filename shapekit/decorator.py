@@ -24,7 +24,7 @@ from shapekit._runtime import forks
 from shapekit._runtime.cancellation import stop_if_cancelled
 from shapekit._runtime.drivers import TASKS, run
 from shapekit.admission import Admission
-from shapekit.algorithms.adaptive.bounds import Adaptive
+from shapekit.algorithms.adaptive.aimd import Adaptive
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.queue.slots import Granted
@@ -34,7 +34,7 @@ from shapekit.errors import ConfigError
 from shapekit.keys import KeySpec, KeyTemplate
 from shapekit.policy import CostSpec, Policy, RefundSpec, checked_cost, checked_key
 from shapekit.rate import Duration, RateLike, one_of, parse_rates
-from shapekit.stores.opening import StoreLike
+from shapekit.stores import StoreLike
 
 __all__ = ["Calls", "Shaped", "shaped", "signature_of"]
 

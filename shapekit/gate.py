@@ -16,8 +16,8 @@ from shapekit.clock import Clock
 from shapekit.decision import Decision, Forecast
 from shapekit.errors import ConfigError, QuotaExhaustedError, RateLimitedError
 from shapekit.rate import whole
+from shapekit.stores import StoreLike, open_store
 from shapekit.stores.base import Key, Store
-from shapekit.stores.opening import StoreLike, open_store
 
 __all__ = ["Gate"]
 

@@ -18,7 +18,7 @@ from shapekit._queue.scopes import ScopedTurns
 from shapekit._runtime.drivers import TASKS, Driver, run
 from shapekit._runtime.sleepers import AS_CONFIGURED
 from shapekit.admission import Admission
-from shapekit.algorithms.adaptive.bounds import Adaptive
+from shapekit.algorithms.adaptive.aimd import Adaptive
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.inflight import MOST_PERMITS, Concurrency
 from shapekit.algorithms.quota.quota import Quota
@@ -30,7 +30,7 @@ from shapekit.events import Listener, Listening
 from shapekit.keys import SCOPE, KeySpec, KeyTemplate
 from shapekit.rate import Duration, RateLike, whole
 from shapekit.shaper import UNPACED, Shaper
-from shapekit.stores.opening import StoreLike
+from shapekit.stores import StoreLike
 
 if TYPE_CHECKING:
     from shapekit._queue.inflight import Permits

@@ -14,7 +14,7 @@ from shapekit._runtime.cancellation import stop_if_cancelled
 from shapekit._runtime.drivers import TASKS, run
 from shapekit._runtime.sleepers import AS_CONFIGURED, CHUNK_S, max_wait_us, timeout_us
 from shapekit._runtime.switch import SWITCH
-from shapekit.algorithms.adaptive.bounds import Adaptive
+from shapekit.algorithms.adaptive.aimd import Adaptive
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.clock import Clock
@@ -22,8 +22,8 @@ from shapekit.errors import ConfigError
 from shapekit.events import Listener, Listening
 from shapekit.gate import checked_name
 from shapekit.rate import SECOND_US, Duration, RateLike, duration_us, parse_rates
+from shapekit.stores import StoreLike, open_store
 from shapekit.stores.base import Store
-from shapekit.stores.opening import StoreLike, open_store
 
 __all__ = ["Shaper"]
 

@@ -22,8 +22,8 @@ from shapekit.errors import ConfigError, QueueFullError, QuotaExhaustedError, Ra
 from shapekit.feedback import Feedback, ServerHint
 from shapekit.policy import Policy, checked_cost, checked_key
 from shapekit.rate import SECOND_US, Duration, duration_us, one_of, whole
+from shapekit.stores import open_store
 from shapekit.stores.base import Store
-from shapekit.stores.opening import open_store
 
 __all__ = ["Settings", "Shape", "Shaped", "Slip"]
 

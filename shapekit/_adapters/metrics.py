@@ -35,7 +35,7 @@ from shapekit.policy import Policy
 from shapekit.rate import SECOND_US, whole
 from shapekit.stores.base import Store
 from shapekit.stores.resilient import ResilientStore
-from shapekit.stores.resilient.timeout import Deadline
+from shapekit.stores.resilient.breaker import Deadline
 
 __all__ = [
     "CALLS",

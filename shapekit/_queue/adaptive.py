@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from shapekit._runtime import forks
 from shapekit._runtime import ids as nonce
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
-from shapekit.algorithms.adaptive.bounds import Adaptive
+from shapekit.algorithms.adaptive.aimd import Adaptive
 from shapekit.errors import ConfigError
 from shapekit.rate import MAX_COUNT, SECOND_US, Duration, duration_us, whole
 

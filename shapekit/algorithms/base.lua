@@ -22,13 +22,6 @@ function Algorithm:check(s, now, skew, cost)
     return self:decide(s, now, skew, cost)
 end
 
--- For windows: of an admission now and the units in use, from which the rest follows.
-function Algorithm:check_window(s, now, skew, cost)
-    local after, decision, life, persist = self:decide(s, now, skew, cost)
-    if persist then decision = {now, decision[3]} end
-    return after, decision, life, persist
-end
-
 -- Without all that was charged later than this, which was given back before.
 function Algorithm:cut(s, now, charged_at)
     return s

@@ -240,6 +240,51 @@ class Algorithm(Value, ABC, Generic[S]):
         return False
 
 
+class Window(Algorithm[S]):
+    """A limit that counts: so many units in a window, or in a period.
+
+    Each kind says `booked`, `refund_many`, and by `_decision` how a key stands.
+    """
+
+    __slots__ = ()
+
+    limit: int
+
+    @property
+    def max_cost(self) -> int:
+        return self.limit
+
+    def decide(self, state: S | None, now: int, cost: int, skew: int = 0) -> Decided[S]:
+        return bare(self.booked, state, now, cost, skew)
+
+    def peek(self, state: S | None, now: int, skew: int = 0) -> Decision:
+        return self._decision(state, now, 1, skew)
+
+    def forecast(self, state: S | None, now: int, cost: int, skew: int = 0) -> Forecast:
+        seen = self.peek(state, now, skew)
+        fits = seen.remaining // cost if seen.allowed else 0
+        return Forecast(self.earliest(state, now, cost, skew), fits, seen.reset_at_us)
+
+    def refund(self, state: S | None, now: int, cost: int, charged_at: Receipt, skew: int = 0) -> Outcome[S]:
+        if isinstance(charged_at, int):
+            after = self.refund_many(state, now, ((charged_at, cost),), skew)
+            if after is not None and after is not state:
+                return self._settled(after, now, skew)
+        return Outcome(state, self.peek(state, now, skew), 0, False)
+
+    def _settled(self, state: S, now: int, skew: int = 0, receipt: int | None = None) -> Outcome[S]:
+        decision = self._decision(state, now, 1, skew)._replace(receipt=receipt)
+        return Outcome(state, decision, self._lasts(state, now, skew), True)
+
+    def _lasts(self, state: S, now: int, skew: int) -> int:
+        """How long a state is kept that was settled."""
+        return self.life(state, now, skew)
+
+    @abstractmethod
+    def _decision(self, state: S | None, now: int, cost: int, skew: int = 0) -> Decision:
+        """What a call is told that takes nothing."""
+
+
 def bare(booked: Callable[..., Decided[Book]], state: Any, now: int, cost: int, skew: int) -> Decided[Any]:
     """`decide`, by the path that is written out."""
     book = None if state is None else (state, now, 0, ())

@@ -84,37 +84,25 @@ class Composite(Algorithm[States]):
         return any(part.aligned for part in self.parts)
 
     def inspect(self, state: Any) -> None:
-        inspect_all(self.parts, state)
+        each(self.parts, "inspect", state)
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         return ["compose", self.kind, " ".join(self.names), [part.twin(instants) for part in self.parts]]
 
     def state_sent(self, state: States) -> Any:
-        return [
-            None if own is None else part.state_sent(own) for part, own in zip(self.parts, state, strict=True)
-        ]
+        return each(self.parts, "state_sent", state)
 
     def state_received(self, sent: Any) -> States:
-        return tuple(
-            None if own is None else part.state_received(own)
-            for part, own in zip(self.parts, sent, strict=True)
-        )
+        return tuple(each(self.parts, "state_received", sent))
 
     def receipt_sent(self, receipt: Receipt) -> Any:
         # Without one the parts pay that pay without being told, and to a refund no part has paid.
         if receipt is None or (not isinstance(receipt, tuple) and not any(self._surely_paid())):
             return None
-        receipts = self._receipts(receipt, (receipt,) * len(self.parts))
-        return [
-            None if own is None else part.receipt_sent(own)
-            for part, own in zip(self.parts, receipts, strict=True)
-        ]
+        return each(self.parts, "receipt_sent", self._receipts(receipt, (receipt,) * len(self.parts)))
 
     def receipt_received(self, sent: Any) -> Receipt:
-        return tuple(
-            None if own is None else part.receipt_received(own)
-            for part, own in zip(self.parts, sent, strict=True)
-        )
+        return tuple(each(self.parts, "receipt_received", sent))
 
     def refund(
         self, state: States | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
@@ -314,11 +302,12 @@ def least_of(seen: Sequence[Decision], weight: Callable[[Decision], int]) -> int
     return weights.index(min(weights))
 
 
-def inspect_all(algorithms: Sequence[Algorithm[Any]], states: Any) -> None:
-    """Look at the states of several that were read together."""
-    for algorithm, own in zip(algorithms, states, strict=True):
-        if own is not None:
-            algorithm.inspect(own)
+def each(algorithms: Sequence[Algorithm[Any]], method: str, values: Sequence[Any]) -> list[Any]:
+    """What the algorithms make each of its own value; None of None."""
+    return [
+        None if own is None else getattr(algorithm, method)(own)
+        for algorithm, own in zip(algorithms, values, strict=True)
+    ]
 
 
 def adopted(reader: Any, state: Any, writer: Any, now: int, skew: int) -> Any:

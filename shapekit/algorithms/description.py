@@ -24,15 +24,13 @@ from shapekit.algorithms.adaptive.queue import AdaptiveQueue
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.compose import AllOf, AnyOf, FirstOf
 from shapekit.algorithms.fixed_window import FixedWindow
-from shapekit.algorithms.gcra import GCRA
+from shapekit.algorithms.gcra import GCRA, LeakyBucket, TokenBucket
 from shapekit.algorithms.inflight import Concurrency
-from shapekit.algorithms.leaky_bucket import LeakyBucket
 from shapekit.algorithms.ledger import Ledger
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
-from shapekit.algorithms.token_bucket import TokenBucket
 from shapekit.errors import ConfigError
 from shapekit.rate import Rate
 

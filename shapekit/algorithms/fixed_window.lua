@@ -1,12 +1,12 @@
--- needs base exact
+-- needs base exact window
 -- The twin of fixed_window.py: same names, same steps.
 --
 -- A state is {start, count of each window that counts still}, ascending; empty is cold. A receipt is the
 -- instant of the charge.
 
-local FixedWindow = setmetatable({}, Algorithm)
+local FixedWindow = setmetatable({}, Window)
 FixedWindow.__index = FixedWindow
-FixedWindow.check = Algorithm.check_window
+FixedWindow.check = Window.check_window
 twins.fixed_window = FixedWindow
 FixedWindow.MAX_NUMBERS = 2 * 2^10
 
@@ -37,7 +37,7 @@ function FixedWindow:decide(s, now, skew, cost)
             count = count + s[#s]
             for place = 1, #s - 2 do after[place] = s[place] end
         end
-        if newest > start or count > limit then return s, self:decision(s, now, cost), 0, false end
+        if newest > start or count > limit then return s, self:decision(s, now, skew, cost), 0, false end
     end
     after[#after + 1] = start
     after[#after + 1] = count
@@ -58,24 +58,6 @@ function FixedWindow:earliest(s, at, skew, cost)
     if at >= start + self.window then return at end
     if count + cost <= self.limit then return math.max(at, start) end
     return start + self.window
-end
-
-function FixedWindow:peek(s, now, skew)
-    return self:decision(s, now, 1)
-end
-
-function FixedWindow:forecast(s, now, skew, cost)
-    local seen = self:peek(s, now)
-    local fits = seen[1] == 1 and math.floor(seen[4] / cost) or 0
-    return {self:earliest(s, now, 0, cost), fits, seen[5]}
-end
-
-function FixedWindow:refund(s, now, skew, cost, receipt)
-    if type(receipt) == "number" then
-        local after = self:refund_many(s, now, skew, {{receipt, cost}})
-        if after ~= s then return self:settled(after, now) end
-    end
-    return s, self:peek(s, now), 0, false
 end
 
 function FixedWindow:refund_many(s, now, skew, charges)
@@ -109,7 +91,7 @@ function FixedWindow:debit(s, now, skew, cost)
     local start = now - now % self.window
     if s and #s > 0 then start = math.max(start, s[#s - 1]) end
     local after = self:charged(s, now, start, cost)
-    return self:settled(after, now, math.max(now, start))
+    return self:settled(after, now, skew, math.max(now, start))
 end
 
 -- inside
@@ -139,14 +121,7 @@ function FixedWindow:charged(s, now, start, cost)
     return kept, cost
 end
 
-function FixedWindow:settled(s, now, receipt)
-    local decision = self:decision(s, now, 1)
-    decision[8] = receipt or false
-    local life = #s > 0 and s[#s - 1] + self.window - now or 0
-    return s, decision, math.max(0, life), true
-end
-
-function FixedWindow:decision(s, now, cost)
+function FixedWindow:decision(s, now, skew, cost)
     local limit, wait = self.limit, self:earliest(s, now, 0, cost) - now
     local allowed = wait == 0 and 1 or 0
     if not s or #s == 0 or now >= s[#s - 1] + self.window then

@@ -10,18 +10,17 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 from shapekit.algorithms.base import (
     MOST_UNITS,
-    Algorithm,
     Book,
     Decided,
     Outcome,
-    bare,
+    Window,
     decision_of,
     reborn,
     scaled_window,
     share_of,
     windowed,
 )
-from shapekit.decision import Decision, Forecast, Receipt
+from shapekit.decision import Decision, Receipt
 from shapekit.rate import Duration, Rate
 
 __all__ = ["FixedWindow"]
@@ -34,7 +33,7 @@ _MAX_WINDOWS = 2**10
 _new = tuple.__new__
 
 
-class FixedWindow(Algorithm[Counts]):
+class FixedWindow(Window[Counts]):
     """At most `limit` units in each epoch-aligned window; up to 2 x limit around a boundary.
 
     The whole limit may be spent at the end of one window and again at the start of the next. Take
@@ -66,13 +65,6 @@ class FixedWindow(Algorithm[Counts]):
     @property
     def aligned(self) -> bool:
         return True
-
-    @property
-    def max_cost(self) -> int:
-        return self.limit
-
-    def decide(self, state: Counts | None, now: int, cost: int, skew: int = 0) -> Decided[Counts]:
-        return bare(self.booked, state, now, cost, skew)
 
     def booked(self, book: Book | None, now: int, cost: int, skew: int = 0) -> Decided[Book]:
         state, born, charged, settled = book or (None, now, 0, ())
@@ -111,23 +103,6 @@ class FixedWindow(Algorithm[Counts]):
             return at
         return max(at, start) if count + cost <= self.limit else start + self.window_us
 
-    def peek(self, state: Counts | None, now: int, skew: int = 0) -> Decision:
-        return self._decision(state, now, 1)
-
-    def forecast(self, state: Counts | None, now: int, cost: int, skew: int = 0) -> Forecast:
-        now_or_never = self.peek(state, now)
-        fits = now_or_never.remaining // cost if now_or_never.allowed else 0
-        return Forecast(self.earliest(state, now, cost), fits, now_or_never.reset_at_us)
-
-    def refund(
-        self, state: Counts | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
-    ) -> Outcome[Counts]:
-        if isinstance(charged_at, int):
-            after = self.refund_many(state, now, ((charged_at, cost),))
-            if after is not None and after is not state:
-                return self._settled(after, now)
-        return Outcome(state, self.peek(state, now), 0, False)
-
     def refund_many(
         self, state: Counts | None, now: int, charges: Sequence[Sequence[int]], skew: int = 0
     ) -> Counts | None:
@@ -156,7 +131,7 @@ class FixedWindow(Algorithm[Counts]):
     ) -> Outcome[Counts]:
         start = max(now - now % self.window_us, state[-2] if state else 0)
         after, _ = self._charged(state, now, start, cost)
-        return self._settled(after, now, max(now, start))
+        return self._settled(after, now, receipt=max(now, start))
 
     def scaled(self, share: float | Fraction) -> Self:
         return type(self)(*scaled_window(self.limit, self.window_us, share_of(share)))
@@ -204,12 +179,7 @@ class FixedWindow(Algorithm[Counts]):
             kept = (*kept[:-4], kept[-2], kept[-3] + kept[-1])
         return (*kept, start, cost), cost
 
-    def _settled(self, state: Counts, now: int, receipt: int | None = None) -> Outcome[Counts]:
-        ttl = state[-2] + self.window_us - now if state else 0
-        decision = self._decision(state, now, 1)._replace(receipt=receipt)
-        return Outcome(state, decision, max(0, ttl), True)
-
-    def _decision(self, state: Counts | None, now: int, cost: int) -> Decision:
+    def _decision(self, state: Counts | None, now: int, cost: int, skew: int = 0) -> Decision:
         wait = self.earliest(state, now, cost) - now
         if not state or now >= state[-2] + self.window_us:
             return Decision(wait == 0, self.limit, 0, self.limit, now, wait)

@@ -44,7 +44,7 @@ from shapekit.decision import Decision, Forecast, Receipt
 from shapekit.errors import ConfigError
 from shapekit.rate import Rate, RateLike, seconds_text
 
-__all__ = ["GCRA"]
+__all__ = ["GCRA", "LeakyBucket", "TokenBucket"]
 
 MAX_TAU_US = 2**52
 _EXACT = 2**53
@@ -320,3 +320,56 @@ class GCRA(Meter):
 
     __slots__ = ()
     kind: ClassVar[str] = "gcra"
+
+
+class TokenBucket(Meter):
+    """A bucket of `capacity` tokens, full at first, refilled at `rate`; a call takes `cost` of them.
+
+    Refilling is lazy and exact. `remaining` counts the whole tokens in the bucket, `current` those
+    missing, `reset_at` is when it is full. Worst burst: `capacity` at once, and `capacity + L/T` in
+    any span of length L.
+
+        >>> bucket = TokenBucket("10/s", capacity=5)
+        >>> bucket.check(None, 0, 3).decision.remaining
+        2
+
+    It decides as `GCRA(rate, burst=capacity)` does, in every field; take the one whose words you use.
+    """
+
+    __slots__ = ()
+    kind: ClassVar[str] = "token_bucket"
+    limit_name: ClassVar[str] = "capacity"
+
+    def __init__(self, rate: RateLike, capacity: int | None = None) -> None:
+        super().__init__(rate, capacity)
+
+    @property
+    def capacity(self) -> int:
+        """The tokens of a full bucket."""
+        return self.burst
+
+
+class LeakyBucket(Meter):
+    """A bucket that leaks at `rate`; a call that would make it overflow `capacity` is rejected.
+
+    `current` is the level, rounded up to whole units: what a call still has to drain. Worst burst:
+    `capacity` into an empty bucket. This is the leaky bucket as a meter, which rejects; the leaky
+    bucket as a queue, which delays, is `Shaper`, and runs on the same grid.
+
+        >>> bucket = LeakyBucket("10/s", capacity=2)
+        >>> full = bucket.check(bucket.check(None, 0, 1).state, 0, 1)
+        >>> full.decision.current, bucket.check(full.state, 50_000, 1).decision.retry_after
+        (2, 0.05)
+    """
+
+    __slots__ = ()
+    kind: ClassVar[str] = "leaky_bucket"
+    limit_name: ClassVar[str] = "capacity"
+
+    def __init__(self, rate: RateLike, capacity: int | None = None) -> None:
+        super().__init__(rate, capacity)
+
+    @property
+    def capacity(self) -> int:
+        """The level above which nothing more fits."""
+        return self.burst

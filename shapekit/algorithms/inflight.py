@@ -30,7 +30,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from shapekit._runtime.value import Value
 from shapekit.algorithms.base import as_tuple, share_of
-from shapekit.algorithms.operation import Look, Moment, Operation, Undo
+from shapekit.algorithms.operation import Moment, Operation, Undo
 from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, duration_us, whole
 
 __all__ = ["Concurrency"]
@@ -223,10 +223,6 @@ class Concurrency(Value):
 
     # looking
 
-    def look(self, state: Room | None, now: int, skew: int = 0) -> tuple[Room | None, int, int]:
-        """The state itself with its time."""
-        return state, now, skew
-
     def standing(self, state: Room | None, now: int) -> tuple[int, int]:
         """How many are in flight, and how many wait."""
         _, _, permits, line = self._settled(state, now)
@@ -360,9 +356,4 @@ class _Keep(_Watch):
     name = "keep"
 
 
-class _Look(Look):
-    def closed(self, program: Any, at: Moment, args: tuple[Any, ...]) -> Any:
-        return self.opened(program, at, args)
-
-
-ENTER, WATCH, LEAVE, KEEP, LOOK = _Enter(), _Watch(), _Leave(), _Keep(), _Look()
+ENTER, WATCH, LEAVE, KEEP = _Enter(), _Watch(), _Leave(), _Keep()

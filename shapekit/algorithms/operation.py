@@ -128,18 +128,6 @@ class Operation:
         return answer
 
 
-class Look(Operation):
-    """The state itself with its time, for whoever wants to play it on."""
-
-    name = "look"
-    is_read = True
-    is_look = True
-
-    def received(self, program: Any, sent: Any) -> Any:
-        state, now, skew, *_ = sent
-        return None if state is None else program.state_received(state), now, skew
-
-
 def side_of(taken: Receipt) -> Side:
     """Where the charge of a receipt, or the grant of a generation, was made."""
     while isinstance(taken, tuple):

@@ -7,16 +7,23 @@
 >>> changed = put(numbers, low, high, (*near[:index], (7,), *near[index:]))
 >>> count(changed), flat(changed)[3:5]
 (151, ((6,), (7,)))
+
+The twin keeps rows in one text, in which it finds what it looks for without reading the rest: each number
+below 2^53 has eight digits of seven bits.
+
+>>> read(text([(1, 2), (300, 4)]), 2)
+((1, 2), (300, 4))
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
 
 PAGE = 32
+_DIGITS = 8
 
 Page: TypeAlias = tuple[Any, ...]
 Pages: TypeAlias = tuple[Page, ...]
@@ -83,6 +90,20 @@ def inspect(pages: Any, width: int, most: int) -> None:
         sum(row)
         if len(row) != width:
             raise ValueError("this is no row")
+
+
+def text(rows: Iterable[Iterable[int]]) -> str:
+    """Rows as the twin keeps them."""
+    return "".join([chr(number >> up & 127) for row in rows for number in row for up in range(49, -1, -7)])
+
+
+def read(text: str | bytes, width: int) -> Any:
+    """The rows in a text of the twin's, as a client hands it on."""
+    digits = text.encode() if isinstance(text, str) else text
+    numbers = [0] * (len(digits) // _DIGITS)
+    for at, digit in enumerate(digits):
+        numbers[at // _DIGITS] = numbers[at // _DIGITS] << 7 | digit
+    return tuple(zip(*[iter(numbers)] * width, strict=True))
 
 
 def _first(row: Any) -> int:

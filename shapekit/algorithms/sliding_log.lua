@@ -1,4 +1,4 @@
--- needs base exact rows
+-- needs base exact window rows
 -- The twin of sliding_log.py: same names, same steps.
 --
 -- A state is {how many entries are old, base, entries}. Entries are one string: of each entry its time
@@ -6,9 +6,9 @@
 -- search reads few of them, and a call copies bytes only. Totals go on where Python counts from zero
 -- again: a total in Python is a total here less the base. A receipt is the instant of the charge.
 
-local SlidingLog = setmetatable({}, Algorithm)
+local SlidingLog = setmetatable({}, Window)
 SlidingLog.__index = SlidingLog
-SlidingLog.check = Algorithm.check_window
+SlidingLog.check = Window.check_window
 twins.sliding_log = SlidingLog
 SlidingLog.COLD = {0, 0, ""}
 -- Above this total counting begins again, so that it stays exact.
@@ -82,7 +82,7 @@ function SlidingLog:decide(s, now, skew, cost)
     local log, limit = s or self.COLD, self.limit
     local gone, total, newest = self:standing(log, now)
     local used = total - gone + cost
-    if used > limit or newest > now then return s, self:decision(s, now, cost), 0, false end
+    if used > limit or newest > now then return s, self:decision(s, now, skew, cost), 0, false end
     local ends = now + self.window
     return self:entered(log, now, gone, total + cost),
         {1, limit, used, limit - used, ends, 0, false, now}, self.window, true
@@ -107,23 +107,13 @@ function SlidingLog:earliest(s, at, skew, cost)
     return math.max(first, self.time_at(s, self.until_total(s, must_go - 1) + 1) + self.window)
 end
 
-function SlidingLog:peek(s, now, skew)
-    return self:decision(s, now, 1)
-end
-
-function SlidingLog:forecast(s, now, skew, cost)
-    local seen = self:peek(s, now)
-    local fits = seen[1] == 1 and math.floor(seen[4] / cost) or 0
-    return {self:earliest(s, now, 0, cost), fits, seen[5]}
-end
-
 function SlidingLog:refund(s, now, skew, cost, receipt)
     local entry = s and type(receipt) == "number" and self.until_time(s, receipt) or 0
     if entry > 0 and self.time_at(s, entry) == receipt then
         local units = self.total_at(s, entry) - self.total_at(s, entry - 1)
         local back = math.min(cost, units)
         local later = back == units and entry + 1 or entry
-        return self:settled({0, s[2], self.slice(s, 1, entry - 1) .. self.lowered(s, later, back)}, now)
+        return self:settled({0, s[2], self.slice(s, 1, entry - 1) .. self.lowered(s, later, back)}, now, skew)
     end
     return s, self:peek(s, now), 0, false
 end
@@ -151,7 +141,7 @@ function SlidingLog:debit(s, now, skew, cost)
     local log = s or self.COLD
     local gone, total, newest = self:standing(log, now)
     local at = math.max(now, newest)
-    return self:settled(self:entered(log, at, gone, total + cost), now, at)
+    return self:settled(self:entered(log, at, gone, total + cost), now, skew, at)
 end
 
 -- inside
@@ -179,15 +169,7 @@ function SlidingLog:entered(log, at, gone, total)
     return {count - stale, gone, self.slice(log, stale + 1, count) .. self.entry(at, total)}
 end
 
-function SlidingLog:settled(s, now, receipt)
-    local decision = self:decision(s, now, 1)
-    decision[8] = receipt or false
-    local count = self.count(s)
-    local life = count > 0 and self.time_at(s, count) + self.window - now or 0
-    return s, decision, math.max(0, life), true
-end
-
-function SlidingLog:decision(s, now, cost)
+function SlidingLog:decision(s, now, skew, cost)
     local limit = self.limit
     if not s then return {1, limit, 0, limit, now, 0, false, false} end
     local gone, total, newest = self:standing(s, now)

@@ -8,20 +8,20 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import Any, ClassVar, Self, TypeAlias
 
+from shapekit.algorithms import rows
 from shapekit.algorithms.base import (
     MOST_UNITS,
-    Algorithm,
     Book,
     Decided,
     Outcome,
-    bare,
+    Window,
     decision_of,
     reborn,
     scaled_window,
     share_of,
     windowed,
 )
-from shapekit.decision import Decision, Forecast, Receipt
+from shapekit.decision import Decision, Receipt
 from shapekit.errors import ConfigError
 from shapekit.rate import Duration, Rate
 
@@ -32,12 +32,11 @@ Log: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[
 
 MAX_LIMIT = 10_000
 _RECENT = 64
-_DIGITS = 8
 _EMPTY: Log = ((), (), (), ())
 _new = tuple.__new__
 
 
-class SlidingWindowLog(Algorithm[Log]):
+class SlidingWindowLog(Window[Log]):
     """Never more than `limit` units in any half-open window, wherever it begins.
 
     Exact in count and in waiting time, at the price of a state that grows with the limit, which is
@@ -71,13 +70,6 @@ class SlidingWindowLog(Algorithm[Log]):
                 "use SlidingWindow(…, conservative=True)",
             )
         self._fill(limit=units, window_us=window_us)
-
-    @property
-    def max_cost(self) -> int:
-        return self.limit
-
-    def decide(self, state: Log | None, now: int, cost: int, skew: int = 0) -> Decided[Log]:
-        return bare(self.booked, state, now, cost, skew)
 
     def booked(self, book: Book | None, now: int, cost: int, skew: int = 0) -> Decided[Book]:
         log, born, charged, settled = book or (_EMPTY, now, 0, ())
@@ -116,14 +108,6 @@ class SlidingWindowLog(Algorithm[Log]):
         if old_totals and old_totals[-1] >= must_go:
             return max(first, old_times[bisect_left(old_totals, must_go)] + self.window_us)
         return max(first, times[bisect_left(totals, must_go)] + self.window_us)
-
-    def peek(self, state: Log | None, now: int, skew: int = 0) -> Decision:
-        return self._decision(state, now, 1)
-
-    def forecast(self, state: Log | None, now: int, cost: int, skew: int = 0) -> Forecast:
-        seen = self.peek(state, now)
-        fits = seen.remaining // cost if seen.allowed else 0
-        return Forecast(self.earliest(state, now, cost), fits, seen.reset_at_us)
 
     def refund(
         self, state: Log | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
@@ -169,7 +153,7 @@ class SlidingWindowLog(Algorithm[Log]):
         log = state or _EMPTY
         gone, total, newest = self._standing(log, now)
         at = max(now, newest)
-        return self._settled(self._entered(log, at, gone, total + cost), now, at)
+        return self._settled(self._entered(log, at, gone, total + cost), now, receipt=at)
 
     def scaled(self, share: float | Fraction) -> Self:
         return type(self)(*scaled_window(self.limit, self.window_us, share_of(share)))
@@ -200,14 +184,12 @@ class SlidingWindowLog(Algorithm[Log]):
     def state_sent(self, state: Log) -> Any:
         old_times, old_totals, times, totals = state
         entries = zip(old_times + times, old_totals + totals, strict=True)
-        text = "".join([_digits(number) for entry in entries for number in entry])
-        return [len(old_times), 0, text]
+        return [len(old_times), 0, rows.text(entries)]
 
     def state_received(self, sent: Any) -> Log:
         old, base, text = sent
-        digits = text.encode() if isinstance(text, str) else text
-        numbers = [_number(digits[at : at + _DIGITS]) for at in range(0, len(digits), _DIGITS)]
-        times, totals = tuple(numbers[::2]), tuple([total - base for total in numbers[1::2]])
+        entries = rows.read(text, 2)
+        times, totals = tuple([at for at, _ in entries]), tuple([total - base for _, total in entries])
         return times[:old], totals[:old], times[old:], totals[old:]
 
     def _standing(self, log: Log, now: int) -> tuple[int, int, int]:
@@ -238,12 +220,7 @@ class SlidingWindowLog(Algorithm[Log]):
         older = (*old_times[stale:], *times[len(times) - sum(recent > gone for recent in totals) :])
         return older, tuple(kept), (at,), (total - gone,)
 
-    def _settled(self, state: Log, now: int, receipt: int | None = None) -> Outcome[Log]:
-        decision = self._decision(state, now, 1)._replace(receipt=receipt)
-        ends = state[2][-1] + self.window_us if state[2] else now
-        return Outcome(state, decision, max(0, ends - now), True)
-
-    def _decision(self, state: Log | None, now: int, cost: int) -> Decision:
+    def _decision(self, state: Log | None, now: int, cost: int, skew: int = 0) -> Decision:
         if state is None:
             return Decision(True, self.limit, 0, self.limit, now, 0)
         gone, total, newest = self._standing(state, now)
@@ -252,15 +229,3 @@ class SlidingWindowLog(Algorithm[Log]):
         full = max(now + wait, newest + self.window_us) if used else now + wait
         remaining = 0 if newest > now else max(0, self.limit - used)
         return Decision(wait == 0, self.limit, used, remaining, full, wait)
-
-
-def _digits(number: int) -> str:
-    """A number below 2^53 in eight digits of seven bits, as the twin keeps it."""
-    return "".join([chr(number >> shift & 127) for shift in range(7 * _DIGITS - 7, -1, -7)])
-
-
-def _number(digits: bytes) -> int:
-    number = 0
-    for digit in digits:
-        number = number << 7 | digit
-    return number

@@ -1,12 +1,12 @@
--- needs base exact
+-- needs base exact window
 -- The twin of sliding_window.py: same names, same steps.
 --
 -- A state is {the newest tick's number, the counts of the ticks, newest first, and the number and the count
 -- of each older tick that counts from now on}; empty is cold. A receipt is the instant of the charge.
 
-local SlidingWindow = setmetatable({}, Algorithm)
+local SlidingWindow = setmetatable({}, Window)
 SlidingWindow.__index = SlidingWindow
-SlidingWindow.check = Algorithm.check_window
+SlidingWindow.check = Window.check_window
 twins.sliding_window = SlidingWindow
 SlidingWindow.MAX_AHEAD = 2^10
 SlidingWindow.MOST_OWED = 1e15
@@ -40,9 +40,9 @@ function SlidingWindow:decide(s, now, skew, cost)
     local width, limit = self.width, self.limit
     local tick = math.floor(now / width)
     local ring = self:turned(s, tick, self.buckets + 1)
-    if ring[1] > tick then return s, self:decision(s, now, cost), 0, false end
+    if ring[1] > tick then return s, self:decision(s, now, skew, cost), 0, false end
     local used = self:used(ring, now - tick * width) + cost
-    if used > limit then return s, self:decision(s, now, cost), 0, false end
+    if used > limit then return s, self:decision(s, now, skew, cost), 0, false end
     local full = (tick + self.buckets + 1) * width
     return self:entered(ring, cost), {1, limit, used, limit - used, full, 0, false, now}, full - now, true
 end
@@ -80,24 +80,6 @@ function SlidingWindow:earliest(s, at, skew, cost)
         if age > 0 then room = room + (ring[1 + age] or 0) end
     end
     return math.max(at, (ring[1] + buckets + 1) * width)
-end
-
-function SlidingWindow:peek(s, now, skew)
-    return self:decision(s, now, 1)
-end
-
-function SlidingWindow:forecast(s, now, skew, cost)
-    local seen = self:peek(s, now)
-    local fits = seen[1] == 1 and math.floor(seen[4] / cost) or 0
-    return {self:earliest(s, now, 0, cost), fits, seen[5]}
-end
-
-function SlidingWindow:refund(s, now, skew, cost, receipt)
-    if type(receipt) == "number" then
-        local after = self:refund_many(s, now, skew, {{receipt, cost}})
-        if after ~= s then return self:settled(after, now) end
-    end
-    return s, self:peek(s, now), 0, false
 end
 
 function SlidingWindow:refund_many(s, now, skew, charges)
@@ -149,7 +131,7 @@ function SlidingWindow:debit(s, now, skew, cost)
     local owed = 0
     for place = 2, math.min(#ring, self.buckets + 2) do owed = owed + ring[place] end
     local after = self:entered(ring, owed < self.MOST_OWED and cost or 0)
-    return self:settled(after, now, math.max(now, ring[1] * self.width))
+    return self:settled(after, now, skew, math.max(now, ring[1] * self.width))
 end
 
 -- inside
@@ -249,14 +231,11 @@ function SlidingWindow:used(ring, elapsed)
     return self:recent(ring) + Exact.up(Exact.part(oldest, self.width - elapsed, self.width))
 end
 
-function SlidingWindow:settled(s, now, receipt)
-    local decision = self:decision(s, now, 1)
-    decision[8] = receipt or false
-    local life = #s > 0 and (s[1] + self.buckets + 1) * self.width - now or 0
-    return s, decision, math.max(0, life), true
+function SlidingWindow:lasts(s, now, skew)
+    return #s > 0 and math.max(0, (s[1] + self.buckets + 1) * self.width - now) or 0
 end
 
-function SlidingWindow:decision(s, now, cost)
+function SlidingWindow:decision(s, now, skew, cost)
     local limit, width, buckets = self.limit, self.width, self.buckets
     if not s or #s == 0 then return {1, limit, 0, limit, now, 0, false, false} end
     local ring = self:turned(s, math.floor(now / width), buckets + 1)

@@ -9,18 +9,17 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 from shapekit.algorithms.base import (
     MOST_UNITS,
-    Algorithm,
     Book,
     Decided,
     Outcome,
-    bare,
+    Window,
     decision_of,
     reborn,
     scaled_window,
     share_of,
     windowed,
 )
-from shapekit.decision import Decision, Forecast, Receipt
+from shapekit.decision import Decision, Receipt
 from shapekit.errors import ConfigError
 from shapekit.rate import MAX_COUNT, Duration, Rate, whole
 
@@ -36,7 +35,7 @@ _MOST_OWED = 1_000 * MAX_COUNT
 _new = tuple.__new__
 
 
-class SlidingWindow(Algorithm[Ring]):
+class SlidingWindow(Window[Ring]):
     """`limit` units in any window, up to an error of one bucket, in bounded memory.
 
     The window is cut into `buckets` ticks. What is counted are the newest `buckets` ticks, and the
@@ -94,13 +93,6 @@ class SlidingWindow(Algorithm[Ring]):
             conservative=conservative,
             _width=-(-window_us // buckets),
         )
-
-    @property
-    def max_cost(self) -> int:
-        return self.limit
-
-    def decide(self, state: Ring | None, now: int, cost: int, skew: int = 0) -> Decided[Ring]:
-        return bare(self.booked, state, now, cost, skew)
 
     def booked(self, book: Book | None, now: int, cost: int, skew: int = 0) -> Decided[Book]:
         state, born, charged, settled = book or (None, now, 0, ())
@@ -162,23 +154,6 @@ class SlidingWindow(Algorithm[Ring]):
                 room += ring[age]
         return max(at, (ring[0] + buckets + 1) * width)
 
-    def peek(self, state: Ring | None, now: int, skew: int = 0) -> Decision:
-        return self._decision(state, now, 1)
-
-    def forecast(self, state: Ring | None, now: int, cost: int, skew: int = 0) -> Forecast:
-        seen = self.peek(state, now)
-        fits = seen.remaining // cost if seen.allowed else 0
-        return Forecast(self.earliest(state, now, cost), fits, seen.reset_at_us)
-
-    def refund(
-        self, state: Ring | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
-    ) -> Outcome[Ring]:
-        if isinstance(charged_at, int):
-            after = self.refund_many(state, now, ((charged_at, cost),))
-            if after is not None and after is not state:
-                return self._settled(after, now)
-        return Outcome(state, self.peek(state, now), 0, False)
-
     def refund_many(
         self, state: Ring | None, now: int, charges: Sequence[Sequence[int]], skew: int = 0
     ) -> Ring | None:
@@ -220,7 +195,8 @@ class SlidingWindow(Algorithm[Ring]):
         ring = self._turned(state or (tick, 0), tick, self.buckets + 1)
         # A debt that no waiting repays is counted no further: the twin's sums stay exact in a double.
         owed = cost if sum(ring[1 : self.buckets + 2]) < _MOST_OWED else 0
-        return self._settled((ring[0], ring[1] + owed, *ring[2:]), now, max(now, ring[0] * self._width))
+        after = (ring[0], ring[1] + owed, *ring[2:])
+        return self._settled(after, now, receipt=max(now, ring[0] * self._width))
 
     def scaled(self, share: float | Fraction) -> Self:
         limit, window = scaled_window(self.limit, self.window_us, share_of(share))
@@ -324,12 +300,10 @@ class SlidingWindow(Algorithm[Ring]):
             return sum(ring[1:size]) + oldest
         return sum(ring[1:size]) - (-oldest * (self._width - elapsed)) // self._width
 
-    def _settled(self, state: Ring, now: int, receipt: int | None = None) -> Outcome[Ring]:
-        ttl = (state[0] + self.buckets + 1) * self._width - now if state else 0
-        decision = self._decision(state, now, 1)._replace(receipt=receipt)
-        return Outcome(state, decision, max(0, ttl), True)
+    def _lasts(self, state: Ring, now: int, skew: int) -> int:
+        return max(0, (state[0] + self.buckets + 1) * self._width - now) if state else 0
 
-    def _decision(self, state: Ring | None, now: int, cost: int) -> Decision:
+    def _decision(self, state: Ring | None, now: int, cost: int, skew: int = 0) -> Decision:
         if not state:
             return Decision(True, self.limit, 0, self.limit, now, 0)
         width = self._width

@@ -24,8 +24,8 @@ from shapekit.cli.top import clock, limit_text, span
 from shapekit.keys import whole_of
 from shapekit.rate import SECOND_US, duration_us
 from shapekit.stores.base import Operation, Store
-from shapekit.stores.inspect import Sighting
-from shapekit.stores.redis.keys import bounded
+from shapekit.stores.encoding import Sighting
+from shapekit.stores.redis.protocol import bounded
 
 __all__ = ["hold", "reset", "resume"]
 

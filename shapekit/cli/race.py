@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.fixed_window import FixedWindow
-from shapekit.algorithms.gcra import GCRA
-from shapekit.algorithms.leaky_bucket import LeakyBucket
+from shapekit.algorithms.gcra import GCRA, LeakyBucket, TokenBucket
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
-from shapekit.algorithms.token_bucket import TokenBucket
 from shapekit.cli.arrivals import Arrivals
 from shapekit.cli.group import Complaint
 from shapekit.errors import ConfigError

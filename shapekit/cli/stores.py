@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 import click
 
+from shapekit import stores
 from shapekit.cli.group import Complaint
-from shapekit.stores import opening
+from shapekit.stores import REDIS
 from shapekit.stores.base import Store
-from shapekit.stores.inspect import Sighting
-from shapekit.stores.opening import REDIS
+from shapekit.stores.encoding import Sighting
 
 if TYPE_CHECKING:
     from shapekit.stores.redis import RedisStore
@@ -52,7 +52,7 @@ def open_store(where: str | None, *, create: bool = False) -> Store:
     if not separator and not create and not Path(where).is_file():
         told = "(not shown)" if "@" in where else repr(where)
         raise Complaint(f"store={told} is not a file; {_FIX}")
-    return opening.open_store(where)[0]
+    return stores.open_store(where)[0]
 
 
 Survey: TypeAlias = Callable[[str], Iterator[Sighting]]
@@ -64,7 +64,7 @@ def open_survey(where: str | None) -> Iterator[Survey]:
     """Looks at the store of a URL or a file, and leaves it exactly as it is."""
     if where and Path(where).is_file():
         # A SQLiteStore would queue with those who decide; to look, nobody has to.
-        from shapekit.stores.sqlite.inspect import SqliteSurvey  # noqa: PLC0415 - who asks Redis need not load it
+        from shapekit.stores.sqlite.store import SqliteSurvey  # noqa: PLC0415 - who asks Redis need not load it
 
         yield SqliteSurvey(where).sightings
         return

@@ -38,7 +38,7 @@ from shapekit.cli.output import console, counted, json_option, print_json, table
 from shapekit.cli.stores import Survey, open_survey, place_of, store_option
 from shapekit.errors import StoreUnavailableError
 from shapekit.rate import SECOND_US, seconds_text
-from shapekit.stores.inspect import Sighting
+from shapekit.stores.encoding import Sighting
 
 __all__ = ["Row", "Use", "keyboard", "limit_text", "row_of", "top"]
 

@@ -10,8 +10,8 @@ from shapekit._queue.reservation import Outlook
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit._runtime.sleepers import AS_CONFIGURED
 from shapekit.algorithms.base import Algorithm
+from shapekit.algorithms.gcra import TokenBucket
 from shapekit.algorithms.quota.quota import Quota
-from shapekit.algorithms.token_bucket import TokenBucket
 from shapekit.algorithms.usage import QuotaUsage
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError
@@ -25,7 +25,7 @@ from shapekit.llm.usage import TokenUsage
 from shapekit.llm.wrap import wrapped
 from shapekit.policy import Policy, RefundSpec, checked_key, never_counted
 from shapekit.rate import Duration, RateLike, one_of
-from shapekit.stores.opening import StoreLike, open_store
+from shapekit.stores import StoreLike, open_store
 
 __all__ = ["LLMBudget"]
 

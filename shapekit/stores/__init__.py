@@ -1,1 +1,49 @@
-"""Where states live: one primitive, several places."""
+"""Where states live: one primitive, several places; and which of them an argument means."""
+
+from __future__ import annotations
+
+import os
+from os import PathLike
+from typing import TypeAlias
+
+from shapekit.clock import Clock
+from shapekit.errors import ConfigError
+from shapekit.stores.base import Store
+from shapekit.stores.memory import MemoryStore
+
+__all__ = ["StoreLike", "open_store"]
+
+StoreLike: TypeAlias = "Store | str | PathLike[str]"
+"""A store, the URL of a Redis ("redis://…", "rediss://…", "unix://…"), or the path of a SQLite file."""
+
+REDIS = ("redis://", "rediss://", "unix://")
+_FIX = 'pass a store, a URL such as "redis://localhost", or a path such as "limits.db"'
+
+
+def open_store(
+    store: StoreLike | None, clock: Clock | None = None, field: str = "store"
+) -> tuple[Store, bool]:
+    """The store, and whether it was made here, so that the caller has to close it."""
+    if store is None:
+        return MemoryStore(clock), True
+    if isinstance(store, Store):
+        if clock is not None:
+            raise ConfigError(
+                "clock", clock, "comes on top of a store, which has a clock", "give the store the clock"
+            )
+        return store, False
+    if not isinstance(store, str | PathLike):
+        raise ConfigError(field, store, "is not a store", _FIX)
+    where = os.fspath(store)
+    if where.startswith(REDIS):
+        from shapekit.stores.redis import RedisStore  # noqa: PLC0415 - redis is an extra
+
+        return RedisStore.from_url(where, clock=clock), True
+    if not where:
+        raise ConfigError(field, where, "is empty", _FIX)
+    if "://" in where:
+        # What follows the scheme may hold a password.
+        raise ConfigError(field, where.partition("://")[0], "is an unknown scheme", _FIX)
+    from shapekit.stores.sqlite import SQLiteStore  # noqa: PLC0415 - who asks Redis need not load sqlite3
+
+    return SQLiteStore(where, clock=clock), True

@@ -170,3 +170,9 @@ def of_two_kinds(name: str, kind: str, program: Program) -> ConfigError:
 def part_keys(program: Program, keys: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """`(part, key)` of each part of a composite, where each has a key of its own."""
     return tuple(zip(program.names if isinstance(program, Composite) else (), keys, strict=True))
+
+
+def check_prefix(prefix: object) -> None:
+    """ConfigError where keys are asked for by something that is no text."""
+    if not isinstance(prefix, str):
+        raise ConfigError("prefix", prefix, "is not text", 'pass a str such as "api:"')

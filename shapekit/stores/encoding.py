@@ -17,13 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from hashlib import blake2b
 from json import JSONDecoder, JSONEncoder
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
+from shapekit.algorithms.description import Described
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.usage import leaves_of
 from shapekit.errors import ShapekitError, StoreUnavailableError
-from shapekit.stores.inspect import plain_bytes
+
+__all__ = ["Sighting"]
 
 _FAR = 2**128
 """No position and no count of any program comes near."""
@@ -75,3 +77,43 @@ def sound(program: Any, state: Any, now: int, skew: int) -> Any:
 def tag(description: str) -> int:
     """A number of 32 bits that stands for a description: the same on every host and in every version."""
     return int.from_bytes(blake2b(plain_bytes(description), digest_size=4).digest())
+
+
+class Sighting(NamedTuple):
+    """A live key, the program that wrote its state, and the time it was seen at."""
+
+    name: str
+    part: str
+    """The part of a composite, where each has a key of its own; else empty."""
+    key: str
+    program: Described | None
+    """None where nobody has told what wrote the state; then it cannot be read."""
+    state: Any
+    now_us: int
+    skew_us: int
+    """How far civil time is ahead."""
+
+    @property
+    def shown(self) -> str:
+        """`name:key`, or `name:part:key`, as `Store.keys` shows it."""
+        return shown(self.name, self.part, self.key)
+
+
+def plain_text(data: Any) -> str:
+    """The text of a name or a key; what is none, because somebody else wrote it, in escapes."""
+    if not isinstance(data, bytes):
+        return str(data)
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return data.decode("utf-8", "backslashreplace")
+
+
+def plain_bytes(text: str) -> bytes:
+    """The bytes of any text that Python can hold, also such as is not proper unicode."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def shown(name: str, part: str, key: str) -> str:
+    """Where a state is, in one text."""
+    return ":".join([name, *([part] if part else []), key])

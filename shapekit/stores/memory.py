@@ -14,8 +14,17 @@ from shapekit.algorithms.compose import Composite, adopted
 from shapekit.algorithms.queue.queue import RESERVE
 from shapekit.clock import Clock, SystemClock
 from shapekit.errors import ConfigError, StoreUnavailableError
-from shapekit.stores.base import Apply, ApplyMany, Key, Operation, Program, Store, of_two_kinds, part_keys
-from shapekit.stores.inspect import check_prefix
+from shapekit.stores.base import (
+    Apply,
+    ApplyMany,
+    Key,
+    Operation,
+    Program,
+    Store,
+    check_prefix,
+    of_two_kinds,
+    part_keys,
+)
 
 __all__ = ["MemoryStore"]
 

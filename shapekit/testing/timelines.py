@@ -23,9 +23,8 @@ from shapekit.algorithms.adaptive.queue import STATED, SUCCEEDED, THROTTLED, Ada
 from shapekit.algorithms.base import CHECK, DEBIT, FORECAST, PEEK, REFUND, Algorithm
 from shapekit.algorithms.compose import Composite, all_of, any_of, first_of
 from shapekit.algorithms.fixed_window import FixedWindow
-from shapekit.algorithms.gcra import GCRA, Meter
+from shapekit.algorithms.gcra import GCRA, LeakyBucket, Meter, TokenBucket
 from shapekit.algorithms.inflight import ENTER, KEEP, LEAVE, WATCH, Concurrency
-from shapekit.algorithms.leaky_bucket import LeakyBucket
 from shapekit.algorithms.ledger import ledgered
 from shapekit.algorithms.queue.queue import (
     CANCEL,
@@ -45,7 +44,6 @@ from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.quota.spread import SpreadCounter
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
-from shapekit.algorithms.token_bucket import TokenBucket
 from shapekit.rate import SECOND_US, Rate, RateLike, parse_rates
 from shapekit.stores.base import Key, Operation
 from shapekit.testing.truth import LINGER_US

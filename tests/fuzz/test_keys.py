@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shapekit import ConfigError, Gate, ManualClock, Shaper
 from shapekit.algorithms.gcra import GCRA
 from shapekit.keys import KeyTemplate
-from shapekit.stores.redis.keys import LONGEST, Keyspace, bounded
+from shapekit.stores.redis.protocol import LONGEST, Keyspace, bounded
 
 from .near import SPLINTERS, VALUES, anything, values
 from .test_rates import check_told

@@ -47,8 +47,7 @@ STRATEGIES = (LUA, "tests/gate/test_gate.py", *LAWS, CALENDAR)
 TESTS = {
     ("algorithms/adaptive/",): ("tests/algorithms/adaptive", "tests/queue/adaptive", LUA),
     ("algorithms/inflight",): (LUA, "tests/algorithms/test_inflight.py", "tests/queue/inflight"),
-    ("algorithms/queue/many_turns",): (*files("tests/algorithms/queue"), "tests/queue/prefetch", LUA),
-    ("algorithms/queue/",): (LUA, *QUEUE),
+    ("algorithms/queue/",): (LUA, *QUEUE, "tests/queue/prefetch"),
     ("algorithms/quota/spread",): (CALENDAR, LUA, *LAWS, "tests/processes/test_spread.py"),
     ("algorithms/usage",): (CALENDAR, LUA, *LAWS, *POLICY),
     ("algorithms/quota/",): (CALENDAR, LUA, *LAWS),

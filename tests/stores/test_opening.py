@@ -20,7 +20,7 @@ from shapekit import (
     shaped,
 )
 from shapekit.integrations.httpx import ShapedTransport
-from shapekit.stores.opening import open_store
+from shapekit.stores import open_store
 
 from ..redis_server import shared_server
 

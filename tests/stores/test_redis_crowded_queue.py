@@ -11,8 +11,7 @@ import pytest
 
 from shapekit import GCRA, FixedWindow, ManualClock, Quota, RedisStore, SlidingWindow
 from shapekit.algorithms import rows
-from shapekit.algorithms.queue import gaps, gone
-from shapekit.algorithms.queue import slots as places
+from shapekit.algorithms.queue import slots
 from shapekit.algorithms.queue.queue import CANCEL, LOOK, RESERVE, SETTLE, LeakyQueue
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.rate import parse_rates
@@ -44,11 +43,10 @@ def small_script_of(spec, operations, mode="one"):
 @pytest.fixture
 def small(monkeypatch):
     for module, name, bound in (
-        (places, "MOST", MOST),
-        (gaps, "MOST", MOST),
-        (gone, "MOST_LEFT", LEFT),
-        (gone, "MOST_ROWS", 16),
-        (gone, "MOST_SAID", SAID),
+        (slots, "MOST", MOST),
+        (slots, "MOST_LEFT", LEFT),
+        (slots, "MOST_ROWS", 16),
+        (slots, "MOST_SAID", SAID),
     ):
         monkeypatch.setattr(module, name, bound)
     monkeypatch.setattr(redis_program, "script_of", small_script_of)

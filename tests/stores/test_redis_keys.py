@@ -9,7 +9,7 @@ from redis.asyncio import Redis as AsyncRedis
 from redis.crc import key_slot
 
 from shapekit import GCRA, ConfigError, Gate, ManualClock, RedisStore, all_of
-from shapekit.stores.redis.keys import LONGEST, Keyspace, bounded
+from shapekit.stores.redis.protocol import LONGEST, Keyspace, bounded
 
 from ..redis_server import shared_server
 

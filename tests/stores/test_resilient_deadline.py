@@ -10,8 +10,8 @@ import pytest
 
 from shapekit import GCRA, ConfigError, Gate, MemoryStore, StoreUnavailableError
 from shapekit.stores.resilient import ResilientStore
-from shapekit.stores.resilient import timeout as module
-from shapekit.stores.resilient.timeout import Deadline
+from shapekit.stores.resilient import breaker as module
+from shapekit.stores.resilient.breaker import Deadline
 from shapekit.testing import FaultyStore
 
 from .outages import PATIENCE_S, Host, patient
@@ -128,7 +128,7 @@ def test_without_threads_a_call_is_made_where_it_is(monkeypatch, deadline):
 
 FORK = """
 import os, signal, warnings
-from shapekit.stores.resilient.timeout import Deadline
+from shapekit.stores.resilient.breaker import Deadline
 
 deadline = Deadline(20_000_000)
 deadline.call(int)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from shapekit import GCRA, Clock, Gate, Quota, Shaper
 from shapekit.stores.sqlite import SQLiteStore
-from shapekit.stores.sqlite import clock as host_clock
-from shapekit.stores.sqlite.clock import HostClock
+from shapekit.stores.sqlite import file as host_clock
+from shapekit.stores.sqlite.file import HostClock
 
 DAY_S = 86_400
 

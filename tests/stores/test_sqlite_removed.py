@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 from contextlib import closing
 from types import SimpleNamespace
 
@@ -137,7 +138,7 @@ def test_a_folder_that_is_gone_is_told_until_it_is_back(always, gate, path):
 
 def test_a_store_looks_ten_times_a_second_and_no_more(gate, path, monkeypatch, caplog):
     now = [0.0]
-    monkeypatch.setattr(sqlite_file, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(sqlite_file, "time", SimpleNamespace(monotonic=lambda: now[0], time_ns=time.time_ns))
     gate._store._file._look_at = 0.1
     os.unlink(path)
     now[0] = 0.099

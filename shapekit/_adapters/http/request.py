@@ -26,7 +26,7 @@ from shapekit._queue.reservation import Reservation
 from shapekit._runtime.failures import unheard
 from shapekit._runtime.sleepers import AS_CONFIGURED, max_wait_us
 from shapekit.admission import Admission
-from shapekit.algorithms.adaptive.bounds import Adaptive
+from shapekit.algorithms.adaptive.aimd import Adaptive
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.quota.quota import Quota
@@ -36,7 +36,7 @@ from shapekit.errors import ConfigError, RateLimitedError, ShapekitError
 from shapekit.keys import KeySpec
 from shapekit.policy import CostSpec, FeedbackSpec, Policy, RefundSpec, checked_cost
 from shapekit.rate import SECOND_US, Duration, RateLike, duration_us, one_of, parse_rates, whole
-from shapekit.stores.opening import StoreLike
+from shapekit.stores import StoreLike
 from shapekit.target import KeyOf, Routes, Target, constantly, key_of
 
 __all__ = [

@@ -1,6 +1,6 @@
 """AIMD: how a rate is lowered where a server refuses, and raised where it does not.
 
-Rates are shares of the highest one (see tempo.py). A refusal lowers the rate a little, says where the
+Rates are shares of the highest one (see Tempo). A refusal lowers the rate a little, says where the
 ceiling is, and is the first of an incident: what else is refused of the calls that left before the
 lowering took effect belongs to it, and so does what is refused before anything has succeeded since.
 Incidents that follow soon upon each other lower by more each.
@@ -25,7 +25,14 @@ instant of the change, where the clock stood then. Time that goes back does not 
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any, TypeAlias
+
+from shapekit._runtime.value import Value
+from shapekit.errors import ConfigError
+from shapekit.rate import Rate, RateLike
+
+__all__ = ["Adaptive"]
 
 FULL = 2**30
 """The share of a clock that runs as fast as real time."""
@@ -147,3 +154,45 @@ def stated(law: Law, cap: int, left: int) -> Law:
     if left < law[8]:
         return law
     return (*law[:7], cap, left)
+
+
+class Adaptive(Value):
+    """The lowest rate and the highest: a shaper begins at `min` and finds what lies between.
+
+        >>> from shapekit import Adaptive, Shaper
+        >>> shaper = Shaper(adaptive=Adaptive(min="1/s", max="50/s"))
+        >>> round(shaper.adaptive.rate(), 6)
+        1.0
+
+    It is never faster than `max`, and slower than `min` only where the server itself states less.
+    """
+
+    __slots__ = fields = ("min", "max")
+
+    min: Rate
+    max: Rate
+
+    def __init__(self, min: RateLike, max: RateLike) -> None:  # noqa: A002 - as users call them
+        lowest, highest = _bound("min", min), _bound("max", max)
+        if share_of(lowest, highest) >= 1:
+            raise ConfigError("min", str(lowest), f"is not below max={str(highest)!r}", "leave room between")
+        if share_of(lowest, highest) * (FULL // LEAST) < 1:
+            raise ConfigError(
+                "min", str(lowest), f"is less than a millionth of max={str(highest)!r}", "raise it"
+            )
+        self._fill(min=lowest, max=highest)
+
+    def __repr__(self) -> str:
+        return f"Adaptive(min={str(self.min)!r}, max={str(self.max)!r})"
+
+
+def share_of(rate: Rate, highest: Rate) -> Fraction:
+    """A rate as a part of the highest one."""
+    return Fraction(rate.limit * highest.period_us, rate.period_us * highest.limit)
+
+
+def _bound(field: str, rate: RateLike) -> Rate:
+    parsed = Rate.parse(rate, field)
+    if parsed.burst is not None:
+        raise ConfigError(field, str(parsed), "has a burst", "say burst= beside adaptive=")
+    return parsed

@@ -1,12 +1,12 @@
 """AdaptiveQueue: a LeakyQueue whose rate is found, and changes while calls wait.
 
-It is a LeakyQueue at the highest rate, on a clock that runs at a share of the speed of real time (see
-tempo.py); the share is found by what becomes of calls (see aimd.py). Its grid, its places, its order are
-those of the LeakyQueue, and who cancels or settles does it there. Only instants are translated: `now` to
+It is a LeakyQueue at the highest rate, on a clock that runs at a share of the speed of real time (Tempo,
+in aimd.py); the share is found by what becomes of calls (AIMD, there too). Its grid, its places, its order
+are those of the LeakyQueue, and who cancels or settles does it there. Only instants are translated: `now` to
 what the clock shows, a departure back to the first real instant at which the clock shows it.
 
 So where the rate is lowered all who wait leave later, in order; where it is raised, earlier. Whoever waits
-goes by the standing of the key, which says how the clock runs. Those who heard of a rise late (watches.py)
+goes by the standing of the key, which says how the clock runs. Those who heard of a rise late
 leave late: in any span of real time as many leave as the clock grants in one that is longer by the delay.
 
 What was learned is kept for an hour after the last call would have left, and then the key is cold.
@@ -19,8 +19,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, TypeAlias, cast
 
 from shapekit.algorithms.adaptive import aimd
-from shapekit.algorithms.adaptive.aimd import FULL, LEAST, Law, real, shown
-from shapekit.algorithms.adaptive.bounds import share_of
+from shapekit.algorithms.adaptive.aimd import FULL, LEAST, Law, real, share_of, shown
 from shapekit.algorithms.base import share_of as part_of
 from shapekit.algorithms.base import slowed
 from shapekit.algorithms.operation import Moment, Operation
@@ -131,22 +130,8 @@ class AdaptiveQueue(LeakyQueue):
         if max_wait is not None and wait > max_wait:
             full = real(anchor, virtual, share, -(-line[0] // self.q))
             told = Decision(False, self.burst, self.burst, 0, full, wait - max_wait)
-            refused = (
-                False,
-                wait,
-                departs_at,
-                max(anchor, marked(line[6])) > now,
-                told,
-                cost,
-                0,
-                0,
-                0,
-                0,
-                0,
-                (0, 0),
-                (),
-            )
-            return state, refused, 0, False
+            held = max(anchor, marked(line[6])) > now
+            return state, Grant.refused(wait, now, held=held, told=told, cost=cost), 0, False
         assert after is not None  # noqa: S101 - it was admitted
         kept = self._joined(after, anchor, virtual, law)
         answer = (True, wait, departs_at, wait > 0 or marked(line[6]) > now, *granted[4:12], (at, share))

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from shapekit._runtime.value import Value
 from shapekit.algorithms.base import Algorithm, slowed
-from shapekit.algorithms.compose import adopted, inspect_all
+from shapekit.algorithms.compose import adopted, each
 from shapekit.algorithms.gcra import GCRA
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.quota.quota import rolling_window
@@ -168,7 +168,7 @@ class Constraints(Value):
 
     def inspect(self, states: Any) -> None:
         """Look at states that were read: a misfit where an algorithm cannot have written its own."""
-        inspect_all(self.algorithms, states)
+        each(self.algorithms, "inspect", states)
 
     def twins(self, instants: Sequence[int]) -> list[Any]:
         """What the Lua twins of the algorithms are made of."""
@@ -179,31 +179,19 @@ class Constraints(Value):
 
     def states_sent(self, states: States) -> list[Any]:
         """States as the twins have them."""
-        return [
-            None if own is None else algorithm.state_sent(own)
-            for algorithm, own in zip(self.algorithms, states, strict=True)
-        ]
+        return each(self.algorithms, "state_sent", states)
 
     def states_received(self, sent: Sequence[Any]) -> States:
         """States that the twins sent."""
-        return tuple(
-            None if own is None else algorithm.state_received(own)
-            for algorithm, own in zip(self.algorithms, sent, strict=True)
-        )
+        return tuple(each(self.algorithms, "state_received", sent))
 
     def receipts_sent(self, receipts: Receipts) -> list[Any]:
         """Receipts as the twins have them; none where nothing was charged."""
-        return [
-            None if own is None else algorithm.receipt_sent(own)
-            for algorithm, own in zip(self.algorithms, receipts, strict=bool(receipts))
-        ]
+        return each(self.algorithms, "receipt_sent", receipts) if receipts else []
 
     def receipts_received(self, sent: Sequence[Any]) -> Receipts:
         """Receipts that the twins sent."""
-        return tuple(
-            None if own is None else algorithm.receipt_received(own)
-            for algorithm, own in zip(self.algorithms, sent, strict=bool(sent))
-        )
+        return tuple(each(self.algorithms, "receipt_received", sent)) if sent else ()
 
     def adopt(self, states: States, writer: Constraints, at: int, ahead: Ahead) -> States:
         """States that other constraints left: those of the same place and kind go on."""

@@ -1,8 +1,8 @@
--- needs base exact queue/constraints rows queue/gaps queue/gone queue/slots
--- The twin of queue.py and many_turns.py: same names, same steps.
+-- needs base exact queue/constraints rows queue/slots
+-- The twin of queue.py: same names, same steps.
 --
 -- A line is {tail, tail_rest, newest, generation, number, until, shift, book, parts}; its book is empty, or
--- {what is free, other places, rows, floor, words, mark} (gaps.lua or places.lua, and gone.lua). A grant comes as
+-- {what is free, other places, rows, floor, words, mark} (see slots.lua). A grant comes as
 -- {generation, number, due, cost, start, start_rest, end, end_rest, the tail, its rest and the newest
 -- departure before it, receipts}.
 
@@ -134,7 +134,7 @@ function LeakyQueue:cancel(s, now, skew, grant)
         unpack(grant)
     book = opened(book)
     if due < at or Gone.is_gone(book, own, due) then return s, 0, 0, false end
-    book = Gone.with_turn(book, own, due, at)
+    book = Gone.with_slot(book, own, due, at)
     -- Whose settlement was not heard has no place any more.
     local at_the_end = last == tail and last_rest == tail_rest and less(start, start_rest, last, last_rest)
     local in_the_middle = less(start, start_rest, last, last_rest) and less(last, last_rest, tail, tail_rest)
@@ -206,7 +206,7 @@ function LeakyQueue:settle(s, now, skew, grant, actual, nonce)
         end
     end
     if is_own then
-        book = Gone.with_turn(book, follows, grant[3], at)
+        book = Gone.with_slot(book, follows, grant[3], at)
         number = number + 1
         follows = number
     end

@@ -15,9 +15,11 @@ takes a slot meanwhile is told, and looks there before the call leaves.
 
 A reservation that is given back at the tail retracts the tail. In the middle it leaves a place for the
 next newcomer: nobody is delayed, nobody moves. Under constraints a place is taken as it is, departure
-and charges included (places.py). Without them the grid is all there is, and places that touch become one
-gap (gaps.py). Every reservation has a number, and a slot that was given back or settled has none any more
-(gone.py): so whatever is said again does nothing.
+and charges included. Without them the grid is all there is, and places that touch become one gap. Every
+reservation has a number, and a slot that was given back or settled has none any more: so whatever is said
+again does nothing (slots.py has all three).
+
+Whoever takes ten slots at once has what ten callers would have who come one right after the other.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ from typing import Any, ClassVar, TypeAlias
 
 from shapekit.algorithms.base import Algorithm, slowed
 from shapekit.algorithms.gcra import interval
-from shapekit.algorithms.operation import NOWHERE, Look, Moment, Operation, Side, Undo, side_of
-from shapekit.algorithms.queue import gaps, gone
+from shapekit.algorithms.operation import NOWHERE, Moment, Operation, Side, Undo, side_of
+from shapekit.algorithms.queue import slots
 from shapekit.algorithms.queue.constraints import Constraints, States, burst_of, part_below, unpaced
-from shapekit.algorithms.queue.many_turns import Confirmed, ManyTurns
 from shapekit.algorithms.queue.slots import NONE, Asked, Grant, Granted, Places
+from shapekit.algorithms.queue.wire import REFUSED, WiredQueue
 from shapekit.decision import Decision
 from shapekit.rate import MAX_COUNT, MAX_SPAN_US, Rate, one_of
 
@@ -44,15 +46,20 @@ _END_US = 2**52
 """Where a debt is cut: a double has to hold all that is added to it."""
 UNKNOWN = -1
 
-Book: TypeAlias = tuple[()] | tuple[Any, gone.Gone, int]
+Book: TypeAlias = tuple[()] | tuple[Any, slots.Gone, int]
 """What is free (gaps, or places under constraints), who is gone, and until when a part of the key is held;
 empty where nothing ever was."""
 Line: TypeAlias = tuple[int, int, int, int, int, int, Book, States]
 """tail (in 1/q µs), newest departure, generation, the number of the latest turn, held until, shift, what was
 given back, constraints."""
+Further: TypeAlias = tuple[int, int, int]
+"""How many slots beyond those asked for, how much later than the first of them the last may depart, and a
+nonce as in Asked."""
+Confirmed: TypeAlias = tuple[int, int, int, int, int]
+"""How a key stands, as `confirm` says it."""
 
 
-class LeakyQueue(ManyTurns):
+class LeakyQueue(WiredQueue):
     """What one shaper promises: rates, a burst, a pace, and further constraints."""
 
     kind: ClassVar[str] = "leaky_queue"
@@ -178,15 +185,15 @@ class LeakyQueue(ManyTurns):
         tail, newest, generation, number, until, shift, book, parts = line
         at = max(now, until) - shift
         free, before, mark = _opened(book, parts)
-        left, ahead = gone.with_turn(before, grant.version, grant.due_us, at), (shift, skew)
+        left, ahead = slots.with_slot(before, grant.version, grant.due_us, at), (shift, skew)
         if grant.due_us < at or left is None:
             return state, False, 0, False
         stands = grant.start < grant.end <= tail  # Whose settlement was not heard has no place any more.
         if not parts:
             if stands and grant.end < tail:
-                free = gaps.given_back(free, grant.start, grant.end)
+                free = slots.gaps_given_back(free, grant.start, grant.end)
             elif stands:
-                tail, free = gaps.retracted(free, grant.start)
+                tail, free = slots.gaps_retracted(free, grant.start)
                 newest = min(newest, -(-tail // self.q))
         elif stands and grant.end < tail and (kept := self.places.given_back(free, grant)) is not None:
             free = kept
@@ -212,12 +219,12 @@ class LeakyQueue(ManyTurns):
         free, left, mark = _opened(book, parts)
         is_own = generation == grant.generation
         follows, cost = grant.version, grant.cost
-        if not is_own or gone.is_gone(left, follows, grant.due_us):
+        if not is_own or slots.is_gone(left, follows, grant.due_us):
             # Said again, unless the key is another by now: then it may be said for the first time.
-            word = gone.last_word(left, grant.generation, follows, nonce)
+            word = slots.last_word(left, grant.generation, follows, nonce)
             if word is not None:
                 follows, cost = word
-            is_over = is_own and (word is None or gone.is_gone(left, follows, grant.due_us))
+            is_over = is_own and (word is None or slots.is_gone(left, follows, grant.due_us))
             if grant.generation < 0 or is_over or (word is None and actual <= cost):
                 return state, 0, 0, False
         extra = actual - cost
@@ -235,15 +242,89 @@ class LeakyQueue(ManyTurns):
             if tail == grant.end > end and follows == grant.version:
                 tail = end
         if is_own:
-            left, number = gone.with_turn(left, follows, grant.due_us, at) or left, number + 1
+            left, number = slots.with_slot(left, follows, grant.due_us, at) or left, number + 1
             follows = number
-        left = gone.with_word(left, (grant.generation, grant.version, follows, actual, nonce))
+        left = slots.with_word(left, (grant.generation, grant.version, follows, actual, nonce))
         after = (tail, newest, generation, number, until, shift, (free, left, mark), parts)
         return after, follows, self._life(after, now, skew), True
 
     def end_of(self, grant: Grant, actual: int) -> int:
         """Where a grant ends once it costs `actual`; never later, for what it costs more stands elsewhere."""
         return min(grant.end, grant.start + self._p * actual) if self._paced else grant.end
+
+    # several at once: each is decided by the very operation that decides one, in order, at one instant
+
+    def reserve_many(
+        self, state: Any, now: int, asked: Sequence[Asked], further: Further, skew: int = 0
+    ) -> tuple[Any, tuple[Confirmed, tuple[Granted, ...]], int, bool]:
+        """A slot or a refusal for each who asks, in order, and then further slots of cost 1.
+
+        The further slots end where one is refused, or would depart more than their span after the first.
+        The answer begins with how the key stands after that.
+        """
+        most, span, nonce = further
+        answers: list[Granted] = []
+        life, persists = 0, False
+        for one in asked:
+            after, granted, lives, is_taken = self.reserve(state, now, one, skew)
+            if is_taken:
+                state, life, persists = after, lives, True
+            answers.append(granted)
+        within = None
+        for _ in range(most):
+            after, granted, lives, is_taken = self.reserve(state, now, (1, within, nonce), skew)
+            if not is_taken:
+                break
+            state, life, persists = after, lives, True
+            answers.append(granted)
+            if within is None:
+                within = granted[1] + span
+        return state, (self.confirm(state, now, skew), tuple(answers)), life, persists
+
+    def cancel_many(
+        self, state: Any, now: int, grants: Sequence[Grant], skew: int = 0
+    ) -> tuple[Any, int, int, bool]:
+        """Give back turns that nobody uses, from the last to the first, so that the tail retracts over them.
+
+        One whose instant has passed leaves its place unused, but has cost nothing. Returns how many there
+        were to give back.
+        """
+        count, life, persists = 0, 0, False
+        for grant in reversed(grants):
+            is_back: int
+            after, is_back, lives, keeps = self.cancel(state, now, grant, skew)
+            if not is_back:
+                after, is_back, lives, keeps = self.settle(state, now, (grant, 0, 0), skew)
+            if keeps:
+                state, life, persists = after, lives, True
+            count += bool(is_back)
+        return state, count, life, persists
+
+    def slots(self, span: int) -> int:
+        """How many slots of cost 1 leave in a span of a line that nothing but the pace holds up."""
+        return span * self.q // self._p
+
+    def leaves_by(self, granted: Granted) -> int:
+        """Until when, on the queue's own time, a slot may leave late without anybody being too close to it.
+
+        With a burst a call leaves before its place on the grid begins; whoever leaves when it begins has
+        only not used the burst. Under constraints a departure is charged where it is.
+        """
+        due = granted[10]
+        return due if self.constraints or not self._paced else max(due, granted[8] // self.q)
+
+    def many_received(self, sent: Any) -> tuple[Confirmed, tuple[Granted, ...]]:
+        """The twin's answer to `reserve_many`, which says once what all turns have in common."""
+        (generation, shift, until, now, mark), latest, answers = sent
+        common = (shift, int(max(until, mark) > now))
+        number = latest - sum([len(answer) != REFUSED for answer in answers])
+        received = []
+        for answer in answers:
+            if len(answer) != REFUSED:
+                number += 1
+                answer = [*answer[:2], *common, answer[2], generation, number, *answer[3:]]  # noqa: PLW2901
+            received.append(self.granted_received(answer))
+        return (generation, shift, until, now, mark), tuple(received)
 
     # holding
 
@@ -285,10 +366,6 @@ class LeakyQueue(ManyTurns):
         return after, length, self._life(after, now, skew), True
 
     # looking
-
-    def look(self, state: Line | None, now: int, skew: int = 0) -> tuple[Line | None, int, int]:
-        """The state itself with its time, for whoever wants to play it on."""
-        return state, now, skew
 
     def outlook(self, state: Line | None, now: int, calls: int, cost: int, skew: int) -> tuple[int, int]:
         """How long until the first and the last of `calls` more calls would have left."""
@@ -372,7 +449,7 @@ class LeakyQueue(ManyTurns):
         else:
             full = -(-tail // self.q) + shift
             told = Decision(False, self.burst, self.burst, 0, full, wait - (max_wait or 0))
-        return Grant(False, wait, now + wait, until > now, told, cost, 0, 0, 0, 0, 0, (0, 0), ())
+        return Grant.refused(wait, now, held=until > now, told=told, cost=cost)
 
     def _swept(self, line: Line, at: int, skew: int) -> Line:
         """Without the places that time has passed; what they were charged is given back."""
@@ -383,7 +460,7 @@ class LeakyQueue(ManyTurns):
         if parts:
             free, parts = self.places.swept(free, parts, at, (shift, skew))
         else:
-            free = gaps.after(free, at * self.q)
+            free = slots.gaps_after(free, at * self.q)
         return tail, newest, generation, number, until, shift, (free, left, mark), parts
 
     def _moved_in(
@@ -403,12 +480,12 @@ class LeakyQueue(ManyTurns):
             parts = self.constraints.refund(parts, at, units - cost, receipts, (shift, skew))
         else:
             # What begins in this very microsecond has not passed.
-            found = gaps.room(free, (at - 1) * q + 1, p * cost)
+            found = slots.gaps_room(free, (at - 1) * q + 1, p * cost)
             if found is None:
                 return None
             start, end = found, found + p * cost
             due = max(at, -(-(start - p * max(0, self.burst - cost)) // q))
-            free, undo, receipts = gaps.taken(free, start, end), (start, newest), ()
+            free, undo, receipts = slots.gaps_taken(free, start, end), (start, newest), ()
         wait = due + shift - now
         if max_wait is not None and wait > max_wait:
             return line, self._refused(None, line, now, wait, asked), 0, False
@@ -425,8 +502,8 @@ class LeakyQueue(ManyTurns):
         return max(0, ends + shift - now, until - now, marked(book) - now)
 
 
-def _opened(book: Book, parts: States) -> tuple[Any, gone.Gone, int]:
-    return book or (NONE if parts else (), gone.NONE, 0)
+def _opened(book: Book, parts: States) -> tuple[Any, slots.Gone, int]:
+    return book or (NONE if parts else (), slots.NOTHING_GONE, 0)
 
 
 def marked(book: Book) -> int:
@@ -448,7 +525,7 @@ def unused(book: Book, parts: States) -> Book:
 def refused(program: LeakyQueue, cost: int, at: Moment) -> Grant:
     """The refusal of a queue whose store is gone."""
     told = Decision(False, program.burst, program.burst, 0, at.instant + at.wait_us, at.wait_us)
-    return Grant(False, at.wait_us, at.instant + at.wait_us, False, told, cost, 0, 0, 0, 0, 0, (0, 0), ())
+    return Grant.refused(at.wait_us, at.instant, held=False, told=told, cost=cost)
 
 
 def _nowhere(granted: Granted) -> Granted:
@@ -624,7 +701,20 @@ class _Mark(_Hold):
     name = "mark"
 
 
-class _Look(Look):
+class _Look(Operation):
+    """The state itself with its time, for whoever wants to play it on; of permits, too."""
+
+    name = "look"
+    is_read = True
+    is_look = True
+
+    def step(self, program: Any) -> Callable[..., Any]:
+        return lambda state, now, skew=0: (state, now, skew)
+
+    def received(self, program: Any, sent: Any) -> Any:
+        state, now, skew, *_ = sent
+        return None if state is None else program.state_received(state), now, skew
+
     def closed(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Any:
         return program.hold(None, at.instant, at.wait_us, 0, at.skew)[0], at.instant, at.skew
 

@@ -4,6 +4,17 @@ Such a place is taken as it is, departure and charges included, and stays charge
 the tail goes back over it, or its instant passes. Most calls cost 1, and all of theirs follows from where
 they stand: they are kept in rows, and rows that touch are one. Every other place is kept by itself.
 
+Gaps: what is free in the middle of a queue that only paces. There one part of the grid is as good as another:
+free stretches that touch are one, and a newcomer takes the beginning of the first that is wide enough.
+
+Gone: which slots of a line were given back or settled, so that saying it again does nothing more. Every
+reservation has a serial number of its own. Once its slot is given back or settled the number is gone, and a
+grant with that number moves nothing any more. A settled slot goes on under a new number, which the caller
+hears. A caller who did not hear it says its word again with the old one: for the latest settlements the queue
+knows the number that followed, and what the slot costs since. Numbers are exact while their slots wait. Of
+slots that have left, the oldest are forgotten first: then whatever left up to that instant counts as gone, so
+forgetting can refuse a late give-back and never mint.
+
 Grant: what a queue agreed on with one call, in plain values that another process can carry on.
 """
 
@@ -18,8 +29,9 @@ from shapekit.algorithms.rows import Pages
 from shapekit.decision import Decision
 
 MOST = 2**16
-"""Rows, and other places, that are remembered; beyond it a place is given back at once and expires unused."""
-_ROW, _SINGLE, _UNDO = 7, 6, 2
+"""Rows, other places and gaps that are remembered; beyond it a place is given back at once, and the gap in
+the middle expires unused."""
+_ROW, _SINGLE, _UNDO, _GAP = 7, 6, 2, 2
 
 Row: TypeAlias = tuple[int, int, int, int, int, int, int]
 """Where it starts, how many slots it has, the departure of the first, the tail and the newest departure
@@ -30,6 +42,25 @@ Free: TypeAlias = tuple[Pages, Pages]
 """Rows, and single places."""
 
 NONE: Free = ((), ())
+
+MOST_LEFT = 256
+"""Rows of slots that have left, which are known apart."""
+MOST_ROWS = 2**16
+"""Rows of slots that wait: no order of giving back makes more of them among twice as many."""
+MOST_SAID = 64
+"""Settlements whose answers may have been lost."""
+_GONE, _WORD = 3, 5
+_ONE_PROCESS = 2**32
+"""Nonces that are nearer to each other are of one process, which counts them up."""
+
+Word: TypeAlias = tuple[int, int, int, int, int]
+"""The generation and number that a caller settled by, the number that followed, the cost since, and the nonce
+that came with it."""
+Gone: TypeAlias = tuple[Pages, int, tuple[Word, ...]]
+"""Of each row of numbers that are gone the first, the last and the latest departure; the departure up to
+which all slots count as gone; and the latest words."""
+
+NOTHING_GONE: Gone = ((), -1, ())
 
 
 class Grant(NamedTuple):
@@ -58,6 +89,11 @@ class Grant(NamedTuple):
     undo: tuple[int, int]
     """The tail and the newest departure before this call."""
     receipts: Receipts
+
+    @classmethod
+    def refused(cls, wait_us: int, now: int, *, held: bool, told: Decision, cost: int) -> Grant:
+        """What somebody is told who gets nothing."""
+        return cls(False, wait_us, now + wait_us, held, told, cost, 0, 0, 0, 0, 0, (0, 0), ())
 
 
 Granted: TypeAlias = tuple[
@@ -233,3 +269,130 @@ class Places(Value):
     def _refunded(self, parts: States, row: Row, count: int, at: int, ahead: Ahead) -> States:
         dues = [self._due(row, index) for index in range(count)]
         return self._constraints.refund_many(parts, at, dues, row[5:], ahead)
+
+
+def gaps_after(gaps: Pages, time: int) -> Pages:
+    """What has not passed."""
+    while gaps and gaps[0][0][1] <= time:
+        gaps = pages.without_first(gaps)
+    return gaps
+
+
+def gaps_room(gaps: Pages, soonest: int, width: int) -> int | None:
+    """Where in the first that is wide enough a newcomer stands; or None."""
+    for page in gaps:
+        for start, end in page:
+            begin = max(start, soonest)
+            if begin + width <= end:
+                return int(begin)
+    return None
+
+
+def gaps_taken(gaps: Pages, start: int, end: int) -> Pages:
+    """The gaps after somebody has taken one of them from `start` up to `end`."""
+    low, high, near, index = pages.around(gaps, start + 1)
+    last = near[index - 1][1]
+    left = ((end, last),) if end < last else ()
+    return pages.put(gaps, low, high, (*near[: index - 1], *left, *near[index:]))
+
+
+def gaps_given_back(gaps: Pages, start: int, end: int) -> Pages:
+    """The gaps with one more stretch.
+
+    Of too many, the one in the middle is forgotten: a newcomer takes the first, and the tail goes back over
+    the last.
+    """
+    low, high, near, index = pages.around(gaps, start)
+    left = right = index
+    if left and near[left - 1][1] == start:
+        left -= 1
+        start = near[left][0]
+    if right < len(near) and near[right][0] == end:
+        end = near[right][1]
+        right += 1
+    kept = pages.put(gaps, low, high, (*near[:left], (start, end), *near[right:]))
+    if len(kept) * pages.PAGE <= MOST or pages.count(kept) <= MOST:
+        return kept
+    return pages.without(kept, pages.flat(kept)[MOST // 2])
+
+
+def gaps_retracted(gaps: Pages, start: int) -> tuple[int, Pages]:
+    """Where the tail goes if what begins at `start` goes: over the gap before it too; and the gaps then."""
+    if gaps and gaps[-1][-1][1] == start:
+        return gaps[-1][-1][0], pages.without_last(gaps)
+    return start, gaps
+
+
+def inspect_gaps(gaps: Any) -> None:
+    """Refuse gaps that were read and that are none, or more than may be."""
+    pages.inspect(gaps, _GAP, MOST)
+
+
+def is_gone(gone: Gone, number: int, due: int) -> bool:
+    """Whether a slot was given back or settled, or left too long ago to tell."""
+    rows, floor, _ = gone
+    if due <= floor or not rows:
+        return due <= floor
+    _, _, near, index = pages.around(rows, number + 1)
+    return index > 0 and bool(number <= near[index - 1][1])
+
+
+def with_slot(gone: Gone, number: int, due: int, at: int) -> Gone | None:
+    """The same with one slot more that is gone; None if it is gone already."""
+    rows, floor, words = gone
+    low, high, near, index = pages.around(rows, number + 1)
+    if due <= floor or (index and number <= near[index - 1][1]):
+        return None
+    left = right = index
+    first = last = number
+    if index and near[index - 1][1] + 1 == number:
+        left -= 1
+        first, due = near[left][0], max(due, near[left][2])
+    if index < len(near) and near[index][0] == number + 1:
+        right += 1
+        last, due = near[index][1], max(due, near[index][2])
+    rows = pages.put(rows, low, high, (*near[:left], (first, last, due), *near[right:]))
+    if len(rows) * pages.PAGE >= MOST_LEFT and pages.count(rows) % MOST_LEFT == 0:
+        rows, floor = _forgotten(rows, floor, at)
+    return rows, floor, words
+
+
+def with_word(gone: Gone, word: Word) -> Gone:
+    """The same with one settlement more, in place of what the caller said before."""
+    rows, floor, words = gone
+    kept = [old for old in words if old[:2] != word[:2]]
+    return rows, floor, (*kept[1 - MOST_SAID :], word)
+
+
+def last_word(gone: Gone, generation: int, number: int, nonce: int) -> tuple[int, int] | None:
+    """The number that followed this one, and what its slot costs since; None if nothing is known of it.
+
+    None, too, where the process has said another word since: then this one comes late.
+    """
+    for *known, follows, cost, latest in gone[2]:
+        if known == [generation, number]:
+            return None if 0 < latest - nonce < _ONE_PROCESS else (follows, cost)
+    return None
+
+
+def inspect_gone(gone: Any) -> None:
+    """Refuse what was read and is none of this, or more than may be."""
+    rows, floor, words = gone
+    pages.inspect(rows, _GONE, MOST_ROWS)
+    if len(words) > MOST_SAID or any(len(word) != _WORD for word in words):
+        raise ValueError("these are no words")
+    sum((floor, *(number for word in words for number in word)))
+
+
+def _forgotten(rows: Pages, floor: int, at: int) -> tuple[Pages, int]:
+    """Without the oldest half of the slots that have left, if these are too many."""
+    known = pages.flat(rows)
+    departures = sorted([due for _, _, due in known if due < at])
+    kept = MOST_LEFT // 2
+    if len(departures) < kept:
+        if len(known) < MOST_ROWS:
+            return rows, floor
+        # Nothing else is left to forget: those who leave next cannot give back any more.
+        departures, kept = sorted([due for _, _, due in known]), MOST_ROWS // 2
+    floor = max(floor, departures[-kept])
+    return pages.paged([row for row in known if row[2] > floor]), floor

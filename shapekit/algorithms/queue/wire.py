@@ -11,10 +11,10 @@ from typing import Any
 
 from shapekit._runtime.value import Value
 from shapekit.algorithms.base import decision_of
-from shapekit.algorithms.queue import gaps, gone
+from shapekit.algorithms.queue import slots
 from shapekit.algorithms.queue.constraints import Constraints, Receipts
 from shapekit.algorithms.queue.slots import Grant, Granted, Places, Row, Single
-from shapekit.algorithms.rows import flat, paged
+from shapekit.algorithms.rows import flat, paged, read, text
 
 _PLAIN = 12
 """The length of the answer to an admitted call that no constraint was charged for."""
@@ -22,7 +22,6 @@ REFUSED = 5
 """The length of the answer to a refused one."""
 _NUMBERS = 6
 """How many numbers a line begins with."""
-_DIGITS = 8
 _FAR = 2**52
 """Added to an offset, which may be negative."""
 
@@ -54,8 +53,8 @@ class WiredQueue(Value):
         sum(numbers)
         if book:
             free, left, mark = book
-            (self.places if parts else gaps).inspect(free)
-            gone.inspect(left)
+            self.places.inspect(free) if parts else slots.inspect_gaps(free)
+            slots.inspect_gone(left)
             sum((mark,))
         self.constraints.inspect(parts)
 
@@ -98,8 +97,7 @@ class WiredQueue(Value):
         """The twin's answer to a reservation."""
         if len(sent) == REFUSED:
             wait, now, held, cost, told = sent
-            denial = decision_of(told)
-            return (False, wait, now + wait, held == 1, denial, cost, 0, 0, 0, 0, 0, (0, 0), ())
+            return Grant.refused(wait, now, held=held == 1, told=decision_of(told), cost=cost)
         q = self.q
         wait, due, shift, held, cost, generation, version, start, rest, tail, tail_rest, newest = sent[
             :_PLAIN
@@ -133,12 +131,12 @@ class WiredQueue(Value):
         if not book:
             return []
         free, (rows, floor, words), mark = book
-        own: list[Any] = [_text(flat(rows)), floor, _text(words), mark]
+        own: list[Any] = [text(flat(rows)), floor, text(words), mark]
         if not self.constraints:
-            return [_text([self._flat(*gap) for gap in flat(free)]), [], *own]
+            return [text([self._flat(*gap) for gap in flat(free)]), [], *own]
         places, singles = free
         return [
-            _text(map(self._row_sent, flat(places))),
+            text(map(self._row_sent, flat(places))),
             [self._single_sent(one) for one in flat(singles)],
             *own,
         ]
@@ -147,12 +145,12 @@ class WiredQueue(Value):
         if not sent:
             return ()
         free, singles, rows, floor, words, mark = sent
-        left = (paged(_rows(rows, 3)), floor, _rows(words, 5))
+        left = (paged(read(rows, 3)), floor, read(words, 5))
         if not self.constraints:
-            ends = _rows(free, 4)
+            ends = read(free, 4)
             q = self.q
             return paged([(start * q + rest, end * q + more) for start, rest, end, more in ends]), left, mark
-        places = paged([self._row_received(row) for row in _rows(free, 9)])
+        places = paged([self._row_received(row) for row in read(free, 9)])
         return (places, paged([self._single_received(one) for one in singles])), left, mark
 
     def _row_sent(self, row: Row) -> Iterable[int]:
@@ -177,15 +175,3 @@ class WiredQueue(Value):
 
     def _flat(self, *positions: int) -> Iterable[int]:
         return [number for position in positions for number in divmod(position, self.q)]
-
-
-def _text(rows: Iterable[Iterable[int]]) -> str:
-    return "".join([chr(number >> up & 127) for row in rows for number in row for up in range(49, -1, -7)])
-
-
-def _rows(text: Any, width: int) -> Any:
-    digits = text.encode() if isinstance(text, str) else text
-    numbers = [0] * (len(digits) // _DIGITS)
-    for at, digit in enumerate(digits):
-        numbers[at // _DIGITS] = numbers[at // _DIGITS] << 7 | digit
-    return tuple(zip(*[iter(numbers)] * width, strict=True))

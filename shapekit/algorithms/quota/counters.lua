@@ -1,9 +1,9 @@
--- needs base exact quota/periods
+-- needs base exact window quota/periods
 -- The twin of counters.py: same names, same steps.
 --
 -- A state is {start, used, opened of each period}, by start; a receipt is the instant of civil time.
 
-local PeriodCounter = setmetatable({}, Algorithm)
+local PeriodCounter = setmetatable({}, Window)
 PeriodCounter.__index = PeriodCounter
 twins["quota/counters"] = PeriodCounter
 PeriodCounter.MAX_PERIODS = 2^9
@@ -77,23 +77,10 @@ function PeriodCounter:spent(s, at, skew, cost)
     return self:found(s, start, ends, at) + cost > self.limit
 end
 
-function PeriodCounter:peek(s, now, skew)
-    return self:decision(s, now, skew, 1)
-end
-
 function PeriodCounter:forecast(s, now, skew, cost)
-    local seen = self:peek(s, now, skew)
-    local fits = 0
-    if seen[1] == 1 then fits = math.floor(seen[4] / cost) end
-    return {self:earliest(s, now, skew, cost), fits, self:full_at(s, now)}
-end
-
-function PeriodCounter:refund(s, now, skew, cost, receipt)
-    if type(receipt) == "number" then
-        local after = self:refund_many(s, now, skew, {{receipt, cost}})
-        if after ~= s then return self:settled(after, now, skew) end
-    end
-    return s, self:peek(s, now, skew), 0, false
+    local told = Window.forecast(self, s, now, skew, cost)
+    told[3] = self:full_at(s, now)
+    return told
 end
 
 function PeriodCounter:refund_many(s, now, skew, charges)
@@ -230,12 +217,6 @@ end
 
 function PeriodCounter:full_at(s, now)
     return now + self:longest(s, now, 1)
-end
-
-function PeriodCounter:settled(s, now, skew, receipt)
-    local decision = self:decision(s, now, skew, 1)
-    decision[8] = receipt or false
-    return s, decision, self:life(s, now), true
 end
 
 function PeriodCounter:decision(s, now, skew, cost)

@@ -11,11 +11,10 @@ from typing import Any, ClassVar, Self, TypeAlias
 from shapekit.algorithms.base import (
     MOST_UNITS,
     NEVER_US,
-    Algorithm,
     Book,
     Decided,
     Outcome,
-    bare,
+    Window,
     counted,
     reborn,
     receipted,
@@ -35,7 +34,7 @@ Used: TypeAlias = tuple[int, ...]
 timeline, at which the period began, or for one that holds slots still to come, will begin."""
 
 
-class PeriodCounter(Algorithm[Used]):
+class PeriodCounter(Window[Used]):
     """At most `limit` units in each period of civil time, however often the date comes back to it.
 
     Two kinds of going back are told apart. Where `now` lies before a period was opened, the timeline
@@ -56,13 +55,6 @@ class PeriodCounter(Algorithm[Used]):
     @property
     def civil(self) -> bool:
         return True
-
-    @property
-    def max_cost(self) -> int:
-        return self.limit
-
-    def decide(self, state: Used | None, now: int, cost: int, skew: int = 0) -> Decided[Used]:
-        return bare(self.booked, state, now, cost, skew)
 
     def booked(self, book: Book | None, now: int, cost: int, skew: int = 0) -> Decided[Book]:
         state, born, charged, settled = book or (None, now, 0, ())
@@ -111,28 +103,13 @@ class PeriodCounter(Algorithm[Used]):
         used, _ = self.known(state, self.periods.bounds(at + skew)[0], at) or _UNKNOWN
         return used + cost > self.limit
 
-    def peek(self, state: Used | None, now: int, skew: int = 0) -> Decision:
-        return self._decision(state, now, 1, skew)
-
     def usage(self, state: Used | None, now: int, skew: int) -> tuple[int, int]:
         """Units used in the period that runs, and the civil instant at which it ends."""
         start, end = self.periods.bounds(now + skew)
         return (self.known(state or (), start, now) or _UNKNOWN)[0], end
 
     def forecast(self, state: Used | None, now: int, cost: int, skew: int = 0) -> Forecast:
-        seen = self.peek(state, now, skew)
-        fits = seen.remaining // cost if seen.allowed else 0
-        return Forecast(self.earliest(state, now, cost, skew), fits, self._full_at(state, now))
-
-    def refund(
-        self, state: Used | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
-    ) -> Outcome[Used]:
-        # The receipt is civil time: the date may have been set since.
-        if isinstance(charged_at, int):
-            after = self.refund_many(state, now, ((charged_at, cost),))
-            if after is not None and after is not state:
-                return self._settled(after, now, skew)
-        return Outcome(state, self.peek(state, now, skew), 0, False)
+        return super().forecast(state, now, cost, skew)._replace(full_at_us=self._full_at(state, now))
 
     def refund_many(
         self, state: Used | None, now: int, charges: Sequence[Sequence[int]], skew: int = 0
@@ -257,11 +234,7 @@ class PeriodCounter(Algorithm[Used]):
     def _full_at(self, state: Used | None, now: int) -> int:
         return max([now, *(opened + self._length(start) for start, opened in self._newest(state or ()))])
 
-    def _settled(self, state: Used, now: int, skew: int, receipt: int | None = None) -> Outcome[Used]:
-        decision = self._decision(state, now, 1, skew)._replace(receipt=receipt)
-        return Outcome(state, decision, self.life(state, now), True)
-
-    def _decision(self, state: Used | None, now: int, cost: int, skew: int) -> Decision:
+    def _decision(self, state: Used | None, now: int, cost: int, skew: int = 0) -> Decision:
         wait = self.earliest(state, now, cost, skew) - now
         at = max(now, self._waits_until(state, now, skew))
         start, end = self.periods.bounds(at + skew)

@@ -4,6 +4,9 @@ While a trip of a key is under way, whoever else calls stands in line, and the w
 script call when it is back. A caller who finds nobody there goes at once. A caller who goes away while
 the trip is under way is not missed by the others, and what was taken for it is given back, before anybody
 else takes something.
+
+`Loop`, `Loops`: the client of each event loop, for connections belong to their loop, and the lines of those
+who call there.
 """
 
 from __future__ import annotations
@@ -11,10 +14,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from copy import copy
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary, ref
 
+from shapekit._runtime import forks
+from shapekit._runtime.event import running_loop
 from shapekit.algorithms.operation import Operation, Undo
+from shapekit.errors import ShapekitError
+from shapekit.stores.base import Key
+from shapekit.stores.redis.connections import Link
+from shapekit.stores.redis.protocol import Conversation, RedisProgram
 
 MOST_AT_ONCE = 256
 """Callers in one trip: a script that runs longer would keep everybody else's waiting."""
@@ -106,3 +117,141 @@ def _own(error: Exception) -> Exception:
     own = copy(error)
     own.__cause__ = error.__cause__
     return own
+
+
+class Loop:
+    """One event loop's client and lines."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self._lines: dict[tuple[RedisProgram, Key], Line] = {}
+        self._errands: set[asyncio.Task[None]] = set()
+
+    def line(self, remote: RedisProgram, key: Key) -> Line:
+        """Where those stand who call this key: all of them share a trip with whoever calls meanwhile."""
+        place = (remote, key)
+        line = self._lines.get(place)
+        if line is None:
+            keys = remote.keys_of(key)
+
+            async def trip(batch: list[Asked]) -> list[Any]:
+                calls = f"[{','.join([said for _, _, said, _ in batch])}]"
+                operations: list[Operation] = [operation for operation, _, _, _ in batch]
+                replies = await self.talk(remote.converse(keys, operations, calls))
+                return [
+                    remote.answer(operation, reply)
+                    for (operation, _, _, _), reply in zip(batch, replies, strict=True)
+                ]
+
+            line = self._lines[place] = Line(remote.call, trip, lambda: self._lines.pop(place, None))
+        return line
+
+    async def ask_each(
+        self,
+        remote: RedisProgram,
+        keys: list[Key],
+        operation: Operation,
+        args: tuple[Any, ...],
+        *,
+        apart: bool,
+    ) -> list[Any]:
+        """The answers for each of several keys; if the caller goes away, what was taken is given back."""
+        task = asyncio.create_task(self._answers(remote, keys, operation, args, apart=apart))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            errand = asyncio.create_task(self._give_back(remote, keys, operation, args, task))
+            self._errands.add(errand)
+            errand.add_done_callback(self._errands.discard)
+            raise
+
+    async def _answers(
+        self,
+        remote: RedisProgram,
+        keys: list[Key],
+        operation: Operation,
+        args: tuple[Any, ...],
+        *,
+        apart: bool,
+    ) -> list[Any]:
+        answers: list[Any] = []
+        for trip in remote.trips_for(keys, operation, args, apart=apart):
+            answers += await self.talk(trip)
+        return [remote.answer(operation, sent) for sent in answers]
+
+    async def _give_back(
+        self,
+        remote: RedisProgram,
+        keys: list[Key],
+        operation: Operation,
+        args: tuple[Any, ...],
+        task: asyncio.Task[list[Any]],
+    ) -> None:
+        with suppress(ShapekitError):
+            for key, answer in zip(keys, await task, strict=True):
+                for undo in operation.undone(args, answer):
+                    await self.line(remote, key).ask(*undo)
+
+    def close(self) -> None:
+        """Close the client. Said on the loop itself, which does it as soon as it can."""
+        task = asyncio.get_running_loop().create_task(self.link.aclose())
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    async def talk(self, conversation: Conversation) -> Any:
+        """What a conversation comes to."""
+        try:
+            command = next(conversation)
+            while True:
+                command = conversation.send(await self.link.asay(command))
+        except StopIteration as end:
+            return end.value
+
+
+class Loops:
+    """Each event loop's own; where the caller gave one client, that of the loop that used it first."""
+
+    def __init__(self, connect: Callable[[], Link], *, many: bool) -> None:
+        self._connect = connect
+        self._many = many
+        self._loops: WeakKeyDictionary[Any, Loop] = WeakKeyDictionary()
+        self._lock = forks.lock()
+        # Nearly every call comes from the same loop again.
+        self._recent: tuple[Callable[[], Any], Loop | None] = (lambda: self, None)
+
+    def here(self) -> Loop | None:
+        """That of the running asyncio loop; None on trio, and where there is none to be had."""
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            return None
+        if self._recent[0]() is running:
+            return self._recent[1]
+        with self._lock:
+            found = self._loops.get(running)
+            if found is not None:
+                self._recent = (ref(running), found)
+                return found
+            if self._loops and not self._many:
+                return None
+            # A connection knows its loop: neither would ever go by itself.
+            for ended in [loop for loop in self._loops if loop.is_closed()]:
+                del self._loops[ended]
+            found = self._loops[running] = Loop(self._connect())
+            return found
+
+    def close(self) -> None:
+        """Have the loops that run on other threads close their clients: nobody else can."""
+        with self._lock:
+            loops = list(self._loops.items())
+        here = running_loop()
+        for loop, own in loops:
+            if loop is not here and loop.is_running():
+                with suppress(RuntimeError):  # it was closed just now
+                    loop.call_soon_threadsafe(own.close)
+
+    async def aclose(self) -> None:
+        """Close the client of the running loop."""
+        here = self.here() if self._loops else None
+        if here is not None:
+            await here.link.aclose()

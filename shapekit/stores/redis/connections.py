@@ -8,35 +8,127 @@ is unavailable, and at most this one call was charged for nothing.
 - `Kept`, `AsyncKept`: the pool of a client that the store made. The connection that was used last is used
   next. It is examined only where it was idle for a while, or another one has failed since: that takes as
   long as the command itself. A caller's own client lends its connections by its own pool's rules.
-- `Link`, `AsyncLink`: the way from a command to its server, through a cluster or a Sentinel.
-- `Loop`, `Loops`: the client of each event loop, for connections belong to their loop, and the lines of
-  those who call there.
+- `Link`: the way from a command to its server, through a cluster or a Sentinel.
+- `Map`: what a cluster's client knows of its servers, whom to doubt, and where to go on to.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Generator
 from contextlib import suppress
 from itertools import starmap
 from math import inf
 from queue import Empty, SimpleQueue
-from typing import Any
-from weakref import WeakKeyDictionary, ref
+from typing import Any, TypeAlias
 
 from redis.asyncio.cluster import PipelineCommand
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MovedError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+    SlotNotCoveredError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ReadOnlyError, RedisClusterException, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shapekit._runtime import forks
+from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit._runtime.event import running_loop
-from shapekit.errors import ShapekitError, StoreUnavailableError
-from shapekit.stores.base import Key, Operation
-from shapekit.stores.redis.batching import Asked, Line
-from shapekit.stores.redis.cluster import Map, Step
-from shapekit.stores.redis.protocol import Conversation, RedisProgram
+from shapekit.errors import StoreUnavailableError
+
+REDIRECTIONS_AT_MOST = 5
+REFRESH_PAUSE_S = 1.0
+"""How often a cluster whose servers fail is asked how it stands now."""
+_DOUBTFUL = (MovedError, ClusterDownError, TryAgainError, ReadOnlyError)
+
+Step: TypeAlias = "tuple[Any, bool] | None"
+"""A server to send a command to, and whether to begin with ASKING; or None: read the map again."""
+Route: TypeAlias = Generator[Step, Any, Any]
+"""Yields steps and is sent what came of each: a reply, or an error."""
+
+
+class Map:
+    """What a cluster's client knows of the servers, and which of them not to believe.
+
+    Only for a key of a doubted server is the map read again: what happens to one shard costs the keys
+    of the others nothing.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._doubted: set[str] = set()
+        self._read_at = -REFRESH_PAUSE_S
+
+    def route(self, command: tuple[Any, ...]) -> Route:
+        """The way of a command: to the server that has its key, and on to where that one sends it."""
+        node = yield from self._owner(key_of(command))
+        reply, asking = None, False
+        for _ in range(REDIRECTIONS_AT_MOST):
+            reply = yield node, asking
+            if not isinstance(reply, Exception):
+                return reply
+            if isinstance(reply, _DOUBTFUL) or not isinstance(reply, ResponseError):
+                self._doubted.add(node.name)
+            if not isinstance(reply, ResponseError):
+                raise reply
+            if not isinstance(reply, AskError):
+                return reply
+            asking = not isinstance(reply, MovedError)
+            node = yield from self._named(reply)
+        return reply
+
+    def server_of(self, key: bytes) -> str | None:
+        """The name of the server that has this key, as far as is known."""
+        node = self._known(key)
+        return None if node is None else str(node.name)
+
+    def _owner(self, key: bytes) -> Route:
+        node = self._known(key)
+        if (node is None or node.name in self._doubted) and self._is_due():
+            self._doubted.clear()
+            failure = yield None
+            if failure is not None and node is not None:
+                self._doubted.add(node.name)
+            node = self._known(key)
+        if node is None:
+            raise SlotNotCoveredError("no server of the cluster has this key")
+        return node
+
+    def _named(self, reply: AskError) -> Route:
+        """The server that a reply names, which may be new."""
+        node = self._client.get_node(host=reply.host, port=reply.port)
+        if node is None:
+            yield None
+            node = self._client.get_node(host=reply.host, port=reply.port)
+        if node is None:
+            raise SlotNotCoveredError(f"the cluster does not say who {reply.host}:{reply.port} is")
+        return node
+
+    def _known(self, key: bytes) -> Any:
+        try:
+            return self._client.get_node_from_key(key)
+        except SlotNotCoveredError:
+            return None
+
+    def _is_due(self) -> bool:
+        if time.monotonic() - self._read_at < REFRESH_PAUSE_S:
+            return False
+        self._read_at = time.monotonic()
+        return True
+
+
+def key_of(command: tuple[Any, ...]) -> bytes:
+    """The key that decides where a command goes: behind the script and the count of keys, or first."""
+    key: bytes = command[3] if command[0] in ("EVALSHA", "EVAL") else command[1]
+    return key
+
 
 TRUSTED_S = 0.5
 """How long an idle connection is taken to be whole."""
@@ -286,117 +378,95 @@ async def _renew(connection: Any) -> None:
 
 
 class Link:
-    """To a synchronous client: Redis, RedisCluster, or one that a Sentinel has made."""
+    """The way to a client: Redis, RedisCluster, or one that a Sentinel has made.
 
-    def __init__(self, client: Any, kept: Kept | None = None) -> None:
+    An asynchronous client is asked by `asay`, on the event loop where it is used.
+    """
+
+    def __init__(self, client: Any, kept: Kept | AsyncKept | None = None) -> None:
         self._client = client
-        self._kept = kept
+        self._kept: Any = kept
         self.is_cluster = hasattr(client, "get_node_from_key")
         self._map = Map(client)
+        self._to_node = Twin(self._call_node, _acall_node)
 
     def say(self, command: tuple[Any, ...]) -> Any:
         """The reply to a command; an error that the server replied is returned."""
         try:
-            if not self.is_cluster:
-                return self._said(command)
-            return self._routed(command)
-        except (RedisError, RedisClusterException, OSError) as error:
+            if self._kept is not None:
+                return self._kept.exchange(packed(command))
+            return run(self._routed if self.is_cluster else self._said, command)
+        except _FAILURES as error:
             raise unavailable(error) from error
+
+    async def asay(self, command: tuple[Any, ...]) -> Any:
+        try:
+            if self._kept is not None:
+                return await self._kept.exchange(packed(command))
+            if not self.is_cluster:
+                return await self._said(TASKS, command)
+            await self._client.initialize()
+            return await self._routed(TASKS, command)
+        except _FAILURES as error:
+            raise unavailable(error) from error
+
+    async def aclose(self) -> None:
+        """Close an asynchronous client that we made."""
+        if self._kept is not None:
+            await self._kept.aclose()
+            await self._client.aclose()
 
     def server_of(self, key: bytes) -> str | None:
         """The server of the cluster that has this key, as far as is known."""
         return self._map.server_of(key) if self.is_cluster else None
 
-    def _said(self, command: tuple[Any, ...]) -> Any:
-        if self._kept is not None:
-            return self._kept.exchange(packed(command))
+    async def _said(self, driver: Driver, command: tuple[Any, ...]) -> Any:
         pool = self._client.connection_pool
         try:
-            reply = exchange(pool, packed(command))
+            reply = await driver.ask(_EXCHANGE, pool, packed(command))
         except RedisConnectionError as error:
             reply = _demoted(error)
         if isinstance(reply, ReadOnlyError):
             # A replica now: a Sentinel's pool finds the new master where a connection is opened.
-            pool.disconnect(inuse_connections=False)
-            reply = exchange(pool, packed(command))
+            await driver.ask(Twin(pool.disconnect, pool.disconnect), inuse_connections=False)
+            reply = await driver.ask(_EXCHANGE, pool, packed(command))
         return reply
 
-    def _routed(self, command: tuple[Any, ...]) -> Any:
+    async def _routed(self, driver: Driver, command: tuple[Any, ...]) -> Any:
         route = self._map.route(command)
         step = next(route)
         try:
             while True:
-                step = route.send(self._taken(step, command))
+                step = route.send(await self._taken(driver, step, command))
         except StopIteration as end:
             return end.value
 
-    def _taken(self, step: Step, command: tuple[Any, ...]) -> Any:
-        client = self._client
+    async def _taken(self, driver: Driver, step: Step, command: tuple[Any, ...]) -> Any:
         try:
             if step is None:
-                return client.nodes_manager.initialize()
+                initialize = self._client.nodes_manager.initialize
+                return await driver.ask(Twin(initialize, initialize))
             node, asking = step
-            pool = client.get_redis_connection(node).connection_pool
-            return exchange(pool, packed(command), asking=asking)
-        except (RedisError, RedisClusterException, OSError) as error:
+            return await driver.ask(self._to_node, node, command, asking=asking)
+        except _FAILURES as error:
             return error
 
+    def _call_node(self, node: Any, command: tuple[Any, ...], *, asking: bool) -> Any:
+        pool = self._client.get_redis_connection(node).connection_pool
+        return exchange(pool, packed(command), asking=asking)
 
-class AsyncLink:
-    """To an asynchronous client, on the event loop where it is used."""
 
-    def __init__(self, client: Any, kept: AsyncKept | None = None) -> None:
-        self._client = client
-        self._kept = kept
-        self.is_cluster = hasattr(client, "get_node_from_key")
-        self._map = Map(client)
+async def _acall_node(node: Any, command: tuple[Any, ...], *, asking: bool) -> Any:
+    if not asking:
+        return await node.execute_command(*command)
+    # A server that only imports the key's slot; ASKING holds for one connection.
+    both = [PipelineCommand(0, "ASKING"), PipelineCommand(1, *command)]
+    await node.execute_pipeline(both)
+    return both[1].result
 
-    async def say(self, command: tuple[Any, ...]) -> Any:
-        """The reply to a command; an error that the server replied is returned."""
-        try:
-            if not self.is_cluster:
-                return await self._said(command)
-            return await self._routed(command)
-        except (RedisError, RedisClusterException, OSError) as error:
-            raise unavailable(error) from error
 
-    async def aclose(self) -> None:
-        """Close a client that we made."""
-        if self._kept is not None:
-            await self._kept.aclose()
-            await self._client.aclose()
-
-    async def _said(self, command: tuple[Any, ...]) -> Any:
-        if self._kept is not None:
-            return await self._kept.exchange(packed(command))
-        pool = self._client.connection_pool
-        try:
-            reply = await aexchange(pool, packed(command))
-        except RedisConnectionError as error:
-            reply = _demoted(error)
-        if isinstance(reply, ReadOnlyError):
-            await pool.disconnect(inuse_connections=False)
-            reply = await aexchange(pool, packed(command))
-        return reply
-
-    async def _routed(self, command: tuple[Any, ...]) -> Any:
-        await self._client.initialize()
-        route = self._map.route(command)
-        step = next(route)
-        try:
-            while True:
-                step = route.send(await self._taken(step, command))
-        except StopIteration as end:
-            return end.value
-
-    async def _taken(self, step: Step, command: tuple[Any, ...]) -> Any:
-        try:
-            if step is None:
-                return await self._client.nodes_manager.initialize()
-            node, asking = step
-            return await (_asked(node, command) if asking else node.execute_command(*command))
-        except (RedisError, RedisClusterException, OSError) as error:
-            return error
+_EXCHANGE = Twin(exchange, aexchange)
+_FAILURES = (RedisError, RedisClusterException, OSError)
 
 
 def unavailable(error: Exception) -> StoreUnavailableError:
@@ -404,153 +474,8 @@ def unavailable(error: Exception) -> StoreUnavailableError:
     return StoreUnavailableError(f"Redis does not answer: {type(error).__name__}: {error}")
 
 
-async def _asked(node: Any, command: tuple[Any, ...]) -> Any:
-    """What a server replies that only imports a key's slot; ASKING holds for one connection."""
-    both = [PipelineCommand(0, "ASKING"), PipelineCommand(1, *command)]
-    await node.execute_pipeline(both)
-    return both[1].result
-
-
 def _demoted(error: RedisConnectionError) -> ReadOnlyError:
     """That the server has replied it is a replica, where a Sentinel's connection tells it as a loss."""
     if isinstance(error.__context__, ReadOnlyError):
         return error.__context__
     raise error
-
-
-class Loop:
-    """One event loop's client and lines."""
-
-    def __init__(self, link: AsyncLink) -> None:
-        self.link = link
-        self._lines: dict[tuple[RedisProgram, Key], Line] = {}
-        self._errands: set[asyncio.Task[None]] = set()
-
-    def line(self, remote: RedisProgram, key: Key) -> Line:
-        """Where those stand who call this key: all of them share a trip with whoever calls meanwhile."""
-        place = (remote, key)
-        line = self._lines.get(place)
-        if line is None:
-            keys = remote.keys_of(key)
-
-            async def trip(batch: list[Asked]) -> list[Any]:
-                calls = f"[{','.join([said for _, _, said, _ in batch])}]"
-                operations: list[Operation] = [operation for operation, _, _, _ in batch]
-                replies = await self.talk(remote.converse(keys, operations, calls))
-                return [
-                    remote.answer(operation, reply)
-                    for (operation, _, _, _), reply in zip(batch, replies, strict=True)
-                ]
-
-            line = self._lines[place] = Line(remote.call, trip, lambda: self._lines.pop(place, None))
-        return line
-
-    async def ask_each(
-        self,
-        remote: RedisProgram,
-        keys: list[Key],
-        operation: Operation,
-        args: tuple[Any, ...],
-        *,
-        apart: bool,
-    ) -> list[Any]:
-        """The answers for each of several keys; if the caller goes away, what was taken is given back."""
-        task = asyncio.create_task(self._answers(remote, keys, operation, args, apart=apart))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            errand = asyncio.create_task(self._give_back(remote, keys, operation, args, task))
-            self._errands.add(errand)
-            errand.add_done_callback(self._errands.discard)
-            raise
-
-    async def _answers(
-        self,
-        remote: RedisProgram,
-        keys: list[Key],
-        operation: Operation,
-        args: tuple[Any, ...],
-        *,
-        apart: bool,
-    ) -> list[Any]:
-        answers: list[Any] = []
-        for trip in remote.trips_for(keys, operation, args, apart=apart):
-            answers += await self.talk(trip)
-        return [remote.answer(operation, sent) for sent in answers]
-
-    async def _give_back(
-        self,
-        remote: RedisProgram,
-        keys: list[Key],
-        operation: Operation,
-        args: tuple[Any, ...],
-        task: asyncio.Task[list[Any]],
-    ) -> None:
-        with suppress(ShapekitError):
-            for key, answer in zip(keys, await task, strict=True):
-                for undo in operation.undone(args, answer):
-                    await self.line(remote, key).ask(*undo)
-
-    def close(self) -> None:
-        """Close the client. Said on the loop itself, which does it as soon as it can."""
-        task = asyncio.get_running_loop().create_task(self.link.aclose())
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
-
-    async def talk(self, conversation: Conversation) -> Any:
-        """What a conversation comes to."""
-        try:
-            command = next(conversation)
-            while True:
-                command = conversation.send(await self.link.say(command))
-        except StopIteration as end:
-            return end.value
-
-
-class Loops:
-    """Each event loop's own; where the caller gave one client, that of the loop that used it first."""
-
-    def __init__(self, connect: Callable[[], AsyncLink], *, many: bool) -> None:
-        self._connect = connect
-        self._many = many
-        self._loops: WeakKeyDictionary[Any, Loop] = WeakKeyDictionary()
-        self._lock = forks.lock()
-        # Nearly every call comes from the same loop again.
-        self._recent: tuple[Callable[[], Any], Loop | None] = (lambda: self, None)
-
-    def here(self) -> Loop | None:
-        """That of the running asyncio loop; None on trio, and where there is none to be had."""
-        try:
-            running = asyncio.get_running_loop()
-        except RuntimeError:
-            return None
-        if self._recent[0]() is running:
-            return self._recent[1]
-        with self._lock:
-            found = self._loops.get(running)
-            if found is not None:
-                self._recent = (ref(running), found)
-                return found
-            if self._loops and not self._many:
-                return None
-            # A connection knows its loop: neither would ever go by itself.
-            for ended in [loop for loop in self._loops if loop.is_closed()]:
-                del self._loops[ended]
-            found = self._loops[running] = Loop(self._connect())
-            return found
-
-    def close(self) -> None:
-        """Have the loops that run on other threads close their clients: nobody else can."""
-        with self._lock:
-            loops = list(self._loops.items())
-        here = running_loop()
-        for loop, own in loops:
-            if loop is not here and loop.is_running():
-                with suppress(RuntimeError):  # it was closed just now
-                    loop.call_soon_threadsafe(own.close)
-
-    async def aclose(self) -> None:
-        """Close the client of the running loop."""
-        here = self.here() if self._loops else None
-        if here is not None:
-            await here.link.aclose()

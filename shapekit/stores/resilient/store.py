@@ -1,26 +1,163 @@
 """ResilientStore: what happens when the store is gone.
 
+Outage: what is answered meanwhile, in each mode. A mode binds as a store does, and has each operation say
+what it answers in it. What was taken from the store can only be moved there, so cancel, settle and refund
+move nothing meanwhile, and waiters leave as promised. What a mode has given itself it moves.
+
 Guard: one part of a store's truth that can be lost by itself, and what is answered while it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from shapekit._runtime.cancellation import within
-from shapekit.algorithms.base import share_of
-from shapekit.algorithms.operation import Operation, Side
+from shapekit._runtime.drivers import TASKS, THREADS, Driver, Twin, run
+from shapekit.algorithms.adaptive.queue import AdaptiveQueue
+from shapekit.algorithms.base import Algorithm, share_of, slowed
+from shapekit.algorithms.inflight import Concurrency
+from shapekit.algorithms.operation import Moment, Operation, Side
+from shapekit.algorithms.queue.queue import LeakyQueue
+from shapekit.clock import Clock
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.rate import SECOND_US, Duration, duration_us, one_of
 from shapekit.stores.base import Apply, ApplyMany, Key, Program, Store
-from shapekit.stores.resilient.breaker import Attempt, Breaker
-from shapekit.stores.resilient.fallback import Closed, Local, Open, Outage, Raise
-from shapekit.stores.resilient.timeout import Deadline
+from shapekit.stores.memory import MemoryStore
+from shapekit.stores.resilient.breaker import Attempt, Breaker, Deadline
 
 __all__ = ["ResilientStore"]
+
+Flow: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
+"""What is done for a call; its first argument is its driver."""
+Strategy: TypeAlias = "Algorithm[Any] | LeakyQueue | Concurrency"
+
+
+class Outage(ABC):
+    """What is answered instead of the store."""
+
+    mode: ClassVar[str]
+
+    def __init__(self, clock: Clock, breaker: Breaker) -> None:
+        self._clock = clock
+        self._breaker = breaker
+        self.local: MemoryStore | None = None
+
+    def bind(self, name: str, program: Program, operation: Operation) -> Apply:
+        """The call that answers `operation` on a key of `name`."""
+        if operation.nothing is not None:
+            return lambda *_: operation.nothing
+        return self._answering(name, program, operation)
+
+    @abstractmethod
+    def _answering(self, name: str, program: Any, operation: Operation) -> Apply:
+        """`bind`, for what is answered in a way of its own."""
+
+    def own(self, name: str, program: Program, operation: Operation) -> Apply | None:
+        """The call that applies an operation to what the mode has given; None if it gives nothing."""
+        return None
+
+    def bind_many(self, name: str, program: Program, operation: Operation) -> ApplyMany:
+        """The call that answers it for several keys."""
+        apply = self.bind(name, program, operation)
+
+        def apply_many(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
+            return [apply(key, *args) for key in keys]
+
+        return apply_many
+
+    def _moment(self) -> Moment:
+        now = self._clock.now_us()
+        return Moment(now, self._clock.wall_us() - now, self._breaker.probe_in_us())
+
+
+class Open(Outage):
+    """Every call finds a key that was never used, and leaves it so."""
+
+    mode: ClassVar[str] = "open"
+
+    def _answering(self, name: str, program: Any, operation: Operation) -> Apply:
+        return lambda key, *args: operation.opened(program, self._moment(), args)
+
+
+class Closed(Outage):
+    """Every call is refused until the store is asked again."""
+
+    mode: ClassVar[str] = "closed"
+
+    def _answering(self, name: str, program: Any, operation: Operation) -> Apply:
+        return lambda key, *args: operation.closed(program, self._moment(), args)
+
+
+class Raise(Closed):
+    """Every call raises; what only gives back is told that nothing was given."""
+
+    mode: ClassVar[str] = "raise"
+
+    def _answering(self, name: str, program: Any, operation: Operation) -> Apply:
+        return self.raising if operation.needs_store else super()._answering(name, program, operation)
+
+    def raising(self, *_: Any) -> Any:
+        """Answer that nobody answers."""
+        raise self._breaker.refusal()
+
+
+class Local(Outage):
+    """Every process goes on by itself, at a share of the limits."""
+
+    mode: ClassVar[str] = "local"
+
+    def __init__(self, clock: Clock, breaker: Breaker, share: Fraction) -> None:
+        super().__init__(clock, breaker)
+        self.local = self._local = MemoryStore(clock)
+        self._share = share
+        self._closed = Closed(clock, breaker)
+
+    def _answering(self, name: str, program: Any, operation: Operation) -> Apply:
+        part: Any = scaled(program, self._share)
+        if operation.instead is not None:
+            standing = self._local.bind(name, part, operation.instead)
+            return lambda key, *_: standing(key)
+        refuse = self._closed.bind(name, program, operation)
+        return operation.locally(self._local.bind(name, part, operation), program, part, refuse)
+
+    def own(self, name: str, program: Any, operation: Operation) -> Apply:
+        part: Any = scaled(program, self._share)
+        apply = self._local.bind(name, part, operation)
+        return lambda key, *args: operation.given(program, part, apply(key, *args))
+
+    def bind_many(self, name: str, program: Any, operation: Operation) -> ApplyMany:
+        part: Any = scaled(program, self._share)
+        apply_many = self._local.bind_many(name, part, operation)
+        refuse_many = self._closed.bind_many(name, program, operation)
+
+        def answer(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
+            if (cost := operation.cost(args)) and cost > part.max_cost:
+                return refuse_many(keys, args)
+            return [operation.given(program, part, one) for one in apply_many(keys, args)]
+
+        return answer
+
+
+def scaled(program: Strategy, share: Fraction) -> Strategy:
+    """The same limits at a share of their rates."""
+    if isinstance(program, Algorithm | Concurrency | AdaptiveQueue):
+        return program.scaled(share)
+    part = share_of(share)
+    paced = min(program.rates, key=lambda rate: rate.period_us, default=None)
+    if program.pace != "smooth":
+        paced = None
+    return LeakyQueue(
+        () if paced is None else (slowed(paced, part),),
+        None if paced is None else max(1, int(program.burst * part)),
+        program.pace,
+        [limit.scaled(part) for limit in program.constraints.algorithms],
+        float(program.headroom),
+    )
+
 
 MODES = {mode.mode: mode for mode in (Raise, Open, Closed)}
 
@@ -32,7 +169,6 @@ class Guard:
         self, primary: Store, deadline: Deadline, timeout_us: int, on_outage: str, part: Fraction | None
     ) -> None:
         self.primary = primary
-        self.instant = primary.instant
         self.breaker = Breaker(primary.clock, lambda: repr(primary), timeout_us)
         self._timeout_s = timeout_us / SECOND_US
         self._deadline = deadline
@@ -41,133 +177,87 @@ class Guard:
             if part is None
             else Local(primary.clock, self.breaker, part)
         )
+        self._in_time = Twin(self._call_in_time, self._acall_in_time)
         self._closed = False
         self.asked_last: tuple[str, Program, Key] | None = None
         """The last key that lay here, of which program under which name."""
 
-    def bind(self, name: str, program: Program, operation: Operation) -> Apply:
-        asked = self._asked(name, program, operation)
-        if operation.on_both_sides and self.outage.local is not None:
-            return _on_both_sides(self.outage.bind(name, program, operation), asked)
-        if not operation.follows:
-            return asked
-        own = self.outage.own(name, program, operation)
-        standing = (
-            None if operation.instead is None else self._asked(name, program, operation.instead, operation)
-        )
-        unmoved = self.outage.bind(name, program, operation)
-
-        def apply(key: Key, *args: Any) -> Any:
-            side, args = operation.routed(args)
-            if side is Side.PRIMARY:
-                return asked(key, *args)
-            if side is Side.LOCAL and own is not None:
-                return own(key, *args)
-            return unmoved(key, *args) if standing is None else standing(key)
-
-        return apply
-
-    def bind_many(self, name: str, program: Program, operation: Operation) -> ApplyMany:
+    def bound(
+        self, driver: Driver, name: str, program: Program, operation: Operation, *, many: bool = False
+    ) -> Flow:
+        """The call that applies an operation to a key, or with the arguments in one, to each of many."""
+        if not many:
+            return self._routed(driver, name, program, operation)
         if operation.follows:
-            apply = self.bind(name, program, operation)
-            return lambda keys, args: [apply(key, *args) for key in keys]
-        ask = self._prepared(self.primary.bind_many, name, program, operation)
+            return _each(self._routed(driver, name, program, operation))
+        ask = self._prepared(driver, name, program, operation, many=True)
         return self.guarded(ask, self.outage.bind_many(name, program, operation), self.breaker.attempt)
 
-    def abind(self, name: str, program: Program, operation: Operation) -> Callable[..., Awaitable[Any]]:
-        asked = self._aasked(name, program, operation)
-        if operation.on_both_sides and self.outage.local is not None:
-            return _on_both_sides(self.outage.bind(name, program, operation), asked)
-        if not operation.follows:
-            return asked
-        own = self.outage.own(name, program, operation)
-        standing = (
-            None if operation.instead is None else self._aasked(name, program, operation.instead, operation)
-        )
-        unmoved = self.outage.bind(name, program, operation)
+    def _routed(self, driver: Driver, name: str, program: Program, operation: Operation) -> Flow:
+        def asked(what: Operation) -> Flow:
+            # Waiters who are about to leave must not be late because they probe.
+            attempt = self.breaker.attempt if what.probes else partial(self.breaker.attempt, probes=False)
+            return self.guarded(self._prepared(driver, name, program, what), unmoved, attempt)
 
-        async def aapply(key: Key, *args: Any) -> Any:
+        unmoved = self.outage.bind(name, program, operation)
+        primary = asked(operation)
+        if operation.on_both_sides and self.outage.local is not None:
+
+            async def both(driver: Driver, *args: Any) -> Any:
+                # A permit does not say where it was taken; where it was not, giving it back does nothing.
+                unmoved(*args)
+                return await primary(driver, *args)
+
+            return both
+        if not operation.follows:
+            return primary
+        own = self.outage.own(name, program, operation)
+        standing = None if operation.instead is None else asked(operation.instead)
+
+        async def routed(driver: Driver, key: Key, *args: Any) -> Any:
             side, args = operation.routed(args)
             if side is Side.PRIMARY:
-                return await asked(key, *args)
+                return await primary(driver, key, *args)
             if side is Side.LOCAL and own is not None:
                 return own(key, *args)
-            return unmoved(key, *args) if standing is None else await standing(key)
+            return unmoved(key, *args) if standing is None else await standing(driver, key)
 
-        return aapply
-
-    def abind_many(
-        self, name: str, program: Program, operation: Operation
-    ) -> Callable[[Sequence[Key], tuple[Any, ...]], Awaitable[list[Any]]]:
-        if not operation.follows:
-            ask = self._prepared(self.primary.abind_many, name, program, operation)
-            return self.aguarded(ask, self.outage.bind_many(name, program, operation), self.breaker.attempt)
-        aapply = self.abind(name, program, operation)
-
-        async def aapply_many(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
-            return [await aapply(key, *args) for key in keys]
-
-        return aapply_many
-
-    def _asked(
-        self, name: str, program: Program, operation: Operation, lost: Operation | None = None
-    ) -> Apply:
-        ask = self._prepared(self.primary.bind, name, program, operation)
-        return self.guarded(
-            ask, self.outage.bind(name, program, lost or operation), self._attempts(operation)
-        )
-
-    def _aasked(
-        self, name: str, program: Program, operation: Operation, lost: Operation | None = None
-    ) -> Callable[..., Awaitable[Any]]:
-        ask = self._prepared(self.primary.abind, name, program, operation)
-        return self.aguarded(
-            ask, self.outage.bind(name, program, lost or operation), self._attempts(operation)
-        )
-
-    def _attempts(self, operation: Operation) -> Callable[[], Attempt]:
-        # Waiters who are about to leave must not be late because they probe.
-        return self.breaker.attempt if operation.probes else partial(self.breaker.attempt, probes=False)
+        return routed
 
     def guarded(
-        self,
-        ask: Callable[..., Any],
-        outage: Apply,
-        attempt: Callable[[], Attempt],
-        within: Apply | None = None,
-    ) -> Apply:
-        call = within or (at_leisure if self.instant else self._deadline.call)
+        self, ask: Twin[Any], outage: Apply, attempt: Callable[[], Attempt], *, at_leisure: bool = False
+    ) -> Flow:
+        """The call that asks the primary, in time unless `at_leisure`; if it is gone, the outage's mode."""
+        in_time = not (at_leisure or self.primary.instant)
 
-        def apply(*args: Any) -> Any:
-            self._check_open()
+        async def flow(driver: Driver, *args: Any) -> Any:
+            if self._closed:
+                raise StoreUnavailableError("this ResilientStore is closed; make a new one")
             with attempt() as may_ask:
                 if may_ask:
-                    return call(ask, *args)
+                    return await (
+                        driver.ask(self._in_time, ask, *args) if in_time else driver.ask(ask, *args)
+                    )
             return outage(*args)
 
-        return apply
+        return flow
 
-    def aguarded(
-        self, ask: Callable[..., Awaitable[Any]], outage: Apply, attempt: Callable[[], Attempt]
-    ) -> Callable[..., Awaitable[Any]]:
-        call = at_leisure if self.instant else self._in_time
+    def _call_in_time(self, ask: Twin[Any], *args: Any) -> Any:
+        return self._deadline.call(ask.call, *args)
 
-        async def aapply(*args: Any) -> Any:
-            self._check_open()
-            with attempt() as may_ask:
-                if may_ask:
-                    return await call(ask, *args)
-            return outage(*args)
-
-        return aapply
-
-    async def _in_time(self, ask: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+    async def _acall_in_time(self, ask: Twin[Any], *args: Any) -> Any:
         with within(self._timeout_s):
-            return await ask(*args)
+            return await ask.acall(*args)
         raise self._deadline.missed()
 
-    def _prepared(self, bind: Callable[..., Callable[..., Any]], *what: Any) -> Callable[..., Any]:
+    def _prepared(self, driver: Driver, *what: Any, many: bool = False) -> Twin[Any]:
         """The primary's own call, bound now, or at its first use if the primary is gone now."""
+        primary = self.primary
+        bind: Callable[..., Callable[..., Any]]
+        if driver is THREADS:
+            bind = primary.bind_many if many else primary.bind
+        else:
+            bind = primary.abind_many if many else primary.abind
         bound: Callable[..., Any] | None = None
 
         def ask(*args: Any) -> Any:
@@ -179,14 +269,10 @@ class Guard:
         if not self.breaker.is_open:
             with self.breaker.attempt():
                 bound = bind(*what)
-        return ask
+        return Twin(ask, ask)  # of its driver, which is the only one to ask it
 
     def refuse(self, *_: Any) -> Any:
         raise self.breaker.refusal()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreUnavailableError("this ResilientStore is closed; make a new one")
 
     def close(self) -> None:
         """Answer nobody any more."""
@@ -195,19 +281,13 @@ class Guard:
             self.outage.local.close()
 
 
-def _on_both_sides(here: Apply, asked: Callable[..., Any]) -> Callable[..., Any]:
-    """A permit does not say where it was taken; where it was not, giving it back does nothing."""
+def _each(flow: Flow) -> Flow:
+    """One call for each of several keys."""
 
-    def apply(*args: Any) -> Any:
-        here(*args)
-        return asked(*args)
+    async def each(driver: Driver, keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
+        return [await flow(driver, key, *args) for key in keys]
 
-    return apply
-
-
-def at_leisure(call: Callable[..., Any], *args: Any) -> Any:
-    """Make a call that nothing bounds but itself."""
-    return call(*args)
+    return each
 
 
 OnOutage: TypeAlias = Literal["raise", "open", "closed", "local"]
@@ -296,88 +376,81 @@ class ResilientStore(Store):
     # binding
 
     def bind(self, name: str, program: Program, operation: Operation) -> Apply:
-        if not self._sharded:
-            return self._whole.bind(name, program, operation)
-        # What is to be prepared is prepared now, whichever shard is asked first.
-        bound = {self._whole: self._whole.bind(name, program, operation)}
-
-        def apply(key: Key, *args: Any) -> Any:
-            guard = self._guard(name, program, key)
-            if guard not in bound:
-                bound[guard] = guard.bind(name, program, operation)
-            return bound[guard](key, *args)
-
-        return apply
+        return partial(run, self._bound(THREADS, name, program, operation))
 
     def bind_many(self, name: str, program: Program, operation: Operation) -> ApplyMany:
-        if not self._sharded:
-            return self._whole.bind_many(name, program, operation)
-        apply = self.bind(name, program, operation)
-        return lambda keys, args: [apply(key, *args) for key in keys]
+        return partial(run, self._bound(THREADS, name, program, operation, many=True))
 
     def abind(self, name: str, program: Program, operation: Operation) -> Callable[..., Awaitable[Any]]:
-        if not self._sharded:
-            return self._whole.abind(name, program, operation)
-        bound = {self._whole: self._whole.abind(name, program, operation)}
-
-        def aapply(key: Key, *args: Any) -> Awaitable[Any]:
-            guard = self._guard(name, program, key)
-            if guard not in bound:
-                bound[guard] = guard.abind(name, program, operation)
-            return bound[guard](key, *args)
-
-        return aapply
+        return partial(self._bound(TASKS, name, program, operation), TASKS)
 
     def abind_many(
         self, name: str, program: Program, operation: Operation
     ) -> Callable[[Sequence[Key], tuple[Any, ...]], Awaitable[list[Any]]]:
+        return partial(self._bound(TASKS, name, program, operation, many=True), TASKS)
+
+    def _bound(
+        self, driver: Driver, name: str, program: Program, operation: Operation, *, many: bool = False
+    ) -> Flow:
         if not self._sharded:
-            return self._whole.abind_many(name, program, operation)
-        aapply = self.abind(name, program, operation)
+            return self._whole.bound(driver, name, program, operation, many=many)
+        # What is to be prepared is prepared now, whichever shard is asked first.
+        bound = {self._whole: self._whole.bound(driver, name, program, operation)}
 
-        async def aapply_many(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
-            return [await aapply(key, *args) for key in keys]
+        async def apply(driver: Driver, key: Key, *args: Any) -> Any:
+            guard = self._guard(name, program, key)
+            if guard not in bound:
+                bound[guard] = guard.bound(driver, name, program, operation)
+            return await bound[guard](driver, key, *args)
 
-        return aapply_many
+        return _each(apply) if many else apply
 
     # beside the operations
 
     def reset(self, name: str, program: Program, key: Key) -> None:
-        guard = self._guard(name, program, key)
-        guard.guarded(self.primary.reset, guard.refuse, guard.breaker.attempt)(name, program, key)
-        if guard.outage.local is not None:
-            guard.outage.local.reset(name, program, key)
+        run(self._reset, name, program, key)
 
     async def areset(self, name: str, program: Program, key: Key) -> None:
+        await self._reset(TASKS, name, program, key)
+
+    async def _reset(self, driver: Driver, name: str, program: Program, key: Key) -> None:
         guard = self._guard(name, program, key)
-        await guard.aguarded(self.primary.areset, guard.refuse, guard.breaker.attempt)(name, program, key)
+        ask = Twin(self.primary.reset, self.primary.areset)
+        await guard.guarded(ask, guard.refuse, guard.breaker.attempt)(driver, name, program, key)
         if guard.outage.local is not None:
             guard.outage.local.reset(name, program, key)
 
     def reset_all(self, prefix: str = "") -> int:
-        whole = self._whole
-        count: int = whole.guarded(self.primary.reset_all, whole.refuse, whole.breaker.attempt, at_leisure)(
-            prefix
-        )
+        count: int = self._asked_whole(self.primary.reset_all, prefix)
         for guard in self._all():
             if guard.outage.local is not None:
                 guard.outage.local.reset_all(prefix)
         return count
 
     def keys(self, prefix: str = "") -> Iterator[str]:
-        whole = self._whole
-        found: Iterator[str] = whole.guarded(
-            self.primary.keys, whole.refuse, whole.breaker.attempt, at_leisure
-        )(prefix)
+        found: Iterator[str] = self._asked_whole(self.primary.keys, prefix)
         return found
 
+    def _asked_whole(self, call: Callable[[str], Any], prefix: str) -> Any:
+        whole = self._whole
+        flow = whole.guarded(Twin(call, call), whole.refuse, whole.breaker.attempt, at_leisure=True)
+        return run(flow, prefix)
+
     def close(self) -> None:
-        if self._let_go():
-            self.primary.close()
+        run(self._close)
 
     async def aclose(self) -> None:
-        if self._let_go():
-            await self.primary.aclose()
+        await self._close(TASKS)
+
+    async def _close(self, driver: Driver) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._deadline.close()
+        for guard in self._all():
+            guard.close()
+        self.wake()
+        await driver.ask(Twin(self.primary.close, self.primary.aclose))
 
     def __repr__(self) -> str:
         return f"ResilientStore({self.primary!r}, on_outage={self.on_outage!r})"
@@ -408,17 +481,6 @@ class ResilientStore(Store):
 
     def _all(self) -> list[Guard]:
         return [self._whole, *list(self._guards.values())]
-
-    def _let_go(self) -> bool:
-        """Let go of what is ours; whether the primary is still to be closed."""
-        if self._closed:
-            return False
-        self._closed = True
-        self._deadline.close()
-        for guard in self._all():
-            guard.close()
-        self.wake()
-        return True
 
 
 def _checked_share(on_outage: str, share: Any) -> Fraction | None:

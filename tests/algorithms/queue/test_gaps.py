@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from shapekit import ManualClock, Rate, Shaper
 from shapekit.algorithms import rows
-from shapekit.algorithms.queue import gaps
+from shapekit.algorithms.queue import slots
 
 from .follower import SECOND, Follower
 from .histories import check_spacing
@@ -96,7 +96,7 @@ def test_when_all_leave_in_any_order_the_tail_goes_back_over_them_all(order):
 
 def test_of_too_many_gaps_the_one_in_the_middle_is_forgotten(monkeypatch):
     """The first and the last are what counts."""
-    monkeypatch.setattr(gaps, "MOST", 8)
+    monkeypatch.setattr(slots, "MOST", 8)
     crowd = Waiting(101)
     left = range(1, 100, 2)
     for name in left:
@@ -174,8 +174,8 @@ class Forgetful(RuleBasedStateMachine):
     @initialize(rate=st.sampled_from(["10/s", "7/s", "99_991/s"]), burst=st.sampled_from([1, 1, 3]))
     def begin(self, rate, burst):
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr("shapekit.algorithms.queue.gaps.MOST", 2)
-        self.patch.setattr("shapekit.algorithms.queue.gone.MOST_LEFT", 4)
+        self.patch.setattr("shapekit.algorithms.queue.slots.MOST", 2)
+        self.patch.setattr("shapekit.algorithms.queue.slots.MOST_LEFT", 4)
         self.patch.setattr("shapekit.algorithms.rows.PAGE", 2)
         self.rate, self.burst = Rate.parse(rate), burst
         self.follower = Follower(rate, burst=burst)

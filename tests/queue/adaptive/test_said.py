@@ -15,7 +15,7 @@ from shapekit import (
 from shapekit._adapters.http.request import Outgoing
 from shapekit.cli.check import meaning
 from shapekit.cli.top import row_of
-from shapekit.stores.inspect import Sighting
+from shapekit.stores.encoding import Sighting
 
 BETWEEN = Adaptive(min="1/s", max="50/s")
 
