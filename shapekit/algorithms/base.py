@@ -48,9 +48,13 @@ class Outcome(NamedTuple, Generic[S]):
     """
 
     state: S | None
+    """The state after the operation."""
     decision: Decision
+    """What was decided."""
     ttl_us: int
+    """How long the state differs from a cold one, in microseconds."""
     persist: bool
+    """Whether the state is to be stored; where false, nothing changed."""
 
 
 Decided: TypeAlias = tuple[S | None, Decision, int, bool]
