@@ -41,7 +41,6 @@ INTERNAL = {
     "Admission": "enclosing holds_permit leave_soon taken target",
     "Reservation": "after_waiting core costing grant granted",
     "AdaptiveRate": "learn",
-    "Feedback": "bounded",
     # What errors are made of again: in another process, in a message that names the file.
     "ConfigError": "within",
     "QueueFullError": "args",
@@ -54,7 +53,8 @@ INTERNAL = {
     " on_both_sides opened probes routed",
     # What fits one wrapper to several HTTP clients, and what Celery reads of a task.
     "ShapedTransport": "around held_stream library refusals",
-    "ShapedTask": "Strategy abstract on_bound shape shaped",
+    "ShapedTask": "Strategy abstract on_bound",
+    "Shaped": "admission_of calls grace_s on_reject run",
     # pytest collects these from a subclass.
     "StoreConformance": "test_*",
 }
@@ -62,6 +62,9 @@ INTERNAL = {
 
 HANDED_IN = {"AsyncAlarm"}
 """Classes of private rooms that a public method is handed: `Clock.asleep` awaits its alarm."""
+
+
+BLOCK = re.compile(r"^ *```python\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
 def public_classes() -> dict[type, set[str]]:
@@ -250,6 +253,23 @@ def test_what_is_internal_exists() -> None:
         if name not in by_name or not any(fnmatchcase(member, pattern) for member in members(by_name[name]))
     ]
     assert gone == []
+
+
+def test_no_example_uses_what_is_internal() -> None:
+    # By name alone, so of those that neither a public member has nor `asyncio.run`.
+    public = {name for cls in CLASSES for name in public_members(cls)} | {"run"}
+    internal = {name for names in INTERNAL.values() for name in names.split()} - public
+    assert len(internal) > 30
+    texts = {path: path.read_text("utf-8") for path in (ROOT / "examples").rglob("*.py")}
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        texts[page] = "\n".join(BLOCK.findall(page.read_text("utf-8")))
+    used = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path, text in texts.items()
+        for name in {*re.findall(r"\w\.(\w+)", text)} - {*re.findall(r"self\.(\w+) =", text)}
+        if name in internal
+    }
+    assert used == set()
 
 
 def test_no_public_member_speaks_of_a_class_that_only_the_package_knows() -> None:
