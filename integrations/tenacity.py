@@ -98,6 +98,7 @@ class wait_retry_after(wait_base):  # noqa: N801
         if fallback is not None and not callable(fallback):
             raise ConfigError("fallback", fallback, "is not a wait", "pass one, such as wait_fixed(1)")
         self.fallback = tenacity.wait_random_exponential(max=60) if fallback is None else fallback
+        """Says how long to wait where neither the server nor a refusal does."""
         self._word = ServerWord(max_hold)
 
     def __call__(self, retry_state: RetryCallState) -> float:  # noqa: D102

@@ -47,7 +47,9 @@ class Admission:
 
     def __init__(self, policy: Policy, key: str, cost: int, waits: dict[str, Any]) -> None:
         self.key = key
+        """The key whose limit the call takes from."""
         self.cost = cost
+        """The cost that the call was admitted with."""
         self._policy = policy
         self._shaper = policy.shaper
         self._waits = waits
@@ -56,6 +58,7 @@ class Admission:
         self.target: Target | None = None
         """Where the call goes, if that is known: then a hold may be for the part of the server there."""
         self.sent_at = 0.0
+        """When the call left, in epoch seconds on the clock of the store; 0 before."""
         self._turn: Reservation | None = None
         self._unheard = False
         """Whether something was said of the cost to which no answer came: it may have counted."""

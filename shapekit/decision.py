@@ -21,6 +21,7 @@ class Decision(NamedTuple):
     """
 
     allowed: bool
+    """Whether the call is admitted; the truth value of the decision."""
     limit: int
     """The ceiling that was decided on: a burst, or a window's limit."""
     current: int

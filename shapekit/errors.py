@@ -55,6 +55,7 @@ class ShapekitError(Exception):
     """The root of the tree: catching it catches everything shapekit raises."""
 
     code: ClassVar[str] = "shapekit_error"
+    """Names the kind of error, and never changes."""
 
 
 class ConfigError(ShapekitError, ValueError):
@@ -64,9 +65,13 @@ class ConfigError(ShapekitError, ValueError):
 
     def __init__(self, field: str, value: object, bound: str, fix: str) -> None:
         self.field = field
+        """The argument that is wrong; in a file, with the file and the table."""
         self.value = shortened(value)
+        """The `repr` of its value, shortened."""
         self.bound = bound
+        """What is wrong with the value."""
         self.fix = fix
+        """What to write instead."""
         super().__init__(field, _Verbatim(self.value), bound, fix)
 
     def within(self, place: str) -> ConfigError:
@@ -84,9 +89,13 @@ class CostExceedsLimitError(ShapekitError, ValueError):
 
     def __init__(self, cost: int, limit: int, key: str, what: str = "burst") -> None:
         self.cost = cost
+        """The cost of the call."""
         self.limit = limit
+        """The largest cost that is ever admitted."""
         self.key = key
+        """The key that was asked for."""
         self.what = what
+        """What bounds the cost: "burst", "capacity", "limit"."""
         super().__init__(cost, limit, key, what)
 
     def __str__(self) -> str:
@@ -104,7 +113,9 @@ class RateLimitedError(ShapekitError):
     def __init__(self, decision: Decision, key: str) -> None:
         # Serializers that know no classes, such as JSON, make a list of it.
         self.decision = decision if isinstance(decision, Decision) else Decision(*decision)
+        """The denial."""
         self.key = key
+        """The key that was asked for."""
         super().__init__(self.decision, key)
 
     @property
@@ -128,7 +139,9 @@ class QueueFullError(RateLimitedError):
 
     def __init__(self, decision: Decision, key: str, delay: float, max_wait: float) -> None:
         self.delay = delay
+        """Seconds that the call would have had to wait."""
         self.max_wait = max_wait
+        """Seconds that it was allowed to wait."""
         super().__init__(decision, key)
         self.args = (self.decision, key, delay, max_wait)
 

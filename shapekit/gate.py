@@ -56,8 +56,10 @@ class Gate:
         if not isinstance(strategy, Algorithm):
             raise ConfigError("strategy", strategy, "is not a strategy", 'pass one, such as GCRA("10/s")')
         self.strategy = strategy
+        """The limit that the gate counts."""
         self._store, self._owns_store = open_store(store, clock)
         self.name = checked_name(name, self._store, "gate")
+        """The name under which the keys of the gate are found on its store."""
         self._max_cost = strategy.max_cost
         self._program = ledgered(strategy)
         bound = (self.name, self._program)

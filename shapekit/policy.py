@@ -185,7 +185,9 @@ class Policy:
             clock=clock,
             name=name,
         )
+        """The queue under the policy."""
         self.name = self.shaper.name
+        """The name of the limit, which events, metrics and the keys on the store bear."""
         self.scoped = ScopedTurns(self.shaper.core)
         self.permits: Permits | None = None
         if in_flight is not None:
@@ -194,11 +196,15 @@ class Policy:
             core = self.shaper.core
             self.permits = Permits(f"{self.name}.permits", core.store, in_flight, core.sleepers)
         self.key = checked_key(key)
+        """The key, template or callable that was given."""
         self.cost = checked_cost(cost)
+        """The cost or callable that was given."""
         if type(enforce) is not bool:
             raise ConfigError("enforce", enforce, "is neither True nor False", "pass a bool")
         self.enforce = enforce
+        """Whether calls wait and are refused; false where they are only measured."""
         self.refund_on = never_counted(refund_on)
+        """Says of an exception whether the call never counted; None without `refund_on`."""
         self._feedback_spec = checked_feedback(feedback)
         if adaptive is not None and feedback is None:
             fix = 'leave it away, or name a dialect: Feedback("ietf")'

@@ -170,8 +170,11 @@ class Rate(Value):
     __slots__ = fields = ("limit", "period_us", "burst")
 
     limit: int
+    """Calls in each period."""
     period_us: int
+    """The period, in microseconds."""
     burst: int | None
+    """How many calls may leave at once; None if the rate says nothing of it."""
 
     def __init__(self, limit: int, period: Duration = 1, *, burst: int | None = None) -> None:
         self._checked(limit, duration_us("period", period), burst, limit)

@@ -89,6 +89,7 @@ class Shaper:
             queue = LeakyQueue(rates, burst, pace, _strategies(gates), headroom)
         opened, self._owns_store = open_store(store, clock)
         self.name = checked_name(name, opened, "shaper")
+        """The name under which the keys of the shaper are found on its store."""
         self._max_wait_us = max_wait_us(max_wait)
         chunk_s = duration_us("longest_sleep", longest_sleep) / SECOND_US
         self.core = Core(self.name, queue, opened, self._max_wait_us, chunk_s, lease)

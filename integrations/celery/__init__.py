@@ -39,7 +39,7 @@ from shapekit.integrations.celery.shape import (
     policy_from,
 )
 
-__all__ = ["ShapedTask", "shape_app", "shape_publish"]
+__all__ = ["Shaped", "ShapedTask", "shape_app", "shape_publish"]
 
 _STRATEGY = "shapekit.integrations.celery.worker:strategy"
 _STEP = "shapekit.integrations.celery.worker:ShapingStep"
@@ -64,8 +64,10 @@ class ShapedTask(Task):
 
     abstract = True
     shape: Shape | None = None
+    """The rate of the task: a policy, or its keywords."""
     Strategy = _STRATEGY
     shaped: Shaped
+    """The policy of the task, and the admission of its running call."""
 
     def __init__(self) -> None:
         if self.shape is None:

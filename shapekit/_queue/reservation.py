@@ -22,7 +22,9 @@ class Outlook(NamedTuple):
     """When more calls will have left, in seconds from now."""
 
     first_in: float
+    """When the first of them leaves."""
     last_in: float
+    """When the last of them leaves."""
 
 
 class Reservation(NamedTuple):
@@ -30,6 +32,7 @@ class Reservation(NamedTuple):
 
     core: Core
     key: str
+    """The key whose limit the slot is of."""
     granted: Granted
 
     @property

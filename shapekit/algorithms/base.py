@@ -48,9 +48,13 @@ class Outcome(NamedTuple, Generic[S]):
     """
 
     state: S | None
+    """The state after the operation."""
     decision: Decision
+    """What was decided."""
     ttl_us: int
+    """How long the state differs from a cold one, in microseconds."""
     persist: bool
+    """Whether the state is to be stored; where false, nothing changed."""
 
 
 Decided: TypeAlias = tuple[S | None, Decision, int, bool]
@@ -145,7 +149,7 @@ class Algorithm(Value, ABC, Generic[S]):
         Afterwards the key is never more permissive than if those units had never been charged.
         `charged_at` is the `receipt` of the decision; the instant of the charge is safe too, but
         may return less. A limit does not know whose units it counts: who asks it says no more than was
-        charged, and that once. A Ledger sees to both.
+        charged, and that once. A gate sees to both.
         """
 
     def cut(self, state: S | None, now: int, charged_at: Receipt) -> S | None:

@@ -56,7 +56,9 @@ class FixedWindow(Window[Counts]):
     __slots__ = fields = ("limit", "window_us")
 
     limit: int
+    """Units in each window."""
     window_us: int
+    """The length of a window, in microseconds."""
 
     def __init__(self, limit: int | str | Rate, window: Duration | None = None) -> None:
         units, window_us = windowed(limit, window)

@@ -78,7 +78,9 @@ class Meter(Algorithm[Positions]):
     __slots__ = (*fields, "_p", "_q", "_tau")
 
     rate: Rate
+    """The rate in the long run."""
     burst: int
+    """How many units are admitted at once after idling."""
     _p: int
     _q: int
     _tau: int

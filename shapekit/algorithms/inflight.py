@@ -151,7 +151,9 @@ class Concurrency(Value):
     __slots__ = fields
 
     limit: int
+    """How many calls may be in flight at once."""
     lease_us: int
+    """How long a worker keeps its permits after it was last heard of, in microseconds."""
 
     def __init__(self, limit: int, lease: Duration = "60s") -> None:
         self._fill(

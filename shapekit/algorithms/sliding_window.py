@@ -65,9 +65,13 @@ class SlidingWindow(Window[Ring]):
     __slots__ = (*fields, "_width")
 
     limit: int
+    """Units in each window."""
     window_us: int
+    """The length of a window, in microseconds."""
     buckets: int
+    """How many parts of the window are counted by themselves."""
     conservative: bool
+    """Whether the oldest part counts whole."""
     _width: int
 
     def __init__(

@@ -57,7 +57,9 @@ class Answer(NamedTuple):
     """What a dialect is given: the status, the fields by lower-case name, and when it was said."""
 
     status: int
+    """The status code."""
     fields: Mapping[str, str]
+    """The header fields by lower-case name."""
     now: float
     """Epoch seconds on the server's clock if it sent a Date, else on ours."""
     retry_s: float | None = None

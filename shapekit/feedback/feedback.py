@@ -117,7 +117,8 @@ class Feedback:
 
     1. A 429, 503 or 529 holds for as long as it says itself; zero, and what has passed, is nothing said.
     2. An answer of any status after which nothing remains holds until the reset, if it names one.
-    3. A 429 that says nothing holds for 1 s, 2 s, 4 s …: once in an incident (see `incident.py`).
+    3. A 429 that says nothing holds for 1 s, 2 s, 4 s …: once in an incident, which lasts until a request
+       succeeds that left after the hold.
     4. Everything else holds nothing. A 503 or 529 that says nothing tells of an ill server, not of our rate.
 
     What a server says is obeyed whenever it comes; only where it is silent is something concluded from
@@ -134,10 +135,12 @@ class Feedback:
 
     def __init__(self, dialect: str | Parser = "auto", *, max_hold: Duration = "15m") -> None:
         self.dialect = dialect
+        """The dialect, or the parser, that was given."""
         self._dialects = _chosen(dialect)
         fields = (field for dialect in self._dialects for field in dialect.reads)
         self._wanted = None if callable(dialect) else wanted(fields)
         self.max_hold_s = duration_us("max_hold", max_hold, least=1_000) / SECOND_US
+        """The longest hold, in seconds."""
         self._incidents = Incidents(self.max_hold_s)
 
     def read(

@@ -84,6 +84,7 @@ class LLMBudget:
     ) -> None:
         self._store, self._owns_store = open_store(store, clock)
         self.name = checked_name(name, self._store, "llm")
+        """The name of the budget, with which the names of its policies begin."""
         self._feedback = Feedback(one_of("provider", provider, ("auto", *DIALECTS_OF_TOKENS)))
         gates = {
             "total": (*_bucket("tokens", tokens, capacity), *_day(tokens_per_day)),

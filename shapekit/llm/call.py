@@ -142,6 +142,7 @@ class LLMCall:
         clock: Clock,
     ) -> None:
         self.key = key
+        """The key whose budget the call takes from."""
         self.reserved = reserved
         """The tokens that were reserved."""
         self._purses = purses

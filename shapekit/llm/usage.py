@@ -14,7 +14,9 @@ class TokenUsage(NamedTuple):
     """Tokens of one call, those it was given and those it was answered with."""
 
     input: int
+    """Tokens of the question."""
     output: int
+    """Tokens of the answer."""
 
     @property
     def total(self) -> int:

@@ -64,7 +64,11 @@ class Waiting(Protocol):
 
 
 class Store(ABC):
-    """Where the states live. See the module's text for what a store promises."""
+    """Where the states live.
+
+    What a store of one's own has to promise stands in `help(shapekit.stores.base)`; the tests of
+    `shapekit.testing.StoreConformance` hold it to that.
+    """
 
     shared: bool
     """Whether other processes see the same states; then everything on it needs a name."""

@@ -83,13 +83,17 @@ class Sighting(NamedTuple):
     """A live key, the program that wrote its state, and the time it was seen at."""
 
     name: str
+    """The name of the gate, shaper or policy."""
     part: str
     """The part of a composite, where each has a key of its own; else empty."""
     key: str
+    """The key."""
     program: Described | None
     """None where nobody has told what wrote the state; then it cannot be read."""
     state: Any
+    """The state; `program` can read it."""
     now_us: int
+    """When it was seen, on the clock of the store."""
     skew_us: int
     """How far civil time is ahead."""
 

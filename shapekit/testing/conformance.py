@@ -37,8 +37,11 @@ class StoreConformance:
     """
 
     timelines = 200
+    """How many timelines are played for each algorithm."""
     steps = 10
+    """How many operations each of them has."""
     seed = "shapekit"
+    """What the timelines are made from."""
 
     def make_store(self, clock: ManualClock) -> Store:
         """A fresh, empty store that decides by this clock. Is called often; the tests close it."""

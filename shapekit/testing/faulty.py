@@ -44,13 +44,17 @@ class FaultyStore(Store):
         if not isinstance(inner, Store):
             raise ConfigError("inner", inner, "is not a store", "pass one, such as a MemoryStore")
         self.inner = inner
+        """The store that is asked."""
         self.clock = inner.clock
         self.shared = inner.shared
         self.clock_decides = inner.clock_decides
         self.awaited_only = inner.awaited_only
         self.down = False
+        """Whether every call raises and does nothing."""
         self.loses_replies = False
+        """Whether every call is done, and then raises."""
         self.calls = 0
+        """How many calls came."""
         self._slow_us = 0
         self._lock = threading.Lock()
         self._asleep: set[threading.Event | AsyncAlarm] = set()

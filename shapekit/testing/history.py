@@ -48,8 +48,11 @@ class PaceError(AssertionError):
     def __init__(self, message: str, first: int, last: int, by: float) -> None:
         super().__init__(message, first, last, by)
         self.first = first
+        """The position of the first of two calls that show the breach."""
         self.last = last
+        """The position of the second."""
         self.by = by
+        """Seconds too early for a pace, units too many for a window."""
 
     def __str__(self) -> str:
         return str(self.args[0])

@@ -15,10 +15,15 @@ from shapekit import errors
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
-PUBLIC = ["shapekit", "shapekit.events", "shapekit.feedback", "shapekit.progress", "shapekit.testing"] + [
-    f"shapekit.integrations.{path.stem}"
-    for path in sorted((ROOT / "integrations").glob("*"))
-    if not path.name.startswith("_")
+PUBLIC = [
+    *("shapekit", "shapekit.events", "shapekit.feedback", "shapekit.llm", "shapekit.progress"),
+    *(f"shapekit.stores.{name}" for name in ("base", "encoding", "memory", "redis", "resilient", "sqlite")),
+    "shapekit.testing",
+    *(
+        f"shapekit.integrations.{path.stem}"
+        for path in sorted((ROOT / "integrations").glob("*"))
+        if not path.name.startswith("_")
+    ),
 ]
 LOADED_WHEN_ASKED_FOR = {"shapekit": ["RedisStore"]}
 

@@ -170,7 +170,9 @@ class Adaptive(Value):
     __slots__ = fields = ("min", "max")
 
     min: Rate
+    """Where the search begins, and the lowest rate it takes by itself."""
     max: Rate
+    """The rate that is never exceeded."""
 
     def __init__(self, min: RateLike, max: RateLike) -> None:  # noqa: A002 - as users call them
         lowest, highest = _bound("min", min), _bound("max", max)

@@ -68,12 +68,19 @@ class Quota(Algorithm[Any]):
     __slots__ = (*fields, "counter")
 
     limit: int
+    """Units in each period."""
     per: str
+    """The period: `"month"`, `"week"`, `"day"`, `"fixed:30d"`, `"rolling:30d"`."""
     offset_minutes: int
+    """How far the boundaries are from those of UTC."""
     tz: str | None
+    """The time zone whose midnights are the boundaries; None for UTC and `offset_minutes`."""
     week_start: str
+    """The day on which a week begins."""
     anchor_day: int
+    """The day on which a month begins."""
     spread: bool
+    """Whether the units leave evenly over what is left of the period."""
     counter: Algorithm[Any]
 
     def __init__(

@@ -86,6 +86,7 @@ class RedisStore(Store):
         self.clock: Clock = SystemClock() if clock is None else clock
         self.clock_decides = clock is not None
         self.prefix = prefix
+        """What all keys on the server begin with."""
         self._keyspace = Keyspace(prefix)
         self._client = client
         self._link = None if client is None else Link(client)

@@ -353,7 +353,9 @@ class ResilientStore(Store):
         part = _checked_share(on_outage, share)
         timeout_us = duration_us("timeout", timeout)
         self.primary = primary
+        """The store that is asked as long as it answers."""
         self.on_outage = on_outage
+        """What happens while it does not: "raise", "open", "closed" or "local"."""
         self.clock = primary.clock
         self.shared = primary.shared
         self.instant = primary.instant
