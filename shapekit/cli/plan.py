@@ -19,7 +19,7 @@ from rich.progress import track
 
 from shapekit._queue.core import MAX_PLAYED
 from shapekit.algorithms.quota.quota import Quota
-from shapekit.cli.group import Complaint
+from shapekit.cli.main import Complaint
 from shapekit.cli.output import (
     bar,
     console,

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from shapekit import SQLiteStore, StoreUnavailableError
-from shapekit.cli.group import Complaint
-from shapekit.cli.stores import open_store, store_option
+from shapekit.cli.main import Complaint
+from shapekit.cli.top import open_store, store_option
 from shapekit.stores.redis import RedisStore
 
 from ..redis_server import shared_server
