@@ -18,19 +18,22 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeAlias
 
 from shapekit._runtime import forks
-from shapekit.feedback.answer import (
+from shapekit.feedback.dialects import (
+    DIALECTS,
+    FIRST_HOLD_S,
     REFUSED,
     SAYS_NOTHING,
     UNAVAILABLE,
     Answer,
+    Dialect,
     Headers,
+    Parser,
     ServerHint,
     heard,
     picked,
     says_nothing,
     wanted,
 )
-from shapekit.feedback.dialects import DIALECTS, FIRST_HOLD_S, Dialect, Parser
 from shapekit.rate import SECOND_US, Duration, duration_us, one_of
 
 __all__ = ["Feedback", "Incidents"]
@@ -117,7 +120,7 @@ class Feedback:
 
     1. A 429, 503 or 529 holds for as long as it says itself; zero, and what has passed, is nothing said.
     2. An answer of any status after which nothing remains holds until the reset, if it names one.
-    3. A 429 that says nothing holds for 1 s, 2 s, 4 s …: once in an incident (see `incident.py`).
+    3. A 429 that says nothing holds for 1 s, 2 s, 4 s …: once in an incident.
     4. Everything else holds nothing. A 503 or 529 that says nothing tells of an ill server, not of our rate.
 
     What a server says is obeyed whenever it comes; only where it is silent is something concluded from
