@@ -20,8 +20,7 @@ from shapekit.feedback import Feedback
 from shapekit.gate import checked_name
 from shapekit.keys import KeySpec, KeyTemplate
 from shapekit.llm.call import DIALECTS_OF_TOKENS, LLMCall, Purse, checked_parts
-from shapekit.llm.estimate import Asked, CountSpec, EstimateSpec, counter, estimated, told_usage
-from shapekit.llm.usage import TokenUsage
+from shapekit.llm.usage import Asked, CountSpec, EstimateSpec, TokenUsage, counter, estimated, told_usage
 from shapekit.llm.wrap import wrapped
 from shapekit.policy import Policy, RefundSpec, checked_key, never_counted
 from shapekit.rate import Duration, RateLike, one_of

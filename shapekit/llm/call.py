@@ -23,10 +23,8 @@ from shapekit.admission import Admission, hint_of
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
 from shapekit.feedback import Feedback, ServerHint
-from shapekit.feedback.answer import heard, picked, wanted
-from shapekit.feedback.dialects import DIALECTS, FAMILIES
-from shapekit.llm.estimate import told_usage
-from shapekit.llm.usage import TokenUsage, usage_of
+from shapekit.feedback.dialects import DIALECTS, FAMILIES, heard, picked, wanted
+from shapekit.llm.usage import TokenUsage, told_usage, usage_of
 from shapekit.policy import Policy
 from shapekit.rate import SECOND_US, Duration, duration_us
 
