@@ -47,9 +47,10 @@ from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.algorithms.token_bucket import TokenBucket
 from shapekit.rate import SECOND_US, Rate, RateLike, parse_rates
 from shapekit.stores.base import Key, Operation
-from shapekit.testing.truth import LINGER_US
 
 _DAY_US = 86_400 * SECOND_US
+LINGER_US = SECOND_US
+"""How far the clock may go back without anything being lost."""
 
 
 class Trial(NamedTuple):
