@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from itertools import count
 from traceback import walk_stack
@@ -26,6 +27,7 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint
 
+from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit._runtime.sleepers import Sleepers
 from shapekit._runtime.threads import GIVING_BACK, Errand
 from shapekit.algorithms.base import CHECK, FORECAST, PEEK, REFUND
@@ -40,8 +42,8 @@ from shapekit.clock import ManualClock
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import Key, Operation, Store
-from shapekit.testing.identity import Truth, acheck_identity, check_identity, same
-from shapekit.testing.timelines import GROUPS, changes, limited, queue
+from shapekit.testing.identity import Truth, check_identity, same
+from shapekit.testing.timelines import GROUPS, Trial, changes, limited, queue
 
 __all__ = ["StoreConformance"]
 
@@ -213,28 +215,30 @@ def kinds_are_kept_apart(store: Store) -> None:
 # the end
 
 
-def closed_is_closed(store: Store) -> None:
-    """After `close`, which may be called again, every call raises StoreUnavailableError, and nobody waits."""
+async def closed_is_closed(driver: Driver, store: Store) -> None:
+    """Once closed, which it may be twice, every call raises StoreUnavailableError, and nobody waits."""
     waiters = Sleepers(store.clock, "conformance")
     store.wakes(waiters)
-    check = store.bind("end", ONE, CHECK)
-    check("key", 1)
-    many = store.bind_many("end", ONE, CHECK)
-    store.close()
-    store.close()
+    check, peek = (store.twin("end", ONE, operation) for operation in (CHECK, PEEK))
+    many = Twin(store.bind_many("end", ONE, CHECK), store.abind_many("end", ONE, CHECK))
+    await driver.ask(check, "key", 1)
+    for _ in range(2):
+        await driver.ask(Twin(store.close, store.aclose))
     agree(waiters.is_closed, True, "whether close wakes those who wait, by Store.wake()")
-    calls: dict[str, Callable[[], Any]] = {
-        "check": lambda: check("key", 1),
-        "check of a cold key": lambda: check("new", 1),
-        "check of many keys": lambda: many(("key", "new"), (1,)),
-        "peek": lambda: store.bind("end", ONE, PEEK)("key"),
-        "reset": lambda: store.reset("end", ONE, "key"),
-        "reset_all": store.reset_all,
-        "keys": lambda: list(store.keys()),
+    calls: dict[str, tuple[Twin[Any], tuple[Any, ...]]] = {
+        "check": (check, ("key", 1)),
+        "check of a cold key": (check, ("new", 1)),
+        "check of many keys": (many, (("key", "new"), (1,))),
+        "peek": (peek, ("key",)),
+        "reset": (Twin(store.reset, store.areset), ("end", ONE, "key")),
     }
-    for what, call in calls.items():
+    for what, (call, args) in calls.items():
         with raising(StoreUnavailableError, f"{what} after close"):
-            call()
+            await driver.ask(call, *args)
+    with raising(StoreUnavailableError, "reset_all after close"):
+        store.reset_all()
+    with raising(StoreUnavailableError, "keys after close"):
+        list(store.keys())
 
 
 class CountedClock(ManualClock):
@@ -360,7 +364,7 @@ def crowd(jobs: Sequence[Callable[[], None]]) -> None:
         raise errors[0]
 
 
-def threads_admit_the_limit(stores: Sequence[Store]) -> None:
+def threads_admit_the_limit(*stores: Store) -> None:
     """Of more calls than the limit, from 8 threads at once, exactly the limit is admitted; each kind."""
     limit = 40
     for kind, program in limited(limit).items():
@@ -369,7 +373,7 @@ def threads_admit_the_limit(stores: Sequence[Store]) -> None:
         agree(admitted, limit, f"calls of {THREADS} threads that got through {program!r}")
 
 
-def threads_share_a_grid(stores: Sequence[Store]) -> None:
+def threads_share_a_grid(*stores: Store) -> None:
     """Reservations of 8 threads stand on one grid: every slot is given out, and none of them twice."""
     program, nonces = queue("10/s"), count(1)
     grants = _from_threads(stores, "crowd-queue", program, RESERVE, lambda: (1, None, next(nonces)))
@@ -399,7 +403,7 @@ def _from_threads(
     return answers
 
 
-def threads_share_permits(stores: Sequence[Store]) -> None:
+def threads_share_permits(*stores: Store) -> None:
     """Of 8 threads no more hold a permit at once than there are; and all get one, as others leave."""
     permits, visits = 3, 4
     lock, inside, most, order = threading.Lock(), [0], [0], list[int]()
@@ -456,26 +460,15 @@ def two_see_one_state(one: Store, other: Store) -> None:
 # keys together
 
 
-def many_agree(store: Store) -> None:
-    """`bind_many` answers for each key in turn, also for one that comes twice, as the truth does."""
+async def many_agree(driver: Driver, store: Store) -> None:
+    """Each of many keys is answered in turn, also one that comes twice, as the truth does."""
     for kind, trials in GROUPS.items():
         operation, args = _asked(kind)
-        program = trials()[0].program
-        ask = store.bind_many(f"many-{kind}", program, operation)
+        bound = f"many-{kind}", trials()[0].program, operation
+        ask = Twin(store.bind_many(*bound), store.abind_many(*bound))
         truth = Truth(store.clock.now_us())
         for keys in (["a", "b", "a", "c"], [], ["b", "b", "b", "b", "b"]):
-            _agree_on(truth, store, program, operation, keys, args, ask(keys, args))
-
-
-async def amany_agree(store: Store) -> None:
-    """`many_agree`, through the awaitable form."""
-    for kind, trials in GROUPS.items():
-        operation, args = _asked(kind)
-        program = trials()[0].program
-        ask = store.abind_many(f"amany-{kind}", program, operation)
-        truth = Truth(store.clock.now_us())
-        for keys in (["a", "b", "a", "c"], [], ["b", "b", "b", "b", "b"]):
-            _agree_on(truth, store, program, operation, keys, args, await ask(keys, args))
+            _agree_on(truth, store, *bound[1:], keys, args, await driver.ask(ask, keys, args))
 
 
 def _asked(kind: str) -> tuple[Operation, tuple[Any, ...]]:
@@ -593,19 +586,6 @@ def _is_errand_under_way() -> bool:
     return any(frame.f_code is work for top in frames.values() for frame, _ in walk_stack(top))
 
 
-async def aclosed_is_closed(store: Store) -> None:
-    """After `aclose` every awaited call raises StoreUnavailableError."""
-    check = store.abind("aend", ONE, CHECK)
-    await check("key", 1)
-    await store.aclose()
-    with raising(StoreUnavailableError, "a check after aclose"):
-        await check("key", 1)
-    with raising(StoreUnavailableError, "a check of many keys after aclose"):
-        await store.abind_many("aend", ONE, CHECK)(["key"], (1,))
-    with raising(StoreUnavailableError, "a reset after aclose"):
-        await store.areset("aend", ONE, "key")
-
-
 _START_S = 10**9
 
 
@@ -632,65 +612,25 @@ class StoreConformance:
 
     # the same answers
 
-    def test_gcra_answers_as_the_program(self) -> None:
-        self._identical("gcra")
-
-    def test_token_bucket_answers_as_the_program(self) -> None:
-        self._identical("token_bucket")
-
-    def test_leaky_bucket_answers_as_the_program(self) -> None:
-        self._identical("leaky_bucket")
-
-    def test_fixed_window_answers_as_the_program(self) -> None:
-        self._identical("fixed_window")
-
-    def test_sliding_window_answers_as_the_program(self) -> None:
-        self._identical("sliding_window")
-
-    def test_sliding_log_answers_as_the_program(self) -> None:
-        self._identical("sliding_log")
-
-    def test_quota_answers_as_the_program(self) -> None:
-        self._identical("quota")
-
-    def test_all_of_answers_as_the_program(self) -> None:
-        self._identical("all_of")
-
-    def test_any_of_answers_as_the_program(self) -> None:
-        self._identical("any_of")
-
-    def test_first_of_answers_as_the_program(self) -> None:
-        self._identical("first_of")
-
-    def test_leaky_queue_answers_as_the_program(self) -> None:
-        self._identical("leaky_queue")
-
-    def test_adaptive_queue_answers_as_the_program(self) -> None:
-        self._identical("adaptive_queue")
-
-    def test_concurrency_answers_as_the_program(self) -> None:
-        self._identical("concurrency")
+    # Below the class: test_gcra_answers_as_the_program, and so on for each of GROUPS.
 
     def test_changed_numbers_continue_where_the_old_ones_stood(self) -> None:
-        pairs = changes()
-        for number, pair in enumerate(pairs):
-            count = -(-self.timelines // len(pairs))
-            check_identity(self.make_store, f"{self.seed}-change-{number}", pair, count, self.steps)
+        self._identical(f"{self.seed}-change", changes())
 
     def test_awaited_calls_answer_as_the_program(self) -> None:
         async def work() -> None:
             for kind, trials in GROUPS.items():
                 for number, trial in enumerate(trials()[::4]):
                     name = f"{self.seed}-awaited-{kind}-{number}"
-                    await acheck_identity(self.make_store, name, (trial,), 3, self.steps)
+                    await check_identity(TASKS, self.make_store, name, (trial,), 3, self.steps)
 
         on_each_loop(work)
 
     def test_many_keys_are_answered_in_turn(self) -> None:
-        self._on_a_store(many_agree)
+        self._on_a_store(lambda store: run(many_agree, store))
 
     def test_awaited_many_keys_are_answered_in_turn(self) -> None:
-        self._on_a_store_each_loop(amany_agree)
+        self._on_a_store_each_loop(partial(many_agree, TASKS))
 
     # time
 
@@ -726,10 +666,10 @@ class StoreConformance:
     # many at once
 
     def test_threads_are_admitted_exactly_to_the_limit(self) -> None:
-        self._on_two(lambda *stores: threads_admit_the_limit(stores))
+        self._on_two(threads_admit_the_limit)
 
     def test_threads_share_one_grid(self) -> None:
-        self._on_two(lambda *stores: threads_share_a_grid(stores))
+        self._on_two(threads_share_a_grid)
 
     def test_two_objects_see_one_truth(self) -> None:
         self._on_two(two_see_one_state)
@@ -741,7 +681,7 @@ class StoreConformance:
         self._on_a_store_each_loop(cancelled_callers_give_back)
 
     def test_threads_are_never_more_than_the_permits(self) -> None:
-        self._on_two(lambda *stores: threads_share_permits(stores))
+        self._on_two(threads_share_permits)
 
     def test_cancelled_callers_give_their_permits_back(self) -> None:
         self._on_a_store_each_loop(cancelled_callers_leave)
@@ -749,18 +689,17 @@ class StoreConformance:
     # the end
 
     def test_a_closed_store_is_unavailable(self) -> None:
-        self._on_a_store(closed_is_closed)
+        self._on_a_store(lambda store: run(closed_is_closed, store))
 
     def test_an_aclosed_store_is_unavailable(self) -> None:
-        self._on_a_store_each_loop(aclosed_is_closed)
+        self._on_a_store_each_loop(partial(closed_is_closed, TASKS))
 
     # how
 
-    def _identical(self, kind: str) -> None:
-        trials = GROUPS[kind]()
-        count = -(-self.timelines // len(trials))
-        for number, trial in enumerate(trials):
-            check_identity(self.make_store, f"{self.seed}-{kind}-{number}", (trial,), count, self.steps)
+    def _identical(self, name: str, groups: Sequence[tuple[Trial, ...]]) -> None:
+        count = -(-self.timelines // len(groups))
+        for number, trials in enumerate(groups):
+            run(check_identity, self.make_store, f"{name}-{number}", trials, count, self.steps)
 
     def _on_a_store(self, work: Callable[[Store], None]) -> None:
         store = self.make_store(ManualClock(_START_S))
@@ -789,3 +728,14 @@ class StoreConformance:
                 await store.aclose()
 
         on_each_loop(once)
+
+
+def _answers_as_the_program(kind: str) -> Callable[[StoreConformance], None]:
+    def test(self: StoreConformance) -> None:
+        self._identical(f"{self.seed}-{kind}", [(trial,) for trial in GROUPS[kind]()])
+
+    return test
+
+
+for _kind in GROUPS:
+    setattr(StoreConformance, f"test_{_kind}_answers_as_the_program", _answers_as_the_program(_kind))
