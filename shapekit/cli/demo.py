@@ -38,8 +38,6 @@ from shapekit.cli.output import console, is_plain, json_option, print_json, tabl
 from shapekit.errors import StoreUnavailableError
 from shapekit.shaper import Shaper
 
-__all__ = ["demo"]
-
 ASKED_AT = "X-Asked-At"
 """The header in which a worker says since when it has wanted this call."""
 SECOND_NS = 1_000_000_000

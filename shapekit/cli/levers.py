@@ -25,8 +25,6 @@ from shapekit.stores.base import Operation, Store
 from shapekit.stores.inspect import Sighting
 from shapekit.stores.redis.keys import bounded
 
-__all__ = ["hold", "reset", "resume"]
-
 _BEGINNING = 32
 """Letters that stand for certain where a long key is stored cut."""
 

@@ -1,6 +1,6 @@
-"""Group: the subcommands by name, each loaded when it is asked for.
+"""The `shapekit` command: its subcommands by name, each loaded when it is asked for.
 
-Complaint: one line that says what is wrong and how to fix it.
+Whatever is wrong is a Complaint: one line that says what, and how to fix it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import click
 
 from shapekit.cli import BAD_INPUT, INTERRUPTED
 from shapekit.errors import ShapekitError
-
-__all__ = ["COMMANDS", "Complaint", "cli", "complaint_of"]
 
 
 class Complaint(click.ClickException):
@@ -36,35 +34,31 @@ def complaint_of(error: Exception) -> Complaint | None:
         return Complaint(f"{error.format_message().rstrip('.')}; see {where} --help")
     if isinstance(error, click.ClickException):
         return Complaint(error.format_message())
-    if isinstance(error, ShapekitError):
-        return Complaint(str(error))
-    if isinstance(error, ImportError) and error.name is None:
-        return Complaint(str(error))  # errors.missing: names the line that installs it
-    if isinstance(error, OSError):
-        if error.filename is None:
-            return Complaint(str(error))
+    if isinstance(error, OSError) and error.filename is not None:
         return Complaint(f"{error.filename}: {error.strerror}; check the path and who may use it")
-    return None
+    # An ImportError without a name is of errors.missing, and tells the line that installs it.
+    is_told = isinstance(error, ShapekitError | OSError) or (
+        isinstance(error, ImportError) and error.name is None
+    )
+    return Complaint(str(error)) if is_told else None
 
 
-class Place(NamedTuple):
-    """Where a subcommand lives, and what the list of subcommands says of it."""
+class Subcommand(NamedTuple):
+    """Which module of ours has it, under its own name, and what the list of subcommands says of it."""
 
-    target: str
+    module: str
     summary: str
 
 
 COMMANDS = {
-    "demo": Place(
-        "shapekit.cli.demo:demo", "See it work: three processes, one limit, with and without shaping."
-    ),
-    "plan": Place("shapekit.cli.plan:plan", "When the first, the n-th and the last of many calls leave."),
-    "simulate": Place("shapekit.cli.simulate:simulate", "What strategies make of the same arrivals."),
-    "check": Place("shapekit.cli.check:check", "Validate a file of policies and say what each means."),
-    "top": Place("shapekit.cli.top:top", "A live table of the keys of a store."),
-    "hold": Place("shapekit.cli.levers:hold", "Let nobody leave on a key for a while."),
-    "resume": Place("shapekit.cli.levers:resume", "End the hold of a key."),
-    "reset": Place("shapekit.cli.levers:reset", "Forget a key: its queue, its hold, its counts."),
+    "demo": Subcommand("demo", "See it work: three processes, one limit, with and without shaping."),
+    "plan": Subcommand("plan", "When the first, the n-th and the last of many calls leave."),
+    "simulate": Subcommand("simulate", "What strategies make of the same arrivals."),
+    "check": Subcommand("check", "Validate a file of policies and say what each means."),
+    "top": Subcommand("top", "A live table of the keys of a store."),
+    "hold": Subcommand("levers", "Let nobody leave on a key for a while."),
+    "resume": Subcommand("levers", "End the hold of a key."),
+    "reset": Subcommand("levers", "Forget a key: its queue, its hold, its counts."),
 }
 
 
@@ -77,13 +71,13 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[cmd_name].target.partition(":")
-        command: click.Command = getattr(import_module(module), attribute)
+        module = import_module(f"shapekit.cli.{COMMANDS[cmd_name].module}")
+        command: click.Command = getattr(module, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, place.summary) for name, place in COMMANDS.items()])
+            formatter.write_dl([(name, command.summary) for name, command in COMMANDS.items()])
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
         """Run, and exit: 0 for done, 2 for what cannot be done as asked, 130 for Ctrl-C."""

@@ -42,19 +42,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "Arrivals",
-    "Columns",
-    "Contender",
-    "Race",
-    "Run",
-    "check_target",
-    "compact",
-    "figure",
-    "save",
-    "simulate",
-    "sketch",
-]
 
 MOST = 1_000_000
 FORMS = 'write poisson:20/s, uniform:20/s, "burst:50 every 10s", or the name of a .csv or .jsonl file'
@@ -257,6 +244,7 @@ class Contender(NamedTuple):
 
     name: str
     program: Algorithm[Any] | LeakyQueue | None
+    """None: nobody is in the way, every call leaves as it comes."""
     periods_us: tuple[int, ...]
     """The windows that its limits are told in; none for a calendar's."""
 
@@ -267,72 +255,51 @@ class Contender(NamedTuple):
         if kind not in NAMES:
             raise Complaint(f"strategy={text!r} is unknown; write NAME:RATE with one of {', '.join(NAMES)}")
         try:
-            return cls._made(text, kind, limit)
+            return cls(text, *_strategy(kind, limit))
         except ConfigError as error:
             raise error.within(f"strategy {text!r}:") from None
 
-    @classmethod
-    def _made(cls, text: str, kind: str, limit: str) -> Contender:
-        if kind == "quota":
-            return cls(text, Quota(limit), ())
-        told, plus, more = limit.partition("+")
-        burst = _ended_burst(more) if plus else None
-        rates = parse_rates(told)
-        periods = tuple(rate.period_us for rate in rates)
-        if kind == "shaper":
-            shaper = Shaper(told, burst=burst)
-            shaper.close()
-            return cls(text, shaper.core.queue, periods)
-        if len(rates) > 1:
-            raise ConfigError("rate", told, "is several rates", f"give {kind} one; shaper takes several")
-        if kind in _METERS:
-            return cls(text, _METERS[kind](told, burst), periods)
-        if burst is not None:
-            raise ConfigError("burst", burst, f"means nothing to {kind}", "leave the + away")
-        return cls(text, _WINDOWS[kind](told), periods)
-
-    @classmethod
-    def unshaped(cls) -> Contender:
-        """Nobody in the way: every call leaves as it comes."""
-        return cls(UNSHAPED, None, ())
-
     def run(self, arrivals_us: Sequence[int], max_wait_us: int | None) -> Run:
         """Let the calls come, on virtual time."""
-        if self.program is None:
-            return Run(self.name, list(arrivals_us), [0] * len(arrivals_us), 0)
-        if isinstance(self.program, LeakyQueue):
-            return self._delay(self.program, arrivals_us, max_wait_us)
-        return self._admit(self.program, arrivals_us)
-
-    def _admit(self, limit: Algorithm[Any], arrivals_us: Sequence[int]) -> Run:
-        state: Any = None
-        admitted = []
-        for now in arrivals_us:
-            after, decision, _, persist = limit.decide(state, now, 1)
-            if persist:
-                state = after
-            if decision.allowed:
-                admitted.append(now)
-        return Run(self.name, admitted, [0] * len(admitted), len(arrivals_us) - len(admitted))
-
-    def _delay(self, queue: LeakyQueue, arrivals_us: Sequence[int], max_wait_us: int | None) -> Run:
-        state: Any = None
+        program, state = self.program, None
         left, waits = [], []
         for now in arrivals_us:
-            after, granted, _, persist = queue.reserve(state, now, (1, max_wait_us, 0))
-            if persist:
-                state = after
-            accepted, wait, departs_at, *_ = granted
+            accepted, wait, at = True, 0, now
+            if program is not None:
+                if isinstance(program, LeakyQueue):
+                    after, granted, _, persist = program.reserve(state, now, (1, max_wait_us, 0))
+                    accepted, wait, at, *_ = granted
+                else:
+                    after, decision, _, persist = program.decide(state, now, 1)
+                    accepted = decision.allowed
+                state = after if persist else state
             if accepted:
-                left.append(departs_at)
+                left.append(at)
                 waits.append(wait)
         return Run(self.name, left, waits, len(arrivals_us) - len(left))
 
 
-def _ended_burst(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(MAX_COUNT))):
-        raise ConfigError("burst", text, "is not a whole number", "end with it: gcra:10/s+20")
-    return int(text)
+def _strategy(kind: str, limit: str) -> tuple[Algorithm[Any] | LeakyQueue, tuple[int, ...]]:
+    """The program, and the windows that it is told in."""
+    if kind == "quota":
+        return Quota(limit), ()
+    told, plus, more = limit.partition("+")
+    if plus and not (more.isascii() and more.isdigit() and len(more) <= len(str(MAX_COUNT))):
+        raise ConfigError("burst", more, "is not a whole number", "end with it: gcra:10/s+20")
+    burst = int(more) if plus else None
+    rates = parse_rates(told)
+    periods = tuple(rate.period_us for rate in rates)
+    if kind == "shaper":
+        shaper = Shaper(told, burst=burst)
+        shaper.close()
+        return shaper.core.queue, periods
+    if len(rates) > 1:
+        raise ConfigError("rate", told, "is several rates", f"give {kind} one; shaper takes several")
+    if kind in _METERS:
+        return _METERS[kind](told, burst), periods
+    if burst is not None:
+        raise ConfigError("burst", burst, f"means nothing to {kind}", "leave the + away")
+    return _WINDOWS[kind](told), periods
 
 
 _DAY_S = 86_400
@@ -370,7 +337,10 @@ class Race(NamedTuple):
     @classmethod
     def run(cls, arrivals: Arrivals, contenders: Sequence[Contender], max_wait_us: int | None) -> Race:
         """Let every contender meet the same arrivals."""
-        runs = [entry.run(arrivals.instants_us, max_wait_us) for entry in (Contender.unshaped(), *contenders)]
+        runs = [
+            entry.run(arrivals.instants_us, max_wait_us)
+            for entry in (Contender(UNSHAPED, None, ()), *contenders)
+        ]
         periods = {period for contender in contenders for period in contender.periods_us}
         return cls(arrivals, runs, sorted(periods) or [SECOND_US])
 
@@ -410,6 +380,7 @@ def sketch(race: Race, width: int, *, plain: bool) -> list[Text]:
     arrivals = race.counts(race.runs[0], columns)
     drawn = [(run, race.counts(run, columns)) for run in race.runs]
     most = max(1, *arrivals, *(max(left) for _, left in drawn))
+    end = span_words(columns.width_us * columns.number)
     lines = []
     for run, left in drawn:
         lines.append(Text(run.name, style="bold"))
@@ -423,7 +394,8 @@ def sketch(race: Race, width: int, *, plain: bool) -> list[Text]:
             for waiting, run_of_cells in groupby(cells, (_WAITING, _PLAIN_WAITING).__contains__):
                 line.append("".join(run_of_cells), "dim" if waiting else "cyan")
             lines.append(line)
-        lines.append(_axis(columns, margin, plain))
+        axis = "+" + "-" * columns.number if plain else "└" + "─" * columns.number
+        lines.append(Text(f"{0:>{margin - 2}} {axis} {end}"))
     solid, shade = (_PLAIN_LEFT, _PLAIN_WAITING) if plain else (_LEFT, _WAITING)
     each = f"column: {span_words(columns.width_us)}  full height: {counted(most, 'call')}"
     return [*lines, Text(f"{solid} left  {shade} came, did not leave then  {each}")]
@@ -436,13 +408,6 @@ def _cell(left: float, came: float, plain: bool) -> str:
     if left >= 1 / 16:
         return _EIGHTHS[min(7, max(0, round(left * 8) - 1))]
     return _WAITING if came >= 0.5 else " "
-
-
-def _axis(columns: Columns, margin: int, plain: bool) -> Text:
-    end = span_words(columns.width_us * columns.number)
-    corner, dash = ("+", "-") if plain else ("└", "─")
-    line = dash * columns.number
-    return Text(f"{0:>{margin - 2}} {corner}{line} {end}")
 
 
 FORMATS = (".svg", ".png")
@@ -505,6 +470,9 @@ def figure(race: Race) -> Figure:
     came = race.counts(race.runs[0], columns)
     lines = zip(race.runs, cycle(COLOURS), cycle(STYLES), strict=False)
     total: Axes = axes[-1]
+    beside: Any = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False}
+    beside |= {"fontsize": "small", "handlelength": 4}
+    top = 1.08 * max(1, *(max(race.counts(run, columns)) for run in race.runs))
     for row, (run, colour, style) in zip(axes[:-1], lines, strict=True):
         left = race.counts(run, columns)
         row.stairs(*_steps(came, edges), fill=True, color=ARRIVALS, label="arrivals")
@@ -513,10 +481,8 @@ def figure(race: Race) -> Figure:
         )
         row.set_ylabel(f"calls per\n{span_words(columns.width_us)}")
         row.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True, steps=[1, 2, 5, 10]))
-        row.set_ylim(0, _top(race, columns))
-        row.legend(
-            loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize="small", handlelength=4
-        )
+        row.set_ylim(0, top)
+        row.legend(**beside)
         row.grid(axis="y", alpha=0.3)
         row.tick_params(axis="x", length=0)
         total.plot(edges, [0, *accumulate(left)], color=colour, linestyle=style, linewidth=2, label=run.name)
@@ -526,9 +492,7 @@ def figure(race: Race) -> Figure:
     total.set_xlim(0, edges[-1])
     total.set_ylim(bottom=0)
     total.yaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    total.legend(
-        loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize="small", handlelength=4
-    )
+    total.legend(**beside)
     total.grid(alpha=0.3)
     return drawn
 
@@ -541,10 +505,6 @@ def _steps(counts: list[int], edges: list[float]) -> tuple[list[int], list[float
         heights.append(height)
         ends.append(edges[done])
     return heights, ends
-
-
-def _top(race: Race, columns: Columns) -> float:
-    return 1.08 * max(1, *(max(race.counts(run, columns)) for run in race.runs))
 
 
 def _matplotlib() -> None:
@@ -612,7 +572,22 @@ def simulate(
                 "calls": len(race.arrivals.instants_us),
                 "for_s": race.arrivals.length_us / SECOND_US,
                 "seed": seed,
-                "runs": [_plain(run, race) for run in race.runs],
+                "runs": [
+                    {
+                        "strategy": run.name,
+                        "left": len(run.departures_us),
+                        "refused": run.refused,
+                        "worst_windows": [
+                            {"window_s": window / SECOND_US, "calls": run.worst(window)}
+                            for window in race.windows_us
+                        ],
+                        "wait_s": {
+                            name: None if (wait := run.wait_us(share)) is None else wait / SECOND_US
+                            for name, share in (("p50", 0.5), ("p99", 0.99), ("longest", 1))
+                        },
+                    }
+                    for run in race.runs
+                ],
             }
         )
     else:
@@ -621,19 +596,6 @@ def simulate(
         save(race, out)
         if not as_json:
             click.echo(f"drawn: {out}")
-
-
-def _plain(run: Run, race: Race) -> dict[str, Any]:
-    waits = {"p50": run.wait_us(0.5), "p99": run.wait_us(0.99), "longest": run.wait_us(1)}
-    return {
-        "strategy": run.name,
-        "left": len(run.departures_us),
-        "refused": run.refused,
-        "worst_windows": [
-            {"window_s": window / SECOND_US, "calls": run.worst(window)} for window in race.windows_us
-        ],
-        "wait_s": {name: None if wait is None else wait / SECOND_US for name, wait in waits.items()},
-    }
 
 
 def _print(race: Race) -> None:

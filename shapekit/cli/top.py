@@ -43,19 +43,6 @@ from shapekit.stores.opening import REDIS
 if TYPE_CHECKING:
     from shapekit.stores.redis import RedisStore
 
-__all__ = [
-    "Row",
-    "Survey",
-    "Use",
-    "keyboard",
-    "limit_text",
-    "open_store",
-    "open_survey",
-    "place_of",
-    "row_of",
-    "store_option",
-    "top",
-]
 
 VARIABLE = "SHAPEKIT_STORE"
 _FIX = f"give --store redis://HOST or --store FILE, or set {VARIABLE}"
@@ -72,15 +59,15 @@ def store_option(command: Command) -> Command:
     )(command)
 
 
-def open_store(where: str | None, *, create: bool = False) -> Store:
-    """The store at a URL or in a file. A file that is not there is a mistake, unless it may be made."""
+def open_store(where: str | None) -> Store:
+    """The store at a URL or in a file. A file that is not there is a mistake."""
     if not where:
         raise Complaint(f"no store is given; {_FIX}")
     scheme, separator, _ = where.partition("://")
     if separator and not where.startswith(REDIS):
         # What follows may hold a password.
         raise Complaint(f"store='{scheme}://…' has an unknown scheme; {_FIX}")
-    if not separator and not create and not Path(where).is_file():
+    if not separator and not Path(where).is_file():
         told = "(not shown)" if "@" in where else repr(where)
         raise Complaint(f"store={told} is not a file; {_FIX}")
     return opening.open_store(where)[0]
@@ -119,9 +106,6 @@ except ImportError:  # Windows: there Ctrl-C alone is heard
     termios = tty = None  # type: ignore[assignment]
 
 
-_AT_ONCE = 1_024
-
-
 @contextmanager
 def keyboard() -> Iterator[Callable[[float], str]]:
     """Gives a function that waits for so many seconds at most, and returns the keys, or an empty text."""
@@ -138,7 +122,7 @@ def keyboard() -> Iterator[Callable[[float], str]]:
 
 def _pressed(seconds: float) -> str:
     ready, _, _ = select.select([sys.stdin], [], [], seconds)
-    return os.read(sys.stdin.fileno(), _AT_ONCE).decode(errors="replace") if ready else ""
+    return os.read(sys.stdin.fileno(), 1_024).decode(errors="replace") if ready else ""
 
 
 def _nobody(seconds: float) -> str:
@@ -213,10 +197,9 @@ def _uses(seen: Sighting) -> tuple[Use, ...]:
     if isinstance(seen.program, Concurrency):
         in_flight, _ = seen.program.standing(seen.state, seen.now_us)
         return (Use(limit_text(seen.program), in_flight, seen.program.limit),)
-    leaves = [
-        (leaf.limit, leaf.peek()) for leaf in leaves_of(seen.program, seen.state, seen.now_us, seen.skew_us)
-    ]
-    return tuple(Use(limit_text(limit), told.current, told.limit) for limit, told in leaves)
+    leaves = leaves_of(seen.program, seen.state, seen.now_us, seen.skew_us)
+    told = [(limit_text(leaf.limit), leaf.peek()) for leaf in leaves]
+    return tuple(Use(limit, peeked.current, peeked.limit) for limit, peeked in told)
 
 
 def limit_text(program: Described) -> str:
@@ -297,7 +280,8 @@ def top(store: str | None, sort: str, part: str, once: bool, as_json: bool) -> N
     out = console()
     with open_survey(store) as survey:
         if as_json:
-            print_json([_told(row) for row in _rows(survey, sort, part)])
+            rows = _rows(survey, sort, part)
+            print_json([{**row._asdict(), "uses": [use._asdict() for use in row.uses]} for row in rows])
         elif once or not out.is_terminal:
             rows = _rows(survey, sort, part)
             click.echo("\n".join([_headline(rows, store).plain, "", *_lines(rows)]))
@@ -388,7 +372,3 @@ def clock(epoch_s: float) -> str:
         return "over a year from now"
     then = datetime.fromtimestamp(epoch_s, UTC).astimezone()
     return f"{then:%H:%M:%S}" if then.date() == now.astimezone().date() else f"{then:%Y-%m-%d %H:%M}"
-
-
-def _told(row: Row) -> dict[str, Any]:
-    return {**row._asdict(), "uses": [use._asdict() for use in row.uses]}

@@ -50,8 +50,8 @@ def test_help_lists_all_and_loads_none():
     told = python(code)
     assert told.stderr == ""
     assert told.returncode == 0
-    for name, place in COMMANDS.items():
-        assert re.search(rf"^  {name} +{re.escape(place.summary)}$", told.stdout, re.MULTILINE)
+    for name, command in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(command.summary)}$", told.stdout, re.MULTILINE)
 
 
 def test_the_command_is_a_process(process):
