@@ -248,16 +248,8 @@ def ietf(answer: Answer) -> ServerHint | None:
 
 def generic(answer: Answer) -> ServerHint | None:
     """`RateLimit-*`, `X-RateLimit-*` or `X-Rate-Limit-*`: Limit, Remaining, Reset, however they mean it."""
-    return _binding(
-        [
-            ServerHint(
-                remaining=answer.whole(f"{prefix}remaining"),
-                limit=answer.whole(f"{prefix}limit"),
-                reset_s=fields.until(answer.fields.get(f"{prefix}reset"), answer.now),
-            )
-            for prefix in _PREFIXES
-        ]
-    )
+    resets = {name: fields.until(answer.fields.get(f"{name}reset"), answer.now) for name in _PREFIXES}
+    return _binding([_left(answer, name, reset_s) for name, reset_s in resets.items()])
 
 
 def github(answer: Answer) -> ServerHint:
@@ -282,12 +274,8 @@ def discord(answer: Answer) -> ServerHint:
     """Seconds with a fraction, for a bucket that several routes share; a global limit is about everything."""
     told = answer.fields
     is_global = told.get("x-ratelimit-global") == "true" or told.get("x-ratelimit-scope") == "global"
-    return ServerHint(
-        remaining=answer.whole("x-ratelimit-remaining"),
-        limit=answer.whole("x-ratelimit-limit"),
-        reset_s=answer.number("x-ratelimit-reset-after"),
-        scope=None if is_global else answer.label("x-ratelimit-bucket"),
-    )
+    hint = _left(answer, "x-ratelimit-", answer.number("x-ratelimit-reset-after"))
+    return hint if is_global else hint._replace(scope=answer.label("x-ratelimit-bucket"))
 
 
 def openai(answer: Answer) -> ServerHint | None:
@@ -297,14 +285,11 @@ def openai(answer: Answer) -> ServerHint | None:
 
 def openai_families(answer: Answer) -> dict[str, ServerHint]:
     """What is left of requests and of tokens."""
-    return {
-        family: ServerHint(
-            remaining=answer.whole(f"x-ratelimit-remaining-{family}"),
-            limit=answer.whole(f"x-ratelimit-limit-{family}"),
-            reset_s=fields.duration(answer.fields.get(f"x-ratelimit-reset-{family}")),
-        )
-        for family in _OPENAI_FAMILIES
-    }
+    hints = {}
+    for family in _OPENAI_FAMILIES:
+        reset_s = fields.duration(answer.fields.get(f"x-ratelimit-reset-{family}"))
+        hints[family] = _left(answer, "x-ratelimit-", reset_s, f"-{family}")
+    return hints
 
 
 def anthropic(answer: Answer) -> ServerHint | None:
@@ -316,13 +301,17 @@ def anthropic_families(answer: Answer) -> dict[str, ServerHint]:
     """What is left of requests, and of each kind of tokens."""
     hints = {}
     for family in _ANTHROPIC_FAMILIES:
-        instant = fields.rfc3339(answer.fields.get(f"anthropic-ratelimit-{family}-reset"))
-        hints[family] = ServerHint(
-            remaining=answer.whole(f"anthropic-ratelimit-{family}-remaining"),
-            limit=answer.whole(f"anthropic-ratelimit-{family}-limit"),
-            reset_s=None if instant is None else max(0.0, instant - answer.now),
-        )
+        prefix = f"anthropic-ratelimit-{family}-"
+        instant = fields.rfc3339(answer.fields.get(f"{prefix}reset"))
+        reset_s = None if instant is None else max(0.0, instant - answer.now)
+        hints[family] = _left(answer, prefix, reset_s)
     return hints
+
+
+def _left(answer: Answer, before: str, reset_s: float | None, after: str = "") -> ServerHint:
+    """What remains of which limit, in fields that are named alike."""
+    remaining, limit = (answer.whole(f"{before}{field}{after}") for field in ("remaining", "limit"))
+    return ServerHint(remaining=remaining, limit=limit, reset_s=reset_s)
 
 
 def _tightest(answer: Answer, families: Mapping[str, ServerHint]) -> ServerHint | None:
