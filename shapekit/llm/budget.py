@@ -55,7 +55,7 @@ class LLMBudget:
       is given. Else the length of its texts and the most that it may be answered with.
     - `count`: what counts the tokens of a text: a function, or a tiktoken encoding. Else three bytes are one.
     - `key`: whose limit it is: a text, a template over what the call is given (`"{model}"`), or a callable.
-    - `max_wait`: what would wait longer, for tokens and turn together, is refused.
+    - `max_wait`: what would wait longer, for its tokens and its slot together, is refused.
     - `refund_on`: exceptions (or a predicate) after which a call cost nothing. By default those that tell it
       was not sent (refused by us, connection refused), or refused by the server (a 4xx): that counts as a
       request, and not in tokens.

@@ -17,7 +17,7 @@ import random
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, closing, contextmanager
 from functools import partial
 from importlib.util import find_spec
 from itertools import count
@@ -102,9 +102,9 @@ def names_stay_apart(store: Store) -> None:
     names = [text for text in dict.fromkeys(TEXTS) if text]
     for key in ("", "a", "b", "b:", "b:b", ":b", ":a:b", "b}", "}b", "/b", "\nb", "\0b"):
         checks = [store.bind(name, ONE, CHECK) for name in names]
-        for turn in (True, False):
+        for is_first in (True, False):
             for name, check in zip(names, checks, strict=True):
-                agree(check(key, 1).allowed, turn, f"key {key!r} of name {name[:40]!r}")
+                agree(check(key, 1).allowed, is_first, f"key {key!r} of name {name[:40]!r}")
 
 
 def parts_stay_apart(store: Store) -> None:
@@ -112,9 +112,9 @@ def parts_stay_apart(store: Store) -> None:
     both = all_of(a=ONE, b=ONE)
     check = store.bind("parts", both, CHECK)
     keys: list[Key] = [("x", "y"), ("y", "x"), ("a:x", "z"), ("", ":x"), "x", "y", "a:x", "('x', 'y')"]
-    for turn in (True, False):
+    for is_first in (True, False):
         for key in keys:
-            agree(check(key, 1).allowed, turn, f"key {key!r}")
+            agree(check(key, 1).allowed, is_first, f"key {key!r}")
     for key, taken in ((("x", "new"), "a"), (("fresh", "y"), "b")):
         agree(check(key, 1).binding, taken, f"what denies {key!r}")
 
@@ -127,24 +127,8 @@ def keys_are_shown(store: Store) -> None:
             check(text, 1)
     store.bind("p", all_of(ip=ONE, user=ONE), CHECK)(("::1", "alice"), 1)
     every = [*(f"{name}:{text}" for name in ("n", "m*") for text in SHOWN), "p:ip:::1", "p:user:alice"]
-    prefixes = (
-        "",
-        "n:",
-        "n:a",
-        "n",
-        "m",
-        "m*",
-        "m*:",
-        "m*:[a]",
-        "*",
-        "n:*",
-        "n?",
-        "p:ip:",
-        "none",
-        "n:%",
-        "_",
-    )
-    for prefix in prefixes:
+    prefixes = "n: n:a n m m* m*: m*:[a] * n:* n? p:ip: none n:% _"
+    for prefix in ("", *prefixes.split(" ")):
         expected = sorted(shown for shown in every if shown.startswith(prefix))
         agree(sorted(store.keys(prefix)), expected, f"keys({prefix!r})")
     for not_text in (5, b"n"):
@@ -263,9 +247,8 @@ def one_instant(make_store: Callable[[ManualClock], Store]) -> None:
     """A call reads the clock once, however many keys it asks for, and decides by what it read."""
     program = GCRA("7/s", 2)
     clock = CountedClock(10**6)
-    store = make_store(clock)
     truth = Truth(0)
-    try:
+    with closing(make_store(clock)) as store:
         check = store.bind("instant", program, CHECK)
         peek = store.bind("instant", program, PEEK)
         many = store.bind_many("instant", program, CHECK)
@@ -283,8 +266,6 @@ def one_instant(make_store: Callable[[ManualClock], Store]) -> None:
                 lawful = truth.hear(program, operation, key, args, (clock.reads[0], 0), answer)
                 if lawful:
                     raise AssertionError(f"{operation}({key!r}): expected {lawful[0]!r}, got {answer!r}")
-    finally:
-        store.close()
 
 
 def going_back_mints_nothing(make_store: Callable[[ManualClock], Store], seed: str) -> None:
@@ -299,19 +280,20 @@ def going_back_mints_nothing(make_store: Callable[[ManualClock], Store], seed: s
     )
     for program in programs:
         clock = ManualClock(start_us / SECOND_US)
-        store = make_store(clock)
-        try:
+        with closing(make_store(clock)) as store:
             check = store.bind("back", program, CHECK)
             admitted = {"early": 0, "always": 0}
             highest_us = start_us
-            for turn in range(120):
+            for visit in range(120):
                 # Far apart, with enough of others at the late instants for idle keys to be dropped.
-                late = turn % 2 == 1
-                now_us = start_us + rng.randint(0, SECOND_US) + late * (3 * period_us + turn * 20 * SECOND_US)
+                late = visit % 2 == 1
+                now_us = (
+                    start_us + rng.randint(0, SECOND_US) + late * (3 * period_us + 20 * visit * SECOND_US)
+                )
                 highest_us = max(highest_us, now_us)
                 clock.set(now_us / SECOND_US)
                 for passing in range(4 * late):
-                    check(f"passing-{turn}-{passing}", 1)
+                    check(f"passing-{visit}-{passing}", 1)
                 for key in ("always",) if late else admitted:
                     admitted[key] += sum(check(key, 1).allowed for _ in range(limit + 1))
                 most = limit * ((highest_us - start_us) // period_us + 2)
@@ -320,8 +302,6 @@ def going_back_mints_nothing(make_store: Callable[[ManualClock], Store], seed: s
                         f"{program!r} admitted {admitted} until {highest_us - start_us} µs after the start, "
                         f"while the clock went back and forth: at most {most} can be right"
                     )
-        finally:
-            store.close()
 
 
 THREADS = 8
@@ -391,14 +371,11 @@ def _from_threads(
     bound = [store.bind(name, program, operation) for store in stores]
     answers: list[Any] = []
 
-    def job(call: Callable[..., Any]) -> Callable[[], None]:
-        def run() -> None:
-            told = [call("key", asked()) for _ in range(8)]
-            answers.extend(told)
+    def job(call: Callable[..., Any]) -> None:
+        told = [call("key", asked()) for _ in range(8)]
+        answers.extend(told)
 
-        return run
-
-    crowd([job(bound[n % len(bound)]) for n in range(THREADS)])
+    crowd([partial(job, bound[n % len(bound)]) for n in range(THREADS)])
     agree(len(answers), 8 * THREADS, "calls that were answered")
     return answers
 
@@ -409,31 +386,23 @@ def threads_share_permits(*stores: Store) -> None:
     lock, inside, most, order = threading.Lock(), [0], [0], list[int]()
     program = Concurrency(permits, "1h")
 
-    def visit(store: Store, owner: int, number: int) -> None:
-        bound = ("crowd-permits", program)
-        # Nobody here looks at a clock: whoever stands in line asks again until it is told that it has one.
-        place, _ = store.bind(*bound, ENTER)("key", owner, number, 1)
-        watch = store.bind(*bound, WATCH)
-        while place and number not in watch("key", owner)[1:]:
-            pass
-        with lock:
-            inside[0] += 1
-            most[0] = max(most[0], inside[0])
-            order.append(owner)
-        with lock:
-            inside[0] -= 1
-        store.bind(*bound, LEAVE)("key", owner, number)
-
-    def job(owner: int) -> Callable[[], None]:
+    def visit(owner: int) -> None:
         store = stores[owner % len(stores)]
+        enter, watch, leave = (store.bind("crowd-permits", program, each) for each in (ENTER, WATCH, LEAVE))
+        for number in range(1, visits + 1):
+            # Nobody here looks at a clock: whoever stands in line asks until it is told that it has a permit.
+            place, _ = enter("key", owner, number, 1)
+            while place and number not in watch("key", owner)[1:]:
+                pass
+            with lock:
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+                order.append(owner)
+            with lock:
+                inside[0] -= 1
+            leave("key", owner, number)
 
-        def run() -> None:
-            for number in range(1, visits + 1):
-                visit(store, owner, number)
-
-        return run
-
-    crowd([job(owner) for owner in range(THREADS)])
+    crowd([partial(visit, owner) for owner in range(THREADS)])
     agree(len(order), THREADS * visits, "visits that got a permit")
     if most[0] > permits:
         raise AssertionError(f"{most[0]} threads held {permits} permits")
@@ -451,7 +420,7 @@ def two_see_one_state(one: Store, other: Store) -> None:
     """What one store object charges, the other sees; what one resets is cold for both."""
     for kind, program in limited(3).items():
         checks = [store.bind(f"both-{kind}", program, CHECK) for store in (one, other, one, other)]
-        agree([check("key", 1).allowed for check in checks], [True, True, True, False], f"turns of {kind}")
+        agree([check("key", 1).allowed for check in checks], [True, True, True, False], f"calls of {kind}")
         other.reset(f"both-{kind}", program, "key")
         agree(checks[0]("key", 1).allowed, True, f"a call of {kind} after a reset by the other store")
     agree(sorted(one.keys()), sorted(other.keys()), "the keys that both stores show")
@@ -702,30 +671,22 @@ class StoreConformance:
             run(check_identity, self.make_store, f"{name}-{number}", trials, count, self.steps)
 
     def _on_a_store(self, work: Callable[[Store], None]) -> None:
-        store = self.make_store(ManualClock(_START_S))
-        try:
+        with closing(self.make_store(ManualClock(_START_S))) as store:
             work(store)
-        finally:
-            store.close()
 
     def _on_two(self, work: Callable[..., Any]) -> None:
         """Two objects on one truth; where nobody else can see it, the same object twice."""
         clock = ManualClock(_START_S)
-        one = self.make_store(clock)
-        other = self.same_store(one, clock) if one.shared else one
-        try:
+        with (
+            closing(self.make_store(clock)) as one,
+            closing(self.same_store(one, clock) if one.shared else one) as other,
+        ):
             work(one, other)
-        finally:
-            other.close()
-            one.close()
 
     def _on_a_store_each_loop(self, work: Callable[[Store], Awaitable[None]]) -> None:
         async def once() -> None:
-            store = self.make_store(ManualClock(_START_S))
-            try:
+            async with aclosing(self.make_store(ManualClock(_START_S))) as store:
                 await work(store)
-            finally:
-                await store.aclose()
 
         on_each_loop(once)
 
