@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -128,22 +127,17 @@ class Api(ThreadingHTTPServer):
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self._window = Window()
-        self._turn = threading.Lock()
-        super().__init__(("127.0.0.1", 0), partial(_Handler, self.answer))
+        self._lock = threading.Lock()
+        super().__init__(("127.0.0.1", 0), _Handler)
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     def answer(self, asked_ns: int) -> bool:
         """Log a call that arrives now, and say whether it is accepted."""
-        with self._turn:  # the order of the log is the order of the decisions
+        with self._lock:  # the order of the log is the order of the decisions
             now_ns = time.monotonic_ns()
             accepted = self._window.admits(now_ns)
             self.calls.append(Call(now_ns, asked_ns, accepted))
         return accepted
-
-    def close(self) -> None:
-        """Answer no more."""
-        self.shutdown()
-        self.server_close()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A worker that ends in the middle of a call is no news."""
@@ -155,12 +149,8 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
-    def __init__(self, answer: Any, *args: Any) -> None:
-        self._answer = answer
-        super().__init__(*args)
-
     def do_GET(self) -> None:
-        accepted = self._answer(int(self.headers[ASKED_AT]))
+        accepted = cast("Api", self.server).answer(int(self.headers[ASKED_AT]))
         if accepted:
             time.sleep(WORK_S)
         self.send_response(200 if accepted else 429)
@@ -196,7 +186,8 @@ class Crew:
     def __exit__(self, *_: object) -> None:
         for process in self._processes:
             _ended(process)
-        self._api.close()
+        self._api.shutdown()
+        self._api.server_close()
 
     def run(self, seconds: float, where: Sequence[str]) -> Iterator[Log]:
         """Let the workers call, shaped on the store at `where` or unshaped; yields the log so far."""
@@ -219,15 +210,11 @@ class Crew:
         yield Log(calls, began_ns, ends_ns - began_ns)
 
     def _started(self, where: Sequence[str]) -> subprocess.Popen[str]:
-        process = subprocess.Popen(  # noqa: S603 - ourselves
-            [sys.executable, "-m", __name__, str(self._api.server_port), *where],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            bufsize=1,
-            start_new_session=True,  # Ctrl-C is the demo's to hear, and it tells them
-        )
+        words = [sys.executable, "-m", __name__, str(self._api.server_port), *where]
+        ours: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        # In a session of their own: Ctrl-C is the demo's to hear, and it tells them.
+        ours |= {"encoding": "utf-8", "bufsize": 1, "start_new_session": True}
+        process: subprocess.Popen[str] = subprocess.Popen(words, **ours)  # noqa: S603 - ourselves
         self._processes.append(process)
         return process
 
@@ -336,11 +323,9 @@ def page(out: Console, logs: Sequence[Log], count: int) -> Group:
 
 
 def _figures(seen: Summary) -> Text:
-    return Text.assemble(
-        f"{seen.calls} calls  ",
-        (f"{seen.refused} × 429", f"bold {REFUSED}" if seen.refused else ""),
-        f"  {seen.rate:.1f} accepted/s  worst second {seen.worst_second}  wait p99 {seen.wait_p99:.2f} s",
-    )
+    refused = f"{seen.refused} × 429", f"bold {REFUSED}" if seen.refused else ""
+    rest = f"  {seen.rate:.1f} accepted/s  worst second {seen.worst_second}  wait p99 {seen.wait_p99:.2f} s"
+    return Text.assemble(f"{seen.calls} calls  ", refused, rest)
 
 
 @click.command()
