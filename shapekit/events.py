@@ -3,7 +3,7 @@
     >>> from shapekit import Shaper
     >>> shaper = Shaper("10/s", name="stripe")
     >>> with shaper.listen(print):
-    ...     turn = shaper.reserve("alice")
+    ...     reservation = shaper.reserve("alice")
     Reserved(policy='stripe', key='alice', cost=1, delay=0.0)
 
 A listener is called where it happens: in the thread or task of the caller, before that goes on. One that
@@ -181,7 +181,7 @@ class BudgetReached(_Event):
     share: float
     """The share of the limit that was reached: 0.8 or 0.95."""
     used: int
-    """Units charged in this period, turns still to come included."""
+    """Units charged in this period, slots still to come included."""
     limit: int
 
 

@@ -31,7 +31,7 @@ from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from shapekit._queue.core import MAX_PLAYED
-from shapekit._runtime.drivers import run
+from shapekit._runtime.drivers import TASKS, Driver, run
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.base import check_cost
 from shapekit.decorator import Calls
@@ -254,20 +254,27 @@ class Watch:
         if self._output.is_live:
             _start(threading.Thread(target=self._tick_on, name="shapekit-progress"))
 
-    def step(self) -> None:
+    async def step(self, driver: Driver) -> None:
         """Between two items."""
-        if self._is_time():
-            if self._is_to_ask():
-                with suppress(StoreUnavailableError):
-                    self._hear(self._loop.shaper.core.look.call(self._loop.key))
-            self._tell()
-
-    async def astep(self) -> None:
-        if self._is_time():
-            if self._is_to_ask():
-                with suppress(StoreUnavailableError):
-                    self._hear(await self._loop.shaper.core.look.acall(self._loop.key))
-            self._tell()
+        now = self.now_us()
+        if self._in_hand is not None:
+            (since_us, wait_us), self._in_hand = self._in_hand, None
+            self._timed = (since_us, max(0, now - since_us - wait_us))
+        is_time = now >= self._next_us
+        if is_time and not self._output.is_heard:
+            self._next_us = now + self._output.pause_us(now - self._began_us)
+            is_time = False
+        self.due_us = self._next_us
+        if not is_time:
+            return
+        if not self._is_shaped():
+            self._worked(0)
+            self._in_hand = (now, 0)
+        elif now >= self._ask_us:
+            self._ask_us = now + OUTAGE_US
+            with suppress(StoreUnavailableError):
+                self._hear(await driver.ask(self._loop.shaper.core.look, self._loop.key))
+        self._tell()
 
     def tick(self) -> None:
         """In the midst of an item that takes long: count down, and see a hold that was placed meanwhile."""
@@ -289,27 +296,6 @@ class Watch:
             self._tell("" if is_through else ending)
             self._over.set()
         self._output.close()
-
-    def _is_time(self) -> bool:
-        """Whether there is something to tell."""
-        now = self.now_us()
-        if self._in_hand is not None:
-            (since_us, wait_us), self._in_hand = self._in_hand, None
-            self._timed = (since_us, max(0, now - since_us - wait_us))
-        if now >= self._next_us and not self._output.is_heard:
-            self._next_us = now + self._output.pause_us(now - self._began_us)
-        self.due_us = self._next_us
-        return now >= self._next_us
-
-    def _is_to_ask(self) -> bool:
-        now = self.now_us()
-        if not self._is_shaped():
-            self._worked(0)
-            self._in_hand = (now, 0)
-        elif now >= self._ask_us:
-            self._ask_us = now + OUTAGE_US
-            return True
-        return False
 
     def _is_shaped(self) -> bool:
         return self._loop.enforced and not SWITCH.is_off
@@ -446,13 +432,13 @@ def _watched(items: Iterable[T], loop: Loop) -> Generator[T, None, None]:
     handed, is_through, watch = 0, False, Watch(loop)
     now_us = watch.now_us
     try:
-        watch.step()
+        run(watch.step)
         for item in items:
             handed += 1
             yield item
             watch.done = handed
             if now_us() >= watch.due_us:
-                watch.step()
+                run(watch.step)
         is_through = True
     finally:
         watch.end(handed, is_through=is_through)
@@ -463,13 +449,13 @@ async def _awatched(items: AsyncIterable[T] | Iterable[T], loop: Loop) -> AsyncG
     handed, is_through, watch = 0, False, Watch(loop)
     now_us = watch.now_us
     try:
-        await watch.astep()
+        await watch.step(TASKS)
         async for item in source:
             handed += 1
             yield item
             watch.done = handed
             if now_us() >= watch.due_us:
-                await watch.astep()
+                await watch.step(TASKS)
         is_through = True
     finally:
         watch.end(handed, is_through=is_through)

@@ -14,7 +14,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from shapekit.cli.picture import COLOURS, compact
+from shapekit.cli.simulate import COLOURS, compact
 from shapekit.rate import SECOND_US
 
 _STEP_US = 100_000
@@ -81,7 +81,7 @@ FIGURES: dict[str, Callable[[ModuleType], Figure]] = {"scale-seconds": seconds, 
 def draw(folder: Path) -> None:
     """Draw all of them into a folder."""
     simulation = _simulation()
-    # As shapekit.cli.picture does it: letters stay letters, and the same figure gives the same bytes.
+    # As shapekit.cli.simulate does it: letters stay letters, and the same figure gives the same bytes.
     style: Any = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"], "svg.hashsalt": "shapekit"}
     for name, figure in FIGURES.items():
         with mpl.rc_context(style), io.StringIO() as drawn:

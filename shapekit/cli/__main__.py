@@ -1,6 +1,36 @@
-"""`python -m shapekit.cli` is the `shapekit` command."""
+"""The edge of the process: where the `shapekit` command, or `python -m shapekit.cli`, begins and ends."""
 
-from shapekit.cli.main import main
+from __future__ import annotations
+
+import sys
+from io import TextIOWrapper
+from typing import NoReturn
+
+from shapekit.cli import BAD_INPUT, INTERRUPTED
+from shapekit.errors import missing
+
+_NEEDED = ("click", "rich")
+
+
+def main() -> NoReturn:
+    """Run the command that the process was started with, and end the process."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # What a terminal has no letter for becomes another letter, not a traceback.
+            stream.reconfigure(errors="replace")
+    try:
+        from shapekit.cli.main import cli  # noqa: PLC0415 - who lacks click reads how to install it
+
+        cli(prog_name="shapekit")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _NEEDED:
+            raise
+        sys.stderr.write(f"shapekit: {missing('the shapekit command', 'cli')}\n")
+        sys.exit(BAD_INPUT)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    sys.exit(0)
+
 
 if __name__ == "__main__":
     main()

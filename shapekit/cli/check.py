@@ -1,7 +1,4 @@
-"""Check: a file of policies, validated table by table and put into words.
-
-Meaning: a policy in words.
-"""
+"""`shapekit check`: a file of policies, validated table by table and put into words."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.cli import BAD_INPUT
-from shapekit.cli.group import Complaint
+from shapekit.cli.main import Complaint
 from shapekit.cli.output import (
     console,
     counted,
@@ -38,8 +35,6 @@ from shapekit.errors import ConfigError, shortened
 from shapekit.keys import KeyTemplate
 from shapekit.policy import Policy
 from shapekit.rate import Rate, seconds_text
-
-__all__ = ["check", "limit_words", "meaning"]
 
 
 def meaning(policy: Policy, max_wait_us: int | None) -> list[str]:

@@ -8,31 +8,26 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import click
 
 from shapekit._queue.key_status import notice_us
 from shapekit._runtime import ids as nonce
 from shapekit.algorithms.queue.queue import CONFIRM, HOLD, MARK, RESUME, LeakyQueue
-from shapekit.cli.group import Complaint
+from shapekit.cli.main import Complaint
 from shapekit.cli.output import json_option, print_json
-from shapekit.cli.stores import open_store, open_survey, store_option
-from shapekit.cli.top import clock, limit_text, span
+from shapekit.cli.top import clock, limit_text, open_store, open_survey, span, store_option
 from shapekit.keys import whole_of
 from shapekit.rate import SECOND_US, duration_us
 from shapekit.stores.base import Operation, Store
 from shapekit.stores.encoding import Sighting
 from shapekit.stores.redis.protocol import bounded
 
-__all__ = ["hold", "reset", "resume"]
-
 _BEGINNING = 32
 """Letters that stand for certain where a long key is stored cut."""
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Found(NamedTuple):

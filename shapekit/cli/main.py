@@ -1,32 +1,112 @@
-"""Main: the edge of the process, where the `shapekit` command begins and ends."""
+"""The `shapekit` command: its subcommands by name, each loaded when it is asked for.
+
+Whatever is wrong is a Complaint: one line that says what, and how to fix it.
+"""
 
 from __future__ import annotations
 
 import sys
-from io import TextIOWrapper
-from typing import NoReturn
+from collections.abc import Sequence
+from importlib import import_module
+from typing import IO, Any, NamedTuple, NoReturn
+
+import click
 
 from shapekit.cli import BAD_INPUT, INTERRUPTED
-from shapekit.errors import missing
-
-_NEEDED = ("click", "rich")
+from shapekit.errors import ShapekitError
 
 
-def main() -> NoReturn:
-    """Run the command that the process was started with, and end the process."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            # What a terminal has no letter for becomes another letter, not a traceback.
-            stream.reconfigure(errors="replace")
-    try:
-        from shapekit.cli.group import cli  # noqa: PLC0415 - who lacks click reads how to install it
+class Complaint(click.ClickException):
+    """What ends a command that cannot do what it was asked: one line on stderr, exit code 2."""
 
-        cli(prog_name="shapekit")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _NEEDED:
-            raise
-        sys.stderr.write(f"shapekit: {missing('the shapekit command', 'cli')}\n")
-        sys.exit(BAD_INPUT)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
-    sys.exit(0)
+    exit_code = BAD_INPUT
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"shapekit: {' '.join(self.message.split())}", file=file, err=file is None)
+
+
+def complaint_of(error: Exception) -> Complaint | None:
+    """What to tell of an error; None if it is no fault of the input, but ours."""
+    if isinstance(error, Complaint):
+        return error
+    if isinstance(error, click.UsageError):
+        where = error.ctx.command_path if error.ctx else "shapekit"
+        return Complaint(f"{error.format_message().rstrip('.')}; see {where} --help")
+    if isinstance(error, click.ClickException):
+        return Complaint(error.format_message())
+    if isinstance(error, OSError) and error.filename is not None:
+        return Complaint(f"{error.filename}: {error.strerror}; check the path and who may use it")
+    # An ImportError without a name is of errors.missing, and tells the line that installs it.
+    is_told = isinstance(error, ShapekitError | OSError) or (
+        isinstance(error, ImportError) and error.name is None
+    )
+    return Complaint(str(error)) if is_told else None
+
+
+class Subcommand(NamedTuple):
+    """Which module of ours has it, under its own name, and what the list of subcommands says of it."""
+
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "demo": Subcommand("demo", "See it work: three processes, one limit, with and without shaping."),
+    "plan": Subcommand("plan", "When the first, the n-th and the last of many calls leave."),
+    "simulate": Subcommand("simulate", "What strategies make of the same arrivals."),
+    "check": Subcommand("check", "Validate a file of policies and say what each means."),
+    "top": Subcommand("top", "A live table of the keys of a store."),
+    "hold": Subcommand("levers", "Let nobody leave on a key for a while."),
+    "resume": Subcommand("levers", "End the hold of a key."),
+    "reset": Subcommand("levers", "Forget a key: its queue, its hold, its counts."),
+}
+
+
+class LazyGroup(click.Group):
+    """Knows its subcommands by name, and answers whatever is wrong with one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"shapekit.cli.{COMMANDS[cmd_name].module}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.summary) for name, command in COMMANDS.items()])
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
+        """Run, and exit: 0 for done, 2 for what cannot be done as asked, 130 for Ctrl-C."""
+        extra["standalone_mode"] = False
+        try:
+            code = super().main(args, *rest, **extra)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message(), err=True)
+            sys.exit(BAD_INPUT)
+        except click.Abort:
+            sys.exit(INTERRUPTED)
+        except Exception as error:
+            complaint = complaint_of(error)
+            if complaint is None:
+                raise
+            complaint.show()
+            sys.exit(complaint.exit_code)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+@click.command(
+    "shapekit",
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="shapekit", prog_name="shapekit")
+def cli() -> None:
+    """Shape outgoing calls: look at limits, try them out, and pull an operator's levers.
+
+    Every subcommand has --help, and --json for machines. Exit codes: 0 done, 2 not possible as asked
+    (one line on stderr says what and how to fix it), 130 interrupted.
+    """

@@ -3,7 +3,7 @@
 Rich decides on colours: none where the output is no terminal, none under NO_COLOR. What is said by a
 colour is always said in words too.
 
-Words: numbers, spans, instants and rates as people read them.
+Numbers, spans, instants and rates as people read them:
 
 >>> span_words(16_599_900_000), span_words(99_500), span_words(0)
 ('4 h 36 min 39 s', '99.5 ms', '0 s')
@@ -28,22 +28,6 @@ from rich.console import Console
 from rich.table import Table
 
 from shapekit.rate import SECOND_US, Rate
-
-__all__ = [
-    "bar",
-    "console",
-    "counted",
-    "instant_words",
-    "is_plain",
-    "json_option",
-    "ordinal",
-    "per_words",
-    "print_json",
-    "rate_words",
-    "span_words",
-    "table",
-    "window_words",
-]
 
 _MINUTE_US = 60 * SECOND_US
 _UNITS = (("d", 86_400 * SECOND_US), ("h", 3_600 * SECOND_US), ("min", _MINUTE_US), ("s", SECOND_US))

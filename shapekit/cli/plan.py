@@ -1,7 +1,4 @@
-"""Plan: when many calls will have left.
-
-Course: when each of many calls leaves, as the shaper itself says.
-"""
+"""`shapekit plan`: when many calls will have left, as the shaper itself says."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from datetime import UTC, date, datetime, timedelta, tzinfo
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
@@ -19,7 +16,7 @@ from rich.progress import track
 
 from shapekit._queue.core import MAX_PLAYED
 from shapekit.algorithms.quota.quota import Quota
-from shapekit.cli.group import Complaint
+from shapekit.cli.main import Complaint
 from shapekit.cli.output import (
     bar,
     console,
@@ -35,8 +32,6 @@ from shapekit.cli.output import (
 from shapekit.clock import ManualClock
 from shapekit.policy import Policy
 from shapekit.rate import MAX_SPAN_US, SECOND_US, whole
-
-__all__ = ["Course", "Days", "plan"]
 
 _LONGEST_S = MAX_SPAN_US / SECOND_US
 
@@ -61,10 +56,10 @@ class Course:
         self._shaper = policy.shaper
         self._cost = cost
         self._start_us = start_us
+        self._played: list[int] | None = None
         if self._shaper.core.queue.constraints:
-            self._played: list[int] | None = self._play(show)
+            self._played = self._play(show)
         else:
-            self._played = None
             self._bounded(calls, self._shaper.forecast(calls, cost=cost).last_in)
 
     def leaves_us(self, number: int) -> int:
@@ -83,14 +78,14 @@ class Course:
         gone, run = 0, None
         while gone < self.calls:
             day = datetime.fromtimestamp(self.leaves_us(gone + 1) // SECOND_US, zone).date()
-            by_midnight = self.gone_by(_midnight_us(day + timedelta(days=1), zone) - 1)
+            midnight = datetime.combine(day + timedelta(days=1), datetime.min.time(), zone)
+            before, gone = gone, self.gone_by(int(midnight.timestamp()) * SECOND_US - 1)
             if run is not None and day == run.last + timedelta(days=1):
-                run = Days(run.first, day, run.calls + by_midnight - gone)
-            else:
-                if run is not None:
-                    yield run
-                run = Days(day, day, by_midnight - gone)
-            gone = by_midnight
+                run = Days(run.first, day, run.calls + gone - before)
+                continue
+            if run is not None:
+                yield run
+            run = Days(day, day, gone - before)
         if run is not None:
             yield run
 
@@ -105,19 +100,15 @@ class Course:
             numbers = track(numbers, "playing", transient=True, console=Console(stderr=True))
         played = []
         for number in numbers:
-            turn = self._shaper.reserve(cost=self._cost, max_wait=_LONGEST_S)
-            self._bounded(number, turn.delay)
-            played.append(turn.grant.departs_at_us)
+            slot = self._shaper.reserve(cost=self._cost, max_wait=_LONGEST_S)
+            self._bounded(number, slot.delay)
+            played.append(slot.grant.departs_at_us)
         return played
 
     def _bounded(self, number: int, delay_s: float) -> None:
         if delay_s > _LONGEST_S:
             bound = span_words(MAX_SPAN_US)
             raise Complaint(f"call {number} leaves more than {bound} after the start; plan fewer calls")
-
-
-def _midnight_us(day: date, zone: tzinfo) -> int:
-    return int(datetime.combine(day, datetime.min.time(), zone).timestamp()) * SECOND_US
 
 
 _STEPS = 12
@@ -171,6 +162,7 @@ def plan(
     )
     course = Course(policy, calls, cost, start_us, show=sys.stderr.isatty() and not as_json)
     marks = [(number, course.leaves_us(number)) for number in numbers]
+    curve = _curve(course, start_us)
     days = [] if quota is None else list(course.days(zone))
     if as_json:
         print_json(
@@ -185,9 +177,7 @@ def plan(
                     {"call": number, "after_s": (at - start_us) / SECOND_US, "at": _iso(at, zone)}
                     for number, at in marks
                 ],
-                "curve": [
-                    {"after_s": after / SECOND_US, "calls": gone} for after, gone in _curve(course, start_us)
-                ],
+                "curve": [{"after_s": after / SECOND_US, "calls": gone} for after, gone in curve],
                 "days": [
                     {"from": run.first.isoformat(), "to": run.last.isoformat(), "calls": run.calls}
                     for run in days
@@ -204,7 +194,16 @@ def plan(
         for number, at in marks
     ]
     page.print(table(("call", "leaves after", f"at ({zone_name})"), rows, numbers=("call", "leaves after")))
-    _draw(page, course, start_us)
+    if len(curve) > 1:
+        plain = is_plain(page)
+        width = max(10, min(_WIDEST_BAR, page.width - 45))
+        shares = [(after, gone, gone / calls) for after, gone in curve]
+        bars = [
+            (span_words(after), bar(share, width, plain=plain).ljust(width), f"{gone:,}", f"{share:.0%}")
+            for after, gone, share in shares
+        ]
+        page.print()
+        page.print(table(("after", "have left", "calls", ""), bars, numbers=("after", "calls", "")))
     if days:
         runs = [(f"{run.first:%a %Y-%m-%d}", f"{run.last:%a %Y-%m-%d}", f"{run.calls:,}") for run in days]
         page.print()
@@ -223,25 +222,6 @@ def _curve(course: Course, start_us: int) -> list[tuple[int, int]]:
     length = course.leaves_us(course.calls) - start_us
     steps = [-(-length * step // _STEPS) for step in range(_STEPS + 1)] if length else [0]
     return [(after, course.gone_by(start_us + after)) for after in steps]
-
-
-def _draw(page: Any, course: Course, start_us: int) -> None:
-    curve = _curve(course, start_us)
-    if len(curve) == 1:
-        return
-    plain = is_plain(page)
-    width = max(10, min(_WIDEST_BAR, page.width - 45))
-    rows = [
-        (
-            span_words(after),
-            bar(gone / course.calls, width, plain=plain).ljust(width),
-            f"{gone:,}",
-            f"{gone / course.calls:.0%}",
-        )
-        for after, gone in curve
-    ]
-    page.print()
-    page.print(table(("after", "have left", "calls", ""), rows, numbers=("after", "calls", "")))
 
 
 def _budget(quota: str, tz: str | None) -> Quota:

@@ -1,19 +1,517 @@
-"""Simulate: what strategies make of the same arrivals."""
+"""`shapekit simulate`: what strategies make of the same arrivals.
+
+Arrivals are when calls come, made up or from a real trace. A race lets them meet several contenders, each in
+the words of the command line (`gcra:10/s+20`). A sketch and a picture draw it: arrivals against departures.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import csv
+import io
+import json
+import math
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import accumulate, cycle, groupby
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from rich.text import Text
 
 from shapekit._runtime.sleepers import max_wait_us
-from shapekit.cli.arrivals import Arrivals
+from shapekit.algorithms.base import Algorithm
+from shapekit.algorithms.fixed_window import FixedWindow
+from shapekit.algorithms.gcra import GCRA, LeakyBucket, TokenBucket
+from shapekit.algorithms.queue.queue import LeakyQueue
+from shapekit.algorithms.quota.quota import Quota
+from shapekit.algorithms.sliding_log import SlidingWindowLog
+from shapekit.algorithms.sliding_window import SlidingWindow
+from shapekit.cli.main import Complaint
 from shapekit.cli.output import console, counted, is_plain, json_option, print_json, span_words, table
-from shapekit.cli.picture import check_target, save, sketch
-from shapekit.cli.race import Contender, Race, Run
-from shapekit.rate import SECOND_US
+from shapekit.errors import ConfigError, missing
+from shapekit.rate import MAX_COUNT, SECOND_US, Rate, duration_us, exactly, parse_rates, whole
+from shapekit.shaper import Shaper
 
-__all__ = ["simulate"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+MOST = 1_000_000
+FORMS = 'write poisson:20/s, uniform:20/s, "burst:50 every 10s", or the name of a .csv or .jsonl file'
+FIELDS = ("at", "time", "timestamp", "ts", "t")
+"""What the instant is called in a file; in a CSV without such a heading it is the first column."""
+DEFAULT_LENGTH = "60s"
+_BURST = re.compile(r"([0-9]{1,12})\s*every\s*(.+)", re.ASCII)
+_LATEST_S = 2**32
+
+
+class Arrivals(NamedTuple):
+    """Instants in ascending order, and the stretch of time that they are from."""
+
+    told: str
+    instants_us: list[int]
+    start_us: int
+    length_us: int
+
+    @classmethod
+    def parse(cls, text: str, length: str | None, seed: int) -> Arrivals:
+        """What `--arrivals` and `--for` say."""
+        kind, _, rest = text.partition(":")
+        if kind in _KINDS:
+            length_us = duration_us("for", length or DEFAULT_LENGTH)
+            chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
+            try:
+                instants = _taken(text, _KINDS[kind](rest, length_us, chance))
+            except ConfigError as error:
+                raise error.within(f"arrivals {text!r}:") from None
+            if not instants:
+                raise Complaint(f"arrivals={text!r} bring no call; raise the rate, or give a longer --for")
+            return cls(text, instants, 0, length_us)
+        path = Path(text)
+        read = _READERS.get(path.suffix.lower())
+        if read is None:
+            raise Complaint(f"arrivals={text!r} is not understood; {FORMS}")
+        instants = sorted(_taken(text, _instants(path, read)))
+        if not instants:
+            raise Complaint(f"{text} holds no instant; write one a line")
+        start = instants[0]
+        if length is not None:
+            end = start + duration_us("for", length)
+            return cls(path.name, [at for at in instants if at < end], start, end - start)
+        return cls(path.name, instants, start, instants[-1] - start + 1)
+
+
+def _taken(text: str, instants: Iterator[int]) -> list[int]:
+    taken = []
+    for instant in instants:
+        taken.append(instant)
+        if len(taken) > MOST:
+            raise Complaint(
+                f"arrivals={text!r} are more than {MOST}; lower the rate, or give a shorter --for"
+            )
+    return taken
+
+
+def _poisson(text: str, length_us: int, chance: random.Random) -> Iterator[int]:
+    rate = Rate.parse(text)
+    mean_us = rate.period_us / rate.limit
+    at = -mean_us * math.log(1 - chance.random())
+    while at < length_us:
+        yield int(at)
+        at -= mean_us * math.log(1 - chance.random())
+
+
+def _uniform(text: str, length_us: int, _: random.Random) -> Iterator[int]:
+    rate = Rate.parse(text)
+    number = 0
+    while (at := number * rate.period_us // rate.limit) < length_us:
+        yield at
+        number += 1
+
+
+def _burst(text: str, length_us: int, _: random.Random) -> Iterator[int]:
+    told = _BURST.fullmatch(text.strip())
+    if told is None:
+        raise Complaint(f'arrivals={f"burst:{text}"!r} is not understood; write "burst:50 every 10s"')
+    calls, every_us = whole("burst", int(told[1])), duration_us("every", told[2])
+    for at in range(0, length_us, every_us):
+        for _call in range(calls):
+            yield at
+
+
+_KINDS: dict[str, Callable[[str, int, random.Random], Iterator[int]]] = {
+    "poisson": _poisson,
+    "uniform": _uniform,
+    "burst": _burst,
+}
+
+
+def _instants(path: Path, read: Callable[[Any], Iterator[tuple[int, Any]]]) -> Iterator[int]:
+    try:
+        with path.open(encoding="utf-8", newline="") as lines:
+            for line, value in read(lines):
+                instant = _instant_us(value)
+                if instant is None:
+                    fix = "write epoch seconds from 0 to 2**32, or 2026-11-21T09:00:00Z"
+                    raise Complaint(f"{path} line {line}: {value!r} is not an instant; {fix}")
+                yield instant
+    except UnicodeDecodeError as error:
+        raise Complaint(f"{path} is not UTF-8 text ({error.reason}); save it as such") from None
+
+
+def _of_csv(lines: Any) -> Iterator[tuple[int, Any]]:
+    reader = csv.reader(lines)
+    column = 0
+    try:
+        for row in reader:
+            if not row:
+                continue
+            if reader.line_num == 1 and _instant_us(row[0]) is None:
+                heads = [head.strip().lower() for head in row]
+                column = next((heads.index(field) for field in FIELDS if field in heads), 0)
+                continue
+            yield reader.line_num, row[column] if column < len(row) else ""
+    except csv.Error as error:
+        raise Complaint(f"{lines.name} line {reader.line_num} is not CSV: {error}; mend that line") from None
+
+
+def _of_jsonl(lines: Any) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise Complaint(f"{lines.name} line {number} is not JSON: {error}; mend that line") from None
+        if isinstance(value, dict):
+            field = next((field for field in FIELDS if field in value), None)
+            if field is None:
+                fields = ", ".join(FIELDS)
+                raise Complaint(f"{lines.name} line {number} tells no instant; name it one of {fields}")
+            value = value[field]
+        yield number, value
+
+
+_READERS = {".csv": _of_csv, ".jsonl": _of_jsonl}
+
+
+def _instant_us(value: Any) -> int | None:
+    """Epoch seconds, or ISO 8601 (UTC where it names no zone), in microseconds; None for anything else."""
+    if isinstance(value, str):
+        text = value.strip()
+        try:
+            value = float(text)
+        except ValueError:
+            try:
+                told = datetime.fromisoformat(text)
+                value = (told if told.tzinfo is not None else told.replace(tzinfo=UTC)).timestamp()
+            except (ValueError, OverflowError):
+                return None
+    seconds = exactly(value)
+    return None if seconds is None or not 0 <= seconds <= _LATEST_S else round(seconds * SECOND_US)
+
+
+_METERS: dict[str, Callable[[str, int | None], Algorithm[Any]]] = {
+    "gcra": GCRA,
+    "token": TokenBucket,
+    "leaky": LeakyBucket,
+}
+_WINDOWS: dict[str, Callable[[str], Algorithm[Any]]] = {
+    "fixed": FixedWindow,
+    "sliding": SlidingWindow,
+    "log": SlidingWindowLog,
+    "quota": Quota,
+}
+NAMES = (*_METERS, *_WINDOWS, "shaper")
+UNSHAPED = "unshaped"
+
+
+class Run(NamedTuple):
+    """What became of the calls."""
+
+    name: str
+    departures_us: list[int]
+    """Of those that left, in order."""
+    waits_us: list[int]
+    """How long they waited, in the same order."""
+    refused: int
+
+    def worst(self, window_us: int) -> int:
+        """The most departures in any window, which begins with one of them and ends before its end."""
+        left, most = self.departures_us, 0
+        first = 0
+        for last, at in enumerate(left):
+            while at - left[first] >= window_us:
+                first += 1
+            most = max(most, last - first + 1)
+        return most
+
+    def wait_us(self, share: float) -> int | None:
+        """The wait that `share` of those that left did not exceed; None if nobody left."""
+        waits = sorted(self.waits_us)
+        return waits[max(0, ceil(share * len(waits)) - 1)] if waits else None
+
+
+class Contender(NamedTuple):
+    """A strategy under the name that it was given."""
+
+    name: str
+    program: Algorithm[Any] | LeakyQueue | None
+    """None: nobody is in the way, every call leaves as it comes."""
+    periods_us: tuple[int, ...]
+    """The windows that its limits are told in; none for a calendar's."""
+
+    @classmethod
+    def parse(cls, text: str) -> Contender:
+        """What `gcra:10/s+20` means."""
+        kind, _, limit = text.partition(":")
+        if kind not in NAMES:
+            raise Complaint(f"strategy={text!r} is unknown; write NAME:RATE with one of {', '.join(NAMES)}")
+        try:
+            return cls(text, *_strategy(kind, limit))
+        except ConfigError as error:
+            raise error.within(f"strategy {text!r}:") from None
+
+    def run(self, arrivals_us: Sequence[int], max_wait_us: int | None) -> Run:
+        """Let the calls come, on virtual time."""
+        program, state = self.program, None
+        left, waits = [], []
+        for now in arrivals_us:
+            accepted, wait, at = True, 0, now
+            if program is not None:
+                if isinstance(program, LeakyQueue):
+                    after, granted, _, persist = program.reserve(state, now, (1, max_wait_us, 0))
+                    accepted, wait, at, *_ = granted
+                else:
+                    after, decision, _, persist = program.decide(state, now, 1)
+                    accepted = decision.allowed
+                state = after if persist else state
+            if accepted:
+                left.append(at)
+                waits.append(wait)
+        return Run(self.name, left, waits, len(arrivals_us) - len(left))
+
+
+def _strategy(kind: str, limit: str) -> tuple[Algorithm[Any] | LeakyQueue, tuple[int, ...]]:
+    """The program, and the windows that it is told in."""
+    if kind == "quota":
+        return Quota(limit), ()
+    told, plus, more = limit.partition("+")
+    if plus and not (more.isascii() and more.isdigit() and len(more) <= len(str(MAX_COUNT))):
+        raise ConfigError("burst", more, "is not a whole number", "end with it: gcra:10/s+20")
+    burst = int(more) if plus else None
+    rates = parse_rates(told)
+    periods = tuple(rate.period_us for rate in rates)
+    if kind == "shaper":
+        shaper = Shaper(told, burst=burst)
+        shaper.close()
+        return shaper.core.queue, periods
+    if len(rates) > 1:
+        raise ConfigError("rate", told, "is several rates", f"give {kind} one; shaper takes several")
+    if kind in _METERS:
+        return _METERS[kind](told, burst), periods
+    if burst is not None:
+        raise ConfigError("burst", burst, f"means nothing to {kind}", "leave the + away")
+    return _WINDOWS[kind](told), periods
+
+
+_DAY_S = 86_400
+_STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, _DAY_S)
+
+
+class Columns(NamedTuple):
+    """Equal pieces of time, as wide as people count."""
+
+    width_us: int
+    number: int
+
+    @classmethod
+    def over(cls, length_us: int, most: int) -> Columns:
+        """At most `most` columns that hold `length_us`."""
+        width = next(width for width in _widths() if width * most >= length_us)
+        return cls(width, max(1, -(-length_us // width)))
+
+    def counts(self, instants_us: Iterable[int], start_us: int) -> list[int]:
+        """How many instants fall into each."""
+        counts = [0] * self.number
+        for at in instants_us:
+            counts[(at - start_us) // self.width_us] += 1
+        return counts
+
+
+class Race(NamedTuple):
+    """How each contender fared; the first is nobody, who lets every call leave."""
+
+    arrivals: Arrivals
+    runs: list[Run]
+    windows_us: list[int]
+    """What the limits are told in: how many leave in any such window is compared."""
+
+    @classmethod
+    def run(cls, arrivals: Arrivals, contenders: Sequence[Contender], max_wait_us: int | None) -> Race:
+        """Let every contender meet the same arrivals."""
+        runs = [
+            entry.run(arrivals.instants_us, max_wait_us)
+            for entry in (Contender(UNSHAPED, None, ()), *contenders)
+        ]
+        periods = {period for contender in contenders for period in contender.periods_us}
+        return cls(arrivals, runs, sorted(periods) or [SECOND_US])
+
+    @property
+    def length_us(self) -> int:
+        """From the first instant until every call has come and every one that was let has left."""
+        last = max((run.departures_us[-1] for run in self.runs if run.departures_us), default=0)
+        return max(self.arrivals.length_us, last - self.arrivals.start_us + 1)
+
+    def counts(self, run: Run, columns: Columns) -> list[int]:
+        """How many of a run left in each column."""
+        return columns.counts(run.departures_us, self.arrivals.start_us)
+
+
+def _widths() -> Iterator[int]:
+    size = 1
+    while size < SECOND_US:
+        yield from (size, 2 * size, 5 * size)
+        size *= 10
+    yield from (seconds * SECOND_US for seconds in _STEPS_S)
+    days = 2
+    while True:
+        yield days * _DAY_S * SECOND_US
+        days *= 2
+
+
+HEIGHT = 4
+_EIGHTHS = "▁▂▃▄▅▆▇█"
+_LEFT, _WAITING = "█", "░"
+_PLAIN_LEFT, _PLAIN_WAITING = "#", "."
+
+
+def sketch(race: Race, width: int, *, plain: bool) -> list[Text]:
+    """One drawing for each run, all on one scale, and what the letters mean."""
+    margin = 9
+    columns = Columns.over(race.length_us, max(10, width - margin))
+    arrivals = race.counts(race.runs[0], columns)
+    drawn = [(run, race.counts(run, columns)) for run in race.runs]
+    most = max(1, *arrivals, *(max(left) for _, left in drawn))
+    end = span_words(columns.width_us * columns.number)
+    lines = []
+    for run, left in drawn:
+        lines.append(Text(run.name, style="bold"))
+        for row in reversed(range(HEIGHT)):
+            label = f"{most:>{margin - 2},}" if row == HEIGHT - 1 else " " * (margin - 2)
+            line = Text(label + (" |" if plain else " ┤" if row == HEIGHT - 1 else " │"))
+            cells = (
+                _cell(left_here * HEIGHT / most - row, came_here * HEIGHT / most - row, plain)
+                for left_here, came_here in zip(left, arrivals, strict=True)
+            )
+            for waiting, run_of_cells in groupby(cells, (_WAITING, _PLAIN_WAITING).__contains__):
+                line.append("".join(run_of_cells), "dim" if waiting else "cyan")
+            lines.append(line)
+        axis = "+" + "-" * columns.number if plain else "└" + "─" * columns.number
+        lines.append(Text(f"{0:>{margin - 2}} {axis} {end}"))
+    solid, shade = (_PLAIN_LEFT, _PLAIN_WAITING) if plain else (_LEFT, _WAITING)
+    each = f"column: {span_words(columns.width_us)}  full height: {counted(most, 'call')}"
+    return [*lines, Text(f"{solid} left  {shade} came, did not leave then  {each}")]
+
+
+def _cell(left: float, came: float, plain: bool) -> str:
+    """What stands in a cell that departures fill to `left`, and arrivals to `came`."""
+    if plain:
+        return _PLAIN_LEFT if left >= 0.5 else _PLAIN_WAITING if came >= 0.5 else " "
+    if left >= 1 / 16:
+        return _EIGHTHS[min(7, max(0, round(left * 8) - 1))]
+    return _WAITING if came >= 0.5 else " "
+
+
+FORMATS = (".svg", ".png")
+# Okabe and Ito's colours, without those too pale for a line: they stay apart for every kind of colour
+# blindness. The styles of the lines tell them apart without any colour.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#E69F00")
+STYLES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)))
+ARRIVALS = "#D9D9D9"
+_COLUMNS = 120
+_UNITS = ((2 * 86_400, 86_400, "days"), (2 * 3_600, 3_600, "hours"), (180, 60, "minutes"), (0, 1, "s"))
+
+
+def check_target(out: str) -> None:
+    """Complain before anything is computed for a picture that cannot be drawn."""
+    if Path(out).suffix.lower() not in FORMATS:
+        raise Complaint(f"out={out!r} is no kind of picture that can be drawn; end it in .svg or .png")
+    if not Path(out).parent.is_dir():
+        raise Complaint(f"out={out!r} lies in no folder; make {Path(out).parent} first")
+    _matplotlib()
+
+
+def save(race: Race, out: str) -> None:
+    """Draw the race into a file; the same race gives the same bytes."""
+    if Path(out).suffix.lower() != ".svg":
+        figure(race).savefig(out, dpi=120)
+        return
+    import matplotlib as mpl  # noqa: PLC0415 - an extra, and slow to load
+
+    # Letters stay letters: as outlines they are a third of a picture. DejaVu is wide, so that what fits
+    # in it fits in the sans-serif that a reader has instead.
+    style: Any = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"], "svg.hashsalt": "shapekit"}
+    with mpl.rc_context(style), io.StringIO() as drawn:
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure(race).savefig(drawn, format="svg", metadata=nothing)
+        Path(out).write_text(compact(drawn.getvalue()), encoding="utf-8", newline="\n")
+
+
+def compact(svg: str) -> str:
+    """The same SVG to a tenth of a point, without indentation."""
+    svg = re.sub(r"\n +", "\n", svg)
+    return re.sub(
+        r"<[^>]*>", lambda tag: re.sub(r" \n(?=[Lz\"])", "", re.sub(r"(\.\d)\d+", r"\1", tag[0])), svg
+    )
+
+
+def figure(race: Race) -> Figure:
+    """A row of calls per column of time for each run, and below them how many have left in total."""
+    _matplotlib()
+    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+
+    rows = len(race.runs)
+    drawn = Figure(figsize=(9, 1.4 * rows + 3.6), layout="constrained")
+    axes = drawn.subplots(
+        rows + 1, 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": [1] * rows + [2]}
+    )[:, 0]
+    unit_s, unit = next((size, name) for least, size, name in _UNITS if race.length_us >= least * SECOND_US)
+    columns = Columns.over(race.length_us, _COLUMNS)
+    edges = [number * columns.width_us / SECOND_US / unit_s for number in range(columns.number + 1)]
+    came = race.counts(race.runs[0], columns)
+    lines = zip(race.runs, cycle(COLOURS), cycle(STYLES), strict=False)
+    total: Axes = axes[-1]
+    beside: Any = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False}
+    beside |= {"fontsize": "small", "handlelength": 4}
+    top = 1.08 * max(1, *(max(race.counts(run, columns)) for run in race.runs))
+    for row, (run, colour, style) in zip(axes[:-1], lines, strict=True):
+        left = race.counts(run, columns)
+        row.stairs(*_steps(came, edges), fill=True, color=ARRIVALS, label="arrivals")
+        row.stairs(
+            *_steps(left, edges), color=colour, linestyle=style, linewidth=2, label=f"left: {run.name}"
+        )
+        row.set_ylabel(f"calls per\n{span_words(columns.width_us)}")
+        row.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True, steps=[1, 2, 5, 10]))
+        row.set_ylim(0, top)
+        row.legend(**beside)
+        row.grid(axis="y", alpha=0.3)
+        row.tick_params(axis="x", length=0)
+        total.plot(edges, [0, *accumulate(left)], color=colour, linestyle=style, linewidth=2, label=run.name)
+    drawn.suptitle(f"arrivals {race.arrivals.told}, and when the calls leave")
+    total.set_ylabel("calls that have left")
+    total.set_xlabel(f"time since the start ({unit})")
+    total.set_xlim(0, edges[-1])
+    total.set_ylim(bottom=0)
+    total.yaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    total.legend(**beside)
+    total.grid(alpha=0.3)
+    return drawn
+
+
+def _steps(counts: list[int], edges: list[float]) -> tuple[list[int], list[float]]:
+    """The same stairs with one step for columns of a height."""
+    heights, ends, done = [], [edges[0]], 0
+    for height, columns in groupby(counts):
+        done += len(list(columns))
+        heights.append(height)
+        ends.append(edges[done])
+    return heights, ends
+
+
+def _matplotlib() -> None:
+    try:
+        import matplotlib.figure  # noqa: F401, PLC0415
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        raise missing("--out", "plot") from None
 
 
 @click.command
@@ -72,7 +570,22 @@ def simulate(
                 "calls": len(race.arrivals.instants_us),
                 "for_s": race.arrivals.length_us / SECOND_US,
                 "seed": seed,
-                "runs": [_plain(run, race) for run in race.runs],
+                "runs": [
+                    {
+                        "strategy": run.name,
+                        "left": len(run.departures_us),
+                        "refused": run.refused,
+                        "worst_windows": [
+                            {"window_s": window / SECOND_US, "calls": run.worst(window)}
+                            for window in race.windows_us
+                        ],
+                        "wait_s": {
+                            name: None if (wait := run.wait_us(share)) is None else wait / SECOND_US
+                            for name, share in (("p50", 0.5), ("p99", 0.99), ("longest", 1))
+                        },
+                    }
+                    for run in race.runs
+                ],
             }
         )
     else:
@@ -81,19 +594,6 @@ def simulate(
         save(race, out)
         if not as_json:
             click.echo(f"drawn: {out}")
-
-
-def _plain(run: Run, race: Race) -> dict[str, Any]:
-    waits = {"p50": run.wait_us(0.5), "p99": run.wait_us(0.99), "longest": run.wait_us(1)}
-    return {
-        "strategy": run.name,
-        "left": len(run.departures_us),
-        "refused": run.refused,
-        "worst_windows": [
-            {"window_s": window / SECOND_US, "calls": run.worst(window)} for window in race.windows_us
-        ],
-        "wait_s": {name: None if wait is None else wait / SECOND_US for name, wait in waits.items()},
-    }
 
 
 def _print(race: Race) -> None:

@@ -1,9 +1,4 @@
-"""`shapekit top`: the keys of a store, as they stand.
-
-Keyboard: the keys that somebody pressed, without Enter, while something else is going on.
-
-Row: what an operator wants to know of a key, worked out from its state.
-"""
+"""`shapekit top`: the keys of a store, as they stand; and which store an operator means."""
 
 from __future__ import annotations
 
@@ -12,9 +7,11 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from urllib.parse import urlsplit
 
 import click
 from rich.console import Console, Group
@@ -22,6 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from shapekit import stores
 from shapekit.algorithms.adaptive.queue import AdaptiveQueue
 from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.description import Described
@@ -34,22 +32,78 @@ from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.algorithms.usage import leaves_of
-from shapekit.cli.output import console, counted, json_option, print_json, table
-from shapekit.cli.stores import Survey, open_survey, place_of, store_option
+from shapekit.cli.main import Complaint
+from shapekit.cli.output import Command, console, counted, json_option, print_json, table
 from shapekit.errors import StoreUnavailableError
 from shapekit.rate import SECOND_US, seconds_text
+from shapekit.stores import REDIS
+from shapekit.stores.base import Store
 from shapekit.stores.encoding import Sighting
 
-__all__ = ["Row", "Use", "keyboard", "limit_text", "row_of", "top"]
+if TYPE_CHECKING:
+    from shapekit.stores.redis import RedisStore
+
+
+VARIABLE = "SHAPEKIT_STORE"
+_FIX = f"give --store redis://HOST or --store FILE, or set {VARIABLE}"
+
+
+def store_option(command: Command) -> Command:
+    """The option `--store`, which a command is given as `store`: text for `open_store`, or None."""
+    return click.option(
+        "--store",
+        metavar="URL|FILE",
+        envvar=VARIABLE,
+        show_envvar=True,
+        help="redis://…, rediss://… or unix://… for Redis, anything else is the file of a SQLiteStore.",
+    )(command)
+
+
+def open_store(where: str | None) -> Store:
+    """The store at a URL or in a file. A file that is not there is a mistake."""
+    if not where:
+        raise Complaint(f"no store is given; {_FIX}")
+    scheme, separator, _ = where.partition("://")
+    if separator and not where.startswith(REDIS):
+        # What follows may hold a password.
+        raise Complaint(f"store='{scheme}://…' has an unknown scheme; {_FIX}")
+    if not separator and not Path(where).is_file():
+        told = "(not shown)" if "@" in where else repr(where)
+        raise Complaint(f"store={told} is not a file; {_FIX}")
+    return stores.open_store(where)[0]
+
+
+Survey: TypeAlias = Callable[[str], Iterator[Sighting]]
+"""The live keys whose `name:key` begins with a text; it may be asked again and again."""
+
+
+@contextmanager
+def open_survey(where: str | None) -> Iterator[Survey]:
+    """Looks at the store of a URL or a file, and leaves it exactly as it is."""
+    if where and Path(where).is_file():
+        # A SQLiteStore would queue with those who decide; to look, nobody has to.
+        from shapekit.stores.sqlite.store import SqliteSurvey  # noqa: PLC0415 - who asks Redis need not load it
+
+        yield SqliteSurvey(where).sightings
+        return
+    # All that is left: a Redis, or nothing that could be opened.
+    with closing(cast("RedisStore", open_store(where))) as store:
+        yield store.survey
+
+
+def place_of(where: str) -> str:
+    """The store in the words of a headline: without a password."""
+    parts = urlsplit(where)
+    if not parts.hostname:
+        return Path(parts.path).name
+    return f"{parts.scheme}://{parts.hostname}:{parts.port or 6379}{parts.path}"
+
 
 try:
     import termios
     import tty
 except ImportError:  # Windows: there Ctrl-C alone is heard
     termios = tty = None  # type: ignore[assignment]
-
-
-_AT_ONCE = 1_024
 
 
 @contextmanager
@@ -68,7 +122,7 @@ def keyboard() -> Iterator[Callable[[float], str]]:
 
 def _pressed(seconds: float) -> str:
     ready, _, _ = select.select([sys.stdin], [], [], seconds)
-    return os.read(sys.stdin.fileno(), _AT_ONCE).decode(errors="replace") if ready else ""
+    return os.read(sys.stdin.fileno(), 1_024).decode(errors="replace") if ready else ""
 
 
 def _nobody(seconds: float) -> str:
@@ -143,10 +197,9 @@ def _uses(seen: Sighting) -> tuple[Use, ...]:
     if isinstance(seen.program, Concurrency):
         in_flight, _ = seen.program.standing(seen.state, seen.now_us)
         return (Use(limit_text(seen.program), in_flight, seen.program.limit),)
-    leaves = [
-        (leaf.limit, leaf.peek()) for leaf in leaves_of(seen.program, seen.state, seen.now_us, seen.skew_us)
-    ]
-    return tuple(Use(limit_text(limit), told.current, told.limit) for limit, told in leaves)
+    leaves = leaves_of(seen.program, seen.state, seen.now_us, seen.skew_us)
+    told = [(limit_text(leaf.limit), leaf.peek()) for leaf in leaves]
+    return tuple(Use(limit, peeked.current, peeked.limit) for limit, peeked in told)
 
 
 def limit_text(program: Described) -> str:
@@ -227,7 +280,8 @@ def top(store: str | None, sort: str, part: str, once: bool, as_json: bool) -> N
     out = console()
     with open_survey(store) as survey:
         if as_json:
-            print_json([_told(row) for row in _rows(survey, sort, part)])
+            rows = _rows(survey, sort, part)
+            print_json([{**row._asdict(), "uses": [use._asdict() for use in row.uses]} for row in rows])
         elif once or not out.is_terminal:
             rows = _rows(survey, sort, part)
             click.echo("\n".join([_headline(rows, store).plain, "", *_lines(rows)]))
@@ -318,7 +372,3 @@ def clock(epoch_s: float) -> str:
         return "over a year from now"
     then = datetime.fromtimestamp(epoch_s, UTC).astimezone()
     return f"{then:%H:%M:%S}" if then.date() == now.astimezone().date() else f"{then:%Y-%m-%d %H:%M}"
-
-
-def _told(row: Row) -> dict[str, Any]:
-    return {**row._asdict(), "uses": [use._asdict() for use in row.uses]}

@@ -1,7 +1,6 @@
 """What servers say about their limits, parsed: pure functions of a status, headers and times."""
 
-from shapekit.feedback.answer import Answer, ServerHint
-from shapekit.feedback.dialects import DIALECTS, shopify_graphql
+from shapekit.feedback.dialects import DIALECTS, Answer, ServerHint, shopify_graphql
 from shapekit.feedback.feedback import Feedback
 
 __all__ = ["DIALECTS", "Answer", "Feedback", "ServerHint", "shopify_graphql"]

@@ -18,19 +18,22 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeAlias
 
 from shapekit._runtime import forks
-from shapekit.feedback.answer import (
+from shapekit.feedback.dialects import (
+    DIALECTS,
+    FIRST_HOLD_S,
     REFUSED,
     SAYS_NOTHING,
     UNAVAILABLE,
     Answer,
+    Dialect,
     Headers,
+    Parser,
     ServerHint,
     heard,
     picked,
     says_nothing,
     wanted,
 )
-from shapekit.feedback.dialects import DIALECTS, FIRST_HOLD_S, Dialect, Parser
 from shapekit.rate import SECOND_US, Duration, duration_us, one_of
 
 __all__ = ["Feedback", "Incidents"]

@@ -19,9 +19,8 @@ from shapekit.events import Listener
 from shapekit.feedback import Feedback
 from shapekit.gate import checked_name
 from shapekit.keys import KeySpec, KeyTemplate
-from shapekit.llm.call import DIALECTS_OF_TOKENS, LLMCall, Purse, checked_parts
-from shapekit.llm.estimate import Asked, CountSpec, EstimateSpec, counter, estimated, told_usage
-from shapekit.llm.usage import TokenUsage
+from shapekit.llm.call import DIALECTS_OF_TOKENS, Books, LLMCall, Purse, checked_parts
+from shapekit.llm.usage import Asked, CountSpec, EstimateSpec, TokenUsage, counter, estimated, told_usage
 from shapekit.llm.wrap import wrapped
 from shapekit.policy import Policy, RefundSpec, checked_key, never_counted
 from shapekit.rate import Duration, RateLike, one_of
@@ -56,7 +55,7 @@ class LLMBudget:
       is given. Else the length of its texts and the most that it may be answered with.
     - `count`: what counts the tokens of a text: a function, or a tiktoken encoding. Else three bytes are one.
     - `key`: whose limit it is: a text, a template over what the call is given (`"{model}"`), or a callable.
-    - `max_wait`: what would wait longer, for tokens and turn together, is refused.
+    - `max_wait`: what would wait longer, for its tokens and its slot together, is refused.
     - `refund_on`: exceptions (or a predicate) after which a call cost nothing. By default those that tell it
       was not sent (refused by us, connection refused), or refused by the server (a 4xx): that counts as a
       request, and not in tokens.
@@ -91,25 +90,25 @@ class LLMBudget:
             "input": _bucket("input_tokens", input_tokens, capacity),
             "output": _bucket("output_tokens", output_tokens, capacity),
         }
-        self._purses = tuple(
+        purses = tuple(
             Purse(self._policy(_FAMILIES[part], gates=own), part, _FAMILIES[part])
             for part, own in gates.items()
             if own
         )
-        if not self._purses:
+        if not purses:
             raise ConfigError("tokens", tokens, "is missing", _FIX)
-        self.policies = {purse.family: purse.policy for purse in self._purses}
+        self.policies = {purse.family: purse.policy for purse in purses}
         """The policies it is made of, by what they count: "tokens", "input-tokens", "requests" …"""
-        self._requests = None
         if requests is not None:
-            self._requests = self.policies["requests"] = self._policy("requests", rate=requests)
+            self.policies["requests"] = self._policy("requests", rate=requests)
+        paced = self.policies.get("requests")
+        self._books = Books(purses, paced, never_counted(refund_on), self._feedback, self._store.clock)
         self._estimate: TokenUsage | Callable[..., Any] | None = None
         if estimate is not None:
             self._estimate = estimate if callable(estimate) else self._told("estimate", estimate)
         self._count = counter(count)
         self._key = checked_key(key)
         self._max_wait = max_wait
-        self._refund_on = never_counted(refund_on)
 
     def admit(
         self,
@@ -125,16 +124,8 @@ class LLMBudget:
         """
         told = {"max_wait": self._max_wait if max_wait is AS_CONFIGURED else max_wait, "timeout": timeout}
         waits = {name: bound for name, bound in told.items() if bound is not None}
-        return LLMCall(
-            self._purses,
-            self._requests,
-            self._key_of(asked) if key is None else key,
-            self._reserved(asked),
-            waits,
-            self._refund_on,
-            self._feedback,
-            self._store.clock,
-        )
+        whose = self._key_of(asked) if key is None else key
+        return LLMCall(self._books, whose, self._reserved(asked), waits)
 
     def aadmit(
         self,
@@ -171,23 +162,26 @@ class LLMBudget:
 
     async def _forecast(self, driver: Driver, calls: int, asked: Asked | None, key: str | None) -> Outlook:
         whose, reserved = self._key_of(asked) if key is None else key, self._reserved(asked)
-        costs = {purse.policy: max(1, purse.cost(reserved)) for purse in self._purses}
-        policies = [*costs, *(() if self._requests is None else (self._requests,))]
+        costs = {purse.family: max(1, purse.cost(reserved)) for purse in self._books.purses}
         outlooks = [
-            await policy.shaper.core.forecast(driver, calls, whose, costs.get(policy, 1))
-            for policy in policies
+            await policy.shaper.core.forecast(driver, calls, whose, costs.get(family, 1))
+            for family, policy in self.policies.items()
         ]
-        return _latest(outlooks)
+        return Outlook(max(each.first_in for each in outlooks), max(each.last_in for each in outlooks))
 
     def quotas(self, key: str | None = None) -> list[QuotaUsage]:
         """How much of each quota is used, and what is left of it, for a key. Consumes nothing."""
-        whose = self._key_of(None) if key is None else key
-        return [usage for policy in self.policies.values() for usage in policy.quotas(whose)]
+        return run(self._quotas, key)
 
     async def aquotas(self, key: str | None = None) -> list[QuotaUsage]:
         """`quotas`, awaitable."""
-        whose = self._key_of(None) if key is None else key
-        return [usage for policy in self.policies.values() for usage in await policy.aquotas(whose)]
+        return await self._quotas(TASKS, key)
+
+    async def _quotas(self, driver: Driver, key: str | None) -> list[QuotaUsage]:
+        whose, used = self._key_of(None) if key is None else key, list[QuotaUsage]()
+        for policy in self.policies.values():
+            used += await driver.ask(Twin(policy.quotas, policy.aquotas), whose)
+        return used
 
     def listen(self, listener: Listener) -> ExitStack:
         """Tell the listener what happens here, until what is returned is closed; see `events`."""
@@ -233,7 +227,7 @@ class LLMBudget:
     def _told(self, field: str, told: Any) -> TokenUsage:
         usage = told if isinstance(told, TokenUsage) else told_usage(field, told)
         if type(told) is int:
-            checked_parts(field, told, self._purses)
+            checked_parts(field, told, self._books.purses)
         return usage
 
     def _key_of(self, asked: Asked | None) -> str:
@@ -288,7 +282,3 @@ def _day(tokens: int | str | Quota | None) -> tuple[Quota, ...]:
         return (Quota(tokens, "day"),)
     except ConfigError as error:
         raise error.within("tokens_per_day") from None
-
-
-def _latest(outlooks: list[Outlook]) -> Outlook:
-    return Outlook(max(each.first_in for each in outlooks), max(each.last_in for each in outlooks))

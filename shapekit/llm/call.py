@@ -1,10 +1,7 @@
 """LLMCall: the leave of one call to a language model: its tokens first, then its slot.
 
-Limits: how long to wait, by what a server says is left of tokens.
-
-Failures: which errors of a call say that it used up no tokens, and which that it was never sent.
-
-Careful: of a timeout, a lost connection or an error of the server nobody knows what the model did.
+Some errors say that a call used up no tokens, some that it was never sent. Of a timeout, a lost connection
+or an error of the server nobody knows what the model did.
 """
 
 from __future__ import annotations
@@ -23,10 +20,8 @@ from shapekit.admission import Admission, hint_of
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
 from shapekit.feedback import Feedback, ServerHint
-from shapekit.feedback.answer import heard, picked, wanted
-from shapekit.feedback.dialects import DIALECTS, FAMILIES
-from shapekit.llm.estimate import told_usage
-from shapekit.llm.usage import TokenUsage, usage_of
+from shapekit.feedback.dialects import DIALECTS, FAMILIES, heard, picked, wanted
+from shapekit.llm.usage import TokenUsage, told_usage, usage_of
 from shapekit.policy import Policy
 from shapekit.rate import SECOND_US, Duration, duration_us
 
@@ -110,6 +105,16 @@ class Purse(NamedTuple):
         return cost
 
 
+class Books(NamedTuple):
+    """What the calls of one budget are counted by."""
+
+    purses: tuple[Purse, ...]
+    requests: Policy | None
+    refund_on: Callable[[BaseException], bool] | None
+    feedback: Feedback
+    clock: Clock
+
+
 class LLMCall:
     """One call's leave: entered, by `with` or `async with`, when its tokens and its slot have come.
 
@@ -117,40 +122,15 @@ class LLMCall:
     somebody settles. After that the last word counts.
     """
 
-    __slots__ = (
-        "_clock",
-        "_entered",
-        "_feedback",
-        "_is_settled",
-        "_purses",
-        "_refund_on",
-        "_requests",
-        "_waits",
-        "key",
-        "reserved",
-    )
+    __slots__ = ("_books", "_entered", "_is_settled", "_waits", "key", "reserved")
 
-    def __init__(
-        self,
-        purses: Sequence[Purse],
-        requests: Policy | None,
-        key: str,
-        reserved: TokenUsage,
-        waits: dict[str, Duration],
-        refund_on: Callable[[BaseException], bool] | None,
-        feedback: Feedback,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, books: Books, key: str, reserved: TokenUsage, waits: dict[str, Duration]) -> None:
         self.key = key
         """The key whose budget the call takes from."""
         self.reserved = reserved
         """The tokens that were reserved."""
-        self._purses = purses
-        self._requests = requests
+        self._books = books
         self._waits = waits
-        self._refund_on = refund_on
-        self._feedback = feedback
-        self._clock = clock
         self._entered: list[Admission] = []
         self._is_settled = False
 
@@ -263,19 +243,19 @@ class LLMCall:
     # inside
 
     def _policies(self) -> Iterator[Policy]:
-        yield from (purse.policy for purse in self._purses)
-        if self._requests is not None:
-            yield self._requests
+        yield from (purse.policy for purse in self._books.purses)
+        if self._books.requests is not None:
+            yield self._books.requests
 
     def _admissions(self) -> Iterator[Admission]:
         """One for each policy in turn; what waiting took for one is not left for the next."""
         if self._entered:
             raise ConfigError("call", self.key, "was entered before", "admit each call anew")
-        start = self._clock.now_us()
+        start = self._books.clock.now_us()
         bounds = {name: duration_us(name, bound, least=0) for name, bound in self._waits.items()}
-        costs = [max(1, purse.cost(self.reserved)) for purse in self._purses]
+        costs = [max(1, purse.cost(self.reserved)) for purse in self._books.purses]
         for policy, cost in zip(self._policies(), [*costs, 1], strict=False):
-            gone = self._clock.now_us() - start
+            gone = self._books.clock.now_us() - start
             left = {name: max(0, bound_us - gone) / SECOND_US for name, bound_us in bounds.items()}
             yield policy.admit(self.key, cost=cost, **left)
 
@@ -291,14 +271,14 @@ class LLMCall:
             return usage_of(answer)
         usage = told_usage("answer", answer)
         if type(answer) is int:
-            checked_parts("answer", answer, self._purses)
+            checked_parts("answer", answer, self._books.purses)
         return usage
 
     def _charges(self, usage: TokenUsage) -> list[tuple[Admission, int]]:
         """What each purse is charged; the request, which was one, is none of them."""
         return [
             (admission, purse.cost(usage))
-            for purse, admission in zip(self._purses, self._entered, strict=False)
+            for purse, admission in zip(self._books.purses, self._entered, strict=False)
         ]
 
     def _free(self, error: BaseException) -> list[Admission]:
@@ -306,24 +286,24 @@ class LLMCall:
         if self._is_settled:
             return []
         with unheard(self):
-            if self._refund_on is not None:
-                return self._entered if self._refund_on(error) else []
+            if self._books.refund_on is not None:
+                return self._entered if self._books.refund_on(error) else []
             if never_sent(error):
                 return self._entered
             if never_ran(error):
-                return self._entered[: len(self._purses)]
+                return self._entered[: len(self._books.purses)]
         return []
 
     def _heard(self, response: Any) -> ServerHint | None:
         self._check_entered()
-        last, now = self._entered[-1], self._clock.wall_us() / SECOND_US
-        hint = hint_of(last, self._feedback, response, now)
+        last, now = self._entered[-1], self._books.clock.wall_us() / SECOND_US
+        hint = hint_of(last, self._books.feedback, response, now)
         answer = Ending(result=response).answer
         if answer is None:
             return hint
-        needs = {purse.family: purse.cost(self.reserved) for purse in self._purses}
-        wait_s = hold_s(str(self._feedback.dialect), answer.headers, needs, now)
-        own = self._feedback.bounded(ServerHint(hold_s=wait_s))
+        needs = {purse.family: purse.cost(self.reserved) for purse in self._books.purses}
+        wait_s = hold_s(str(self._books.feedback.dialect), answer.headers, needs, now)
+        own = self._books.feedback.bounded(ServerHint(hold_s=wait_s))
         if hint is None:
             return own if own.hold_s else None
         return hint._replace(hold_s=max(hint.hold_s, own.hold_s))

@@ -1,19 +1,114 @@
-"""Wrapping: a function that asks a language model, whose calls are budgeted."""
+"""Wrapping: a function that asks a language model, whose calls are budgeted.
+
+Streams of an answer are handed on as they are, and settled as soon as they tell their usage. One that breaks
+off, is closed early or is thrown away has not told it: nobody knows how far the server went, and what was
+reserved for it stands.
+"""
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial, update_wrapper
+from types import TracebackType
+from typing import Any, Self
 
+from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit.decorator import signature_of
 from shapekit.errors import ConfigError
 from shapekit.llm.call import LLMCall, unheard
-from shapekit.llm.stream import AsyncSettledStream, SettledStream
-from shapekit.llm.usage import TokenUsage, usage_of
+from shapekit.llm.usage import Heard, TokenUsage, usage_of
 
-__all__ = ["wrapped"]
+__all__ = ["AsyncSettledStream", "SettledStream", "wrapped"]
+
+
+_END: Any = object()
+
+
+class _Listened:
+    """A stream that is listened to. Everything else that it can do it still does."""
+
+    def __init__(self, inner: Any, call: LLMCall) -> None:
+        self._inner = inner
+        self._call = call
+        self._items = Twin(partial(next, inner, _END), partial(anext, inner, _END))
+        self._heard = Heard()
+        self._settled: TokenUsage | None = None
+        self._is_first = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def _next(self, driver: Driver) -> Any:
+        """The next item, or `_END`; the usage is settled once it is known."""
+        try:
+            item = await driver.ask(self._items)
+        except BaseException as error:
+            if self._is_first:
+                await driver.ask(Twin(self._call.failed, self._call.afailed), error)
+            raise
+        self._is_first = False
+        if item is not _END:
+            self._heard.hear(item)
+        usage = self._heard.usage if item is _END or self._heard.is_final else None
+        if usage is not None and usage != self._settled:
+            self._settled = usage
+            await _settle(driver, self._call, usage)
+        return item
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._inner!r})"
+
+
+class SettledStream(_Listened):
+    """An iterator over the answer, and a context manager."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        item = run(self._next)
+        if item is _END:
+            raise StopIteration
+        return item
+
+    def __enter__(self) -> Self:
+        if hasattr(self._inner, "__enter__"):
+            self._inner.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Any:
+        if hasattr(self._inner, "__exit__"):
+            return self._inner.__exit__(kind, error, trace)
+        return self._inner.close()
+
+
+class AsyncSettledStream(_Listened):
+    """An asynchronous iterator over the answer, and an asynchronous context manager."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        item = await self._next(TASKS)
+        if item is _END:
+            raise StopAsyncIteration
+        return item
+
+    async def __aenter__(self) -> Self:
+        if hasattr(self._inner, "__aenter__"):
+            await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Any:
+        if hasattr(self._inner, "__aexit__"):
+            return await self._inner.__aexit__(kind, error, trace)
+        return await self._inner.aclose()
+
 
 _LATER = 'write: with budget.admit({"messages": …}) as call, client.messages.stream(…) as stream'
 _AWAITED = "wrap the coroutine function itself"
@@ -28,26 +123,34 @@ def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any
     def admission(args: tuple[Any, ...], kwargs: dict[str, Any]) -> LLMCall:
         return admit(_arguments(parameters, args, kwargs))
 
+    async def heard(driver: Driver, call: LLMCall, result: Any, kwargs: dict[str, Any]) -> Any:
+        """What the function has answered, once it is heard and settled."""
+        is_awaited = driver is TASKS
+        if (answer := _bearer(result) if send is function else result) is not None:
+            with unheard(call):
+                await driver.ask(Twin(call.observe, call.aobserve), answer)
+        if send is not function:
+            result = result.parse()
+            if is_awaited and inspect.isawaitable(result):
+                result = await result
+        if hasattr(result, "__anext__" if is_awaited else "__next__"):
+            return (AsyncSettledStream if is_awaited else SettledStream)(result, call)
+        if not is_awaited and (mistake := _sends_later(function, result)) is not None:
+            await _settle(driver, call, _NOTHING)
+            raise mistake
+        read = _read(result, kwargs)
+        usage = usage_of(await read if is_awaited and inspect.isawaitable(read) else read)
+        if usage is not None:
+            await _settle(driver, call, usage)
+        return result
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with admission(args, kwargs) as call:
+            return run(heard, call, send(*args, **kwargs), kwargs)
+
     async def acall(*args: Any, **kwargs: Any) -> Any:
         async with admission(args, kwargs) as call:
-            result = await send(*args, **kwargs)
-            if send is not function:
-                with unheard(call):
-                    await call.aobserve(result)
-                result = result.parse()
-                if inspect.isawaitable(result):
-                    result = await result
-            elif (answer := _bearer(result)) is not None:
-                with unheard(call):
-                    await call.aobserve(answer)
-            if hasattr(result, "__anext__"):
-                return AsyncSettledStream(result, call)
-            read = _read(result, kwargs)
-            usage = usage_of(await read if inspect.isawaitable(read) else read)
-            if usage is not None:
-                with unheard(call):
-                    await call.asettle(usage)
-        return result
+            return await heard(TASKS, call, await send(*args, **kwargs), kwargs)
 
     async def agenerate(*args: Any, **kwargs: Any) -> Any:
         call = await admission(args, kwargs).__aenter__()
@@ -59,34 +162,17 @@ def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any
         finally:
             await inner.aclose()
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with admission(args, kwargs) as call:
-            result = send(*args, **kwargs)
-            if send is not function:
-                with unheard(call):
-                    call.observe(result)
-                result = result.parse()
-            elif (answer := _bearer(result)) is not None:
-                with unheard(call):
-                    call.observe(answer)
-            if hasattr(result, "__next__"):
-                return SettledStream(result, call)
-            if (mistake := _sends_later(function, result)) is not None:
-                with unheard(call):
-                    call.settle(_NOTHING)
-                raise mistake
-            usage = usage_of(_read(result, kwargs))
-            if usage is not None:
-                with unheard(call):
-                    call.settle(usage)
-        return result
-
     made: Any = call
     if _is(inspect.isasyncgenfunction, function):
         made = agenerate
     elif _is(inspect.iscoroutinefunction, function):
         made = acall
-    return functools.update_wrapper(made, function)
+    return update_wrapper(made, function)
+
+
+async def _settle(driver: Driver, call: LLMCall, usage: TokenUsage) -> None:
+    with unheard(call):
+        await driver.ask(Twin(call.settle, call.asettle), usage)
 
 
 def _is(kind: Callable[[Any], bool], function: Any) -> bool:

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from shapekit._runtime.event import AsyncAlarm
+from shapekit._runtime.drivers import TASKS, Alarm, Driver, Twin, run
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, duration_us
 from shapekit.stores.base import Apply, ApplyMany, Key, Operation, Program, Store
@@ -57,7 +58,7 @@ class FaultyStore(Store):
         """How many calls came."""
         self._slow_us = 0
         self._lock = threading.Lock()
-        self._asleep: set[threading.Event | AsyncAlarm] = set()
+        self._asleep: set[Alarm] = set()
 
     @property
     def slow(self) -> float:
@@ -125,47 +126,30 @@ class FaultyStore(Store):
     # the faults
 
     def _faulty(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def apply(*args: Any) -> Any:
-            self._count()
-            if self._slow_us:
-                alarm = threading.Event()
-                self._asleep.add(alarm)
-                try:
-                    self.clock.sleep(self.slow, alarm)
-                finally:
-                    self._asleep.discard(alarm)
-            self._check_up()
-            return self._reply(call(*args))
-
-        return apply
+        return partial(run, self._answered, Twin(call, call))
 
     def _afaulty(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def aapply(*args: Any) -> Any:
-            self._count()
-            if self._slow_us:
-                alarm = AsyncAlarm()
-                self._asleep.add(alarm)
-                try:
-                    await self.clock.asleep(self.slow, alarm)
-                finally:
-                    self._asleep.discard(alarm)
-            self._check_up()
-            return self._reply(await call(*args))
+        return partial(self._answered, TASKS, Twin(call, call))
 
-        return aapply
-
-    def _count(self) -> None:
+    async def _answered(self, driver: Driver, call: Twin[Any], *args: Any) -> Any:
         with self._lock:
             self.calls += 1
+        if self._slow_us:
+            alarm = driver.alarm()
+            self._asleep.add(alarm)
+            try:
+                await driver.ask(Twin(self.clock.sleep, self.clock.asleep), self.slow, alarm)
+            finally:
+                self._asleep.discard(alarm)
+        self._check_up()
+        answer = await driver.ask(call, *args)
+        if self.loses_replies:
+            raise StoreUnavailableError("this FaultyStore lost the reply")
+        return answer
 
     def _check_up(self) -> None:
         if self.down:
             raise StoreUnavailableError("this FaultyStore is down")
-
-    def _reply(self, answer: Any) -> Any:
-        if self.loses_replies:
-            raise StoreUnavailableError("this FaultyStore lost the reply")
-        return answer
 
     def _wake(self) -> None:
         for alarm in list(self._asleep):

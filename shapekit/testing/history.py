@@ -11,7 +11,7 @@ shapekit counts, and all else is integers and fractions.
     >>> shaper = Shaper(gates=(GCRA("10/s", burst=2),), clock=clock)
     >>> departures = []
     >>> for _ in range(5):
-    ...     turn = shaper.schedule()
+    ...     _ = shaper.schedule()
     ...     departures.append(clock.now())
     >>> departures
     [0.0, 0.0, 0.1, 0.2, 0.3]
@@ -59,11 +59,7 @@ class PaceError(AssertionError):
 
 
 def check_pace(
-    departures: Iterable[Departure],
-    rate: RateLike,
-    burst: int | None = None,
-    *,
-    tolerance: Duration = 0,
+    departures: Iterable[Departure], rate: RateLike, burst: int | None = None, *, tolerance: Duration = 0
 ) -> None:
     """PaceError unless `t_j - t_i >= (cost(i..j) - burst) * T` for all calls i <= j, T being period/limit.
 

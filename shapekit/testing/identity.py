@@ -1,23 +1,135 @@
 """Identity: a store answers generated timelines as the pure programs do, in every field.
 
-Playing a timeline: the questions it puts to a store, and whether the answers can be.
+What a store has to answer is worked out with the pure programs and a dict: the truth. A store may drop a
+state once the highest time it has seen is a second past the state's life, and need not; so from then on the
+truth holds both: the state, and that there is none. Each answer tells which it was. Everything else has one
+answer.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
+from itertools import product
 from typing import Any, NamedTuple, TypeAlias
 
+from shapekit._runtime.drivers import Driver, Twin
 from shapekit.algorithms.base import DEBIT, REFUND
+from shapekit.algorithms.compose import Composite, adopted
 from shapekit.algorithms.queue.queue import CANCEL, CANCEL_MANY, RESERVE, RESERVE_MANY, SETTLE
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.clock import ManualClock
 from shapekit.decision import Decision
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import Key, Operation, Store
-from shapekit.testing.timelines import NO_EDGE, Step, Timeline, Trial, generated, next_edge_us
-from shapekit.testing.truth import LINGER_US, Truth, same
+from shapekit.testing.timelines import LINGER_US, NO_EDGE, Step, Timeline, Trial, generated, next_edge_us
+
+Record: TypeAlias = "str | tuple[str, str]"
+
+
+class Held(NamedTuple):
+    """A state, when its life ends, and the program that wrote it."""
+
+    state: Any
+    until_us: int
+    writer: Any
+
+
+NOTHING = Held(None, 0, None)
+
+
+class Truth:
+    """The states that a lawful store may hold, for the keys of one name."""
+
+    def __init__(self, highest_us: int) -> None:
+        self.highest_us = highest_us
+        self._held: dict[Record, tuple[Held, ...]] = {}
+
+    def hear(
+        self,
+        program: Any,
+        operation: Operation,
+        key: Key,
+        args: tuple[Any, ...],
+        at: tuple[int, int],
+        answer: Any,
+    ) -> tuple[Any, ...]:
+        """Take an answer, given at `(now, skew)`, for a fact; if it cannot be one, what could have been."""
+        self.highest_us = max(self.highest_us, at[0])
+        records = records_of(program, key)
+        lawful: list[Any] = []
+        kept: list[list[Held]] = [[] for _ in records]
+        for before in product(*(self._possible(record) for record in records)):
+            told, after = _played(program, operation, key, args, at, before)
+            if same(told, answer):
+                for held, one in zip(kept, after, strict=True):
+                    if one not in held:
+                        held.append(one)
+            lawful.append(told)
+        if not kept[0]:
+            return tuple(lawful)
+        for record, held in zip(records, kept, strict=True):
+            self._held[record] = tuple(held)
+        return ()
+
+    def reset(self, program: Any, key: Key) -> None:
+        """Make the key cold."""
+        for record in records_of(program, key):
+            self._held[record] = (NOTHING,)
+
+    def _possible(self, record: Record) -> tuple[Held, ...]:
+        held = self._held.get(record, (NOTHING,))
+        if NOTHING not in held and any(one.until_us + LINGER_US <= self.highest_us for one in held):
+            return (*held, NOTHING)
+        return held
+
+
+def records_of(program: Any, key: Key) -> tuple[Record, ...]:
+    """Where the states of a key are: one place, or for a key in parts one for each."""
+    if isinstance(key, str):
+        return (key,)
+    names = program.names if isinstance(program, Composite) else ()
+    return tuple(zip(names, key, strict=True))
+
+
+def _played(
+    program: Any,
+    operation: Operation,
+    key: Key,
+    args: tuple[Any, ...],
+    at: tuple[int, int],
+    before: tuple[Held, ...],
+) -> tuple[Any, tuple[Held, ...]]:
+    now, skew = at
+    step = operation.step(program)
+    if isinstance(key, str):
+        [held] = before
+        outcome = step(adopted(program, held.state, held.writer, now, skew), now, *args, skew=skew)
+        if operation.is_read:
+            return outcome, before
+        state, told, ttl_us, persist = outcome
+        return told, (Held(state, now + ttl_us, program),) if persist else before
+    parts = program.parts
+    states = tuple(
+        adopted(part, held.state, held.writer, now, skew) for part, held in zip(parts, before, strict=True)
+    )
+    outcome = step(states, now, *args, skew=skew)
+    if operation.is_read:
+        return outcome, before
+    after, told, _, persist = outcome
+    if not persist:
+        return told, before
+    return told, tuple(
+        held if new is old else Held(new, part.forecast(new, now, 1, skew).full_at_us, part)
+        for part, held, old, new in zip(parts, before, states, after, strict=True)
+    )
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal in every field, whole numbers as whole numbers; a list passes for a tuple."""
+    if isinstance(one, (tuple, list)):
+        return isinstance(other, (tuple, list)) and len(one) == len(other) and all(map(same, one, other))
+    return one.__class__ is other.__class__ and bool(one == other)
 
 
 class Asked(NamedTuple):
@@ -148,68 +260,38 @@ class Bench:
         self.clock = ManualClock(start_us / SECOND_US)
         self.store = make_store(self.clock)
         self.highest_us = start_us
-        self._bound: dict[Any, Callable[..., Any]] = {}
+        self._bound: dict[Any, Twin[Any]] = {}
 
-    def ask(self, timeline: Timeline, asked: Asked) -> Any:
+    async def ask(self, driver: Driver, timeline: Timeline, asked: Asked) -> Any:
         """Put one question to the store."""
         program = timeline.trials[asked.program].program
         if asked.operation is None:
-            return self.store.reset("timelines", program, asked.key)
-        return self._call(self.store.bind, program, asked)(asked.key, *asked.args)
-
-    async def aask(self, timeline: Timeline, asked: Asked) -> Any:
-        """`ask`, awaitable."""
-        program = timeline.trials[asked.program].program
-        if asked.operation is None:
-            return await self.store.areset("timelines", program, asked.key)
-        return await self._call(self.store.abind, program, asked)(asked.key, *asked.args)
-
-    def _call(self, bind: Callable[..., Any], program: Any, asked: Asked) -> Callable[..., Any]:
+            return await driver.ask(
+                Twin(self.store.reset, self.store.areset), "timelines", program, asked.key
+            )
         call = self._bound.get((program, asked.operation))
         if call is None:
-            call = self._bound[program, asked.operation] = bind("timelines", program, asked.operation)
-        return call
+            call = self.store.twin("timelines", program, asked.operation)
+            self._bound[program, asked.operation] = call
+        return await driver.ask(call, asked.key, *asked.args)
 
-    def replay(self, timeline: Timeline) -> None:
+    async def replay(self, driver: Driver, timeline: Timeline) -> None:
         """Disagreement if the store answers a question otherwise than the truth."""
-        told = play(timeline, self.clock)
-        try:
-            asked = next(told)
-            while True:
-                self.highest_us = max(self.highest_us, self.clock.now_us())
-                try:
-                    answer = self.ask(timeline, asked)
-                except Exception as error:
-                    answer = error
+        told, answer = play(timeline, self.clock), None
+        while True:
+            try:
                 asked = told.send(answer)
-        except StopIteration:
-            pass
+            except StopIteration:
+                return
+            self.highest_us = max(self.highest_us, self.clock.now_us())
+            try:
+                answer = await self.ask(driver, timeline, asked)
+            except Exception as error:
+                answer = error
 
-    async def areplay(self, timeline: Timeline) -> None:
-        """`replay`, through the awaitable forms."""
-        told = play(timeline, self.clock)
-        try:
-            asked = next(told)
-            while True:
-                self.highest_us = max(self.highest_us, self.clock.now_us())
-                try:
-                    answer = await self.aask(timeline, asked)
-                except Exception as error:
-                    answer = error
-                asked = told.send(answer)
-        except StopIteration:
-            pass
-
-
-def batches(
-    name: str, trials: tuple[Trial, ...], timelines: int, steps: int
-) -> Iterator[tuple[int, list[Timeline]]]:
-    """Timelines for one store each time, and when they start."""
-    for first in range(0, timelines, _TOGETHER):
-        rng = random.Random(f"{name}-{first}")  # noqa: S311 - to be repeated
-        start_us = rng.randint(_YEAR_US // 8, 60 * _YEAR_US)
-        last = min(timelines, first + _TOGETHER)
-        yield start_us, [generated(f"{name}-{number}", trials, steps) for number in range(first, last)]
+    async def close(self, driver: Driver) -> None:
+        """Close the store."""
+        await driver.ask(Twin(self.store.close, self.store.aclose))
 
 
 def step_on(bench: Bench, timeline: Timeline) -> None:
@@ -222,65 +304,54 @@ def step_on(bench: Bench, timeline: Timeline) -> None:
     bench.highest_us = start_us
 
 
-def check_identity(
-    make_store: NewStore, name: str, trials: tuple[Trial, ...], timelines: int, steps: int
+async def check_identity(
+    driver: Driver, make_store: NewStore, name: str, trials: tuple[Trial, ...], timelines: int, steps: int
 ) -> None:
     """AssertionError with a minimal timeline if the store answers one otherwise than the truth."""
-    for start_us, batch in batches(name, trials, timelines, steps):
-        bench = Bench(make_store, start_us)
+    for first in range(0, timelines, _TOGETHER):
+        rng = random.Random(f"{name}-{first}")  # noqa: S311 - to be repeated
+        bench = Bench(make_store, rng.randint(_YEAR_US // 8, 60 * _YEAR_US))
         try:
-            for timeline in batch:
+            for number in range(first, min(timelines, first + _TOGETHER)):
+                timeline = generated(f"{name}-{number}", trials, steps)
                 step_on(bench, timeline)
                 at_us = bench.clock.now_us()
                 try:
-                    bench.replay(timeline)
+                    await bench.replay(driver, timeline)
                 except Disagreement as found:
-                    raise _told(make_store, timeline, at_us, found) from None
+                    raise AssertionError(await _told(driver, make_store, timeline, at_us, found)) from None
         finally:
-            bench.store.close()
+            await bench.close(driver)
 
 
-async def acheck_identity(
-    make_store: NewStore, name: str, trials: tuple[Trial, ...], timelines: int, steps: int
-) -> None:
-    """`check_identity`, through the awaitable forms."""
-    for start_us, batch in batches(name, trials, timelines, steps):
-        bench = Bench(make_store, start_us)
-        try:
-            for timeline in batch:
-                step_on(bench, timeline)
-                try:
-                    await bench.areplay(timeline)
-                except Disagreement as found:
-                    raise AssertionError(_text(timeline, found, "awaited")) from None
-        finally:
-            await bench.store.aclose()
-
-
-def _told(make_store: NewStore, timeline: Timeline, at_us: int, found: Disagreement) -> AssertionError:
-    alone = _disagreement(make_store, timeline, at_us)
+async def _told(
+    driver: Driver, make_store: NewStore, timeline: Timeline, at_us: int, found: Disagreement
+) -> str:
+    alone = await _disagreement(driver, make_store, timeline, at_us)
     if alone is None:
-        return AssertionError(_text(timeline, found, "only after the timelines before it on the same store"))
+        return _text(timeline, found, "only after the timelines before it on the same store")
     steps = list(timeline.steps)
     while True:
         for step in reversed(steps):
             left = [other for other in steps if other is not step]
-            again = _disagreement(make_store, timeline._replace(steps=tuple(left)), at_us)
+            again = await _disagreement(driver, make_store, timeline._replace(steps=tuple(left)), at_us)
             if again is not None:
                 steps, alone = left, again
                 break
         else:
-            return AssertionError(_text(timeline, alone, f"left of {len(timeline.steps)} steps"))
+            return _text(timeline, alone, f"left of {len(timeline.steps)} steps")
 
 
-def _disagreement(make_store: NewStore, timeline: Timeline, at_us: int) -> Disagreement | None:
+async def _disagreement(
+    driver: Driver, make_store: NewStore, timeline: Timeline, at_us: int
+) -> Disagreement | None:
     bench = Bench(make_store, at_us)
     try:
-        bench.replay(timeline)
+        await bench.replay(driver, timeline)
     except Disagreement as found:
         return found
     finally:
-        bench.store.close()
+        await bench.close(driver)
     return None
 
 

@@ -25,7 +25,7 @@ from shapekit.algorithms.compose import Composite, all_of, any_of, first_of
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import GCRA, LeakyBucket, Meter, TokenBucket
 from shapekit.algorithms.inflight import ENTER, KEEP, LEAVE, WATCH, Concurrency
-from shapekit.algorithms.ledger import ledgered
+from shapekit.algorithms.ledger import Ledger, ledgered
 from shapekit.algorithms.queue.queue import (
     CANCEL,
     CANCEL_MANY,
@@ -46,9 +46,10 @@ from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.rate import SECOND_US, Rate, RateLike, parse_rates
 from shapekit.stores.base import Key, Operation
-from shapekit.testing.truth import LINGER_US
 
 _DAY_US = 86_400 * SECOND_US
+LINGER_US = SECOND_US
+"""How far the clock may go back without anything being lost."""
 
 
 class Trial(NamedTuple):
@@ -171,7 +172,7 @@ def ledgers() -> list[Trial]:
         any_of(a=SlidingWindow("5/s"), b=all_of(x=GCRA("3/s", 4), y=Quota("9/day"))),
         first_of(a=FixedWindow("2/s"), b=SlidingWindowLog("4/s"), c=LeakyBucket("3/s", 6)),
     )
-    flat = [Trial(ledgered(limit), _scale_us(limit)) for limit in (*alone, *together)]
+    flat = [_measured(ledgered(limit)) for limit in (*alone, *together)]
     return [*flat, *(trial._replace(apart=True) for trial in flat[len(alone) :])]
 
 
@@ -199,9 +200,8 @@ def queues() -> list[Trial]:
 
 def rooms() -> list[Trial]:
     """Rooms with a permit, with some, and with more than ever are asked for; short leases and long ones."""
-    return [
-        _room(Concurrency(limit, lease)) for limit, lease in ((1, "1s"), (2, "10s"), (3, "1m"), (50, "1h"))
-    ]
+    leases = ((1, "1s"), (2, "10s"), (3, "1m"), (50, "1h"))
+    return [_measured(Concurrency(limit, lease)) for limit, lease in leases]
 
 
 def adaptive_queues() -> list[Trial]:
@@ -265,13 +265,13 @@ def changes() -> list[tuple[Trial, Trial]]:
     return [
         *pairs,
         *apart,
-        *((Trial(ledgered(old), _scale_us(old)), Trial(ledgered(new), _scale_us(new))) for old, new in named),
+        *((_measured(ledgered(old)), _measured(ledgered(new))) for old, new in named),
         (_queue("7/s"), _queue("3/s burst 2")),
         (_adaptive("1/s", "50/s"), _adaptive("2/s", Rate.of(62, 999_983), 3)),
         (_queue("10/s; 15/min"), _queue("8/s; 12/min; 30/h")),
         (_queue("5/s", gates=(GCRA("3/s", 2),)), _queue("5/s", gates=(GCRA("2/s", 4), Quota("9/day")))),
-        (_room(Concurrency(3, "10s")), _room(Concurrency(2, "4s"))),
-        (_room(Concurrency(1, "2s")), _room(Concurrency(4, "30s"))),
+        (_measured(Concurrency(3, "10s")), _measured(Concurrency(2, "4s"))),
+        (_measured(Concurrency(1, "2s")), _measured(Concurrency(4, "30s"))),
     ]
 
 
@@ -304,22 +304,24 @@ def queue(
 
 
 def _queue(rate: RateLike | None, **rest: Any) -> Trial:
-    return Trial(queue(rate, **rest), SECOND_US)
-
-
-def _room(program: Concurrency) -> Trial:
-    return Trial(program, program.lease_us)
+    return _measured(queue(rate, **rest))
 
 
 def _adaptive(lowest: RateLike, highest: RateLike, burst: int | None = None) -> Trial:
-    return Trial(AdaptiveQueue(Rate.parse(lowest), Rate.parse(highest), burst), 10 * SECOND_US)
+    return _measured(AdaptiveQueue(Rate.parse(lowest), Rate.parse(highest), burst))
 
 
-def _measured(program: Algorithm[Any]) -> Trial:
+def _measured(program: Any) -> Trial:
     return Trial(program, _scale_us(program))
 
 
-def _scale_us(program: Algorithm[Any]) -> int:
+def _scale_us(program: Any) -> int:
+    if isinstance(program, LeakyQueue):
+        return 10 * SECOND_US if isinstance(program, AdaptiveQueue) else SECOND_US
+    if isinstance(program, Concurrency):
+        return program.lease_us
+    if isinstance(program, Ledger):
+        return _scale_us(program.limit)
     if isinstance(program, Meter):
         return max(1, program.burst * program.rate.period_us // program.rate.limit)
     if isinstance(program, Composite):
@@ -453,9 +455,7 @@ def _arguments(rng: random.Random, trial: Trial, operation: Operation | None) ->
     most = min(trial.program.max_cost, 6 if trial.is_queue else trial.program.max_cost)
     cost = 1 if rng.random() < 0.6 else rng.randint(1, most)
     wait = rng.choice((None, None, 0, rng.randint(0, 2 * trial.scale_us)))
-    if operation in (CHECK, FORECAST):
-        return (cost,)
-    if operation is REFUND:
+    if operation in (CHECK, FORECAST, REFUND):
         return (cost,)
     if operation is DEBIT:
         return (rng.randint(1, 2 * most),)

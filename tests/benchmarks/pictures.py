@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from shapekit.cli.picture import compact
+from shapekit.cli.simulate import compact
 
 from .report import figure
 from .tables import Column, Table, from_json

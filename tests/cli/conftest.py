@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shapekit import RedisStore, SQLiteStore
-from shapekit.cli.group import cli
+from shapekit.cli.main import cli
 
 from ..redis_server import shared_server
 from .screen import Screen

@@ -8,8 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from shapekit.cli.arrivals import Arrivals
-from shapekit.cli.race import Columns
+from shapekit.cli.simulate import Arrivals, Columns
 from shapekit.rate import SECOND_US
 
 

@@ -15,10 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from shapekit.cli.demo.demo import ACCEPTED, FINE, REFUSED, chart, page
-from shapekit.cli.demo.server import LIMIT, SECOND_NS, Call, Log, Window
-from shapekit.cli.demo.workers import Crew
-from shapekit.cli.group import Complaint
+from shapekit.cli.demo import ACCEPTED, FINE, LIMIT, REFUSED, SECOND_NS, Call, Crew, Log, Window, chart, page
+from shapekit.cli.main import Complaint
 
 from ..redis_server import RedisServer, shared_server
 from .screen import PATIENCE_S, complaint, shapekit
@@ -150,7 +148,7 @@ def test_no_process_outlives_an_interruption():
 
 
 KILLED = """
-from shapekit.cli.demo.workers import Crew
+from shapekit.cli.demo import Crew
 with Crew() as crew:
     for log in crew.run(30, ()):
         if log.calls:

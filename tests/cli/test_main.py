@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from shapekit import ConfigError, StoreUnavailableError
-from shapekit.cli.group import COMMANDS, Complaint, cli, complaint_of
+from shapekit.cli.main import COMMANDS, Complaint, cli, complaint_of
 from shapekit.cli.output import bar, table
 from shapekit.errors import missing
 
@@ -42,7 +42,7 @@ def test_every_subcommand_is_where_the_table_says(name, run):
 
 def test_help_lists_all_and_loads_none():
     code = (
-        "import sys\nfrom shapekit.cli.group import cli\n"
+        "import sys\nfrom shapekit.cli.main import cli\n"
         "try:\n    cli(['--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
         "heavy = {'rich', 'matplotlib', 'redis', 'sqlite3'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
@@ -50,8 +50,8 @@ def test_help_lists_all_and_loads_none():
     told = python(code)
     assert told.stderr == ""
     assert told.returncode == 0
-    for name, place in COMMANDS.items():
-        assert re.search(rf"^  {name} +{re.escape(place.summary)}$", told.stdout, re.MULTILINE)
+    for name, command in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(command.summary)}$", told.stdout, re.MULTILINE)
 
 
 def test_the_command_is_a_process(process):
@@ -87,7 +87,7 @@ def test_what_is_not_installed_is_named_with_the_line_that_installs_it(package):
     told = python(
         f"import sys; sys.modules[{package!r}] = None\n"
         "sys.argv = ['shapekit', 'plan', '1/s', '--calls', '1']\n"
-        "from shapekit.cli.main import main; main()"
+        "from shapekit.cli.__main__ import main; main()"
     )
     assert told.returncode == 2
     assert told.stdout == ""
@@ -99,7 +99,7 @@ def test_what_is_not_installed_is_named_with_the_line_that_installs_it(package):
 def test_a_subcommand_of_ours_that_does_not_load_is_no_mistake_of_the_user():
     told = python(
         "import sys; sys.modules['shapekit.cli.plan'] = None; sys.argv = ['shapekit', 'plan']\n"
-        "from shapekit.cli.main import main; main()"
+        "from shapekit.cli.__main__ import main; main()"
     )
     assert "Traceback" in told.stderr
 

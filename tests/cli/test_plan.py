@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapekit import CostExceedsLimitError, ManualClock, Policy, Quota, Shaper
-from shapekit.cli.group import Complaint
+from shapekit.cli.main import Complaint
 from shapekit.cli.output import counted, instant_words, ordinal, span_words, window_words
 from shapekit.cli.plan import Course
 from shapekit.rate import SECOND_US

@@ -25,9 +25,20 @@ from shapekit import (
     SlidingWindowLog,
     TokenBucket,
 )
-from shapekit.cli.arrivals import Arrivals
-from shapekit.cli.picture import COLOURS, HEIGHT, STYLES, compact, figure, save, sketch
-from shapekit.cli.race import Columns, Contender, Race, Run
+from shapekit.cli.simulate import (
+    COLOURS,
+    HEIGHT,
+    STYLES,
+    Arrivals,
+    Columns,
+    Contender,
+    Race,
+    Run,
+    compact,
+    figure,
+    save,
+    sketch,
+)
 from shapekit.rate import SECOND_US
 
 GATES = {

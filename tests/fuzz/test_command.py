@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapekit import GCRA, Gate, Shaper, SQLiteStore
-from shapekit.cli.group import COMMANDS, cli
+from shapekit.cli.main import COMMANDS, cli
 
 from .near import SPLINTERS, anything, texts
 from .test_policies import GOOD_FILE

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shapekit import LLMBudget, ManualClock, MemoryStore, QueueFullError, StoreUnavailableError
 from shapekit._runtime.event import AsyncAlarm
-from shapekit.llm.stream import SettledStream
+from shapekit.llm.wrap import SettledStream
 from shapekit.testing import FaultyStore
 
 from .errors import RefusedByServer, caused

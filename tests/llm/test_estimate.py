@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapekit import LLMBudget, TokenUsage
-from shapekit.llm.estimate import counter, estimated
+from shapekit.llm.usage import counter, estimated
 
 
 def by_words(text):

@@ -16,6 +16,7 @@ from shapekit import (
     SQLiteStore,
     off,
 )
+from shapekit._runtime.drivers import run
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.progress import MAX_PLAYED, PLAYED_AT_ONCE, Loop, Watch, progress
 
@@ -212,7 +213,7 @@ def watch_over(policy, total):
 def test_a_hold_that_is_placed_meanwhile_moves_the_end_on_a_line_that_is_looked_at(listener, clock):
     policy = busy(Policy("10/s", clock=clock))
     watch = watch_over(policy, 101)
-    watch.step()
+    run(watch.step)
     clock.advance(2)
     policy.shaper.hold("30s")
     watch.tick()
@@ -232,7 +233,7 @@ def test_a_hold_that_is_placed_meanwhile_moves_the_end_on_a_line_that_is_looked_
 
 def test_who_came_by_just_now_is_not_told_again(listener, clock):
     watch = watch_over(Policy("10/s", clock=clock), 10)
-    watch.step()
+    run(watch.step)
     clock.advance(0.999)
     watch.tick()
     assert len(listener.told) == 1
@@ -247,12 +248,12 @@ def test_who_came_by_just_now_is_not_told_again(listener, clock):
 
 def test_who_looks_on_does_not_shorten_the_work(each, clock):
     watch = watch_over(Policy("10/s", clock=clock, enforce=False), 11)
-    watch.step()
+    run(watch.step)
     clock.advance(10)
     watch.tick()
     clock.advance(5)
     watch.done = 1
-    watch.step()
+    run(watch.step)
     assert each.told[-1]["eta"] == 10 * 15.0
     watch.end(1, is_through=False)
 
@@ -261,7 +262,7 @@ def test_a_long_forecast_is_played_beside_the_loop(listener, clock):
     policy = busy(Policy("10/s; 500/h", clock=clock))
     total = PLAYED_AT_ONCE + 1
     watch = watch_over(policy, total)
-    watch.step()
+    run(watch.step)
     policy.shaper.hold("10s")
     watch._player.join(PATIENCE_S)
     assert not watch._player.is_alive()
@@ -288,14 +289,14 @@ def test_a_forecast_is_played_no_more_often_than_it_is_worth(clock, each, monkey
 
 def test_without_other_limits_any_number_is_foretold_at_once(listener, clock):
     watch = watch_over(Policy("10/s", clock=clock), 10**15)
-    watch.step()
+    run(watch.step)
     assert listener.told[-1]["eta"] == pytest.approx(10**14)
     watch.end(0, is_through=False)
 
 
 def test_more_calls_than_can_be_played_have_no_end(listener, clock):
     watch = watch_over(Policy("10/s; 100/min", clock=clock), MAX_PLAYED + 1)
-    watch.step()
+    run(watch.step)
     assert watch._player is None
     assert listener.told[-1]["eta"] is None
     watch.end(0, is_through=False)

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from shapekit import Gate, RedisStore, ResilientStore, ShapekitError, Shaper, StoreUnavailableError
 from shapekit.algorithms.gcra import GCRA
-from shapekit.cli.group import cli
-from shapekit.cli.stores import place_of
+from shapekit.cli.main import cli
+from shapekit.cli.top import place_of
 from shapekit.stores.redis.connections import unavailable
 
 SECRET = "s3cr3t-t0k3n"

@@ -324,7 +324,7 @@ def case(store_class):
 
 @pytest.mark.parametrize("broken", CAUGHT, ids=lambda broken: broken.__name__)
 def test_a_broken_store_is_caught(broken, monkeypatch):
-    monkeypatch.setattr("shapekit.testing.crowds._PATIENCE_S", 0.2)
+    monkeypatch.setattr("shapekit.testing.conformance._PATIENCE_S", 0.2)
     with pytest.raises(AssertionError):
         getattr(case(broken), CAUGHT[broken])()
 

@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from shapekit import Concurrency, Policy
-from shapekit.cli.group import cli
+from shapekit.cli.main import cli
 from shapekit.integrations.celery.shape import checked_shape
 from shapekit.stores.sqlite import SQLiteStore
 
