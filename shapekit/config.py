@@ -24,7 +24,7 @@ STRATEGIES: dict[str, Callable[..., Algorithm[Any]]] = {
 }
 FIELDS = (
     *("rate", "burst", "pace", "quota", "spread", "gates", "key", "cost", "max_wait", "headroom", "enforce"),
-    *("name", "adaptive", "concurrency", "lease"),
+    *("name", "adaptive", "concurrency", "prefetch"),
 )
 """The arguments of a policy that plain values can say."""
 

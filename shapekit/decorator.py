@@ -147,7 +147,7 @@ def shaped(
     cost: CostSpec | None = None,
     max_wait: Duration | None = None,
     headroom: float = 0.0,
-    lease: Duration | None = None,
+    prefetch: Duration | None = None,
     adaptive: Adaptive | None = None,
     enforce: bool = True,
     refund_on: RefundSpec | None = None,
@@ -170,8 +170,8 @@ def shaped(
     made: dict[str, Any] = {
         "burst": burst, "pace": pace, "quota": quota, "spread": spread, "gates": gates,
         "max_wait": max_wait, "headroom": headroom, "enforce": enforce, "refund_on": refund_on,
-        "adaptive": adaptive, "concurrency": concurrency, "lease": lease, "store": store, "clock": clock,
-        "name": name,
+        "adaptive": adaptive, "concurrency": concurrency, "prefetch": prefetch, "store": store,
+        "clock": clock, "name": name,
     }  # fmt: skip
     if policy is not None and not isinstance(policy, Policy):
         raise ConfigError("policy", policy, "is not a policy", 'pass one, such as Policy("10/s")')

@@ -110,7 +110,7 @@ class Shaping(TypedDict, total=False):
     cost: CostSpec
     max_wait: Duration | None
     headroom: float
-    lease: Duration | None
+    prefetch: Duration | None
     adaptive: Adaptive | None
     enforce: bool
     refund_on: RefundSpec | None
