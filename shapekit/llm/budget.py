@@ -14,6 +14,7 @@ from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.token_bucket import TokenBucket
 from shapekit.algorithms.usage import QuotaUsage
 from shapekit.clock import Clock
+from shapekit.config import RefundSpec
 from shapekit.errors import ConfigError
 from shapekit.events import Listener
 from shapekit.feedback import Feedback
@@ -23,7 +24,7 @@ from shapekit.llm.call import DIALECTS_OF_TOKENS, LLMCall, Purse, checked_parts
 from shapekit.llm.estimate import Asked, CountSpec, EstimateSpec, counter, estimated, told_usage
 from shapekit.llm.usage import TokenUsage
 from shapekit.llm.wrap import wrapped
-from shapekit.policy import Policy, RefundSpec, checked_key, never_counted
+from shapekit.policy import Policy, checked_key, never_counted
 from shapekit.rate import Duration, RateLike, one_of
 from shapekit.stores.opening import StoreLike, open_store
 
