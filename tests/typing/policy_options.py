@@ -20,7 +20,6 @@ ShapedTransport(rate="10/s", prefetch="1s", key="origin", http2=True)
 
 Policy("10/s", brust=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 Policy("10/s", burst="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-Policy("10/s", "5")  # type: ignore[arg-type, call-arg]  # pyright: ignore[reportCallIssue]
 search(lease="1s")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 shaped("10/s", longest_sleep=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 shaped("10/s", enforce="no")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
