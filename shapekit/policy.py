@@ -17,7 +17,7 @@ from shapekit._queue.reservation import Outlook
 from shapekit._queue.scopes import MARK, ScopedTurns
 from shapekit._runtime.drivers import TASKS, Driver, run
 from shapekit._runtime.sleepers import AS_CONFIGURED
-from shapekit.admission import Admission
+from shapekit.admission import Admission, Pending
 from shapekit.algorithms.inflight import MOST_PERMITS, Concurrency
 from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.usage import QuotaUsage, quotas_of
@@ -223,15 +223,20 @@ class Policy:
     ) -> Admission:
         """A context that is entered when the call may leave, and yields its `Admission`.
 
-        `key` and `cost` default to the policy's own, where those need no values of a call.
+        `key` and `cost` default to the policy's own, where those need no values of a call. One that is
+        dropped and was never entered shapes nothing: a RuntimeWarning says so.
         """
         waits: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
         if max_wait is not AS_CONFIGURED:
             waits["max_wait"] = max_wait
-        whose = self.key_of(key)
+        # Every call comes by: what is given, or always the same, is not asked for.
+        whose = self.key_of(None) if key is None else key
+        if cost is None:
+            own = self.cost
+            cost = own if isinstance(own, int) else self.cost_of(None)
         if isinstance(whose, str) and MARK in whose:
             raise ConfigError("key", whose, f"contains {MARK!r}, by which scopes are held", "leave that out")
-        return Admission(self, whose, self.cost_of(cost), waits)
+        return Pending(self, whose, cost, waits)
 
     def aadmit(
         self,

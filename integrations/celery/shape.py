@@ -228,7 +228,9 @@ class Shaped:
     def admission_of(self, headers: Mapping[str, Any] | None, args: Any, kwargs: Any) -> Admission:
         """The admission of one call, not yet entered."""
         told = None if headers is None else headers.get(COST)
-        return self.calls.admission(args, kwargs, None if told is None else whole(COST, told))
+        cost = None if told is None else whole(COST, told)
+        # Most are entered by a slot that was taken elsewhere, and some by none.
+        return self.calls.admission(args, kwargs, cost).unentered()
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The task's own `run`, when its slot has come."""
