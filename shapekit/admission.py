@@ -8,6 +8,7 @@ permit back.
 from __future__ import annotations
 
 import math
+import warnings
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -22,7 +23,7 @@ from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.base import NEVER_US
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.decision import Decision
-from shapekit.errors import ConfigError, CostExceedsLimitError, QueueFullError
+from shapekit.errors import ConfigError, CostExceedsLimitError, QueueFullError, shortened
 from shapekit.rate import SECOND_US, whole
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from shapekit.policy import Policy
     from shapekit.target import Target
 
-__all__ = ["Admission", "hint_of"]
+__all__ = ["Admission", "Pending", "hint_of"]
 
 _REFUSED, _FAILED, _ILL = 429, 400, 500
 
@@ -41,7 +42,7 @@ class Admission:
     """One call's leave: entered, by `with` or `async with`, when its slot has come."""
 
     __slots__ = (
-        *("_is_enclosing", "_permit", "_policy", "_shaper", "_turn", "_unheard", "_waits"),
+        *("_is_enclosing", "_permit", "_policy", "_turn", "_unheard", "_waits"),
         *("cost", "key", "sent_at", "target"),
     )
 
@@ -51,7 +52,6 @@ class Admission:
         self.cost = cost
         """The cost that the call was admitted with."""
         self._policy = policy
-        self._shaper = policy.shaper
         self._waits = waits
         self._permit: Permit | None = None
         self._is_enclosing = False
@@ -85,6 +85,7 @@ class Admission:
 
         `late`: by how many seconds ago, where nobody was told yet that the call leaves.
         """
+        self.__class__ = Admission  # type: ignore[assignment]
         self._turn = turn
         self.sent_at = self._core.clock.wall_us() / SECOND_US
         if late is not None:
@@ -111,6 +112,11 @@ class Admission:
     def holds_permit(self) -> bool:
         """Whether the call is counted as in flight, by a policy with `concurrency`."""
         return self._permit is not None
+
+    def unentered(self) -> Self:
+        """Said where a call is only looked at, or what it takes came otherwise: then nothing warns of it."""
+        self.__class__ = Admission  # type: ignore[assignment]
+        return self
 
     def enclosing(self) -> Self:
         """Said where the task that enters is the one that leaves, whatever it calls in between."""
@@ -143,19 +149,22 @@ class Admission:
         Takes a response of httpx, requests or aiohttp, or whatever has a status and headers. Returns what
         was heard; None if nothing was said, or the policy has no feedback.
         """
-        hint = hint_of(self, self._policy.feedback, response, self._shaper.core.clock.wall_us() / SECOND_US)
-        if hint is None and not self._shaper.core.queue.adapts:
+        core = self._policy.shaper.core
+        hint = hint_of(self, self._policy.feedback, response, core.clock.wall_us() / SECOND_US)
+        if hint is None and not core.queue.adapts:
             return None
         return run(self._heed, response, hint)
 
     async def aobserve(self, response: Any) -> ServerHint | None:
         """`observe`, awaitable."""
-        hint = hint_of(self, self._policy.feedback, response, self._shaper.core.clock.wall_us() / SECOND_US)
-        if hint is None and not self._shaper.core.queue.adapts:
+        core = self._policy.shaper.core
+        hint = hint_of(self, self._policy.feedback, response, core.clock.wall_us() / SECOND_US)
+        if hint is None and not core.queue.adapts:
             return None
         return await self._heed(TASKS, response, hint)
 
     def __enter__(self) -> Self:
+        self.__class__ = Admission  # type: ignore[assignment]  # and no longer a `Pending`
         # As of most calls: there is a slot to wait for, and nothing else. They take no detour.
         policy = self._policy
         if (
@@ -163,8 +172,8 @@ class Admission:
             and policy.permits is None
             and (self.target is None or not policy.scoped.scopes.any_known)
         ):
-            self._turn = self._shaper.schedule(self.key, cost=self.cost, **self._waits)
-            self.sent_at = self._shaper.core.clock.wall_us() / SECOND_US
+            self._turn = policy.shaper.schedule(self.key, cost=self.cost, **self._waits)
+            self.sent_at = policy.shaper.core.clock.wall_us() / SECOND_US
         else:
             run(self._enter)
         return self
@@ -176,14 +185,15 @@ class Admission:
             run(self._exit, error)
 
     async def __aenter__(self) -> Self:
+        self.__class__ = Admission  # type: ignore[assignment]
         policy = self._policy
         if (
             policy.enforce
             and policy.permits is None
             and (self.target is None or not policy.scoped.scopes.any_known)
         ):
-            self._turn = await self._shaper.aschedule(self.key, cost=self.cost, **self._waits)
-            self.sent_at = self._shaper.core.clock.wall_us() / SECOND_US
+            self._turn = await policy.shaper.aschedule(self.key, cost=self.cost, **self._waits)
+            self.sent_at = policy.shaper.core.clock.wall_us() / SECOND_US
         else:
             await self._enter(TASKS)
         return self
@@ -196,7 +206,7 @@ class Admission:
 
     @property
     def _core(self) -> Core:
-        return self._shaper.core
+        return self._policy.shaper.core
 
     # entering
 
@@ -238,7 +248,8 @@ class Admission:
     async def _scheduled(self, driver: Driver) -> Reservation:
         if self.target is not None and self._policy.scoped.scopes.any_known:
             return await self._policy.scoped.schedule(driver, self.key, self.target, self.cost, **self._waits)
-        schedule = Twin(self._shaper.schedule, self._shaper.aschedule)
+        shaper = self._policy.shaper
+        schedule = Twin(shaper.schedule, shaper.aschedule)
         turn: Reservation = await driver.ask(schedule, self.key, cost=self.cost, **self._waits)
         return turn
 
@@ -309,7 +320,7 @@ class Admission:
     async def _heed(self, driver: Driver, response: Any, hint: ServerHint | None) -> ServerHint | None:
         if self._policy.enforce and self._core.queue.adapts:
             lesson = self._lesson(response, hint)
-            await self._shaper.adaptive.learn(driver, self.key, lesson)
+            await self._policy.shaper.adaptive.learn(driver, self.key, lesson)
             if lesson.is_refusal:
                 return hint
         if hint is None or not self._policy.enforce:
@@ -348,6 +359,26 @@ class Admission:
             waited=waited,
             hold_us=round(hint.hold_s * SECOND_US),
             stated=stated,
+        )
+
+
+class Pending(Admission):
+    """What `Policy.admit` returns: an admission that was not entered yet, and says so if it never is.
+
+    A finalizer would cost each call. Entering makes this a plain `Admission`, which has none: that is one
+    assignment, and less than what the finalizer of an admission that was entered would take.
+    """
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        if not hasattr(self, "_unheard"):
+            return  # interrupted while it was made: nobody ever had it
+        warnings.warn(
+            f"the admission of key {shortened(self.key)} was never entered, so that it shaped nothing; "
+            "write: with policy.admit(): …, or async with",
+            RuntimeWarning,
+            stacklevel=2,
         )
 
 

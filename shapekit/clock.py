@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
@@ -38,22 +39,31 @@ __all__ = ["Clock", "ManualClock", "SystemClock"]
 
 @runtime_checkable
 class Clock(Protocol):
-    """What a store needs of time. Both hands count epoch microseconds."""
+    """What a store needs of time. Both hands count epoch microseconds.
 
+    A clock of your own has these four methods; whether it is a subclass does not matter. Its sleeps may be
+    over too soon, since whoever sleeps looks at `now_us` again and goes on. They must not outlast the alarm,
+    which is set when a shaper or store is closed, for instance.
+    """
+
+    @abstractmethod
     def now_us(self) -> int:
         """The time that rates run on: it does not step."""
         ...
 
+    @abstractmethod
     def wall_us(self) -> int:
         """Civil time: it may step, in either direction."""
         ...
 
+    @abstractmethod
     def sleep(self, seconds: float, alarm: threading.Event) -> None:
-        """Block this thread for `seconds`, or until `alarm` is set."""
+        """Block this thread for `seconds`, or until `alarm` is set: `alarm.wait(seconds)` does that."""
         ...
 
+    @abstractmethod
     async def asleep(self, seconds: float, alarm: AsyncAlarm) -> None:
-        """Suspend this task for `seconds`, or until `alarm` is set."""
+        """Suspend this task for `seconds`, or until `alarm` is set: `await alarm.wait(seconds)` does that."""
         ...
 
 

@@ -1,10 +1,15 @@
-"""Specs: policies written as plain values, as configuration files hold them."""
+"""Config: the options of a policy, and policies written as plain values, as configuration files hold them.
+
+`PolicyOptions` is the one list of them: `Policy`, `@shaped`, the wrappers of clients, Celery tasks and files
+take what stands there.
+"""
 
 from __future__ import annotations
 
+import builtins
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from shapekit.algorithms.adaptive.aimd import Adaptive
 from shapekit.algorithms.base import Algorithm
@@ -14,17 +19,77 @@ from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
+from shapekit.clock import Clock
 from shapekit.errors import ConfigError
+from shapekit.keys import KeySpec
+from shapekit.rate import Duration
+from shapekit.stores import StoreLike
+
+if TYPE_CHECKING:
+    from shapekit.feedback import Answer, Feedback, ServerHint
+
+CostSpec: TypeAlias = int | Callable[..., int]
+FeedbackSpec: TypeAlias = "str | Feedback | Callable[[Answer], ServerHint | None]"
+RefundSpec: TypeAlias = (
+    type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
+)
+
+
+class PolicyOptions(TypedDict, total=False):
+    """The options of a policy beside its rate."""
+
+    name: str | None
+    """What errors, events and keys in the store call it; needed where a store is shared."""
+    burst: int | None
+    """How many calls may leave at once after idling; 1 if nothing is said, here or in the rate."""
+    pace: str
+    """"smooth", evenly spaced; or "burst", as fast as the windows of all rates allow."""
+    quota: Quota | str | None
+    """So many calls in a calendar period: a `Quota`, or text such as `"1_000_000/month"`."""
+    spread: bool
+    """Whether what is left of a quota is spent evenly over what is left of its period."""
+    gates: Sequence[Algorithm[Any]]
+    """Further strategies that every call has to pass."""
+    concurrency: Concurrency | int | None
+    """How many calls may be in flight at once, over all workers; a `Concurrency` to say more."""
+    key: KeySpec
+    """Whom the limit is counted for: text, a template such as `"{user_id}"`, or a callable."""
+    cost: CostSpec
+    """What a call costs: 1 if nothing is said, a number, or a callable that is given what the call is."""
+    max_wait: Duration | None
+    """A call that would wait longer is refused; `0` means now or never, None without a bound."""
+    headroom: float
+    """The part by which to stay below the stated rates: `0.02` is 2 %."""
+    prefetch: Duration | None
+    """For a far store: a busy worker takes slots ahead, over at most this span of the line."""
+    adaptive: Adaptive | None
+    """Instead of a rate: the bounds of one that is found by the server's answers."""
+    enforce: bool
+    """False: every call passes at once, and its admission says what would have happened."""
+    refund_on: RefundSpec | None
+    """Exceptions (or a predicate) after which a call never counted."""
+    feedback: FeedbackSpec | None
+    """What reads the server's answers: "hold", a `Feedback`, or a callable; None for nothing."""
+    store: StoreLike | None
+    """A store, the URL of a Redis, or the path of a SQLite file; this process's memory if not given."""
+    clock: Clock | None
+    """What the store goes by, where none is given."""
+
+
+def checked_options(call: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the options, if all are known; else the TypeError of any call with a wrong keyword."""
+    for name in options:
+        if name not in PolicyOptions.__annotations__:
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
+    return dict(options)
+
 
 STRATEGIES: dict[str, Callable[..., Algorithm[Any]]] = {
     strategy.kind: strategy
     for strategy in (GCRA, TokenBucket, FixedWindow, SlidingWindow, SlidingWindowLog, LeakyBucket, Quota)
 }
-FIELDS = (
-    *("rate", "burst", "pace", "quota", "spread", "gates", "key", "cost", "max_wait", "headroom", "enforce"),
-    *("name", "adaptive", "concurrency", "lease"),
-)
-"""The arguments of a policy that plain values can say."""
+FIELDS = ("rate", *(name for name in PolicyOptions.__annotations__ if name not in ("store", "clock")))
+"""What a table may say: not where the counts live, which is up to the program, and not by which clock."""
 
 
 def fields_of(table: object) -> dict[str, Any]:
@@ -41,6 +106,10 @@ def fields_of(table: object) -> dict[str, Any]:
         fields["adaptive"] = _adaptive(fields["adaptive"])
     if isinstance(told := fields.get("concurrency"), Mapping):
         fields["concurrency"] = _concurrency(told)
+    if "feedback" in fields:
+        fields["feedback"] = _feedback(fields["feedback"])
+    if "refund_on" in fields:
+        fields["refund_on"] = _refund_on(fields["refund_on"])
     if "gates" in fields:
         gates = fields["gates"]
         if not isinstance(gates, list | tuple):
@@ -72,6 +141,36 @@ def _concurrency(table: Mapping[str, Any]) -> Concurrency:
         return Concurrency(**table)
     except ConfigError as error:
         raise error.within("concurrency") from None
+
+
+def _feedback(told: Any) -> Any:
+    """A table is what a `Feedback` takes; false is what files have for None."""
+    if told is False:
+        return None
+    if not isinstance(told, Mapping):
+        return told
+    if not set(told) <= {"dialect", "max_hold"}:
+        fix = 'write {dialect = "github", max_hold = "5m"}'
+        raise ConfigError("feedback", told, "is no table of dialect and max_hold", fix)
+    from shapekit.feedback import Feedback  # noqa: PLC0415 - who says nothing of it need not load the dialects
+
+    try:
+        return Feedback(**told)
+    except ConfigError as error:
+        raise error.within("feedback") from None
+
+
+def _refund_on(told: Any) -> Any:
+    """Names are those of Python's own exceptions: nothing is imported because a file says so."""
+    names = [told] if isinstance(told, str) else told
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return told
+    kinds = tuple(getattr(builtins, name, None) for name in names)
+    for name, kind in zip(names, kinds, strict=True):
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            fix = 'write "ConnectionError", or give the class to Policy'
+            raise ConfigError("refund_on", name, "is no exception of Python's own", fix)
+    return kinds
 
 
 def strategy_of(place: str, table: object) -> Algorithm[Any]:

@@ -17,24 +17,19 @@ import inspect
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from itertools import count
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from shapekit._queue.reservation import Outlook, Reservation
 from shapekit._runtime import forks
 from shapekit._runtime.cancellation import stop_if_cancelled
 from shapekit._runtime.drivers import TASKS, run
 from shapekit.admission import Admission
-from shapekit.algorithms.adaptive.aimd import Adaptive
-from shapekit.algorithms.base import Algorithm
-from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.queue.slots import Granted
-from shapekit.algorithms.quota.quota import Quota
-from shapekit.clock import Clock
+from shapekit.config import CostSpec, PolicyOptions, checked_options
 from shapekit.errors import ConfigError
-from shapekit.keys import KeySpec, KeyTemplate
-from shapekit.policy import CostSpec, Policy, RefundSpec, checked_cost, checked_key
-from shapekit.rate import Duration, RateLike, one_of, parse_rates
-from shapekit.stores import StoreLike
+from shapekit.keys import KeyTemplate
+from shapekit.policy import Policy, checked_cost, checked_key
+from shapekit.rate import RateLike, one_of, parse_rates
 
 __all__ = ["Calls", "Shaped", "shaped", "signature_of"]
 
@@ -137,25 +132,9 @@ class Shaped(Protocol, Generic[P, R_co]):
 def shaped(
     rate: RateLike | None = None,
     *,
-    burst: int | None = None,
-    pace: str = "smooth",
-    quota: Quota | str | None = None,
-    spread: bool = False,
-    gates: Sequence[Algorithm[Any]] = (),
-    concurrency: Concurrency | int | None = None,
-    key: KeySpec | None = None,
-    cost: CostSpec | None = None,
-    max_wait: Duration | None = None,
-    headroom: float = 0.0,
-    lease: Duration | None = None,
-    adaptive: Adaptive | None = None,
-    enforce: bool = True,
-    refund_on: RefundSpec | None = None,
-    store: StoreLike | None = None,
-    clock: Clock | None = None,
-    name: str | None = None,
     policy: Policy | None = None,
     per: str = "class",
+    **options: Unpack[PolicyOptions],
 ) -> Callable[[Callable[P, R]], Shaped[P, R]]:
     """Delay each call of a function until it may leave; the arguments are those of `Policy`.
 
@@ -167,18 +146,14 @@ def shaped(
     """
     if callable(rate) or isinstance(rate, (classmethod, staticmethod)):
         raise ConfigError("rate", rate, "is a function: @shaped needs to be told the rate", _EXAMPLE)
-    made: dict[str, Any] = {
-        "burst": burst, "pace": pace, "quota": quota, "spread": spread, "gates": gates,
-        "max_wait": max_wait, "headroom": headroom, "enforce": enforce, "refund_on": refund_on,
-        "adaptive": adaptive, "concurrency": concurrency, "lease": lease, "store": store, "clock": clock,
-        "name": name,
-    }  # fmt: skip
+    said = checked_options("shaped", options)
+    key, cost = said.pop("key", None), said.pop("cost", None)
     if policy is not None and not isinstance(policy, Policy):
         raise ConfigError("policy", policy, "is not a policy", 'pass one, such as Policy("10/s")')
     if policy is None:
-        if rate is None and quota is None and not gates and adaptive is None and concurrency is None:
+        if rate is None and not said.get("gates") and all(said.get(limit) is None for limit in _LIMITS):
             raise ConfigError("rate", rate, "is missing", _EXAMPLE)
-    elif rate is not None or any(made[field] != default for field, default in _DEFAULTS.items()):
+    elif rate is not None or any(told is not None for told in said.values()):
         raise ConfigError(
             "policy", policy, "comes with arguments that are the policy's own", "say them there"
         )
@@ -199,9 +174,9 @@ def shaped(
         path = _path(function)
         own = policy
         if own is None:
-            asked = {"key": key, "cost": cost, "name": path if name is None else name}
+            asked = {"key": key, "cost": cost, "name": path if said.get("name") is None else said["name"]}
             own = Policy(
-                rate, **{**made, **{field: value for field, value in asked.items() if value is not None}}
+                rate, **{**said, **{field: value for field, value in asked.items() if value is not None}}
             )
         whose: Any = own.key if key is None else checked_key(key)
         if per == "instance":
@@ -216,11 +191,8 @@ def shaped(
     return decorate
 
 
-_DEFAULTS: dict[str, Any] = {
-    name: parameter.default
-    for name, parameter in inspect.signature(shaped).parameters.items()
-    if name not in ("rate", "key", "cost", "policy", "per")
-}
+_LIMITS = ("quota", "adaptive", "concurrency")
+"""What may stand in place of a rate, as gates may."""
 
 
 def _wrapped(function: Callable[..., Any], calls: Calls) -> Any:

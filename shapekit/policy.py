@@ -11,20 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from shapekit._queue.reservation import Outlook
 from shapekit._queue.scopes import ScopedTurns
 from shapekit._runtime.drivers import TASKS, Driver, run
 from shapekit._runtime.sleepers import AS_CONFIGURED
-from shapekit.admission import Admission
-from shapekit.algorithms.adaptive.aimd import Adaptive
-from shapekit.algorithms.base import Algorithm
+from shapekit.admission import Admission, Pending
 from shapekit.algorithms.inflight import MOST_PERMITS, Concurrency
 from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.usage import QuotaUsage, quotas_of
-from shapekit.clock import Clock
-from shapekit.config import fields_of
+from shapekit.config import CostSpec, PolicyOptions, RefundSpec, checked_options, fields_of
 from shapekit.errors import ConfigError
 from shapekit.events import Listener, Listening
 from shapekit.keys import SCOPE, KeySpec, KeyTemplate
@@ -34,15 +31,9 @@ from shapekit.stores import StoreLike
 
 if TYPE_CHECKING:
     from shapekit._queue.inflight import Permits
-    from shapekit.feedback import Answer, Feedback, ServerHint
+    from shapekit.feedback import Feedback
 
 __all__ = ["Policy"]
-
-CostSpec: TypeAlias = int | Callable[..., int]
-FeedbackSpec: TypeAlias = "str | Feedback | Callable[[Answer], ServerHint | None]"
-RefundSpec: TypeAlias = (
-    type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
-)
 
 
 def quotas_from(quota: Quota | str | None, spread: bool) -> tuple[Quota, ...]:
@@ -145,46 +136,22 @@ class Policy:
       that reads an `Answer` itself.
     - `adaptive`: instead of a rate, an `Adaptive`: the rate that the server bears is found by its answers.
     - `concurrency`: how many calls may be in flight at once, over all workers; a `Concurrency` to say more.
-    - the rest as for `Shaper`.
+    - the rest as for `Shaper`: `burst`, `pace`, `gates`, `max_wait`, `headroom`, `prefetch`, `store`, `clock`
+      and `name`.
     """
 
-    def __init__(
-        self,
-        rate: RateLike | None = None,
-        *,
-        name: str | None = None,
-        burst: int | None = None,
-        pace: str = "smooth",
-        quota: Quota | str | None = None,
-        spread: bool = False,
-        gates: Sequence[Algorithm[Any]] = (),
-        concurrency: Concurrency | int | None = None,
-        key: KeySpec = "default",
-        cost: CostSpec = 1,
-        max_wait: Duration | None = None,
-        headroom: float = 0.0,
-        lease: Duration | None = None,
-        adaptive: Adaptive | None = None,
-        enforce: bool = True,
-        refund_on: RefundSpec | None = None,
-        feedback: FeedbackSpec | None = "hold",
-        store: StoreLike | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        in_flight = concurrency_from(concurrency)
-        self.shaper = Shaper(
-            UNPACED if rate is None and adaptive is None and in_flight is not None else rate,
-            burst=burst,
-            max_wait=max_wait,
-            pace=pace,
-            gates=(*gates, *quotas_from(quota, spread)) if isinstance(gates, Sequence) else gates,
-            headroom=headroom,
-            lease=lease,
-            adaptive=adaptive,
-            store=store,
-            clock=clock,
-            name=name,
-        )
+    def __init__(self, rate: RateLike | None = None, **options: Unpack[PolicyOptions]) -> None:
+        said = checked_options("Policy", options)
+        key, cost = said.pop("key", "default"), said.pop("cost", 1)
+        quotas = quotas_from(said.pop("quota", None), said.pop("spread", False))
+        in_flight = concurrency_from(said.pop("concurrency", None))
+        enforce, refund_on = said.pop("enforce", True), said.pop("refund_on", None)
+        feedback = said.pop("feedback", "hold")
+        gates, adaptive = said.pop("gates", ()), said.get("adaptive")
+        if rate is None and adaptive is None and in_flight is not None:
+            rate = UNPACED
+        # The rest is the shaper's.
+        self.shaper = Shaper(rate, gates=(*gates, *quotas) if isinstance(gates, Sequence) else gates, **said)
         """The queue under the policy."""
         self.name = self.shaper.name
         """The name of the limit, which events, metrics and the keys on the store bear."""
@@ -222,8 +189,9 @@ class Policy:
 
         A strategy is a table with its name under `strategy`, and what it takes.
         """
-        named = {} if name is None else {"name": name}
-        return cls(**{"name": "policy", **named, **fields_of(fields)}, store=store)
+        named = {"name": "policy" if name is None else name}
+        told: dict[str, Any] = {**named, **fields_of(fields), "store": store}
+        return cls(**told)
 
     @classmethod
     def from_toml(cls, path: str | PathLike[str], name: str, *, store: StoreLike | None = None) -> Self:
@@ -261,15 +229,20 @@ class Policy:
     ) -> Admission:
         """A context that is entered when the call may leave, and yields its `Admission`.
 
-        `key` and `cost` default to the policy's own, where those need no values of a call.
+        `key` and `cost` default to the policy's own, where those need no values of a call. One that is
+        dropped and was never entered shapes nothing: a RuntimeWarning says so.
         """
         waits: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
         if max_wait is not AS_CONFIGURED:
             waits["max_wait"] = max_wait
-        whose = self.key_of(key)
+        # Every call comes by: what is given, or always the same, is not asked for.
+        whose = self.key_of(None) if key is None else key
+        if cost is None:
+            own = self.cost
+            cost = own if isinstance(own, int) else self.cost_of(None)
         if isinstance(whose, str) and SCOPE in whose:
             raise ConfigError("key", whose, f"contains {SCOPE!r}, by which scopes are held", "leave that out")
-        return Admission(self, whose, self.cost_of(cost), waits)
+        return Pending(self, whose, cost, waits)
 
     def aadmit(
         self,

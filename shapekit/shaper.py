@@ -54,7 +54,7 @@ class Shaper:
     - `gates`: further strategies that every departure has to pass. A spent `Quota`, in a
       composite too, refuses with QuotaExhaustedError unless an explicit `max_wait` covers the wait.
     - `headroom=0.02`: shape 2 % below the stated rates; arrivals jitter on their way.
-    - `lease="1s"`: for a store that is far away: a busy worker takes further slots on the same trip, at
+    - `prefetch="1s"`: for a store that is far away: a busy worker takes further slots on the same trip, at
       most a second of the line, and hands them out at their times; those left over it gives back. What a
       worker owns when it dies is lost, and a hold by another process is heard of after a second at most.
     - `adaptive`: instead of a rate, the bounds of one that is found, by what `shaper.adaptive` is told of
@@ -75,12 +75,12 @@ class Shaper:
         clock: Clock | None = None,
         name: str | None = None,
         headroom: float = 0.0,
-        lease: Duration | None = None,
+        prefetch: Duration | None = None,
         adaptive: Adaptive | None = None,
         longest_sleep: Duration = CHUNK_S,
     ) -> None:
         if adaptive is not None:
-            beside = {"rate": rate, "gates": gates, "headroom": headroom, "lease": lease}
+            beside = {"rate": rate, "gates": gates, "headroom": headroom, "prefetch": prefetch}
             queue: LeakyQueue = queue_between(adaptive, burst, pace, **beside)
         elif rate is None and not gates:
             raise ConfigError("rate", rate, "is missing", 'write Shaper("10/s")')
@@ -92,7 +92,7 @@ class Shaper:
         """The name under which the keys of the shaper are found on its store."""
         self._max_wait_us = max_wait_us(max_wait)
         chunk_s = duration_us("longest_sleep", longest_sleep) / SECOND_US
-        self.core = Core(self.name, queue, opened, self._max_wait_us, chunk_s, lease)
+        self.core = Core(self.name, queue, opened, self._max_wait_us, chunk_s, prefetch)
         self._adaptive = AdaptiveRate(self.core) if queue.adapts else None
         # What every call comes by.
         self._check, self._waiter, self._instant = self.core.check, self.core.waiter, opened.instant

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import time
 import weakref
@@ -16,19 +15,33 @@ from shapekit._runtime import forks
 from shapekit._runtime.drivers import run
 from shapekit._runtime.failures import Unheard
 from shapekit.admission import Admission
+from shapekit.config import PolicyOptions
 from shapekit.decision import Decision
 from shapekit.decorator import Calls
 from shapekit.errors import ConfigError, QueueFullError, QuotaExhaustedError, RateLimitedError
 from shapekit.feedback import Feedback, ServerHint
 from shapekit.policy import Policy, checked_cost, checked_key
-from shapekit.rate import SECOND_US, Duration, duration_us, one_of, whole
+from shapekit.rate import SECOND_US, Duration, RateLike, duration_us, one_of, whole
 from shapekit.stores import open_store
 from shapekit.stores.base import Store
 
 __all__ = ["Settings", "Shape", "Shaped", "Slip"]
 
-Shape: TypeAlias = Policy | Mapping[str, Any]
-"""A policy; or its keywords and those of `OWN`."""
+
+class TaskShaping(PolicyOptions, total=False):
+    """The keywords that a task takes: those of `Policy`, and three of its own."""
+
+    rate: RateLike | None
+    policy: Policy | None
+    """One made elsewhere, instead of its keywords: only `key` and `cost` may come beside it."""
+    on_reject: str
+    """What becomes of a task that would have to wait too long: "fail", "reject" or "retry"."""
+    grace: Duration
+    """How late a task may start and still use its slot."""
+
+
+Shape: TypeAlias = Policy | TaskShaping
+"""A policy; or its keywords and those of a task."""
 
 OWN = ("policy", "key", "cost", "on_reject", "grace")
 ON_REJECT = ("fail", "reject", "retry")
@@ -215,7 +228,9 @@ class Shaped:
     def admission_of(self, headers: Mapping[str, Any] | None, args: Any, kwargs: Any) -> Admission:
         """The admission of one call, not yet entered."""
         told = None if headers is None else headers.get(COST)
-        return self.calls.admission(args, kwargs, None if told is None else whole(COST, told))
+        cost = None if told is None else whole(COST, told)
+        # Most are entered by a slot that was taken elsewhere, and some by none.
+        return self.calls.admission(args, kwargs, cost).unentered()
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The task's own `run`, when its slot has come."""
@@ -303,7 +318,7 @@ def checked_shape(shape: object) -> tuple[Mapping[str, Any], Policy | None]:
     if not isinstance(shape, Mapping):
         raise ConfigError("shape", shape, "is neither a policy nor its keywords", _EXAMPLE)
     policy = shape.get("policy")
-    known = OWN if policy is not None else (*_POLICYS, *OWN[1:])
+    known = OWN if policy is not None else TaskShaping.__annotations__
     for field, told in shape.items():
         if field not in known:
             raise ConfigError(f"shape[{field!r}]", told, "is unknown here", f"use some of {', '.join(known)}")
@@ -321,9 +336,6 @@ def _in_flight() -> ConfigError:
         "counts calls while they are made, and a shaped task waits elsewhere than it runs",
         "give concurrency= to the client that the task makes its calls with",
     )
-
-
-_POLICYS = tuple(inspect.signature(Policy).parameters)
 
 
 def policy_from(spec: Mapping[str, Any], app: Any, name: str) -> Policy:

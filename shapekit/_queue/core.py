@@ -27,7 +27,7 @@ from shapekit.rate import MAX_COUNT, SECOND_US, Duration, duration_us, whole
 from shapekit.stores.base import Store
 
 if TYPE_CHECKING:
-    from shapekit._queue.prefetch import Leases
+    from shapekit._queue.prefetch import Prefetch
 
 __all__ = ["MAX_PLAYED", "Core"]
 
@@ -45,7 +45,7 @@ class Core:
         store: Store,
         max_wait_us: int | None,
         chunk_s: float,
-        lease: Duration | None,
+        prefetch: Duration | None,
     ) -> None:
         self.name = name
         self.queue = queue
@@ -54,17 +54,17 @@ class Core:
         self.max_wait_us = max_wait_us
         self.sleepers = Sleepers(store.clock, f"shaper {name!r}", chunk_s)
         store.wakes(self.sleepers)
-        self.leases: Leases | None = None
+        self.prefetch: Prefetch | None = None
         self.status = KeyStatus(store, name, queue)
-        if lease is not None:
-            from shapekit._queue.prefetch import leased  # noqa: PLC0415 - only who leases loads it
+        if prefetch is not None:
+            from shapekit._queue.prefetch import prefetched  # noqa: PLC0415 - only who prefetches loads it
 
-            self.leases, self.status = leased(name, store, queue, lease)
+            self.prefetch, self.status = prefetched(name, store, queue, prefetch)
         self.reporter = Reporter(name, store.clock, self.sleepers)
         self.budgets = Budgets(name, queue, store, self.reporter.ears)
         self.waiter = Waiter(store, self.sleepers, self.status, self.reporter)
         bound, changing = (name, queue), self.status.changing
-        self.grant = store.twin(*bound, RESERVE) if self.leases is None else self.leases.grant
+        self.grant = store.twin(*bound, RESERVE) if self.prefetch is None else self.prefetch.grant
         self.look = store.twin(*bound, LOOK)
         self._cancel = store.twin(*bound, CANCEL)
         self._settle = store.twin(*bound, SETTLE)
@@ -233,8 +233,8 @@ class Core:
     async def close(self, driver: Driver, store: Store | None) -> None:
         """Wake all who wait, give back what was taken ahead, and close the store, if one is given."""
         self.sleepers.close()
-        if self.leases is not None:
-            await driver.ask(Twin(self.leases.close, self.leases.aclose))
+        if self.prefetch is not None:
+            await driver.ask(Twin(self.prefetch.close, self.prefetch.aclose))
         if store is not None:
             await driver.ask(Twin(store.close, store.aclose))
 

@@ -1,4 +1,4 @@
-"""Leases: turns that a process takes ahead of its callers, so that few of them wait for a trip.
+"""Prefetch: slots that a process takes ahead of its callers, so that few of them wait for a trip.
 
 In front of a store that is far away stands a desk for each key. A caller takes a slot from its stock; one
 who finds none waits there, and all who have gathered are served by the next trip. Trips are made by a
@@ -41,15 +41,15 @@ _FIRST = 8
 """How many further slots the first busy trip asks for."""
 _GROWTH = 4
 _STEPS = 10
-"""The part of a lease's slots that everybody who is busy gets beside what came."""
+"""The part of a span's slots that everybody who is busy gets beside what came."""
 _WORTH = 8
 """So many slots have to be used for each that is wasted."""
 _FEW, _ENOUGH = 4, 32
 """How many slots tell something: the larger a trip was, the more, for a machine stalls now and then."""
 _MOST_STRIKES = 5
-"""A stock that was wasteful again and again does not grow for 2 to the power of this leases."""
+"""A stock that was wasteful again and again does not grow for 2 to the power of this spans."""
 _PATIENCE = 4
-"""The part of a lease after which turns that nobody comes for go back."""
+"""The part of a span after which slots that nobody comes for go back."""
 _DRIFT = 1_000
 """Two clocks go apart by less than a µs in so many."""
 _HASTE = 100
@@ -91,14 +91,14 @@ class Stock:
 
     def __init__(
         self,
-        lease_us: int,
+        prefetch_us: int,
         leaves_by: Callable[[Granted], int],
         *,
         slots: int,
         clock_decides: bool,
         counted: bool,
     ) -> None:
-        self._lease_us = lease_us
+        self._prefetch_us = prefetch_us
         self._step = 1 + min(slots, MOST) // _STEPS
         self._leaves_by = leaves_by
         self._clock_decides = clock_decides
@@ -118,7 +118,7 @@ class Stock:
         self._comers: deque[int] = deque(maxlen=MOST)
         self._busy_since_us = 0
         self._came_us = 0
-        self._answered_us = -lease_us
+        self._answered_us = -prefetch_us
         self._last_us = 0
         self._last_taken_us = 0
         self._most = _FIRST
@@ -151,7 +151,7 @@ class Stock:
         if not self._turns:
             return None
         granted = self._handed(self._turns[0], now_us)
-        if not granted[1] and now_us - self._heard_us > self._lease_us:
+        if not granted[1] and now_us - self._heard_us > self._prefetch_us:
             # Whoever waits asks whether the key is held before leaving, and who does not wait does not.
             granted = (True, 1, *granted[2:])
         if bound_us is not None and granted[1] > bound_us:
@@ -200,7 +200,7 @@ class Stock:
         answer and who by the next would come too close. So while turns are owned, it comes down slowly.
         """
         passed_us = max(0, now_us - self._heard_us)
-        if trip_us > self._lease_us and self._heard_us:
+        if trip_us > self._prefetch_us and self._heard_us:
             # The process was stopped, or the way was. All that is owned would leave late by as much: what was
             # known before is better, as far as this answer allows it.
             known_us = self._ahead_at(now_us - ahead_us) + passed_us // _DRIFT
@@ -247,8 +247,8 @@ class Stock:
         self._may_refill = False
 
     def known(self, now_us: int) -> Standing | None:
-        """How the key stands, if that was heard within a lease."""
-        if self._is_sure and 0 <= now_us - self._heard_us <= self._lease_us:
+        """How the key stands, if that was heard within a span."""
+        if self._is_sure and 0 <= now_us - self._heard_us <= self._prefetch_us:
             generation, shift_us, until_us, mark_us = self._standing
             ahead_us = self._ahead_at(now_us - self._ahead_us)
             return Standing(generation, shift_us, until_us, ahead_us, mark_us=mark_us)
@@ -261,16 +261,16 @@ class Stock:
         self._pass_by(now_us)
         if waiting:
             return Ask() if self._turns and not self._is_sure else self._refill(now_us, waiting)
-        idle_us = max(self._came_us, self._at_us(self._last_taken_us)) + self._lease_us // _PATIENCE
+        idle_us = max(self._came_us, self._at_us(self._last_taken_us)) + self._prefetch_us // _PATIENCE
         if now_us >= idle_us or len(self._returning) >= MOST:
             return self._give_back(is_over=now_us >= idle_us)
         if self._may_refill and self._most and self._is_crowded:
             ahead_us = self._trip_us * 3 // 2
             low_us = self._at_us(self._last_us) - ahead_us
-            # Who leaves by what was heard longer ago than a lease asks again: each of them, and slots pass.
+            # Who leaves by what was heard longer ago than a span asks again: each of them, and slots pass.
             # An answer that is too old for that when it comes helps nobody.
-            is_worth = self._lease_us > 2 * self._trip_us
-            old_us = self._heard_us + self._lease_us - ahead_us if is_worth else low_us
+            is_worth = self._prefetch_us > 2 * self._trip_us
+            old_us = self._heard_us + self._prefetch_us - ahead_us if is_worth else low_us
             if now_us < min(low_us, old_us):
                 return Wait(min(low_us, old_us, idle_us))
             if now_us < low_us:
@@ -290,12 +290,12 @@ class Stock:
         return self._sure_by is self.doubts
 
     def _refill(self, now_us: int, waiting: int) -> Refill:
-        """As many further slots as came in a lease, if turns were waited for and none were wasted."""
+        """As many further slots as came in a span, if slots were waited for and none were wasted."""
         is_held = self._is_sure and self._standing[2] + self._ahead_us > now_us
         expected = self._expected(now_us)
         if (not self._is_crowded and waiting < 2) or len(self._comers) < 2 or is_held:
             return Refill(0, 0)
-        left_us = self._lease_us
+        left_us = self._prefetch_us
         if self._turns:
             left_us -= self._turns[-1][10] - self._turns[0][10]
         if left_us <= 0:
@@ -330,7 +330,7 @@ class Stock:
         if seen >= max(_FEW, min(_ENOUGH, self._most * _FEW)):
             if not is_good:
                 self._most = self._most * self._used // seen
-                self._rests_until_us = now_us + (self._lease_us << self._strikes)
+                self._rests_until_us = now_us + (self._prefetch_us << self._strikes)
             self._strikes = max(0, self._strikes - 1) if is_good else min(_MOST_STRIKES, self._strikes + 1)
             self._used = self._wasted = 0
         if (is_good or seen < _FEW) and self._is_crowded and now_us >= self._rests_until_us:
@@ -356,15 +356,15 @@ class Stock:
         return there_us + self._ahead_at(there_us)
 
     def _expected(self, now_us: int) -> int:
-        """How many come in a lease, as they do now."""
+        """How many come in a span, as they do now."""
         self._forget_comers(now_us)
-        span_us = max(1, min(self._lease_us, now_us - self._busy_since_us), self._trip_us)
-        return -(-len(self._comers) * self._lease_us // span_us)
+        span_us = max(1, min(self._prefetch_us, now_us - self._busy_since_us), self._trip_us)
+        return -(-len(self._comers) * self._prefetch_us // span_us)
 
     def _forget_comers(self, now_us: int) -> None:
-        while self._comers and now_us - self._comers[0] > self._lease_us:
+        while self._comers and now_us - self._comers[0] > self._prefetch_us:
             self._comers.popleft()
-        self._busy_since_us = max(self._busy_since_us, now_us - self._lease_us)
+        self._busy_since_us = max(self._busy_since_us, now_us - self._prefetch_us)
 
 
 def _due_us(granted: Granted) -> int:
@@ -372,7 +372,7 @@ def _due_us(granted: Granted) -> int:
 
 
 LONGEST_US = 60 * SECOND_US
-"""The longest lease: what a worker that dies has owned, nobody can use."""
+"""The longest span: what a worker that dies has owned, nobody can use."""
 _TRIPS = 32
 """Trips at one time, on as many connections."""
 _DESKS = 256
@@ -415,22 +415,22 @@ class _Desk:
         self.tender: threading.Thread | None = None
 
 
-class Leases:
+class Prefetch:
     """The slots that this process owns of one shaper; in place of the store's `reserve`."""
 
-    def __init__(self, name: str, store: Store, queue: LeakyQueue, lease_us: int) -> None:
+    def __init__(self, name: str, store: Store, queue: LeakyQueue, prefetch_us: int) -> None:
         self._what = f"shaper {name!r}"
         self._clock = store.clock
         self._clock_decides = store.clock_decides
         self._queue = queue
-        self._lease_us = lease_us
+        self._prefetch_us = prefetch_us
         bound = (name, queue)
         self._reserve_many = store.bind(*bound, RESERVE_MANY)
         self._cancel_many = store.bind(*bound, CANCEL_MANY)
         self._confirm = store.bind(*bound, CONFIRM)
         self.anew()
         store.wakes(self)
-        _LEASES.add(self)
+        _PREFETCHES.add(self)
 
     def anew(self) -> None:
         """Own nothing: a forked child has what it takes itself, and none of its parent's threads."""
@@ -487,7 +487,7 @@ class Leases:
     # how a key stands
 
     def known(self, key: str) -> Standing | None:
-        """How a key stands, if that was heard within a lease."""
+        """How a key stands, if that was heard within a span."""
         desk = self._desks.get(key)
         return None if desk is None else desk.stock.known(self._clock.now_us())
 
@@ -550,9 +550,9 @@ class Leases:
                 self._desks = {key: desk for key, desk in self._desks.items() if desk.tender is not None}
                 self._sweeps_at = max(_DESKS, 2 * len(self._desks))
             stock = Stock(
-                self._lease_us,
+                self._prefetch_us,
                 self._queue.leaves_by,
-                slots=self._queue.slots(self._lease_us),
+                slots=self._queue.slots(self._prefetch_us),
                 clock_decides=self._clock_decides,
                 counted=bool(self._queue.constraints),
             )
@@ -561,7 +561,9 @@ class Leases:
 
     def _attend(self, key: str, desk: _Desk) -> None:
         if desk.tender is None:
-            tender = threading.Thread(target=self._tend, args=(key, desk), name="shapekit-lease", daemon=True)
+            tender = threading.Thread(
+                target=self._tend, args=(key, desk), name="shapekit-prefetch", daemon=True
+            )
             desk.tender = tender
             try:
                 tender.start()
@@ -665,19 +667,19 @@ class Leases:
 
 
 class PrefetchedStatus(KeyStatus):
-    """A call that leaves by a prefetched slot asks nothing while its key was heard of within a lease."""
+    """A call that leaves by a prefetched slot asks nothing while its key was heard of within a span."""
 
-    def __init__(self, store: Store, name: str, queue: LeakyQueue, leases: Leases) -> None:
+    def __init__(self, store: Store, name: str, queue: LeakyQueue, prefetch: Prefetch) -> None:
         super().__init__(store, name, queue)
-        self._leases = leases
+        self._prefetch = prefetch
 
     async def leaving(self, driver: Driver, key: str) -> Standing:
-        known = self._leases.known(key)
+        known = self._prefetch.known(key)
         if known is not None:
             return known
-        asked_us, doubts = self._clock.now_us(), self._leases.doubts(key)
+        asked_us, doubts = self._clock.now_us(), self._prefetch.doubts(key)
         standing = await self.ask(driver, key)
-        self._leases.hear(key, standing, asked_us, doubts)
+        self._prefetch.hear(key, standing, asked_us, doubts)
         return standing
 
     async def looking(self, driver: Driver, key: str, than_us: int) -> tuple[int, Standing]:
@@ -685,23 +687,25 @@ class PrefetchedStatus(KeyStatus):
 
     def _dropped(self, key: str, question: Any) -> None:
         super()._dropped(key, question)
-        self._leases.doubt(key)
+        self._prefetch.doubt(key)
 
     def _forget(self, key: str) -> None:
         super()._forget(key)
-        self._leases.doubt(key)
+        self._prefetch.doubt(key)
 
 
-def leased(name: str, store: Store, queue: LeakyQueue, lease: Duration) -> tuple[Leases | None, KeyStatus]:
-    """The leases of a shaper, and what asks whether its slots still stand.
+def prefetched(
+    name: str, store: Store, queue: LeakyQueue, prefetch: Duration
+) -> tuple[Prefetch | None, KeyStatus]:
+    """The slots that a shaper takes ahead, and what asks whether its slots still stand.
 
     None where a slot costs no trip that could be saved.
     """
-    lease_us = duration_us("lease", lease, most=LONGEST_US)
+    prefetch_us = duration_us("prefetch", prefetch, most=LONGEST_US)
     if store.instant:
         return None, KeyStatus(store, name, queue)
-    leases = Leases(name, store, queue, lease_us)
-    return leases, PrefetchedStatus(store, name, queue, leases)
+    made = Prefetch(name, store, queue, prefetch_us)
+    return made, PrefetchedStatus(store, name, queue, made)
 
 
 def _fail(calls: Sequence[_Call], error: Exception) -> None:
@@ -712,12 +716,12 @@ def _fail(calls: Sequence[_Call], error: Exception) -> None:
         call.alarm.set()
 
 
-_LEASES: WeakSet[Leases] = WeakSet()
+_PREFETCHES: WeakSet[Prefetch] = WeakSet()
 
 
 def _forked() -> None:
-    for leases in list(_LEASES):
-        leases.anew()
+    for prefetch in list(_PREFETCHES):
+        prefetch.anew()
 
 
 forks.in_child(_forked)

@@ -11,9 +11,11 @@ from typing import Any
 
 from shapekit._runtime.cancellation import within
 
+__all__ = ["AsyncAlarm", "has_ended", "others_first", "running_loop"]
+
 
 class AsyncAlarm:
-    """Set once, by anybody; awaited on the loop where it was made."""
+    """What ends the sleep of a task: set once, from any thread; awaited on the loop where it was made."""
 
     __slots__ = ("_is_set", "_loop", "_sleepers")
 
@@ -39,6 +41,7 @@ class AsyncAlarm:
             pass
 
     def is_set(self) -> bool:
+        """Whether it was set."""
         return self._is_set
 
     async def wait(self, seconds: float | None = None) -> None:

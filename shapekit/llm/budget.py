@@ -14,6 +14,7 @@ from shapekit.algorithms.gcra import TokenBucket
 from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.usage import QuotaUsage
 from shapekit.clock import Clock
+from shapekit.config import RefundSpec
 from shapekit.errors import ConfigError
 from shapekit.events import Listener
 from shapekit.feedback import Feedback
@@ -22,7 +23,7 @@ from shapekit.keys import KeySpec, KeyTemplate
 from shapekit.llm.call import DIALECTS_OF_TOKENS, Books, LLMCall, Purse, checked_parts
 from shapekit.llm.usage import Asked, CountSpec, EstimateSpec, TokenUsage, counter, estimated, told_usage
 from shapekit.llm.wrap import wrapped
-from shapekit.policy import Policy, RefundSpec, checked_key, never_counted
+from shapekit.policy import Policy, checked_key, never_counted
 from shapekit.rate import Duration, RateLike, one_of
 from shapekit.stores import StoreLike, open_store
 

@@ -139,7 +139,7 @@ def test_a_cost_that_depends_on_the_call_has_to_be_passed_to_admit(refused, worl
 
 
 def test_an_admission_that_was_not_entered_knows_nothing(refused, policy):
-    admission = policy(1).admit()
+    admission = policy(1).admit().unentered()
     for look in (lambda: admission.delay, lambda: admission.decision, lambda: admission.settle(2)):
         assert "with policy.admit()" in refused(look, "admission").fix
 

@@ -1,4 +1,4 @@
-"""A Redis that is 25 ms away each way: what a lease saves."""
+"""A Redis that is 25 ms away each way: what prefetch saves."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ TRIPS = "trips a call"
 _names = count()
 
 
-def one_round(far: FarAway, lease: str | None, seconds: float) -> Figures:
+def one_round(far: FarAway, prefetch: str | None, seconds: float) -> Figures:
     """A crowd, with a store of its own."""
     store = RedisStore.from_url(far.url(), prefix=f"far{next(_names)}")
-    shaper = Shaper(f"{RATE}/s", name="far", store=store, lease=lease)
+    shaper = Shaper(f"{RATE}/s", name="far", store=store, prefetch=prefetch)
     try:
         _crowd(shaper, WARM_S)
         before, start = far.scripts, time.monotonic()
@@ -62,15 +62,15 @@ def _crowd(shaper: Shaper, seconds: float) -> int:
 
 
 def measure(effort: Effort) -> Group:
-    """With a lease and without, in turns."""
+    """With prefetch and without, in turns."""
     server = RedisServer().start()
     far = FarAway(server.port, 0.025)
-    lines = {None: Line("shapekit", "no lease"), "1s": Line("shapekit", 'lease="1s"')}
+    lines = {None: Line("shapekit", "no prefetch"), "1s": Line("shapekit", 'prefetch="1s"')}
     try:
         for number in range(effort.rounds):
-            for lease, line in lines.items():
+            for prefetch, line in lines.items():
                 say(f"round {number + 1} of {effort.rounds}, {line.name}")
-                for column, figure in one_round(far, lease, max(1.0, FULL_S * effort.share)).items():
+                for column, figure in one_round(far, prefetch, max(1.0, FULL_S * effort.share)).items():
                     line.rounds.setdefault(column, []).append(figure)
     finally:
         far.close()
@@ -83,7 +83,7 @@ def measure(effort: Effort) -> Group:
         ("shapekit", told.name),
     )
     goals = [
-        Goal("of the limit, with a lease", told.median(OF_THE_LIMIT) or 0.0, 0.95, less=False),
-        Goal("trips a call, with a lease", told.median(TRIPS) or 1.0, 1 / 20),
+        Goal("of the limit, with prefetch", told.median(OF_THE_LIMIT) or 0.0, 0.95, less=False),
+        Goal("trips a call, with prefetch", told.median(TRIPS) or 1.0, 1 / 20),
     ]
     return Group(NAME, "Redis far away", METHOD, [table], goals)

@@ -95,6 +95,25 @@ def test_a_quota_is_text_or_a_table(quota):
     assert gates_of(Policy.from_dict({"quota": quota})) == (Quota("9/week"),)
 
 
+@pytest.mark.parametrize(
+    ("told", "dialect"), [("hold", "auto"), ({}, "auto"), ({"dialect": "github"}, "github")]
+)
+def test_feedback_is_text_or_a_table(told, dialect):
+    assert Policy.from_dict({"rate": 1, "feedback": told}).feedback.dialect == dialect
+
+
+@pytest.mark.parametrize("told", [None, False])
+def test_no_feedback_is_none_or_false_for_files_have_no_none(told):
+    assert Policy.from_dict({"rate": 1, "feedback": told}).feedback is None
+
+
+@pytest.mark.parametrize("told", ["OSError", ["OSError", "KeyError"], OSError, (OSError, KeyError)])
+def test_exceptions_are_named_or_given(told):
+    refund_on = Policy.from_dict({"rate": 1, "refund_on": told}).refund_on
+    assert refund_on(ConnectionError()), "an OSError"
+    assert not refund_on(ValueError())
+
+
 def test_the_fields_are_left_as_they_were():
     fields = {"rate": "1/s", "quota": {"limit": "9/week"}, "gates": [dict(GATE)]}
     Policy.from_dict(fields)
@@ -121,7 +140,16 @@ WRONG = [
     ({"rat": 1}, "field"),
     ({1: "10/s"}, "field"),
     ({"rate": 1, "store": "memory"}, "field"),
-    ({"rate": 1, "refund_on": "OSError"}, "field"),
+    ({"rate": 1, "clock": "system"}, "field"),
+    ({"rate": 1, "refund_on": "OsError"}, "refund_on"),
+    ({"rate": 1, "refund_on": ["OSError", "print"]}, "refund_on"),
+    ({"rate": 1, "refund_on": "httpx.ConnectError"}, "refund_on"),
+    ({"rate": 1, "refund_on": [OSError]}, "refund_on"),
+    ({"rate": 1, "feedback": "github"}, "feedback"),
+    ({"rate": 1, "feedback": True}, "feedback"),
+    ({"rate": 1, "feedback": {"max": "5m"}}, "feedback"),
+    ({"rate": 1, "feedback": {"dialect": "gitlab"}}, "feedback dialect"),
+    ({"rate": 1, "feedback": {"max_hold": 0}}, "feedback max_hold"),
     ({}, "rate"),
     ({"rate": "10 per fortnight"}, "rate"),
     ({"rate": [1]}, "rate"),

@@ -55,6 +55,16 @@ def test_a_table_is_a_policy(write):
     assert openai.gates[2] == Quota("1_000_000/month", tz="Europe/Berlin")
 
 
+def test_a_table_says_what_is_heard_of_answers(write):
+    text = '[a]\nrate = 1\nfeedback = {dialect = "ietf", max_hold = "5m"}\nrefund_on = ["ConnectionError"]\n'
+    path = write(text + "[b]\nrate = 1\nfeedback = false\n")
+    told, deaf = Policy.from_toml(path, "a"), Policy.from_toml(path, "b")
+    assert (told.feedback.dialect, told.feedback.max_hold_s) == ("ietf", 300)
+    assert told.refund_on(ConnectionResetError())
+    assert not told.refund_on(TimeoutError())
+    assert deaf.feedback is None
+
+
 def test_the_store_is_passed_on(write, clock):
     store = MemoryStore(clock)
     with Policy.from_toml(write(FILE), "stripe", store=store).admit():

@@ -69,15 +69,15 @@ async def shaper_adapts(store):
 async def shaper_prefetches(store):
     if store.awaited_only:
         return  # such a store is not asked ahead
-    shaper = Shaper("1/min", store=store, name="n", lease="1s")
+    shaper = Shaper("1/min", store=store, name="n", prefetch="1s")
     try:
         for _ in range(3):
             await shaper.aschedule()
         await shaper.aclose()
     finally:
         # Its thread gives back what is left, when the test looks on no more.
-        if shaper.core.leases is not None:
-            shaper.core.leases._is_closed = True
+        if shaper.core.prefetch is not None:
+            shaper.core.prefetch._is_closed = True
 
 
 async def policy_admits(store):

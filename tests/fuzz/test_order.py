@@ -49,7 +49,7 @@ class World:
             refund_on=FailedError,
             clock=self.clock,
         )
-        self.calls = [self.policy.admit(cost=cost) for cost in (1, 1, 2, 3)]
+        self.calls = [self.policy.admit(cost=cost).unentered() for cost in (1, 1, 2, 3)]
         self.turns: list[Any] = []
         self.told: list[Event] = []
 

@@ -20,6 +20,7 @@ from shapekit import (
     Quota,
     Shaper,
 )
+from shapekit.config import PolicyOptions
 
 NAN, INF = float("nan"), float("inf")
 NOT_RATES = (True, 0, -1, NAN, INF, "", "10", "10/fortnight", "0/s", b"10/s", [], (10,), {}, 10j)
@@ -95,8 +96,7 @@ JUNK = st.one_of(
         max_leaves=3,
     ),
 )
-FIELDS = ("rate", "burst", "pace", "quota", "gates", "key", "cost", "max_wait", "headroom", "enforce")
-FIELDS += ("spread", "refund_on", "store", "clock", "name")
+FIELDS = ("rate", *PolicyOptions.__annotations__)
 
 
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, JUNK)))

@@ -98,7 +98,7 @@ CASES = {
     "Gate.arequire": of(gate, lambda made: made.arequire()),
     "Shaper.areserve": of(shaper, lambda made: made.areserve()),
     "Shaper.aschedule": of(shaper, lambda made: made.aschedule()),
-    "Shaper.aschedule, prefetching": of(shaper, lambda made: made.aschedule(), lease="1s"),
+    "Shaper.aschedule, prefetching": of(shaper, lambda made: made.aschedule(), prefetch="1s"),
     "async with shaper": of(shaper, enter),
     "Policy.aadmit": of(policy, lambda made: enter(made.aadmit())),
     "Policy.aadmit, not enforced": of(policy, lambda made: enter(made.aadmit()), enforce=False),

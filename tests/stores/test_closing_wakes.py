@@ -61,7 +61,7 @@ def turns(store, **options):
     return policy.admit(), policy.admit(), policy.shaper.core.sleepers
 
 
-WAITS = {"turn": turns, "prefetched turn": partial(turns, lease="1s"), "permit": permits, "tokens": budget}
+WAITS = {"turn": turns, "prefetched turn": partial(turns, prefetch="1s"), "permit": permits, "tokens": budget}
 
 
 def closed_when(waiters, store):

@@ -106,7 +106,7 @@ def bound(store):
         Policy("20/s", burst=1, quota="1_000/day", concurrency=2, name=f"policy{number}", store=store),
         Shaper("20/s", burst=1, name=f"shaper{number}", store=store),
         Gate(parts, name=f"gate{number}", store=store),
-        Shaper("10_000/s", lease="1s", name=f"far{number}", store=store),
+        Shaper("10_000/s", prefetch="1s", name=f"far{number}", store=store),
     )
 
 

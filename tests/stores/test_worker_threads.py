@@ -78,7 +78,7 @@ async def test_a_stranger_s_thread_is_there_however_many_wait(stalled):
 async def test_closing_a_shaper_that_prefetches_takes_none_either(stalled):
     store, may, _ = stalled
     may.set()
-    shaper = Shaper("9/s", store=store, name="n", lease="1s")
+    shaper = Shaper("9/s", store=store, name="n", prefetch="1s")
     await shaper.aschedule()
     limiter = anyio.to_thread.current_default_thread_limiter()
     limiter.total_tokens = 1

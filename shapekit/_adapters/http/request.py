@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Self, TypeAlias, TypedDict, Unpack
@@ -26,17 +26,11 @@ from shapekit._queue.reservation import Reservation
 from shapekit._runtime.failures import unheard
 from shapekit._runtime.sleepers import AS_CONFIGURED, max_wait_us
 from shapekit.admission import Admission
-from shapekit.algorithms.adaptive.aimd import Adaptive
-from shapekit.algorithms.base import Algorithm
-from shapekit.algorithms.inflight import Concurrency
-from shapekit.algorithms.quota.quota import Quota
-from shapekit.clock import Clock
+from shapekit.config import PolicyOptions
 from shapekit.decision import Decision
 from shapekit.errors import ConfigError, RateLimitedError, ShapekitError
-from shapekit.keys import KeySpec
-from shapekit.policy import CostSpec, FeedbackSpec, Policy, RefundSpec, checked_cost
+from shapekit.policy import Policy, checked_cost
 from shapekit.rate import SECOND_US, Duration, RateLike, duration_us, one_of, parse_rates, whole
-from shapekit.stores import StoreLike
 from shapekit.target import KeyOf, Routes, Target, constantly, key_of
 
 __all__ = [
@@ -96,33 +90,16 @@ OPTIONS = ("cost", "key", "max_wait", "skip")
 RouteSpec: TypeAlias = Policy | RateLike
 
 
-class Shaping(TypedDict, total=False):
-    """The keywords that every wrapper of a client takes: those of `Policy`, and four of its own."""
+class Shaping(PolicyOptions, total=False):
+    """The keywords that every wrapper of a client takes: those of `Policy`, and three of its own.
+
+    `key` is a template over the URL, a callable, "host", which is the default, "host+method", "origin" or
+    "default". A policy made elsewhere goes by its own key if none is given.
+    """
 
     rate: RateLike | None
-    name: str | None
-    burst: int | None
-    pace: str
-    quota: Quota | str | None
-    spread: bool
-    gates: Sequence[Algorithm[Any]]
-    concurrency: Concurrency | int | None
-    cost: CostSpec
-    max_wait: Duration | None
-    headroom: float
-    lease: Duration | None
-    adaptive: Adaptive | None
-    enforce: bool
-    refund_on: RefundSpec | None
-    feedback: FeedbackSpec | None
-    store: StoreLike | None
-    clock: Clock | None
-
     policy: Policy | None
-    """A policy made elsewhere, instead of the keywords above, of which only `cost` may come beside it."""
-    key: KeySpec
-    """"host", which is the default, "host+method", "origin", a template over the URL, a callable, or
-    "default". A policy made elsewhere goes by its own key if none is given."""
+    """A policy made elsewhere, instead of its keywords: only `key` and `cost` may come beside it."""
     routes: Mapping[str, RouteSpec]
     """Other policies, or rates, for some URLs and all below them: the longest counts."""
     on_reject: str
@@ -263,7 +240,8 @@ class Outgoing:
 
     def _made(self, rate: RateLike | None, name: str | None) -> Policy:
         said: dict[str, Any] = {field: told for field, told in self._spec.items() if field not in _OWN}
-        return Policy(**{**said, "rate": rate, "name": name})
+        said |= {"rate": rate, "name": name}
+        return Policy(**said)
 
     def _plan(self, policy: Policy, otherwise: str | None = None) -> _Plan:
         policy.feedback  # noqa: B018 - loaded now: it takes longer than a slot, and an event loop would stand

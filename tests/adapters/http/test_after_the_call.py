@@ -49,7 +49,8 @@ class Failing(FaultyStore):
         if not self.is_done:
             self._fail()
 
-    def _reply(self, answer):
+    async def _answered(self, driver, call, *args):
+        answer = await super()._answered(driver, call, *args)
         if self.is_done:
             self._fail()
         return answer

@@ -20,7 +20,7 @@ def outgoing(rate="10/s", **shaping):
 
 
 def key(target=SEARCH, request=None, **shaping):
-    return outgoing(**shaping).admission(target, None, request).key
+    return outgoing(**shaping).admission(target, None, request).unentered().key
 
 
 # keys
@@ -116,7 +116,7 @@ def test_a_route_has_its_own_rate_and_else_all_that_was_said():
 def test_a_route_may_have_a_policy_and_the_rest_no_limit():
     policy = Policy("1/s", key="search")
     routed = outgoing(None, routes={"https://api.x/search": policy})
-    assert routed.admission(SEARCH).key == "search"
+    assert routed.admission(SEARCH).unentered().key == "search"
     assert routed.admission(SEARCH._replace(host="api.y")) is None
 
 
@@ -204,11 +204,11 @@ def test_errors_show_the_right_call(refused):
 
 def test_options_of_a_request():
     plain = outgoing("10/s", cost=2, clock=ManualClock())
-    assert plain.admission(SEARCH).cost == 2
-    wished = plain.admission(SEARCH, {"cost": 5, "key": "tenant-1"})
+    assert plain.admission(SEARCH).unentered().cost == 2
+    wished = plain.admission(SEARCH, {"cost": 5, "key": "tenant-1"}).unentered()
     assert (wished.cost, wished.key) == (5, "tenant-1")
     assert plain.admission(SEARCH, {"skip": True}) is None
-    assert plain.admission(SEARCH, {"skip": False}).key == "api.x"
+    assert plain.admission(SEARCH, {"skip": False}).unentered().key == "api.x"
     with plain.admission(SEARCH), pytest.raises(QueueFullError) as caught:
         plain.admission(SEARCH, {"max_wait": "100ms"}).__enter__()
     assert caught.value.max_wait == 0.1
@@ -216,8 +216,8 @@ def test_options_of_a_request():
 
 def test_a_callable_cost_is_given_the_request(refused):
     priced = outgoing(cost=lambda request: request)
-    assert priced.admission(SEARCH, None, 3).cost == 3
-    assert priced.admission(SEARCH, {"cost": 4}, 3).cost == 4
+    assert priced.admission(SEARCH, None, 3).unentered().cost == 3
+    assert priced.admission(SEARCH, {"cost": 4}, 3).unentered().cost == 4
     refused(lambda: priced.admission(SEARCH, None, 2.5), "cost")
 
 

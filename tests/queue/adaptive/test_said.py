@@ -38,7 +38,7 @@ def test_it_is_said_in_all_the_places_where_a_rate_is():
         ({"gates": [GCRA("10/s")]}, "gates"),
         ({"pace": "burst"}, "pace"),
         ({"headroom": 0.02}, "headroom"),
-        ({"lease": "1s"}, "lease"),
+        ({"prefetch": "1s"}, "prefetch"),
         ({"adaptive": "10/s"}, "adaptive"),
     ],
 )

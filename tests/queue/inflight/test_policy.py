@@ -12,6 +12,7 @@ from redis.asyncio import Redis as AsyncRedis
 
 from shapekit import (
     GCRA,
+    Admission,
     Concurrency,
     CostExceedsLimitError,
     ManualClock,
@@ -283,8 +284,8 @@ def test_the_keeper_goes_when_nothing_is_in_flight(tmp_path):
 
 
 def test_who_does_not_use_it_has_a_plain_admission():
-    policy = Policy("10/s")
-    assert type(policy.admit()).__name__ == "Admission"
+    with Policy("10/s").admit() as admission:
+        assert type(admission) is Admission
 
 
 # beside

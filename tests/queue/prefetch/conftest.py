@@ -1,4 +1,4 @@
-"""What the tests of leases share: a clock that jumps, a store far away, tenders that are waited for."""
+"""What the tests of prefetch share: a clock that jumps, a store far away, tenders that are waited for."""
 
 import threading
 
@@ -13,7 +13,7 @@ PATIENCE_S = 20.0
 
 def tenders():
     """The threads that look after stocks."""
-    return [thread for thread in threading.enumerate() if thread.name == "shapekit-lease"]
+    return [thread for thread in threading.enumerate() if thread.name == "shapekit-prefetch"]
 
 
 @pytest.fixture
@@ -24,11 +24,11 @@ def store(clock):
 
 @pytest.fixture
 def shaper_on():
-    """Makes shapers with a lease; they are closed in the end, and nobody goes on tending."""
+    """Makes shapers that prefetch; they are closed in the end, and nobody goes on tending."""
     made = []
 
     def make(store, rate="100/s", **options):
-        shaper = Shaper(rate, name="far", store=store, **{"lease": "1s", **options})
+        shaper = Shaper(rate, name="far", store=store, **{"prefetch": "1s", **options})
         made.append(shaper)
         return shaper
 

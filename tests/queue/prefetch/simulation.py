@@ -63,14 +63,14 @@ class Caller:
 class Worker:
     """One process: callers, a stock, and what a tender does, over trips that take time."""
 
-    def __init__(self, world, server, *, lease_us, trip_us, jitter_us=0, ahead_us=0):
+    def __init__(self, world, server, *, prefetch_us, trip_us, jitter_us=0, ahead_us=0):
         self.world = world
         self.server = server
         queue = server.queue
         self.stock = Stock(
-            lease_us,
+            prefetch_us,
             queue.leaves_by,
-            slots=queue.slots(lease_us),
+            slots=queue.slots(prefetch_us),
             clock_decides=False,
             counted=bool(queue.constraints),
         )
@@ -123,7 +123,7 @@ class Worker:
         self.world.after(granted[1], leave)
 
     def _confirm(self, heard):
-        """Whoever leaves asks how the key stands, unless that was heard within a lease."""
+        """Whoever leaves asks how the key stands, unless that was heard within a span."""
         self.trips += 1
         asked_us, doubts = self.now, self.stock.doubts
 

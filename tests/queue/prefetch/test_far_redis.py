@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 PROCESSES = 4
 SECONDS = 5
 RATE = 400
-LEASE_S = 1
+PREFETCH_S = 1
 WORKER = """
 import json, sys, threading, time
 from shapekit import Shaper
@@ -28,7 +28,7 @@ from shapekit.stores.redis import RedisStore
 
 url, prefix, RATE, SECONDS, THREADS = map(json.loads, sys.argv[1:])
 store = RedisStore.from_url(url, prefix=prefix)
-shaper = Shaper(f"{RATE}/s", name="far", store=store, lease="1s")
+shaper = Shaper(f"{RATE}/s", name="far", store=store, prefetch="1s")
 left = []
 
 def work(until):
@@ -104,8 +104,8 @@ def test_four_processes_far_away_reach_the_limit(script, prefix, far):  # noqa: 
     slots = sorted(slot for _, _, slot in left)
     check_pace([slot / 1e6 for slot in slots], f"{RATE}/s", tolerance="1us")
     assert all(at >= slot for _, at, slot in left)
-    # Who has ended asks no more, and the others do not get its slots within their last lease.
-    start, busy_s = left[0][0], SECONDS - LEASE_S
+    # Who has ended asks no more, and the others do not get its slots within their last span.
+    start, busy_s = left[0][0], SECONDS - PREFETCH_S
     stalled = witness.stalls.within(start, start + busy_s)
     busy = sum(at < start + busy_s for at, _, _ in left)
     assert busy >= 0.95 * RATE * (busy_s - stalled), (busy, stalled)
@@ -115,7 +115,7 @@ def test_four_processes_far_away_reach_the_limit(script, prefix, far):  # noqa: 
 
 
 def test_a_process_that_is_killed_keeps_nobody_up(script, prefix, far):  # noqa: F811
-    """Its slots are lost, at most a lease of the line and those that its callers waited for."""
+    """Its slots are lost, at most a span of the line and those that its callers waited for."""
     threads = 4
     processes = started(script, (far.url(), prefix, RATE, 6, threads), [CRASHING, WORKER, WORKER])
     doomed, *others = processes
@@ -130,10 +130,10 @@ def test_a_process_that_is_killed_keeps_nobody_up(script, prefix, far):  # noqa:
     check_pace([slot / 1e6 for _, _, slot in left], f"{RATE}/s", tolerance="1us")
     after = [at for at, _, _ in left if killed_at <= at <= killed_at + 3]
     stalled = witness.stalls.within(killed_at, killed_at + 3)
-    lost = RATE * LEASE_S + 1 + threads
+    lost = RATE * PREFETCH_S + 1 + threads
     assert len(after) >= 0.95 * RATE * (3 - stalled) - lost, (len(after), stalled)
     silence = max(late - early for early, late in pairwise(after))
-    assert silence <= LEASE_S + (threads + 2) / RATE + stalled + 0.1, (silence, stalled)
+    assert silence <= PREFETCH_S + (threads + 2) / RATE + stalled + 0.1, (silence, stalled)
 
 
 def test_a_process_that_was_stopped_uses_no_turn_whose_time_is_over(script, prefix, far):  # noqa: F811

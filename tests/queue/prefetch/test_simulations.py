@@ -14,17 +14,17 @@ each_seed = pytest.mark.parametrize("seed", [1, 2, 3])
 
 
 def long_enough(rate, workers):
-    """A lease for a trip in 20 calls: each worker hears of the key once in it, whatever it calls."""
+    """A span for a trip in 20 calls: each worker hears of the key once in it, whatever it calls."""
     return SECOND if rate / workers >= 50 else SECOND * 8 // 5
 
 
 class Run:
     """A load on some workers, for twenty seconds from their first call on."""
 
-    def __init__(self, rate, workers, load, *, seed=1, lease_us=SECOND, jitter_us=0, **options):
+    def __init__(self, rate, workers, load, *, seed=1, prefetch_us=SECOND, jitter_us=0, **options):
         world = World(seed)
         server = Server(world, f"{rate}/s", **options)
-        far = {"lease_us": lease_us, "trip_us": TRIP, "jitter_us": jitter_us}
+        far = {"prefetch_us": prefetch_us, "trip_us": TRIP, "jitter_us": jitter_us}
         self.workers = [Worker(world, server, **far, ahead_us=n * 3 * SECOND) for n in range(workers)]
         for worker in self.workers:
             load(world, worker)
@@ -48,8 +48,10 @@ class Run:
 @pytest.mark.parametrize(("workers", "threads"), [(1, 4), (1, 32), (4, 1), (4, 8), (4, 64)])
 def test_busy_workers_reach_the_limit_with_a_trip_for_twenty_calls(rate, workers, threads, seed):
     """From the first call on, the time in which a stock grows included."""
-    lease_us = long_enough(rate, workers)
-    run = Run(rate, workers, lambda world, worker: busy(world, worker, threads), seed=seed, lease_us=lease_us)
+    prefetch_us = long_enough(rate, workers)
+    run = Run(
+        rate, workers, lambda world, worker: busy(world, worker, threads), seed=seed, prefetch_us=prefetch_us
+    )
     assert run.of_the_limit >= 0.98, run
     assert run.trips_a_call <= 1 / 20, run
     assert run.fairness >= 0.98, run
@@ -58,7 +60,7 @@ def test_busy_workers_reach_the_limit_with_a_trip_for_twenty_calls(rate, workers
 @each_seed
 @pytest.mark.parametrize("rate", [100, 1000])
 def test_a_lone_thread_is_not_kept_by_the_distance(rate, seed):
-    """Without a lease it makes a trip for each call: 20 a second."""
+    """Without prefetch it makes a trip for each call: 20 a second."""
     run = Run(rate, 1, lambda world, worker: busy(world, worker, 1), seed=seed)
     assert run.of_the_limit >= 0.95, run
     assert run.trips_a_call <= 1 / 20, run
@@ -67,7 +69,7 @@ def test_a_lone_thread_is_not_kept_by_the_distance(rate, seed):
 @each_seed
 @pytest.mark.parametrize("rate", [100, 1000])
 def test_trips_that_take_longer_now_and_then_change_little(rate, seed):
-    how = {"seed": seed, "jitter_us": 20_000, "lease_us": long_enough(rate, 4)}
+    how = {"seed": seed, "jitter_us": 20_000, "prefetch_us": long_enough(rate, 4)}
     run = Run(rate, 4, lambda world, worker: busy(world, worker, 8), **how)
     assert run.of_the_limit >= 0.97, run
     assert run.trips_a_call <= 1 / 20, run
@@ -78,7 +80,7 @@ def test_trips_that_take_longer_now_and_then_change_little(rate, seed):
 @pytest.mark.parametrize("workers", [1, 4])
 def test_more_than_the_limit_admits_costs_few_trips(workers, seed):
     """A stock is used up sooner than its slots come."""
-    how = {"seed": seed, "lease_us": long_enough(100, workers)}
+    how = {"seed": seed, "prefetch_us": long_enough(100, workers)}
     run = Run(100, workers, lambda world, worker: poisson(world, worker, 150 / workers), **how)
     assert run.of_the_limit >= 0.98, run
     assert run.trips_a_call <= 1 / 20, run
@@ -132,7 +134,7 @@ def test_turns_of_one_worker_keep_their_distance_while_it_is_busy(seed):
     """At the instants at which calls leave, not alone as promised: trips of uneven length come in between."""
     world = World(seed)
     server = Server(world, "100/s")
-    worker = Worker(world, server, lease_us=SECOND, trip_us=TRIP, jitter_us=20_000)
+    worker = Worker(world, server, prefetch_us=SECOND, trip_us=TRIP, jitter_us=20_000)
     busy(world, worker, 8)
     world.run(20 * SECOND)
     instants = [left for _, left in worker.left if left > 2 * SECOND]
@@ -146,7 +148,7 @@ def test_those_who_come_later_catch_up(rate, threads, seed):
     """One has been alone with the line for three seconds; after three more the others have their share."""
     world = World(seed)
     server = Server(world, f"{rate}/s")
-    workers = [Worker(world, server, lease_us=SECOND, trip_us=TRIP, jitter_us=5_000) for _ in range(4)]
+    workers = [Worker(world, server, prefetch_us=SECOND, trip_us=TRIP, jitter_us=5_000) for _ in range(4)]
     busy(world, workers[0], threads)
     world.run(3 * SECOND)
     for worker in workers[1:]:

@@ -60,7 +60,7 @@ def test_who_waits_too_long_or_costs_more_goes_to_the_store():
     assert stock.take(START, 1, 100_000)
 
 
-def test_a_turn_that_has_been_owned_for_longer_than_a_lease_is_confirmed_first():
+def test_a_turn_that_has_been_owned_for_longer_than_a_span_is_confirmed_first():
     """Who has to wait asks before leaving; so nobody leaves on the spot by what is old."""
     stock = Bench("10/min", further=1).stock
     assert stock.take(START + 6 * SECOND, 1, None)[1] == 1
@@ -115,7 +115,7 @@ def test_while_the_key_is_held_nothing_is_taken_ahead():
     assert bench.stock.next(START, 3) == Refill(0, 0)
 
 
-def test_what_nobody_comes_for_goes_back_after_a_quarter_of_a_lease():
+def test_what_nobody_comes_for_goes_back_after_a_quarter_of_a_span():
     bench = Bench()
     assert bench.stock.next(START, 0) == Wait(START + 250_000)
     todo = bench.stock.next(START + 250_000, 0)
@@ -136,7 +136,7 @@ def test_a_trip_that_failed_is_not_made_again_for_nobody():
     assert isinstance(bench.stock.next(low, 1), Refill)
 
 
-def test_while_turns_are_left_by_the_key_is_heard_of_before_a_lease_is_over():
+def test_while_turns_are_left_by_the_key_is_heard_of_before_a_span_is_over():
     """Else each who leaves would ask, on a trip of its own, while slots pass."""
     bench = Bench(asked=4, further=20)
     stock = bench.stock
@@ -152,7 +152,7 @@ def test_while_turns_are_left_by_the_key_is_heard_of_before_a_lease_is_over():
 
 
 def test_an_answer_that_would_come_too_late_is_not_asked_for():
-    """Of a trip of half a lease the answer is as old as that, and of a longer one of no use."""
+    """Of a trip of half a span the answer is as old as that, and of a longer one of no use."""
     for trip_us, is_asked in ((SECOND // 2 - 1, True), (SECOND // 2, False)):
         # A line of a minute, of which the callers have the end.
         bench = Bench("1/s", asked=60, further=0)
@@ -193,7 +193,7 @@ def test_a_clock_that_was_set_is_followed_at_once():
         assert abs(known[3] - ahead_us) <= 20_000
 
 
-def test_an_answer_that_was_under_way_for_longer_than_a_lease_does_not_set_the_clock():
+def test_an_answer_that_was_under_way_for_longer_than_a_span_does_not_set_the_clock():
     """A process was stopped for two seconds with a trip under way: what that brought is over."""
     bench = Bench(asked=1, further=0)
     later = START + 2 * SECOND
@@ -214,7 +214,7 @@ def test_a_clock_that_was_set_while_an_answer_was_under_way_is_followed_as_far_a
     assert hour - 3 * SECOND <= bench.stock.known(later)[3] <= hour
 
 
-def test_all_that_is_owned_lies_within_a_lease_of_the_line():
+def test_all_that_is_owned_lies_within_a_span_of_the_line():
     """What is left of the last trip is taken off what the next one may bring."""
     bench = Bench(asked=4, further=8)
     generation = bench.stock._standing[0]
@@ -222,7 +222,7 @@ def test_all_that_is_owned_lies_within_a_lease_of_the_line():
     assert bench.stock.next(START, 0) == Refill(5, SECOND - 700_000)
 
 
-def test_how_a_key_stands_is_known_for_a_lease():
+def test_how_a_key_stands_is_known_for_a_span():
     stock = Bench().stock
     assert stock.known(START + SECOND) is not None
     assert stock.known(START + SECOND + 1) is None

@@ -1,4 +1,4 @@
-"""Whatever three workers with leases do, and whenever one dies: one grid, nothing minted, little lost."""
+"""Whatever three workers that prefetch do, and whenever one dies: one grid, nothing minted, little lost."""
 
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ from shapekit.testing import check_pace, check_window
 
 from .simulation import SECOND, Caller, Server, Worker, World, bursts, busy, poisson
 
-LEASE = SECOND
+PREFETCH = SECOND
 TRIP = 50_000
 DEEDS = st.sampled_from(["ask"] * 8 + ["dear", "impatient", "hold", "wait", "wait", "wait"])
 STORIES = st.lists(st.tuples(DEEDS, st.integers(0, 2), st.integers(1, 400_000)), max_size=60)
@@ -33,7 +33,7 @@ class Told:
             Worker(
                 self.world,
                 self.server,
-                lease_us=LEASE,
+                prefetch_us=PREFETCH,
                 trip_us=TRIP,
                 jitter_us=jitter_us,
                 ahead_us=number * 7 * SECOND,
@@ -103,11 +103,11 @@ def test_a_limit_with_a_memory_is_charged_for_those_alone_who_have_left(story, s
 @given(
     st.sampled_from([50, 100, 400]), st.integers(1, 12), st.integers(50_000, 4 * SECOND), st.integers(0, 99)
 )
-def test_a_worker_that_dies_costs_the_others_at_most_a_lease(rate, threads, dies_at, seed):
-    """Beside what its own callers were waiting for, which is lost without leases too."""
+def test_a_worker_that_dies_costs_the_others_at_most_a_span(rate, threads, dies_at, seed):
+    """Beside what its own callers were waiting for, which is lost without prefetch too."""
     world = World(seed)
     server = Server(world, f"{rate}/s")
-    workers = [Worker(world, server, lease_us=LEASE, trip_us=TRIP, jitter_us=5_000) for _ in range(3)]
+    workers = [Worker(world, server, prefetch_us=PREFETCH, trip_us=TRIP, jitter_us=5_000) for _ in range(3)]
     for worker in workers:
         busy(world, worker, threads)
     world.run(dies_at)
@@ -120,17 +120,17 @@ def test_a_worker_that_dies_costs_the_others_at_most_a_lease(rate, threads, dies
     after = [at for at in left if since <= at < since + 4 * SECOND]
     lost = 4 * rate - len(after) - sum(since <= at < since + 4 * SECOND for at in dead)
     slot = SECOND // rate
-    assert lost <= LEASE // slot + 1 + threads + rate * 0.04
+    assert lost <= PREFETCH // slot + 1 + threads + rate * 0.04
     silence = max(late - early for early, late in pairwise(left) if early >= since)
-    assert silence <= LEASE + (threads + 2) * slot
+    assert silence <= PREFETCH + (threads + 2) * slot
 
 
 @settings(max_examples=30)
 @given(st.sampled_from([50, 100, 400]), st.integers(1, 40), st.integers(0, 99))
-def test_nobody_owns_more_than_a_lease_of_the_line(rate, threads, seed):
+def test_nobody_owns_more_than_a_span_of_the_line(rate, threads, seed):
     world = World(seed)
     server = Server(world, f"{rate}/s")
-    workers = [Worker(world, server, lease_us=LEASE, trip_us=TRIP, jitter_us=9_000) for _ in range(3)]
+    workers = [Worker(world, server, prefetch_us=PREFETCH, trip_us=TRIP, jitter_us=9_000) for _ in range(3)]
     busy(world, workers[0], threads)
     bursts(world, workers[1], threads, 700_000)
     poisson(world, workers[2], rate / 2)
@@ -141,7 +141,7 @@ def test_nobody_owns_more_than_a_lease_of_the_line(rate, threads, seed):
 def test_what_one_hands_back_the_next_one_uses():
     world = World()
     server = Server(world, "10/s")
-    one, other = (Worker(world, server, lease_us=LEASE, trip_us=TRIP) for _ in range(2))
+    one, other = (Worker(world, server, prefetch_us=PREFETCH, trip_us=TRIP) for _ in range(2))
     for _ in range(4):
         one.ask(Caller(lambda _: None))
     world.run(60_000)

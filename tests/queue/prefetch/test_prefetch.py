@@ -1,4 +1,4 @@
-"""Leases on a store far away, in virtual time: threads, asyncio and trio, and all that may go wrong.
+"""Prefetch on a store far away, in virtual time: threads, asyncio and trio, and all that may go wrong.
 
 The clock jumps while a tender is between two sleeps, so how many trips it takes says nothing here.
 """
@@ -94,7 +94,7 @@ def test_in_the_end_nothing_is_owned_and_nobody_tends(store, shaper_on):
     for thread in tenders():
         thread.join(PATIENCE_S)
     assert tenders() == []
-    assert all(len(desk.stock) == 0 for desk in shaper.core.leases._desks.values())
+    assert all(len(desk.stock) == 0 for desk in shaper.core.prefetch._desks.values())
 
 
 def test_closing_hands_back_what_is_owned(store, shaper_on, clock):
@@ -102,7 +102,7 @@ def test_closing_hands_back_what_is_owned(store, shaper_on, clock):
     in_threads([lambda: [shaper.schedule() for _ in range(20)]] * 4)
     tail = store._there.bind("far", shaper.core.queue, LOOK)("default")[0][0]
     shaper.close()
-    assert all(len(desk.stock) == 0 for desk in shaper.core.leases._desks.values())
+    assert all(len(desk.stock) == 0 for desk in shaper.core.prefetch._desks.values())
     assert store._there.bind("far", shaper.core.queue, LOOK)("default")[0][0] <= tail
     with pytest.raises(StoreUnavailableError):
         shaper.reserve()
@@ -183,9 +183,9 @@ def test_so_is_the_turn_of_a_thread_that_is_interrupted(shaper_on, monkeypatch):
             super().wait(PATIENCE_S)
             raise KeyboardInterrupt
 
-    taken = shaper.core.leases._taken
+    taken = shaper.core.prefetch._taken
     with monkeypatch.context() as patched:
-        patched.setattr(shaper.core.leases, "_taken", lambda key, asked, _: taken(key, asked, Interrupted))
+        patched.setattr(shaper.core.prefetch, "_taken", lambda key, asked, _: taken(key, asked, Interrupted))
         with pytest.raises(KeyboardInterrupt):
             shaper.reserve()
     assert shaper.reserve().departs_at - first.departs_at == 1
@@ -221,7 +221,7 @@ def test_who_will_not_wait_is_refused(store, shaper_on):
         shaper.schedule(max_wait=0)
 
 
-def test_a_hold_of_another_process_is_heard_of_within_a_lease(store, shaper_on, clock):
+def test_a_hold_of_another_process_is_heard_of_within_a_span(store, shaper_on, clock):
     shaper = shaper_on(store)
     other = shaper_on(in_another_process(store))
     left, held = [], threading.Event()
@@ -292,32 +292,32 @@ def test_a_quota_is_charged_for_what_has_left_alone(store, shaper_on):
     assert shaper.core.queue.constraints.algorithms[0].peek(state[7][0], now).current == 120
 
 
-def test_on_a_store_that_answers_at_once_a_lease_changes_nothing():
+def test_on_a_store_that_answers_at_once_prefetch_changes_nothing():
     clock = ManualClock(autojump=True)
     store = MemoryStore(clock)
-    shaper = Shaper("10/s", store=store, lease="1s")
+    shaper = Shaper("10/s", store=store, prefetch="1s")
     assert [shaper.schedule().departs_at for _ in range(3)] == [0.0, 0.1, 0.2]
     assert tenders() == []
 
 
-@pytest.mark.parametrize("lease", [0, -1, "61s", True, "soon", float("nan")])
-def test_what_is_no_lease_is_refused(store, lease):
+@pytest.mark.parametrize("prefetch", [0, -1, "61s", True, "soon", float("nan")])
+def test_what_is_no_span_is_refused(store, prefetch):
     with pytest.raises(ConfigError) as caught:
-        Shaper("10/s", name="far", store=store, lease=lease)
-    assert caught.value.field == "lease"
+        Shaper("10/s", name="far", store=store, prefetch=prefetch)
+    assert caught.value.field == "prefetch"
 
 
-def test_a_policy_and_all_that_take_its_keywords_know_leases(store):
-    policy = Policy("10/s", name="far", store=store, lease="1s")
-    assert policy.shaper.core.leases is not None
+def test_a_policy_and_all_that_take_its_keywords_know_prefetch(store):
+    policy = Policy("10/s", name="far", store=store, prefetch="1s")
+    assert policy.shaper.core.prefetch is not None
 
-    @shaped("10/s", name="far too", store=store, lease="2s")
+    @shaped("10/s", name="far too", store=store, prefetch="2s")
     def call():
         return 1
 
     assert call() == 1
-    told = Policy.from_dict({"rate": "10/s", "lease": "1s"}, store=store)
-    assert told.shaper.core.leases is not None
+    told = Policy.from_dict({"rate": "10/s", "prefetch": "1s"}, store=store)
+    assert told.shaper.core.prefetch is not None
     for each in (policy, told):
         each.close()
     call.policy.close()
@@ -327,7 +327,7 @@ FORKING = """
 import os, sys, threading
 from shapekit import Shaper, SQLiteStore
 
-shaper = Shaper("50/s", name="far", store=SQLiteStore(sys.argv[1]), lease="2s")
+shaper = Shaper("50/s", name="far", store=SQLiteStore(sys.argv[1]), prefetch="2s")
 
 def work():
     for _ in range(15):
@@ -336,7 +336,7 @@ def work():
 threads = [threading.Thread(target=work) for _ in range(4)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
-with shaper.core.leases._lock:
+with shaper.core.prefetch._lock:
     pid = os.fork()
 slots = [shaper.reserve().grant.start for _ in range(5)]
 if pid == 0:

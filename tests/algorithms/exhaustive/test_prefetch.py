@@ -1,4 +1,4 @@
-"""Leases, every interleaving of workers who own slots ahead: take, use, hand back, hold, crash, time."""
+"""Prefetch, every interleaving of workers who own slots ahead: take, use, hand back, hold, crash, time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AHEAD, SPAN = 2, 2
 """How many slots a worker takes beyond its own, and how far ahead of that the last of them may be."""
 
 
-class Leaser(NamedTuple):
+class Prefetcher(NamedTuple):
     """A worker with a stock of slots that nobody of it has asked for yet."""
 
     calls: int
@@ -29,7 +29,7 @@ class Leaser(NamedTuple):
     stock: tuple[Grant, ...] = ()
 
 
-class LeaseRules(Rules):
+class PrefetchRules(Rules):
     """The workers of a queue who take several slots in one trip."""
 
     def steps(self, world: World) -> Iterator[tuple[str, World]]:
@@ -95,8 +95,8 @@ def in_stock(world: World) -> list[Grant]:
 def explored(burst: int, workers: int, calls: int, end: int, holds: int = 1) -> int:
     # A call may stand behind all slots that everybody takes.
     units = workers * calls * (1 + AHEAD)
-    rules = LeaseRules(paced(burst), units, START + end, None)
-    start = World(START, None, (Leaser(calls),) * workers, holds, troubles=1)
+    rules = PrefetchRules(paced(burst), units, START + end, None)
+    start = World(START, None, (Prefetcher(calls),) * workers, holds, troubles=1)
     return explore(start, rules.steps, rules.check)
 
 
@@ -117,16 +117,16 @@ def test_what_is_handed_back_twice_is_free_once() -> None:
         def cancel_many(self, state: Any, now: int, grants: Any, skew: int = 0) -> Any:
             return super().cancel_many(state, now, (*grants, *grants), skew)
 
-    rules = LeaseRules(Stubborn([Rate.of(1, T)], 1, "smooth", ()), 9, START + 3, None)
-    assert explore(World(START, None, (Leaser(1),) * 2, 0), rules.steps, rules.check) > 500
+    rules = PrefetchRules(Stubborn([Rate.of(1, T)], 1, "smooth", ()), 9, START + 3, None)
+    assert explore(World(START, None, (Prefetcher(1),) * 2, 0), rules.steps, rules.check) > 500
 
 
-def test_a_lease_that_keeps_what_it_hands_back_is_found() -> None:
-    class Keeping(LeaseRules):
+def test_a_prefetch_that_keeps_what_it_hands_back_is_found() -> None:
+    class Keeping(PrefetchRules):
         def hands_back(self, world: World, worker: Any, others: Any) -> tuple[str, World]:
             event, after = super().hands_back(world, worker, others)
             return event, world._replace(line=after.line)
 
     rules = Keeping(paced(1), 9, START + 3, None)
     with pytest.raises(LawBrokenError, match="hands its stock back"):
-        explore(World(START, None, (Leaser(1),) * 2, 0), rules.steps, rules.check)
+        explore(World(START, None, (Prefetcher(1),) * 2, 0), rules.steps, rules.check)
