@@ -4,8 +4,7 @@
 take what stands there.
 """
 
-from __future__ import annotations
-
+# No annotations from the future here: as text, those of a TypedDict take longer to load than all else.
 import builtins
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -68,9 +67,9 @@ class PolicyOptions(TypedDict, total=False):
     """False: every call passes at once, and its admission says what would have happened."""
     refund_on: RefundSpec | None
     """Exceptions (or a predicate) after which a call never counted."""
-    feedback: FeedbackSpec | None
+    feedback: "FeedbackSpec | None"
     """What reads the server's answers: "hold", a `Feedback`, or a callable; None for nothing."""
-    store: StoreLike | None
+    store: "StoreLike | None"
     """A store, the URL of a Redis, or the path of a SQLite file; this process's memory if not given."""
     clock: Clock | None
     """What the store goes by, where none is given."""
