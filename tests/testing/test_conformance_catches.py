@@ -9,8 +9,10 @@ import pytest
 from shapekit import ConfigError, ManualClock, MemoryStore
 from shapekit.algorithms.base import CHECK, REFUND
 from shapekit.algorithms.compose import Composite
+from shapekit.algorithms.ledger import Ledger
 from shapekit.algorithms.queue.queue import RESERVE
 from shapekit.testing import StoreConformance
+from shapekit.testing.timelines import GROUPS
 
 START = 10**9
 
@@ -332,6 +334,22 @@ def test_a_broken_store_is_caught(broken, monkeypatch):
 def test_what_is_named_above_are_tests_of_the_kit():
     tests = {name for name in dir(StoreConformance) if name.startswith("test_")}
     assert set(CAUGHT.values()) <= tests
+
+
+def test_every_group_of_trials_is_tried_that_of_a_gates_ledger_too():
+    assert "ledger" in GROUPS
+    assert all(callable(getattr(StoreConformance, IDENTICAL(kind))) for kind in GROUPS)
+
+
+def test_a_store_that_is_wrong_about_ledgers_alone_is_caught():
+    class ForgetsLedgers(Wrapped):
+        def between(self, apply, name, program, operation, key, args):
+            if isinstance(program, Ledger):
+                self.reset(name, program, key)
+            return apply(key, *args)
+
+    with pytest.raises(AssertionError):
+        case(ForgetsLedgers).test_ledger_answers_as_the_program()
 
 
 def test_lists_pass_for_tuples():
