@@ -227,7 +227,7 @@ class Algorithm(Value, ABC, Generic[S]):
     def charge(self, state: S | None, now: int, due: int, cost: int, skew: int = 0) -> Decided[S]:
         """Charge a slot at `due >= now`, an instant that `earliest` gave. The ttl counts from `now`.
 
-        What it keeps of the past is what `now` still needs, so that giving back turns that are still
+        What it keeps of the past is what `now` still needs, so that giving back slots that are still
         to come leaves the key as it was without them.
         """
 

@@ -48,7 +48,7 @@ class FixedWindow(Window[Counts]):
 
     The state is the start and the count of each window that counts still, ascending: the present one,
     and those that hold slots still to come. An older window is never reopened: where time goes back, or
-    turns are still to come, calls wait for the newest one.
+    slots are still to come, calls wait for the newest one.
     """
 
     kind: ClassVar[str] = "fixed_window"

@@ -115,7 +115,7 @@ function SlidingWindow:refund_many(s, now, skew, charges)
             end
         end
     end
-    -- A tick that held nothing but turns that were given back is not the newest any more.
+    -- A tick that held nothing but slots that were given back is not the newest any more.
     if ring[2] == 0 and ring[1] * self.width > now then
         return self:retracted(ring, math.floor(now / self.width))
     end

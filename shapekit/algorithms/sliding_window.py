@@ -175,7 +175,7 @@ class SlidingWindow(Window[Ring]):
         if is_thinner:
             behind = zip(ring[first::2], ring[first + 1 :: 2], strict=True)
             ring[first:] = [number for pair in behind if pair[1] for number in pair]
-        # A tick that held nothing but turns that were given back is not the newest any more.
+        # A tick that held nothing but slots that were given back is not the newest any more.
         if is_found and not ring[1] and ring[0] * self._width > now:
             return self._retracted(tuple(ring), now // self._width)
         return tuple(ring) if is_found else state

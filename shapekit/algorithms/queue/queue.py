@@ -46,7 +46,7 @@ UNKNOWN = -1
 Book: TypeAlias = tuple[()] | tuple[Any, slots.Gone]
 """What is free (gaps, or places under constraints), and who is gone; empty where nothing ever was."""
 Line: TypeAlias = tuple[int, int, int, int, int, int, Book, States]
-"""tail (in 1/q µs), newest departure, generation, the number of the latest turn, held until, shift, what was
+"""tail (in 1/q µs), newest departure, generation, the number of the latest slot, held until, shift, what was
 given back, constraints."""
 Further: TypeAlias = tuple[int, int, int]
 """How many slots beyond those asked for, how much later than the first of them the last may depart, and a
@@ -277,7 +277,7 @@ class LeakyQueue(WiredQueue):
     def cancel_many(
         self, state: Any, now: int, grants: Sequence[Grant], skew: int = 0
     ) -> tuple[Any, int, int, bool]:
-        """Give back turns that nobody uses, from the last to the first, so that the tail retracts over them.
+        """Give back slots that nobody uses, from the last to the first, so that the tail retracts over them.
 
         One whose instant has passed leaves its place unused, but has cost nothing. Returns how many there
         were to give back.
@@ -307,7 +307,7 @@ class LeakyQueue(WiredQueue):
         return due if self.constraints or not self._paced else max(due, granted[8] // self.q)
 
     def many_received(self, sent: Any) -> tuple[Confirmed, tuple[Granted, ...]]:
-        """The twin's answer to `reserve_many`, which says once what all turns have in common."""
+        """The twin's answer to `reserve_many`, which says once what all slots have in common."""
         (generation, shift, until, now), latest, answers = sent
         common = (shift, int(until > now))
         number = latest - sum([len(answer) != REFUSED for answer in answers])
