@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, Self, TypeAlias
 
 from shapekit.algorithms.base import Algorithm, Decided, Outcome
-from shapekit.algorithms.quota.counters import PeriodCounter, Used, place_of
+from shapekit.algorithms.quota.counters import PeriodCounter, Used, place_of, triples
 from shapekit.algorithms.quota.periods import Periods
 from shapekit.decision import Decision, Forecast, Receipt
 from shapekit.rate import MAX_COUNT
@@ -144,7 +144,7 @@ class SpreadCounter(Algorithm[Spread]):
         kept = self.counter.adopt(book, writer.counter, now, skew)
         if self.periods == writer.periods:
             return kept, paces
-        newest = max(_triples(paces), key=lambda pace: pace[1], default=(0, *_NONE))
+        newest = max(triples(paces), key=lambda pace: pace[1], default=(0, *_NONE))
         return kept, tuple(number for start in kept[::3] if newest[2] for number in (start, *newest[1:]))
 
     def life(self, state: Spread, now: int, skew: int = 0) -> int:
@@ -198,9 +198,5 @@ def _paced(state: Spread | None, book: Used, start: int, pace: Pace) -> Spread:
     after = (*paces[:place], *own, *paces[behind:])
     if len(after) > len(book):
         known = set(book[::3])
-        after = tuple(number for one in _triples(after) if one[0] in known for number in one)
+        after = tuple(number for one in triples(after) if one[0] in known for number in one)
     return book, after
-
-
-def _triples(paces: tuple[int, ...]) -> Any:
-    return zip(paces[::3], paces[1::3], paces[2::3], strict=True)
