@@ -272,7 +272,7 @@ class Counting(Algorithm[S]):
                 return self._settled(after, now, skew)
         return Outcome(state, self.peek(state, now, skew), 0, False)
 
-    def _settled(self, state: S, now: int, skew: int = 0, receipt: int | None = None) -> Outcome[S]:
+    def _settled(self, state: S, now: int, skew: int = 0, receipt: Receipt = None) -> Outcome[S]:
         decision = self._decision(state, now, 1, skew)._replace(receipt=receipt)
         return Outcome(state, decision, self._lasts(state, now, skew), True)
 
