@@ -231,7 +231,7 @@ class Algorithm(Value, ABC, Generic[S]):
     def charge(self, state: S | None, now: int, due: int, cost: int, skew: int = 0) -> Decided[S]:
         """Charge a slot at `due >= now`, an instant that `earliest` gave. The ttl counts from `now`.
 
-        What it keeps of the past is what `now` still needs, so that giving back turns that are still
+        What it keeps of the past is what `now` still needs, so that giving back slots that are still
         to come leaves the key as it was without them.
         """
 
@@ -244,7 +244,7 @@ class Algorithm(Value, ABC, Generic[S]):
         return False
 
 
-class Window(Algorithm[S]):
+class Counting(Algorithm[S]):
     """A limit that counts: so many units in a window, or in a period.
 
     Each kind says `booked`, `refund_many`, and by `_decision` how a key stands.
@@ -276,7 +276,7 @@ class Window(Algorithm[S]):
                 return self._settled(after, now, skew)
         return Outcome(state, self.peek(state, now, skew), 0, False)
 
-    def _settled(self, state: S, now: int, skew: int = 0, receipt: int | None = None) -> Outcome[S]:
+    def _settled(self, state: S, now: int, skew: int = 0, receipt: Receipt = None) -> Outcome[S]:
         decision = self._decision(state, now, 1, skew)._replace(receipt=receipt)
         return Outcome(state, decision, self._lasts(state, now, skew), True)
 
@@ -287,6 +287,28 @@ class Window(Algorithm[S]):
     @abstractmethod
     def _decision(self, state: S | None, now: int, cost: int, skew: int = 0) -> Decision:
         """What a call is told that takes nothing."""
+
+
+class Window(Counting[S]):
+    """A limit that is full again so long after its last charge, whatever came before."""
+
+    __slots__ = ()
+
+    def decision_received(self, sent: Any) -> Decision:
+        if len(sent) > 2:
+            return decision_of(sent, self.receipt_received)
+        # An admission in brief.
+        now, used = sent
+        return self._admitted(used, now)
+
+    def _admitted(self, used: int, charged_at: int) -> Decision:
+        """What a call is told that was charged then, and last."""
+        full = self._full_after(charged_at)
+        return Decision(True, self.limit, used, self.limit - used, full, 0, None, charged_at)
+
+    @abstractmethod
+    def _full_after(self, charged_at: int) -> int:
+        """When all is free again, if nothing is charged later than this."""
 
 
 def bare(booked: Callable[..., Decided[Book]], state: Any, now: int, cost: int, skew: int) -> Decided[Any]:
@@ -358,9 +380,7 @@ def slowed(rate: Rate, part: Fraction) -> Rate:
         return Rate.of(per_us.numerator, per_us.denominator)
     longest_us = min(MAX_SPAN_US, int(MAX_COUNT / per_us))
     if per_us * longest_us < 1:
-        raise ConfigError(
-            "share", part, f"leaves less than a call in {seconds_text(MAX_SPAN_US)}", "use a larger one"
-        )
+        raise _too_small(part)
     return Rate.of(int(per_us * longest_us), longest_us)
 
 
@@ -370,10 +390,13 @@ def scaled_window(limit: int, window_us: int, share: Fraction) -> tuple[int, tim
         return int(limit * share), timedelta(microseconds=window_us)
     longer_us = ceil(window_us / (limit * share))
     if longer_us > MAX_SPAN_US:
-        raise ConfigError(
-            "share", share, f"leaves less than a call in {seconds_text(MAX_SPAN_US)}", "use a larger one"
-        )
+        raise _too_small(share)
     return 1, timedelta(microseconds=longer_us)
+
+
+def _too_small(share: Fraction) -> ConfigError:
+    problem = f"leaves less than a call in {seconds_text(MAX_SPAN_US)}"
+    return ConfigError("share", share, problem, "use a larger one")
 
 
 def windowed(limit: object, window: object, field: str = "window") -> tuple[int, int]:

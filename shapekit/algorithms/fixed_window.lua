@@ -1,12 +1,12 @@
--- needs base exact window
+-- needs base exact counting
 -- The twin of fixed_window.py: same names, same steps.
 --
 -- A state is {start, count of each window that counts still}, ascending; empty is cold. A receipt is the
 -- instant of the charge.
 
-local FixedWindow = setmetatable({}, Window)
+local FixedWindow = setmetatable({}, Counting)
 FixedWindow.__index = FixedWindow
-FixedWindow.check = Window.check_window
+FixedWindow.check = Counting.check_window
 twins.fixed_window = FixedWindow
 FixedWindow.MAX_NUMBERS = 2 * 2^10
 

@@ -14,7 +14,6 @@ from shapekit.algorithms.base import (
     Decided,
     Outcome,
     Window,
-    decision_of,
     reborn,
     scaled_window,
     share_of,
@@ -48,7 +47,7 @@ class FixedWindow(Window[Counts]):
 
     The state is the start and the count of each window that counts still, ascending: the present one,
     and those that hold slots still to come. An older window is never reopened: where time goes back, or
-    turns are still to come, calls wait for the newest one.
+    slots are still to come, calls wait for the newest one.
     """
 
     kind: ClassVar[str] = "fixed_window"
@@ -93,9 +92,7 @@ class FixedWindow(Window[Counts]):
     def charge(self, state: Counts | None, now: int, due: int, cost: int, skew: int = 0) -> Decided[Counts]:
         start = due - due % self.window_us
         after, used = self._charged(state, now, start, cost)
-        end = start + self.window_us
-        decision = Decision(True, self.limit, used, self.limit - used, end, 0, None, due)
-        return after, decision, end - now, True
+        return after, self._admitted(used, due), start + self.window_us - now, True
 
     def earliest(self, state: Counts | None, at: int, cost: int, skew: int = 0) -> int:
         if not state:
@@ -154,15 +151,11 @@ class FixedWindow(Window[Counts]):
             raise ValueError("these are no windows")
         sum(state)
 
-    def decision_received(self, sent: Any) -> Decision:
-        if len(sent) > 2:
-            return decision_of(sent, self.receipt_received)
-        now, count = sent
-        end = now - now % self.window_us + self.window_us
-        return Decision(True, self.limit, count, self.limit - count, end, 0, None, now)
-
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         return ["fixed_window", self.limit, self.window_us]
+
+    def _full_after(self, charged_at: int) -> int:
+        return charged_at - charged_at % self.window_us + self.window_us
 
     def _kept(self, state: Counts | None, now: int) -> Counts:
         """The state without the windows that are over."""

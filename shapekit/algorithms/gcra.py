@@ -9,7 +9,7 @@ everything charged so far will have drained. A cell arriving at `now` moves it f
 
 Beside the position the state keeps what refunds need. A receipt is the position a charge ends at, plus
 the *retraction* so far: how far refunds have moved positions back. So no two charges have the same
-receipt, and a receipt less the retraction is never above where its charge ends now. Turns given back
+receipt, and a receipt less the retraction is never above where its charge ends now. Slots given back
 in the middle leave stretches: when all after one is given back too, the position retracts over it.
 
 T is the reduced fraction p/q of a microsecond, and positions are counted in 1/q µs: one integer, so

@@ -1,4 +1,4 @@
--- needs base exact window rows
+-- needs base exact counting rows
 -- The twin of sliding_log.py: same names, same steps.
 --
 -- A state is {how many entries are old, base, entries}. Entries are one string: of each entry its time
@@ -6,9 +6,9 @@
 -- search reads few of them, and a call copies bytes only. Totals go on where Python counts from zero
 -- again: a total in Python is a total here less the base. A receipt is the instant of the charge.
 
-local SlidingLog = setmetatable({}, Window)
+local SlidingLog = setmetatable({}, Counting)
 SlidingLog.__index = SlidingLog
-SlidingLog.check = Window.check_window
+SlidingLog.check = Counting.check_window
 twins.sliding_log = SlidingLog
 SlidingLog.COLD = {0, 0, ""}
 -- Above this total counting begins again, so that it stays exact.
@@ -107,17 +107,6 @@ function SlidingLog:earliest(s, at, skew, cost)
     return math.max(first, self.time_at(s, self.until_total(s, must_go - 1) + 1) + self.window)
 end
 
-function SlidingLog:refund(s, now, skew, cost, receipt)
-    local entry = s and type(receipt) == "number" and self.until_time(s, receipt) or 0
-    if entry > 0 and self.time_at(s, entry) == receipt then
-        local units = self.total_at(s, entry) - self.total_at(s, entry - 1)
-        local back = math.min(cost, units)
-        local later = back == units and entry + 1 or entry
-        return self:settled({0, s[2], self.slice(s, 1, entry - 1) .. self.lowered(s, later, back)}, now, skew)
-    end
-    return s, self:peek(s, now), 0, false
-end
-
 function SlidingLog:together(charged_at)
     return charged_at
 end
@@ -134,7 +123,7 @@ function SlidingLog:refund_many(s, now, skew, charges)
         if units < total - before then kept[#kept + 1] = self.entry(time, total - gone) end
         before = total
     end
-    return {0, s[2], table.concat(kept)}
+    return gone > 0 and {0, s[2], table.concat(kept)} or s
 end
 
 function SlidingLog:debit(s, now, skew, cost)

@@ -15,7 +15,6 @@ from shapekit.algorithms.base import (
     Decided,
     Outcome,
     Window,
-    decision_of,
     reborn,
     scaled_window,
     share_of,
@@ -93,10 +92,8 @@ class SlidingWindowLog(Window[Log]):
         log = state or _EMPTY
         gone, total, _ = self._standing(log, due)
         used = total - gone + cost
-        ends = due + self.window_us
-        decision = Decision(True, self.limit, used, self.limit - used, ends, 0, None, due)
         after = self._entered(log, due, self._standing(log, now)[0], total + cost)
-        return after, decision, ends - now, True
+        return after, self._admitted(used, due), due + self.window_us - now, True
 
     def earliest(self, state: Log | None, at: int, cost: int, skew: int = 0) -> int:
         if state is None or not state[2]:
@@ -110,21 +107,6 @@ class SlidingWindowLog(Window[Log]):
         if old_totals and old_totals[-1] >= must_go:
             return max(first, old_times[bisect_left(old_totals, must_go)] + self.window_us)
         return max(first, times[bisect_left(totals, must_go)] + self.window_us)
-
-    def refund(
-        self, state: Log | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
-    ) -> Outcome[Log]:
-        if state is not None and isinstance(charged_at, int):
-            times, totals = state[0] + state[2], state[1] + state[3]
-            entry = bisect_left(times, charged_at)
-            if entry < len(times) and times[entry] == charged_at:
-                units = totals[entry] - (totals[entry - 1] if entry else 0)
-                back = min(cost, units)
-                emptied = entry + (back == units)
-                times = times[:entry] + times[emptied:]
-                totals = totals[:entry] + tuple([total - back for total in totals[emptied:]])
-                return self._settled(((), (), times, totals), now)
-        return Outcome(state, self.peek(state, now), 0, False)
 
     def together(self, charged_at: int) -> int:
         return charged_at
@@ -147,7 +129,7 @@ class SlidingWindowLog(Window[Log]):
                 kept_times.append(time)
                 kept_totals.append(total - gone)
             before = total
-        return ((), (), tuple(kept_times), tuple(kept_totals))
+        return ((), (), tuple(kept_times), tuple(kept_totals)) if gone else state
 
     def debit(
         self, state: Log | None, now: int, cost: int, charged_at: Receipt = None, skew: int = 0
@@ -174,12 +156,6 @@ class SlidingWindowLog(Window[Log]):
             yield at, total - before
             before = total
 
-    def decision_received(self, sent: Any) -> Decision:
-        if len(sent) > 2:
-            return decision_of(sent, self.receipt_received)
-        now, used = sent
-        return Decision(True, self.limit, used, self.limit - used, now + self.window_us, 0, None, now)
-
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         return ["sliding_log", self.limit, self.window_us, _RECENT]
 
@@ -193,6 +169,9 @@ class SlidingWindowLog(Window[Log]):
         entries = rows.read(text, 2)
         times, totals = tuple([at for at, _ in entries]), tuple([total - base for _, total in entries])
         return times[:old], totals[:old], times[old:], totals[old:]
+
+    def _full_after(self, charged_at: int) -> int:
+        return charged_at + self.window_us
 
     def _standing(self, log: Log, now: int) -> tuple[int, int, int]:
         """The totals that have left the window and that were ever reached, and the newest instant."""

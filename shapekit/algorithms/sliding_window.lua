@@ -1,12 +1,12 @@
--- needs base exact window
+-- needs base exact counting
 -- The twin of sliding_window.py: same names, same steps.
 --
 -- A state is {the newest tick's number, the counts of the ticks, newest first, and the number and the count
 -- of each older tick that counts from now on}; empty is cold. A receipt is the instant of the charge.
 
-local SlidingWindow = setmetatable({}, Window)
+local SlidingWindow = setmetatable({}, Counting)
 SlidingWindow.__index = SlidingWindow
-SlidingWindow.check = Window.check_window
+SlidingWindow.check = Counting.check_window
 twins.sliding_window = SlidingWindow
 SlidingWindow.MAX_AHEAD = 2^10
 SlidingWindow.MOST_OWED = 1e15
@@ -115,7 +115,7 @@ function SlidingWindow:refund_many(s, now, skew, charges)
             end
         end
     end
-    -- A tick that held nothing but turns that were given back is not the newest any more.
+    -- A tick that held nothing but slots that were given back is not the newest any more.
     if ring[2] == 0 and ring[1] * self.width > now then
         return self:retracted(ring, math.floor(now / self.width))
     end

@@ -13,7 +13,6 @@ from shapekit.algorithms.base import (
     Decided,
     Outcome,
     Window,
-    decision_of,
     reborn,
     scaled_window,
     share_of,
@@ -133,9 +132,7 @@ class SlidingWindow(Window[Ring]):
             ring = self._turned(state or (tick, 0), tick, self.buckets + 1)
         used = self._used(ring, due - tick * width) + cost
         after = (tick, ring[1] + cost, *ring[2:])
-        full = (tick + self.buckets + 1) * width
-        decision = Decision(True, self.limit, used, self.limit - used, full, 0, None, due)
-        return after, decision, full - now, True
+        return after, self._admitted(used, due), self._full_after(due) - now, True
 
     def earliest(self, state: Ring | None, at: int, cost: int, skew: int = 0) -> int:
         if not state:
@@ -179,7 +176,7 @@ class SlidingWindow(Window[Ring]):
         if is_thinner:
             behind = zip(ring[first::2], ring[first + 1 :: 2], strict=True)
             ring[first:] = [number for pair in behind if pair[1] for number in pair]
-        # A tick that held nothing but turns that were given back is not the newest any more.
+        # A tick that held nothing but slots that were given back is not the newest any more.
         if is_found and not ring[1] and ring[0] * self._width > now:
             return self._retracted(tuple(ring), now // self._width)
         return tuple(ring) if is_found else state
@@ -236,15 +233,11 @@ class SlidingWindow(Window[Ring]):
         ):
             raise ValueError("these are no ticks")
 
-    def decision_received(self, sent: Any) -> Decision:
-        if len(sent) > 2:
-            return decision_of(sent, self.receipt_received)
-        now, used = sent
-        full = (now // self._width + self.buckets + 1) * self._width
-        return Decision(True, self.limit, used, self.limit - used, full, 0, None, now)
-
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         return ["sliding_window", self.limit, self._width, self.buckets, self.conservative]
+
+    def _full_after(self, charged_at: int) -> int:
+        return (charged_at // self._width + self.buckets + 1) * self._width
 
     def _turned(self, ring: Ring, tick: int, size: int) -> Ring:
         """The ring with `tick` as its newest, if that is not in its past, and at most `size` ticks."""

@@ -26,7 +26,7 @@ class QuotaUsage(NamedTuple):
     limit: int
     """Units in each period."""
     used: int
-    """Units charged in this one, turns still to come included; more than `limit` where a call was settled
+    """Units charged in this one, slots still to come included; more than `limit` where a call was settled
     for more."""
     remaining: int
     """The rest of them. Where somebody has been given a slot of a later period, none overtakes that one."""

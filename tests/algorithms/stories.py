@@ -31,7 +31,7 @@ EDGES_OF_CALENDARS_US = tuple(
 
 
 class Event(NamedTuple):
-    """`check`, `debit`, `turn` (at the earliest instant), or `refund` of units of the last charge."""
+    """`check`, `debit`, `slot` (at the earliest instant), or `refund` of units of the last charge."""
 
     what: str
     step_us: int
@@ -43,7 +43,7 @@ def told(decision: Decision) -> tuple[Any, ...]:
     return tuple(decision._replace(receipt=None))
 
 
-def turn(limit: Algorithm, state: Any, now: int, cost: int, skew: int = 0) -> tuple[int, Outcome]:
+def slot(limit: Algorithm, state: Any, now: int, cost: int, skew: int = 0) -> tuple[int, Outcome]:
     """A charge as a queue makes it of its gates: at the earliest instant, which may be still to come."""
     due = limit.earliest(state, now, cost, skew)
     return due, Outcome(*limit.charge(state, now, due, cost, skew))
@@ -102,7 +102,7 @@ class Story(NamedTuple):
             elif what == "debit":
                 outcome = limit.debit(state, now, cost, None, skew)
             else:
-                due, outcome = turn(limit, state, now, cost, skew)
+                due, outcome = slot(limit, state, now, cost, skew)
             if outcome.persist:
                 state = outcome.state
                 decision = outcome.decision
@@ -136,8 +136,8 @@ starts = st.one_of(
 skews = st.sampled_from([0, 0, 1, -DAY_US // 3, 17 * DAY_US])
 
 
-# Turns and debts leave a key that denies everything for a while: few of them, or nothing else happens.
-MIXED = ("check",) * 6 + ("refund",) * 2 + ("debit", "turn")
+# Slots and debts leave a key that denies everything for a while: few of them, or nothing else happens.
+MIXED = ("check",) * 6 + ("refund",) * 2 + ("debit", "slot")
 
 
 @st.composite

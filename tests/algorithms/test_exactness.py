@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shapekit import GCRA, LeakyBucket, Rate, TokenBucket
 
-from .stories import turn
+from .stories import slot
 
 EPOCH_US = 1_700_000_000_000_000
 """A present-day instant: where the rounding of floats bites."""
@@ -132,12 +132,12 @@ def test_two_hundred_thousand_calls_one_by_one(rate):
 
 @pytest.mark.parametrize("burst", [1, 5])
 @pytest.mark.parametrize("rate", [Rate.of(3, 1_000_000), Rate.of(7, 1_000_000)], ids=str)
-def test_turns_of_a_long_queue_do_not_drift(rate, burst):
+def test_slots_of_a_long_queue_do_not_drift(rate, burst):
     """Callers who all ask at one instant leave on the exact line, also where T is a fraction."""
     gcra, interval_us = GCRA(rate, burst), Fraction(rate.period_us, rate.limit)
     state = None
     for n in range(1, 50_001):
-        due, (state, *_) = turn(gcra, state, EPOCH_US, 1)
+        due, (state, *_) = slot(gcra, state, EPOCH_US, 1)
         assert due == EPOCH_US + max(0, ceil((n - burst) * interval_us))
 
 

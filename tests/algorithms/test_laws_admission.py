@@ -1,6 +1,6 @@
 """Laws of every limit, alone and combined: what a denial is, and when it ends.
 
-The stories include debts, refunds, turns still to come, and time that went back.
+The stories include debts, refunds, slots still to come, and time that went back.
 """
 
 from hypothesis import example, given
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shapekit import GCRA, FixedWindow, Quota, all_of, any_of, first_of
 
 from .limits import cold_units, limits
-from .stories import Event, Story, starts, stories, told, turn
+from .stories import Event, Story, slot, starts, stories, told
 
 DAY = 86_400_000_000
 
@@ -111,10 +111,10 @@ def test_a_cold_key_admits_the_largest_cost(limit, now):
 
 
 @given(stories(limits))
-def test_a_turn_is_charged_where_earliest_says(story):
+def test_a_slot_is_charged_where_earliest_says(story):
     moment = story.told()
     limit, state, now, cost, skew, _ = moment
-    due, outcome = turn(limit, state, now, cost, skew)
+    due, outcome = slot(limit, state, now, cost, skew)
     assert outcome.decision.allowed
     assert outcome.persist
     assert outcome.decision.receipt is not None

@@ -26,7 +26,7 @@ from .limits import (
     sliding_windows,
     whole_meters,
 )
-from .stories import Event, Story, costs, starts, steps, stories, told, turn
+from .stories import Event, Story, costs, slot, starts, steps, stories, told
 
 
 class Paid(NamedTuple):
@@ -53,8 +53,8 @@ class Ledger:
             self.paid.append(Paid(now, cost, outcome.decision.receipt))
         return outcome.persist
 
-    def turn(self, now: int, cost: int) -> None:
-        due, outcome = turn(self.limit, self.state, now, cost, self.skew)
+    def slot(self, now: int, cost: int) -> None:
+        due, outcome = slot(self.limit, self.state, now, cost, self.skew)
         self.state = outcome.state
         self.paid.append(Paid(due, cost, outcome.decision.receipt))
 
@@ -108,12 +108,12 @@ class Plan(NamedTuple):
     refunds: tuple[tuple[int, int, int, float], ...]
     skew: int = 0
 
-    def carried_out(self, turns: bool = False) -> tuple[Ledger, int]:
+    def carried_out(self, slots: bool = False) -> tuple[Ledger, int]:
         ledger, now = Ledger(self.limit, self.skew), self.start
         for number, (step, cost) in enumerate(self.calls):
             now = max(0, now + step)
-            if turns:
-                ledger.turn(now, cost)
+            if slots:
+                ledger.slot(now, cost)
             else:
                 ledger.check(now, cost)
             for after, later, of, share in self.refunds:
@@ -187,9 +187,9 @@ def test_refunds_mint_nothing_where_time_goes_back(plan):
     )
 )
 @example(Plan(SlidingWindowLog(64, "1s"), 0, (*[(1_000, 1)] * 64, (0, 1)), ((64, 0, 64, 1.0),)))
-def test_cancelled_turns_mint_nothing(plan):
-    """Turns still to come are given back; meters are on whole microseconds, as their slots are."""
-    ledger, now = plan.carried_out(turns=True)
+def test_cancelled_slots_mint_nothing(plan):
+    """Slots still to come are given back; meters are on whole microseconds, as their slots are."""
+    ledger, now = plan.carried_out(slots=True)
     ledger.assert_nothing_was_minted(now)
 
 

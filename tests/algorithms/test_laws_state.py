@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shapekit import GCRA, FixedWindow, any_of
 
 from .limits import limits
-from .stories import Event, Story, stories, told, turn
+from .stories import Event, Story, slot, stories, told
 
 
 def plain(state) -> bool:
@@ -36,7 +36,7 @@ def test_no_operation_mutates_the_state_it_was_given(story):
     limit.forecast(state, now, cost, skew)
     limit.debit(state, now, cost, None, skew)
     limit.spent(state, now, cost, skew)
-    turn(limit, state, now, cost, skew)
+    slot(limit, state, now, cost, skew)
     for receipt in receipts:
         limit.refund(state, now, cost, receipt, skew)
     if state is not None:
@@ -107,7 +107,7 @@ def test_a_state_is_kept_not_much_longer_than_it_differs_from_a_cold_one(story):
     limit, state, now, cost, skew, _ = story.told()
     for outcome in (
         limit.check(state, now, cost, skew),
-        turn(limit, state, now, cost, skew)[1],
+        slot(limit, state, now, cost, skew)[1],
         limit.debit(state, now, cost, None, skew),
     ):
         if outcome.persist:
@@ -119,7 +119,7 @@ def test_charges_leave_a_receipt_and_nothing_else_does(story):
     limit, state, now, cost, skew, charges = story.told()
     checked = limit.check(state, now, cost, skew).decision
     assert (checked.receipt is not None) == checked.allowed
-    assert turn(limit, state, now, cost, skew)[1].decision.receipt is not None
+    assert slot(limit, state, now, cost, skew)[1].decision.receipt is not None
     assert limit.peek(state, now, skew).receipt is None
     for charge in charges:
         assert limit.refund(state, now, cost, charge.receipt, skew).decision.receipt is None

@@ -20,7 +20,7 @@ def test_departures_are_in_the_order_of_asking(name, calls):
     for cost, hundredths in calls:
         follower.reserve(cost, 10_000 * SECOND)
         follower.advance(hundredths * SECOND // 100)
-    due = [call.turn.grant.departs_at_us for call in follower.calls]
+    due = [call.slot.grant.departs_at_us for call in follower.calls]
     assert len(due) == len(calls)
     assert due == sorted(due)
 

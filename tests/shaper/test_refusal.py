@@ -175,11 +175,11 @@ def test_a_refusal_leaves_the_queue_as_it_was(name, story):
     args, options, _ = SETUPS[name]
     asked, quiet = (Follower(*args, **options) for _ in range(2))
     for cost, tenths, cancels in story:
-        expected = quiet.reserve(cost, 1_000 * SECOND).turn.grant
+        expected = quiet.reserve(cost, 1_000 * SECOND).slot.grant
         if expected.wait_us:
             assert not asked.reserve(cost, expected.wait_us - 1)
             assert not asked.reserve(cost, 0)
-        assert asked.reserve(cost, 1_000 * SECOND).turn.grant[:3] == expected[:3]
+        assert asked.reserve(cost, 1_000 * SECOND).slot.grant[:3] == expected[:3]
         for follower in (asked, quiet):
             if cancels and follower.waiting:
                 follower.cancel(follower.waiting[0])

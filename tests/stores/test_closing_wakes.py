@@ -56,12 +56,12 @@ def permits(store):
     return policy.admit(), policy.admit(max_wait="1d"), policy.shaper.core.sleepers
 
 
-def turns(store, **options):
+def slots(store, **options):
     policy = Policy("1/h", store=store, name="n", **options)
     return policy.admit(), policy.admit(), policy.shaper.core.sleepers
 
 
-WAITS = {"turn": turns, "prefetched turn": partial(turns, prefetch="1s"), "permit": permits, "tokens": budget}
+WAITS = {"slot": slots, "prefetched slot": partial(slots, prefetch="1s"), "permit": permits, "tokens": budget}
 
 
 def closed_when(waiters, store):

@@ -34,7 +34,7 @@ class World:
     def prepare(self):
         self.shaper.reset("a")
         self.shaper.reserve("a")
-        self.turn = self.shaper.reserve("a")
+        self.slot = self.shaper.reserve("a")
 
     def looks_right(self):
         """The next calls, in another thread and in this one, are heard, and answered as they should be."""
@@ -56,8 +56,8 @@ CALLS = {
     "check_many": lambda world: world.gate.check_many(["a", "b"]),
     "reserve": lambda world: world.shaper.reserve("a"),
     "schedule": lambda world: world.shaper.schedule("a"),
-    "cancel": lambda world: world.turn.cancel(),
-    "settle": lambda world: world.shaper.settle(world.turn, 3),
+    "cancel": lambda world: world.slot.cancel(),
+    "settle": lambda world: world.shaper.settle(world.slot, 3),
     "hold": lambda world: world.shaper.hold("1s", key="a"),
     "reset": lambda world: world.gate.reset("a"),
     "reset_all": lambda world: world.store.reset_all("shaper:b"),

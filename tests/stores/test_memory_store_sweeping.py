@@ -159,8 +159,8 @@ def test_a_queue_is_kept_as_long_as_it_differs_from_a_cold_one(calls, burst):
     clock.advance(60 * calls - 1)
     for number in range(100):
         shaper.reserve(f"other {number}")
-    turns = [shaper.reserve("kept").delay for _ in range(burst)]
-    assert turns == [0.0] * (burst - 1) + [1.0]
+    slots = [shaper.reserve("kept").delay for _ in range(burst)]
+    assert slots == [0.0] * (burst - 1) + [1.0]
     clock.advance(60 * (calls + burst) + 2)
     for number in range(100):
         shaper.reserve(f"later {number}")

@@ -161,8 +161,8 @@ def store(request):
 def test_any_text_is_a_key_of_a_real_server(store):
     for name in ("n", "}", "a:b", "\n{", "é\0"):
         gate = Gate(GCRA("1/h", 2), name=name, store=store)
-        for turn in range(3):
-            assert [bool(gate.check(key)) for key in AWKWARD] == [turn < 2] * len(AWKWARD)
+        for slot in range(3):
+            assert [bool(gate.check(key)) for key in AWKWARD] == [slot < 2] * len(AWKWARD)
         shown = set(store.keys(f"{name}:"))
         assert shown >= {f"{name}:{key}" for key in AWKWARD if len(key) <= LONGEST}
         assert len(shown) == len(AWKWARD)
@@ -172,8 +172,8 @@ def test_any_text_is_a_key_of_a_real_server(store):
 
 def test_any_text_is_a_key_of_a_part(store):
     gate = Gate(all_of(a=GCRA("1/h", 2), b=GCRA("1/h", 3)), name="{}:", store=store)
-    for turn in range(3):
-        assert [bool(gate.check({"a": key, "b": "all" + key})) for key in AWKWARD] == [turn < 2] * len(
+    for slot in range(3):
+        assert [bool(gate.check({"a": key, "b": "all" + key})) for key in AWKWARD] == [slot < 2] * len(
             AWKWARD
         )
     assert set(store.keys()) >= {f"{{}}::a:{key}" for key in AWKWARD if len(key) <= LONGEST}

@@ -128,8 +128,8 @@ def call(policy, shaper, gate, far):
         with policy.admit():
             pass
     shaper.schedule()
-    turn = shaper.reserve()
-    assert turn.cancel()
+    slot = shaper.reserve()
+    assert slot.cancel()
     shaper.hold(0.05)
     shaper.schedule()  # waits through the hold
     assert shaper.settle(shaper.reserve(), 3)
@@ -156,8 +156,8 @@ async def acall(policy, shaper, gate, far):
             pass
 
     async def cancelled():
-        turn = await shaper.areserve()
-        await shaper.acancel(turn)
+        slot = await shaper.areserve()
+        await shaper.acancel(slot)
 
     async def settled():
         await shaper.asettle(await shaper.aschedule(), 2)

@@ -145,16 +145,16 @@ def test_a_worker_alone_gets_its_share_and_no_more():
 
 @pytest.mark.parametrize("mode", ["raise", "open", "closed", "local"])
 @pytest.mark.parametrize("back_after_s", [1.0, 6.0])
-def test_promised_turns_are_kept_and_come_on_top(mode, back_after_s, anyio_backend):
+def test_promised_slots_are_kept_and_come_on_top(mode, back_after_s, anyio_backend):
     """Twenty wait for two seconds when the store is lost; two workers go on at half the rate each."""
     clock = ManualClock(1_000.0, autojump=True)
     host = Host(clock)
     shapers = [Shaper("10/s", store=host.worker(mode), name="shaper") for _ in range(2)]
     left = []
 
-    async def leave(turn):
-        await turn.core.leave(TASKS, turn)
-        left.append((clock.now(), turn.grant.generation < 0))
+    async def leave(slot):
+        await slot.core.leave(TASKS, slot)
+        left.append((clock.now(), slot.grant.generation < 0))
 
     async def main():
         async with anyio.create_task_group() as tasks:
@@ -167,8 +167,8 @@ def test_promised_turns_are_kept_and_come_on_top(mode, back_after_s, anyio_backe
                         meanwhile.append(await shaper.areserve())
                     except StoreUnavailableError:
                         assert mode == "raise"
-            for turn in [*promised, *filter(None, meanwhile)]:
-                tasks.start_soon(leave, turn)
+            for slot in [*promised, *filter(None, meanwhile)]:
+                tasks.start_soon(leave, slot)
             await anyio.lowlevel.checkpoint()
             if back_after_s == 1.0:
                 host.faulty.mend()
@@ -188,6 +188,6 @@ def test_two_local_workers_pace_as_one_shaper_does_but_for_a_burst():
     shapers = [Shaper("10/s", store=host.worker("local"), name="shaper") for _ in range(2)]
     host.faulty.down = True
     departures = [
-        turn.departs_at - 1_000 for shaper in shapers for _ in range(100) if (turn := shaper.reserve())
+        slot.departs_at - 1_000 for shaper in shapers for _ in range(100) if (slot := shaper.reserve())
     ]
     check_pace(departures, "10/s", burst=2)

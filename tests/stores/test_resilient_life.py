@@ -83,9 +83,9 @@ def test_a_waiter_whom_the_store_leaves_keeps_its_time():
         host = Host(clock)
         shaper = Shaper("1/s", store=host.worker(mode), name="shaper")
         shaper.reserve()
-        turn = shaper.reserve()
+        slot = shaper.reserve()
         host.faulty.down = True
-        run(shaper.core.leave, turn)
+        run(shaper.core.leave, slot)
         assert (mode, clock.now()) == (mode, 1_001.0)
 
 
@@ -95,27 +95,27 @@ def in_a_hurry(request):
     host = Host(ManualClock(1_000.0, autojump=True))
     shaper = Shaper("1/min", store=host.worker(request.param), name="shaper")
     shaper.reserve()
-    turn = shaper.reserve()
+    slot = shaper.reserve()
     host.faulty.down = True
     with suppress(StoreUnavailableError):
         shaper.reserve(max_wait=0)
     host.faulty.down = False
     host.faulty.slow = 3_600
-    return host, shaper, turn
+    return host, shaper, slot
 
 
 def test_a_waiter_who_is_about_to_leave_is_no_probe(in_a_hurry):
-    host, shaper, turn = in_a_hurry
+    host, shaper, slot = in_a_hurry
     calls = host.faulty.calls
-    run(shaper.core.leave, turn)
+    run(shaper.core.leave, slot)
     assert (host.clock.now(), host.faulty.calls) == (1_060.0, calls)
 
 
 @pytest.mark.anyio
 async def test_a_task_that_is_about_to_leave_is_no_probe(in_a_hurry):
-    host, shaper, turn = in_a_hurry
+    host, shaper, slot = in_a_hurry
     calls = host.faulty.calls
-    await shaper.core.leave(TASKS, turn)
+    await shaper.core.leave(TASKS, slot)
     assert (host.clock.now(), host.faulty.calls) == (1_060.0, calls)
 
 
@@ -127,16 +127,16 @@ def test_tasks_whom_the_store_leaves_keep_their_time(mode, anyio_backend):
     shaper.reserve()
     left = []
 
-    async def wait(turn):
-        await shaper.core.leave(TASKS, turn)
+    async def wait(slot):
+        await shaper.core.leave(TASKS, slot)
         left.append(clock.now())
 
     async def main():
-        turns = [await shaper.areserve() for _ in range(2)]
+        slots = [await shaper.areserve() for _ in range(2)]
         host.faulty.down = True
         async with anyio.create_task_group() as tasks:
-            for turn in turns:
-                tasks.start_soon(wait, turn)
+            for slot in slots:
+                tasks.start_soon(wait, slot)
 
     anyio.run(main, backend=anyio_backend)
     assert left == [1_001.0, 1_002.0]

@@ -24,7 +24,7 @@ class Bench:
         return self.store.bind("name", self.queue, operation)("key", *args)
 
 
-def test_open_gives_all_who_ask_a_turn_at_once_and_nothing_further():
+def test_open_gives_all_who_ask_a_slot_at_once_and_nothing_further():
     bench = Bench("open")
     bench.inner.down = True
     standing, granted = bench.ask(RESERVE_MANY, ASKED, FURTHER)
@@ -62,7 +62,7 @@ def test_local_gives_what_its_share_has_and_refuses_what_that_never_admits():
     assert standing[0] == granted[0][6] < -1
 
 
-def test_turns_go_back_where_they_were_taken():
+def test_slots_go_back_where_they_were_taken():
     """Those of the outage to the outage, and those of before to the store once it is there again."""
     bench = Bench("local", share=1 / 2)
     _, before = bench.ask(RESERVE_MANY, (), FURTHER)

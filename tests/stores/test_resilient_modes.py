@@ -48,13 +48,13 @@ def test_open_admits_everything_and_remembers_nothing(host, strategy):
 def test_open_shapers_leave_at_once(host):
     shaper = Shaper("10/s; 20/min", store=host.worker("open"), name="shaper")
     host.faulty.down = True
-    turns = [shaper.schedule(cost=5) for _ in range(100)]
-    assert [turn.delay for turn in turns] == [0.0] * 100
-    assert turns[0].decision.allowed
-    assert (turns[0].cancel(), shaper.settle(turns[0], 9)) == (False, False)
+    slots = [shaper.schedule(cost=5) for _ in range(100)]
+    assert [slot.delay for slot in slots] == [0.0] * 100
+    assert slots[0].decision.allowed
+    assert (slots[0].cancel(), shaper.settle(slots[0], 9)) == (False, False)
     assert (shaper.hold("30s"), shaper.resume(), shaper.forecast(9).first_in) == (0.0, 0.0, 0.0)
     host.recover()
-    assert (turns[0].cancel(), shaper.settle(turns[0], 9)) == (False, False)
+    assert (slots[0].cancel(), shaper.settle(slots[0], 9)) == (False, False)
     assert list(host.faulty.inner.keys()) == []
 
 
@@ -85,7 +85,7 @@ def test_closed_denies_until_the_next_probe(host, strategy):
 
 def test_closed_shapers_refuse(host):
     shaper = Shaper("10/s; 20/min", store=host.worker("closed"), name="shaper")
-    turn = shaper.reserve()
+    slot = shaper.reserve()
     host.faulty.down = True
     refused = shaper.reserve()
     assert (refused.accepted, refused.cancel()) == (False, False)
@@ -94,7 +94,7 @@ def test_closed_shapers_refuse(host):
     with pytest.raises(QueueFullError):
         shaper.schedule()
     assert (shaper.hold("30s"), shaper.resume()) == (0.0, 0.0)
-    assert (turn.cancel(), shaper.settle(turn, 4)) == (False, False)
+    assert (slot.cancel(), shaper.settle(slot, 4)) == (False, False)
     with pytest.raises(QueueFullError), Policy("1/s", store=host.worker("closed"), name="p").admit():
         pass
 
@@ -103,7 +103,7 @@ def test_raise_raises_and_gives_back_nothing(host):
     store = host.worker("raise")
     gate = Gate(GCRA("10/day"), store=store, name="gate")
     shaper = Shaper("10/s", store=store, name="shaper")
-    decision, turn = gate.check(), shaper.reserve()
+    decision, slot = gate.check(), shaper.reserve()
     host.faulty.down = True
     raising = [
         gate.check,
@@ -120,7 +120,7 @@ def test_raise_raises_and_gives_back_nothing(host):
         with pytest.raises(StoreUnavailableError, match=r"is lost: this FaultyStore is down; .* again in"):
             call()
     assert not gate.refund("default", decision)
-    assert (turn.cancel(), shaper.settle(turn, 9)) == (False, False)
+    assert (slot.cancel(), shaper.settle(slot, 9)) == (False, False)
     assert host.faulty.calls == 3
     host.recover()
     assert gate.peek().remaining == 9
@@ -202,9 +202,9 @@ def test_local_answers_of_a_shaper_are_in_the_units_of_its_own_queue(host):
     # 3/s counts in thirds of a microsecond, a third of it in whole ones.
     shaper = Shaper("3/s", burst=3, store=host.worker("local", share=1 / 3), name="shaper")
     host.faulty.down = True
-    turn = shaper.reserve()
-    assert turn.decision.reset_at_us == 1_001_000_000
-    assert (turn.decision.current, turn.decision.remaining) == (3, 0)
+    slot = shaper.reserve()
+    assert slot.decision.reset_at_us == 1_001_000_000
+    assert (slot.decision.current, slot.decision.remaining) == (3, 0)
     assert shaper.forecast().first_in == pytest.approx(1 / 3, abs=1e-5)
 
 

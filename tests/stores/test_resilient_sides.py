@@ -130,13 +130,13 @@ STEPS = st.lists(
 @pytest.mark.parametrize("queue", QUEUES.values(), ids=QUEUES)
 @settings(max_examples=30)
 @given(steps=STEPS)
-def test_turns_are_moved_where_they_were_taken(queue, steps):
+def test_slots_are_moved_where_they_were_taken(queue, steps):
     twin = Twin(queue)
-    turns = []
+    slots = []
     for fault, seconds, act, number, pick in steps:
         meddle(twin, fault, seconds)
         nonce = pick % 2
-        if act == "other" or (act != "take" and not turns):
+        if act == "other" or (act != "take" and not slots):
             if number == 1:
                 answer, modelled, side = twin.ask(CONFIRM)
                 shown = answer if side == "primary" or answer[0] == UNKNOWN else (-2 - answer[0], *answer[1:])
@@ -153,9 +153,9 @@ def test_turns_are_moved_where_they_were_taken(queue, steps):
             assert answer[:4] == tuple(modelled)[:4]
             if answer[0]:
                 assert (answer[6] < -1) == (side == "local")
-                turns.append((side, pickle.loads(pickle.dumps(answer)), modelled))
+                slots.append((side, pickle.loads(pickle.dumps(answer)), modelled))
         else:
-            side, given, plain = turns[pick % len(turns)]
+            side, given, plain = slots[pick % len(slots)]
             grant, modelled = as_grant(given), as_grant(plain)
             if act == "back":
                 args, model_args = (grant,), (modelled,)
@@ -217,7 +217,7 @@ def bare(decision):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_turn_of_another_process_moves_nothing_here(mode):
+def test_a_slot_of_another_process_moves_nothing_here(mode):
     here, there = Host(), Host()
     shapers = [
         Shaper("1/s", store=here.worker(mode), name="shaper"),
@@ -235,7 +235,7 @@ def test_a_turn_of_another_process_moves_nothing_here(mode):
     assert not run(shapers[0].core.give_back, foreign)
 
 
-def test_a_local_turn_moves_nothing_on_a_plain_store_either():
+def test_a_local_slot_moves_nothing_on_a_plain_store_either():
     """The grant goes to a process that asks the store itself."""
     host = Host()
     shaper = Shaper("1/s", store=host.worker("local"), name="shaper")
@@ -303,8 +303,8 @@ def test_a_lost_reply_costs_one_slot_and_never_two():
     host = Host()
     shaper = Shaper("1/s", store=host.worker("local", share=1), name="shaper")
     host.faulty.loses_replies = True
-    turn = shaper.reserve()
-    assert (turn.delay, turn.cancel(), turn.cancel()) == (0.0, True, False)
+    slot = shaper.reserve()
+    assert (slot.delay, slot.cancel(), slot.cancel()) == (0.0, True, False)
     host.faulty.mend()
     host.clock.advance(0.25)
     assert shaper.reserve().delay == 0.75

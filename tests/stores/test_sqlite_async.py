@@ -56,9 +56,9 @@ async def until(event):
 async def test_every_twin_does_as_the_other(store, clock):
     shaper = Shaper("1/s", name="shaper", store=store)
     gate = Gate(GCRA("1/s", burst=3), name="gate", store=store)
-    turns = [await shaper.areserve() for _ in range(3)]
-    assert [turn.delay for turn in turns] == [0, 1, 2]
-    assert await turns[2].acancel()
+    slots = [await shaper.areserve() for _ in range(3)]
+    assert [slot.delay for slot in slots] == [0, 1, 2]
+    assert await slots[2].acancel()
     assert (await shaper.aforecast()).first_in == 2
     assert await shaper.ahold(5) == 5
     assert await shaper.aresume() == 1.5
@@ -149,7 +149,7 @@ async def test_who_is_cancelled_in_mid_call_gives_back_what_was_taken(
     assert not again(store)
 
 
-async def test_a_turn_for_now_whose_instant_has_passed_is_given_back_too(store, clock, given_back):
+async def test_a_slot_for_now_whose_instant_has_passed_is_given_back_too(store, clock, given_back):
     shaper = Shaper("1/day", name="n", store=store)
     clock.stopping = clock.ticking = True
     async with anyio.create_task_group() as tasks:
@@ -162,7 +162,7 @@ async def test_a_turn_for_now_whose_instant_has_passed_is_given_back_too(store, 
     assert shaper.reserve().delay > 0
 
 
-async def test_who_is_cancelled_before_its_turn_comes_takes_nothing(store, clock):
+async def test_who_is_cancelled_before_its_slot_comes_takes_nothing(store, clock):
     shaper = Shaper("1/day", name="n", store=store)
     with anyio.CancelScope() as scope:
         scope.cancel()
@@ -199,7 +199,7 @@ def test_asyncio_cancels_a_task_whose_call_is_done_already(store, clock, given_b
     assert shaper.reserve().delay == 0
 
 
-async def test_a_waiter_that_is_cancelled_gives_its_turn_back(store, clock):
+async def test_a_waiter_that_is_cancelled_gives_its_slot_back(store, clock):
     by_hand = ManualClock(1_000.0)
     store.clock = by_hand
     shaper = Shaper("1/day", name="n", store=store)
@@ -228,10 +228,10 @@ def test_only_what_was_taken_is_undone():
     assert CHECK.undone((1,), denied) == ()
     shaper = Shaper("1/s", max_wait=1)
     now, soon, refused = shaper.reserve(), shaper.reserve(), shaper.reserve()
-    for turn in (now, soon):
-        assert RESERVE.undone(((1, 0, 7),), turn.granted) == (
-            (CANCEL, (turn.grant,)),
-            (SETTLE, ((turn.grant, 0, 7),)),
+    for slot in (now, soon):
+        assert RESERVE.undone(((1, 0, 7),), slot.granted) == (
+            (CANCEL, (slot.grant,)),
+            (SETTLE, ((slot.grant, 0, 7),)),
         )
     assert RESERVE.undone(((1, 0, 7),), refused.granted) == ()
     for operation in (DEBIT, PEEK, LOOK, HOLD, MARK, SETTLE, CONFIRM, RESUME, REFUND):

@@ -198,7 +198,7 @@ def test_damaged_states_are_seen_as_unknown(make_store, tmp_path):
     assert (sighting.program, sighting.state) == (None, None)
 
 
-def test_it_needs_no_turn_in_the_files_queue(tmp_path):
+def test_it_needs_no_slot_in_the_files_queue(tmp_path):
     store = SQLiteStore(tmp_path / "limits.db")
     assert Gate(GCRA("1/h"), name="api", store=store).check("a")
     other = SqliteSurvey(str(tmp_path / "limits.db"))

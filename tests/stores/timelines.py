@@ -20,7 +20,7 @@ WAITS_US = (None, 0, 1_000, 500_000, 10_000_000, DAY_US)
 
 
 class Event(NamedTuple):
-    """`step_us` of time, then an operation; `pick` chooses the charge or turn that it is about."""
+    """`step_us` of time, then an operation; `pick` chooses the charge or slot that it is about."""
 
     step_us: int
     wall_us: int

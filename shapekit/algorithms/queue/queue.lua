@@ -264,7 +264,7 @@ end
 -- how the key stands, {generation, shift, until, now}, the latest number, and the answers; of an admitted call
 -- without what is said by then: {wait, due, cost, start, start_rest, …}.
 function LeakyQueue:reserve_many(s, now, skew, asked, further)
-    if type(asked) ~= "table" or type(further) ~= "table" then error("shapekit: turns for nobody", 0) end
+    if type(asked) ~= "table" or type(further) ~= "table" then error("shapekit: slots for nobody", 0) end
     local most, span = whole("most", further[1], 0, 1e12), whole("span", further[2], 0, LONGEST)
     local answers, life, persist, within = {}, 0, false, false
     local function take(cost, max_wait, nonce)
@@ -284,7 +284,7 @@ function LeakyQueue:reserve_many(s, now, skew, asked, further)
 end
 
 function LeakyQueue:cancel_many(s, now, skew, grants)
-    if type(grants) ~= "table" then error("shapekit: turns of nobody", 0) end
+    if type(grants) ~= "table" then error("shapekit: slots of nobody", 0) end
     local count, life, persist = 0, 0, false
     for index = #grants, 1, -1 do
         local after, is_back, lives, keeps = self:cancel(s, now, skew, grants[index])

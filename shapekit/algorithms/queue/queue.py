@@ -50,7 +50,7 @@ Book: TypeAlias = tuple[()] | tuple[Any, slots.Gone, int]
 """What is free (gaps, or places under constraints), who is gone, and until when a part of the key is held;
 empty where nothing ever was."""
 Line: TypeAlias = tuple[int, int, int, int, int, int, Book, States]
-"""tail (in 1/q µs), newest departure, generation, the number of the latest turn, held until, shift, what was
+"""tail (in 1/q µs), newest departure, generation, the number of the latest slot, held until, shift, what was
 given back, constraints."""
 Further: TypeAlias = tuple[int, int, int]
 """How many slots beyond those asked for, how much later than the first of them the last may depart, and a
@@ -284,7 +284,7 @@ class LeakyQueue(WiredQueue):
     def cancel_many(
         self, state: Any, now: int, grants: Sequence[Grant], skew: int = 0
     ) -> tuple[Any, int, int, bool]:
-        """Give back turns that nobody uses, from the last to the first, so that the tail retracts over them.
+        """Give back slots that nobody uses, from the last to the first, so that the tail retracts over them.
 
         One whose instant has passed leaves its place unused, but has cost nothing. Returns how many there
         were to give back.
@@ -314,7 +314,7 @@ class LeakyQueue(WiredQueue):
         return due if self.constraints or not self._paced else max(due, granted[8] // self.q)
 
     def many_received(self, sent: Any) -> tuple[Confirmed, tuple[Granted, ...]]:
-        """The twin's answer to `reserve_many`, which says once what all turns have in common."""
+        """The twin's answer to `reserve_many`, which says once what all slots have in common."""
         (generation, shift, until, now, mark), latest, answers = sent
         common = (shift, int(max(until, mark) > now))
         number = latest - sum([len(answer) != REFUSED for answer in answers])

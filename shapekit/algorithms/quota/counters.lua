@@ -1,9 +1,9 @@
--- needs base exact window quota/periods
+-- needs base exact counting quota/periods
 -- The twin of counters.py: same names, same steps.
 --
 -- A state is {start, used, opened of each period}, by start; a receipt is the instant of civil time.
 
-local PeriodCounter = setmetatable({}, Window)
+local PeriodCounter = setmetatable({}, Counting)
 PeriodCounter.__index = PeriodCounter
 twins["quota/counters"] = PeriodCounter
 PeriodCounter.MAX_PERIODS = 2^9
@@ -78,7 +78,7 @@ function PeriodCounter:spent(s, at, skew, cost)
 end
 
 function PeriodCounter:forecast(s, now, skew, cost)
-    local told = Window.forecast(self, s, now, skew, cost)
+    local told = Counting.forecast(self, s, now, skew, cost)
     told[3] = self:full_at(s, now)
     return told
 end

@@ -12,9 +12,9 @@ from shapekit.algorithms.base import (
     MOST_UNITS,
     NEVER_US,
     Book,
+    Counting,
     Decided,
     Outcome,
-    Window,
     counted,
     reborn,
     receipted,
@@ -34,7 +34,7 @@ Used: TypeAlias = tuple[int, ...]
 timeline, at which the period began, or for one that holds slots still to come, will begin."""
 
 
-class PeriodCounter(Window[Used]):
+class PeriodCounter(Counting[Used]):
     """At most `limit` units in each period of civil time, however often the date comes back to it.
 
     Two kinds of going back are told apart. Where `now` lies before a period was opened, the timeline
@@ -148,7 +148,7 @@ class PeriodCounter(Window[Used]):
             return state
         civil = now + skew
         book: dict[int, tuple[int, int]] = {}
-        for begun, used, opened in _triples(state):
+        for begun, used, opened in triples(state):
             ended = writer.periods.bounds(begun)[1]
             # What was used in the present period may all have been used in the new one.
             last = civil if begun <= civil < ended else ended - 1
@@ -202,7 +202,7 @@ class PeriodCounter(Window[Used]):
         behind = place + 3 if before[place : place + 1] == (start,) else place
         after = (*before[:place], start, used, opened, *before[behind:])
         if len(after) > 3 * _MAX_PERIODS:
-            (_, one, begun), (start, other, opened), newest = _triples(after[-9:])
+            (_, one, begun), (start, other, opened), newest = triples(after[-9:])
             after = (*after[:-9], start, min(one + other, NEVER_US - 1), max(begun, opened), *newest)
         return after
 
@@ -257,5 +257,6 @@ def place_of(state: Used, start: int) -> int:
     return 3 * bisect_left(range(0, len(state), 3), start, key=state.__getitem__)
 
 
-def _triples(state: Used) -> Iterator[tuple[int, int, int]]:
+def triples(state: Used) -> Iterator[tuple[int, int, int]]:
+    """The numbers of each period."""
     return zip(state[::3], state[1::3], state[2::3], strict=True)

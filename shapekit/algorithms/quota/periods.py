@@ -99,7 +99,7 @@ _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _MOST_KNOWN = 64
 _LISTED_BEFORE, _LISTED_AFTER = 3, 4
 """How many periods the twin of a zone is told of, on either side of an instant. A period is remembered
-until its length has passed twice, and receipts are as old; turns ahead and clocks that differ by a day
+until its length has passed twice, and receipts are as old; slots ahead and clocks that differ by a day
 need as many."""
 
 

@@ -1,10 +1,10 @@
--- needs base exact quota/periods quota/counters
+-- needs base exact counting quota/periods quota/counters
 -- The twin of spread.py: same names, same steps.
 --
 -- A state is {what the counter knows, {start, due, cost of the last charge in each period of it}}; a
 -- receipt is {civil time, due, what these two were before}. The dictionary of paces is that list, too.
 
-local SpreadCounter = setmetatable({}, Algorithm)
+local SpreadCounter = setmetatable({}, Counting)
 SpreadCounter.__index = SpreadCounter
 twins["quota/spread"] = SpreadCounter
 
@@ -64,10 +64,6 @@ end
 function SpreadCounter:spent(s, at, skew, cost)
     -- Whoever is paced waits for a budget that is there.
     return s and self.counter:spent(s[1], at, skew, cost) or false
-end
-
-function SpreadCounter:peek(s, now, skew)
-    return self:decision(s, now, skew, 1)
 end
 
 function SpreadCounter:forecast(s, now, skew, cost)
@@ -145,12 +141,6 @@ function SpreadCounter:paced(s, book, start, due, cost)
         end
     end
     return known
-end
-
-function SpreadCounter:settled(s, now, skew, receipt)
-    local decision = self:decision(s, now, skew, 1)
-    decision[8] = receipt or false
-    return s, decision, self:life(s, now), true
 end
 
 function SpreadCounter:decision(s, now, skew, cost)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, Self, TypeAlias
 
-from shapekit.algorithms.base import Algorithm, Decided, Outcome
-from shapekit.algorithms.quota.counters import PeriodCounter, Used, place_of
+from shapekit.algorithms.base import Counting, Decided, Outcome
+from shapekit.algorithms.quota.counters import PeriodCounter, Used, place_of, triples
 from shapekit.algorithms.quota.periods import Periods
 from shapekit.decision import Decision, Forecast, Receipt
 from shapekit.rate import MAX_COUNT
@@ -23,7 +23,7 @@ _RECEIPT = 4
 """What a receipt has: the civil instant of the charge, when it was due, and the pace before it."""
 
 
-class SpreadCounter(Algorithm[Spread]):
+class SpreadCounter(Counting[Spread]):
     """A period counter whose units leave one by one: what is left, evenly over the time that is left.
 
     A charge of `cost` at `due`, before which `left` units were left, takes its part of the time until the
@@ -56,10 +56,6 @@ class SpreadCounter(Algorithm[Spread]):
     def civil(self) -> bool:
         return True
 
-    @property
-    def max_cost(self) -> int:
-        return self.limit
-
     def decide(self, state: Spread | None, now: int, cost: int, skew: int = 0) -> Decided[Spread]:
         if self.earliest(state, now, cost, skew) > now:
             return state, self._decision(state, now, cost, skew), 0, False
@@ -89,9 +85,6 @@ class SpreadCounter(Algorithm[Spread]):
     def spent(self, state: Spread | None, at: int, cost: int, skew: int = 0) -> bool:
         # Whoever is paced waits for a budget that is there.
         return state is not None and self.counter.spent(state[0], at, cost, skew)
-
-    def peek(self, state: Spread | None, now: int, skew: int = 0) -> Decision:
-        return self._decision(state, now, 1, skew)
 
     def usage(self, state: Spread | None, now: int, skew: int) -> tuple[int, int]:
         """Units used in the period that runs, and the civil instant at which it ends."""
@@ -144,7 +137,7 @@ class SpreadCounter(Algorithm[Spread]):
         kept = self.counter.adopt(book, writer.counter, now, skew)
         if self.periods == writer.periods:
             return kept, paces
-        newest = max(_triples(paces), key=lambda pace: pace[1], default=(0, *_NONE))
+        newest = max(triples(paces), key=lambda pace: pace[1], default=(0, *_NONE))
         return kept, tuple(number for start in kept[::3] if newest[2] for number in (start, *newest[1:]))
 
     def life(self, state: Spread, now: int, skew: int = 0) -> int:
@@ -178,11 +171,7 @@ class SpreadCounter(Algorithm[Spread]):
         found = state[1][place : place + 3]
         return (found[1], found[2]) if found[:1] == (start,) else _NONE
 
-    def _settled(self, state: Spread, now: int, skew: int, receipt: Receipt = None) -> Outcome[Spread]:
-        decision = self._decision(state, now, 1, skew)._replace(receipt=receipt)
-        return Outcome(state, decision, self.life(state, now), True)
-
-    def _decision(self, state: Spread | None, now: int, cost: int, skew: int) -> Decision:
+    def _decision(self, state: Spread | None, now: int, cost: int, skew: int = 0) -> Decision:
         counted = self.counter.peek((state or _COLD)[0], now, skew)
         wait = self.earliest(state, now, cost, skew) - now
         one_more = int(self.earliest(state, now, 1, skew) == now)
@@ -198,9 +187,5 @@ def _paced(state: Spread | None, book: Used, start: int, pace: Pace) -> Spread:
     after = (*paces[:place], *own, *paces[behind:])
     if len(after) > len(book):
         known = set(book[::3])
-        after = tuple(number for one in _triples(after) if one[0] in known for number in one)
+        after = tuple(number for one in triples(after) if one[0] in known for number in one)
     return book, after
-
-
-def _triples(paces: tuple[int, ...]) -> Any:
-    return zip(paces[::3], paces[1::3], paces[2::3], strict=True)

@@ -388,7 +388,6 @@ class Link:
         self._kept: Any = kept
         self.is_cluster = hasattr(client, "get_node_from_key")
         self._map = Map(client)
-        self._to_node = Twin(self._call_node, _acall_node)
 
     def say(self, command: tuple[Any, ...]) -> Any:
         """The reply to a command; an error that the server replied is returned."""
@@ -447,7 +446,7 @@ class Link:
                 initialize = self._client.nodes_manager.initialize
                 return await driver.ask(Twin(initialize, initialize))
             node, asking = step
-            return await driver.ask(self._to_node, node, command, asking=asking)
+            return await driver.ask(Twin(self._call_node, _acall_node), node, command, asking=asking)
         except _FAILURES as error:
             return error
 

@@ -177,7 +177,6 @@ class Guard:
             if part is None
             else Local(primary.clock, self.breaker, part)
         )
-        self._in_time = Twin(self._call_in_time, self._acall_in_time)
         self._closed = False
         self.asked_last: tuple[str, Program, Key] | None = None
         """The last key that lay here, of which program under which name."""
@@ -236,7 +235,9 @@ class Guard:
             with attempt() as may_ask:
                 if may_ask:
                     return await (
-                        driver.ask(self._in_time, ask, *args) if in_time else driver.ask(ask, *args)
+                        driver.ask(Twin(self._call_in_time, self._acall_in_time), ask, *args)
+                        if in_time
+                        else driver.ask(ask, *args)
                     )
             return outage(*args)
 

@@ -86,7 +86,7 @@ def test_who_waits_keeps_the_order_whatever_becomes_of_the_rate(queue, story):
 
 
 @given(QUEUES, FORWARD)
-def test_the_whole_burst_is_there_when_a_turn_says_so(queue, story):
+def test_the_whole_burst_is_there_when_a_slot_says_so(queue, story):
     """In the words of a gate: `reset_at` is when all of it may leave at once, if nobody else comes."""
     for now, step, state, answer in played(queue, story):
         if step[0] != "reserve":

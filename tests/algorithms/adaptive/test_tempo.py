@@ -40,7 +40,7 @@ def test_both_are_monotone_and_never_below_where_it_stood(anchor, virtual, share
 
 
 @given(INSTANTS, INSTANTS, SHARES, SHARES, SPANS, SPANS)
-def test_a_change_of_speed_neither_turns_it_back_nor_lets_it_jump(anchor, virtual, one, two, first, then):
+def test_a_change_of_speed_neither_slots_it_back_nor_lets_it_jump(anchor, virtual, one, two, first, then):
     at = anchor + first
     stood = shown(anchor, virtual, one, at)
     assert shown(at, stood, two, at) == stood

@@ -24,7 +24,7 @@ class Prefetcher(NamedTuple):
     """A worker with a stock of slots that nobody of it has asked for yet."""
 
     calls: int
-    turn: Grant | None = None
+    slot: Grant | None = None
     due: int = 0
     stock: tuple[Grant, ...] = ()
 
@@ -39,7 +39,7 @@ class PrefetchRules(Rules):
             others = without(world.workers, worker)
             if worker.stock:
                 yield self.hands_back(world, worker, others)
-                if world.troubles and worker.turn is None:
+                if world.troubles and worker.slot is None:
                     yield self.crashes(world, worker, others)
 
     def owned(self, worker):
@@ -47,8 +47,8 @@ class PrefetchRules(Rules):
 
     def asks(self, world, worker, others):
         """A call takes the first slot in stock that is still to come, or its worker some more."""
-        coming = [turn for turn in worker.stock if self.due(world, turn) >= world.now]
-        passed = [turn for turn in worker.stock if turn not in coming]
+        coming = [slot for slot in worker.stock if self.due(world, slot) >= world.now]
+        passed = [slot for slot in worker.stock if slot not in coming]
         world = world._replace(ghosts=ranked(*world.ghosts, *passed))
         if not coming:
             further = (AHEAD, SPAN, NONCE)
@@ -57,39 +57,39 @@ class PrefetchRules(Rules):
             )
             coming = [Grant(*granted) for granted in answers]
             world = world._replace(line=line)
-            ahead = [turn.due_us - coming[1].due_us for turn in coming[1:]]
+            ahead = [slot.due_us - coming[1].due_us for slot in coming[1:]]
             assert max(ahead) <= SPAN, f"owns slots too far ahead: {ahead}"
-        turn, *stock = coming
+        slot, *stock = coming
         tried = worker._replace(calls=worker.calls - 1, stock=tuple(stock))
-        due = self.due(world, turn)
+        due = self.due(world, slot)
         if due <= world.now:
-            yield "leaves at once", self.leaves(world, others, tried, turn, due)
+            yield "leaves at once", self.leaves(world, others, tried, slot, due)
         else:
-            waiting = tried._replace(turn=turn, due=due)
+            waiting = tried._replace(slot=slot, due=due)
             yield "takes a slot", world._replace(workers=ranked(*others, waiting))
 
     def hands_back(self, world, worker, others):
         line, _, _, _ = self.queue.cancel_many(world.line, world.now, worker.stock)
-        passed = [turn for turn in worker.stock if self.is_over(world, turn)]
+        passed = [slot for slot in worker.stock if self.is_over(world, slot)]
         left = world._replace(line=line, late=ranked(*world.late, *passed))
         return "hands its stock back", left._replace(workers=ranked(*others, worker._replace(stock=())))
 
     # laws
 
     def to_come(self, world):
-        return [*super().to_come(world), *(turn for turn in in_stock(world) if not self.is_over(world, turn))]
+        return [*super().to_come(world), *(slot for slot in in_stock(world) if not self.is_over(world, slot))]
 
-    def newcomer_is_served(self, world, turns):
+    def newcomer_is_served(self, world, slots):
         # What has passed in somebody's stock was nobody else's.
-        passed = [turn for turn in in_stock(world) if self.is_over(world, turn)]
-        super().newcomer_is_served(world, [*turns, *passed])
+        passed = [slot for slot in in_stock(world) if self.is_over(world, slot)]
+        super().newcomer_is_served(world, [*slots, *passed])
 
-    def is_over(self, world: World, turn: Grant) -> bool:
-        return turn.due_us < self.at(world)
+    def is_over(self, world: World, slot: Grant) -> bool:
+        return slot.due_us < self.at(world)
 
 
 def in_stock(world: World) -> list[Grant]:
-    return [turn for worker in world.workers for turn in worker.stock]
+    return [slot for worker in world.workers for slot in worker.stock]
 
 
 def explored(burst: int, workers: int, calls: int, end: int, holds: int = 1) -> int:

@@ -34,7 +34,7 @@ class Worker(NamedTuple):
 
     calls: int
     cost: int = 1
-    turn: Grant | None = None
+    slot: Grant | None = None
     due: int = 0
     """When it believes to leave."""
 
@@ -55,9 +55,9 @@ class World(NamedTuple):
     left: tuple[tuple[int, Grant], ...] = ()
     """Who left, and when."""
     ghosts: tuple[Grant, ...] = ()
-    """Turns that nobody will use, and nobody gives back."""
+    """Slots that nobody will use, and nobody gives back."""
     late: tuple[Grant, ...] = ()
-    """Turns that were given back when they had passed: at the end of the line their places are free."""
+    """Slots that were given back when they had passed: at the end of the line their places are free."""
 
 
 class Rules:
@@ -71,10 +71,10 @@ class Rules:
 
     def steps(self, world: World) -> Iterator[tuple[str, World]]:
         """Whatever may come next."""
-        due = [worker for worker in world.workers if worker.turn and worker.due <= world.now]
+        due = [worker for worker in world.workers if worker.slot and worker.due <= world.now]
         for worker in set(world.workers):
             others = without(world.workers, worker)
-            if worker.turn is None:
+            if worker.slot is None:
                 if worker.calls:
                     yield from self.asks(world, worker, others)
             elif worker.due <= world.now:
@@ -108,35 +108,35 @@ class Rules:
             assert line == world.line, "a refusal changes something"
             yield "is refused", world._replace(workers=ranked(*others, tried))
             return
-        turn = Grant(*granted)
-        assert self.max_wait is None or turn.wait_us <= self.max_wait
+        slot = Grant(*granted)
+        assert self.max_wait is None or slot.wait_us <= self.max_wait
         asked = world._replace(line=line)
-        if turn.wait_us:
-            waiting = tried._replace(turn=turn, due=turn.departs_at_us)
+        if slot.wait_us:
+            waiting = tried._replace(slot=slot, due=slot.departs_at_us)
             yield "takes a slot", asked._replace(workers=ranked(*others, waiting))
         else:
-            yield "leaves at once", self.leaves(asked, others, tried, turn, world.now)
+            yield "leaves at once", self.leaves(asked, others, tried, slot, world.now)
         if world.troubles:
             yield (
                 "takes a slot and never hears of it",
                 asked._replace(
                     workers=ranked(*others, tried),
                     troubles=world.troubles - 1,
-                    ghosts=ranked(*world.ghosts, turn),
+                    ghosts=ranked(*world.ghosts, slot),
                 ),
             )
 
     def confirms(self, world: World, worker: Worker, others: tuple[Worker, ...]) -> tuple[str, World]:
-        assert worker.turn is not None
-        due = self.due(world, worker.turn)
+        assert worker.slot is not None
+        due = self.due(world, worker.slot)
         if due <= world.now:
-            return "leaves", self.leaves(world, others, free(worker), worker.turn, due)
+            return "leaves", self.leaves(world, others, free(worker), worker.slot, due)
         return "hears of the hold", world._replace(workers=ranked(*others, worker._replace(due=due)))
 
     def cancels(self, world: World, worker: Worker, others: tuple[Worker, ...]) -> tuple[str, World]:
-        line, given_back, _, _ = self.queue.cancel(world.line, world.now, worker.turn)
+        line, given_back, _, _ = self.queue.cancel(world.line, world.now, worker.slot)
         assert given_back, "a slot that is still to come cannot be given back"
-        again = self.queue.cancel(line, world.now, worker.turn)
+        again = self.queue.cancel(line, world.now, worker.slot)
         assert again[:2] == (line, False), "a slot is given back twice"
         return "cancels", world._replace(line=line, workers=ranked(*others, free(worker)))
 
@@ -146,13 +146,13 @@ class Rules:
 
     def owned(self, worker: Any) -> tuple[Grant, ...]:
         """What a worker would have used."""
-        return () if worker.turn is None else (worker.turn,)
+        return () if worker.slot is None else (worker.slot,)
 
-    def due(self, world: World, turn: Grant) -> int:
+    def due(self, world: World, slot: Grant) -> int:
         """What a worker makes of a confirmation."""
         generation, shift, until, _, _ = self.queue.confirm(world.line, world.now)
-        assert generation == turn.generation
-        return max(turn.due_us + shift, until)
+        assert generation == slot.generation
+        return max(slot.due_us + shift, until)
 
     def at(self, world: World) -> int:
         """The time of the queue's own, which stands still while it is held."""
@@ -162,30 +162,30 @@ class Rules:
     def told(self, world: World) -> World:
         """While a key is held everybody looks often enough to hear of its end."""
         workers = [
-            worker._replace(due=self.due(world, worker.turn)) if worker.turn else worker
+            worker._replace(due=self.due(world, worker.slot)) if worker.slot else worker
             for worker in world.workers
         ]
         return world._replace(workers=ranked(*workers))
 
     def leaves(
-        self, world: World, others: tuple[Worker, ...], worker: Worker, turn: Grant, due: int
+        self, world: World, others: tuple[Worker, ...], worker: Worker, slot: Grant, due: int
     ) -> World:
-        return world._replace(workers=ranked(*others, worker), left=ranked(*world.left, (due, turn)))
+        return world._replace(workers=ranked(*others, worker), left=ranked(*world.left, (due, slot)))
 
     # laws
 
     def check(self, world: World) -> None:
         """All that has to hold in every world."""
         # Whoever waits is as good as gone, at the instant that is promised now.
-        instants = [*world.left, *((self.due(world, turn), turn) for turn in self.to_come(world))]
-        self.keeps_the_limit(sorted((due, turn.cost) for due, turn in instants))
-        self.newcomer_is_served(world, [turn for _, turn in instants])
-        for due, turn in instants:
-            assert due <= world.now + self.units * T + HOLD, f"waits for ever: {turn}"
+        instants = [*world.left, *((self.due(world, slot), slot) for slot in self.to_come(world))]
+        self.keeps_the_limit(sorted((due, slot.cost) for due, slot in instants))
+        self.newcomer_is_served(world, [slot for _, slot in instants])
+        for due, slot in instants:
+            assert due <= world.now + self.units * T + HOLD, f"waits for ever: {slot}"
 
     def to_come(self, world: World) -> list[Grant]:
         """The slots that may still be used."""
-        return [worker.turn for worker in world.workers if worker.turn]
+        return [worker.slot for worker in world.workers if worker.slot]
 
     def keeps_the_limit(self, instants: list[tuple[int, int]]) -> None:
         """Of calls that follow each other, all but what may burst take their intervals."""
@@ -196,16 +196,16 @@ class Rules:
                 least = (total - max(self.queue.burst, cost)) * T
                 assert later - earlier >= least, f"too close: {instants}"
 
-    def newcomer_is_served(self, world: World, turns: list[Grant]) -> None:
+    def newcomer_is_served(self, world: World, slots: list[Grant]) -> None:
         """In the first stretch of the queue's own time in which nobody stands: no later, and no earlier."""
-        taken = [*turns, *world.ghosts]
+        taken = [*slots, *world.ghosts]
         first, last = self.stands(world, taken), self.stands(world, [*taken, *world.late])
         start = self.newcomer(world)[8]
         assert start in (first, last), f"stands at {start}, and {first} is free"
 
     def stands(self, world: World, taken: list[Grant]) -> int:
         start = self.at(world)
-        places = [*world.spared, *((turn.start, turn.end) for turn in taken)]
+        places = [*world.spared, *((slot.start, slot.end) for slot in taken)]
         while any(first < start + T and start < last for first, last in places):
             start += 1
         return start
@@ -225,13 +225,13 @@ class WindowRules(Rules):
             within = [cost for due, cost in instants if start <= due < start + WINDOW]
             assert sum(within) <= LIMIT, f"too many in a window: {instants}"
 
-    def newcomer_is_served(self, world: World, turns: list[Grant]) -> None:
+    def newcomer_is_served(self, world: World, slots: list[Grant]) -> None:
         """Where no place is free, at the first instant at which nobody is overtaken and all limits hold."""
         due = self.newcomer(world)[10]
-        taken = [*turns, *world.ghosts]
+        taken = [*slots, *world.ghosts]
         # Who moves into the place of a dearer call has all of it.
-        first = max([self.at(world), *(max(turn.due_us, turn.end) for turn in taken)])
-        while sum(turn.cost for turn in taken if first - WINDOW < turn.due_us) >= LIMIT:
+        first = max([self.at(world), *(max(slot.due_us, slot.end) for slot in taken)])
+        while sum(slot.cost for slot in taken if first - WINDOW < slot.due_us) >= LIMIT:
             first += 1
         book = world.line[6] if world.line else ()
         # A place that has passed while it was free is over at its end, not before.
@@ -242,7 +242,7 @@ class WindowRules(Rules):
 
 
 def free(worker: Worker) -> Worker:
-    return worker._replace(turn=None, due=0)
+    return worker._replace(slot=None, due=0)
 
 
 def ranked(*things: Any) -> tuple[Any, ...]:

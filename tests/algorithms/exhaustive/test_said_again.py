@@ -29,7 +29,7 @@ WORDS = (0, 1, 3)
 class Call(NamedTuple):
     """One call: the slot as its caller knows it, what it costs in truth, and whether it was given back."""
 
-    turn: Grant
+    slot: Grant
     units: int
     is_heard: bool = True
     is_back: bool = False
@@ -63,8 +63,8 @@ class Rules:
                 yield f"reserves {cost}", acted._replace(line=line, calls=(*world.calls, call))
         yield "time passes", acted._replace(now=world.now + T)
         for index, call in enumerate(world.calls):
-            line, is_back, _, changes = self.queue.cancel(world.line, world.now, call.turn)
-            may = call.is_heard and not call.is_back and call.turn.due_us >= world.now and call.units > 0
+            line, is_back, _, changes = self.queue.cancel(world.line, world.now, call.slot)
+            may = call.is_heard and not call.is_back and call.slot.due_us >= world.now and call.units > 0
             assert is_back == may, f"a cancel is answered {is_back}"
             assert changes or line == world.line
             if is_back:
@@ -75,15 +75,15 @@ class Rules:
     def settles(self, world: World, acted: World, index: int, actual: int) -> Iterator[tuple[str, World]]:
         call = world.calls[index]
         acted = acted._replace(is_settled=True)
-        line, number, _, changes = self.queue.settle(world.line, world.now, (call.turn, actual, 9))
+        line, number, _, changes = self.queue.settle(world.line, world.now, (call.slot, actual, 9))
         assert bool(number) == (not call.is_back), f"a settlement is answered {number}"
         assert changes == (not call.is_back and actual != call.units)
-        again = self.queue.settle(line, world.now, (call.turn, actual, 9))
+        again = self.queue.settle(line, world.now, (call.slot, actual, 9))
         assert again[:2] == (line, number), "said again, it does more"
         if not number:
             return
-        end = self.queue.end_of(call.turn, actual) if call.is_heard else call.turn.start
-        heard = call.turn._replace(cost=actual, version=number, end=end)
+        end = self.queue.end_of(call.slot, actual) if call.is_heard else call.slot.start
+        heard = call.slot._replace(cost=actual, version=number, end=end)
         assert self.queue.settle(line, world.now, (heard, actual, 9))[:2] == (line, number)
         yield f"{index} settles {actual}", with_call(acted, line, index, Call(heard, actual))
         if changes:
@@ -95,8 +95,8 @@ class Rules:
         for usage in quotas_of(self.queue, world.line, world.now, 0):
             assert usage.used == truth, f"{usage.used} counted of {truth}"
         # A call that was settled at nothing occupies nothing, whatever it costs since.
-        turns = [call.turn for call in world.calls if call.is_heard and not call.is_back]
-        waiting = sorted((turn.start, turn.end) for turn in turns if turn.start < turn.end)
+        slots = [call.slot for call in world.calls if call.is_heard and not call.is_back]
+        waiting = sorted((slot.start, slot.end) for slot in slots if slot.start < slot.end)
         assert all(one[1] <= two[0] for one, two in pairwise(waiting)), "two stand in one place"
         self.is_cold_when_all_are_gone(world)
 
@@ -107,21 +107,21 @@ class Rules:
         for order in (world.calls, world.calls[::-1]):
             line, left = world.line, []
             for call in order:
-                line, is_back, _, _ = self.queue.cancel(line, world.now, call.turn)
+                line, is_back, _, _ = self.queue.cancel(line, world.now, call.slot)
                 if not is_back and not call.is_back:
-                    left.append(call.turn)
+                    left.append(call.slot)
             newcomer = self.queue.reserve(line, world.now, (1, None, 7))[1]
             # Of a place that has passed while it was free, the rest is lost.
-            passed = [call.turn for call in world.calls if call.is_back and call.turn.due_us < world.now]
-            last = max([world.now, *(turn.end for turn in (*left, *passed))])
-            if all(turn.due_us < world.now for turn in left):
+            passed = [call.slot for call in world.calls if call.is_back and call.slot.due_us < world.now]
+            last = max([world.now, *(slot.end for slot in (*left, *passed))])
+            if all(slot.due_us < world.now for slot in left):
                 assert newcomer[10] <= max(last, self.limits_ask(world.now, left)), "waits for a ghost"
 
     def limits_ask(self, now: int, left: list[Grant]) -> int:
         """When the limits beside the pace admit one more after those who left."""
         states: Any = self.queue.constraints.cold
-        for turn in sorted(left, key=lambda turn: turn.due_us):
-            states = self.queue.constraints.charge(states, turn.due_us, turn.due_us, turn.cost, (0, 0))[0]
+        for slot in sorted(left, key=lambda slot: slot.due_us):
+            states = self.queue.constraints.charge(states, slot.due_us, slot.due_us, slot.cost, (0, 0))[0]
         return self.queue.constraints.departure(states, now, 1, (0, 0))[0]
 
 

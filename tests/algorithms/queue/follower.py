@@ -10,9 +10,9 @@ SECOND = 1_000_000
 
 @dataclass(eq=False)
 class Follow:
-    """One accepted turn: `left_at` once its instant has passed on the clock."""
+    """One accepted slot: `left_at` once its instant has passed on the clock."""
 
-    turn: Reservation
+    slot: Reservation
     cost: int
     left_at: int | None = None
     cancelled: bool = False
@@ -20,24 +20,24 @@ class Follow:
     @property
     def due(self):
         """The departure on the queue's own time, which no hold moves."""
-        return self.turn.grant.due_us
+        return self.slot.grant.due_us
 
 
-def heard(shaper, turn):
+def heard(shaper, slot):
     """What a waiter hears who asks now: how many µs it still has to wait, and whether the key is held."""
     confirm = shaper.core.store.bind(shaper.name, shaper.core.queue, CONFIRM)
-    generation, shift, until, now, _ = confirm(turn.key)
-    if generation != turn.grant.generation:
+    generation, shift, until, now, _ = confirm(slot.key)
+    if generation != slot.grant.generation:
         return 0, False
-    return max(0, max(turn.grant.due_us + shift, until) - now), until > now
+    return max(0, max(slot.grant.due_us + shift, until) - now), until > now
 
 
-def undone(shaper, turn):
+def undone(shaper, slot):
     """Gives back what was taken for somebody who did not stay for the answer; which operation did it."""
     did = [
         operation
-        for operation, args in RESERVE.undone(((turn.cost, None, 7),), turn.granted)
-        if shaper.core.store.bind(shaper.name, shaper.core.queue, operation)(turn.key, *args)
+        for operation, args in RESERVE.undone(((slot.cost, None, 7),), slot.granted)
+        if shaper.core.store.bind(shaper.name, shaper.core.queue, operation)(slot.key, *args)
     ]
     assert len(did) <= 1
     return did[0] if did else None
@@ -68,17 +68,17 @@ class Follower:
     def reserve(self, cost=1, max_wait=None):
         """The new call, or None if it was refused."""
         bound = None if max_wait is None else max_wait / SECOND
-        turn = self.shaper.reserve(cost=cost, max_wait=bound)
-        if not turn:
+        slot = self.shaper.reserve(cost=cost, max_wait=bound)
+        if not slot:
             return None
-        call = Follow(turn, cost)
-        if turn.delay == 0:
+        call = Follow(slot, cost)
+        if slot.delay == 0:
             call.left_at = self.now
         self.calls.append(call)
         return call
 
     def cancel(self, call):
-        freed = call.turn.cancel()
+        freed = call.slot.cancel()
         if freed:
             call.cancelled, call.left_at = True, None
         return freed
@@ -100,7 +100,7 @@ class Follower:
         self.clock.advance(span / SECOND)
 
     def wait(self, call):
-        return heard(self.shaper, call.turn)[0]
+        return heard(self.shaper, call.slot)[0]
 
     def finish(self):
         while self.waiting:

@@ -22,7 +22,7 @@ def test_each_call_leaves_a_window_after_the_call_that_is_limit_places_before_it
         follower.advance(gap)
         due.append(max(follower.now, due[-limit] + window if len(due) >= limit else 0))
         call = follower.reserve()
-        assert call.turn.grant.departs_at_us == due[-1]
+        assert call.slot.grant.departs_at_us == due[-1]
     follower.finish()
     check_windows(follower.departures, limit, window)
 
@@ -55,7 +55,7 @@ def test_smooth_with_two_rates_spaces_the_first_and_bounds_windows_of_the_second
     follower = Follower("10/s; 25/min")
     for _ in range(60):
         follower.reserve()
-    delays = [call.turn.grant.wait_us for call in follower.calls]
+    delays = [call.slot.grant.wait_us for call in follower.calls]
     tenth = SECOND // 10
     assert delays[:25] == [n * tenth for n in range(25)]
     assert delays[25:50] == [60 * SECOND + n * tenth for n in range(25)]

@@ -37,11 +37,11 @@ class Constrained(RuleBasedStateMachine):
     def reserve(self, cost, max_wait):
         max_wait = None if max_wait is None else max_wait * SECOND // 4
         ahead = [call.due for call in self.follower.calls if not call.cancelled]
-        ahead += [turn.grant.due_us for turn in self.gone]
+        ahead += [slot.grant.due_us for slot in self.gone]
         call = self.follower.reserve(cost, max_wait)
         if call is None:
             return
-        assert max_wait is None or call.turn.grant.wait_us <= max_wait
+        assert max_wait is None or call.slot.grant.wait_us <= max_wait
         if call.due in self.free:
             self.free.remove(call.due)
         else:
@@ -55,18 +55,18 @@ class Constrained(RuleBasedStateMachine):
     @rule(cost=st.one_of(st.just(1), st.integers(1, 4)))
     def ask_and_go_away(self, cost):
         """Somebody who does not stay for the answer."""
-        if turn := self.follower.shaper.reserve(cost=cost, max_wait=15):
-            self.gone.append(turn)
-            if turn.grant.due_us in self.free:
-                self.free.remove(turn.grant.due_us)
+        if slot := self.follower.shaper.reserve(cost=cost, max_wait=15):
+            self.gone.append(slot)
+            if slot.grant.due_us in self.free:
+                self.free.remove(slot.grant.due_us)
 
     @precondition(lambda self: self.gone)
     @rule(data=st.data())
     def what_nobody_stayed_for_is_given_back(self, data):
         """Soon or late, and in any order."""
-        turn = self.gone.pop(data.draw(st.integers(0, len(self.gone) - 1)))
-        if undone(self.follower.shaper, turn) == CANCEL:
-            self.free.append(turn.grant.due_us)
+        slot = self.gone.pop(data.draw(st.integers(0, len(self.gone) - 1)))
+        if undone(self.follower.shaper, slot) == CANCEL:
+            self.free.append(slot.grant.due_us)
 
     @precondition(lambda self: self.follower.waiting)
     @rule(data=st.data())

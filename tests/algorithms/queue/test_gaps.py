@@ -25,11 +25,11 @@ class Waiting:
         self.clock = ManualClock(1_000)
         self.start = self.clock.now_us()
         self.shaper = Shaper("100/s", clock=self.clock)
-        self.turns = [self.shaper.reserve() for _ in range(crowd)]
+        self.slots = [self.shaper.reserve() for _ in range(crowd)]
         self.standing = set(range(crowd))
 
     def leave(self, name):
-        assert self.turns[name].cancel()
+        assert self.slots[name].cancel()
         self.standing.remove(name)
 
     def until(self, instant):
@@ -46,10 +46,10 @@ class Waiting:
 
     def come(self, newcomers):
         """The slots in which as many newcomers would leave; they give them back."""
-        turns = [self.shaper.reserve() for _ in range(newcomers)]
-        for turn in turns:
-            assert turn.cancel()
-        return [turn.grant.departs_at_us - self.start for turn in turns]
+        slots = [self.shaper.reserve() for _ in range(newcomers)]
+        for slot in slots:
+            assert slot.cancel()
+        return [slot.grant.departs_at_us - self.start for slot in slots]
 
     def free(self):
         return rows.flat(self.shaper.core.look.call("default")[0][6][0])
@@ -91,7 +91,7 @@ def test_when_all_leave_in_any_order_the_tail_goes_back_over_them_all(order):
         crowd.leave(name)
     assert not crowd.free()
     assert [crowd.shaper.reserve().delay for _ in range(3)] == [0.0, 0.01, 0.02]
-    assert not any(turn.cancel() for turn in crowd.turns)
+    assert not any(slot.cancel() for slot in crowd.slots)
 
 
 def test_of_too_many_gaps_the_one_in_the_middle_is_forgotten(monkeypatch):
@@ -100,9 +100,9 @@ def test_of_too_many_gaps_the_one_in_the_middle_is_forgotten(monkeypatch):
     crowd = Waiting(101)
     left = range(1, 100, 2)
     for name in left:
-        crowd.turns[name].cancel()
+        crowd.slots[name].cancel()
     kept = [*left[:4], *left[-4:]]
-    assert crowd.come(9) == [*(name * T for name in kept), len(crowd.turns) * T]
+    assert crowd.come(9) == [*(name * T for name in kept), len(crowd.slots) * T]
 
 
 def test_places_that_touch_are_one_for_who_needs_much():
@@ -136,9 +136,9 @@ def test_a_place_is_there_up_to_its_instant_also_where_that_is_rounded_up():
     for late, expected in [(0, 0), (1, 4 * SECOND // 7 - 142_858)]:
         clock = ManualClock(1_000)
         shaper = Shaper("7/s", clock=clock)
-        turns = [shaper.reserve() for _ in range(4)]
-        assert turns[1].grant.wait_us == 142_858
-        assert turns[1].cancel()
+        slots = [shaper.reserve() for _ in range(4)]
+        assert slots[1].grant.wait_us == 142_858
+        assert slots[1].cancel()
         clock.advance((142_858 + late) / SECOND)
         assert shaper.reserve().grant.wait_us == expected
 
@@ -162,9 +162,9 @@ def test_who_came_into_a_place_does_not_take_from_others_what_they_may_give_back
     for name in range(1, 399, 2):
         crowd.leave(name)
         newcomers.append(crowd.shaper.reserve())
-    assert not any(crowd.turns[name].cancel() for name in range(1, 399, 2))
-    assert all(turn.cancel() for turn in newcomers)
-    assert all(crowd.turns[name].cancel() for name in (*range(0, 399, 2), 399))
+    assert not any(crowd.slots[name].cancel() for name in range(1, 399, 2))
+    assert all(slot.cancel() for slot in newcomers)
+    assert all(crowd.slots[name].cancel() for name in (*range(0, 399, 2), 399))
     assert crowd.shaper.reserve().delay == 0
 
 

@@ -1,4 +1,4 @@
-"""A newcomer never waits for somebody who is gone: turns given back at the end leave no trace."""
+"""A newcomer never waits for somebody who is gone: slots given back at the end leave no trace."""
 
 import pytest
 from hypothesis import example, given, settings
@@ -66,11 +66,11 @@ def test_a_queue_from_which_somebody_went_before_the_answer_is_the_queue_without
             follower.reserve(cost)
             follower.advance(span)
     for cost, span in gone:
-        turn = real.shaper.reserve(cost=cost, max_wait=1_000)
+        slot = real.shaper.reserve(cost=cost, max_wait=1_000)
         for follower in (real, replay):
             follower.advance(span)
-        if turn:
-            assert undone(real.shaper, turn)
+        if slot:
+            assert undone(real.shaper, slot)
     for cost in after:
         newcomers = [follower.shaper.reserve(cost=cost) for follower in (real, replay)]
         assert newcomers[0].grant[:2] == newcomers[1].grant[:2]
@@ -79,8 +79,8 @@ def test_a_queue_from_which_somebody_went_before_the_answer_is_the_queue_without
 def test_a_tail_given_back_by_many_takes_no_place():
     """However many leave from the end backwards, each slot is free again."""
     shaper = Shaper("10/s", clock=ManualClock(1_000))
-    turns = [shaper.reserve() for _ in range(1_000)]
-    assert all(turn.cancel() for turn in reversed(turns))
+    slots = [shaper.reserve() for _ in range(1_000)]
+    assert all(slot.cancel() for slot in reversed(slots))
     assert [shaper.reserve().delay for _ in range(3)] == [0.0, 0.1, 0.2]
 
 
@@ -98,13 +98,13 @@ def test_a_small_call_in_a_large_place_takes_the_large_place_along():
 
 def test_the_tail_retracts_also_where_places_in_the_middle_are_free():
     shaper = Shaper("10/s", clock=ManualClock(1_000))
-    turns = [shaper.reserve() for _ in range(200)]
-    for turn in turns[1:129:2]:
-        assert turn.cancel()
-    assert turns[-1].cancel()
+    slots = [shaper.reserve() for _ in range(200)]
+    for slot in slots[1:129:2]:
+        assert slot.cancel()
+    assert slots[-1].cancel()
     filled = [shaper.reserve().delay for _ in range(64)]
-    assert filled == [turn.delay for turn in turns[1:129:2]]
-    assert shaper.reserve().delay == turns[-1].delay
+    assert filled == [slot.delay for slot in slots[1:129:2]]
+    assert shaper.reserve().delay == slots[-1].delay
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_the_tail_retracts_also_where_places_in_the_middle_are_free():
 def test_a_place_that_nobody_came_for_is_not_charged_to_the_other_limits(rate, gates):
     clock = ManualClock(1_000_000_000)
     shaper = Shaper(rate, gates=gates, clock=clock)
-    turns = [shaper.reserve() for _ in range(5)]
-    assert turns[2].cancel()
+    slots = [shaper.reserve() for _ in range(5)]
+    assert slots[2].cancel()
     clock.advance(0.25)
     assert shaper.reserve().delay == 0.25
     assert not shaper.reserve(max_wait=1)
@@ -130,17 +130,17 @@ def test_a_place_that_nobody_came_for_is_not_charged_to_the_other_limits(rate, g
         (Quota("5/day"),),
     ],
 )
-def test_turns_of_later_periods_that_are_given_back_leave_this_period_as_it_was(gates):
+def test_slots_of_later_periods_that_are_given_back_leave_this_period_as_it_was(gates):
     shaper = Shaper("100/s", gates=gates, max_wait="30d", clock=ManualClock(1_000_000_000))
     shaper.reserve()
-    turns = [shaper.reserve(cost=5) for _ in range(3)]
-    assert min(turn.delay for turn in turns) > 1
-    for turn in reversed(turns):
-        assert turn.cancel()
+    slots = [shaper.reserve(cost=5) for _ in range(3)]
+    assert min(slot.delay for slot in slots) > 1
+    for slot in reversed(slots):
+        assert slot.cancel()
     assert [shaper.reserve().delay for _ in range(4)] == [0.01, 0.02, 0.03, 0.04]
 
 
-def test_a_turn_that_was_given_back_frees_no_room_in_the_window_before_it():
+def test_a_slot_that_was_given_back_frees_no_room_in_the_window_before_it():
     """The 65th call waits for the first to leave the window; so does whoever comes in its place."""
     shaper = Shaper("1000/s; 66/min", gates=(FixedWindow(70, "1h"),), clock=ManualClock(1_000_000_000))
     for _ in range(64):
@@ -155,9 +155,9 @@ def test_a_turn_that_was_given_back_frees_no_room_in_the_window_before_it():
 @pytest.mark.parametrize("rate", ["10/s", "10/s; 3/min"])
 def test_a_call_that_has_cost_nothing_has_nothing_to_give_back(rate):
     shaper = Shaper(rate, clock=ManualClock())
-    turn = shaper.reserve()
-    number = run(turn.core.settle, turn, 0)
+    slot = shaper.reserve()
+    number = run(slot.core.settle, slot, 0)
     assert number
-    assert not turn.costing(0, number).cancel()
-    assert not turn.cancel()
+    assert not slot.costing(0, number).cancel()
+    assert not slot.cancel()
     assert shaper.reserve().delay == 0.0

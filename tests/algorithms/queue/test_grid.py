@@ -33,8 +33,8 @@ def test_after_ten_million_calls_the_last_departure_is_within_a_microsecond(rate
         small = shaper.reserve()
         large = shaper.reserve(cost=chunk)
         before = thousands * (chunk + 1)
-        for turn, calls in ((small, before), (large, before + 1)):
-            late = turn.grant.departs_at_us - clock.now_us() - calls * interval
+        for slot, calls in ((small, before), (large, before + 1)):
+            late = slot.grant.departs_at_us - clock.now_us() - calls * interval
             assert 0 <= late < 1
     assert shaper.reserve().grant.wait_us == ceil(TEN_MILLION * interval)
 

@@ -1,4 +1,4 @@
-"""Many turns in one transaction are the same slots that come one right after the other."""
+"""Many slots in one transaction are the same slots that come one right after the other."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,7 +57,7 @@ def one_by_one(program, state, now, asked, further):
 
 
 @given(QUEUES, NOISE, ASKED, FURTHER, st.integers(10**9, 10**15))
-def test_turns_taken_together_are_the_turns_of_those_who_come_one_by_one(
+def test_slots_taken_together_are_the_slots_of_those_who_come_one_by_one(
     program, noise, asked, further, start
 ):
     before, now = after(program, noise, start)
@@ -74,7 +74,7 @@ def test_turns_taken_together_are_the_turns_of_those_who_come_one_by_one(
 
 
 @given(QUEUES, NOISE, FURTHER, st.integers(0, 2 * SECOND), st.integers(10**9, 10**15))
-def test_turns_given_back_together_go_one_by_one_from_the_last_to_the_first(
+def test_slots_given_back_together_go_one_by_one_from_the_last_to_the_first(
     program, noise, further, later_us, start
 ):
     before, now = after(program, noise, start)
@@ -104,14 +104,14 @@ def test_what_is_given_back_at_once_has_never_been(program, further, start):
 
 
 @given(QUEUES, NOISE, st.integers(1, 6), st.integers(10**9, 10**15))
-def test_the_further_turns_lie_within_their_span_and_cost_one(program, noise, most, start):
+def test_the_further_slots_lie_within_their_span_and_cost_one(program, noise, most, start):
     state, now = after(program, noise, start)
     _, (_, taken), _, _ = program.reserve_many(state, now, (), (most, 400_000, 3))
     assert all(granted[5] == 1 for granted in taken)
     assert all(granted[1] - taken[0][1] <= 400_000 for granted in taken)
 
 
-def test_a_spent_quota_ends_the_further_turns_and_refuses_nobody_else_in_their_name():
+def test_a_spent_quota_ends_the_further_slots_and_refuses_nobody_else_in_their_name():
     """Of nine in ten seconds all are taken, and the tenth is told when the first comes back."""
     program = queue("100/s", gates=(Quota("9/rolling:10s"),))
     state, (_, taken), _, _ = program.reserve_many(None, 10**12, (), (20, SECOND, 3))

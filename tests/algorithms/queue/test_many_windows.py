@@ -74,9 +74,9 @@ def test_when_all_are_gone_the_key_is_as_it_was_without_them(gate, where, living
     (crowd, _), (replay, _) = shaper_of(where, gate), shaper_of("memory", gate)
     for shaper in (crowd, replay):
         delays(shaper, living)
-    turns = [crowd.reserve() for _ in range(300 if where == "Redis" else 1_000)]
-    random.Random(gate).shuffle(turns)
-    assert all(turn.cancel() for turn in turns)
+    slots = [crowd.reserve() for _ in range(300 if where == "Redis" else 1_000)]
+    random.Random(gate).shuffle(slots)
+    assert all(slot.cancel() for slot in slots)
     assert delays(crowd, 30) == delays(replay, 30)
 
 
@@ -84,23 +84,23 @@ def test_when_all_are_gone_the_key_is_as_it_was_without_them(gate, where, living
 @ON
 def test_when_half_are_gone_no_window_holds_more_than_its_limit(gate, where):
     crowd, _ = shaper_of(where, gate)
-    turns = [crowd.reserve() for _ in range(300 if where == "Redis" else 1_000)]
-    gone = set(random.Random(gate).sample(turns, len(turns) // 2)) | set(turns[-len(turns) // 4 :])
-    alive = [turn.delay for turn in turns if turn not in gone]
-    assert all(turn.cancel() for turn in sorted(gone, key=lambda turn: -turn.delay))
+    slots = [crowd.reserve() for _ in range(300 if where == "Redis" else 1_000)]
+    gone = set(random.Random(gate).sample(slots, len(slots) // 2)) | set(slots[-len(slots) // 4 :])
+    alive = [slot.delay for slot in slots if slot not in gone]
+    assert all(slot.cancel() for slot in sorted(gone, key=lambda slot: -slot.delay))
     check_no_window_holds_more(gate, alive + delays(crowd, len(gone)))
 
 
 @EACH
 @ON
-def test_a_turn_that_is_far_away_forgets_nothing_of_now(gate, where):
+def test_a_slot_that_is_far_away_forgets_nothing_of_now(gate, where):
     far = (Quota("11/fixed:30d"),)
     (crowd, _), (replay, _) = (shaper_of(kind, gate, gates=far) for kind in (where, "memory"))
     for shaper in (crowd, replay):
         delays(shaper, 11)
     # The twelfth waits for the next thirty days.
-    turns = [crowd.reserve() for _ in range(30)]
-    assert all(turn.cancel() for turn in turns)
+    slots = [crowd.reserve() for _ in range(30)]
+    assert all(slot.cancel() for slot in slots)
     assert delays(crowd, 12) == delays(replay, 12)
 
 
@@ -112,15 +112,15 @@ def test_beyond_all_that_is_remembered_nothing_is_minted(gate, ceiling, monkeypa
     for seed in range(8):
         dice = random.Random(f"{gate} {seed}")
         crowd, _ = shaper_of("memory", gate)
-        turns = [crowd.reserve() for _ in range(dice.randint(60, 120))]
+        slots = [crowd.reserve() for _ in range(dice.randint(60, 120))]
         for _ in range(3):
-            gone = set(dice.sample(turns, len(turns) // 2)) | set(turns[-dice.randint(1, len(turns)) :])
-            for turn in dice.sample(sorted(gone, key=lambda turn: turn.delay), len(gone)):
-                assert turn.cancel()
-            turns = [turn for turn in turns if turn not in gone]
-            turns += [crowd.reserve() for _ in range(dice.randint(10, 60))]
-            turns.sort(key=lambda turn: turn.delay)
-            check_no_window_holds_more(gate, [turn.delay for turn in turns])
+            gone = set(dice.sample(slots, len(slots) // 2)) | set(slots[-dice.randint(1, len(slots)) :])
+            for slot in dice.sample(sorted(gone, key=lambda slot: slot.delay), len(gone)):
+                assert slot.cancel()
+            slots = [slot for slot in slots if slot not in gone]
+            slots += [crowd.reserve() for _ in range(dice.randint(10, 60))]
+            slots.sort(key=lambda slot: slot.delay)
+            check_no_window_holds_more(gate, [slot.delay for slot in slots])
 
 
 @pytest.mark.parametrize("gate", CROWDED)
@@ -128,9 +128,9 @@ def test_beyond_all_that_is_remembered_redis_says_what_memory_says(gate):
     told = []
     for where in ("memory", "Redis"):
         crowd, clock = shaper_of(where, gate)
-        turns = [crowd.reserve() for _ in range(CROWDED[gate][1] + 30)]
-        order = random.Random(gate).sample(turns[:-60], 60) + turns[-45:]
-        assert all(turn.cancel() for turn in order)
+        slots = [crowd.reserve() for _ in range(CROWDED[gate][1] + 30)]
+        order = random.Random(gate).sample(slots[:-60], 60) + slots[-45:]
+        assert all(slot.cancel() for slot in order)
         after = delays(crowd, 120)
         clock.advance(7.5)
         told.append((after, delays(crowd, 5)))

@@ -45,21 +45,21 @@ def test_when_all_are_gone_a_newcomer_waits_as_long_as_the_limits_ask(setup, liv
     for shaper in (crowd, replay):
         for _ in range(living):
             shaper.reserve()
-    turns = [crowd.reserve() for _ in range(1_500)]
-    random.Random(setup).shuffle(turns)
-    assert all(turn.cancel() for turn in turns)
+    slots = [crowd.reserve() for _ in range(1_500)]
+    random.Random(setup).shuffle(slots)
+    assert all(slot.cancel() for slot in slots)
     assert delays(crowd) == delays(replay)
-    assert not any(turn.cancel() for turn in turns)
+    assert not any(slot.cancel() for slot in slots)
 
 
 @EACH
 def test_when_half_are_gone_newcomers_have_their_places(setup):
     crowd = made(setup)
-    turns = [crowd.reserve() for _ in range(1_001)]
-    gone = random.Random(setup).sample(turns[1:-1], 500)
-    assert all(turn.cancel() for turn in gone)
-    assert delays(crowd, 500) == sorted(turn.delay for turn in gone)
-    assert crowd.reserve().delay >= turns[-1].delay
+    slots = [crowd.reserve() for _ in range(1_001)]
+    gone = random.Random(setup).sample(slots[1:-1], 500)
+    assert all(slot.cancel() for slot in gone)
+    assert delays(crowd, 500) == sorted(slot.delay for slot in gone)
+    assert crowd.reserve().delay >= slots[-1].delay
 
 
 @pytest.mark.parametrize("name", sorted(ALWAYS | ALIGNED))
@@ -69,9 +69,9 @@ def test_of_calls_of_any_cost_nothing_is_left_either(name):
     dice = random.Random(name)
     for cost in [dice.randint(1, 4) for _ in range(5)]:
         assert crowd.reserve(cost=cost).delay == replay.reserve(cost=cost).delay
-    turns = [crowd.reserve(cost=dice.randint(1, 4)) for _ in range(300)]
-    dice.shuffle(turns)
-    assert all(turn.cancel() for turn in turns)
+    slots = [crowd.reserve(cost=dice.randint(1, 4)) for _ in range(300)]
+    dice.shuffle(slots)
+    assert all(slot.cancel() for slot in slots)
     assert delays(crowd, 30) == delays(replay, 30)
 
 
@@ -86,11 +86,11 @@ def test_on_every_store(setup, tmp_path):
         elif where == "Redis":
             store = RedisStore.from_url(shared_server().url, clock=clock, prefix=f"mass {setup}")
         crowd = made(setup, clock, store)
-        turns = [crowd.reserve() for _ in range(200)]
-        order = random.Random(1).sample(turns, 200)
-        assert all(turn.cancel() for turn in order[:100])
+        slots = [crowd.reserve() for _ in range(200)]
+        order = random.Random(1).sample(slots, 200)
+        assert all(slot.cancel() for slot in order[:100])
         half = delays(crowd, 110)
-        told = [turn.cancel() for turn in order[100:]]
+        told = [slot.cancel() for slot in order[100:]]
         assert all(told)
         answers.append((half, delays(crowd, 20)))
         if store is not None:
@@ -126,13 +126,13 @@ def test_a_task_group_that_fails_leaves_nothing_behind(setup):
 def test_a_hundred_thousand_take_no_more_than_is_stated():
     """What is remembered of them: a row for every second one at the very most, and none when all are gone."""
     crowd = made("a quota")
-    turns = [crowd.reserve() for _ in range(4_000)]
-    for turn in turns[1::2]:
-        assert turn.cancel()
+    slots = [crowd.reserve() for _ in range(4_000)]
+    for slot in slots[1::2]:
+        assert slot.cancel()
     (places, _), (gone, *_), _ = crowd.core.look.call("default")[0][6]
     # The last of them stood at the tail.
     assert (rows.count(places), rows.count(gone)) == (2_000 - 1, 2_000)
-    for turn in turns[::2]:
-        assert turn.cancel()
+    for slot in slots[::2]:
+        assert slot.cancel()
     (places, _), (gone, *_), _ = crowd.core.look.call("default")[0][6]
     assert (rows.count(places), rows.count(gone)) == (0, 1)

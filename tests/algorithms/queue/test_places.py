@@ -23,29 +23,29 @@ def take(shaper, count):
     return [shaper.reserve() for _ in range(count)]
 
 
-def delays(turns):
-    return [turn.delay for turn in turns]
+def delays(slots):
+    return [slot.delay for slot in slots]
 
 
-def test_a_tail_that_is_given_back_is_the_next_turn_again(shaper):
-    turns = take(shaper, 3)
-    assert turns[2].cancel()
+def test_a_tail_that_is_given_back_is_the_next_slot_again(shaper):
+    slots = take(shaper, 3)
+    assert slots[2].cancel()
     assert delays(take(shaper, 2)) == [0.2, 0.3]
 
 
 def test_a_place_in_the_middle_goes_to_the_next_newcomer_and_nobody_moves(shaper):
-    turns = take(shaper, 4)
-    assert turns[1].cancel()
+    slots = take(shaper, 4)
+    assert slots[1].cancel()
     newcomers = take(shaper, 2)
     assert delays(newcomers) == [0.1, 0.4]
-    for turn, due in zip([turns[2], turns[3]], [0.2, 0.3], strict=True):
-        assert heard(shaper, turn) == (due * 1e6, False)
+    for slot, due in zip([slots[2], slots[3]], [0.2, 0.3], strict=True):
+        assert heard(shaper, slot) == (due * 1e6, False)
 
 
 def test_several_places_are_filled_from_the_front_whatever_the_order_of_leaving(shaper):
-    turns = take(shaper, 8)
+    slots = take(shaper, 8)
     for index in (5, 1, 3):
-        assert turns[index].cancel()
+        assert slots[index].cancel()
     assert delays(take(shaper, 5)) == [0.1, 0.3, 0.5, 0.8, 0.9]
 
 
@@ -58,107 +58,107 @@ def test_a_place_is_taken_only_by_a_cost_that_it_can_bear(shaper):
 
 
 def test_a_newcomer_who_does_not_wait_that_long_leaves_the_place_for_the_next(shaper):
-    turns = take(shaper, 4)
-    assert turns[2].cancel()
+    slots = take(shaper, 4)
+    assert slots[2].cancel()
     assert not shaper.reserve(max_wait=0.15)
     assert shaper.reserve(max_wait=0.2).delay == 0.2
 
 
 def test_a_place_that_nobody_came_for_gives_nothing(shaper, clock):
-    turns = take(shaper, 4)
-    assert turns[1].cancel()
+    slots = take(shaper, 4)
+    assert slots[1].cancel()
     clock.advance(0.15)
     assert delays(take(shaper, 2)) == [0.25, 0.35]
 
 
 def test_a_place_may_be_taken_up_to_its_very_instant(shaper, clock):
-    turns = take(shaper, 4)
-    assert turns[1].cancel()
+    slots = take(shaper, 4)
+    assert slots[1].cancel()
     clock.advance(0.1)
     assert delays(take(shaper, 2)) == [0.0, 0.3]
 
 
 def test_free_places_at_the_end_go_when_the_tail_goes(shaper):
-    turns = take(shaper, 5)
+    slots = take(shaper, 5)
     for index in (2, 3, 4):
-        assert turns[index].cancel()
+        assert slots[index].cancel()
     assert delays(take(shaper, 2)) == [0.2, 0.3]
 
 
 def test_a_second_cancel_does_nothing(shaper):
-    turns = take(shaper, 4)
-    assert [turns[1].cancel(), turns[1].cancel()] == [True, False]
-    assert [turns[3].cancel(), turns[3].cancel()] == [True, False]
+    slots = take(shaper, 4)
+    assert [slots[1].cancel(), slots[1].cancel()] == [True, False]
+    assert [slots[3].cancel(), slots[3].cancel()] == [True, False]
     assert delays(take(shaper, 3)) == [0.1, 0.3, 0.4]
 
 
 def test_a_late_cancel_does_nothing(shaper, clock):
-    turns = take(shaper, 3)
+    slots = take(shaper, 3)
     clock.advance(0.100_001)
-    assert [turn.cancel() for turn in turns] == [False, False, True]
+    assert [slot.cancel() for slot in slots] == [False, False, True]
     assert shaper.reserve().delay == pytest.approx(0.099_999, abs=1e-9)
 
 
 def test_a_cancel_after_another_has_taken_the_place_does_nothing(shaper):
-    turns = take(shaper, 3)
-    assert turns[1].cancel()
+    slots = take(shaper, 3)
+    assert slots[1].cancel()
     newcomer = shaper.reserve()
-    assert not turns[1].cancel()
+    assert not slots[1].cancel()
     assert shaper.reserve().delay == 0.3
     assert newcomer.cancel()
     assert not newcomer.cancel()
-    assert not turns[1].cancel()
+    assert not slots[1].cancel()
     assert shaper.reserve().delay == 0.1
 
 
 def test_a_second_cancel_after_the_tail_was_given_back_twice_does_not_take_the_place_of_somebody_new(shaper):
-    turns = take(shaper, 3)
-    assert turns[2].cancel()
-    assert turns[1].cancel()
+    slots = take(shaper, 3)
+    assert slots[2].cancel()
+    assert slots[1].cancel()
     newcomers = take(shaper, 2)
-    assert not turns[2].cancel()
-    assert not turns[1].cancel()
+    assert not slots[2].cancel()
+    assert not slots[1].cancel()
     assert delays(newcomers + take(shaper, 1)) == [0.1, 0.2, 0.3]
 
 
 @pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1), (2, 3, 1), (2, 1, 3), (3, 1, 2), (1, 3, 2)])
 def test_whoever_was_given_a_retracted_place_keeps_it(shaper, order):
-    turns = take(shaper, 4)
+    slots = take(shaper, 4)
     for index in order:
-        assert turns[index].cancel()
+        assert slots[index].cancel()
     newcomers = take(shaper, 3)
-    assert not any(turn.cancel() for turn in turns[1:])
+    assert not any(slot.cancel() for slot in slots[1:])
     assert delays(newcomers + take(shaper, 1)) == [0.1, 0.2, 0.3, 0.4]
 
 
 def test_a_cancel_after_a_reset_does_nothing(shaper):
-    turns = take(shaper, 3)
+    slots = take(shaper, 3)
     shaper.reset()
-    assert not turns[2].cancel()
+    assert not slots[2].cancel()
     newcomers = take(shaper, 3)
-    assert not turns[2].cancel()
+    assert not slots[2].cancel()
     assert delays(newcomers + take(shaper, 1)) == [0.0, 0.1, 0.2, 0.3]
 
 
 def test_a_cancel_after_the_key_was_idle_and_forgotten_does_nothing(shaper, clock):
-    turns = take(shaper, 3)
+    slots = take(shaper, 3)
     clock.advance(MINUTE)
     for other in range(50):
         shaper.reserve(f"other {other}")
     newcomers = take(shaper, 3)
-    assert not turns[2].cancel()
+    assert not slots[2].cancel()
     assert delays(newcomers + take(shaper, 1)) == [0.0, 0.1, 0.2, 0.3]
 
 
 def test_a_cancel_by_a_shaper_of_the_same_name_is_as_good(clock):
     one = Shaper("10/s", clock=clock, name="api")
     other = Shaper("10/s", store=one.core.store, name="api")
-    turns = take(one, 3)
-    assert other.cancel(turns[1])
+    slots = take(one, 3)
+    assert other.cancel(slots[1])
     assert other.reserve().delay == 0.1
 
 
-def test_a_refused_turn_has_nothing_to_give_back(shaper):
+def test_a_refused_slot_has_nothing_to_give_back(shaper):
     shaper.reserve()
     refused = shaper.reserve(max_wait=0)
     assert not refused
@@ -181,9 +181,9 @@ def windowed(clock):
 
 
 def test_every_place_that_is_given_back_is_used_again(windowed):
-    turns = take(windowed, 200)
-    given_back = turns[1:191:2]
-    assert all(turn.cancel() for turn in given_back)
+    slots = take(windowed, 200)
+    given_back = slots[1:191:2]
+    assert all(slot.cancel() for slot in given_back)
     assert delays(take(windowed, 97)) == [*delays(given_back), 20.0, 20.1]
 
 
@@ -194,7 +194,7 @@ def test_a_settled_call_that_is_cancelled_frees_nobody_elses_place(shaper):
     behind = take(shaper, 2)
     large.cancel()
     newcomers = take(shaper, 4)
-    due = [turn.grant.departs_at_us for turn in (*behind, *newcomers)]
+    due = [slot.grant.departs_at_us for slot in (*behind, *newcomers)]
     assert len(set(due)) == len(due)
     assert min(b - a for a, b in zip(sorted(due), sorted(due)[1:], strict=False)) == 100_000
 
@@ -202,19 +202,19 @@ def test_a_settled_call_that_is_cancelled_frees_nobody_elses_place(shaper):
 def test_what_a_call_cost_more_is_charged_also_when_its_key_was_idle_meanwhile(clock):
     for neighbours in (0, 50):
         shaper = Shaper("10/s", clock=clock)
-        turn = shaper.reserve()
+        slot = shaper.reserve()
         clock.advance(MINUTE)
         for other in range(neighbours):
             shaper.reserve(f"other {other}")
-        assert shaper.settle(turn, 101)
+        assert shaper.settle(slot, 101)
         assert shaper.reserve().delay == 10.0
 
 
 def test_what_is_charged_after_a_reset_brings_back_nobody_of_the_queue_before(shaper):
     """Whoever waited then has a promise, and no place that could be given back."""
-    turns = take(shaper, 100)
+    slots = take(shaper, 100)
     shaper.reset()
-    assert shaper.settle(turns[0], 50)
-    assert not turns[1].cancel()
-    assert not turns[-1].cancel()
+    assert shaper.settle(slots[0], 50)
+    assert not slots[1].cancel()
+    assert not slots[-1].cancel()
     assert delays(take(shaper, 2)) == [4.9, 5.0]

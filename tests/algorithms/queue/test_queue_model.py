@@ -55,56 +55,56 @@ class ShaperAgainstModel(RuleBasedStateMachine):
             self.ask(cost, None)
 
     def ask(self, cost, max_wait):
-        turn = self.shaper.reserve(cost=cost, max_wait=None if max_wait is None else max_wait / SECOND)
+        slot = self.shaper.reserve(cost=cost, max_wait=None if max_wait is None else max_wait / SECOND)
         call, wait = self.model.reserve(cost, max_wait)
-        assert (turn.accepted, turn.grant.wait_us) == (call is not None, wait)
-        assert turn.delay == wait / SECOND
-        assert turn.grant.departs_at_us == self.model.now + wait
+        assert (slot.accepted, slot.grant.wait_us) == (call is not None, wait)
+        assert slot.delay == wait / SECOND
+        assert slot.grant.departs_at_us == self.model.now + wait
         if call is None:
-            assert turn.cancel() is False
+            assert slot.cancel() is False
         else:
-            self.pairs.append((turn, call))
+            self.pairs.append((slot, call))
 
     @rule(cost=costs)
     def ask_and_go_away(self, cost):
         """Somebody who does not stay for the answer."""
-        turn, (call, wait) = self.shaper.reserve(cost=cost), self.model.reserve(cost, None)
-        assert turn.grant.wait_us == wait
-        self.gone.append((turn, call))
+        slot, (call, wait) = self.shaper.reserve(cost=cost), self.model.reserve(cost, None)
+        assert slot.grant.wait_us == wait
+        self.gone.append((slot, call))
 
     @precondition(lambda self: self.gone)
     @rule(data=st.data())
     def what_nobody_stayed_for_is_given_back(self, data):
         """Soon or late, and in any order."""
-        turn, call = self.gone.pop(data.draw(st.integers(0, len(self.gone) - 1)))
-        assert undone(self.shaper, turn) == self.model.undo(call)
+        slot, call = self.gone.pop(data.draw(st.integers(0, len(self.gone) - 1)))
+        assert undone(self.shaper, slot) == self.model.undo(call)
 
     @precondition(lambda self: self.pairs)
     @rule(data=st.data())
     def cancel(self, data):
         """Anybody: who waits, who has left, who has cancelled before, who was there before a reset."""
-        turn, call = data.draw(st.sampled_from(self.pairs))
+        slot, call = data.draw(st.sampled_from(self.pairs))
         if call.settled is None:
-            assert turn.cancel() == self.model.cancel(call)
+            assert slot.cancel() == self.model.cancel(call)
 
     @precondition(lambda self: self.waiting())
     @rule(data=st.data())
     def cancel_somebody_who_waits(self, data):
-        turn, call = data.draw(st.sampled_from(self.waiting()))
-        assert turn.cancel() == self.model.cancel(call)
+        slot, call = data.draw(st.sampled_from(self.waiting()))
+        assert slot.cancel() == self.model.cancel(call)
 
     @precondition(lambda self: self.waiting())
     @rule(count=st.integers(1, 4))
     def cancel_the_last(self, count):
-        for turn, call in sorted(self.waiting(), key=lambda pair: -pair[1].place.start)[:count]:
-            assert turn.cancel() == self.model.cancel(call)
+        for slot, call in sorted(self.waiting(), key=lambda pair: -pair[1].place.start)[:count]:
+            assert slot.cancel() == self.model.cancel(call)
 
     @precondition(lambda self: self.unsettled())
     @rule(data=st.data(), actual=st.integers(0, 8))
     def settle(self, data, actual):
         """Once, and only who has left: others have no truth to settle yet."""
-        turn, call = data.draw(st.sampled_from(self.unsettled()))
-        settled = self.shaper.settle(turn, actual)
+        slot, call = data.draw(st.sampled_from(self.unsettled()))
+        settled = self.shaper.settle(slot, actual)
         assert settled == self.model.settle(call, actual)
 
     @rule(quarters=st.integers(1, 80))
@@ -143,9 +143,9 @@ class ShaperAgainstModel(RuleBasedStateMachine):
 
     @invariant()
     def waiters_hear_of_their_departure(self):
-        for turn, call in getattr(self, "pairs", ()):
+        for slot, call in getattr(self, "pairs", ()):
             if call.life == self.model.life:
-                wait, held = heard(self.shaper, turn)
+                wait, held = heard(self.shaper, slot)
                 assert held == (self.model.until > self.model.now)
                 if self.model.has_place(call) and call.settled != 0:
                     assert wait == self.model.wait(call)
@@ -153,8 +153,8 @@ class ShaperAgainstModel(RuleBasedStateMachine):
     def teardown(self):
         if not getattr(self, "pairs", ()):
             return
-        for turn, call in self.gone:
-            assert undone(self.shaper, turn) == self.model.undo(call)
+        for slot, call in self.gone:
+            assert undone(self.shaper, slot) == self.model.undo(call)
         self.tick(10**13)
         whole = self.rate.period_us % self.rate.limit == 0
         for life in range(self.model.life + 1):

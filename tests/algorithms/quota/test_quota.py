@@ -244,8 +244,8 @@ class TestSetDate:
         assert left(50) == 10
         clock.step_wall(-self.MONTH)
         for _ in range(6):
-            turn = shaper.schedule(max_wait="90d")
-        assert turn.delay > 0
+            slot = shaper.schedule(max_wait="90d")
+        assert slot.delay > 0
         assert clock.now() <= seconds("2024-03-01T00:00:00")
 
     @given(st.lists(st.tuples(st.integers(-90, 90), st.integers(0, 12)), min_size=2, max_size=12))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shapekit import ManualClock, Policy, Quota
 
 from ..limits import DAY_US, SECOND_US, spread_calendar_quotas, spread_quotas
-from ..stories import Event, Story, costs, starts, stories, told, turn
+from ..stories import Event, Story, costs, slot, starts, stories, told
 
 spreads = st.one_of(spread_quotas(), spread_calendar_quotas)
 
@@ -57,7 +57,7 @@ def test_with_enough_demand_what_is_left_lasts_until_the_end_and_no_longer(story
     assume(left and first + left <= end)
     gaps, at = [], first
     for number in range(left):
-        due, outcome = turn(quota, state, now, 1, skew)
+        due, outcome = slot(quota, state, now, 1, skew)
         assert not quota.spent(state, now, 1, skew)
         gaps += [due - at] if number else []
         state, at = outcome.state, due
@@ -89,10 +89,10 @@ def test_units_that_come_back_spread_as_if_they_had_never_been_charged(story, da
 
 
 @given(spreads, starts, st.data())
-def test_turns_cancelled_from_the_tail_leave_nothing(quota, now, data):
+def test_slots_cancelled_from_the_tail_leave_nothing(quota, now, data):
     states, receipts = [quota.check(None, now, 1).state], []
     for cost in data.draw(st.lists(costs(quota), min_size=1, max_size=5)):
-        _, outcome = turn(quota, states[-1], now, cost)
+        _, outcome = slot(quota, states[-1], now, cost)
         states.append(outcome.state)
         receipts.append((cost, outcome.decision.receipt))
     state = states.pop()
@@ -123,7 +123,7 @@ def test_a_changed_limit_spreads_what_it_leaves_from_the_last_call_on(story, lim
     assert new.earliest(kept, now, 1, skew) == max(now, ready)
 
 
-@given(stories(spreads, ("check", "turn"), back=False), spreads)
+@given(stories(spreads, ("check", "slot"), back=False), spreads)
 def test_another_cadence_counts_what_a_plain_quota_would_and_is_paced(story, new):
     old, state, now, _, skew, _ = story.told()
     assume(state and old.counter.periods != new.counter.periods)
@@ -147,11 +147,11 @@ def test_spreading_may_be_switched_off_and_on(story):
     assert quota.earliest(on, now, 1, skew) == plain(quota).earliest(off, now, 1, skew)
 
 
-def test_a_date_set_forward_over_turns_to_come_begins_a_new_period():
+def test_a_date_set_forward_over_slots_to_come_begins_a_new_period():
     quota = Quota(4, "fixed:100us", spread=True)
     state = None
     for due in (40, 55, 70):
-        taken_at, (state, *_) = turn(quota, state, 40, 1)
+        taken_at, (state, *_) = slot(quota, state, 40, 1)
         assert taken_at == due
     assert quota.earliest(state, 45, 1, 40) == 60
     assert quota.check(state, 60, 1, 40).decision.allowed

@@ -21,8 +21,8 @@ def test_the_cluster_is_joined_quickly_and_rightly(servers):
 
 def test_gates_of_all_shards_keep_their_limits(store, name, keys):
     gate = Gate(GCRA("1/h", 3), name=name, store=store)
-    for turn in range(5):
-        assert [bool(gate.check(key)) for key in keys] == [turn < 3] * SHARDS
+    for slot in range(5):
+        assert [bool(gate.check(key)) for key in keys] == [slot < 3] * SHARDS
     assert [bool(decision) for decision in gate.check_many([*keys, *keys], cost=2)] == [False] * 6
     gate.reset(keys[1])
     assert [bool(decision) for decision in gate.check_many([*keys, *keys], cost=2)] == [
@@ -34,10 +34,10 @@ def test_gates_of_all_shards_keep_their_limits(store, name, keys):
 
 def test_shapers_of_all_shards_keep_their_grids(store, name, keys):
     shaper = Shaper("10/s; 100/h", name=name, store=store, gates=[GCRA("1/h", 40)])
-    turns = {key: [shaper.reserve(key) for _ in range(20)] for key in keys}
-    for taken in turns.values():
+    slots = {key: [shaper.reserve(key) for _ in range(20)] for key in keys}
+    for taken in slots.values():
         start = taken[0].granted[2]
-        assert [turn.granted[2] - start for turn in taken] == [n * SECOND_US // 10 for n in range(20)]
+        assert [slot.granted[2] - start for slot in taken] == [n * SECOND_US // 10 for n in range(20)]
         assert taken[19].cancel()
         assert taken[19].granted[2] == shaper.reserve(taken[19].key).granted[2]
     assert shaper.hold(60, key=keys[0]) > 59
@@ -54,16 +54,16 @@ COMPOSITES = {
 @pytest.mark.parametrize("kind", COMPOSITES)
 def test_composites_of_one_key(store, name, keys, kind):
     gate = Gate(COMPOSITES[kind](), name=name, store=store)
-    for turn in range(6):
-        assert [bool(gate.check(key)) for key in keys] == [turn < 4] * SHARDS
+    for slot in range(6):
+        assert [bool(gate.check(key)) for key in keys] == [slot < 4] * SHARDS
 
 
 @pytest.mark.parametrize("kind", COMPOSITES)
 def test_composites_with_a_key_for_each_part(store, name, keys, kind):
     gate = Gate(COMPOSITES[kind](), name=name, store=store)
     places = [{"a": key, "b": f"whatever of {key}"} for key in keys]
-    for turn in range(6):
-        assert [bool(gate.check(place)) for place in places] == [turn < 4] * SHARDS
+    for slot in range(6):
+        assert [bool(gate.check(place)) for place in places] == [slot < 4] * SHARDS
     # Parts are shared by whoever has the same key for them.
     assert gate.peek({"a": keys[0], "b": "new"}).remaining == (
         4 if kind == "any_of" else 1 - (kind == "all_of")
@@ -100,18 +100,18 @@ async def test_asynchronous_callers_of_all_shards(servers, name, keys, anyio_bac
         assert admitted == dict.fromkeys(keys, 12)
         assert not any(await gate.acheck_many(keys))
         parts = [{"a": f"a{key}", "b": "all"} for key in keys]
-        assert [bool(turn) for _ in range(6) for turn in await gate.acheck_many(parts)] == [True] * 15 + [
+        assert [bool(slot) for _ in range(6) for slot in await gate.acheck_many(parts)] == [True] * 15 + [
             False
         ] * 3
         await gate.areset(keys[2])
         assert [bool(decision) for decision in await gate.acheck_many(keys)] == [False, False, True]
 
         shaper = Shaper("10/s", name=f"{name}-shaper", store=store)
-        turns = [await shaper.areserve(key) for key in keys * 5]
+        slots = [await shaper.areserve(key) for key in keys * 5]
         for number, key in enumerate(keys):
-            due = [turn.granted[2] for turn in turns[number::SHARDS]]
+            due = [slot.granted[2] for slot in slots[number::SHARDS]]
             assert [at - due[0] for at in due] == [n * SECOND_US // 10 for n in range(5)], key
-        assert await turns[-1].acancel()
+        assert await slots[-1].acancel()
 
 
 def test_threads_of_all_shards_are_admitted_exactly_the_limit(store, name, keys):

@@ -1,27 +1,27 @@
 -- needs base
--- The twin of Window in base.py: a limit that counts.
+-- The twin of Counting in base.py: a limit that counts.
 
-local Window = setmetatable({}, Algorithm)
-Window.__index = Window
+local Counting = setmetatable({}, Algorithm)
+Counting.__index = Counting
 
 -- Of an admission now and the units in use, from which the rest follows.
-function Window:check_window(s, now, skew, cost)
+function Counting:check_window(s, now, skew, cost)
     local after, decision, life, persist = self:decide(s, now, skew, cost)
     if persist then decision = {now, decision[3]} end
     return after, decision, life, persist
 end
 
-function Window:peek(s, now, skew)
+function Counting:peek(s, now, skew)
     return self:decision(s, now, skew, 1)
 end
 
-function Window:forecast(s, now, skew, cost)
+function Counting:forecast(s, now, skew, cost)
     local seen = self:peek(s, now, skew)
     local fits = seen[1] == 1 and math.floor(seen[4] / cost) or 0
     return {self:earliest(s, now, skew, cost), fits, seen[5]}
 end
 
-function Window:refund(s, now, skew, cost, receipt)
+function Counting:refund(s, now, skew, cost, receipt)
     if type(receipt) == "number" then
         local after = self:refund_many(s, now, skew, {{receipt, cost}})
         if after ~= s then return self:settled(after, now, skew) end
@@ -31,13 +31,13 @@ end
 
 -- inside
 
-function Window:settled(s, now, skew, receipt)
+function Counting:settled(s, now, skew, receipt)
     local decision = self:decision(s, now, skew, 1)
     decision[8] = receipt or false
     return s, decision, self:lasts(s, now, skew), true
 end
 
 -- How long a state is kept that was settled.
-function Window:lasts(s, now, skew)
+function Counting:lasts(s, now, skew)
     return self:life(s, now, skew)
 end
