@@ -246,7 +246,7 @@ class Shaped:
         elif slip.turn is None or (late_s := time.monotonic() - slip.slot) > self.grace_s:
             admission.taken(self._another(admission))
         else:
-            admission.taken(received(self.policy.shaper, slip.turn), late_s)
+            admission.taken(received(self.policy.shaper.core, slip.turn), late_s)
         try:
             return self._called(admission, args, kwargs)
         except BaseException as error:
@@ -340,10 +340,11 @@ def _in_flight() -> ConfigError:
 
 def policy_from(spec: Mapping[str, Any], app: Any, name: str) -> Policy:
     """The policy that keywords ask for, on the app's store."""
-    said = {field: told for field, told in spec.items() if field not in OWN}
+    said: dict[str, Any] = {"name": name}
+    said |= {field: told for field, told in spec.items() if field not in OWN}
     if said.get("store") is None:
         said["store"] = store_of(app)
-    return Policy(**{"name": name, **said})
+    return Policy(**said)
 
 
 _STORES: weakref.WeakKeyDictionary[Any, Store] = weakref.WeakKeyDictionary()

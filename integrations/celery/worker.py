@@ -116,7 +116,7 @@ MOST_AT_ONCE = 200
 
 def strategy(task: Any, app: Any, consumer: Any, **_: Any) -> Callable[..., Any]:
     """What a worker does with the messages of a shaped task: `Task.Strategy`."""
-    handle = default(task, app, consumer)
+    handle: Callable[..., Any] = default(task, app, consumer)
     if not task.shaped.policy.enforce:
         return handle  # it is measured where it runs
     lobby: Lobby = consumer.shapekit
@@ -133,7 +133,7 @@ def strategy(task: Any, app: Any, consumer: Any, **_: Any) -> Callable[..., Any]
     return received_message
 
 
-class ShapingStep(bootsteps.StartStopStep):  # type: ignore[misc]
+class ShapingStep(bootsteps.StartStopStep):
     """Opens the lobby when a worker has its connection, and closes it when it loses that, or ends."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
@@ -260,7 +260,7 @@ class Delivery:
         self.message.headers[SLIP] = slip.text()
 
 
-class PromptTimer(timer2.Timer):  # type: ignore[misc]
+class PromptTimer(timer2.Timer):
     """A timer in a thread that hears of an entry that is earlier than what it sleeps for.
 
     Celery's own sleeps on, for up to a second: on brokers without an event loop, turns would be missed.

@@ -55,7 +55,7 @@ def top(module: str) -> str:
 
 
 def test_all_code_is_looked_at() -> None:
-    assert len(CODE) > 120
+    assert len(CODE) > 100
     assert {"shapekit/rate.py", "integrations/celery/worker.py"} <= {
         str(path.relative_to(ROOT)) for path in CODE
     }

@@ -1,8 +1,12 @@
 """Slips: what a message carries is read again, and what nobody of us has written is as good as none."""
 
-import pytest
+import time
 
-from shapekit import Decision, Policy, QueueFullError
+import pytest
+from celery import Celery
+
+from shapekit import Decision, MemoryStore, Policy, QueueFullError
+from shapekit.integrations.celery import ShapedTask
 from shapekit.integrations.celery.shape import SLIP, Slip
 
 HEADERS = {"id": "4711", "retries": 2}
@@ -41,3 +45,24 @@ def test_that_of_another_attempt_is_none():
     assert Slip.of({**HEADERS, "retries": 3, SLIP: slip.text()}) is None
     assert Slip.of({**HEADERS, "replaced_task_nesting": 1, SLIP: slip.text()}) is None
     assert Slip.of(HEADERS) is None
+
+
+def test_a_task_whose_slot_was_taken_by_its_worker_has_a_whole_admission():
+    """It reads what was decided, settles, and its slot is one of the policy's own shaper."""
+    app = Celery("slips", broker="memory://", set_as_current=False)
+    policy = Policy("10/s", burst=5, name="slips", store=MemoryStore())
+
+    @app.task(base=ShapedTask, bind=True, shape=policy, shared=False)
+    def work(self):
+        admission = self.shaped.admission
+        return admission.decision.allowed, admission.settle(3), admission.turn.cost, admission.turn.core
+
+    slot = policy.shaper.reserve()
+    slip = Slip.travelling(HEADERS, slot).at(time.monotonic())
+    work.push_request(**HEADERS, **{SLIP: slip.text()}, called_directly=False)
+    try:
+        assert work.run() == (True, True, 3, policy.shaper.core)
+    finally:
+        work.pop_request()
+    assert policy.shaper.reserve(cost=2).delay == 0
+    assert policy.shaper.reserve().delay > 0
