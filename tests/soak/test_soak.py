@@ -51,6 +51,14 @@ def test_the_speed_is_what_was_done_in_the_time():
     assert made(samples, ("redis", "other")) == 70 + 45
 
 
+def test_a_machine_that_is_slow_for_a_while_is_as_quick_as_most_of_the_time():
+    rates = [*(10, 10, 10, 10, 10, 4, 4, 4, 4), *[10] * 20]
+    done = [sum(rates[:n]) for n in range(len(rates) + 1)]
+    assert (
+        speed([{"at": float(n), "done": {"redis": count}} for n, count in enumerate(done)], ("redis",)) == 1.0
+    )
+
+
 @pytest.fixture(scope="module")
 def run():
     return soak(every=0.2, count=9)
