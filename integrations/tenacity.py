@@ -146,14 +146,14 @@ class wait_slot(_Slots, wait_base):  # noqa: N801
     def __call__(self, retry_state: RetryCallState) -> float:  # noqa: D102
         retrying, began_us = retry_state.retry_object, self._clock.now_us()
         self._check_place(retrying, twin="await_slot")
-        turn = self._shaper.reserve(self._key, cost=self._cost)
-        retry_state.upcoming_sleep = turn.delay
-        if turn and retrying.stop(retry_state):
-            turn.cancel()
-            return turn.delay
+        reservation = self._shaper.reserve(self._key, cost=self._cost)
+        retry_state.upcoming_sleep = reservation.delay
+        if reservation and retrying.stop(retry_state):
+            reservation.cancel()
+            return reservation.delay
         if self._enforce:
             try:
-                run(self._shaper.core.leave, turn)
+                run(self._shaper.core.leave, reservation)
             except RateLimitedError as refusal:
                 raise refusal from _ending(retry_state).failure
             self._waited(retry_state, began_us)
@@ -166,14 +166,14 @@ class await_slot(_Slots):  # noqa: N801
     async def __call__(self, retry_state: RetryCallState) -> float:  # noqa: D102
         retrying, began_us = retry_state.retry_object, self._clock.now_us()
         self._check_place(retrying, twin="wait_slot")
-        turn = await self._shaper.areserve(self._key, cost=self._cost)
-        retry_state.upcoming_sleep = turn.delay
-        if turn and await _awaited(retrying.stop(retry_state)):
-            await turn.acancel()
-            return turn.delay
+        reservation = await self._shaper.areserve(self._key, cost=self._cost)
+        retry_state.upcoming_sleep = reservation.delay
+        if reservation and await _awaited(retrying.stop(retry_state)):
+            await reservation.acancel()
+            return reservation.delay
         if self._enforce:
             try:
-                await self._shaper.core.leave(TASKS, turn)
+                await self._shaper.core.leave(TASKS, reservation)
             except RateLimitedError as refusal:
                 raise refusal from _ending(retry_state).failure
             self._waited(retry_state, began_us)

@@ -42,7 +42,7 @@ class Admission:
     """One call's leave: entered, by `with` or `async with`, when its slot has come."""
 
     __slots__ = (
-        *("_is_enclosing", "_permit", "_policy", "_turn", "_unheard", "_waits"),
+        *("_is_enclosing", "_permit", "_policy", "_reservation", "_unheard", "_waits"),
         *("cost", "key", "sent_at", "target"),
     )
 
@@ -59,40 +59,40 @@ class Admission:
         """Where the call goes, if that is known: then a hold may be for the part of the server there."""
         self.sent_at = 0.0
         """When the call left, in epoch seconds on the clock of the store; 0 before."""
-        self._turn: Reservation | None = None
+        self._reservation: Reservation | None = None
         self._unheard = False
         """Whether something was said of the cost to which no answer came: it may have counted."""
 
     @property
     def delay(self) -> float:
         """Seconds the call was delayed; where nothing is enforced, those it would have been."""
-        return self.turn.delay
+        return self.reservation.delay
 
     @property
     def decision(self) -> Decision:
         """What was decided, in the words of a gate. Only where nothing is enforced can it be a denial."""
-        return self.turn.decision
+        return self.reservation.decision
 
     @property
-    def turn(self) -> Reservation:
+    def reservation(self) -> Reservation:
         """The reservation behind it."""
-        if self._turn is None:
+        if self._reservation is None:
             raise ConfigError("admission", None, "was not entered", "write: with policy.admit() as admission")
-        return self._turn
+        return self._reservation
 
-    def taken(self, turn: Reservation, late: float | None = None) -> Self:
+    def taken(self, reservation: Reservation, late: float | None = None) -> Self:
         """Entered by a slot that was taken elsewhere, and has come.
 
         `late`: by how many seconds ago, where nobody was told yet that the call leaves.
         """
         self.__class__ = Admission  # type: ignore[assignment]
-        self._turn = turn
+        self._reservation = reservation
         self.sent_at = self._core.clock.wall_us() / SECOND_US
         if late is not None:
             # Holds that came between are known by the clocks alone.
-            delay = max(turn.delay, self.sent_at - (turn.departs_at - turn.delay))
+            delay = max(reservation.delay, self.sent_at - (reservation.departs_at - reservation.delay))
             self._core.reporter.departed(
-                turn.key, turn.cost, round(delay * SECOND_US), round(late * SECOND_US)
+                reservation.key, reservation.cost, round(delay * SECOND_US), round(late * SECOND_US)
             )
         return self
 
@@ -172,7 +172,7 @@ class Admission:
             and policy.permits is None
             and (self.target is None or not policy.scoped.scopes.any_known)
         ):
-            self._turn = policy.shaper.schedule(self.key, cost=self.cost, **self._waits)
+            self._reservation = policy.shaper.schedule(self.key, cost=self.cost, **self._waits)
             self.sent_at = policy.shaper.core.clock.wall_us() / SECOND_US
         else:
             run(self._enter)
@@ -192,7 +192,7 @@ class Admission:
             and policy.permits is None
             and (self.target is None or not policy.scoped.scopes.any_known)
         ):
-            self._turn = await policy.shaper.aschedule(self.key, cost=self.cost, **self._waits)
+            self._reservation = await policy.shaper.aschedule(self.key, cost=self.cost, **self._waits)
             self.sent_at = policy.shaper.core.clock.wall_us() / SECOND_US
         else:
             await self._enter(TASKS)
@@ -215,7 +215,7 @@ class Admission:
         if not self._policy.enforce:
             await self._measure(driver, permits)
         elif permits is None:
-            self._turn = await self._scheduled(driver)
+            self._reservation = await self._scheduled(driver)
         else:
             await self._enter_with_permit(driver, permits)
         self.sent_at = self._core.clock.wall_us() / SECOND_US
@@ -227,7 +227,7 @@ class Admission:
         try:
             self._permit = permit = await permits.take(driver, self.key, bound_us, gives_up_us)
         except BaseException as error:
-            self._core.reporter.ended(self.key, self.cost, error, had_turn=False, returned=False)
+            self._core.reporter.ended(self.key, self.cost, error, had_slot=False, returned=False)
             raise
         waited_us = permit.waited_us
         try:
@@ -235,7 +235,7 @@ class Admission:
                 self._waits["max_wait"] = timedelta(microseconds=max(0, bound_us - waited_us))
             if waited_us and gives_up_us is not None:
                 self._waits["timeout"] = timedelta(microseconds=max(0, gives_up_us - waited_us))
-            turn = await self._scheduled(driver)
+            reservation = await self._scheduled(driver)
         except BaseException as error:
             await driver.given_back(error, partial(self._leave, driver))
             told = _told(error, waited_us, bound_us)
@@ -243,15 +243,15 @@ class Admission:
                 raise
             raise told.with_traceback(error.__traceback__) from error.__cause__
         permits.has_begun(permit, is_enclosing=self._is_enclosing)
-        self._turn = turn.after_waiting(waited_us) if waited_us else turn
+        self._reservation = reservation.after_waiting(waited_us) if waited_us else reservation
 
     async def _scheduled(self, driver: Driver) -> Reservation:
         if self.target is not None and self._policy.scoped.scopes.any_known:
             return await self._policy.scoped.schedule(driver, self.key, self.target, self.cost, **self._waits)
         shaper = self._policy.shaper
         schedule = Twin(shaper.schedule, shaper.aschedule)
-        turn: Reservation = await driver.ask(schedule, self.key, cost=self.cost, **self._waits)
-        return turn
+        reservation: Reservation = await driver.ask(schedule, self.key, cost=self.cost, **self._waits)
+        return reservation
 
     async def _measure(self, driver: Driver, permits: Permits | None) -> None:
         """The call passes at once; it holds a permit if there is one, and if not, that is what is told."""
@@ -262,7 +262,7 @@ class Admission:
             never = Decision(False, error.limit, 0, 0, 0, NEVER_US)
             refused = Grant(False, NEVER_US, NEVER_US, False, never, self.cost, 0, 0, 0, 0, 0, (0, 0), ())
             self._core.reporter.measured(self.key, self.cost, math.inf, error.code)
-            self._turn = Reservation(self._core, self.key, refused)
+            self._reservation = Reservation(self._core, self.key, refused)
             return
         bound_us, code = self._bound_us(), None
         if permits is not None:
@@ -271,7 +271,7 @@ class Admission:
                     self._permit = await permits.take(driver, self.key, 0)
             except QueueFullError:
                 code = QueueFullError.code
-        self._turn = await self._core.measure(driver, self.key, self.cost, bound_us, code=code)
+        self._reservation = await self._core.measure(driver, self.key, self.cost, bound_us, code=code)
 
     def _bound_us(self) -> int | None:
         """The longest wait that is asked with."""
@@ -306,15 +306,15 @@ class Admission:
     # what is heard of the call
 
     async def _settle(self, driver: Driver, actual: int) -> bool:
-        turn = self.turn
-        differs = whole("actual", actual, least=0) != turn.cost or self._unheard
-        if not differs or not turn.accepted:
+        reservation = self.reservation
+        differs = whole("actual", actual, least=0) != reservation.cost or self._unheard
+        if not differs or not reservation.accepted:
             return False
         was_heard, self._unheard = not self._unheard, True
-        number = await self._core.settle(driver, turn, actual, is_told=self._policy.enforce)
+        number = await self._core.settle(driver, reservation, actual, is_told=self._policy.enforce)
         self._unheard = not number
         if number:
-            self._turn = turn.costing(actual, number, is_placed=was_heard)
+            self._reservation = reservation.costing(actual, number, is_placed=was_heard)
         return number > 0
 
     async def _heed(self, driver: Driver, response: Any, hint: ServerHint | None) -> ServerHint | None:
@@ -344,7 +344,7 @@ class Admission:
         """What the answer says of the rate: a refusal that is about a part of the server says nothing."""
         status = _status_of(response)
         age_us = max(0, round((self._core.clock.wall_us() / SECOND_US - self.sent_at) * SECOND_US))
-        waited = self.turn.granted[1] > 0
+        waited = self.reservation.granted[1] > 0
         if hint is None:
             return Lesson(age_us, is_refusal=False, is_success=status < _ILL, waited=waited)
         is_about_all = hint.scope is None or self.target is None

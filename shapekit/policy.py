@@ -14,7 +14,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from shapekit._queue.reservation import Outlook
-from shapekit._queue.scopes import ScopedTurns
+from shapekit._queue.scopes import ScopedSlots
 from shapekit._runtime.drivers import TASKS, Driver, run
 from shapekit._runtime.sleepers import AS_CONFIGURED
 from shapekit.admission import Admission, Pending
@@ -155,7 +155,7 @@ class Policy:
         """The queue under the policy."""
         self.name = self.shaper.name
         """The name of the limit, which events, metrics and the keys on the store bear."""
-        self.scoped = ScopedTurns(self.shaper.core)
+        self.scoped = ScopedSlots(self.shaper.core)
         self.permits: Permits | None = None
         if in_flight is not None:
             from shapekit._queue.inflight import Permits  # noqa: PLC0415 - only who needs permits loads them

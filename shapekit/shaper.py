@@ -143,10 +143,10 @@ class Shaper:
         `timeout`. Whoever stops waiting, for whatever reason, gives the slot back.
         """
         gives_up_us = None if timeout is None else timeout_us(timeout)
-        turn = self.reserve(key, cost=cost, max_wait=max_wait)
-        if turn.granted[1] or not turn.granted[0] or SWITCH.loud:
-            run(self._waiter.leave, turn, self._bound_us(max_wait), gives_up_us)
-        return turn
+        reservation = self.reserve(key, cost=cost, max_wait=max_wait)
+        if reservation.granted[1] or not reservation.granted[0] or SWITCH.loud:
+            run(self._waiter.leave, reservation, self._bound_us(max_wait), gives_up_us)
+        return reservation
 
     async def aschedule(
         self,
@@ -160,33 +160,33 @@ class Shaper:
         gives_up_us = timeout_us(timeout)
         if self._instant:
             await stop_if_cancelled()
-            turn = self.reserve(key, cost=cost, max_wait=max_wait)
+            reservation = self.reserve(key, cost=cost, max_wait=max_wait)
         else:
-            turn = await self.areserve(key, cost=cost, max_wait=max_wait)
-        if turn.granted[1] or not turn.granted[0] or SWITCH.loud:
-            await self._waiter.leave(TASKS, turn, self._bound_us(max_wait), gives_up_us)
-        return turn
+            reservation = await self.areserve(key, cost=cost, max_wait=max_wait)
+        if reservation.granted[1] or not reservation.granted[0] or SWITCH.loud:
+            await self._waiter.leave(TASKS, reservation, self._bound_us(max_wait), gives_up_us)
+        return reservation
 
-    def cancel(self, turn: Reservation) -> bool:
-        """Give a slot back: `turn.cancel()`."""
-        return run(self.core.cancel, turn)
+    def cancel(self, reservation: Reservation) -> bool:
+        """Give a slot back: `reservation.cancel()`."""
+        return run(self.core.cancel, reservation)
 
-    async def acancel(self, turn: Reservation) -> bool:
+    async def acancel(self, reservation: Reservation) -> bool:
         """`cancel`, awaitable."""
-        return await self.core.cancel(TASKS, turn)
+        return await self.core.cancel(TASKS, reservation)
 
-    def settle(self, turn: Reservation, actual: int) -> bool:
+    def settle(self, reservation: Reservation, actual: int) -> bool:
         """Make a call that has left cost what it turned out to cost; 0 if it never counted.
 
         Charges the difference, into debt if need be, or gives it back as far as nobody has built on it. What
         comes back helps those who have no slot yet: whoever waits keeps the slot that was promised. A cost
         that is said again changes nothing; of different ones, the last counts.
         """
-        return run(self.core.settle, turn, actual) > 0
+        return run(self.core.settle, reservation, actual) > 0
 
-    async def asettle(self, turn: Reservation, actual: int) -> bool:
+    async def asettle(self, reservation: Reservation, actual: int) -> bool:
         """`settle`, awaitable."""
-        return await self.core.settle(TASKS, turn, actual) > 0
+        return await self.core.settle(TASKS, reservation, actual) > 0
 
     def hold(self, length: Duration, *, key: str = "default") -> float:
         """Nobody leaves on `key` for `length`, in any process; returns how long it is held now.
@@ -222,16 +222,16 @@ class Shaper:
         """`held`, awaitable."""
         return await self.core.held(TASKS, key)
 
-    def remaining(self, turn: Reservation) -> float:
+    def remaining(self, reservation: Reservation) -> float:
         """Seconds until a slot comes, with the holds placed since; negative once it has passed.
 
         For whoever waits elsewhere than in `schedule`; the slot may come from another process.
         """
-        return run(self.core.remaining, turn)
+        return run(self.core.remaining, reservation)
 
-    async def aremaining(self, turn: Reservation) -> float:
+    async def aremaining(self, reservation: Reservation) -> float:
         """`remaining`, awaitable."""
-        return await self.core.remaining(TASKS, turn)
+        return await self.core.remaining(TASKS, reservation)
 
     def forecast(self, calls: int = 1, *, key: str = "default", cost: int = 1) -> Outlook:
         """When `calls` more calls will have left, if they came now and nobody else did."""

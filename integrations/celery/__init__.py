@@ -143,16 +143,16 @@ def shape_publish(task: Any, args: Any = (), kwargs: Any = None, **options: Any)
     headers = options["headers"] = dict(options.get("headers") or {})
     admission = shaped.admission_of(headers, args, kwargs or {})
     shaper = shaped.policy.shaper
-    turn = shaper.reserve(admission.key, cost=admission.cost)
-    if not turn:
-        run(shaper.core.leave, turn)
-    if turn.delay <= Settings(app).max_eta_s:
-        options["eta"] = datetime.now(UTC) + timedelta(seconds=turn.delay)
-    headers[SLIP] = Slip.travelling({"id": options["task_id"]}, turn).text()
+    reservation = shaper.reserve(admission.key, cost=admission.cost)
+    if not reservation:
+        run(shaper.core.leave, reservation)
+    if reservation.delay <= Settings(app).max_eta_s:
+        options["eta"] = datetime.now(UTC) + timedelta(seconds=reservation.delay)
+    headers[SLIP] = Slip.travelling({"id": options["task_id"]}, reservation).text()
     try:
         return task.apply_async(args, kwargs, **options)
     except BaseException:
-        turn.cancel()
+        reservation.cancel()
         raise
 
 

@@ -84,7 +84,7 @@ class Slip(NamedTuple):
     """What a message carries: its slot; and at the door of the pool, when that came, or why there is none."""
 
     attempt: str
-    turn: list[Any] | None = None
+    reservation: list[Any] | None = None
     slot: float | None = None
     """When the slot came, on this host's monotonic clock."""
     refusal: tuple[Any, ...] | None = None
@@ -104,9 +104,9 @@ class Slip(NamedTuple):
         return slip if slip.attempt == attempt_of(headers) else None
 
     @classmethod
-    def travelling(cls, headers: Mapping[str, Any], turn: Reservation) -> Self:
+    def travelling(cls, headers: Mapping[str, Any], reservation: Reservation) -> Self:
         """For a message that goes where its slot will come."""
-        return cls(attempt_of(headers), sent(turn), was_redelivered=bool(headers.get("redelivered")))
+        return cls(attempt_of(headers), sent(reservation), was_redelivered=bool(headers.get("redelivered")))
 
     def at(self, slot: float) -> Self:
         """At the door of the pool."""
@@ -243,10 +243,10 @@ class Shaped:
             admission.__enter__()
         elif slip.error is not None:
             raise self._refused(slip.error)
-        elif slip.turn is None or (late_s := time.monotonic() - slip.slot) > self.grace_s:
+        elif slip.reservation is None or (late_s := time.monotonic() - slip.slot) > self.grace_s:
             admission.taken(self._another(admission))
         else:
-            admission.taken(received(self.policy.shaper.core, slip.turn), late_s)
+            admission.taken(received(self.policy.shaper.core, slip.reservation), late_s)
         try:
             return self._called(admission, args, kwargs)
         except BaseException as error:
@@ -279,23 +279,23 @@ class Shaped:
     def _another(self, admission: Admission) -> Reservation:
         """The slot has passed: take another, and wait for it here if it is near, else come back for it."""
         shaper = self.policy.shaper
-        turn = shaper.reserve(admission.key, cost=admission.cost)
-        if turn.accepted and turn.delay > Settings(self._task.app).block_below_s:
-            self._come_back(turn)
+        reservation = shaper.reserve(admission.key, cost=admission.cost)
+        if reservation.accepted and reservation.delay > Settings(self._task.app).block_below_s:
+            self._come_back(reservation)
         try:
-            run(shaper.core.leave, turn)
+            run(shaper.core.leave, reservation)
         except RateLimitedError as error:
             raise self._refused(error) from None
-        return turn
+        return reservation
 
-    def _come_back(self, turn: Reservation) -> None:
+    def _come_back(self, reservation: Reservation) -> None:
         """The same message once more, with its slot."""
         request = self._task.request
-        headers = {**(request.headers or {}), SLIP: Slip.travelling(vars(request), turn).text()}
+        headers = {**(request.headers or {}), SLIP: Slip.travelling(vars(request), reservation).text()}
         try:
             self._task.signature_from_request(headers=headers, retries=request.retries).apply_async()
         except BaseException:
-            turn.cancel()
+            reservation.cancel()
             raise
         raise Ignore
 

@@ -61,13 +61,13 @@ class Holds:
     def __init__(self) -> None:
         self._keys: dict[str, _Held] = {}
 
-    def note(self, shaper: Shaper, turn: Reservation, park: Park) -> None:
+    def note(self, shaper: Shaper, reservation: Reservation, park: Park) -> None:
         """A message is about to be parked with this slot, whose key was held when it was last asked about."""
-        group = group_of(shaper, turn.key)
-        if group not in self._keys and (left_s := shaper.held(key=turn.key)) > 0:
+        group = group_of(shaper, reservation.key)
+        if group not in self._keys and (left_s := shaper.held(key=reservation.key)) > 0:
             park.shorten(group, left_s)
             now = time.monotonic()
-            self._keys[group] = _held(shaper, turn.key, left_s, now, now)
+            self._keys[group] = _held(shaper, reservation.key, left_s, now, now)
 
     def look(self, park: Park) -> None:
         """See whether holds have been ended, of those keys that it is time to ask about."""
@@ -155,7 +155,7 @@ class ShapingStep(bootsteps.StartStopStep):
 class Delivery:
     """A message that was delivered."""
 
-    __slots__ = ("_reject", "brings_turn", "message", "shaped", "start", "turn")
+    __slots__ = ("_reject", "brings_slot", "message", "reservation", "shaped", "start")
 
     def __init__(self, shaped: Shaped, message: Any, reject: Any, start: Callable[[], Any]) -> None:
         self.shaped = shaped
@@ -163,8 +163,8 @@ class Delivery:
         self._reject = reject
         self.start = start
         """To the pool, or away if it was revoked or has expired."""
-        self.turn: Reservation | None = None
-        self.brings_turn = False
+        self.reservation: Reservation | None = None
+        self.brings_slot = False
         """Whether its slot travels with it."""
         slip = Slip.of(message.headers)
         if slip is None:
@@ -173,12 +173,15 @@ class Delivery:
         again = headers.get("redelivered") or info.get("redelivered")
         if slip.was_redelivered:
             headers["redelivered"] = info["redelivered"] = True
-        if slip.turn is not None:
-            headers["eta"] = None  # for workers that know nothing of turns
+        if slip.reservation is not None:
+            headers["eta"] = None  # for workers that know nothing of slots
             # Who had it before may have used its slot, or be alive and still about to. Brokers in memory
             # or in files give back the very headers that were at the door of the pool.
             if not again and slip.slot is None:
-                self.turn, self.brings_turn = received(shaped.policy.shaper.core, slip.turn), True
+                self.reservation, self.brings_slot = (
+                    received(shaped.policy.shaper.core, slip.reservation),
+                    True,
+                )
 
     @property
     def name(self) -> str:
@@ -201,25 +204,25 @@ class Delivery:
         args, kwargs, _ = self.message.payload
         admission = self.shaped.admission_of(self.message.headers, args, kwargs)
         shaper = self.shaped.policy.shaper
-        turn = shaper.reserve(admission.key, cost=admission.cost)
-        if not turn:
-            run(shaper.core.leave, turn)
-        self.turn, self.brings_turn = turn, False
+        reservation = shaper.reserve(admission.key, cost=admission.cost)
+        if not reservation:
+            run(shaper.core.leave, reservation)
+        self.reservation, self.brings_slot = reservation, False
         self.message.headers["eta"] = None  # it has passed
-        return turn.delay
+        return reservation.delay
 
     def remaining(self) -> float:
         """How long until the slot comes; another is taken if there is none, or it came too long ago."""
-        if self.turn is None:
+        if self.reservation is None:
             return self.take_turn()
-        remaining_s = self.shaped.policy.shaper.remaining(self.turn)
+        remaining_s = self.shaped.policy.shaper.remaining(self.reservation)
         return self.take_turn() if remaining_s < -self.shaped.grace_s else remaining_s
 
     def give_back(self) -> bool:
         """Nobody will use the slot; False if the store is gone, so that it expires unused."""
-        if self.turn is not None:
+        if self.reservation is not None:
             try:
-                self.turn.cancel()
+                self.reservation.cancel()
             except StoreUnavailableError as error:
                 log.info("the slot of task %s could not be given back: %s", self.name, error)
                 return False
@@ -227,8 +230,8 @@ class Delivery:
 
     def go(self, remaining_s: float) -> None:
         """To the pool, now that the slot has come, `remaining_s` before now."""
-        if self.turn is not None:
-            slip = Slip.travelling(self.message.headers, self.turn)
+        if self.reservation is not None:
+            slip = Slip.travelling(self.message.headers, self.reservation)
             self._carry(slip.at(time.monotonic() + remaining_s))
         self.start()
 
@@ -243,15 +246,15 @@ class Delivery:
 
     def park(self, park: Park, holds: Holds, remaining_s: float) -> None:
         """Away, with the slot, until that is near."""
-        is_ours, name = self.turn is not None and not self.brings_turn, self.name
-        if self.turn is not None:
+        is_ours, name = self.reservation is not None and not self.brings_slot, self.name
+        if self.reservation is not None:
             shaper = self.shaped.policy.shaper
-            if self.turn.granted[3] or self.brings_turn:
-                holds.note(shaper, self.turn, park)
-            name = f"{group_of(shaper, self.turn.key)}\n{name}"
-            self._carry(Slip.travelling(self.message.headers, self.turn))
+            if self.reservation.granted[3] or self.brings_slot:
+                holds.note(shaper, self.reservation, park)
+            name = f"{group_of(shaper, self.reservation.key)}\n{name}"
+            self._carry(Slip.travelling(self.message.headers, self.reservation))
             # Even where no answer comes, it may be parked, and have the slot.
-            self.brings_turn = True
+            self.brings_slot = True
         if not park.put(name, remaining_s, self.message) and is_ours:
             # Delivered twice, and parked before: that one has a slot.
             self.give_back()
@@ -263,7 +266,7 @@ class Delivery:
 class PromptTimer(timer2.Timer):
     """A timer in a thread that hears of an entry that is earlier than what it sleeps for.
 
-    Celery's own sleeps on, for up to a second: on brokers without an event loop, turns would be missed.
+    Celery's own sleeps on, for up to a second: on brokers without an event loop, slots would be missed.
     """
 
     def _next_entry(self) -> float | None:
@@ -390,7 +393,7 @@ class Lobby:
             self._look_in(0.0)
 
     def close(self) -> None:
-        """Forget who waits: the messages are the broker's again, and whoever gets them takes other turns."""
+        """Forget who waits: the messages are the broker's again, and whoever gets them takes other slots."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
             self._is_open = False
@@ -413,7 +416,7 @@ class Lobby:
         elif delivery.is_over:
             delivery.give_back()
             delivery.start()
-        elif delivery.turn is None and delivery.early_s > 0:
+        elif delivery.reservation is None and delivery.early_s > 0:
             self._settle(delivery, delivery.early_s)
         else:
             self._go_on(delivery)

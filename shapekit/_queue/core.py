@@ -83,21 +83,21 @@ class Core:
     async def reserve(self, driver: Driver, key: str, cost: int, bound_us: int | None) -> Reservation:
         """A reservation, or a refusal, that listeners hear of."""
         try:
-            turn = await self.reserve_untold(driver, key, cost, bound_us)
+            reservation = await self.reserve_untold(driver, key, cost, bound_us)
         except StoreUnavailableError as error:
             self.reporter.failed(key, error)
             raise
         try:
-            if turn.accepted:
-                self.reporter.reserved(turn)
+            if reservation.accepted:
+                self.reporter.reserved(reservation)
             elif self.reporter.ears:
-                self.reporter.refused(key, cost, refusal(turn, bound_us))
+                self.reporter.refused(key, cost, refusal(reservation, bound_us))
             await self.budgets.look(driver, key)
         except BaseException as error:
-            if turn.accepted:
-                await driver.given_back(error, partial(self.waiter.give_up, driver, turn, error))
+            if reservation.accepted:
+                await driver.given_back(error, partial(self.waiter.give_up, driver, reservation, error))
             raise
-        return turn
+        return reservation
 
     async def reserve_untold(self, driver: Driver, key: str, cost: int, bound_us: int | None) -> Reservation:
         """`reserve`, for a flow that itself tells of the whole call."""
@@ -107,10 +107,10 @@ class Core:
 
     async def take(self, driver: Driver, key: str, cost: int) -> Granted:
         """`reserve`, for a call that leaves as soon as it may."""
-        turn = await self.reserve(driver, key, cost, self.max_wait_us)
-        if turn.granted[0] and not turn.granted[1]:
-            await self.waiter.leave(driver, turn, None, None)
-        return turn.granted
+        reservation = await self.reserve(driver, key, cost, self.max_wait_us)
+        if reservation.granted[0] and not reservation.granted[1]:
+            await self.waiter.leave(driver, reservation, None, None)
+        return reservation.granted
 
     def taker(self, key: str, cost: int) -> Callable[[], Granted]:
         """Reservations that always ask the same, prepared, for threads; `leave` goes on from there."""
@@ -125,9 +125,9 @@ class Core:
 
         return take
 
-    async def leave(self, driver: Driver, turn: Reservation) -> None:
+    async def leave(self, driver: Driver, reservation: Reservation) -> None:
         """Sleep until the slot comes, or raise what the call was refused with."""
-        await self.waiter.leave(driver, turn, self.max_wait_us, None)
+        await self.waiter.leave(driver, reservation, self.max_wait_us, None)
 
     async def measure(
         self, driver: Driver, key: str, cost: int, bound_us: int | None, *, code: str | None = None
@@ -138,42 +138,44 @@ class Core:
         """
         await driver.stop_if_cancelled()
         with self.reporter.watching(key):
-            turn = await self.reserve_untold(driver, key, cost, bound_us)
-        if not turn and code is None:
-            code = refusal(turn, bound_us).code
-        self.reporter.measured(key, cost, turn.delay, code)
+            reservation = await self.reserve_untold(driver, key, cost, bound_us)
+        if not reservation and code is None:
+            code = refusal(reservation, bound_us).code
+        self.reporter.measured(key, cost, reservation.delay, code)
         await self.budgets.look(driver, key)
-        return turn
+        return reservation
 
     # giving back and settling
 
-    async def cancel(self, driver: Driver, turn: Reservation) -> bool:
+    async def cancel(self, driver: Driver, reservation: Reservation) -> bool:
         """Give a slot back. False, and nothing happens, if it has passed or was given back already."""
-        if not turn.accepted:
+        if not reservation.accepted:
             return False
-        with self.reporter.watching(turn.key):
-            is_returned = bool(await driver.ask(self._cancel, turn.key, turn.grant))
+        with self.reporter.watching(reservation.key):
+            is_returned = bool(await driver.ask(self._cancel, reservation.key, reservation.grant))
         if is_returned:
-            self.reporter.cancelled(turn)
+            self.reporter.cancelled(reservation)
         return is_returned
 
-    async def give_back(self, driver: Driver, turn: Reservation) -> bool:
+    async def give_back(self, driver: Driver, reservation: Reservation) -> bool:
         """Give back the slot of a call that never leaves; where it is too late for that, it cost nothing."""
-        if await driver.ask(self._cancel, turn.key, turn.grant):
+        if await driver.ask(self._cancel, reservation.key, reservation.grant):
             return True
-        return await self._settled(driver, turn, 0) > 0
+        return await self._settled(driver, reservation, 0) > 0
 
-    async def settle(self, driver: Driver, turn: Reservation, actual: int, *, is_told: bool = True) -> int:
+    async def settle(
+        self, driver: Driver, reservation: Reservation, actual: int, *, is_told: bool = True
+    ) -> int:
         """Make a call cost what it turned out to cost; the number it goes on with, 0 if nothing was done."""
-        with self.reporter.watching(turn.key):
-            follows = await self._settled(driver, turn, actual)
-        if follows and is_told and actual != turn.cost:
-            self.reporter.settled(turn, actual)
+        with self.reporter.watching(reservation.key):
+            follows = await self._settled(driver, reservation, actual)
+        if follows and is_told and actual != reservation.cost:
+            self.reporter.settled(reservation, actual)
         return follows
 
-    async def _settled(self, driver: Driver, turn: Reservation, actual: int) -> int:
-        asked = (turn.grant, whole("actual", actual, least=0), nonce.fresh())
-        return int(await driver.ask(self._settle, turn.key, asked))
+    async def _settled(self, driver: Driver, reservation: Reservation, actual: int) -> int:
+        asked = (reservation.grant, whole("actual", actual, least=0), nonce.fresh())
+        return int(await driver.ask(self._settle, reservation.key, asked))
 
     # holding
 
@@ -202,9 +204,9 @@ class Core:
         """For how many seconds a key is held still; 0 if it is not."""
         return await self.waiter.held_us(driver, checked_key(key)) / SECOND_US
 
-    async def remaining(self, driver: Driver, turn: Reservation) -> float:
+    async def remaining(self, driver: Driver, reservation: Reservation) -> float:
         """Seconds until a slot comes, with the holds placed since; negative once it has passed."""
-        return await self.waiter.remaining_us(driver, turn) / SECOND_US
+        return await self.waiter.remaining_us(driver, reservation) / SECOND_US
 
     # looking
 

@@ -36,7 +36,7 @@ from shapekit.rate import SECOND_US, Duration, duration_us
 from shapekit.stores.base import Store
 
 MOST = 256
-"""The most turns that one trip takes: a script that runs longer would keep everybody else waiting."""
+"""The most slots that one trip takes: a script that runs longer would keep everybody else waiting."""
 _FIRST = 8
 """How many further slots the first busy trip asks for."""
 _GROWTH = 4
@@ -64,7 +64,7 @@ class Refill(NamedTuple):
 
 
 class GiveBack(NamedTuple):
-    """Give these turns back; they are of one generation, in order."""
+    """Give these slots back; they are of one generation, in order."""
 
     grants: tuple[Grant, ...]
 
@@ -104,7 +104,7 @@ class Stock:
         self._clock_decides = clock_decides
         self._counted = counted
         """Whether a slot that passes unused has to go back, for limits count it that have a memory."""
-        self._turns: deque[Granted] = deque()
+        self._slots: deque[Granted] = deque()
         self._returning: list[Granted] = []
         self._standing = (-1, 0, 0, 0)
         self.doubts = object()
@@ -131,7 +131,7 @@ class Stock:
 
     def __len__(self) -> int:
         """The slots that nobody has asked for yet."""
-        return len(self._turns)
+        return len(self._slots)
 
     # callers
 
@@ -148,15 +148,15 @@ class Stock:
         if cost != 1 or not self._is_sure:
             return None
         self._pass_by(now_us)
-        if not self._turns:
+        if not self._slots:
             return None
-        granted = self._handed(self._turns[0], now_us)
+        granted = self._handed(self._slots[0], now_us)
         if not granted[1] and now_us - self._heard_us > self._prefetch_us:
             # Whoever waits asks whether the key is held before leaving, and who does not wait does not.
             granted = (True, 1, *granted[2:])
         if bound_us is not None and granted[1] > bound_us:
             return None
-        self._turns.popleft()
+        self._slots.popleft()
         self._used += 1
         self._last_taken_us = max(self._last_taken_us, granted[10])
         return granted
@@ -164,7 +164,7 @@ class Stock:
     def put_back(self, granted: Granted) -> None:
         """A slot that was fetched for somebody who has gone is for the next, or goes back."""
         if granted[5] == 1 and granted[6] == self._standing[0]:
-            self._turns = deque(sorted([*self._turns, granted], key=_due_us))
+            self._slots = deque(sorted([*self._slots, granted], key=_due_us))
         else:
             self._returning.append(granted)
 
@@ -185,8 +185,8 @@ class Stock:
             return
         if standing[0] != self._standing[0]:
             # Another life of the key: what was promised in this one nobody knows there.
-            self._returning += self._turns
-            self._turns.clear()
+            self._returning += self._slots
+            self._slots.clear()
             self._last_us = self._last_taken_us = 0
         self._standing = standing
         self._sure_by = doubts
@@ -197,7 +197,7 @@ class Stock:
         """How far the clocks are apart, by an answer that was on its way for a part of the trip.
 
         The quickest answers know it best, but nobody is helped by changing it at once: who leaves by one
-        answer and who by the next would come too close. So while turns are owned, it comes down slowly.
+        answer and who by the next would come too close. So while slots are owned, it comes down slowly.
         """
         passed_us = max(0, now_us - self._heard_us)
         if trip_us > self._prefetch_us and self._heard_us:
@@ -235,7 +235,7 @@ class Stock:
         is_late = any(granted[1] > 0 for granted in (*taken, *further))
         self._is_crowded = len(asked) > 1 or is_hurried or is_late
         # They may stand in places that others have left, before those that are owned.
-        self._turns = deque(sorted([*self._turns, *further], key=_due_us))
+        self._slots = deque(sorted([*self._slots, *further], key=_due_us))
         self._last_taken_us = max([self._last_taken_us, *map(_due_us, taken)])
         self._last_us = max([self._last_us, *map(_due_us, (*taken, *further))])
         if not asked and not further:
@@ -260,7 +260,7 @@ class Stock:
         """What is to be done, while so many wait whom the stock does not serve."""
         self._pass_by(now_us)
         if waiting:
-            return Ask() if self._turns and not self._is_sure else self._refill(now_us, waiting)
+            return Ask() if self._slots and not self._is_sure else self._refill(now_us, waiting)
         idle_us = max(self._came_us, self._at_us(self._last_taken_us)) + self._prefetch_us // _PATIENCE
         if now_us >= idle_us or len(self._returning) >= MOST:
             return self._give_back(is_over=now_us >= idle_us)
@@ -277,7 +277,7 @@ class Stock:
                 return Ask()
             if (refill := self._refill(now_us, 0)).further:
                 return refill
-        return Wait(idle_us) if self._turns or self._returning else Rest()
+        return Wait(idle_us) if self._slots or self._returning else Rest()
 
     def surrender(self) -> GiveBack | Rest:
         """All that is owned, to be given back; one generation at a time."""
@@ -296,8 +296,8 @@ class Stock:
         if (not self._is_crowded and waiting < 2) or len(self._comers) < 2 or is_held:
             return Refill(0, 0)
         left_us = self._prefetch_us
-        if self._turns:
-            left_us -= self._turns[-1][10] - self._turns[0][10]
+        if self._slots:
+            left_us -= self._slots[-1][10] - self._slots[0][10]
         if left_us <= 0:
             return Refill(0, 0)
         # In proportion to what came, those who have most would keep it; so each has a part that is the same.
@@ -305,9 +305,9 @@ class Stock:
         return Refill(max(0, min(self._most, fair, MOST - waiting)), left_us)
 
     def _give_back(self, *, is_over: bool) -> GiveBack | Rest:
-        if is_over and self._turns:
-            self._returning += self._turns
-            self._turns.clear()
+        if is_over and self._slots:
+            self._returning += self._slots
+            self._slots.clear()
         if not self._returning:
             return Rest()
         generation = self._returning[0][6]
@@ -317,8 +317,8 @@ class Stock:
 
     def _pass_by(self, now_us: int) -> None:
         """A slot whose time is over is nobody's: who left by it now would be too close to the next."""
-        while self._turns and self._at_us(self._leaves_by(self._turns[0])) < now_us:
-            passed = self._turns.popleft()
+        while self._slots and self._at_us(self._leaves_by(self._slots[0])) < now_us:
+            passed = self._slots.popleft()
             self._wasted += 1
             if self._counted:
                 self._returning.append(passed)
@@ -334,7 +334,7 @@ class Stock:
             self._strikes = max(0, self._strikes - 1) if is_good else min(_MOST_STRIKES, self._strikes + 1)
             self._used = self._wasted = 0
         if (is_good or seen < _FEW) and self._is_crowded and now_us >= self._rests_until_us:
-            # Not from one on: a few turns next to each other are over before anybody hears of them.
+            # Not from one on: a few slots next to each other are over before anybody hears of them.
             grown = self._most * (2 if self._strikes else _GROWTH)
             self._most = min(MOST, max(1, grown, self._expected(now_us) // _GROWTH))
 

@@ -144,10 +144,10 @@ class Reporter:
 
     # calls
 
-    def reserved(self, turn: Reservation) -> None:
+    def reserved(self, reservation: Reservation) -> None:
         """A call took a slot."""
         if self.ears:
-            self.ears.tell(Reserved(self._name, turn.key, turn.cost, turn.delay))
+            self.ears.tell(Reserved(self._name, reservation.key, reservation.cost, reservation.delay))
 
     def waits(self, key: str, wait_us: int, *, is_bounded: bool) -> None:
         """A call begins to wait. A long wait that nothing bounds is warned of once for each key."""
@@ -181,12 +181,12 @@ class Reporter:
             delay = error.delay if isinstance(error, QueueFullError) else error.retry_after
             self.ears.tell(Refused(self._name, key, cost, error.code, delay, waited))
 
-    def ended(self, key: str, cost: int, error: BaseException, *, had_turn: bool, returned: bool) -> None:
+    def ended(self, key: str, cost: int, error: BaseException, *, had_slot: bool, returned: bool) -> None:
         """A call that waited will not leave."""
         self.failed(key, error)
         if isinstance(error, RateLimitedError):
-            self.refused(key, cost, error, waited=had_turn)
-        elif had_turn and self.ears:
+            self.refused(key, cost, error, waited=had_slot)
+        elif had_slot and self.ears:
             self.ears.tell(Cancelled(self._name, key, cost, returned))
         self.stopped(key, error)
 
@@ -195,15 +195,15 @@ class Reporter:
         if log := _log("shapekit.shaper", _DEBUG):
             log.debug("%s: key %r does not leave: %s: %s", self._name, key, type(error).__name__, error)
 
-    def cancelled(self, turn: Reservation) -> None:
+    def cancelled(self, reservation: Reservation) -> None:
         """A slot was given back."""
         if self.ears:
-            self.ears.tell(Cancelled(self._name, turn.key, turn.cost, True))
+            self.ears.tell(Cancelled(self._name, reservation.key, reservation.cost, True))
 
-    def settled(self, turn: Reservation, actual: int) -> None:
+    def settled(self, reservation: Reservation, actual: int) -> None:
         """It is known what a call cost."""
         if self.ears:
-            self.ears.tell(Settled(self._name, turn.key, turn.cost, actual))
+            self.ears.tell(Settled(self._name, reservation.key, reservation.cost, actual))
 
     def measured(self, key: str, cost: int, delay: float, code: str | None) -> None:
         """A call passed, and what would have become of it is known."""

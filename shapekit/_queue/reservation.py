@@ -99,9 +99,9 @@ class Reservation(NamedTuple):
         return f"Reservation({verdict}, key={self.key!r}, cost={self.cost}, delay={self.delay:.6f})"
 
 
-def sent(turn: Reservation) -> list[Any]:
+def sent(reservation: Reservation) -> list[Any]:
     """An accepted reservation, to be carried away."""
-    return [turn.key, *turn.granted]
+    return [reservation.key, *reservation.granted]
 
 
 def received(core: Core, told: list[Any]) -> Reservation:

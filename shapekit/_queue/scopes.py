@@ -6,7 +6,7 @@ which part nobody says beforehand: it is learned.
 
 Scoped caller: a request that may have to wait for a scope, and the lines in which such requests stand.
 
-Scoped turns: how a request gets its slot where a scope of its key may be held.
+Scoped slots: how a request gets its slot where a scope of its key may be held.
 
 It takes its slot on the key as any call does. A hold of a scope marks the key: a slot that is taken, or
 confirmed, meanwhile says so, and only then does the call ask how its scope stands. If that is held, it gives
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from shapekit._queue.core import Core
     from shapekit.target import Target
 
-__all__ = ["Caller", "Lines", "ScopedTurns", "Scopes"]
+__all__ = ["Caller", "Lines", "ScopedSlots", "Scopes"]
 
 MOST_PLACES = 2_048
 """Of how many places something is remembered; whose last answer is oldest is forgotten, leaves first."""
@@ -201,9 +201,9 @@ class Caller:
         self._target = target
         self._loop = loop
         self.asked_us = clock.now_us()
-        self.turn: Reservation | None = None
+        self.reservation: Reservation | None = None
         """The slot that it has now; several follow each other, and are told as one."""
-        self.had_turn = False
+        self.had_slot = False
         self.is_returned = False
         """Whether somebody else may have the last one."""
         self._gives_up_us = None if timeout_us is None else self.asked_us + timeout_us
@@ -252,9 +252,9 @@ class Caller:
         self.left_us = max(0, self.max_wait_us - self._before_us)
         return self.left_us
 
-    def late(self, turn: Reservation) -> Reservation:
+    def late(self, reservation: Reservation) -> Reservation:
         """The slot, delayed by what was waited before it was taken, too."""
-        return turn.after_waiting(self._before_us)
+        return reservation.after_waiting(self._before_us)
 
     def told(self, error: QueueFullError) -> QueueFullError:
         """A refusal of a slot, in terms of the whole wait."""
@@ -288,7 +288,7 @@ class Lines:
             self._lines[place] = line
         caller.stands_at = place
 
-    def is_turn_of(self, caller: Caller, alarm: Alarm) -> bool:
+    def is_first(self, caller: Caller, alarm: Alarm) -> bool:
         """Whether nobody goes before; otherwise the alarm rings when that has changed."""
         place = caller.place
         if place not in self._lines:
@@ -317,7 +317,7 @@ class Lines:
                 alarm.set()
 
 
-class ScopedTurns:
+class ScopedSlots:
     """The slots that the requests of one process take on one shaper; of one scope in the order of asking.
 
     Those of other processes may be first when a hold ends: whoever waits for a scope has no slot yet.
@@ -357,12 +357,14 @@ class ScopedTurns:
         caller = Caller(self._clock, self.scopes, key, target, cost, bound_us, gives_up_us, driver.loop())
         try:
             while True:
-                turn = await self._taken(driver, caller)
-                self._stand(caller, turn)
+                reservation = await self._taken(driver, caller)
+                self._stand(caller, reservation)
                 await core.budgets.look(driver, key)
-                if caller.has_looked or not turn.granted[3] or await self._looked(driver, caller):
-                    patience = await core.waiter.stay(driver, turn, caller.left_us, caller.time_left_us)
-                    if await self._is_free_to_leave(driver, caller, turn, patience):
+                if caller.has_looked or not reservation.granted[3] or await self._looked(driver, caller):
+                    patience = await core.waiter.stay(
+                        driver, reservation, caller.left_us, caller.time_left_us
+                    )
+                    if await self._is_free_to_leave(driver, caller, reservation, patience):
                         break
                 with driver.shielded():
                     await self._give_back(driver, caller)
@@ -371,7 +373,7 @@ class ScopedTurns:
             await driver.given_back(error, partial(self._give_up, driver, caller, error))
             raise
         core.reporter.departed(key, cost, *patience.waited_us(caller.asked_us))
-        return caller.late(turn)
+        return caller.late(reservation)
 
     async def _give_up(self, driver: Driver, caller: Caller, error: BaseException) -> None:
         """Give the slot back, and raise a refusal in terms of the whole wait."""
@@ -379,7 +381,7 @@ class ScopedTurns:
             await self._give_back(driver, caller)
         told = caller.told(error) if isinstance(error, QueueFullError) else error
         self._core.reporter.ended(
-            caller.key, caller.cost, told, had_turn=caller.had_turn, returned=caller.is_returned
+            caller.key, caller.cost, told, had_slot=caller.had_slot, returned=caller.is_returned
         )
         if told is not error:
             raise told.with_traceback(error.__traceback__) from error.__cause__
@@ -393,12 +395,12 @@ class ScopedTurns:
 
         driver.may_be_thrown()
         try:
-            turn = await self._taken_in_line(driver, caller)
+            reservation = await self._taken_in_line(driver, caller)
         except BaseException as error:
             await driver.given_back(error, left, leave)
             raise
         leave()
-        return turn
+        return reservation
 
     async def _taken_in_line(self, driver: Driver, caller: Caller) -> Reservation:
         core, lines, is_instant = self._core, self._lines, self._status.instant
@@ -417,7 +419,7 @@ class ScopedTurns:
                         caller.foresee(core.outlook(looked, 1, caller.cost).first_in)
                     caller.has_waited = True
                 await self._sleep(driver, caller, nap_until_us)
-            elif lines.is_turn_of(caller, alarm := driver.alarm()):
+            elif lines.is_first(caller, alarm := driver.alarm()):
                 if not is_instant and not caller.has_waited and not caller.is_behind:
                     # Nobody was held: as ever, those who come together share their trip to the store.
                     lines.leave(caller)
@@ -426,16 +428,16 @@ class ScopedTurns:
                 await driver.wait(alarm, STUCK_S)
 
     async def _is_free_to_leave(
-        self, driver: Driver, caller: Caller, turn: Reservation, patience: Patience
+        self, driver: Driver, caller: Caller, reservation: Reservation, patience: Patience
     ) -> bool:
         is_instant, due_us = self._status.instant, self._clock.now_us()
         caller.look_up()
         if not is_instant and not patience.is_marked and not self._has_heard(caller):
             return True
         is_free = await self._looked(driver, caller)
-        if is_free and turn.granted[1] and not is_instant:
+        if is_free and reservation.granted[1] and not is_instant:
             # Several may hear at once, in any order: they leave in that of their slots.
-            await driver.fall_in(self._core.sleepers, due_us, turn.granted[8])
+            await driver.fall_in(self._core.sleepers, due_us, reservation.granted[8])
         return is_free
 
     async def _sleep(self, driver: Driver, caller: Caller, until_us: int) -> None:
@@ -479,16 +481,16 @@ class ScopedTurns:
             caller.held_until_us = max(caller.held_until_us, until_us)
         return caller.held_until_us <= now
 
-    def _stand(self, caller: Caller, turn: Reservation) -> None:
+    def _stand(self, caller: Caller, reservation: Reservation) -> None:
         """A slot was taken, or refused. Of those that follow each other, only the first is told."""
-        if not turn:
-            raise refusal(turn, caller.left_us)
-        caller.turn, caller.is_returned = turn, False
-        if not caller.had_turn:
-            caller.had_turn = True
-            self._core.reporter.reserved(turn)
+        if not reservation:
+            raise refusal(reservation, caller.left_us)
+        caller.reservation, caller.is_returned = reservation, False
+        if not caller.had_slot:
+            caller.had_slot = True
+            self._core.reporter.reserved(reservation)
 
     async def _give_back(self, driver: Driver, caller: Caller) -> None:
-        turn, caller.turn = caller.turn, None
-        if turn is not None:
-            caller.is_returned = await self._core.give_back(driver, turn)
+        reservation, caller.reservation = caller.reservation, None
+        if reservation is not None:
+            caller.is_returned = await self._core.give_back(driver, reservation)

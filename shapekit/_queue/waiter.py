@@ -34,72 +34,72 @@ class Waiter:
         self._reporter = reporter
 
     async def leave(
-        self, driver: Driver, turn: Reservation, max_wait_us: int | None, timeout_us: int | None
+        self, driver: Driver, reservation: Reservation, max_wait_us: int | None, timeout_us: int | None
     ) -> None:
         """Sleep until the slot comes, or raise what the call was refused with."""
-        if not turn.granted[0]:
-            error = refusal(turn, max_wait_us)
-            self._reporter.stopped(turn.key, error)
+        if not reservation.granted[0]:
+            error = refusal(reservation, max_wait_us)
+            self._reporter.stopped(reservation.key, error)
             raise error
-        if not turn.granted[1]:
-            self._reporter.departed(turn.key, turn.cost)
+        if not reservation.granted[1]:
+            self._reporter.departed(reservation.key, reservation.cost)
             return
         try:
-            patience = await self.stay(driver, turn, max_wait_us, timeout_us)
+            patience = await self.stay(driver, reservation, max_wait_us, timeout_us)
         except BaseException as error:
-            await driver.given_back(error, partial(self.give_up, driver, turn, error))
+            await driver.given_back(error, partial(self.give_up, driver, reservation, error))
             raise
         if SWITCH.loud:
-            self._reporter.departed(turn.key, turn.cost, *patience.waited_us())
+            self._reporter.departed(reservation.key, reservation.cost, *patience.waited_us())
 
     async def stay(
-        self, driver: Driver, turn: Reservation, max_wait_us: int | None, timeout_us: int | None
+        self, driver: Driver, reservation: Reservation, max_wait_us: int | None, timeout_us: int | None
     ) -> Patience:
         """Sleep until the slot comes. What ends that early is raised, and the slot is still taken."""
-        patience = self._patience(turn, max_wait_us, timeout_us)
-        if not turn.granted[1]:
+        patience = self._patience(reservation, max_wait_us, timeout_us)
+        if not reservation.granted[1]:
             return patience
         is_bounded = max_wait_us is not None or timeout_us is not None
-        self._reporter.waits(turn.key, turn.granted[1], is_bounded=is_bounded)
+        self._reporter.waits(reservation.key, reservation.granted[1], is_bounded=is_bounded)
         # Several tasks may hear from the store at once: on trio they then come by in any order.
         is_awaited = not self._status.instant
         lookout: Lookout | None = None
         while True:
             if not patience.is_held:
                 until_us = patience.nap_until_us()
-                await driver.sleep(self._sleepers, until_us, patience.turn, others_too=is_awaited)
+                await driver.sleep(self._sleepers, until_us, patience.order, others_too=is_awaited)
             else:
                 lookout = lookout or Lookout(self._status, (patience.key,), patience.asked_us)
                 alarm = driver.alarm()
                 lookout.lie_down(alarm)
                 try:
                     until_us = min(patience.nap_until_us(), lookout.until_us(patience.due_us))
-                    await driver.sleep(self._sleepers, until_us, patience.turn, others_too=True, news=alarm)
+                    await driver.sleep(self._sleepers, until_us, patience.order, others_too=True, news=alarm)
                 finally:
                     lookout.get_up(alarm)
             if patience.is_over():
-                patience.hear(await self._status.leaving(driver, turn.key))
+                patience.hear(await self._status.leaving(driver, reservation.key))
                 if patience.is_over():
                     break
             elif lookout is not None and lookout.is_time(self._clock.now_us()):
                 patience.hear(*await lookout.look(driver))
         if is_awaited:
-            await driver.fall_in(self._sleepers, patience.nap_until_us(), patience.turn)
+            await driver.fall_in(self._sleepers, patience.nap_until_us(), patience.order)
         return patience
 
-    async def give_up(self, driver: Driver, turn: Reservation, error: BaseException) -> None:
+    async def give_up(self, driver: Driver, reservation: Reservation, error: BaseException) -> None:
         """Give back the slot of a call that will not leave, and say so."""
         is_returned = False
         # Where the store is gone by now, it is not that of which the caller is to be told.
         with suppress(StoreUnavailableError):
-            is_returned = await turn.core.give_back(driver, turn)
-        self._reporter.ended(turn.key, turn.cost, error, had_turn=True, returned=is_returned)
+            is_returned = await reservation.core.give_back(driver, reservation)
+        self._reporter.ended(reservation.key, reservation.cost, error, had_slot=True, returned=is_returned)
 
-    async def remaining_us(self, driver: Driver, turn: Reservation) -> int:
+    async def remaining_us(self, driver: Driver, reservation: Reservation) -> int:
         """How long until the slot comes, as its key stands now; negative once it has passed."""
-        with self._reporter.watching(turn.key):
-            standing = await self._status.ask(driver, turn.key)
-        patience = Patience(self._clock, turn.key, turn.granted, standing.ahead_us, None, None)
+        with self._reporter.watching(reservation.key):
+            standing = await self._status.ask(driver, reservation.key)
+        patience = Patience(self._clock, reservation.key, reservation.granted, standing.ahead_us, None, None)
         patience.hear(standing)
         return patience.due_us - self._clock.now_us()
 
@@ -113,10 +113,12 @@ class Waiter:
         """How far ahead the hold of a key is to be ended, so that all who wait hear of it in time."""
         return AT_ONCE_US if self._status.hears_all else notice_us(await self.held_us(driver, key))
 
-    def _patience(self, turn: Reservation, max_wait_us: int | None, timeout_us: int | None) -> Patience:
-        granted = turn.granted
+    def _patience(
+        self, reservation: Reservation, max_wait_us: int | None, timeout_us: int | None
+    ) -> Patience:
+        granted = reservation.granted
         ahead_us = 0 if self._clock_decides else self._clock.now_us() - (granted[2] - granted[1])
-        return Patience(self._clock, turn.key, granted, ahead_us, max_wait_us, timeout_us)
+        return Patience(self._clock, reservation.key, granted, ahead_us, max_wait_us, timeout_us)
 
 
 class Patience:
@@ -126,7 +128,7 @@ class Patience:
     """
 
     __slots__ = (
-        *("asked_us", "due_us", "is_held", "is_marked", "key", "turn"),
+        *("asked_us", "due_us", "is_held", "is_marked", "key", "order"),
         *("_clock", "_generation", "_gives_up_us", "_max_wait_us", "_queued_us"),
     )
 
@@ -148,7 +150,7 @@ class Patience:
             _,
             self._generation,
             _,
-            self.turn,
+            self.order,
             _,
             self._queued_us,
             _,
@@ -203,10 +205,10 @@ class Patience:
             raise QueueFullError(held_back, self.key, wait_us / SECOND_US, self._max_wait_us / SECOND_US)
 
 
-def refusal(turn: Reservation, max_wait_us: int | None) -> RateLimitedError:
+def refusal(reservation: Reservation, max_wait_us: int | None) -> RateLimitedError:
     """What a slot that was not given is refused with."""
-    decision = turn.decision
+    decision = reservation.decision
     if decision.binding is not None:
         # A queue names what refused only where that is a spent budget, by whatever name it has there.
-        return QuotaExhaustedError(decision, turn.key)
-    return QueueFullError(decision, turn.key, turn.delay, (max_wait_us or 0) / SECOND_US)
+        return QuotaExhaustedError(decision, reservation.key)
+    return QueueFullError(decision, reservation.key, reservation.delay, (max_wait_us or 0) / SECOND_US)

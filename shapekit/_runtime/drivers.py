@@ -43,13 +43,13 @@ class Driver(ABC):
 
     @abstractmethod
     async def sleep(
-        self, sleepers: Sleepers, until_us: int, turn: int = 0, *, others_too: bool = False, news: Any = None
+        self, sleepers: Sleepers, until_us: int, order: int = 0, *, others_too: bool = False, news: Any = None
     ) -> None:
-        """Until then, or until the alarm `news` rings; tasks of one loop go in the order of turns."""
+        """Until then, or until the alarm `news` rings; tasks of one loop go in the order given."""
 
     @abstractmethod
-    async def fall_in(self, sleepers: Sleepers, due_us: int, turn: int) -> None:
-        """Let the tasks of this loop go first that are due as well, and have a lower turn."""
+    async def fall_in(self, sleepers: Sleepers, due_us: int, order: int) -> None:
+        """Let the tasks of this loop go first that are due as well, and have a lower one."""
 
     @abstractmethod
     async def rest(self, sleepers: Sleepers, alarm: Any, until_us: int | None) -> None:
@@ -96,7 +96,7 @@ class _Threads(Driver):
         return twin.call(*args, **named)
 
     async def sleep(
-        self, sleepers: Sleepers, until_us: int, turn: int = 0, *, others_too: bool = False, news: Any = None
+        self, sleepers: Sleepers, until_us: int, order: int = 0, *, others_too: bool = False, news: Any = None
     ) -> None:
         warn_in_event_loop()
         if news is None:
@@ -104,7 +104,7 @@ class _Threads(Driver):
         else:
             sleepers.rest(news, until_us)
 
-    async def fall_in(self, sleepers: Sleepers, due_us: int, turn: int) -> None:
+    async def fall_in(self, sleepers: Sleepers, due_us: int, order: int) -> None:
         """Threads have no order among each other."""
 
     async def rest(self, sleepers: Sleepers, alarm: Any, until_us: int | None) -> None:
@@ -142,12 +142,12 @@ class _Tasks(Driver):
         return twin.acall(*args, **named)
 
     async def sleep(
-        self, sleepers: Sleepers, until_us: int, turn: int = 0, *, others_too: bool = False, news: Any = None
+        self, sleepers: Sleepers, until_us: int, order: int = 0, *, others_too: bool = False, news: Any = None
     ) -> None:
-        await sleepers.asleep(until_us, turn, others_too=others_too, news=news)
+        await sleepers.asleep(until_us, order, others_too=others_too, news=news)
 
-    async def fall_in(self, sleepers: Sleepers, due_us: int, turn: int) -> None:
-        await sleepers.asleep(due_us, turn, others_too=True)
+    async def fall_in(self, sleepers: Sleepers, due_us: int, order: int) -> None:
+        await sleepers.asleep(due_us, order, others_too=True)
 
     async def rest(self, sleepers: Sleepers, alarm: Any, until_us: int | None) -> None:
         await sleepers.arest(alarm, until_us)

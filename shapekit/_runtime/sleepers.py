@@ -5,8 +5,8 @@ suspended notices on waking, and nothing fires early.
 
 Line: who sleeps on one event loop, in the order in which they go.
 
-A loop that comes late to its timers wakes those who are due in any order. So whoever wakes before its
-turn lies down again, and whoever goes wakes the next. Only tasks of that loop touch its line.
+A loop that comes late to its timers wakes those who are due in any order. So whoever wakes too
+early lies down again, and whoever goes wakes the next. Only tasks of that loop touch its line.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Line:
         self._alarms: dict[Place, AsyncAlarm] = {}
         self._latest_us = 0
 
-    def join(self, due_us: int, turn: int) -> Place:
+    def join(self, due_us: int, order: int) -> Place:
         """Stand in line."""
-        place = (due_us, turn, next(_numbers))
+        place = (due_us, order, next(_numbers))
         insort(self._places, place)
         return place
 
@@ -99,18 +99,18 @@ class Sleepers:
             self._check_open()
 
     async def asleep(
-        self, until_us: int, turn: int = 0, *, others_too: bool = False, news: AsyncAlarm | None = None
+        self, until_us: int, order: int = 0, *, others_too: bool = False, news: AsyncAlarm | None = None
     ) -> None:
         """Suspend this task until then; where there is `news` before, maybe not that long.
 
         Of those on this loop who are due, whoever is due first goes first, and of those who are due
-        together whoever has the lower `turn`; with `others_too`, whoever is about to come here counts.
+        together whoever has the lower `order`; with `others_too`, whoever is about to come here counts.
         """
         clock, loop = self._clock, running_loop()
         line = self._lines.get(loop)
         if line is None:
             line = self._lines[loop] = Line()
-        place = line.join(until_us, turn)
+        place = line.join(until_us, order)
         try:
             if others_too:
                 await others_first()

@@ -64,7 +64,7 @@ def made(store):
 def test_a_call_that_never_counted_is_given_back_once(store):
     policy = made(store)
     with policy.admit() as admission:
-        turn = admission.turn
+        turn = admission.reservation
     for _ in range(5):
         with policy.admit():
             store.clock.advance(0.1)
@@ -103,7 +103,7 @@ def test_a_settlement_whose_answer_is_lost_and_that_is_said_again_counts_once(st
 def test_a_word_that_comes_late_changes_nothing(store):
     policy = made(store)
     with policy.admit(cost=4) as admission:
-        grant = admission.turn.grant
+        grant = admission.reservation.grant
     settle = store.bind("said", policy.shaper.core.queue, SETTLE)
     follows = settle("default", (grant, 9, 1_001))
     assert follows

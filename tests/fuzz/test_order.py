@@ -67,7 +67,7 @@ class World:
             case "observe":
                 call.observe(answer)
             case "cancel":
-                call.turn.cancel()
+                call.reservation.cancel()
             case "cancel_later":
                 self.turns.append(policy.shaper.reserve(max_wait=60))
                 self.turns[number % len(self.turns)].cancel()
@@ -75,7 +75,7 @@ class World:
                 assert call.delay >= 0
                 assert call.decision.remaining >= 0
             case "pickle":
-                pickle.loads(pickle.dumps(call.turn.grant))
+                pickle.loads(pickle.dumps(call.reservation.grant))
             case "hold":
                 policy.shaper.hold(amount)
             case "resume":

@@ -49,7 +49,7 @@ class Asker:
 
     def one_by_hand(self, max_tokens):
         with suppress(*EXPECTED), self.budget.admit({"max_tokens": max_tokens}) as call:
-            departs_at = call._entered[0].turn.grant.departs_at_us
+            departs_at = call._entered[0].reservation.grant.departs_at_us
             usage = None
             for line in self.ask(max_tokens):
                 usage = line.get("usage", usage)

@@ -123,7 +123,7 @@ class Passage(NamedTuple):
     @classmethod
     def of(cls, admission: Admission) -> Self:
         """From an admission that was entered."""
-        return cls(admission.key, admission.turn)
+        return cls(admission.key, admission.reservation)
 
     @property
     def delay(self) -> float:

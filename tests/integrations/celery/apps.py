@@ -37,7 +37,7 @@ def make_app(url):
         told = {"at": time.time(), "id": request.id, "retries": request.retries, **more}
         shaped = getattr(task, "shaped", None)
         if shaped is not None:
-            turn = shaped.admission.turn
+            turn = shaped.admission.reservation
             told |= {"slot": turn.departs_at, "cost": turn.cost, "key": turn.key}
         client.rpush(f"ran:{account}", json.dumps(told))
 

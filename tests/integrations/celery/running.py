@@ -67,7 +67,7 @@ def make_app(url, **what):
 
     def shaped(name, rate):
         def run(self, where, number, takes=0.0):
-            turn = self.shaped.admission.turn
+            turn = self.shaped.admission.reservation
             started, late = time.monotonic(), time.time() - turn.departs_at
             row = [started, number, self.request.id, turn.departs_at, worker, takes, late]
             # Once more where the connection was lost: what has run is to be known.

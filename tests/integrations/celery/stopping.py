@@ -22,7 +22,7 @@ def make_app(url):
 
     def received(self, delivery):
         is_accepted = state.reserved_requests <= state.active_requests
-        if delivery.turn is not None and next(came) > LEAST_BEFORE and is_accepted:
+        if delivery.reservation is not None and next(came) > LEAST_BEFORE and is_accepted:
             os.kill(os.getpid(), signal.SIGTERM)
         receive(self, delivery)
 

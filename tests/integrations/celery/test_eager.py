@@ -90,7 +90,7 @@ class TestEachWayOfCalling:
     def test_takes_a_turn_each_time_that_it_calls_itself(self, eager, way):
         def run(self, depth):
             inner = self.run(depth - 1) if depth else []
-            return [self.shaped.admission.turn.departs_at, *inner]
+            return [self.shaped.admission.reservation.departs_at, *inner]
 
         task = eager.shaped(run, bind=True)
         assert way(task, 3) == pytest.approx([0, SLOT_S, 2 * SLOT_S, 3 * SLOT_S])

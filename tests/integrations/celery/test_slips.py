@@ -55,7 +55,12 @@ def test_a_task_whose_slot_was_taken_by_its_worker_has_a_whole_admission():
     @app.task(base=ShapedTask, bind=True, shape=policy, shared=False)
     def work(self):
         admission = self.shaped.admission
-        return admission.decision.allowed, admission.settle(3), admission.turn.cost, admission.turn.core
+        return (
+            admission.decision.allowed,
+            admission.settle(3),
+            admission.reservation.cost,
+            admission.reservation.core,
+        )
 
     slot = policy.shaper.reserve()
     slip = Slip.travelling(HEADERS, slot).at(time.monotonic())

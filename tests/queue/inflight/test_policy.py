@@ -217,9 +217,9 @@ def test_what_is_only_measured_is_not_kept_waiting_in_a_thread_either():
 async def test_what_could_never_leave_is_measured_and_takes_no_permit():
     policy = Policy(gates=[GCRA("10/s", burst=5)], concurrency=1, enforce=False)
     with policy.admit(cost=6) as one:
-        assert (one.turn.accepted, one.holds_permit) == (False, False)
+        assert (one.reservation.accepted, one.holds_permit) == (False, False)
     async with policy.aadmit(cost=6) as two:
-        assert (two.turn.accepted, two.holds_permit) == (False, False)
+        assert (two.reservation.accepted, two.holds_permit) == (False, False)
     assert standing(policy) == (0, 0)
 
 
