@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Protocol
 from weakref import ref
 
-from shapekit._queue.heartbeat import STUCK_US, Call, Waiter, keeper_of, rooms_of
+from shapekit._queue.heartbeat import STUCK_US, Call, PermitWaiter, heartbeat_of, registry_of
 from shapekit._runtime import background as afterwards
 from shapekit._runtime.drivers import Driver, run
 from shapekit._runtime.event import running_loop
@@ -123,7 +123,7 @@ class Permit(Call):
 
     @property
     def limit_of(self) -> object:
-        return self._permits.rooms
+        return self._permits.registry
 
     def __del__(self) -> None:
         # Whoever was interrupted before it could ask has nothing to be told apart by.
@@ -139,13 +139,13 @@ class Permits:
         self.instant = store.instant
         self.clock = store.clock
         self._sleepers = sleepers
-        self.rooms = rooms_of(store, name)
+        self.registry = registry_of(store, name)
         # Where nobody else can hold a permit, and nothing gets lost, nobody need look.
         self._looks = store.shared or not store.instant
-        self._keeper = keeper_of(store) if store.shared else None
+        self._heartbeat = heartbeat_of(store) if store.shared else None
         self._is_awaited = store.awaited_only
         program = limit if store.shared else limit.unending()
-        self.rooms.lease_us = min(self.rooms.lease_us, program.lease_us)
+        self.registry.lease_us = min(self.registry.lease_us, program.lease_us)
         bound = (name, program)
         self._enter = store.twin(*bound, ENTER)
         self._watch = store.twin(*bound, WATCH)
@@ -164,7 +164,7 @@ class Permits:
         task has no permit, or gives it back.
         """
         await driver.stop_if_cancelled()
-        if self.rooms.is_unsure(key):
+        if self.registry.is_unsure(key):
             await self._heal(driver, key)
         patience = _Patience(self, key, max_wait_us, timeout_us)
         permit = self._begun(key, driver.loop())
@@ -173,16 +173,16 @@ class Permits:
             place, came_with = await self._asked(driver, permit, int(max_wait_us != 0))
             if not self._is_permitted(permit, place, came_with, patience):
                 if max_wait_us is None and timeout_us is None:
-                    check(key, self.rooms, self.limit.limit)
-                await self._wait(driver, permit, self.rooms.join(permit, came_with), patience)
+                    check(key, self.registry, self.limit.limit)
+                await self._wait(driver, permit, self.registry.join(permit, came_with), patience)
                 permit.waited_us = patience.waited_us()
-            self.rooms.arrive(permit)
+            self.registry.arrive(permit)
         except BaseException as error:
             await driver.given_back(error, partial(self.leave, driver, permit))
             raise
         return permit
 
-    async def _wait(self, driver: Driver, permit: Permit, waiter: Waiter, patience: _Patience) -> None:
+    async def _wait(self, driver: Driver, permit: Permit, waiter: PermitWaiter, patience: _Patience) -> None:
         key = permit.key
         while not waiter.has_permit:
             if waiter.is_lost:
@@ -198,10 +198,10 @@ class Permits:
                 raise patience.refusal()
             if not is_looker or waiter.has_permit:
                 continue
-            if self.rooms.has_lost(key):
+            if self.registry.has_lost(key):
                 await self._heal(driver, key)
             elif self._looks:
-                self.rooms.hear(key, await driver.ask(self._watch, key, permit.owner))
+                self.registry.hear(key, await driver.ask(self._watch, key, permit.owner))
         waiter.go()
 
     def has_begun(self, permit: Permit, *, is_enclosing: bool) -> None:
@@ -213,7 +213,7 @@ class Permits:
     async def leave(self, driver: Driver, permit: Call) -> None:
         """Give a permit back; again, this does nothing. Where the store is gone, it hears of it later."""
         # What a process had in flight when it was forked is its own, and not the child's.
-        if permit.is_over or permit.owner != self.rooms.owner:
+        if permit.is_over or permit.owner != self.registry.owner:
             return
         place = (permit.key, permit.owner, permit.number)
         try:
@@ -226,8 +226,8 @@ class Permits:
             self._end(permit, is_sure=False)
             return
         self._end(permit, is_sure=told[0] >= 0)
-        self.rooms.hear(permit.key, told)
-        if self.rooms.has_lost(permit.key) and not self._is_awaited:
+        self.registry.hear(permit.key, told)
+        if self.registry.has_lost(permit.key) and not self._is_awaited:
             # The permit may be given to a call that never comes for it: the next one in line has it.
             afterwards.do(run, self._heal, permit.key)
 
@@ -256,9 +256,9 @@ class Permits:
         """A call that is about to ask, known here from now on."""
         afterwards.ready()
         permit = Permit(self, key)
-        is_kept = self.rooms.admit(permit, loop)
-        if self._keeper is not None and not is_kept:
-            self._keeper.keep(self.rooms, self.keep)
+        is_kept = self.registry.admit(permit, loop)
+        if self._heartbeat is not None and not is_kept:
+            self._heartbeat.keep(self.registry, self.keep)
         return permit
 
     def _is_permitted(self, permit: Permit, place: int, came_with: int, patience: _Patience) -> bool:
@@ -266,7 +266,7 @@ class Permits:
         if place == REFUSED:
             self._end(permit, is_sure=True)
             raise patience.refusal()
-        self.rooms.hear(permit.key, (came_with, permit.number) if place == PERMITTED else (came_with,))
+        self.registry.hear(permit.key, (came_with, permit.number) if place == PERMITTED else (came_with,))
         return place == PERMITTED
 
     async def _asked(self, driver: Driver, permit: Permit, may_wait: int) -> tuple[int, int]:
@@ -277,15 +277,15 @@ class Permits:
         return answer
 
     def _end(self, permit: Call, *, is_sure: bool) -> None:
-        unsure_until_us = 0 if is_sure else self.clock.now_us() + self.rooms.lease_us
-        self.rooms.end(permit, unsure_until_us=unsure_until_us)
+        unsure_until_us = 0 if is_sure else self.clock.now_us() + self.registry.lease_us
+        self.registry.end(permit, unsure_until_us=unsure_until_us)
 
     async def _heal(self, driver: Driver, key: str) -> None:
         since_us = self.clock.now_us()
-        told = await driver.ask(self.keep, key, *self.rooms.alive(key, since_us))
-        self.rooms.renewed(key, told, since_us, self.clock.now_us())
+        told = await driver.ask(self.keep, key, *self.registry.alive(key, since_us))
+        self.registry.renewed(key, told, since_us, self.clock.now_us())
 
-    def _pause_us(self, waiter: Waiter, is_looker: bool) -> int | None:
+    def _pause_us(self, waiter: PermitWaiter, is_looker: bool) -> int | None:
         """After how long to see how things stand, beside what is heard; None for never."""
         if not self._looks:
             # Only whether the loops of others were closed, which tells nobody of it.
@@ -314,7 +314,7 @@ class _Patience:
             ends.append(self._clock.now_us() + pause_us)
         return min([end for end in ends if end is not None], default=None)
 
-    def is_over(self, waiter: Waiter) -> bool:
+    def is_over(self, waiter: PermitWaiter) -> bool:
         """Whether it was long enough. TimeoutError if it was too long for the caller."""
         if waiter.has_permit or waiter.is_lost:
             return False

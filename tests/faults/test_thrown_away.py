@@ -108,7 +108,7 @@ CASES = [
 ]
 
 NEVER_BEGUN = re.compile(
-    r"coroutine '(Line\._run|Loop\._answers|LeaseKeeper\._run|AbstractConnection\.\w+)' was never awaited"
+    r"coroutine '(Line\._run|Loop\._answers|Heartbeat\._run|AbstractConnection\.\w+)' was never awaited"
 )
 
 # throwing away

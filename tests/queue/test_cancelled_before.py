@@ -47,7 +47,7 @@ def policy(store, **options):
 
 
 def _nobody_sits(policy):
-    return policy.permits is None or policy.permits.rooms.places() == []
+    return policy.permits is None or policy.permits.registry.places() == []
 
 
 async def enter(admission):

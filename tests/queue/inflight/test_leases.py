@@ -112,7 +112,7 @@ def test_a_living_worker_keeps_its_permit_for_ever(tmp_path):
     other.close()
 
 
-def test_one_keeper_renews_all_that_is_in_flight_at_a_store(tmp_path):
+def test_one_heartbeat_renews_all_that_is_in_flight_at_a_store(tmp_path):
     clock = ManualClock(1_000.0)
     store = SQLiteStore(tmp_path / "limits.db", clock=clock)
     limit = Concurrency(1, "30s")

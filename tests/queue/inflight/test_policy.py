@@ -23,7 +23,7 @@ from shapekit import (
     off,
     shaped,
 )
-from shapekit._queue.heartbeat import keeper_of
+from shapekit._queue.heartbeat import heartbeat_of
 from shapekit.algorithms.queue.queue import LOOK
 from shapekit.integrations.tenacity import shaped_retrying
 from shapekit.stores.redis import RedisStore
@@ -265,21 +265,21 @@ def test_a_forked_child_has_nothing_in_flight(tmp_path):
     policy.shaper.core.store.close()
 
 
-def test_the_keeper_goes_when_nothing_is_in_flight(tmp_path):
+def test_the_heartbeat_ends_when_nothing_is_in_flight(tmp_path):
     clock = ManualClock(1_000.0)
     store = SQLiteStore(tmp_path / "limits.db", clock=clock)
-    policy, keeper = Policy(concurrency=1, name="api", store=store), keeper_of(store)
-    assert not keeper._runs
+    policy, heartbeat = Policy(concurrency=1, name="api", store=store), heartbeat_of(store)
+    assert not heartbeat._runs
     for _ in range(3):
         with policy.admit():
-            assert keeper._runs
+            assert heartbeat._runs
             clock.advance(60.0)
     gives_up = time.monotonic() + PATIENCE_S
-    while keeper._runs:
+    while heartbeat._runs:
         clock.advance(20.0)
         assert time.monotonic() < gives_up
     with policy.admit():
-        assert keeper._runs
+        assert heartbeat._runs
     store.close()
 
 

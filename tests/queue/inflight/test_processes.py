@@ -88,7 +88,7 @@ def test_the_permits_of_a_killed_process_come_back_when_its_lease_is_over_and_no
     victim.kill()
     victim.wait(PATIENCE_S)
     (_, owners, _, _), killed_at_us, _ = look("default")
-    ends_us = {owner: until for owner, until, _ in owners if owner != policy.permits.rooms.owner}
+    ends_us = {owner: until for owner, until, _ in owners if owner != policy.permits.registry.owner}
     assert len(ends_us) == 1
     (end_us,) = ends_us.values()
     assert end_us <= killed_at_us + 2 * SECOND_US
