@@ -409,7 +409,7 @@ class LeakyQueue(WiredQueue):
     ) -> tuple[Line | None, Granted, int, bool]:
         """`reserve`, of which the caller is told that it has to look further, and which keeps the mark."""
         mark = marked(line[6])
-        after, granted, life, is_taken = self.reserve(_remarked(line, 0), now, asked, skew)
+        after, granted, life, is_taken = self.reserve(_remarked(line, now), now, asked, skew)
         told = (*granted[:3], True, *granted[4:])
         if after is None or not is_taken:
             return line, told, 0, False
