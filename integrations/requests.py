@@ -34,6 +34,7 @@ from shapekit._adapters.http.request import (
 from shapekit._runtime import forks
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
+from shapekit.policy import Policy
 
 try:
     import requests
@@ -174,6 +175,11 @@ class ShapedAdapter(BaseAdapter):
         if adapter is None:
             adapter = HTTPAdapter(**inner)
         _settle(self, adapter, _Limit.of("ShapedAdapter", shaping))
+
+    @property
+    def policy(self) -> Policy | None:
+        """The policy of the requests that no route is for, to hold, resume or forecast it; None without."""
+        return self._limit.outgoing.policy
 
     def send(
         self,

@@ -176,6 +176,11 @@ class Outgoing:
         if self._main is None and self._is_plain:
             raise ConfigError("rate", shaping.get("rate"), "is missing", f'write {wrapper}(rate="10/s")')
 
+    @property
+    def policy(self) -> Policy | None:
+        """The policy of the requests that no route is for; None where they are not shaped."""
+        return None if self._main is None else self._main.policy
+
     def admission(
         self, target: Target, options: Any = None, request: Any = None, *, fits_s: float | None = None
     ) -> Admission | None:

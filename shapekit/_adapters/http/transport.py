@@ -25,6 +25,7 @@ from shapekit._runtime import forks
 from shapekit._runtime.cancellation import given_back, giving_back
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError, ShapekitError, StoreUnavailableError
+from shapekit.policy import Policy
 
 __all__ = ["HeldStream", "Transport"]
 
@@ -116,6 +117,11 @@ class Transport:
         self._options = options
         self._sync = self._async = transport
         self._lock = forks.lock()
+
+    @property
+    def policy(self) -> Policy | None:
+        """The policy of the requests that no route is for, to hold, resume or forecast it; None without."""
+        return self._outgoing.policy
 
     # sending
 
