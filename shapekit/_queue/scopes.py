@@ -139,7 +139,7 @@ class Scopes:
         )
 
     def heard_until_us(self, key: str, scope: str, since_us: int) -> int:
-        """Until when a hold lasts that was placed here since then, or ever heard of; 0 if none was."""
+        """Until when a hold lasts that this process placed since then; since 0, any that it knows of."""
         hold = self._heard.get((key, scope))
         return hold.until_us if hold is not None and hold.at_us >= since_us else 0
 
