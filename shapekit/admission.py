@@ -344,7 +344,7 @@ class Admission:
         """What the answer says of the rate: a refusal that is about a part of the server says nothing."""
         status = _status_of(response)
         age_us = max(0, round((self._core.clock.wall_us() / SECOND_US - self.sent_at) * SECOND_US))
-        waited = self.reservation.granted[1] > 0
+        waited = self.reservation.delay > 0
         if hint is None:
             return Lesson(age_us, is_refusal=False, is_success=status < _ILL, waited=waited)
         is_about_all = hint.scope is None or self.target is None

@@ -24,7 +24,6 @@ from shapekit._runtime import forks
 from shapekit._runtime.cancellation import stop_if_cancelled
 from shapekit._runtime.drivers import TASKS, run
 from shapekit.admission import Admission
-from shapekit.algorithms.queue.slots import Granted
 from shapekit.config import CostSpec, PolicyOptions, checked_options
 from shapekit.errors import ConfigError
 from shapekit.keys import KeyTemplate
@@ -83,7 +82,7 @@ class Calls:
         whose = self.key if key is None and isinstance(self.key, str) else key
         return self.policy.forecast(calls, key=whose, cost=cost)
 
-    def taker(self) -> Callable[[], Granted] | None:
+    def taker(self) -> Callable[[], Reservation | None] | None:
         """The reservation of every call, prepared, where all of them ask the same and nobody looks on."""
         policy = self.policy
         plain = policy.enforce and policy.refund_on is None and policy.permits is None
@@ -224,12 +223,10 @@ def _plain(function: Callable[..., Any], calls: Calls) -> Callable[..., Any]:
 
     if take is None:
         return call
-    key = str(calls.key)
 
     def call_at_once(*args: Any, **kwargs: Any) -> Any:
-        granted = take()
-        if granted[1] or not granted[0]:
-            run(core.leave, Reservation(core, key, granted))
+        if (reservation := take()) is not None:
+            run(core.leave, reservation)
         return function(*args, **kwargs)
 
     return call_at_once
@@ -244,13 +241,11 @@ def _coroutine(function: Callable[..., Any], calls: Calls) -> Callable[..., Any]
 
     if take is None or not core.store.instant:
         return call
-    key = str(calls.key)
 
     async def call_at_once(*args: Any, **kwargs: Any) -> Any:
         await stop_if_cancelled()
-        granted = take()
-        if granted[1] or not granted[0]:
-            await core.leave(TASKS, Reservation(core, key, granted))
+        if (reservation := take()) is not None:
+            await core.leave(TASKS, reservation)
         return await function(*args, **kwargs)
 
     return call_at_once

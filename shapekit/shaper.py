@@ -17,6 +17,7 @@ from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.adaptive.aimd import Adaptive
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.queue.queue import LeakyQueue
+from shapekit.algorithms.queue.slots import ACCEPTED, WAIT_US
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError
 from shapekit.events import Listener, Listening
@@ -30,7 +31,6 @@ __all__ = ["Shaper"]
 UNPACED: Any = object()
 """In place of a rate: everything leaves at once, unless the key is held."""
 _ONE = 1
-_new = tuple.__new__
 
 
 class Shaper:
@@ -116,14 +116,15 @@ class Shaper:
         if SWITCH.loud:
             return run(self.core.reserve, key, cost, self._bound_us(max_wait))
         bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
-        return _new(Reservation, (self.core, key, self._grant(key, (cost, bound_us, nonce.fresh()))))
+        return Reservation(self.core, key, self._grant(key, (cost, bound_us, nonce.fresh())))
 
     async def areserve(
         self, key: str = "default", *, cost: int = 1, max_wait: Duration | None = AS_CONFIGURED
     ) -> Reservation:
         """`reserve`, awaitable."""
-        self._check(key, cost)
-        bound_us = self._bound_us(max_wait)
+        if cost is not _ONE or key.__class__ is not str:
+            self._check(key, cost)
+        bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
         await stop_if_cancelled()
         if SWITCH.loud:
             return await self.core.reserve(TASKS, key, cost, bound_us)
@@ -144,7 +145,8 @@ class Shaper:
         """
         gives_up_us = None if timeout is None else timeout_us(timeout)
         reservation = self.reserve(key, cost=cost, max_wait=max_wait)
-        if reservation.granted[1] or not reservation.granted[0] or SWITCH.loud:
+        granted = reservation.granted
+        if granted[WAIT_US] or not granted[ACCEPTED] or SWITCH.loud:
             run(self._waiter.leave, reservation, self._bound_us(max_wait), gives_up_us)
         return reservation
 
@@ -163,7 +165,8 @@ class Shaper:
             reservation = self.reserve(key, cost=cost, max_wait=max_wait)
         else:
             reservation = await self.areserve(key, cost=cost, max_wait=max_wait)
-        if reservation.granted[1] or not reservation.granted[0] or SWITCH.loud:
+        granted = reservation.granted
+        if granted[WAIT_US] or not granted[ACCEPTED] or SWITCH.loud:
             await self._waiter.leave(TASKS, reservation, self._bound_us(max_wait), gives_up_us)
         return reservation
 

@@ -2,7 +2,7 @@
 
 Held keys of parked tasks: when a hold is ended early, those who are parked come back earlier.
 
-A worker asks about each held key as seldom as a process does whose calls sleep there (watches.py), and moves
+A worker asks about each held key as seldom as a process does whose calls sleep there, and moves
 the parked ones only where the hold ends at another time than was said before.
 """
 
@@ -249,7 +249,7 @@ class Delivery:
         is_ours, name = self.reservation is not None and not self.brings_slot, self.name
         if self.reservation is not None:
             shaper = self.shaped.policy.shaper
-            if self.reservation.granted[3] or self.brings_slot:
+            if self.reservation.grant.held or self.brings_slot:
                 holds.note(shaper, self.reservation, park)
             name = f"{group_of(shaper, self.reservation.key)}\n{name}"
             self._carry(Slip.travelling(self.message.headers, self.reservation))

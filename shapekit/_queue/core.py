@@ -20,7 +20,7 @@ from shapekit._runtime.sleepers import Sleepers
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.base import check_cost
 from shapekit.algorithms.queue.queue import CANCEL, HOLD, LOOK, MARK, RESERVE, RESUME, SETTLE, LeakyQueue
-from shapekit.algorithms.queue.slots import Granted
+from shapekit.algorithms.queue.slots import ACCEPTED, WAIT_US, Grant, Granted
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.keys import whole_of
 from shapekit.rate import MAX_COUNT, SECOND_US, Duration, duration_us, whole
@@ -105,23 +105,25 @@ class Core:
             return Reservation(self, key, _unshaped(cost))
         return Reservation(self, key, await driver.ask(self.grant, key, (cost, bound_us, nonce.fresh())))
 
-    async def take(self, driver: Driver, key: str, cost: int) -> Granted:
-        """`reserve`, for a call that leaves as soon as it may."""
+    async def take(self, driver: Driver, key: str, cost: int) -> Reservation | None:
+        """`reserve`, for a call that leaves as soon as it may; None if that is at once."""
         reservation = await self.reserve(driver, key, cost, self.max_wait_us)
-        if reservation.granted[0] and not reservation.granted[1]:
-            await self.waiter.leave(driver, reservation, None, None)
-        return reservation.granted
+        if not reservation.leaves_now:
+            return reservation
+        await self.waiter.leave(driver, reservation, None, None)
+        return None
 
-    def taker(self, key: str, cost: int) -> Callable[[], Granted]:
-        """Reservations that always ask the same, prepared, for threads; `leave` goes on from there."""
+    def taker(self, key: str, cost: int) -> Callable[[], Reservation | None]:
+        """`take`, prepared for threads and calls that always ask the same; `leave` goes on from there."""
         self.check(key, cost)
-        grant, bound_us, take_aloud = self.grant.call, self.max_wait_us, self.take
+        grant, bound_us = self.grant.call, self.max_wait_us
 
-        def take() -> Granted:
+        def take() -> Reservation | None:
             if SWITCH.loud:
-                return run(take_aloud, key, cost)
+                return run(self.take, key, cost)
             granted: Granted = grant(key, (cost, bound_us, nonce.fresh()))
-            return granted
+            # As a plain tuple: most of these calls leave at once, and need no more of it.
+            return None if granted[ACCEPTED] and not granted[WAIT_US] else Reservation(self, key, granted)
 
         return take
 
@@ -248,6 +250,6 @@ def checked_key(key: str) -> str:
     return key
 
 
-def _unshaped(cost: int) -> Granted:
+def _unshaped(cost: int) -> Grant:
     """What is granted while shaping is switched off: to leave at once, in no generation."""
-    return (True, 0, 0, False, None, cost, -1, 0, 0, 0, 0, (0, 0), ())
+    return Grant(True, 0, 0, False, None, cost, -1, 0, 0, 0, 0, (0, 0), ())

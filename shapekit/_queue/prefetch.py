@@ -30,7 +30,7 @@ from shapekit._runtime import ids as nonce
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit._runtime.threads import Errand, Workers
 from shapekit.algorithms.queue.queue import CANCEL_MANY, CONFIRM, RESERVE_MANY, LeakyQueue
-from shapekit.algorithms.queue.slots import Asked, Grant, Granted
+from shapekit.algorithms.queue.slots import Asked, Grant
 from shapekit.errors import StoreUnavailableError
 from shapekit.rate import SECOND_US, Duration, duration_us
 from shapekit.stores.base import Store
@@ -53,7 +53,7 @@ _PATIENCE = 4
 _DRIFT = 1_000
 """Two clocks go apart by less than a µs in so many."""
 _HASTE = 100
-"""Turns leave sooner by a µs in so many, where answers came later before."""
+"""Slots are handed out sooner by a µs in so many, where answers came later before."""
 
 
 class Refill(NamedTuple):
@@ -92,7 +92,7 @@ class Stock:
     def __init__(
         self,
         prefetch_us: int,
-        leaves_by: Callable[[Granted], int],
+        leaves_by: Callable[[Grant], int],
         *,
         slots: int,
         clock_decides: bool,
@@ -104,8 +104,8 @@ class Stock:
         self._clock_decides = clock_decides
         self._counted = counted
         """Whether a slot that passes unused has to go back, for limits count it that have a memory."""
-        self._slots: deque[Granted] = deque()
-        self._returning: list[Granted] = []
+        self._slots: deque[Grant] = deque()
+        self._returning: list[Grant] = []
         self._standing = (-1, 0, 0, 0)
         self.doubts = object()
         """Another one after each doubt, so that it shows whether a question was asked before it."""
@@ -143,7 +143,7 @@ class Stock:
         self._comers.append(now_us)
         self._came_us = now_us
 
-    def take(self, now_us: int, cost: int, bound_us: int | None) -> Granted | None:
+    def take(self, now_us: int, cost: int, bound_us: int | None) -> Grant | None:
         """The earliest slot that is not over, if it is for such a caller; the store has to say otherwise."""
         if cost != 1 or not self._is_sure:
             return None
@@ -151,19 +151,19 @@ class Stock:
         if not self._slots:
             return None
         granted = self._handed(self._slots[0], now_us)
-        if not granted[1] and now_us - self._heard_us > self._prefetch_us:
+        if not granted.wait_us and now_us - self._heard_us > self._prefetch_us:
             # Whoever waits asks whether the key is held before leaving, and who does not wait does not.
-            granted = (True, 1, *granted[2:])
-        if bound_us is not None and granted[1] > bound_us:
+            granted = granted._replace(wait_us=1)
+        if bound_us is not None and granted.wait_us > bound_us:
             return None
         self._slots.popleft()
         self._used += 1
-        self._last_taken_us = max(self._last_taken_us, granted[10])
+        self._last_taken_us = max(self._last_taken_us, granted.due_us)
         return granted
 
-    def put_back(self, granted: Granted) -> None:
+    def put_back(self, granted: Grant) -> None:
         """A slot that was fetched for somebody who has gone is for the next, or goes back."""
-        if granted[5] == 1 and granted[6] == self._standing[0]:
+        if granted.cost == 1 and granted.generation == self._standing[0]:
             self._slots = deque(sorted([*self._slots, granted], key=_due_us))
         else:
             self._returning.append(granted)
@@ -222,17 +222,17 @@ class Stock:
         """The key was changed here: how it stands has to be asked before anybody leaves."""
         self.doubts = object()
 
-    def fill(self, asked: Sequence[Granted], further: Sequence[Granted], now_us: int) -> list[Granted]:
+    def fill(self, asked: Sequence[Grant], further: Sequence[Grant], now_us: int) -> list[Grant]:
         """What a trip has fetched; returns the slots and refusals for those who asked."""
         self._learn(now_us)
         generation = self._standing[0]
-        taken = [granted for granted in asked if granted[0] and granted[6] == generation]
-        self._returning += [granted for granted in further if granted[6] != generation]
-        further = [granted for granted in further if granted[6] == generation]
+        taken = [granted for granted in asked if granted.accepted and granted.generation == generation]
+        self._returning += [granted for granted in further if granted.generation != generation]
+        further = [granted for granted in further if granted.generation == generation]
         # Who asks again as soon as there is an answer is kept waiting by the trips themselves.
         is_hurried = 0 <= self._came_us - self._answered_us < self._trip_us // 2
         self._answered_us = now_us
-        is_late = any(granted[1] > 0 for granted in (*taken, *further))
+        is_late = any(granted.wait_us > 0 for granted in (*taken, *further))
         self._is_crowded = len(asked) > 1 or is_hurried or is_late
         # They may stand in places that others have left, before those that are owned.
         self._slots = deque(sorted([*self._slots, *further], key=_due_us))
@@ -240,7 +240,7 @@ class Stock:
         self._last_us = max([self._last_us, *map(_due_us, (*taken, *further))])
         if not asked and not further:
             self._may_refill = False
-        return [self._handed(granted, now_us) if granted[0] else granted for granted in asked]
+        return [self._handed(granted, now_us) if granted.accepted else granted for granted in asked]
 
     def failed(self) -> None:
         """A trip came to nothing: nobody goes on one again before somebody needs it."""
@@ -311,9 +311,9 @@ class Stock:
         if not self._returning:
             return Rest()
         generation = self._returning[0][6]
-        own = [granted for granted in self._returning if granted[6] == generation]
-        self._returning = [granted for granted in self._returning if granted[6] != generation]
-        return GiveBack(tuple([Grant(*granted) for granted in sorted(own, key=_due_us)]))
+        own = [granted for granted in self._returning if granted.generation == generation]
+        self._returning = [granted for granted in self._returning if granted.generation != generation]
+        return GiveBack(tuple(sorted(own, key=_due_us)))
 
     def _pass_by(self, now_us: int) -> None:
         """A slot whose time is over is nobody's: who left by it now would be too close to the next."""
@@ -338,18 +338,19 @@ class Stock:
             grown = self._most * (2 if self._strikes else _GROWTH)
             self._most = min(MOST, max(1, grown, self._expected(now_us) // _GROWTH))
 
-    def _handed(self, granted: Granted, now_us: int) -> Granted:
+    def _handed(self, granted: Grant, now_us: int) -> Grant:
         """The slot as it is from now on, with the holds that are known."""
         generation, shift_us, until_us, mark_us = self._standing
-        if granted[6] != generation:
+        if granted.generation != generation:
             return granted
-        at_us = max(granted[10] + shift_us, until_us)
-        wait_us = self._at_us(granted[10]) - now_us
+        at_us = max(granted.due_us + shift_us, until_us)
+        wait_us = self._at_us(granted.due_us) - now_us
         if wait_us < 0:
             # Late, which with a burst may be as good as in time.
             at_us = max(at_us, min(at_us - wait_us, self._leaves_by(granted) + shift_us))
             wait_us = 0
-        return (True, wait_us, at_us, max(until_us, mark_us) + self._ahead_us > now_us, *granted[4:])
+        held = max(until_us, mark_us) + self._ahead_us > now_us
+        return granted._replace(wait_us=wait_us, departs_at_us=at_us, held=held)
 
     def _at_us(self, due_us: int) -> int:
         there_us = max(due_us + self._standing[1], self._standing[2])
@@ -367,8 +368,8 @@ class Stock:
         self._busy_since_us = max(self._busy_since_us, now_us - self._prefetch_us)
 
 
-def _due_us(granted: Granted) -> int:
-    return granted[10]
+def _due_us(granted: Grant) -> int:
+    return granted.due_us
 
 
 LONGEST_US = 60 * SECOND_US
@@ -388,11 +389,11 @@ class _Call:
     def __init__(self, asked: Asked, alarm: Any) -> None:
         self.asked = asked
         self.alarm = alarm
-        self.granted: Granted | None = None
+        self.granted: Grant | None = None
         self.error: Exception | None = None
         self.is_gone = False
 
-    def answered(self) -> Granted:
+    def answered(self) -> Grant:
         if self.granted is not None:
             return self.granted
         error, self.error = self.error, None
@@ -447,7 +448,7 @@ class Prefetch:
         """What takes a slot, in place of the store's `reserve`."""
         return Twin(lambda key, asked: run(self._ask, key, asked), partial(self._ask, TASKS))
 
-    async def _ask(self, driver: Driver, key: str, asked: Asked) -> Granted:
+    async def _ask(self, driver: Driver, key: str, asked: Asked) -> Grant:
         """A slot, or a refusal."""
         call = self._taken(key, asked, driver.alarm)
         if not isinstance(call, _Call):
@@ -459,7 +460,7 @@ class Prefetch:
             raise
         return call.answered()
 
-    def _taken(self, key: str, asked: Asked, alarm: Callable[[], Any]) -> Granted | _Call:
+    def _taken(self, key: str, asked: Asked, alarm: Callable[[], Any]) -> Grant | _Call:
         """A slot of the stock; or what to wait for."""
         cost, bound_us, _ = asked
         with self._lock:
@@ -479,7 +480,7 @@ class Prefetch:
         """Whoever goes away before the answer has no slot: the next one has it."""
         with self._lock:
             call.is_gone = True
-            if call.granted is not None and call.granted[0]:
+            if call.granted is not None and call.granted.accepted:
                 desk = self._desk(key)
                 desk.stock.put_back(call.granted)
                 self._attend(key, desk)

@@ -5,10 +5,10 @@ One may travel, in values that every serializer takes, to the process that makes
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shapekit._runtime.drivers import TASKS, run
-from shapekit.algorithms.queue.slots import Grant, Granted
+from shapekit.algorithms.queue.slots import ACCEPTED, WAIT_US, Grant, Granted
 from shapekit.decision import Decision
 from shapekit.rate import SECOND_US
 
@@ -27,21 +27,33 @@ class Outlook(NamedTuple):
     """When the last of them leaves."""
 
 
-class Reservation(NamedTuple):
-    """A slot that was taken, or the refusal to give one; true if accepted."""
+class Reservation:
+    """A slot that was taken, or the refusal to give one; true if accepted. It never changes."""
 
-    core: Core
-    key: str
+    __slots__ = ("core", "granted", "key")
+
+    core: Final[Core]
+    key: Final[str]
     """The key whose limit the slot is of."""
-    granted: Granted
+    granted: Final[Granted]
+
+    def __init__(self, core: Core, key: str, granted: Granted) -> None:
+        self.core = core
+        self.key = key
+        self.granted = granted
 
     @property
     def accepted(self) -> bool:
         """Whether a slot was taken."""
-        return self.granted[0]
+        return self.granted[ACCEPTED]
 
     def __bool__(self) -> bool:
-        return self.granted[0]
+        return self.granted[ACCEPTED]
+
+    @property
+    def leaves_now(self) -> bool:
+        """Whether its call may leave at once."""
+        return self.granted[ACCEPTED] and not self.granted[WAIT_US]
 
     @property
     def grant(self) -> Grant:
@@ -51,17 +63,17 @@ class Reservation(NamedTuple):
     @property
     def cost(self) -> int:
         """The units that were reserved."""
-        return self.granted[5]
+        return self.grant.cost
 
     @property
     def delay(self) -> float:
         """Seconds from the reservation to the departure; if refused, what they would have been."""
-        return self.granted[1] / SECOND_US
+        return self.granted[WAIT_US] / SECOND_US
 
     @property
     def departs_at(self) -> float:
         """The departure in epoch seconds on the store's clock, as it was promised."""
-        return self.granted[2] / SECOND_US
+        return self.grant.departs_at_us / SECOND_US
 
     def costing(self, actual: int, number: int, *, is_placed: bool = True) -> Reservation:
         """The same slot after it was settled, which goes on with this number.
@@ -69,12 +81,12 @@ class Reservation(NamedTuple):
         `is_placed`: false where something was said before that was not heard: it may stand nowhere any more.
         """
         end = self.core.queue.end_of(self.grant, actual) if is_placed else self.grant.start
-        return self._replace(granted=self.grant._replace(cost=actual, version=number, end=end))
+        return Reservation(self.core, self.key, self.grant._replace(cost=actual, version=number, end=end))
 
     def after_waiting(self, wait_us: int) -> Reservation:
         """The same slot, of a call that had waited so long before it could ask for one."""
         grant = self.grant
-        return self._replace(granted=grant._replace(wait_us=grant.wait_us + wait_us))
+        return Reservation(self.core, self.key, grant._replace(wait_us=grant.wait_us + wait_us))
 
     @property
     def decision(self) -> Decision:
@@ -84,7 +96,7 @@ class Reservation(NamedTuple):
     @property
     def refusal(self) -> Decision | None:
         """Why it was refused."""
-        return self.granted[4]
+        return self.grant.refusal
 
     def cancel(self) -> bool:
         """Give the slot back. False, and nothing happens, if it has passed or was given back already."""

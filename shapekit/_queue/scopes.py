@@ -360,7 +360,7 @@ class ScopedSlots:
                 reservation = await self._taken(driver, caller)
                 self._stand(caller, reservation)
                 await core.budgets.look(driver, key)
-                if caller.has_looked or not reservation.granted[3] or await self._looked(driver, caller):
+                if caller.has_looked or not reservation.grant.held or await self._looked(driver, caller):
                     patience = await core.waiter.stay(
                         driver, reservation, caller.left_us, caller.time_left_us
                     )
@@ -435,9 +435,9 @@ class ScopedSlots:
         if not is_instant and not patience.is_marked and not self._has_heard(caller):
             return True
         is_free = await self._looked(driver, caller)
-        if is_free and reservation.granted[1] and not is_instant:
+        if is_free and reservation.grant.wait_us and not is_instant:
             # Several may hear at once, in any order: they leave in that of their slots.
-            await driver.fall_in(self._core.sleepers, due_us, reservation.granted[8])
+            await driver.fall_in(self._core.sleepers, due_us, reservation.grant.start)
         return is_free
 
     async def _sleep(self, driver: Driver, caller: Caller, until_us: int) -> None:

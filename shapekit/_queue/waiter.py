@@ -15,7 +15,7 @@ from shapekit._runtime.drivers import Driver
 from shapekit._runtime.sleepers import Sleepers
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.adaptive.aimd import real
-from shapekit.algorithms.queue.slots import Granted
+from shapekit.algorithms.queue.slots import Grant
 from shapekit.clock import Clock
 from shapekit.decision import Decision
 from shapekit.errors import QueueFullError, QuotaExhaustedError, RateLimitedError, StoreUnavailableError
@@ -37,11 +37,11 @@ class Waiter:
         self, driver: Driver, reservation: Reservation, max_wait_us: int | None, timeout_us: int | None
     ) -> None:
         """Sleep until the slot comes, or raise what the call was refused with."""
-        if not reservation.granted[0]:
+        if not reservation:
             error = refusal(reservation, max_wait_us)
             self._reporter.stopped(reservation.key, error)
             raise error
-        if not reservation.granted[1]:
+        if reservation.leaves_now:
             self._reporter.departed(reservation.key, reservation.cost)
             return
         try:
@@ -56,11 +56,13 @@ class Waiter:
         self, driver: Driver, reservation: Reservation, max_wait_us: int | None, timeout_us: int | None
     ) -> Patience:
         """Sleep until the slot comes. What ends that early is raised, and the slot is still taken."""
-        patience = self._patience(reservation, max_wait_us, timeout_us)
-        if not reservation.granted[1]:
+        grant = reservation.grant
+        ahead_us = 0 if self._clock_decides else self._clock.now_us() - (grant.departs_at_us - grant.wait_us)
+        patience = Patience(self._clock, reservation.key, grant, ahead_us, max_wait_us, timeout_us)
+        if not grant.wait_us:
             return patience
         is_bounded = max_wait_us is not None or timeout_us is not None
-        self._reporter.waits(reservation.key, reservation.granted[1], is_bounded=is_bounded)
+        self._reporter.waits(reservation.key, grant.wait_us, is_bounded=is_bounded)
         # Several tasks may hear from the store at once: on trio they then come by in any order.
         is_awaited = not self._status.instant
         lookout: Lookout | None = None
@@ -99,7 +101,7 @@ class Waiter:
         """How long until the slot comes, as its key stands now; negative once it has passed."""
         with self._reporter.watching(reservation.key):
             standing = await self._status.ask(driver, reservation.key)
-        patience = Patience(self._clock, reservation.key, reservation.granted, standing.ahead_us, None, None)
+        patience = Patience(self._clock, reservation.key, reservation.grant, standing.ahead_us, None, None)
         patience.hear(standing)
         return patience.due_us - self._clock.now_us()
 
@@ -112,13 +114,6 @@ class Waiter:
     async def notice_us(self, driver: Driver, key: str) -> int:
         """How far ahead the hold of a key is to be ended, so that all who wait hear of it in time."""
         return AT_ONCE_US if self._status.hears_all else notice_us(await self.held_us(driver, key))
-
-    def _patience(
-        self, reservation: Reservation, max_wait_us: int | None, timeout_us: int | None
-    ) -> Patience:
-        granted = reservation.granted
-        ahead_us = 0 if self._clock_decides else self._clock.now_us() - (granted[2] - granted[1])
-        return Patience(self._clock, reservation.key, granted, ahead_us, max_wait_us, timeout_us)
 
 
 class Patience:
@@ -136,33 +131,21 @@ class Patience:
         self,
         clock: Clock,
         key: str,
-        granted: Granted,
+        grant: Grant,
         ahead_us: int,
         max_wait_us: int | None,
         timeout_us: int | None,
     ) -> None:
-        (
-            _,
-            wait_us,
-            departs_at_us,
-            self.is_held,
-            _,
-            _,
-            self._generation,
-            _,
-            self.order,
-            _,
-            self._queued_us,
-            _,
-            _,
-        ) = granted
         self._clock = clock
-        self.is_marked = self.is_held
+        self._generation = grant.generation
+        self._queued_us = grant.due_us
+        self.order = grant.start
+        self.is_held = self.is_marked = grant.held
         """Whether a part of the key may be held."""
         self.key = key
         self._max_wait_us = max_wait_us
-        self.due_us = departs_at_us + ahead_us
-        self.asked_us = self.due_us - wait_us
+        self.due_us = grant.departs_at_us + ahead_us
+        self.asked_us = self.due_us - grant.wait_us
         self._gives_up_us = None if timeout_us is None else self.asked_us + timeout_us
 
     def nap_until_us(self) -> int:

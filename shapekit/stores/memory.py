@@ -98,20 +98,19 @@ class MemoryStore(Store):
             return apply
         space = self._space(name, program)
         find, step = space.get, operation.step(program)
-        civil, wall_us = program.civil, self.clock.wall_us
-        ticks, offset_us = self.clock.ticks() if type(self.clock) is SystemClock else (None, 0)
+        clock = self.clock
+        if program.civil:
+            step = _at_civil_time(step, clock.wall_us)
+        ticks, per_us, offset_us = clock.ticks() if type(clock) is SystemClock else (now_us, 1, 0)
 
         def charge(key: Any, asked: Any) -> Any:
             # `apply`, written out for the path of every admitted call: a live key of this program.
             with lock:
-                now = now_us() if ticks is None else ticks() // 1_000 + offset_us
+                now = ticks() // per_us + offset_us
                 entry = find(key)
                 if entry is None or entry[2] is not program or now >= self._sweep_due_us:
                     return run(key, now, (asked,))
-                if civil:
-                    state, result, ttl_us, persist = step(entry[0], now, asked, wall_us() - now)
-                else:
-                    state, result, ttl_us, persist = step(entry[0], now, asked)
+                state, result, ttl_us, persist = step(entry[0], now, asked)
                 if persist:
                     space[key] = (state, now + ttl_us, program)
                 return result
@@ -305,3 +304,10 @@ def _warn() -> None:
 
 forks.resting(lambda: map(_resting, _STORES))
 forks.in_child(_warn)
+
+
+def _at_civil_time(step: Callable[..., Any], wall_us: Callable[[], int]) -> Callable[..., Any]:
+    def skewed(state: Any, now: int, asked: Any) -> Any:
+        return step(state, now, asked, wall_us() - now)
+
+    return skewed

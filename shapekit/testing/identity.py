@@ -203,7 +203,7 @@ def play(timeline: Timeline, clock: ManualClock) -> Play:
             wait_us = grant.wait_us
         elif step.operation is RESERVE_MANY:
             granted_by[step.number] = index
-            batches[step.number] = taken = tuple(Grant(*granted) for granted in answer[1] if granted[0])
+            batches[step.number] = taken = tuple(granted for granted in answer[1] if granted.accepted)
             if taken:
                 grants[step.number] = taken[-1]
                 wait_us = taken[-1].wait_us

@@ -179,7 +179,7 @@ FASTER = (
     SECOND_WORKER
     + """
 faster = Shaper("10/s", name="api", store=store())
-print(json.dumps([faster.reserve().granted[2] for _ in range(5)]))
+print(json.dumps([faster.reserve().grant.departs_at_us for _ in range(5)]))
 """
 )
 OTHER = (
@@ -217,13 +217,13 @@ def test_a_changed_rate_continues_at_the_old_tail(shared, crew):
     """A worker with the new numbers is deployed while one with the old ones runs on."""
     store, where = shared
     slower = Shaper("1/m", name="api", store=store)
-    old = [slower.reserve().granted[2] for _ in range(4)]
+    old = [slower.reserve().grant.departs_at_us for _ in range(4)]
     assert [due - old[0] for due in old] == [n * 60 * SECOND_US for n in range(4)]
     (new,) = crew(FASTER, [where])
     tail = old[0] + 240 * SECOND_US
     assert new == [tail + n * SECOND_US // 10 for n in range(5)]
-    assert slower.reserve().granted[2] == new[-1] + SECOND_US // 10
-    assert slower.reserve().granted[2] == new[-1] + SECOND_US // 10 + 60 * SECOND_US
+    assert slower.reserve().grant.departs_at_us == new[-1] + SECOND_US // 10
+    assert slower.reserve().grant.departs_at_us == new[-1] + SECOND_US // 10 + 60 * SECOND_US
 
 
 def test_another_algorithm_under_the_name_is_refused_and_nothing_is_lost(shared, crew):

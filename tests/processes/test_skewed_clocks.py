@@ -45,10 +45,11 @@ turns, waits, asked = [], [], []
 for _ in range(25):
     before = true_ns() // 1_000
     turn = paced.reserve()
-    turns.append((turn.granted[2], before + turn.granted[1], true_ns() // 1_000 + turn.granted[1]))
+    wait_us = turn.grant.wait_us
+    turns.append((turn.grant.departs_at_us, before + wait_us, true_ns() // 1_000 + wait_us))
 for _ in range(10):
     turn = waited.schedule()
-    waits.append(true_ns() // 1_000 - turn.granted[2])
+    waits.append(true_ns() // 1_000 - turn.grant.departs_at_us)
 for _ in range(20):
     for n, quota in enumerate(quotas):
         decision = quota.check()

@@ -255,3 +255,14 @@ def test_what_is_given_back_is_not_spent():
     assert turns[2].cancel()
     assert shaper.reserve().delay == 2.0
     assert not shaper.reserve()
+
+
+def test_a_reservation_is_no_tuple(shaper):
+    one = shaper.reserve()
+    assert one != type(one)(one.core, one.key, one.granted)
+    with pytest.raises(TypeError):
+        _, _, _ = one
+    with pytest.raises(TypeError):
+        one[0]
+    with pytest.raises(AttributeError):
+        one.paid = True

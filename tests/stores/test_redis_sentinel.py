@@ -168,7 +168,7 @@ async def test_a_master_that_is_killed_is_replaced(watched, name, anyio_backend)
         shaper = Shaper("10/h", name=f"{name}-shaper", store=store)
         assert await spent.acheck()
         assert spent.check().allowed is False
-        tail = [await shaper.areserve() for _ in range(3)][-1].granted[2]
+        tail = [await shaper.areserve() for _ in range(3)][-1].grant.departs_at_us
         watched.in_step()
         master = watched.master
         master.kill()
@@ -180,7 +180,7 @@ async def test_a_master_that_is_killed_is_replaced(watched, name, anyio_backend)
             decision = await _served(spent)
         assert not decision
         assert spent.check().allowed is False
-        assert (await shaper.areserve()).granted[2] == tail + 360 * SECOND_US
+        assert (await shaper.areserve()).grant.departs_at_us == tail + 360 * SECOND_US
         watched.restore(master)
 
 

@@ -229,10 +229,10 @@ def test_only_what_was_taken_is_undone():
     shaper = Shaper("1/s", max_wait=1)
     now, soon, refused = shaper.reserve(), shaper.reserve(), shaper.reserve()
     for slot in (now, soon):
-        assert RESERVE.undone(((1, 0, 7),), slot.granted) == (
+        assert RESERVE.undone(((1, 0, 7),), slot.grant) == (
             (CANCEL, (slot.grant,)),
             (SETTLE, ((slot.grant, 0, 7),)),
         )
-    assert RESERVE.undone(((1, 0, 7),), refused.granted) == ()
+    assert RESERVE.undone(((1, 0, 7),), refused.grant) == ()
     for operation in (DEBIT, PEEK, LOOK, HOLD, MARK, SETTLE, CONFIRM, RESUME, REFUND):
         assert operation.undone((2,), admitted) == ()

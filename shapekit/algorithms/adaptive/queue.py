@@ -108,13 +108,13 @@ class AdaptiveQueue(LeakyQueue):
         """A grant as the twin has it."""
         return super().grant_sent(grant._replace(receipts=()))
 
-    def granted_received(self, sent: Any) -> Granted:
+    def granted_received(self, sent: Any) -> Grant:
         """The twin's answer to a reservation."""
         if len(sent) == REFUSED:
             return super().granted_received(sent)
         wait, due, departs_at, *own, at, share = sent
         plain = super().granted_received([wait, due, 0, *own])
-        return (True, wait, departs_at, *plain[3:12], (at, share))
+        return plain._replace(wait_us=wait, departs_at_us=departs_at, receipts=(at, share))
 
     # reserving
 
@@ -125,7 +125,8 @@ class AdaptiveQueue(LeakyQueue):
         share = aimd.present(law)
         at = shown(anchor, virtual, share, now)
         after, granted, _, _ = self.grid.reserve(line, at, (cost, None, nonce))
-        departs_at = max(now, real(anchor, virtual, share, granted[2]))
+        _, _, slot_at, _, _, _, generation, number, start, end, due, undo, _ = granted
+        departs_at = max(now, real(anchor, virtual, share, slot_at))
         wait = departs_at - now
         if max_wait is not None and wait > max_wait:
             full = real(anchor, virtual, share, -(-line[0] // self.q))
@@ -134,7 +135,8 @@ class AdaptiveQueue(LeakyQueue):
             return state, Grant.refused(wait, now, held=held, told=told, cost=cost), 0, False
         assert after is not None  # noqa: S101 - it was admitted
         kept = self._joined(after, anchor, virtual, law)
-        answer = (True, wait, departs_at, wait > 0 or marked(line[6]) > now, *granted[4:12], (at, share))
+        held, place = wait > 0 or marked(line[6]) > now, (start, end, due, undo, (at, share))
+        answer = (True, wait, departs_at, held, None, cost, generation, number, *place)
         return kept, answer, self._lasts(kept, now), True
 
     def confirm(self, state: Any, now: int, skew: int = 0) -> Any:
@@ -238,9 +240,9 @@ class AdaptiveQueue(LeakyQueue):
 
     def decision(self, granted: Granted) -> Decision:
         """An answer to a reservation in the words of a gate: what is used and left of the burst."""
-        if granted[4] is not None or not granted[12]:
+        _, wait, departs_at, _, refusal, _, _, _, _, after, due, _, told_at = granted
+        if refusal is not None or not told_at:
             return super().decision(granted)
-        _, wait, departs_at, _, _, _, _, _, _, after, due, _, told_at = granted
         at, share = cast("tuple[int, int]", told_at[-2:])
         current = max(0, -((at * self.q - after) // self._width(1)))
         full = departs_at + real(0, 0, share, -(-after // self.q) - due)

@@ -137,15 +137,15 @@ class LeakyQueue(WiredQueue):
                 if moved is not None:
                     return moved
         number += 1
-        q, width = self.q, self._p * cost
+        q = self.q
+        width = self._p * cost
         time = at if q == 1 else at * q
-        undo = (tail, newest)
         if tail <= time and not parts and not held:
             # Nobody waits: written out, for this is the path of every call that leaves at once.
             after = time + width
             return (
                 (after, at, generation, number, until, shift, book, parts),
-                (True, 0, now, False, None, cost, generation, number, time, after, at, undo, ()),
+                (True, 0, now, False, None, cost, generation, number, time, after, at, (tail, newest), ()),
                 -(-width // q),
                 True,
             )
@@ -158,6 +158,7 @@ class LeakyQueue(WiredQueue):
             return state, self._refused(None, line, now, wait, asked), 0, False
         start = tail if tail > time else time
         after = start + width
+        undo = (tail, newest)
         return (
             (after, due, generation, number, until, shift, book, parts),
             (True, wait, due + shift, held, None, cost, generation, number, start, after, due, undo, ()),
@@ -256,29 +257,29 @@ class LeakyQueue(WiredQueue):
 
     def reserve_many(
         self, state: Any, now: int, asked: Sequence[Asked], further: Further, skew: int = 0
-    ) -> tuple[Any, tuple[Confirmed, tuple[Granted, ...]], int, bool]:
+    ) -> tuple[Any, tuple[Confirmed, tuple[Grant, ...]], int, bool]:
         """A slot or a refusal for each who asks, in order, and then further slots of cost 1.
 
         The further slots end where one is refused, or would depart more than their span after the first.
         The answer begins with how the key stands after that.
         """
         most, span, nonce = further
-        answers: list[Granted] = []
+        answers: list[Grant] = []
         life, persists = 0, False
         for one in asked:
             after, granted, lives, is_taken = self.reserve(state, now, one, skew)
             if is_taken:
                 state, life, persists = after, lives, True
-            answers.append(granted)
+            answers.append(Grant(*granted))
         within = None
         for _ in range(most):
             after, granted, lives, is_taken = self.reserve(state, now, (1, within, nonce), skew)
             if not is_taken:
                 break
             state, life, persists = after, lives, True
-            answers.append(granted)
+            answers.append(Grant(*granted))
             if within is None:
-                within = granted[1] + span
+                within = answers[-1].wait_us + span
         return state, (self.confirm(state, now, skew), tuple(answers)), life, persists
 
     def cancel_many(
@@ -304,16 +305,16 @@ class LeakyQueue(WiredQueue):
         """How many slots of cost 1 leave in a span of a line that nothing but the pace holds up."""
         return span * self.q // self._p
 
-    def leaves_by(self, granted: Granted) -> int:
+    def leaves_by(self, grant: Grant) -> int:
         """Until when, on the queue's own time, a slot may leave late without anybody being too close to it.
 
         With a burst a call leaves before its place on the grid begins; whoever leaves when it begins has
         only not used the burst. Under constraints a departure is charged where it is.
         """
-        due = granted[10]
-        return due if self.constraints or not self._paced else max(due, granted[8] // self.q)
+        due = grant.due_us
+        return due if self.constraints or not self._paced else max(due, grant.start // self.q)
 
-    def many_received(self, sent: Any) -> tuple[Confirmed, tuple[Granted, ...]]:
+    def many_received(self, sent: Any) -> tuple[Confirmed, tuple[Grant, ...]]:
         """The twin's answer to `reserve_many`, which says once what all slots have in common."""
         (generation, shift, until, now, mark), latest, answers = sent
         common = (shift, int(max(until, mark) > now))
@@ -380,14 +381,14 @@ class LeakyQueue(WiredQueue):
                 break
             before = -1 if after is None else after[0]
             after, granted, _, _ = self.reserve(after, now, (cost, _HOWEVER_LONG_US, 0), skew)
-            waits.append(granted[1])
+            waits.append(Grant(*granted).wait_us)
         return waits[0], max(waits)
 
     def decision(self, granted: Granted) -> Decision:
         """An answer to a reservation in the words of a gate: what is used and left of the burst."""
-        if granted[4] is not None:
-            return granted[4]
-        _, wait, departs_at, _, _, _, _, _, _, after, due, _, _ = granted
+        _, wait, departs_at, _, refusal, _, _, _, _, after, due, _, _ = granted
+        if refusal is not None:
+            return refusal
         now = departs_at - wait
         drained = (now - departs_at + due) * self.q
         current = max(0, -((drained - after) // self._width(1)))
@@ -410,7 +411,7 @@ class LeakyQueue(WiredQueue):
         """`reserve`, of which the caller is told that it has to look further, and which keeps the mark."""
         mark = marked(line[6])
         after, granted, life, is_taken = self.reserve(_remarked(line, now), now, asked, skew)
-        told = (*granted[:3], True, *granted[4:])
+        told = Grant(*granted)._replace(held=True)
         if after is None or not is_taken:
             return line, told, 0, False
         return _remarked(after, mark), told, max(life, mark - now), True
@@ -435,8 +436,9 @@ class LeakyQueue(WiredQueue):
         undo = (tail, newest)
         number += 1
         line = (after, due, generation, number, until, shift, book, parts)
-        granted = (True, wait, due + shift, held, None, cost, generation, number, start, after, due)
-        return line, (*granted, undo, receipts), ends + shift - now, True
+        at_us = due + shift
+        granted = (True, wait, at_us, held, None, cost, generation, number, start, after, due, undo, receipts)
+        return line, granted, ends + shift - now, True
 
     def _width(self, cost: int) -> int:
         return self._p * cost if self._paced else 1
@@ -528,18 +530,18 @@ def refused(program: LeakyQueue, cost: int, at: Moment) -> Grant:
     return Grant.refused(at.wait_us, at.instant, held=False, told=told, cost=cost)
 
 
-def _nowhere(granted: Granted) -> Granted:
+def _nowhere(granted: Granted) -> Grant:
     """A grant that nobody took."""
-    return (*granted[:6], NOWHERE, *granted[7:])
+    return Grant(*granted)._replace(generation=NOWHERE)
 
 
-def _locally(granted: Granted, asked: LeakyQueue, local: LeakyQueue) -> Granted:
+def _locally(granted: Granted, asked: LeakyQueue, local: LeakyQueue) -> Grant:
     """A local grant for the outside, where its end is read in the units of the queue that was asked."""
-    if not granted[0]:
-        return granted
-    end, receipts = granted[9], granted[12]
-    shown = -(-end * asked.q // local.q)
-    return (*granted[:6], -2 - granted[6], *granted[7:9], shown, *granted[10:12], (end, *receipts))
+    grant = Grant(*granted)
+    if not grant.accepted:
+        return grant
+    shown, receipts = -(-grant.end * asked.q // local.q), (grant.end, *grant.receipts)
+    return grant._replace(generation=-2 - grant.generation, end=shown, receipts=receipts)
 
 
 def _taken_back(grant: Grant) -> Grant:
@@ -561,7 +563,7 @@ class _Reserve(Operation):
         asked: Asked = args[0]
         return asked
 
-    def received(self, program: LeakyQueue, sent: Any) -> Granted:
+    def received(self, program: LeakyQueue, sent: Any) -> Grant:
         return program.granted_received(sent)
 
     def undone(self, args: tuple[Any, ...], answer: Granted) -> tuple[Undo, ...]:
@@ -591,7 +593,7 @@ class _ReserveMany(Operation):
         return program.many_received(sent)
 
     def undone(self, args: tuple[Any, ...], answer: Any) -> tuple[Undo, ...]:
-        taken = tuple(Grant(*granted) for granted in answer[1] if granted[0])
+        taken = tuple([grant for grant in answer[1] if grant.accepted])
         return ((CANCEL_MANY, (taken,)),) if taken else ()
 
     def opened(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Any:

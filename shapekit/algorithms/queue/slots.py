@@ -20,7 +20,7 @@ Grant: what a queue agreed on with one call, in plain values that another proces
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from shapekit._runtime.value import Value
 from shapekit.algorithms import rows as pages
@@ -99,7 +99,10 @@ class Grant(NamedTuple):
 Granted: TypeAlias = tuple[
     bool, int, int, bool, Decision | None, int, int, int, int, int, int, tuple[int, int], Receipts
 ]
-"""A Grant without its names: what the path of every admitted call returns."""
+"""A Grant without its names: what the path of every admitted call returns, for names cost it a tenth."""
+ACCEPTED: Final = 0
+WAIT_US: Final = 1
+"""Where that has what every call looks at."""
 
 Asked: TypeAlias = tuple[int, int | None, int]
 """The cost, the longest wait, and a nonce that names the generation if this is the key's first call."""

@@ -13,7 +13,7 @@ from shapekit._runtime.value import Value
 from shapekit.algorithms.base import decision_of
 from shapekit.algorithms.queue import slots
 from shapekit.algorithms.queue.constraints import Constraints, Receipts
-from shapekit.algorithms.queue.slots import Grant, Granted, Places, Row, Single
+from shapekit.algorithms.queue.slots import Grant, Places, Row, Single
 from shapekit.algorithms.rows import flat, paged, read, text
 
 _PLAIN = 12
@@ -93,7 +93,7 @@ class WiredQueue(Value):
             receipts,
         ]
 
-    def granted_received(self, sent: Any) -> Granted:
+    def granted_received(self, sent: Any) -> Grant:
         """The twin's answer to a reservation."""
         if len(sent) == REFUSED:
             wait, now, held, cost, told = sent
@@ -110,7 +110,7 @@ class WiredQueue(Value):
             receipts = self.constraints.receipts_received(own)
             if moved_in:
                 end = moved_in[0] * q + moved_in[1]
-        return (
+        return Grant(
             True,
             wait,
             due + shift,

@@ -36,7 +36,7 @@ def undone(shaper, slot):
     """Gives back what was taken for somebody who did not stay for the answer; which operation did it."""
     did = [
         operation
-        for operation, args in RESERVE.undone(((slot.cost, None, 7),), slot.granted)
+        for operation, args in RESERVE.undone(((slot.cost, None, 7),), slot.grant)
         if shaper.core.store.bind(shaper.name, shaper.core.queue, operation)(slot.key, *args)
     ]
     assert len(did) <= 1

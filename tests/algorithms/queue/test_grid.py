@@ -59,7 +59,7 @@ def test_one_after_the_other_for_real(rate):
     p, q = interval.numerator, interval.denominator
     for calls in range(200_000):
         ideal = now - (-calls * p // q)
-        assert reserve().granted[2] == ideal
+        assert reserve().grant.departs_at_us == ideal
 
 
 @pytest.mark.parametrize("rate", ["7/s", "99_991/s", "1.1/s"])

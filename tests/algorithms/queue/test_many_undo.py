@@ -24,5 +24,5 @@ def test_all_that_was_granted_goes_back_in_one_trip():
 
 
 def test_where_all_were_refused_there_is_nothing_to_give_back():
-    refused = (False, 5, 5, False, None, 1, 0, 0, 0, 0, 0, (0, 0), ())
+    refused = Grant(False, 5, 5, False, None, 1, 0, 0, 0, 0, 0, (0, 0), ())
     assert RESERVE_MANY.undone((ASKED, FURTHER), ((0, 0, 0, 0), (refused,))) == ()

@@ -33,8 +33,14 @@ class Bench:
 def test_turns_are_handed_out_in_their_order():
     stock = Bench().stock
     taken = [stock.take(START + 1, 1, None) for _ in range(5)]
-    assert [granted[2] - START for granted in taken] == [100_000, 200_000, 300_000, 400_000, 500_000]
-    assert [granted[1] for granted in taken] == [99_999, 199_999, 299_999, 399_999, 499_999]
+    assert [granted.departs_at_us - START for granted in taken] == [
+        100_000,
+        200_000,
+        300_000,
+        400_000,
+        500_000,
+    ]
+    assert [granted.wait_us for granted in taken] == [99_999, 199_999, 299_999, 399_999, 499_999]
     assert stock.take(START + 1, 1, None) is None
 
 
@@ -46,7 +52,7 @@ def test_a_turn_is_good_up_to_its_instant_and_gone_a_microsecond_later():
 def test_with_a_burst_it_is_good_until_its_place_on_the_grid_begins():
     """The third of a burst of three leaves at once, or up to two slots later."""
     bench = Bench("10/s burst 3", further=4)
-    assert [granted[2] - START for granted in bench.granted] == [0, 0, 0, 100_000, 200_000]
+    assert [granted.departs_at_us - START for granted in bench.granted] == [0, 0, 0, 100_000, 200_000]
     late = bench.stock.take(START + 100_000, 1, None)
     assert late[1:3] == (0, START + 100_000)
     assert late[8] == bench.granted[1][8]
@@ -178,7 +184,7 @@ def test_nobody_leaves_before_the_turn_by_the_servers_clock(back_us):
     stock.hear((generation, 0, 0, 0), back_us, START - 50_000, START, stock.doubts)
     stock.fill((), bench.granted[1:], START)
     granted = stock.take(START, 1, None)
-    assert START + granted[1] - back_us >= granted[2]
+    assert START + granted.wait_us - back_us >= granted.departs_at_us
 
 
 def test_a_clock_that_was_set_is_followed_at_once():

@@ -36,10 +36,12 @@ def test_shapers_of_all_shards_keep_their_grids(store, name, keys):
     shaper = Shaper("10/s; 100/h", name=name, store=store, gates=[GCRA("1/h", 40)])
     slots = {key: [shaper.reserve(key) for _ in range(20)] for key in keys}
     for taken in slots.values():
-        start = taken[0].granted[2]
-        assert [slot.granted[2] - start for slot in taken] == [n * SECOND_US // 10 for n in range(20)]
+        start = taken[0].grant.departs_at_us
+        assert [slot.grant.departs_at_us - start for slot in taken] == [
+            n * SECOND_US // 10 for n in range(20)
+        ]
         assert taken[19].cancel()
-        assert taken[19].granted[2] == shaper.reserve(taken[19].key).granted[2]
+        assert taken[19].grant.departs_at_us == shaper.reserve(taken[19].key).grant.departs_at_us
     assert shaper.hold(60, key=keys[0]) > 59
     assert shaper.reserve(keys[1]).delay < 10 < 50 < shaper.reserve(keys[0]).delay
 
@@ -109,7 +111,7 @@ async def test_asynchronous_callers_of_all_shards(servers, name, keys, anyio_bac
         shaper = Shaper("10/s", name=f"{name}-shaper", store=store)
         slots = [await shaper.areserve(key) for key in keys * 5]
         for number, key in enumerate(keys):
-            due = [slot.granted[2] for slot in slots[number::SHARDS]]
+            due = [slot.grant.departs_at_us for slot in slots[number::SHARDS]]
             assert [at - due[0] for at in due] == [n * SECOND_US // 10 for n in range(5)], key
         assert await slots[-1].acancel()
 
