@@ -1,4 +1,4 @@
-"""Page: docs/explanation/benchmarks.md, made of the figures of a run."""
+"""Page: docs/internals/benchmarks.md, made of the figures of a run."""
 
 from __future__ import annotations
 

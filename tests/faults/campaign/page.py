@@ -8,11 +8,11 @@ from .play import MODES, Cell, Figure
 from .verdict import BURST, LIMITS, RATE, SHARE, TIMEOUT_S, WORKERS
 
 MEASURED = Path(__file__).with_name("measured.json")
-PAGE = Path(__file__).parents[3] / "docs/explanation/faults.md"
+PAGE = Path(__file__).parents[3] / "docs/internals/faults.md"
 
 BEGIN = """# Faults, measured
 
-[Outages](outages.md) says how much each mode of `ResilientStore` admits too many or too few. This page is
+[Outages](../explanation/outages.md) says how much each mode of `ResilientStore` admits too many or too few. This page is
 what came of trying it. A program writes it from what another has measured; do it again with
 
 ```sh
