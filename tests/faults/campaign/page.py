@@ -10,40 +10,41 @@ from .verdict import BURST, LIMITS, RATE, SHARE, TIMEOUT_S, WORKERS
 MEASURED = Path(__file__).with_name("measured.json")
 PAGE = Path(__file__).parents[3] / "docs/internals/faults.md"
 
-BEGIN = """# Faults, measured
+BEGIN = """# Faults
 
-[Outages](../explanation/outages.md) says how much each mode of `ResilientStore` admits too many or too few. This page is
-what came of trying it. A program writes it from what another has measured; do it again with
+[Outages](../explanation/outages.md) derives how far each mode of `ResilientStore` may miss the limit. This
+page shows how far it did when Redis, the network or a worker failed. Measure it again with
 
 ```sh
 python -m tests.faults.campaign --json tests/faults/campaign/measured.json
 python -m tests.faults.campaign.page
 ```
 
-{workers} processes, two in threads and two on event loops, share a gate of {rate}/s with a burst of
-{burst} and a shaper of {rate}/s with {waiters} waiters in all, on one Redis, and call as often as these
-admit: up to {offered} times a second if nothing holds them. Each has a `ResilientStore` with
-`timeout={timeout:g}`, and with `local` a share of 1/{workers}. Then something happens to Redis, to the wire
-or to one of them, for {fault:g} s. Every call goes to a server that writes down when it came; that history
-alone is judged, by [`check_pace`](../reference/testing.md).
+{workers} processes, two with threads and two with event loops, share a gate of {rate}/s with a burst of
+{burst} and a shaper of {rate}/s with {waiters} waiters in all, on one Redis. They try up to {offered} calls a
+second. Each has a `ResilientStore` with `timeout={timeout:g}`, and with `local` a share of 1/{workers}. A
+fault lasts {fault:g} s. The calls go to a server that logs when each arrives, and
+[`check_pace`](../reference/testing.md) judges that log alone.
 
-- **Too many**: by how many calls the worst stretch of the history exceeds rate and burst, and how many are
-  allowed. With `open` nothing bounds it.
-- **Too few**: how many calls are missing from the rate over the whole time, and how many are allowed: the
-  rate, as long as all were without the store, and one for each question that failed, which may have been
-  charged.
-- **Away**: for how long a worker was without the store at most, in seconds. What is allowed is computed with
-  what each of them saw.
-- **Late**: by how many milliseconds the latest call of the worst stretch came after it was admitted. Those
-  that come late crowd: as many as the rate has in that time come on top of what is allowed.
-- **Answer**: the longest that anybody waited for one, in milliseconds.
+Each cell of the first four columns has the calls counted / the calls allowed:
+
+- **Too many**: the excess of the worst stretch over rate and burst (∞: no bound).
+- **Too few**: the calls missing from the rate over the whole run. Allowed is the rate while all workers were
+  without the store, and one for each failed question, which may have been charged.
+
+The others are maxima:
+
+- **Away**: seconds that a worker was without the store. The allowed calls follow from what each worker saw.
+- **Late**: milliseconds from admission to arrival in the worst stretch. As many calls as the rate has in
+  that time come on top of what is allowed.
+- **Answer**: milliseconds until a caller had its answer.
 
 """
 AFTER = {
-    "raise": "The caller is told, and decides.",
-    "closed": "Everything is refused until the store is back.",
-    "open": "Everything is admitted, which is what arrives.",
-    "local": "Each worker goes on at its share.",
+    "raise": "A call raises `StoreUnavailableError`.",
+    "closed": "Each call is refused until the store is back.",
+    "open": "Each call is admitted.",
+    "local": "Each worker limits itself to its share.",
 }
 
 
@@ -79,23 +80,23 @@ def _table(cells):
     kinds = [limit.kind for limit in LIMITS]
     heads = [f"{kind}: too {what}" for what in ("many", "few") for kind in kinds]
     lines = [["fault", *heads, "away", "late", "answer"]]
-    lines.append(["---", *["--:"] * (len(heads) + 3)])
     for cell in cells:
         figures = [cell.figures[kind] for kind in kinds]
         lines.append(
             [
                 cell.fault,
                 *[
-                    f"{figure.over} of {'any' if figure.over_bound is None else figure.over_bound}"
+                    f"{figure.over}/{'∞' if figure.over_bound is None else figure.over_bound}"
                     for figure in figures
                 ],
-                *[f"{figure.under} of {figure.under_bound}" for figure in figures],
+                *[f"{figure.under}/{figure.under_bound}" for figure in figures],
                 f"{cell.outage:.1f}",
                 f"{max(figure.late for figure in figures) * 1e3:.0f}",
                 f"{cell.answer * 1e3:.0f}",
             ]
         )
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n\n"
+    head, *rows = ["| " + " | ".join(line) + " |" for line in lines]
+    return "\n".join([head, "|---|" + "--:|" * (len(heads) + 3), *rows]) + "\n\n"
 
 
 def main():
