@@ -26,26 +26,7 @@ second. Each has a `ResilientStore` with `timeout={timeout:g}`, and with `local`
 fault lasts {fault:g} s. The calls go to a server that logs when each arrives, and
 [`check_pace`](../reference/testing.md) judges that log alone.
 
-Each cell of the first four columns has the calls counted / the calls allowed:
-
-- **Too many**: the excess of the worst stretch over rate and burst (∞: no bound).
-- **Too few**: the calls missing from the rate over the whole run. Allowed is the rate while all workers were
-  without the store, and one for each failed question, which may have been charged.
-
-The others are maxima:
-
-- **Away**: seconds that a worker was without the store. The allowed calls follow from what each worker saw.
-- **Late**: milliseconds from admission to arrival in the worst stretch. As many calls as the rate has in
-  that time come on top of what is allowed.
-- **Answer**: milliseconds until a caller had its answer.
-
 """
-AFTER = {
-    "raise": "A call raises `StoreUnavailableError`.",
-    "closed": "Each call is refused until the store is back.",
-    "open": "Each call is admitted.",
-    "local": "Each worker limits itself to its share.",
-}
 
 
 def measured_cells():
@@ -66,9 +47,8 @@ def page():
         fault=json.loads(MEASURED.read_text())["fault_s"],
     )
     assert SHARE * WORKERS == 1
-    for mode in MODES:
-        text += f"## {mode}\n\n{AFTER[mode]}\n\n"
-        text += _table([cell for cell in cells if cell.mode == mode])
+    for head, meaning, told in TABLES:
+        text += f"## {head}\n\n{meaning}\n\n{_table(cells, told)}"
     return text.rstrip() + "\n"
 
 
@@ -76,27 +56,59 @@ def _cell(told):
     return Cell(**{**told, "figures": {limit: Figure(**figure) for limit, figure in told["figures"].items()}})
 
 
-def _table(cells):
-    kinds = [limit.kind for limit in LIMITS]
-    heads = [f"{kind}: too {what}" for what in ("many", "few") for kind in kinds]
-    lines = [["fault", *heads, "away", "late", "answer"]]
+def _too_many(cell):
+    return ", ".join(
+        f"{figure.over}/{'∞' if figure.over_bound is None else figure.over_bound}"
+        for figure in _by_limit(cell)
+    )
+
+
+def _too_few(cell):
+    return ", ".join(f"{figure.under}/{figure.under_bound}" for figure in _by_limit(cell))
+
+
+def _times(cell):
+    late_s = max(figure.late for figure in _by_limit(cell))
+    return f"{cell.outage:.1f}, {late_s * 1e3:.0f}, {cell.answer * 1e3:.0f}"
+
+
+def _by_limit(cell):
+    return [cell.figures[limit.kind] for limit in LIMITS]
+
+
+TABLES = [
+    (
+        "Too many calls",
+        """Each cell has, for the gate and for the shaper, the excess of the worst stretch over rate and
+burst / the excess that is allowed. With `open` nothing bounds it.""",
+        _too_many,
+    ),
+    (
+        "Too few calls",
+        """Each cell has, for the gate and for the shaper, the calls missing from the rate over the whole
+run / those that are allowed: the rate while all workers were without the store, and one for each
+failed question, which may have been charged.""",
+        _too_few,
+    ),
+    (
+        "Times",
+        """Each cell has three maxima: the seconds that a worker was without the store, the milliseconds from
+admission to arrival in the worst stretch, and the milliseconds until a caller had its answer. What is
+allowed above follows from the first. As many calls as the rate has in the second come on top.""",
+        _times,
+    ),
+]
+"""What each table is headed, what its cells have, and what tells a cell."""
+
+
+def _table(cells, told):
+    by_fault = {}
     for cell in cells:
-        figures = [cell.figures[kind] for kind in kinds]
-        lines.append(
-            [
-                cell.fault,
-                *[
-                    f"{figure.over}/{'∞' if figure.over_bound is None else figure.over_bound}"
-                    for figure in figures
-                ],
-                *[f"{figure.under}/{figure.under_bound}" for figure in figures],
-                f"{cell.outage:.1f}",
-                f"{max(figure.late for figure in figures) * 1e3:.0f}",
-                f"{cell.answer * 1e3:.0f}",
-            ]
-        )
-    head, *rows = ["| " + " | ".join(line) + " |" for line in lines]
-    return "\n".join([head, "|---|" + "--:|" * (len(heads) + 3), *rows]) + "\n\n"
+        by_fault.setdefault(cell.fault, {})[cell.mode] = told(cell)
+    rows = [[fault, *(by_mode[mode] for mode in MODES)] for fault, by_mode in by_fault.items()]
+    head = ["fault", *(f"`{mode}`" for mode in MODES)]
+    lines = ["| " + " | ".join(line) + " |" for line in (head, *rows)]
+    return "\n".join([lines[0], "|---|" + "--:|" * len(MODES), *lines[1:]]) + "\n\n"
 
 
 def main():
