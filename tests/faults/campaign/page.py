@@ -92,9 +92,10 @@ failed question, which may have been charged.""",
     ),
     (
         "Times",
-        """Each cell has three maxima: the seconds that a worker was without the store, the milliseconds from
-admission to arrival in the worst stretch, and the milliseconds until a caller had its answer. What is
-allowed above follows from the first. As many calls as the rate has in the second come on top.""",
+        """Each cell has three maxima: **away**, a worker's seconds without the store; **late**, the
+milliseconds from admission to arrival in the worst stretch; **answer**, the milliseconds until a caller
+had its answer. What is allowed above follows from *away*; as many calls as the rate has in *late* come
+on top.""",
         _times,
     ),
 ]
