@@ -19,7 +19,7 @@ from .benchmarks import library, rounds
 from .benchmarks.bounds import BOUNDS, ROOM, compared, most
 from .benchmarks.counting import Counter, Work, work_of
 from .benchmarks.departures import inversions, lateness, most_within, percentile, rate_reached
-from .benchmarks.report import goals, table
+from .benchmarks.report import absent, goals, group, table
 from .benchmarks.tables import Column, Goal, Group, Line, Table, from_json, to_json
 from .benchmarks.wire import Traffic, Wire
 
@@ -99,15 +99,27 @@ def test_a_losing_row_and_a_failed_one_are_printed_like_a_winning_one() -> None:
         Line("slow", "theirs", {"ns": [220.0, 220.0, 220.0]}),
         Line("gone", "–", failed="ModuleNotFoundError: No module named 'gone'"),
     ]
-    said = table(Table("T", [Column("ns", "ns", 0, compared=True)], lines, ("shapekit", "ours")))
-    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in said.splitlines() if "|" in row]
-    assert rows[0] == ["", "", "× ours", "ns, ns", "from – to"]
+    told = Table("T", [Column("ns", "ns", 0, compared=True)], lines, ("shapekit", "ours"))
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table(told).splitlines()]
+    assert rows[0] == ["", "× ours", "ns, ns"]
     assert rows[2:] == [
-        ["shapekit", "ours", "1.00", "110", "100 – 120"],
-        ["quick", "theirs", "0.50", "55", "55 – 55"],
-        ["slow", "theirs", "2.00", "220", "220 – 220"],
+        ["shapekit: ours", "1.00", "110 (100–120)"],
+        ["quick: theirs", "0.50", "55 (55–55)"],
+        ["slow: theirs", "2.00", "220 (220–220)"],
     ]
-    assert said.endswith("- gone: ModuleNotFoundError: No module named 'gone'")
+    assert absent(told) == "- gone: ModuleNotFoundError: No module named 'gone'"
+
+
+def test_what_is_missing_from_tables_in_a_row_is_listed_once_by_its_reason() -> None:
+    lines = [
+        Line("shapekit", "ours", {"ns": [1.0]}),
+        Line("one", "–", failed="no wheel"),
+        Line("other", "way", failed="no wheel"),
+    ]
+    tables = [Table(title, [Column("ns")], lines) for title in ("first", "second")]
+    said = group(Group("g", "G", "", [*tables, Table("third", [Column("ns")], lines[:1])]))
+    assert said.count("Not in the table") == 1
+    assert said.index("**second**") < said.index("- one; other way: no wheel") < said.index("**third**")
 
 
 @pytest.mark.parametrize(

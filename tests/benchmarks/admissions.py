@@ -20,11 +20,10 @@ NAME = "admissions"
 FAR = 1_000_000_000
 PERMITS = 100
 METHOD = f"""
-`with policy.admit():` around nothing, where the slot has come: with a rate, with one of {PERMITS} permits
-(`concurrency=`; the slot is asked for there, too, because a server may have had the key held), and with
-both; and `LLMBudget.admit` of a call of 500 tokens that is settled with 300. The floor is a semaphore of
-threads, which knows one process and no crash. In one process it is processor time of the calling thread;
-on Redis it is wall time, with the scripts that were called for each.
+`with policy.admit():` around nothing, when the slot has come: with a rate, with one of {PERMITS} permits
+(`concurrency=`, which also asks whether the key is held), and with both; and `LLMBudget.admit` of 500
+tokens that is settled with 300. The floor is a semaphore of threads, for one process and without crash
+recovery.
 """
 TAKEN = "a call"
 TRIPS = "trips a call"

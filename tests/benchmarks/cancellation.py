@@ -22,9 +22,9 @@ RATE = 20
 CANCELLED = 10
 METHOD = f"""
 At {RATE} calls a second, one by one: a call leaves, {CANCELLED} tasks wait behind it and are cancelled
-together after 10 ms, and then the next caller asks. Told is how long after that first call it leaves.
-Where the slots of those who went are nobody's, that is {1_000 // RATE} ms, and where they keep theirs,
-{1_000 * (CANCELLED + 1) // RATE} ms. Less than {1_000 // RATE} ms is too early.
+together after 10 ms, and the next caller asks. The figure is how long after the first call it leaves:
+{1_000 // RATE} ms if the slots of the cancelled tasks are free again, {1_000 * (CANCELLED + 1) // RATE} ms
+if not. Less than {1_000 // RATE} ms is too early.
 
 Then a crowd that waits in memory, on virtual time, and gives up in random order: what one cancel takes, and
 how long the next caller waits when all are gone.
@@ -43,9 +43,9 @@ A_CANCEL, NEXT = "a cancel", "the next waits"
 async def after_the_cancelled(waiting: Waiting, url: str) -> Figures:
     """One round."""
     if waiting.in_threads:
-        raise Cannot("callers are threads, which nobody can cancel")
+        raise Cannot("threads cannot be cancelled")
     if waiting.bursts:
-        raise Cannot("lets that many go at once")
+        raise Cannot("calls leave at once")
     async with asyncio.timeout(60), waiting.opened(RATE, url) as wait:
         if waiting.on_redis:
             await asyncio.gather(*(wait() for _ in range(CANCELLED + 1)))  # opens the connections
@@ -98,7 +98,7 @@ def measure(effort: Effort) -> Group:
 
         lines = in_turns("waits", effort.rounds, offered)
     table = Table(
-        f"After {CANCELLED} who were cancelled",
+        f"After {CANCELLED} cancelled tasks",
         [Column(AFTER, "ms", 1, compared=True)],
         lines,
         ("shapekit", "Shaper"),

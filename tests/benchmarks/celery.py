@@ -16,11 +16,10 @@ from .tables import Column, Effort, Goal, Group, Line, Table
 
 NAME = "celery"
 METHOD = """
-How many tasks that do nothing one worker finishes in a second, with two processes in its pool and Redis
-as the broker: plain ones, those of a shape that is never full, and those with a `rate_limit` of Celery's
-own that is never reached (it holds for one worker). Each run finds its messages in a queue of its own,
-and is over when the broker has nothing left that was not acknowledged. The ratio is to the plain task of
-the same round.
+Empty tasks that one worker finishes in a second, with two pool processes and Redis as the broker: plain,
+with a shape that is never full, and with a `rate_limit` of Celery's own that is never reached. Each run has
+a queue of its own and ends when every message is acknowledged. The ratio is to the plain task of the same
+round.
 """
 GOAL = 0.80
 SPEED, SHARE = "tasks a second", "of plain"

@@ -20,10 +20,9 @@ NAME = "waiters"
 WAITERS = 100
 RATE = 100
 METHOD = f"""
-{WAITERS} tasks ask one after the other, all at the same moment, at {RATE} calls a second, one by one: the
-last may leave after {(WAITERS - 1) / RATE:.2f} s. Time: until all have left. Swapped: pairs of which the
-one who asked first left second, of {WAITERS * (WAITERS - 1) // 2:,}. Round trips: questions that went to
-Redis, counted on the wire, on connections that were open.
+{WAITERS} tasks ask at the same moment, at {RATE} calls a second, one by one: the last may leave after
+{(WAITERS - 1) / RATE:.2f} s. Time: until all have left. Swapped: pairs of {WAITERS * (WAITERS - 1) // 2:,}
+that left in the wrong order. Round trips: questions to Redis, counted on the wire, on open connections.
 """
 TIME, SWAPPED, TRIPS = "time", "swapped", "round trips"
 COLUMNS = [Column(TIME, "s", 2, compared=True), Column(SWAPPED, "pairs", 0), Column(TRIPS, "", 0)]
@@ -32,7 +31,7 @@ COLUMNS = [Column(TIME, "s", 2, compared=True), Column(SWAPPED, "pairs", 0), Col
 async def crowd(waiting: Waiting, wire: Wire) -> Figures:
     """One round. Whoever is on Redis has a crowd before, which opens the connections."""
     if waiting.bursts:
-        raise Cannot(f"lets {RATE} go at once")
+        raise Cannot("calls leave at once")
     left: list[int] = []
 
     async def one(number: int, wait: Wait) -> None:

@@ -9,10 +9,9 @@ from .tables import Column, Effort, Goal, Group, Line, Table
 
 NAME = "decisions"
 METHOD = """
-One admitted call on one key, which does not wait, in every strategy a library has for one process; all
-limits are far away. Processor time of the calling thread. The floor is the least that a limiter can do in
-bare Python: take a lock, read the clock, look up a state in a dict and replace it, and decide nothing.
-aiolimiter and asynciolimiter serve one event loop and take no lock.
+One admitted call on one key, far below its limit. The floor is bare Python that takes a lock, reads the
+clock, replaces a state in a dict, and decides nothing. aiolimiter and asynciolimiter serve one event loop
+and take no lock.
 """
 COMPARED = ("limits", "throttled-py", "pyrate-limiter")
 BASE = ("shapekit", "GCRA")

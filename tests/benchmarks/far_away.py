@@ -21,9 +21,8 @@ THREADS = 8
 WARM_S = 1.5
 FULL_S = 5
 METHOD = f"""
-A forwarder before the server lets every word take 25 ms each way. {THREADS} threads of one process make one
-call after the other at {RATE} calls a second, first for {WARM_S} s in which nothing is counted. Told is what
-share of the limit has left, and how many script calls were made for each call.
+A forwarder delays each message by 25 ms each way. {THREADS} threads of one process make one call after the
+other, at {RATE} calls a second, after {WARM_S} s that do not count. Trips are script calls.
 """
 OF_THE_LIMIT = "of the limit"
 TRIPS = "trips a call"

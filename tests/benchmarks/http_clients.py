@@ -36,11 +36,9 @@ FAR = "1_000_000/s"
 CALLERS = 64
 WARM_UP = 50
 METHOD = f"""
-A client that may always go, beside the bare one, on loopback, against a server that answers at once
-without a look at the request; pairs of requests in turns. Each round has a ratio of its own, of the
-medians of its requests or of its throughputs; said is the median of the rounds. Last, what {CALLERS}
-requests at once in one aiohttp session come to, in requests a second and in processor time, and what a
-shared rate on Redis adds to a request.
+A client that never waits against the bare one, on loopback, with a server that answers at once; their
+requests alternate. Each round has a ratio, of median requests or of throughputs. Last, {CALLERS} requests
+at once in one aiohttp session, and a request with its rate on Redis.
 """
 RATIO, BARE = "shaped / bare", "bare"
 COLUMNS = [Column(RATIO, "×", 3), Column(BARE, "µs", 0)]

@@ -13,8 +13,8 @@ from .tables import Column, Effort, Goal, Group, Table
 
 NAME = "imports"
 METHOD = """
-`import` of each library in a fresh interpreter, with all that it brings along, in processor time. Its
-bytecode is cached.
+`import` of each library with its dependencies, in a fresh interpreter with cached bytecode, in processor
+time.
 """
 MOST_MS = 60
 TAKEN = "import"

@@ -20,10 +20,10 @@ LIMIT, SECONDS = 1_000, 3_600
 CALLS = 100
 KEYS_HERE, KEYS_THERE = 1_000, 50
 METHOD = f"""
-Bytes for each of many keys whose limit is {LIMIT:,} calls in an hour, after one call and after {CALLS}.
-In the process: what Python has allocated since before the first key, by tracemalloc, over {KEYS_HERE:,}
-keys whose texts are not counted; where a library serves one key only, an object of it for each. In Redis:
-MEMORY USAGE of every key that is there, over {KEYS_THERE} keys whose texts are 20 bytes long.
+Bytes for each of many keys with a limit of {LIMIT:,} calls an hour, after one call and after {CALLS}. In
+the process: what Python allocates, by tracemalloc, over {KEYS_HERE:,} keys without their texts; a library
+that serves one key has an object for each. In Redis: `MEMORY USAGE` of every key, over {KEYS_THERE} keys of
+20 bytes.
 """
 ONCE, OFTEN = "after 1 call", f"after {CALLS} calls"
 COLUMNS = [Column(ONCE, "bytes", 0, compared=True), Column(OFTEN, "bytes", 0, compared=True)]

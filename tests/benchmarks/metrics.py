@@ -18,10 +18,10 @@ from .tables import Column, Effort, Group, Line, Table
 
 NAME = "metrics"
 METHOD = """
-`Shaper.schedule` of a slot that has come, with nobody listening, with a listener that does nothing, and
-with each of the integrations, in processor time of the calling thread.
+`Shaper.schedule` of a slot that has come, without a listener, with one that does nothing, and with each of
+the integrations.
 """
-PLAIN = "nobody listens"
+PLAIN = "no listener"
 TAKEN = "a call"
 
 SUBJECTS: dict[str, Callable[[], AbstractContextManager[object]]] = {

@@ -19,12 +19,10 @@ RATE = 200
 TASKS = 20
 SECONDS = 4
 METHOD = f"""
-{TASKS} tasks on one event loop want to call all the time; {RATE} calls a second may leave, one by one,
-for {SECONDS} seconds. Each library in the setting that its documentation gives for that; where it has
-none, in its plain one. Reached: calls a second between the first departure and the last, as a share of
-the rate. Worst second: the most calls that left in any window of one second, as a multiple of the rate;
-above 1 the server sees more than was agreed. Late: departures behind an even grid that starts with the
-first; less than nothing is ahead of it, a burst. CPU is that of the whole process, for each call.
+{TASKS} tasks on one event loop call all the time, at {RATE} calls a second, one by one, for {SECONDS}
+seconds. Reached: calls a second between the first departure and the last. Worst second: the most departures
+in any second. Late: departures behind an even grid from the first; negative is ahead, in a burst. CPU: of
+the whole process, for each call.
 """
 REACHED, WORST, LATE_50, LATE_99, CPU = "reached", "worst second", "late, p50", "late, p99", "CPU a call"
 COLUMNS = [

@@ -1,4 +1,4 @@
-"""Page: docs/explanation/benchmarks.md, made of the figures of a run."""
+"""Page: docs/internals/benchmarks.md, made of the figures of a run."""
 
 from __future__ import annotations
 
@@ -10,38 +10,34 @@ from .tables import Table, from_json
 HEAD = """
 # Benchmarks
 
-What shapekit costs, beside other libraries that limit calls: one run on one machine, every figure the
-median of several rounds in which all take turns. {kind}
+What shapekit costs next to other limiters. Each figure is the median of interleaved rounds on one machine,
+with the lowest and the highest round in brackets. {kind}
 
-Ratios stand first, since they carry over to other machines and absolute figures do not. "× ours" is a
-figure as a multiple of shapekit's, so more than 1 is more than ours, and less than 1 less. A row in which
-we lose stands there like one in which we win, and a goal that we missed is called missed. Each library is
-used as its documentation tells. Who cannot do what a table is about stands below it, with the reason.
+Ratios carry over to other machines, absolute figures do not. "× ours" is relative to the row of shapekit
+that has 1.00. Each library is used as its documentation describes. Calls in one process are measured in
+processor time of their thread, calls on Redis in wall time.
 
-This page is made by `python tests/benchmarks/run.py --page`; nothing on it is written by hand. To measure
-on your machine:
+`python tests/benchmarks/run.py --page` writes this page. To measure on your machine:
 
 ```sh
 pip install -e ".[bench,all,dev]"
 python tests/benchmarks/run.py --quick          # five minutes, to see that it works
-python tests/benchmarks/run.py                  # some forty minutes, on a machine that does nothing else
+python tests/benchmarks/run.py                  # forty minutes, on an idle machine
 python tests/benchmarks/run.py --only redis     # one group
 ```
 
 ## The machine
 
-Measured on {date}; [all figures of all rounds](../pictures/benchmarks/figures.json).
-
-{machine}
+Measured on {date} with {machine}; [all figures of all rounds](../pictures/benchmarks/figures.json).
 """
-TRIAL = "**These are of a short trial, which is too rough to be quoted.**"
-FULL = "These are of a full run, of at least {rounds} rounds."
+TRIAL = "**It was a short trial, too rough to be quoted.**"
+FULL = "It was a full run of at least {rounds} rounds."
 
 
 def page(figures: dict[str, Any]) -> str:
     """The page, in Markdown."""
     kind = TRIAL if figures["quick"] else FULL.format(rounds=figures["rounds"])
-    machine = report.markdown(["", ""], [[name, value] for name, value in figures["machine"].items()], left=2)
+    machine = ", ".join(f"{name} {value}" for name, value in figures["machine"].items())
     parts = [flowing(HEAD).format(kind=kind, date=figures["date"], machine=machine)]
     for group in from_json(figures["groups"]):
         parts += [f"## {group.title}", flowing(group.method)]
@@ -61,4 +57,5 @@ def flowing(text: str) -> str:
 
 def alternative(table: Table) -> str:
     """What a reader is told who sees no pictures."""
-    return f"A bar for each line of the table below, ours in blue: {table.title}, {table.drawn}"
+    column = f", {table.drawn}" if len(table.columns) > 1 else ""
+    return f"Bar chart of the table below, shapekit in blue: {table.title}{column}"

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from .tables import Column, Goal, Group, Line, Table
 
-VERDICTS = {True: "met", False: "**missed**", None: ""}
 NONE = "–"
 
 
-def markdown(head: list[str], rows: list[list[str]], left: int) -> str:
-    """A table whose columns stand below each other; the first `left` of them are words."""
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    """A table whose columns are aligned; the first has words, the others figures."""
     widths = [max(len(row[number]) for row in (head, *rows)) for number in range(len(head))]
 
     def line(cells: list[str]) -> str:
         padded = [
-            cell.ljust(width) if number < left else cell.rjust(width)
+            cell.ljust(width) if number == 0 else cell.rjust(width)
             for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
         ]
         return f"| {' | '.join(padded)} |"
 
-    rule = ["-" * width if number < left else "-" * (width - 1) + ":" for number, width in enumerate(widths)]
-    return "\n".join([line(head), line(rule), *map(line, rows)])
+    rule = [
+        "-" * (width + 2) if number == 0 else "-" * (width + 1) + ":" for number, width in enumerate(widths)
+    ]
+    return "\n".join([line(head), f"|{'|'.join(rule)}|", *map(line, rows)])
 
 
 def figure(value: float | None, digits: int) -> str:
@@ -29,49 +30,47 @@ def figure(value: float | None, digits: int) -> str:
 
 
 def table(told: Table) -> str:
-    """Ratios first; whoever could not be measured last, with the reason."""
+    """Ratios first. The first column of figures has the range of the rounds as well."""
     compared = [column for column in told.columns if column.compared]
-    head = ["", "", *(f"× ours, {column.name}" if len(told.columns) > 1 else "× ours" for column in compared)]
-    for column in told.columns:
-        head.append(f"{column.name}, {column.unit}" if column.unit else column.name)
-        if column is told.columns[0]:
-            head.append("from – to")
-    rows, failed = [], []
+    head = ["", *(f"× ours, {column.name}" if len(told.columns) > 1 else "× ours" for column in compared)]
+    head += [f"{column.name}, {column.unit}" if column.unit else column.name for column in told.columns]
+    rows = []
     for line in told.lines:
         if line.failed:
-            failed.append(f"- {line.library}{'' if line.name == NONE else f', {line.name}'}: {line.failed}")
             continue
         ratios = [figure(told.ratio(line, column.name), 2) for column in compared]
-        cells = []
-        for column in told.columns:
-            cells.append(figure(line.median(column.name), column.digits))
-            if column is told.columns[0]:
-                cells.append(spread(line, column))
-        rows.append([line.library, line.name, *ratios, *cells])
-    parts = [markdown(head, rows, left=2)]
-    if failed:
-        parts.append("Not in the table:\n\n" + "\n".join(failed))
-    return "\n\n".join(parts)
+        cells = [figure(line.median(column.name), column.digits) for column in told.columns]
+        cells[0] += f" ({spread(line, told.columns[0])})"
+        rows.append([f"{line.library}: {line.name}", *ratios, *cells])
+    return markdown(head, rows)
+
+
+def absent(told: Table) -> str:
+    """What could not be measured, by the reason; nothing if all could."""
+    by_reason: dict[str, list[str]] = {}
+    for line in told.lines:
+        if line.failed:
+            name = line.library if line.name == NONE else f"{line.library} {line.name}"
+            by_reason.setdefault(line.failed, []).append(name)
+    return "\n".join(f"- {'; '.join(names)}: {reason}" for reason, names in by_reason.items())
 
 
 def spread(line: Line, column: Column) -> str:
     """From the least round to the largest."""
     rounds = line.rounds[column.name]
-    return f"{figure(min(rounds), column.digits)} – {figure(max(rounds), column.digits)}"
+    return f"{figure(min(rounds), column.digits)}–{figure(max(rounds), column.digits)}"
 
 
 def goals(told: list[Goal]) -> str:
     """What was asked for, and whether it is so."""
-    rows = [
-        [
-            goal.what,
-            figure(goal.measured, 2),
-            "none set" if goal.bound is None else f"{'≤' if goal.less else '≥'} {goal.bound:,g}",
-            VERDICTS[goal.is_met],
-        ]
-        for goal in told
-    ]
-    return markdown(["ratio or figure", "measured", "goal", "verdict"], rows, left=1)
+    rows = [[goal.what, figure(goal.measured, 2), _verdict(goal)] for goal in told]
+    return markdown(["ratio or figure", "measured", "goal"], rows)
+
+
+def _verdict(goal: Goal) -> str:
+    if goal.bound is None:
+        return NONE
+    return f"{'≤' if goal.less else '≥'}{goal.bound:,g}, {'met' if goal.is_met else '**missed**'}"
 
 
 def group(told: Group) -> str:
@@ -79,8 +78,14 @@ def group(told: Group) -> str:
     if told.failed:
         return f"Not measured: {told.failed}"
     parts = [goals(told.goals)] if told.goals else []
-    for each in told.tables:
-        parts += [f"**{each.title}**", table(each)]
+    for number, each in enumerate(told.tables, 1):
+        if len(told.tables) > 1:
+            parts.append(f"**{each.title}**")
+        parts.append(table(each))
+        missing = absent(each)
+        # Said once, below the last of the tables in a row from which the same are missing.
+        if missing and (number == len(told.tables) or absent(told.tables[number]) != missing):
+            parts.append(f"Not in the table:\n\n{missing}")
     return "\n\n".join(parts)
 
 

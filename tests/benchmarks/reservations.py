@@ -23,10 +23,8 @@ from .tables import Column, Effort, Goal, Group, Line, Table
 
 NAME = "reservations"
 METHOD = """
-A slot taken with `Shaper.reserve`, and `schedule` where the slot has come already, in processor time of
-the calling thread, beside the least call that aiolimiter makes. Below it: 100 waiters that come at once,
-at 200 calls a second, and by how many milliseconds each goes on after the departure that it was promised;
-the median of each round.
+Taking a slot with `Shaper.reserve`, or with `schedule` when it has come already. Lateness: 100 waiters ask
+at once, at 200 calls a second; each round has the median delay after the promised slot.
 """
 RATE = 200
 WAITERS = 100
@@ -61,15 +59,15 @@ def subject(
 
 
 def looking() -> list[Subject]:
-    """What a reserve pays for events while nobody listens: one look, and the loop that it is measured in."""
+    """What a reserve pays for events while no listener: one look, and the loop that it is measured in."""
 
     @contextmanager
     def opened() -> Iterator[dict[str, Any]]:
         yield {"SWITCH": SWITCH}
 
     return [
-        Subject("floor", "the loop of each row", "None", opened, lambda answer: answer is None),
-        Subject("floor", "the look at who listens", "not SWITCH.loud", opened, lambda answer: answer is True),
+        Subject("floor", "the loop itself", "None", opened, lambda answer: answer is None),
+        Subject("floor", "the check for listeners", "not SWITCH.loud", opened, lambda answer: answer is True),
     ]
 
 
@@ -95,19 +93,19 @@ def subjects() -> list[Subject]:
         subject("aschedule", 'await shaper.aschedule("key")', lambda: Shaper(AT_ONCE)),
         *looking(),
         subject(
-            "reserve, somebody listens",
+            "reserve, with a listener",
             'reserve("key")',
             lambda: Shaper(AT_ONCE),
             listening=lambda shaper: shaper.listen(hear),
         ),
         subject(
-            "reserve, somebody listens to another",
+            "reserve, listener of another shaper",
             'reserve("key")',
             lambda: Shaper(AT_ONCE),
             listening=lambda _: Shaper("10/s").listen(hear),
         ),
         subject(
-            "schedule, somebody listens",
+            "schedule, with a listener",
             'shaper.schedule("key")',
             lambda: Shaper(AT_ONCE),
             listening=lambda shaper: shaper.listen(hear),
@@ -182,11 +180,11 @@ def goals(lines: list[Line], late: list[Line]) -> list[Goal]:
     """Each goal, and what was measured."""
     by_name = {line.name: line for line in lines if not line.failed}
     ns = {name: line.median(NS) for name, line in by_name.items()}
-    look = ns["the look at who listens"] - ns["the loop of each row"]
-    reserve, heard = by_name["reserve"], by_name["reserve, somebody listens"]
+    look = ns["the check for listeners"] - ns["the loop itself"]
+    reserve, heard = by_name["reserve"], by_name["reserve, with a listener"]
     told = [
-        Goal("the look at who listens / Shaper.reserve", look / ns["reserve"], 0.03),
-        Goal("Shaper.reserve, somebody listens / nobody does", heard.beside(reserve, NS)),
+        Goal("the check for listeners / Shaper.reserve", look / ns["reserve"], 0.03),
+        Goal("Shaper.reserve with a listener / without", heard.beside(reserve, NS)),
     ]
     if "AsyncLimiter" in ns:
         peer, behind = by_name["AsyncLimiter"], by_name["reserve, behind others"]

@@ -26,7 +26,7 @@ from tests.benchmarks import progress, report  # noqa: E402
 from tests.benchmarks.groups import GROUPS  # noqa: E402
 from tests.benchmarks.tables import QUICK, Effort, Group, from_json, to_json  # noqa: E402
 
-PAGE = ROOT / "docs" / "explanation" / "benchmarks.md"
+PAGE = ROOT / "docs" / "internals" / "benchmarks.md"
 PICTURES = ROOT / "docs" / "pictures" / "benchmarks"
 FIGURES = PICTURES / "figures.json"
 

@@ -1,4 +1,4 @@
-"""Thousands of workers on one grid, on virtual time: the table of docs/explanation/scale.md.
+"""Thousands of workers on one grid, on virtual time: the table of docs/internals/scale.md.
 
     python tests/benchmarks/scale.py
 

@@ -29,12 +29,10 @@ from .tables import Column, Effort, Goal, Group, Line, Table
 
 NAME = "redis"
 METHOD = """
-One admitted call on one key that is shared through Redis: by one caller after the other (sync), by one
-task on asyncio (async), and by 64 tasks at once. The table has medians of wall time; the goals go by the
-best round of each subject, which a busy machine spoils least. "Bare" is the same script, sent by redis-py
-and nothing else; the smallest script is the least GCRA that one can write by the server's clock. A ratio
-compares with our `Gate(GCRA)` of the same kind. Below it, an SQLite file that processes of one host
-share.
+One admitted call on one key that is shared through Redis: by one caller (sync), by one task on asyncio, and
+by 64 tasks at once. Tables show medians; goals compare the best rounds, which a busy machine disturbs
+least. "Bare" is the same script sent by redis-py alone; the smallest script is the least GCRA on the
+server's clock. Last, a SQLite file that processes of one host share.
 """
 FAR = 10**6
 CALLERS = 64
@@ -308,7 +306,7 @@ def goals(sync: Times, lone: Times, crowded: Times, sqlite: list[Line]) -> list[
         ),
         *(
             Goal(
-                f"async, {CALLERS} at once: calls of {name} for one of the smallest script bare",
+                f"{CALLERS} at once: calls of {name} for one smallest script",
                 bare_many / many["shapekit", name],
                 8.0,
                 less=False,

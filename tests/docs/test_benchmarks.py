@@ -27,7 +27,7 @@ def figures() -> dict[str, object]:
 
 
 def test_the_page_is_made_of_the_figures(figures: dict[str, object]) -> None:
-    written = (ROOT / "docs" / "explanation" / "benchmarks.md").read_text(encoding="utf-8")
+    written = (ROOT / "docs" / "internals" / "benchmarks.md").read_text(encoding="utf-8")
     assert written == page(figures), AGAIN
 
 
@@ -59,6 +59,6 @@ def test_the_machine_the_versions_and_the_date_are_told(figures: dict[str, objec
     machine = figures["machine"]
     assert isinstance(machine, dict)
     assert {"cpu", "system", "python", "Redis", *MODULES} <= machine.keys()
-    written = (ROOT / "docs" / "explanation" / "benchmarks.md").read_text(encoding="utf-8")
+    written = (ROOT / "docs" / "internals" / "benchmarks.md").read_text(encoding="utf-8")
     for word in (*machine.values(), str(figures["date"])):
         assert word in written

@@ -15,10 +15,10 @@ from ..waits import Wait, Waiting
 
 MODULE = "aiolimiter"
 CANNOT = {
-    "redis_calls": "keeps its state on the event loop",
-    "redis_acalls": "keeps its state on the event loop",
-    "httpx_transports": "wraps no client",
-    "requests_adapters": "wraps no client",
+    "redis_calls": "state on the event loop",
+    "redis_acalls": "state on the event loop",
+    "httpx_transports": "no client wrapper",
+    "requests_adapters": "no client wrapper",
 }
 
 

@@ -15,10 +15,10 @@ from ..waits import Wait, Waiting
 
 MODULE = "httpx_limiter"
 CANNOT = {
-    "decisions": "decides by aiolimiter or pyrate-limiter",
-    "keyed": "keeps what aiolimiter or pyrate-limiter keeps",
-    "redis_calls": "keeps its state in the process",
-    "redis_acalls": "keeps its state in the process",
+    "decisions": "decided by aiolimiter or pyrate-limiter",
+    "keyed": "state of aiolimiter or pyrate-limiter",
+    "redis_calls": "state in the process",
+    "redis_acalls": "state in the process",
     "requests_adapters": "is for httpx",
 }
 

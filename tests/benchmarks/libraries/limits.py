@@ -17,9 +17,9 @@ from ..subjects import FAR, Subject
 
 MODULE = "limits"
 CANNOT = {
-    "waits": "refuses, and does not wait",
-    "httpx_transports": "wraps no client",
-    "requests_adapters": "wraps no client",
+    "waits": "refuses instead of waiting",
+    "httpx_transports": "no client wrapper",
+    "requests_adapters": "no client wrapper",
 }
 KINDS = ("FixedWindow", "SlidingWindowCounter", "MovingWindow")
 

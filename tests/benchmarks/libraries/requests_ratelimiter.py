@@ -16,10 +16,10 @@ from ..waits import Wait, Waiting
 
 MODULE = "requests_ratelimiter"
 CANNOT = {
-    "decisions": "decides by pyrate-limiter",
-    "keyed": "keeps what pyrate-limiter keeps",
-    "redis_calls": "decides by pyrate-limiter",
-    "redis_acalls": "decides by pyrate-limiter",
+    "decisions": "decided by pyrate-limiter",
+    "keyed": "state of pyrate-limiter",
+    "redis_calls": "decided by pyrate-limiter",
+    "redis_acalls": "decided by pyrate-limiter",
     "httpx_transports": "is for requests",
 }
 THREADS = 100

@@ -14,7 +14,7 @@ from ..subjects import FAR, Subject
 from ..waits import Wait, Waiting, fresh
 
 MODULE = "steindamm"
-CANNOT = {"httpx_transports": "wraps no client", "requests_adapters": "wraps no client"}
+CANNOT = {"httpx_transports": "no client wrapper", "requests_adapters": "no client wrapper"}
 
 
 def decisions() -> list[Subject]:

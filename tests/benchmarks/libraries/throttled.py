@@ -16,7 +16,7 @@ from ..subjects import FAR, Subject
 from ..waits import Wait, Waiting, fresh
 
 MODULE = "throttled"
-CANNOT = {"httpx_transports": "wraps no client", "requests_adapters": "wraps no client"}
+CANNOT = {"httpx_transports": "no client wrapper", "requests_adapters": "no client wrapper"}
 PATIENCE_S = 60.0
 SHARED = ("fixed_window", "gcra", "token_bucket")
 

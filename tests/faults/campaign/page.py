@@ -8,43 +8,25 @@ from .play import MODES, Cell, Figure
 from .verdict import BURST, LIMITS, RATE, SHARE, TIMEOUT_S, WORKERS
 
 MEASURED = Path(__file__).with_name("measured.json")
-PAGE = Path(__file__).parents[3] / "docs/explanation/faults.md"
+PAGE = Path(__file__).parents[3] / "docs/internals/faults.md"
 
-BEGIN = """# Faults, measured
+BEGIN = """# Faults
 
-[Outages](outages.md) says how much each mode of `ResilientStore` admits too many or too few. This page is
-what came of trying it. A program writes it from what another has measured; do it again with
+[Outages](../explanation/outages.md) derives how far each mode of `ResilientStore` may miss the limit. This
+page shows how far it did when Redis, the network or a worker failed. Measure it again with
 
 ```sh
 python -m tests.faults.campaign --json tests/faults/campaign/measured.json
 python -m tests.faults.campaign.page
 ```
 
-{workers} processes, two in threads and two on event loops, share a gate of {rate}/s with a burst of
-{burst} and a shaper of {rate}/s with {waiters} waiters in all, on one Redis, and call as often as these
-admit: up to {offered} times a second if nothing holds them. Each has a `ResilientStore` with
-`timeout={timeout:g}`, and with `local` a share of 1/{workers}. Then something happens to Redis, to the wire
-or to one of them, for {fault:g} s. Every call goes to a server that writes down when it came; that history
-alone is judged, by [`check_pace`](../reference/testing.md).
-
-- **Too many**: by how many calls the worst stretch of the history exceeds rate and burst, and how many are
-  allowed. With `open` nothing bounds it.
-- **Too few**: how many calls are missing from the rate over the whole time, and how many are allowed: the
-  rate, as long as all were without the store, and one for each question that failed, which may have been
-  charged.
-- **Away**: for how long a worker was without the store at most, in seconds. What is allowed is computed with
-  what each of them saw.
-- **Late**: by how many milliseconds the latest call of the worst stretch came after it was admitted. Those
-  that come late crowd: as many as the rate has in that time come on top of what is allowed.
-- **Answer**: the longest that anybody waited for one, in milliseconds.
+{workers} processes, two with threads and two with event loops, share a gate of {rate}/s with a burst of
+{burst} and a shaper of {rate}/s with {waiters} waiters in all, on one Redis. They try up to {offered} calls a
+second. Each has a `ResilientStore` with `timeout={timeout:g}`, and with `local` a share of 1/{workers}. A
+fault lasts {fault:g} s. The calls go to a server that logs when each arrives, and
+[`check_pace`](../reference/testing.md) judges that log alone.
 
 """
-AFTER = {
-    "raise": "The caller is told, and decides.",
-    "closed": "Everything is refused until the store is back.",
-    "open": "Everything is admitted, which is what arrives.",
-    "local": "Each worker goes on at its share.",
-}
 
 
 def measured_cells():
@@ -65,9 +47,8 @@ def page():
         fault=json.loads(MEASURED.read_text())["fault_s"],
     )
     assert SHARE * WORKERS == 1
-    for mode in MODES:
-        text += f"## {mode}\n\n{AFTER[mode]}\n\n"
-        text += _table([cell for cell in cells if cell.mode == mode])
+    for head, meaning, told in TABLES:
+        text += f"## {head}\n\n{meaning}\n\n{_table(cells, told)}"
     return text.rstrip() + "\n"
 
 
@@ -75,27 +56,60 @@ def _cell(told):
     return Cell(**{**told, "figures": {limit: Figure(**figure) for limit, figure in told["figures"].items()}})
 
 
-def _table(cells):
-    kinds = [limit.kind for limit in LIMITS]
-    heads = [f"{kind}: too {what}" for what in ("many", "few") for kind in kinds]
-    lines = [["fault", *heads, "away", "late", "answer"]]
-    lines.append(["---", *["--:"] * (len(heads) + 3)])
+def _too_many(cell):
+    return ", ".join(
+        f"{figure.over}/{'∞' if figure.over_bound is None else figure.over_bound}"
+        for figure in _by_limit(cell)
+    )
+
+
+def _too_few(cell):
+    return ", ".join(f"{figure.under}/{figure.under_bound}" for figure in _by_limit(cell))
+
+
+def _times(cell):
+    late_s = max(figure.late for figure in _by_limit(cell))
+    return f"{cell.outage:.1f}, {late_s * 1e3:.0f}, {cell.answer * 1e3:.0f}"
+
+
+def _by_limit(cell):
+    return [cell.figures[limit.kind] for limit in LIMITS]
+
+
+TABLES = [
+    (
+        "Too many calls",
+        """Each cell has, for the gate and for the shaper, the excess of the worst stretch over rate and
+burst / the excess that is allowed. With `open` nothing bounds it.""",
+        _too_many,
+    ),
+    (
+        "Too few calls",
+        """Each cell has, for the gate and for the shaper, the calls missing from the rate over the whole
+run / those that are allowed: the rate while all workers were without the store, and one for each
+failed question, which may have been charged.""",
+        _too_few,
+    ),
+    (
+        "Times",
+        """Each cell has three maxima: **away**, a worker's seconds without the store; **late**, the
+milliseconds from admission to arrival in the worst stretch; **answer**, the milliseconds until a caller
+had its answer. What is allowed above follows from *away*; as many calls as the rate has in *late* come
+on top.""",
+        _times,
+    ),
+]
+"""What each table is headed, what its cells have, and what tells a cell."""
+
+
+def _table(cells, told):
+    by_fault = {}
     for cell in cells:
-        figures = [cell.figures[kind] for kind in kinds]
-        lines.append(
-            [
-                cell.fault,
-                *[
-                    f"{figure.over} of {'any' if figure.over_bound is None else figure.over_bound}"
-                    for figure in figures
-                ],
-                *[f"{figure.under} of {figure.under_bound}" for figure in figures],
-                f"{cell.outage:.1f}",
-                f"{max(figure.late for figure in figures) * 1e3:.0f}",
-                f"{cell.answer * 1e3:.0f}",
-            ]
-        )
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n\n"
+        by_fault.setdefault(cell.fault, {})[cell.mode] = told(cell)
+    rows = [[fault, *(by_mode[mode] for mode in MODES)] for fault, by_mode in by_fault.items()]
+    head = ["fault", *(f"`{mode}`" for mode in MODES)]
+    lines = ["| " + " | ".join(line) + " |" for line in (head, *rows)]
+    return "\n".join([lines[0], "|---|" + "--:|" * len(MODES), *lines[1:]]) + "\n\n"
 
 
 def main():
