@@ -27,7 +27,7 @@ def test_code_comes_before_the_commands(root: Path) -> None:
     blocks = re.findall(r"^```(\w+)\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
     language, code = blocks[0]
     assert language == "python"
-    assert len([line for line in code.splitlines() if line.strip()]) == 5
+    assert len([line for line in code.splitlines() if line.strip()]) <= 5
 
 
 def test_ci_takes_its_test_command_from_the_readme(root: Path) -> None:
