@@ -199,7 +199,7 @@ class Delivery:
         """For how long its own eta forbids it to run."""
         return _seconds_to(self.message.headers.get("eta")) or 0.0
 
-    def take_turn(self) -> float:
+    def take_slot(self) -> float:
         """Reserve; returns how long until the slot comes."""
         args, kwargs, _ = self.message.payload
         admission = self.shaped.admission_of(self.message.headers, args, kwargs)
@@ -214,9 +214,9 @@ class Delivery:
     def remaining(self) -> float:
         """How long until the slot comes; another is taken if there is none, or it came too long ago."""
         if self.reservation is None:
-            return self.take_turn()
+            return self.take_slot()
         remaining_s = self.shaped.policy.shaper.remaining(self.reservation)
-        return self.take_turn() if remaining_s < -self.shaped.grace_s else remaining_s
+        return self.take_slot() if remaining_s < -self.shaped.grace_s else remaining_s
 
     def give_back(self) -> bool:
         """Nobody will use the slot; False if the store is gone, so that it expires unused."""
