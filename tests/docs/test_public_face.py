@@ -40,7 +40,7 @@ INTERNAL = {
     "Shaper": "core",
     "Policy": "permits scoped",
     "Admission": "enclosing holds_permit leave_soon taken target",
-    "Reservation": "after_waiting core costing grant granted",
+    "Reservation": "after_waiting core costing grant granted leaves_now",
     "AdaptiveRate": "learn",
     # What errors are made of again: in another process, in a message that names the file.
     "ConfigError": "within",
