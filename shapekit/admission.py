@@ -99,7 +99,7 @@ class Admission:
     def settle(self, actual: int) -> bool:
         """Say what the call turned out to cost: the difference is charged, or given back.
 
-        What comes back helps those who have no slot yet: whoever waits keeps the slot that was promised. May
+        What is given back goes to calls that have no slot yet; waiting calls keep theirs. May
         be said again, as more becomes known: the last word counts.
         """
         return run(self._settle, actual)
@@ -142,9 +142,9 @@ class Admission:
             self._permit = None
 
     def observe(self, response: Any) -> ServerHint | None:
-        """Hear what an answer says about the server's limits: if it asks for it, nobody leaves for a while.
+        """Read what an answer says about the server's limits, and hold the key if it asks for that.
 
-        Where the answer names a scope and the call's `target` is known, that is nobody of the scope.
+        If the answer names a scope and the call's `target` is known, only that scope is held.
 
         Takes a response of httpx, requests or aiohttp, or whatever has a status and headers. Returns what
         was heard; None if nothing was said, or the policy has no feedback.
@@ -373,7 +373,7 @@ class Pending(Admission):
 
     def __del__(self) -> None:
         if not hasattr(self, "_unheard"):
-            return  # interrupted while it was made: nobody ever had it
+            return  # interrupted while it was made: no code ever had it
         warnings.warn(
             f"the admission of key {shortened(self.key)} was never entered, so that it shaped nothing; "
             "write: with policy.admit(): …, or async with",
@@ -385,7 +385,7 @@ class Pending(Admission):
 def hint_of(
     admission: Admission, feedback: Feedback | None, response: Any, received_at: float
 ) -> ServerHint | None:
-    """What the answer to an admitted call says; None if it says nothing, or nobody reads it."""
+    """What the answer to an admitted call says; None if it says nothing, or nothing reads it."""
     if feedback is None:
         return None
     headers = getattr(response, "raw_headers", None)

@@ -75,7 +75,7 @@ class Calls:
         return lambda args, kwargs: self.admission(args, kwargs).enclosing()
 
     def forecast(self, calls: int = 1, /, *, key: str | None = None) -> Outlook:
-        """When `calls` more calls will have left, if they came now and nobody else did."""
+        """When `calls` more calls will have left, if they came now and no others did."""
         if key is None and not isinstance(self.key, str):
             raise ConfigError("key", None, "depends on the call", 'say whose: forecast(10, key="…")')
         cost = self.cost if isinstance(self.cost, int) else None
@@ -83,7 +83,7 @@ class Calls:
         return self.policy.forecast(calls, key=whose, cost=cost)
 
     def taker(self) -> Callable[[], Reservation | None] | None:
-        """The reservation of every call, prepared, where all of them ask the same and nobody looks on."""
+        """A prepared reservation, if all calls ask the same and need no admission."""
         policy = self.policy
         plain = policy.enforce and policy.refund_on is None and policy.permits is None
         if plain and isinstance(self.key, str) and isinstance(self.cost, int):
@@ -117,7 +117,7 @@ class Shaped(Protocol, Generic[P, R_co]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
     def forecast(self, calls: int = 1, /, *, key: str | None = None) -> Outlook:
-        """When `calls` more calls will have left, if they came now and nobody else did."""
+        """When `calls` more calls will have left, if they came now and no others did."""
         ...
 
     @overload

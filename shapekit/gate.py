@@ -36,7 +36,7 @@ class Gate:
         >>> bool(gate.check("alice")), bool(gate.check("alice")), bool(gate.check("bob"))
         (True, False, True)
 
-    Most callers want `check`, which answers, or `require`, which raises. Nobody waits here: to wait
+    Most callers want `check`, which answers, or `require`, which raises. A gate never waits: to wait
     for a slot under the same limit, use a Shaper, `Shaper(gates=(GCRA("10/s"),))`. Every method has an
     awaitable twin, `acheck` and so on.
 
@@ -222,7 +222,7 @@ class Gate:
 
 
 def checked_name(name: str | None, store: Store, what: str) -> str:
-    """The name under which keys live: given, or a private one where nobody shares the store."""
+    """The name under which keys live: given, or a private one where the store is not shared."""
     if name is None:
         if store.shared:
             raise ConfigError(

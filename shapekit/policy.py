@@ -3,7 +3,7 @@
 Wrappers, decorators and workers speak to a policy alone: `admit` a call, let it leave, `settle` what
 it turned out to cost.
 
-Policy parts: what a policy is told in several forms, brought into the one that it goes by.
+Options that have several forms are brought into one.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class Policy:
         return Feedback() if isinstance(spec, str) else Feedback(spec)
 
     def forecast(self, calls: int = 1, *, key: str | None = None, cost: int | None = None) -> Outlook:
-        """When `calls` more calls will have left, if they came now and nobody else did."""
+        """When `calls` more calls will have left, if they came now and no others did."""
         return self.shaper.forecast(calls, key=self.key_of(key), cost=self._foreseen(cost))
 
     async def aforecast(self, calls: int = 1, *, key: str | None = None, cost: int | None = None) -> Outlook:
@@ -308,7 +308,7 @@ class Policy:
         return bool(quotas_of(self.shaper.core.queue, None, 0, 0))
 
     def close(self) -> None:
-        """Wake whoever waits; close the store if this policy made it."""
+        """Wake all waiting calls; close the store if this policy made it."""
         self.shaper.close()
 
     async def aclose(self) -> None:

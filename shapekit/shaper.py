@@ -54,11 +54,11 @@ class Shaper:
     - `gates`: further strategies that every departure has to pass. A spent `Quota`, in a
       composite too, refuses with QuotaExhaustedError unless an explicit `max_wait` covers the wait.
     - `headroom=0.02`: shape 2 % below the stated rates; arrivals jitter on their way.
-    - `prefetch="1s"`: for a store that is far away: a busy worker takes further slots on the same trip, at
-      most a second of the line, and hands them out at their times; those left over it gives back. What a
-      worker owns when it dies is lost, and a hold by another process is heard of after a second at most.
-    - `adaptive`: instead of a rate, the bounds of one that is found, by what `shaper.adaptive` is told of
-      calls. A Policy that observes its answers tells it by itself.
+    - `prefetch="1s"`: for a distant store. A busy worker takes up to a second's worth of slots on one trip,
+      hands them out at their times, and gives back the rest. The slots of a worker that dies are lost, and
+      a hold by another process is noticed after a second at most.
+    - `adaptive`: instead of a rate, its bounds. The rate is found from the outcomes of calls, which a Policy
+      reports by itself, and which `shaper.adaptive` takes from other code.
     - `store`: a store, the URL of a Redis, or the path of a SQLite file; without one, this process's memory.
     - `longest_sleep`: long waits are slept in steps of at most this.
     """
@@ -100,7 +100,7 @@ class Shaper:
 
     @property
     def adaptive(self) -> AdaptiveRate:
-        """The rate that is found, where `adaptive=` was given: what it is, and what it is told of calls."""
+        """The adaptive rate, if `adaptive=` was given: its present value, and where outcomes are reported."""
         if self._adaptive is None:
             raise ConfigError(
                 "adaptive", None, "was not said: the rate of this shaper is given", "use Shaper(adaptive=…)"
@@ -141,7 +141,7 @@ class Shaper:
         """Take the earliest slot and sleep until it comes.
 
         Raises QueueFullError or QuotaExhaustedError at once if it is too far away, TimeoutError after
-        `timeout`. Whoever stops waiting, for whatever reason, gives the slot back.
+        `timeout`. A call that stops waiting, for whatever reason, gives its slot back.
         """
         gives_up_us = None if timeout is None else timeout_us(timeout)
         reservation = self.reserve(key, cost=cost, max_wait=max_wait)
@@ -181,9 +181,9 @@ class Shaper:
     def settle(self, reservation: Reservation, actual: int) -> bool:
         """Make a call that has left cost what it turned out to cost; 0 if it never counted.
 
-        Charges the difference, into debt if need be, or gives it back as far as nobody has built on it. What
-        comes back helps those who have no slot yet: whoever waits keeps the slot that was promised. A cost
-        that is said again changes nothing; of different ones, the last counts.
+        The difference is charged, into debt if need be, or given back as far as no later call is built on it.
+        What is given back goes to calls that have no slot yet; waiting calls keep theirs. Repeating a cost
+        changes nothing; of several, the last one counts.
         """
         return run(self.core.settle, reservation, actual) > 0
 
@@ -192,11 +192,11 @@ class Shaper:
         return await self.core.settle(TASKS, reservation, actual) > 0
 
     def hold(self, length: Duration, *, key: str = "default") -> float:
-        """Nobody leaves on `key` for `length`, in any process; returns how long it is held now.
+        """Stop all calls of `key` for `length`, in every process; returns how long it is held now.
 
-        Whoever waits is moved by as much, in order, and the rate goes on from where it stood. A longer
+        Waiting calls move by as much and keep their order, and the rate continues where it was. A longer
         hold in place stays. A call that waits through the hold stays charged to the quota period or fixed
-        window that it was promised, so the one in which it leaves may see its limit and, on top, those who
+        window that it was promised, so the period in which it leaves may see its limit plus the calls that
         were held back.
         """
         return run(self.core.hold, length, key)
@@ -206,10 +206,10 @@ class Shaper:
         return await self.core.hold(TASKS, length, key)
 
     def resume(self, *, key: str = "default") -> float:
-        """End a hold; returns how long the key is held still, until all who wait have heard of it.
+        """End a hold; returns how long the key is still held, until all waiting calls have noticed.
 
-        That is a quarter of a second in memory. In a store that others share it is a twelfth of what was left
-        of the hold: 1.5 seconds at least, 90 at most.
+        In memory that is a quarter of a second. In a shared store it is a twelfth of what was left of the
+        hold: at least 1.5 seconds, at most 90.
         """
         return run(self.core.resume, key)
 
@@ -218,7 +218,7 @@ class Shaper:
         return await self.core.resume(TASKS, key)
 
     def held(self, *, key: str = "default") -> float:
-        """How long a key is held still, in seconds; 0 if it is not."""
+        """For how many more seconds a key is held; 0 if it is not."""
         return run(self.core.held, key)
 
     async def aheld(self, *, key: str = "default") -> float:
@@ -228,7 +228,7 @@ class Shaper:
     def remaining(self, reservation: Reservation) -> float:
         """Seconds until a slot comes, with the holds placed since; negative once it has passed.
 
-        For whoever waits elsewhere than in `schedule`; the slot may come from another process.
+        For code that waits elsewhere than in `schedule`. The slot may have been taken in another process.
         """
         return run(self.core.remaining, reservation)
 
@@ -237,7 +237,7 @@ class Shaper:
         return await self.core.remaining(TASKS, reservation)
 
     def forecast(self, calls: int = 1, *, key: str = "default", cost: int = 1) -> Outlook:
-        """When `calls` more calls will have left, if they came now and nobody else did."""
+        """When `calls` more calls will have left, if they came now and no others did."""
         return run(self.core.forecast, calls, key, cost)
 
     async def aforecast(self, calls: int = 1, *, key: str = "default", cost: int = 1) -> Outlook:
@@ -245,7 +245,7 @@ class Shaper:
         return await self.core.forecast(TASKS, calls, key, cost)
 
     def reset(self, key: str = "default") -> None:
-        """Forget the key: its queue, its hold, its limits' memory. Who waits keeps the promised time."""
+        """Forget the key: its queue, its hold, the memory of its limits. Waiting calls keep their slots."""
         run(self.core.reset, key)
 
     async def areset(self, key: str = "default") -> None:
@@ -275,7 +275,7 @@ class Shaper:
         return self.core.reporter.ears.add(listener)
 
     def close(self) -> None:
-        """Wake whoever waits, with StoreUnavailableError; close the store if this shaper made it."""
+        """Wake all waiting calls with StoreUnavailableError; close the store if this shaper made it."""
         run(self.core.close, self._owned)
 
     async def aclose(self) -> None:

@@ -152,7 +152,7 @@ class LLMBudget:
         return made
 
     def forecast(self, calls: int = 1, asked: Asked | None = None, *, key: str | None = None) -> Outlook:
-        """When `calls` more such calls will have left, if they came now, and nobody else did."""
+        """When `calls` more such calls will have left, if they came now and no others did."""
         return run(self._forecast, calls, asked, key)
 
     async def aforecast(
@@ -192,7 +192,7 @@ class LLMBudget:
             return listening.pop_all()
 
     def close(self) -> None:
-        """Wake whoever waits; close the store if this budget made it."""
+        """Wake all waiting calls; close the store if this budget made it."""
         run(self._close)
 
     async def aclose(self) -> None:

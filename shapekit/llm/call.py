@@ -155,7 +155,7 @@ class LLMCall:
         return await self._settle(TASKS, answer)
 
     def observe(self, response: Any) -> ServerHint | None:
-        """Hear what an answer's headers say: if it asks for it, nobody leaves for a while.
+        """Read what an answer's headers say, and hold the key if it asks for that.
 
         That is so too where the server has fewer tokens left than this call had reserved: the next one like
         it would be refused. Takes a response with headers, as httpx or an SDK's `with_raw_response` has it.

@@ -7,7 +7,7 @@ together or not at all.
 
 To write a store, implement the abstract methods. What they promise:
 
-- `operation.step(program)` is run: it sees the state that the last one left, and nobody in between. It
+- `operation.step(program)` is run: it sees the state that the last one left, with none in between. It
   returns `(state, answer, ttl_us, persist)`, or where the operation `is_read` its answer alone;
 - time comes from the store's clock, read once per call;
 - a state is kept for at least its `ttl_us`, by the highest time the store has seen;
@@ -57,7 +57,7 @@ ApplyMany: TypeAlias = Callable[[Sequence[Key], tuple[Any, ...]], list[Any]]
 
 
 class Waiting(Protocol):
-    """Those who wait for what a store has promised them."""
+    """The sleepers that wait for what a store has promised."""
 
     def store_closed(self) -> None:
         """Wake them: the store is closed, and they raise StoreUnavailableError."""
@@ -132,7 +132,7 @@ class Store(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything, and `wake` whoever waits; later calls raise StoreUnavailableError."""
+        """Release everything, and `wake` all waiting calls; later calls raise StoreUnavailableError."""
 
     async def aclose(self) -> None:
         """`close`, awaitable."""
@@ -153,12 +153,12 @@ class Store(ABC):
                 self.bind(name, program, undo)(key, *undo_args)
 
     def wakes(self, waiting: Waiting) -> None:
-        """Who is to be woken when the store is closed, as long as somebody holds on to it."""
-        # Made here, for whoever writes a store need not call this class's `__init__`.
+        """Register sleepers to wake when the store is closed; they are held weakly."""
+        # Made here, because a store's class need not call this class's `__init__`.
         vars(self).setdefault("_waiting", WeakValueDictionary())[id(waiting)] = waiting
 
     def wake(self) -> None:
-        """Wake whoever waits: for `close`, once calls are refused."""
+        """Wake all waiting calls: for `close`, once calls are refused."""
         for waiting in vars(self).get("_waiting", WeakValueDictionary()).valuerefs():
             if (one := waiting()) is not None:
                 one.store_closed()
