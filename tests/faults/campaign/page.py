@@ -102,15 +102,16 @@ TABLES = [
         """Each cell has, for the gate and for the shaper, the excess of the worst stretch over rate and
 burst / the allowance; some are [above it](#figures-above-their-allowance). A server that forgets may admit
 its burst again, beside the calls that wait; a replica, the calls of its lag; `local`, the shares. Nothing
-bounds `open`.""",
+bounds `open` while it has lost the store.""",
         _too_many,
     ),
     (
         "Too few calls",
         """Each cell has, for the gate and for the shaper, the calls missing from the rate over the whole
 run / the allowance: one for each failed question, which may have been charged, and those that a killed
-worker had under way. `raise` and `closed` may lose the rate while all workers wait for the timeout or are without the
-store; `open` and `local`, at each loss, one call and a worker's part of the rate in the timeout.""",
+worker had under way. `raise` and `closed` may lose the rate while all workers wait for the timeout or are
+without the store; `open` and `local`, at each loss, one call and a worker's part of the rate in the
+timeout.""",
         _too_few,
     ),
     (
