@@ -132,7 +132,7 @@ def _table(cells, told):
         by_fault.setdefault(cell.fault, {})[cell.mode] = told(cell)
     rows = [[fault, *(by_mode[mode] for mode in MODES)] for fault, by_mode in by_fault.items()]
     head = ["fault", *(f"`{mode}`" for mode in MODES)]
-    lines = ["| " + " | ".join(line) + " |" for line in (head, *rows)]
+    lines = [f"|{'|'.join(line)}|" for line in (head, *rows)]
     return "\n".join([lines[0], "|---|" + "--:|" * len(MODES), *lines[1:]]) + "\n\n"
 
 
