@@ -63,4 +63,4 @@ def unpadded(text: str) -> str:
 def alternative(table: Table) -> str:
     """What a reader is told who sees no pictures."""
     column = f", {table.drawn}" if len(table.columns) > 1 else ""
-    return f"Bar chart of the table below: {table.title}{column}"
+    return f"Bar chart of the table below, shapekit in blue: {table.title}{column}"
