@@ -107,7 +107,7 @@ def test_a_losing_row_and_a_failed_one_are_printed_like_a_winning_one() -> None:
         ["quick: theirs", "0.50", "55 (55–55)"],
         ["slow: theirs", "2.00", "220 (220–220)"],
     ]
-    assert absent(told) == "- gone: ModuleNotFoundError: No module named 'gone'"
+    assert absent(told) == "`gone` (ModuleNotFoundError: No module named 'gone')"
 
 
 def test_what_is_missing_from_tables_in_a_row_is_listed_once_by_its_reason() -> None:
@@ -119,7 +119,7 @@ def test_what_is_missing_from_tables_in_a_row_is_listed_once_by_its_reason() -> 
     tables = [Table(title, [Column("ns")], lines) for title in ("first", "second")]
     said = group(Group("g", "G", "", [*tables, Table("third", [Column("ns")], lines[:1])]))
     assert said.count("Not in the table") == 1
-    assert said.index("**second**") < said.index("- one; other way: no wheel") < said.index("**third**")
+    assert said.index("**second**") < said.index("`one`, `other way` (no wheel)") < said.index("**third**")
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,9 @@ NAME = "admissions"
 FAR = 1_000_000_000
 PERMITS = 100
 METHOD = f"""
-`with policy.admit():` around nothing, when the slot has come: with a rate, with one of {PERMITS} permits
-(`concurrency=`, which also asks whether the key is held), and with both; and `LLMBudget.admit` of 500
-tokens that is settled with 300. The floor is a semaphore of threads, for one process and without crash
-recovery.
+`with policy.admit():` around nothing, at a slot that has come: with a rate, with one of {PERMITS} permits
+(`concurrency=`), with both; and `LLMBudget.admit` of 500 tokens, settled with 300. The floor is a semaphore
+of threads in one process, without crash recovery.
 """
 TAKEN = "a call"
 TRIPS = "trips a call"

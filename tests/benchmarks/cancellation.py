@@ -22,9 +22,8 @@ RATE = 20
 CANCELLED = 10
 METHOD = f"""
 At {RATE} calls a second, one by one: a call leaves, {CANCELLED} tasks wait behind it and are cancelled
-together after 10 ms, and the next caller asks. The figure is how long after the first call it leaves:
-{1_000 // RATE} ms if the slots of the cancelled tasks are free again, {1_000 * (CANCELLED + 1) // RATE} ms
-if not. Less than {1_000 // RATE} ms is too early.
+after 10 ms, and the next caller asks. It leaves {1_000 // RATE} ms after the first call if the slots are
+free again, {1_000 * (CANCELLED + 1) // RATE} ms if not; less than {1_000 // RATE} ms is too early.
 
 Then a crowd that waits in memory, on virtual time, and gives up in random order: what one cancel takes, and
 how long the next caller waits when all are gone.

@@ -16,10 +16,9 @@ from .tables import Column, Effort, Goal, Group, Line, Table
 
 NAME = "celery"
 METHOD = """
-Empty tasks that one worker finishes in a second, with two pool processes and Redis as the broker: plain,
-with a shape that is never full, and with a `rate_limit` of Celery's own that is never reached. Each run has
-a queue of its own and ends when every message is acknowledged. The ratio is to the plain task of the same
-round.
+Empty tasks a second of one worker with two pool processes and Redis as the broker, until every message is
+acknowledged: plain, with a shape that is never full, with Celery's own `rate_limit`, never reached. The
+ratio is to the plain tasks of the same round.
 """
 GOAL = 0.80
 SPEED, SHARE = "tasks a second", "of plain"

@@ -20,9 +20,9 @@ NAME = "waiters"
 WAITERS = 100
 RATE = 100
 METHOD = f"""
-{WAITERS} tasks ask at the same moment, at {RATE} calls a second, one by one: the last may leave after
-{(WAITERS - 1) / RATE:.2f} s. Time: until all have left. Swapped: pairs of {WAITERS * (WAITERS - 1) // 2:,}
-that left in the wrong order. Round trips: questions to Redis, counted on the wire, on open connections.
+{WAITERS} tasks ask at once, at {RATE} calls a second, one by one: the last may leave after
+{(WAITERS - 1) / RATE:.2f} s. Time: until all have left. Swapped: of {WAITERS * (WAITERS - 1) // 2:,} pairs,
+those in the wrong order. Round trips to Redis are counted on the wire.
 """
 TIME, SWAPPED, TRIPS = "time", "swapped", "round trips"
 COLUMNS = [Column(TIME, "s", 2, compared=True), Column(SWAPPED, "pairs", 0), Column(TRIPS, "", 0)]

@@ -9,9 +9,8 @@ from .tables import Column, Effort, Goal, Group, Line, Table
 
 NAME = "decisions"
 METHOD = """
-One admitted call on one key, far below its limit. The floor is bare Python that takes a lock, reads the
-clock, replaces a state in a dict, and decides nothing. aiolimiter and asynciolimiter serve one event loop
-and take no lock.
+One admitted call on one key, far below its limit. The floor is bare Python: a lock, the clock and a dict.
+aiolimiter and asynciolimiter serve one event loop and take no lock.
 """
 COMPARED = ("limits", "throttled-py", "pyrate-limiter")
 BASE = ("shapekit", "GCRA")

@@ -22,7 +22,7 @@ WARM_S = 1.5
 FULL_S = 5
 METHOD = f"""
 A forwarder delays each message by 25 ms each way. {THREADS} threads of one process make one call after the
-other, at {RATE} calls a second, after {WARM_S} s that do not count. Trips are script calls.
+other, at {RATE} calls a second, after a start of {WARM_S} s. Trips are script calls.
 """
 OF_THE_LIMIT = "of the limit"
 TRIPS = "trips a call"

@@ -36,9 +36,9 @@ FAR = "1_000_000/s"
 CALLERS = 64
 WARM_UP = 50
 METHOD = f"""
-A client that never waits against the bare one, on loopback, with a server that answers at once; their
-requests alternate. Each round has a ratio, of median requests or of throughputs. Last, {CALLERS} requests
-at once in one aiohttp session, and a request with its rate on Redis.
+A shaped client that never waits against the bare one, in turns, with a server on loopback that answers at
+once. Ratios are of median requests, or of throughputs. Last, {CALLERS} requests at once in one aiohttp
+session, and a rate on Redis.
 """
 RATIO, BARE = "shaped / bare", "bare"
 COLUMNS = [Column(RATIO, "×", 3), Column(BARE, "µs", 0)]

@@ -20,10 +20,9 @@ LIMIT, SECONDS = 1_000, 3_600
 CALLS = 100
 KEYS_HERE, KEYS_THERE = 1_000, 50
 METHOD = f"""
-Bytes for each of many keys with a limit of {LIMIT:,} calls an hour, after one call and after {CALLS}. In
-the process: what Python allocates, by tracemalloc, over {KEYS_HERE:,} keys without their texts; a library
-that serves one key has an object for each. In Redis: `MEMORY USAGE` of every key, over {KEYS_THERE} keys of
-20 bytes.
+Bytes for each of many keys at {LIMIT:,} calls an hour, after one call and after {CALLS}. In the process: what
+tracemalloc counts, over {KEYS_HERE:,} keys without their texts; a library that serves one key has an object
+for each. In Redis: `MEMORY USAGE`, over {KEYS_THERE} keys of 20 bytes.
 """
 ONCE, OFTEN = "after 1 call", f"after {CALLS} calls"
 COLUMNS = [Column(ONCE, "bytes", 0, compared=True), Column(OFTEN, "bytes", 0, compared=True)]

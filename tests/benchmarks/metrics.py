@@ -18,8 +18,8 @@ from .tables import Column, Effort, Group, Line, Table
 
 NAME = "metrics"
 METHOD = """
-`Shaper.schedule` of a slot that has come, without a listener, with one that does nothing, and with each of
-the integrations.
+`Shaper.schedule` of a slot that has come, without a listener, with one that does nothing, and with each
+integration.
 """
 PLAIN = "no listener"
 TAKEN = "a call"

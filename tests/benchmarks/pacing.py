@@ -19,10 +19,9 @@ RATE = 200
 TASKS = 20
 SECONDS = 4
 METHOD = f"""
-{TASKS} tasks on one event loop call all the time, at {RATE} calls a second, one by one, for {SECONDS}
-seconds. Reached: calls a second between the first departure and the last. Worst second: the most departures
-in any second. Late: departures behind an even grid from the first; negative is ahead, in a burst. CPU: of
-the whole process, for each call.
+{TASKS} tasks on one event loop call all the time, at {RATE} calls a second, one by one, for {SECONDS} s.
+Reached: calls a second from the first departure to the last. Worst second: the most departures in a second.
+Late: behind an even grid from the first departure; negative is ahead. CPU: of the process, for each call.
 """
 REACHED, WORST, LATE_50, LATE_99, CPU = "reached", "worst second", "late, p50", "late, p99", "CPU a call"
 COLUMNS = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from . import report
@@ -21,17 +22,15 @@ processor time of their thread, calls on Redis in wall time.
 
 ```sh
 pip install -e ".[bench,all,dev]"
-python tests/benchmarks/run.py --quick          # five minutes, to see that it works
+python tests/benchmarks/run.py --quick          # five minutes, to try it
 python tests/benchmarks/run.py                  # forty minutes, on an idle machine
 python tests/benchmarks/run.py --only redis     # one group
 ```
 
-## The machine
-
-Measured on {date} with {machine}; [all figures of all rounds](../pictures/benchmarks/figures.json).
+Measured on {date} with {machine}; [all rounds](../pictures/benchmarks/figures.json).
 """
-TRIAL = "**It was a short trial, too rough to be quoted.**"
-FULL = "It was a full run of at least {rounds} rounds."
+TRIAL = "**This is a short trial, too rough to be quoted.**"
+FULL = "This is a full run of at least {rounds} rounds."
 
 
 def page(figures: dict[str, Any]) -> str:
@@ -45,7 +44,7 @@ def page(figures: dict[str, Any]) -> str:
         for number, table in enumerate(drawn):
             name = group.name if number == 0 else f"{group.name}-{number + 1}"
             parts.append(f"![{alternative(table)}](../pictures/benchmarks/{name}.svg)")
-        parts.append(report.group(group))
+        parts.append(unpadded(report.group(group)))
     return "\n\n".join(parts) + "\n"
 
 
@@ -53,6 +52,12 @@ def flowing(text: str) -> str:
     """Every paragraph on a line of its own, as the other pages have them."""
     paragraphs = text.strip().split("\n\n")
     return "\n\n".join(each if each.startswith("```") else " ".join(each.split()) for each in paragraphs)
+
+
+def unpadded(text: str) -> str:
+    """Tables without the spaces that align them in a terminal: a wider figure changes its own row alone."""
+    lines = (re.sub(r" *\| *", "|", line) if line.startswith("|") else line for line in text.splitlines())
+    return re.sub(r"-{3,}(?=:?\|)", "---", "\n".join(lines))
 
 
 def alternative(table: Table) -> str:

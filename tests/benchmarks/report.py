@@ -51,8 +51,8 @@ def absent(told: Table) -> str:
     for line in told.lines:
         if line.failed:
             name = line.library if line.name == NONE else f"{line.library} {line.name}"
-            by_reason.setdefault(line.failed, []).append(name)
-    return "\n".join(f"- {'; '.join(names)}: {reason}" for reason, names in by_reason.items())
+            by_reason.setdefault(line.failed, []).append(f"`{name}`")
+    return "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
 
 
 def spread(line: Line, column: Column) -> str:
@@ -62,22 +62,24 @@ def spread(line: Line, column: Column) -> str:
 
 
 def goals(told: list[Goal]) -> str:
-    """What was asked for, and whether it is so."""
-    rows = [[goal.what, figure(goal.measured, 2), _verdict(goal)] for goal in told]
-    return markdown(["ratio or figure", "measured", "goal"], rows)
+    """What was asked for, and whether it is so. What nothing was asked of follows from the tables."""
+    rows = [
+        [goal.what, figure(goal.measured, 2), _verdict(goal, goal.bound)]
+        for goal in told
+        if goal.bound is not None
+    ]
+    return markdown(["", "measured", "goal"], rows) if rows else ""
 
 
-def _verdict(goal: Goal) -> str:
-    if goal.bound is None:
-        return NONE
-    return f"{'≤' if goal.less else '≥'}{goal.bound:,g}, {'met' if goal.is_met else '**missed**'}"
+def _verdict(goal: Goal, bound: float) -> str:
+    return f"{'≤' if goal.less else '≥'}{bound:,g}, {'met' if goal.is_met else '**missed**'}"
 
 
 def group(told: Group) -> str:
     """All of a group, without its heading."""
     if told.failed:
         return f"Not measured: {told.failed}"
-    parts = [goals(told.goals)] if told.goals else []
+    parts = [bounded] if (bounded := goals(told.goals)) else []
     for number, each in enumerate(told.tables, 1):
         if len(told.tables) > 1:
             parts.append(f"**{each.title}**")
@@ -85,7 +87,7 @@ def group(told: Group) -> str:
         missing = absent(each)
         # Said once, below the last of the tables in a row from which the same are missing.
         if missing and (number == len(told.tables) or absent(told.tables[number]) != missing):
-            parts.append(f"Not in the table:\n\n{missing}")
+            parts.append(f"Not in the table: {missing}.")
     return "\n\n".join(parts)
 
 

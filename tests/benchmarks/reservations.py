@@ -23,8 +23,8 @@ from .tables import Column, Effort, Goal, Group, Line, Table
 
 NAME = "reservations"
 METHOD = """
-Taking a slot with `Shaper.reserve`, or with `schedule` when it has come already. Lateness: 100 waiters ask
-at once, at 200 calls a second; each round has the median delay after the promised slot.
+`Shaper.reserve`, and `schedule` of a slot that has come. Lateness: 100 waiters ask at once, at 200 calls a
+second; the figure is the median delay after the promised slot.
 """
 RATE = 200
 WAITERS = 100

@@ -29,10 +29,9 @@ from .tables import Column, Effort, Goal, Group, Line, Table
 
 NAME = "redis"
 METHOD = """
-One admitted call on one key that is shared through Redis: by one caller (sync), by one task on asyncio, and
-by 64 tasks at once. Tables show medians; goals compare the best rounds, which a busy machine disturbs
-least. "Bare" is the same script sent by redis-py alone; the smallest script is the least GCRA on the
-server's clock. Last, a SQLite file that processes of one host share.
+One admitted call on one key in Redis: by one caller (sync), by one task on asyncio, by 64 tasks at once.
+Goals compare the best rounds, which a busy machine disturbs least. "Bare" is the same script sent by redis-py
+alone; the smallest script is the least GCRA on the server's clock. Last, a SQLite file.
 """
 FAR = 10**6
 CALLERS = 64

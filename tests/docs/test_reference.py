@@ -87,6 +87,18 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("module", [name for name in PUBLIC if "integrations" not in name])
+def test_the_index_leads_to_every_public_name(module: str) -> None:
+    index = (REFERENCE / "index.md").read_text("utf-8")
+    names = public_names(importlib.import_module(module))
+    assert [name for name in names if not re.search(rf"`@?{name}`", index)] == []
+
+
+@pytest.mark.parametrize("module", [name for name in PUBLIC if "integrations" in name])
+def test_the_index_leads_to_every_integration(module: str) -> None:
+    assert f"`{module.rpartition('.')[2]}`" in (REFERENCE / "index.md").read_text("utf-8")
+
+
 @pytest.mark.parametrize("module", PUBLIC)
 def test_every_public_name_says_what_it_is(module: str) -> None:
     there = importlib.import_module(module)

@@ -13,7 +13,7 @@ import pytest
 from .test_reference import PUBLIC, public_names
 
 ROOT = Path(__file__).parents[2]
-GLOSSARY = ROOT / "docs" / "reference" / "index.md"
+GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 SAID = re.compile(r"^Words that were retired: (.*)\.$", re.MULTILINE)
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 

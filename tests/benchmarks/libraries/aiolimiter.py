@@ -15,8 +15,8 @@ from ..waits import Wait, Waiting
 
 MODULE = "aiolimiter"
 CANNOT = {
-    "redis_calls": "state on the event loop",
-    "redis_acalls": "state on the event loop",
+    "redis_calls": "on one event loop",
+    "redis_acalls": "on one event loop",
     "httpx_transports": "no client wrapper",
     "requests_adapters": "no client wrapper",
 }
@@ -42,7 +42,7 @@ async def _at_once(rate: int, _: str) -> AsyncIterator[Wait]:
 
 def waits() -> list[Waiting]:
     return [
-        Waiting("AsyncLimiter(1, 1 / rate)", _one_by_one),
+        Waiting("AsyncLimiter(1, 1/rate)", _one_by_one),
         Waiting("AsyncLimiter(rate, 1)", _at_once, bursts=True),
     ]
 

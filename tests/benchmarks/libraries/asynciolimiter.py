@@ -13,8 +13,8 @@ from ..waits import Wait, Waiting
 
 MODULE = "asynciolimiter"
 CANNOT = {
-    "redis_calls": "state on the event loop",
-    "redis_acalls": "state on the event loop",
+    "redis_calls": "on one event loop",
+    "redis_acalls": "on one event loop",
     "httpx_transports": "no client wrapper",
     "requests_adapters": "no client wrapper",
 }

@@ -15,10 +15,10 @@ from ..waits import Wait, Waiting
 
 MODULE = "httpx_limiter"
 CANNOT = {
-    "decisions": "decided by aiolimiter or pyrate-limiter",
-    "keyed": "state of aiolimiter or pyrate-limiter",
-    "redis_calls": "state in the process",
-    "redis_acalls": "state in the process",
+    "decisions": "as aiolimiter or pyrate-limiter",
+    "keyed": "as aiolimiter or pyrate-limiter",
+    "redis_calls": "in one process",
+    "redis_acalls": "in one process",
     "requests_adapters": "is for httpx",
 }
 
@@ -43,8 +43,8 @@ async def _pyrate(rate: int, _: str) -> AsyncIterator[Wait]:
 
 def waits() -> list[Waiting]:
     return [
-        Waiting("over aiolimiter, 1 in 1 / rate", _aiolimiter),
-        Waiting("over pyrate-limiter, 1 in 1 / rate", _pyrate),
+        Waiting("over aiolimiter, 1 in 1/rate", _aiolimiter),
+        Waiting("over pyrate-limiter, 1 in 1/rate", _pyrate),
     ]
 
 

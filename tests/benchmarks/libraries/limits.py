@@ -17,7 +17,7 @@ from ..subjects import FAR, Subject
 
 MODULE = "limits"
 CANNOT = {
-    "waits": "refuses instead of waiting",
+    "waits": "never waits",
     "httpx_transports": "no client wrapper",
     "requests_adapters": "no client wrapper",
 }

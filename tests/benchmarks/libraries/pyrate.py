@@ -26,8 +26,8 @@ from ..waits import Wait, Waiting, fresh
 
 MODULE = "pyrate_limiter"
 CANNOT = {
-    "httpx_transports": "measured as httpx-limiter",
-    "requests_adapters": "measured as requests-ratelimiter",
+    "httpx_transports": "as httpx-limiter",
+    "requests_adapters": "as requests-ratelimiter",
 }
 
 
@@ -76,7 +76,7 @@ def _in_a_second(rate: int) -> list[Rate]:
 
 
 def waits() -> list[Waiting]:
-    one = "Rate(1, 1 / rate)"
+    one = "Rate(1, 1/rate)"
     return [
         Waiting(f"InMemoryBucket, {one}", lambda rate, _: _log(_one_by_one(rate))),
         Waiting("InMemoryBucket, Rate(rate, 1 s)", lambda rate, _: _log(_in_a_second(rate)), bursts=True),

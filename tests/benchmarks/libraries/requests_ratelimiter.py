@@ -16,10 +16,10 @@ from ..waits import Wait, Waiting
 
 MODULE = "requests_ratelimiter"
 CANNOT = {
-    "decisions": "decided by pyrate-limiter",
-    "keyed": "state of pyrate-limiter",
-    "redis_calls": "decided by pyrate-limiter",
-    "redis_acalls": "decided by pyrate-limiter",
+    "decisions": "as pyrate-limiter",
+    "keyed": "as pyrate-limiter",
+    "redis_calls": "as pyrate-limiter",
+    "redis_acalls": "as pyrate-limiter",
     "httpx_transports": "is for requests",
 }
 THREADS = 100
