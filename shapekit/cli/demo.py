@@ -34,8 +34,8 @@ LIMIT, PENALTY_S, WORK_S = 50, 1, 0.05
 """Calls in any second; for how long a call too many closes the API; how long an accepted call takes."""
 WORKERS, THREADS, PAUSE_S = 3, 4, 0.1
 """Processes, the threads of each, and how long an unshaped one rests before it repeats a refused call."""
-RATE, HEADROOM = "50/s", 0.05
-FRAME_S = 0.1
+RATE, HEADROOM = "50/s", 0.1
+FRAME_S = 0.2
 
 
 class Call(NamedTuple):
@@ -199,7 +199,7 @@ The API allows {LIMIT} calls a second. A call too many gets a 429, and so do all
 calls of the next second. {WORKERS} processes with {THREADS} threads each want more than that;
 without shapekit they repeat a refused call after {PAUSE_S:g} s.
 """
-BUSY = "Calls with shapekit were refused, too: on a busy machine they arrive too late for the headroom.\n"
+BUSY = "Shaped calls were refused, too: this machine is too busy for the headroom.\n"
 CLOSING = f"""\
 What you gain: {{:+.0%}} work done, {{:+}} calls wasted, {{:+.1f}} s lost in penalties.
 What it costs: a call waits for its slot, and these lines in the workers:
@@ -249,7 +249,7 @@ def page(out: Console, logs: Sequence[Log], seconds: float) -> Group:
 @click.option(
     "--seconds",
     type=click.FloatRange(0.5, 60),
-    default=7.5,
+    default=7.2,
     show_default=True,
     help="How long each of the two runs lasts.",
 )
@@ -268,7 +268,7 @@ def demo(seconds: float, as_json: bool) -> None:
         print_json({**settings, "threads": THREADS, "rate": RATE, "headroom": HEADROOM, **told})
         return
     out = console()
-    out.print(OPENING.format(2 * seconds + 5))
+    out.print(OPENING.format(2 * seconds + 6))
     with Live(page(out, [], seconds), console=out, auto_refresh=False) as live:
         runs = _both(seconds, lambda logs: live.update(page(out, logs, seconds), refresh=out.is_terminal))
     before, after = [log.figures() for log in runs]

@@ -108,7 +108,7 @@ def test_without_a_terminal_it_prints_plain_text_once(demos):
     printed, _ = demos["plain"]
     assert "\x1b" not in printed
     first, *lines = printed.splitlines()
-    assert first == "Calls an API without shapekit and then with it; takes about 7 seconds."
+    assert first == "Calls an API without shapekit and then with it; takes about 8 seconds."
     assert sum(line.startswith("With shapekit  ") for line in lines) == 1
     assert max(map(len, lines)) <= 80
 
@@ -126,7 +126,7 @@ def test_its_end_says_what_is_gained_and_what_to_read(demos):
     assert re.search(r"^lost in penalties +[\d.]+ s \(\d+%\) +[\d.]+ s \(\d+%\)$", end, re.MULTILINE)
     for row in ("median wait", "longest wait"):
         assert re.search(rf"^{row} +[\d.]+ s +[\d.]+ s$", end, re.MULTILINE)
-    assert 'Shaper("50/s", headroom=0.05, name="demo", store="limits.db")' in end
+    assert 'Shaper("50/s", headroom=0.1, name="demo", store="limits.db")' in end
     assert ("refused, too" in end) == (still > 0)
 
 
@@ -142,7 +142,7 @@ def test_on_a_terminal_it_draws_and_every_frame_has_the_limit(screens):
     assert screen.end() == 0
     drawing, _, _ = screen.text.partition("in the same")
     frames = re.split(r"(?=Without shapekit  \d)", drawing.replace("\r", ""))[1:]
-    assert len(frames) >= 10
+    assert len(frames) >= 6
     for frame in frames:
         assert frame.count("\n" + "─" * 10 + "\n") == 2
     assert "…" not in drawing, "it fits the terminal"
