@@ -274,7 +274,8 @@ def demo(seconds: float, as_json: bool) -> None:
     before, after = [log.figures() for log in runs]
     titles = [title.lower() for title in TITLES]
     rows = zip(NAMES, _cells(before, seconds), _cells(after, seconds), strict=True)
-    out.print("", table((f"in the same {seconds:g} s", *titles), rows, numbers=titles), "", sep="\n")
+    begun = "" if out.is_terminal else "\n"  # rich leaves the last line of a plain page open
+    out.print(begun, table((f"in the same {seconds:g} s", *titles), rows, numbers=titles), "", sep="\n")
     if after.refused:
         out.print(BUSY)
     wasted, lost = after.refused - before.refused, after.penalties_s - before.penalties_s

@@ -110,6 +110,7 @@ def test_without_a_terminal_it_prints_plain_text_once(demos):
     first, *lines = printed.splitlines()
     assert first == "Calls an API without shapekit and then with it; takes about 8 seconds."
     assert sum(line.startswith("With shapekit  ") for line in lines) == 1
+    assert lines[next(at for at, line in enumerate(lines) if line.startswith("in the same")) - 1] == ""
     assert max(map(len, lines)) <= 80
 
 
@@ -231,6 +232,8 @@ def test_the_api_allows_so_many_in_any_second_and_then_punishes(gaps):
 
 @given(GAPS)
 @example([0, 1 / 2, 1 / 2])
+@example([0] * 60)
+@example([1 / 128] * 200)
 def test_the_figures_are_those_of_the_log(gaps):
     limit = Limit()
     calls = [Call(now, now % 0.375, limit.admits(now)) for now in accumulate(gaps)]
