@@ -1,7 +1,7 @@
 """Draws the pictures of the pages anew: `python docs/pictures/draw.py`. It needs shapekit[cli,plot].
 
-Most are what `shapekit simulate` makes of the arguments here, which the pages show too. The others are those
-of scale.py.
+Most are what `shapekit simulate` makes of the arguments here, which the pages show too. shaping.py draws
+unshaped-and-shaped, and scale.py the others.
 """
 
 import runpy
@@ -11,13 +11,13 @@ from pathlib import Path
 from shapekit.cli.simulate import simulate
 
 PICTURES = {
-    "unshaped-and-shaped": '--arrivals "burst:20 every 2s" --for 12s shaper:12/s',
     "delay-or-refuse": '--arrivals "burst:30 every 10s" --for 30s gcra:4/s+10 shaper:4/s',
     "burst": '--arrivals "burst:30 every 10s" --for 30s shaper:4/s shaper:4/s+15 gcra:4/s+15',
     "windows": '--arrivals "burst:50 every 9s" --for 60s fixed:50/10s gcra:50/10s+50 log:50/10s',
     "several-rates": '--arrivals "burst:300 every 2min" --for 2min shaper:10/s "shaper:10/s; 100/min"',
 }
 """The arguments of each, by the name of its file."""
+SHAPING = runpy.run_path(str(Path(__file__).parent / "shaping.py"))
 SCALE = runpy.run_path(str(Path(__file__).parent / "scale.py"))
 
 
@@ -26,6 +26,7 @@ def draw(folder: Path) -> None:
     for name, arguments in PICTURES.items():
         words = [*shlex.split(arguments), "--out", str(folder / f"{name}.svg")]
         simulate.main(words, standalone_mode=False)
+    SHAPING["draw"](folder)
     SCALE["draw"](folder)
 
 

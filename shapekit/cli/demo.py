@@ -1,31 +1,25 @@
-"""`shapekit demo`: the main job, on a machine with nothing but Python.
+"""`shapekit demo`: processes call an API that punishes, first without shapekit and then with it.
 
-An API that allows so many calls in any second and answers 429 to the others; its log, the only source of
-figures, on the host's monotonic clock, which all processes share; workers, processes whose threads call as
-fast as they are let, one call after another; and the page on which arrivals are drawn in tenths of a second,
-accepted below, refused on top. What is refused is told by its pattern as well as by its colour.
-
-Shaped and unshaped differ in one line. A worker says when it is ready, begins at the first line on its
-standard input, and ends when that ends: so also when the demo is killed.
+The API runs in this process and keeps the log from which all figures come. The workers are processes whose
+threads make one call after another until the API is gone, so they also end when the demo is killed.
 """
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from http.client import HTTPConnection, HTTPException
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, closing, nullcontext
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import ceil
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Self, TypeAlias, cast
-from uuid import uuid4
+from statistics import median
+from typing import IO, NamedTuple, cast
 
 import click
 from rich.console import Console, Group
@@ -34,123 +28,106 @@ from rich.text import Text
 
 from shapekit.cli.main import Complaint
 from shapekit.cli.output import console, is_plain, json_option, print_json, table
-from shapekit.errors import StoreUnavailableError
 from shapekit.shaper import Shaper
 
-ASKED_AT = "X-Asked-At"
-"""The header in which a worker says since when it has wanted this call."""
-SECOND_NS = 1_000_000_000
-LIMIT = 50
-WORK_S = 0.05
-"""How long an accepted call takes, as it would elsewhere."""
+LIMIT, PENALTY_S, WORK_S = 50, 1, 0.05
+"""Calls in any second; for how long a call too many closes the API; how long an accepted call takes."""
+WORKERS, THREADS, PAUSE_S = 3, 4, 0.1
+"""Processes, the threads of each, and how long an unshaped one rests before it repeats a refused call."""
+RATE, HEADROOM = "50/s", 0.1
+FRAME_S = 0.2
 
 
 class Call(NamedTuple):
-    """A call that arrived at the API; an accepted retry was asked for at its first attempt."""
+    """A call that arrived at the API so long after the first one, and how long a thread had wanted it."""
 
-    arrived_ns: int
-    asked_ns: int
+    arrived: float
+    waited: float
     accepted: bool
 
 
-class Summary(NamedTuple):
-    """What the log says of one run; waits, in seconds, end when the call arrives and is accepted."""
+class Figures(NamedTuple):
+    """What became of a run; the waits are those of the answered calls."""
 
-    calls: int
-    accepted: int
+    answered: int
     refused: int
-    rate: float
-    """Accepted calls a second."""
-    worst_second: int
-    """The most calls that arrived in any one second."""
-    wait_p50: float
-    wait_p99: float
+    penalties_s: float
+    median_wait_s: float
+    longest_wait_s: float
 
 
 class Log(NamedTuple):
-    """The calls of one run, in the order in which they arrived, and how long it has lasted so far."""
+    """The calls of one run in the order of their arrival, and how long it has lasted so far."""
 
     calls: Sequence[Call]
-    began_ns: int
-    lasted_ns: int
+    lasted: float
 
-    def columns(self, count: int) -> list[tuple[int, int]]:
-        """How many were accepted and refused in each of the first tenths of a second."""
-        columns = [[0, 0] for _ in range(count)]
-        for call in self.calls:
-            place = (call.arrived_ns - self.began_ns) * 10 // SECOND_NS
-            if 0 <= place < count:
-                columns[place][not call.accepted] += 1
-        return [(accepted, refused) for accepted, refused in columns]
+    def columns(self) -> list[tuple[int, int]]:
+        """How many calls were answered and refused in each tenth of a second."""
+        counts = Counter((int(call.arrived * 10), call.accepted) for call in self.calls)
+        return [(counts[place, True], counts[place, False]) for place in range(ceil(self.lasted * 10))]
 
-    def summary(self) -> Summary:
-        """The figures so far."""
-        waits = sorted(call.arrived_ns - call.asked_ns for call in self.calls if call.accepted)
-        recent: deque[int] = deque()
-        worst = 0
+    def figures(self) -> Figures:
+        """What became of the run so far."""
+        lost = ends = 0.0
         for call in self.calls:
-            recent.append(call.arrived_ns)
-            while recent[0] <= call.arrived_ns - SECOND_NS:
-                recent.popleft()
-            worst = max(worst, len(recent))
-        rate = len(waits) * SECOND_NS / max(self.lasted_ns, 1)
+            if not call.accepted and call.arrived >= ends:
+                ends = call.arrived + PENALTY_S
+                lost += min(ends, self.lasted) - call.arrived
+        waits = [call.waited for call in self.calls if call.accepted]
         refused = len(self.calls) - len(waits)
-        quantiles = (_quantile(waits, part) / SECOND_NS for part in (0.5, 0.99))
-        return Summary(len(self.calls), len(waits), refused, rate, worst, *quantiles)
+        return Figures(len(waits), refused, lost, median(waits or [0]), max(waits, default=0))
 
 
-def _quantile(ordered: Sequence[int], part: float) -> int:
-    """The least value that at least this part of all does not exceed."""
-    return ordered[math.ceil(part * len(ordered)) - 1] if ordered else 0
-
-
-class Window:
-    """At most `LIMIT` accepted calls in any second, exactly: what many APIs promise to enforce."""
+class Limit:
+    """At most `LIMIT` accepted calls in any second; a call too many closes the API for `PENALTY_S`."""
 
     def __init__(self) -> None:
-        self._accepted: deque[int] = deque(maxlen=LIMIT)
+        self._accepted: deque[float] = deque(maxlen=LIMIT)
+        self._closed_until = 0.0
 
-    def admits(self, now_ns: int) -> bool:
-        """Whether a call that arrives now is accepted; one that is refused does not count."""
-        is_full = len(self._accepted) == LIMIT and self._accepted[0] > now_ns - SECOND_NS
-        if not is_full:
-            self._accepted.append(now_ns)
-        return not is_full
+    def admits(self, now: float) -> bool:
+        """Whether a call that arrives now is accepted."""
+        if now < self._closed_until:
+            return False
+        if len(self._accepted) == LIMIT and self._accepted[0] > now - 1:
+            self._closed_until = now + PENALTY_S
+            return False
+        self._accepted.append(now)
+        return True
 
 
 class Api(ThreadingHTTPServer):
     """Answers on a free port of the loopback, on threads of this process."""
 
-    daemon_threads = True
-    block_on_close = False
-
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self._window = Window()
-        self._lock = threading.Lock()
+        self.began = 0.0
+        self._limit, self._lock = Limit(), threading.Lock()
         super().__init__(("127.0.0.1", 0), _Handler)
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
-    def answer(self, asked_ns: int) -> bool:
+    def answer(self, wanted: float) -> bool:
         """Log a call that arrives now, and say whether it is accepted."""
         with self._lock:  # the order of the log is the order of the decisions
-            now_ns = time.monotonic_ns()
-            accepted = self._window.admits(now_ns)
-            self.calls.append(Call(now_ns, asked_ns, accepted))
+            now = time.monotonic()
+            self.began = self.began or now
+            accepted = self._limit.admits(now - self.began)
+            self.calls.append(Call(now - self.began, now - wanted, accepted))
         return accepted
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A worker that ends in the middle of a call is no news."""
+        """Say nothing: workers are ended in the middle of their calls."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection of a worker, which is kept open."""
+    """A connection of a worker; the path says since when the worker has wanted the call."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
-        accepted = cast("Api", self.server).answer(int(self.headers[ASKED_AT]))
+        accepted = cast("Api", self.server).answer(float(self.path[1:]))
         if accepted:
             time.sleep(WORK_S)
         self.send_response(200 if accepted else 429)
@@ -158,306 +135,176 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base names it so
-        """The log is ours."""
+        """Say nothing: the API has a log of its own."""
 
 
-WORKERS = 3
-THREADS = 4
-PAUSE_S = 0.1
-"""How long a refused call rests before it is tried again."""
-RATE = "50/s"
-HEADROOM = 0.05
-NAME = "demo"
-FRAME_S = 0.1
-PATIENCE_S = 5.0
-"""How long a process may take to end by itself."""
+def run(seconds: float, store: str) -> Generator[Log]:
+    """Let the workers call, shaped by a store if its path is given; yields the log so far."""
+    with ExitStack() as stack:
+        api = stack.enter_context(Api())
+        stack.callback(api.shutdown)
+        words, workers = [sys.executable, "-m", __name__, str(api.server_port), store], []
+        for _ in range(WORKERS):
+            # In a session of its own: the demo alone hears Ctrl-C, and ends its workers.
+            worker = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)  # noqa: S603
+            workers.append(stack.enter_context(worker))
+            stack.callback(worker.kill)
+        lasted = 0.0
+        while lasted < seconds:
+            time.sleep(FRAME_S)
+            for worker in workers:
+                if worker.poll() is not None:
+                    said = cast("IO[str]", worker.stderr).read().splitlines()
+                    raise Complaint(f"a process of the demo ended: {(said or ['without a word'])[-1]}")
+            if api.calls:
+                lasted = min(time.monotonic() - api.began, seconds)
+                yield Log([call for call in api.calls if call.arrived < lasted], lasted)
 
 
-class Crew:
-    """The API, and the processes that call it."""
-
-    def __init__(self) -> None:
-        self._api = Api()
-        self._processes: list[subprocess.Popen[str]] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            _ended(process)
-        self._api.shutdown()
-        self._api.server_close()
-
-    def run(self, seconds: float, where: Sequence[str]) -> Iterator[Log]:
-        """Let the workers call, shaped on the store at `where` or unshaped; yields the log so far."""
-        workers = [self._started(where) for _ in range(WORKERS)]
-        for worker in workers:
-            if not cast("IO[str]", worker.stdout).readline():
-                raise Complaint(_ended(worker))
-        first, began_ns = len(self._api.calls), time.monotonic_ns()
-        ends_ns = began_ns + round(seconds * SECOND_NS)
-        for worker in workers:
-            with suppress(OSError):
-                cast("IO[str]", worker.stdin).write("go\n")
-        while (left_ns := ends_ns - time.monotonic_ns()) > 0:
-            time.sleep(min(FRAME_S, left_ns / SECOND_NS))
-            yield Log(self._api.calls[first:], began_ns, time.monotonic_ns() - began_ns)
-        for worker in workers:
-            if trouble := _ended(worker):
-                raise Complaint(trouble)
-        calls = [call for call in self._api.calls[first:] if call.arrived_ns < ends_ns]
-        yield Log(calls, began_ns, ends_ns - began_ns)
-
-    def _started(self, where: Sequence[str]) -> subprocess.Popen[str]:
-        words = [sys.executable, "-m", __name__, str(self._api.server_port), *where]
-        ours: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        # In a session of their own: Ctrl-C is the demo's to hear, and it tells them.
-        ours |= {"encoding": "utf-8", "bufsize": 1, "start_new_session": True}
-        process: subprocess.Popen[str] = subprocess.Popen(words, **ours)  # noqa: S603 - ourselves
-        self._processes.append(process)
-        return process
-
-
-def _ended(process: subprocess.Popen[str]) -> str:
-    """End a process, unless it has ended; gives what is wrong with it, if anything is."""
-    try:
-        _, trouble = process.communicate(timeout=PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        _, trouble = process.communicate()
-    if not process.returncode:
-        return ""
-    return f"a process of the demo ended: {(trouble.strip() or 'without a word').splitlines()[-1]}"
-
-
-def work(
-    port: int, shaper: AbstractContextManager[Any], begin: threading.Event, stop: threading.Event
-) -> None:
-    """One thread: calls until it is stopped."""
-    api = HTTPConnection("127.0.0.1", port, timeout=10)
-    api.connect()
-    begin.wait()
-    try:
-        while not stop.is_set():
-            asked_ns, status = str(time.monotonic_ns()), 0
-            while status != 200 and not stop.wait(PAUSE_S if status else 0):
-                with shaper:
-                    api.request("GET", "/", headers={ASKED_AT: asked_ns})
+def work(port: int, shaper: Shaper | None) -> None:
+    """One thread of a worker."""
+    api = HTTPConnection("127.0.0.1", port)
+    while True:
+        wanted, status = time.monotonic(), 0
+        while status != 200:
+            with shaper or nullcontext():
+                api.request("GET", f"/{wanted}")
                 answer = api.getresponse()
                 answer.read()
-                status = answer.status
-    except (StoreUnavailableError, HTTPException, OSError):
-        if not stop.is_set():  # a thread that is stopped in a wait hears that the store is closed
-            raise
-    finally:
-        api.close()
+            status = answer.status
+            if status == 429 and shaper:
+                shaper.hold(PENALTY_S)
+            elif status == 429:
+                time.sleep(PAUSE_S)
 
 
-ACCEPTED = "#0072b2"
-REFUSED = "#e69f00"
-FINE = ("▁▂▃▄▅▆▇█", "▒", "┄")
-PLAIN = ("    ####", "x", "-")
-"""What a chart is made of: eighths of a cell that was accepted, a refused one, and the limit."""
+def main(port: str, store: str) -> None:
+    """One worker."""
+    shaper = Shaper(RATE, headroom=HEADROOM, name="demo", store=store) if store else None
+    for _ in range(THREADS):
+        threading.Thread(target=work, args=(int(port), shaper)).start()
+
+
+ACCEPTED, REFUSED = "#0072b2", "#e69f00"
+FINE, PLAIN = ("▁▂▃▄▅▆▇█", "▒", "─"), ("    ####", "x", "-")
+"""What a chart is made of: eighths of a cell of answered calls, a refused cell, and the limit."""
+UNIT, ROWS = LIMIT // 10, 5
+"""Calls a row, and rows: a thread makes at most two calls in a tenth of a second, so all of them fit."""
 TITLES = ("Without shapekit", "With shapekit")
-FIGURES = ("calls", "refused with 429", "accepted a second", "worst second", "wait p50", "wait p99")
+NAMES = ("calls answered", "calls wasted on a 429", "lost in penalties", "median wait", "longest wait")
 OPENING = f"""\
-An API allows {LIMIT} calls a second. {WORKERS} processes with {THREADS} threads each want more: first as \
-they like, and whoever gets a 429 tries again after {PAUSE_S:g} s; then shaped, through one {{}}.
+Calls an API without shapekit and then with it; takes about {{:.0f}} seconds.
+
+The API allows {LIMIT} calls a second. A call too many gets a 429, and so do all
+calls of the next second. {WORKERS} processes with {THREADS} threads each want more than that;
+without shapekit they repeat a refused call after {PAUSE_S:g} s.
 """
-BUSY = """\
-{} shaped calls were still refused: on a machine this busy, calls are late on their way by more than the \
-headroom covers."""
+BUSY = "Shaped calls were refused, too: this machine is too busy for the headroom.\n"
 CLOSING = f"""\
-The workers differ in one line, `with shaper:` around the call, where
-    shaper = Shaper("{RATE}", headroom={HEADROOM:g}, name="{NAME}", store={{}})
-Headroom shapes {HEADROOM:.0%} below the limit: shapekit spaces departures, the API counts arrivals, and a \
-call that is late on its way comes closer to those behind it.
-Wait: from when a thread wants a call until it arrives and is accepted. All figures are from the API's log."""
-_PER_COLUMN = LIMIT / 10
+What you gain: {{:+.0%}} work done, {{:+}} calls wasted, {{:+.1f}} s lost in penalties.
+What it costs: a call waits for its slot, and these lines in the workers:
 
-Columns: TypeAlias = Sequence[tuple[int, int]]
-Glyphs: TypeAlias = tuple[str, str, str]
-Show: TypeAlias = Callable[[Sequence[Log]], None]
-"""Shows the runs so far, the last of which may still go on."""
+    shaper = Shaper("{RATE}", headroom={HEADROOM:g}, name="demo", store="limits.db")
+    with shaper:  # waits for the slot
+        answer = call()
+    if answer.status == 429:
+        shaper.hold({PENALTY_S})  # the calls of all processes wait
+
+Read next:
+  README.md, "Which do I need?"   what to take for your calls
+  docs/tutorial/index.md          from one script to a fleet of workers
+  docs/how-to/httpx.md            the same for httpx, in one line"""
 
 
-def chart(columns: Columns, unit: float, size: tuple[int, int], glyphs: Glyphs) -> list[Text]:
-    """Rows of cells, the lowest last, each for `unit` calls; only the newest columns if not all fit."""
+def chart(columns: Sequence[tuple[int, int]], width: int, glyphs: tuple[str, str, str]) -> list[Text]:
+    """Rows of cells, the highest first, with the limit between them; the newest columns if not all fit."""
     eighths, refused, limit = glyphs
-    (width, height), rows = size, []
-    for row in reversed(range(height)):
-        line = Text(no_wrap=True)
+    rows = [Text(no_wrap=True) for _ in range(ROWS)]
+    for row, cells in enumerate(rows):
         for good, bad in columns[-width:]:
-            # A cell that both would share goes to whichever has more of it.
-            low = 8 * (round(good / unit) - row) if bad else round(8 * good / unit) - 8 * row
+            # A cell that both would share goes to the one that has more of it.
+            low = 8 * (round(good / UNIT) - row) if bad else round(8 * good / UNIT) - 8 * row
             if low > 0:
-                line.append(eighths[min(low, 8) - 1], ACCEPTED)
-            elif round((good + bad) / unit) > row:
-                line.append(refused, REFUSED)
+                cells.append(eighths[min(low, 8) - 1], ACCEPTED)
             else:
-                line.append(limit if row == int(_PER_COLUMN / unit) else " ", "dim")
-        rows.append(line)
-    return rows
+                cells.append(refused if round((good + bad) / UNIT) > row else " ", REFUSED)
+    rows.insert(1, Text(limit * width, "bold"))
+    return rows[::-1]
 
 
-def page(out: Console, logs: Sequence[Log], count: int) -> Group:
-    """Both runs of `count` tenths of a second, one above the other, on one scale."""
-    rows, glyphs = max(3, min(8, (out.height - 10) // 2)), PLAIN if is_plain(out) else FINE
-    most = max([sum(column) for log in logs for column in log.columns(count)], default=0)
-    unit = max(1, math.ceil(max(most, 2 * _PER_COLUMN) / rows))
-    lines = []
-    for title, log in zip(TITLES, [*logs, *[Log([], 0, 0)] * 2], strict=False):
-        past = log.columns(min(count, log.lasted_ns * 10 // SECOND_NS))
-        lines += [
-            Text.assemble((title, "bold"), ("   arrivals at the API per 100 ms", "dim")),
-            *chart(past, unit, (out.width, rows), glyphs),
-            _figures(log.summary()) if log.calls else Text(),
-        ]
-    eighths, refused, limit = glyphs
-    legend = Text.assemble(
-        *((eighths[-1], ACCEPTED), " accepted   ", (refused, REFUSED), " refused with 429   "),
-        *((limit * 2, "dim"), f" the limit, spread evenly   a row: {unit} calls"),
-    )
-    return Group(*lines, legend)
-
-
-def _figures(seen: Summary) -> Text:
-    refused = f"{seen.refused} × 429", f"bold {REFUSED}" if seen.refused else ""
-    rest = f"  {seen.rate:.1f} accepted/s  worst second {seen.worst_second}  wait p99 {seen.wait_p99:.2f} s"
-    return Text.assemble(f"{seen.calls} calls  ", refused, rest)
+def page(out: Console, logs: Sequence[Log], seconds: float) -> Group:
+    """Both runs, one above the other, on one scale."""
+    glyphs, lines = PLAIN if is_plain(out) else FINE, []
+    for title, log in zip(TITLES, [*logs, *[Log([], 0)] * 2], strict=False):
+        answered, refused, lost, *_ = log.figures()
+        told = f"  {answered} calls answered  {refused} × 429  {lost:.1f} s lost in penalties"
+        lines += [Text.assemble((title, "bold"), told)]
+        lines += chart(log.columns(), min(out.width, ceil(seconds * 10)), glyphs)
+    cells = ((glyphs[0][-1], ACCEPTED), " answered  ", (glyphs[1], REFUSED), " refused with 429  ")
+    told = f"{glyphs[2] * 2} the limit, {LIMIT} a second  a column: 0.1 s"
+    return Group(*lines, Text.assemble(*cells, told))
 
 
 @click.command()
-@click.option("--redis", "url", metavar="URL", help="Share the rate through Redis instead of a file.")
 @click.option(
     "--seconds",
     type=click.FloatRange(0.5, 60),
-    default=6,
+    default=7.2,
     show_default=True,
     help="How long each of the two runs lasts.",
 )
 @json_option
-def demo(url: str | None, seconds: float, as_json: bool) -> None:
-    """See it work: three processes, one limit, with and without shaping.
+def demo(seconds: float, as_json: bool) -> None:
+    """See what shaping gains: three processes call an API that punishes.
 
-    Starts a small API on this machine that allows 50 calls in any second and answers 429 to the others,
-    and three worker processes that want more. First they call as they like, then shaped to one rate that
-    they share through a file. All figures come from the API's log. Ends by itself; nothing stays behind.
+    Starts an API on this machine that allows 50 calls in any second, and refuses all calls of the second
+    after one too many. Three processes call it as they like, and then at one rate that they share through a
+    file. It ends by itself, and nothing stays behind.
     """
-    out, count = console(), round(seconds * 10)
-    with _place(url) as where, Crew() as crew:
-        if as_json:
-            runs = _both(crew, seconds, where, lambda logs: None)
-            print_json(_told(runs, seconds, "sqlite" if url is None else "redis"))
-            return
-        out.print(OPENING.format("SQLite file" if url is None else "Redis"))
-        if out.is_terminal:
-            with Live(page(out, [], count), console=out) as live:
-                runs = _both(crew, seconds, where, lambda logs: live.update(page(out, logs, count)))
-        else:
-            runs = _both(crew, seconds, where, _lines(out))
-    seen = [log.summary() for log in runs]
+    if as_json:
+        runs = _both(seconds, lambda logs: None)
+        told = {name: _told(log) for name, log in zip(("unshaped", "shaped"), runs, strict=True)}
+        settings = {"limit_per_second": LIMIT, "penalty_s": PENALTY_S, "seconds": seconds, "workers": WORKERS}
+        print_json({**settings, "threads": THREADS, "rate": RATE, "headroom": HEADROOM, **told})
+        return
+    out = console()
+    out.print(OPENING.format(2 * seconds + 6))
+    with Live(page(out, [], seconds), console=out, auto_refresh=False) as live:
+        runs = _both(seconds, lambda logs: live.update(page(out, logs, seconds), refresh=out.is_terminal))
+    before, after = [log.figures() for log in runs]
     titles = [title.lower() for title in TITLES]
-    rows = zip(FIGURES, *map(_column, seen), strict=True)
-    out.print("", table(("", *titles), rows, numbers=titles), "", sep="\n")
-    if seen[1].refused:
-        out.print(BUSY.format(seen[1].refused))
-    out.print(CLOSING.format("SQLiteStore(…)" if url is None else "RedisStore.from_url(…)"))
+    rows = zip(NAMES, _cells(before, seconds), _cells(after, seconds), strict=True)
+    begun = "" if out.is_terminal else "\n"  # rich leaves the last line of a plain page open
+    out.print(begun, table((f"in the same {seconds:g} s", *titles), rows, numbers=titles), "", sep="\n")
+    if after.refused:
+        out.print(BUSY)
+    wasted, lost = after.refused - before.refused, after.penalties_s - before.penalties_s
+    out.print(CLOSING.format(after.answered / before.answered - 1, wasted, lost))
 
 
-def _both(crew: Crew, seconds: float, where: tuple[str, str], show: Show) -> list[Log]:
-    """First unshaped, then shaped; a run ends with all of its calls."""
+def _both(seconds: float, show: Callable[[Sequence[Log]], None]) -> list[Log]:
+    """First unshaped, then shaped, by a store in a file of its own."""
     runs: list[Log] = []
-    for place in ((), where):
-        if runs:
-            time.sleep(1)  # the API still remembers its last second: both runs begin with a clean slate
-        log = None
-        for log in crew.run(seconds, place):
-            show([*runs, log])
-        if log is None or not log.calls:
-            raise Complaint(f"no call arrived within {seconds:g} s; give it more with --seconds")
-        runs.append(log)
+    with tempfile.TemporaryDirectory(prefix="shapekit-demo-") as folder:
+        for store in ("", str(Path(folder) / "limits.db")):
+            log = Log([], 0)
+            with closing(run(seconds, store)) as logs:
+                for log in logs:
+                    show([*runs, log])
+            runs.append(log)
     return runs
 
 
-@contextmanager
-def _place(url: str | None) -> Iterator[tuple[str, str]]:
-    """Where to share, and the prefix of keys: a new file, or a corner of a Redis, swept afterwards."""
-    prefix = f"shapekit-demo-{uuid4().hex[:12]}"
-    if url is None:
-        with tempfile.TemporaryDirectory(prefix="shapekit-demo-") as folder:
-            yield str(Path(folder) / "limits.db"), prefix
-        return
-    from shapekit.stores.redis import RedisStore  # noqa: PLC0415 - redis is an extra
-
-    store = RedisStore.from_url(url, prefix=prefix)
-    list(store.keys())  # one that does not answer is told now
-    try:
-        yield url, prefix
-    finally:
-        store.reset_all()
-        store.evaluate("return redis.call('DEL', KEYS[1])", [f"{prefix}:program:{NAME}"], [])
-        store.close()
+def _cells(seen: Figures, seconds: float) -> tuple[str, ...]:
+    wasted = f"{seen.refused} ({seen.refused / (seen.answered + seen.refused):.0%})"
+    lost = f"{seen.penalties_s:.1f} s ({seen.penalties_s / seconds:.0%})"
+    return f"{seen.answered}", wasted, lost, f"{seen.median_wait_s:.2f} s", f"{seen.longest_wait_s:.2f} s"
 
 
-def _lines(out: Console) -> Show:
-    """A line for each second of a run."""
-    told = set()
-
-    def show(logs: Sequence[Log]) -> None:
-        title, second = TITLES[len(logs) - 1], logs[-1].lasted_ns // SECOND_NS
-        if second and (title, second) not in told:
-            told.add((title, second))
-            seen = logs[-1].summary()
-            out.print(f"{title}, {second} s: {seen.calls} calls, {seen.refused} refused")
-
-    return show
-
-
-def _column(seen: Summary) -> tuple[str, ...]:
-    share = f" ({seen.refused / seen.calls:.0%})" if seen.refused else ""
-    waits = f"{seen.wait_p50:.2f} s", f"{seen.wait_p99:.2f} s"
-    return f"{seen.calls}", f"{seen.refused}{share}", f"{seen.rate:.1f}", f"{seen.worst_second} calls", *waits
-
-
-def _told(runs: Sequence[Log], seconds: float, store: str) -> dict[str, Any]:
-    told: dict[str, Any] = {"limit_per_second": LIMIT, "seconds": seconds, "workers": WORKERS}
-    told |= {"threads": THREADS, "store": store, "rate": RATE, "headroom": HEADROOM}
-    for name, log in zip(("unshaped", "shaped"), runs, strict=True):
-        accepted, refused = zip(*log.columns(round(seconds * 10)), strict=True)
-        per_100_ms = {"accepted": accepted, "refused": refused}
-        told[name] = {**log.summary()._asdict(), "arrivals_per_100_ms": per_100_ms}
-    return told
-
-
-def main() -> None:
-    """Arguments: the port, and for shaping the store and its prefix."""
-    port, *where = sys.argv[1:]
-    shaper = Shaper(RATE, headroom=HEADROOM, name=NAME, store=_store(*where)) if where else None
-    begin, stop = threading.Event(), threading.Event()
-    with ThreadPoolExecutor(THREADS) as pool:
-        threads = [pool.submit(work, int(port), shaper or nullcontext(), begin, stop) for _ in range(THREADS)]
-        sys.stdout.write("ready\n")
-        sys.stdout.flush()
-        if not sys.stdin.readline():
-            stop.set()
-        begin.set()
-        sys.stdin.read()
-        stop.set()
-        if shaper is not None:
-            shaper.close()
-    for error in filter(None, [thread.exception() for thread in threads]):
-        sys.exit(str(error))
-
-
-def _store(where: str, prefix: str) -> Any:
-    if "://" not in where:
-        return where
-    from shapekit.stores.redis import RedisStore  # noqa: PLC0415 - redis is an extra
-
-    return RedisStore.from_url(where, prefix=prefix)
+def _told(log: Log) -> dict[str, object]:
+    answered, refused = zip(*log.columns(), strict=True)
+    return {**log.figures()._asdict(), "per_100_ms": {"answered": answered, "refused": refused}}
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

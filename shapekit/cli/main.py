@@ -51,7 +51,7 @@ class Subcommand(NamedTuple):
 
 
 COMMANDS = {
-    "demo": Subcommand("demo", "See it work: three processes, one limit, with and without shaping."),
+    "demo": Subcommand("demo", "See what shaping gains: three processes call an API that punishes."),
     "plan": Subcommand("plan", "When the first, the n-th and the last of many calls leave."),
     "simulate": Subcommand("simulate", "What strategies make of the same arrivals."),
     "check": Subcommand("check", "Validate a file of policies and say what each means."),

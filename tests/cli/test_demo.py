@@ -9,27 +9,42 @@ import select
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import accumulate
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from shapekit.cli.demo import ACCEPTED, FINE, LIMIT, REFUSED, SECOND_NS, Call, Crew, Log, Window, chart, page
+from shapekit.cli import demo
+from shapekit.cli.demo import (
+    ACCEPTED,
+    FINE,
+    LIMIT,
+    PENALTY_S,
+    REFUSED,
+    ROWS,
+    UNIT,
+    Call,
+    Limit,
+    Log,
+    chart,
+    page,
+)
 from shapekit.cli.main import Complaint
 
-from ..redis_server import RedisServer, shared_server
 from .screen import PATIENCE_S, complaint, shapekit
 
 pytestmark = pytest.mark.long
 
+ROOT = Path(__file__).parents[2]
 SECONDS = "1"
-GAPS_NS = st.lists(
-    st.sampled_from((0, 1, SECOND_NS // 100, SECOND_NS // 50, SECOND_NS // 2))
-    | st.integers(0, SECOND_NS // 20),
-    max_size=200,
+GAPS = st.lists(
+    st.sampled_from((0, 1 / 128, 1 / 64, 1 / 2, 1)) | st.integers(0, 64).map(lambda n: n / 1024), max_size=200
 )
-"""Crowded and sparse, and such that some calls are a second apart to the nanosecond."""
+"""Crowded and sparse, exact as floats, and such that some calls are exactly a second apart."""
 
 
 @pytest.fixture
@@ -41,19 +56,17 @@ def temporary(tmp_path, monkeypatch):
     return folder
 
 
-def agree(told):
-    """What has to be so in any demo, however busy the machine is."""
-    for run in (told["unshaped"], told["shaped"]):
-        accepted, refused = run["arrivals_per_100_ms"]["accepted"], run["arrivals_per_100_ms"]["refused"]
-        assert len(accepted) == len(refused) == told["seconds"] * 10
-        assert (sum(accepted), sum(refused)) == (run["accepted"], run["refused"])
-        assert run["calls"] == run["accepted"] + run["refused"]
-        assert 0 < run["accepted"] <= LIMIT * (told["seconds"] + 1)
-        assert run["rate"] == pytest.approx(run["accepted"] / told["seconds"])
-        assert 0 <= run["wait_p50"] <= run["wait_p99"]
-        assert max(map(sum, zip(accepted, refused, strict=True))) <= run["worst_second"] <= run["calls"]
-    assert told["unshaped"]["refused"] > 0, "twelve threads want more than is allowed"
-    assert told["shaped"]["worst_second"] < told["unshaped"]["worst_second"]
+@pytest.fixture
+def workers(monkeypatch):
+    """The processes that the demo starts."""
+    started, start = [], subprocess.Popen
+
+    def remember(*args, **options):
+        started.append(start(*args, **options))
+        return started[-1]
+
+    monkeypatch.setattr(demo.subprocess, "Popen", remember)
+    return started
 
 
 # the whole
@@ -61,12 +74,8 @@ def agree(told):
 
 @pytest.fixture(scope="module")
 def demos(tmp_path_factory):
-    """Three at once, for each takes seconds: what they printed, and where their files were."""
-    asked = {
-        "sqlite": ("--json",),
-        "redis": ("--json", "--redis", shared_server().url),
-        "plain": (),
-    }
+    """Two at once, for each takes seconds: what they printed, and where their files were."""
+    asked = {"json": ("--json",), "plain": ()}
     folders = {name: tmp_path_factory.mktemp(name) for name in asked}
     with ThreadPoolExecutor() as pool:
         running = {
@@ -80,52 +89,74 @@ def demos(tmp_path_factory):
 
 
 def test_its_figures_agree_and_no_file_stays(demos):
-    printed, folder = demos["sqlite"]
+    printed, folder = demos["json"]
     told = json.loads(printed)
-    assert (told["store"], told["workers"], told["limit_per_second"]) == ("sqlite", 3, LIMIT)
-    agree(told)
+    assert (told["workers"], told["limit_per_second"], told["penalty_s"]) == (3, LIMIT, PENALTY_S)
+    for run in (told["unshaped"], told["shaped"]):
+        answered, refused = run["per_100_ms"]["answered"], run["per_100_ms"]["refused"]
+        assert len(answered) == len(refused) == told["seconds"] * 10
+        assert (sum(answered), sum(refused)) == (run["answered"], run["refused"])
+        assert 0 < run["answered"] <= LIMIT * (told["seconds"] + 1)
+        assert (run["penalties_s"] > 0) == (run["refused"] > 0)
+        assert 0 <= run["penalties_s"] <= told["seconds"]
+        assert 0 <= run["median_wait_s"] <= run["longest_wait_s"]
+    assert told["unshaped"]["refused"] > told["shaped"]["refused"], "twelve threads want more than is allowed"
     assert list(folder.iterdir()) == []
 
 
-def test_it_shares_through_redis_and_sweeps_it(demos):
-    printed, folder = demos["redis"]
-    told = json.loads(printed)
-    assert told["store"] == "redis"
-    agree(told)
-    with shared_server().client() as client:
-        assert list(client.scan_iter("shapekit-demo*")) == []
-    assert list(folder.iterdir()) == []
-
-
-def test_without_a_terminal_it_prints_plain_lines(demos):
+def test_without_a_terminal_it_prints_plain_text_once(demos):
     printed, _ = demos["plain"]
     assert "\x1b" not in printed
-    lines = printed.splitlines()
-    assert any(re.fullmatch(r"Without shapekit, 1 s: \d+ calls, [1-9]\d* refused", line) for line in lines)
-    assert any(re.fullmatch(r"With shapekit, 1 s: \d+ calls, \d+ refused", line) for line in lines)
-    for row in ("calls", "refused with 429", "accepted a second", "worst second", "wait p50", "wait p99"):
-        assert any(re.match(rf"{row} .*\d", line) for line in lines), row
-    assert 'Shaper("50/s", headroom=0.05, name="demo", store=SQLiteStore(…))' in printed
+    first, *lines = printed.splitlines()
+    assert first == "Calls an API without shapekit and then with it; takes about 8 seconds."
+    assert sum(line.startswith("With shapekit  ") for line in lines) == 1
+    assert lines[next(at for at, line in enumerate(lines) if line.startswith("in the same")) - 1] == ""
+    assert max(map(len, lines)) <= 80
 
 
-def test_on_a_terminal_it_draws(screens):
+def test_its_end_says_what_is_gained_and_what_to_read(demos):
+    printed, _ = demos["plain"]
+    end = printed[printed.index("in the same 1 s") :]
+    figures = {
+        row: re.search(rf"^{row} +(\d+)(?: \(\d+%\))? +(\d+)(?: \(\d+%\))?$", end, re.MULTILINE).groups()
+        for row in ("calls answered", "calls wasted on a 429")
+    }
+    (before, after), (wasted, still) = ([int(each) for each in pair] for pair in figures.values())
+    gain = f"{after / before - 1:+.0%} work done, {still - wasted:+} calls wasted"
+    assert f"What you gain: {gain}" in end
+    assert re.search(r"^lost in penalties +[\d.]+ s \(\d+%\) +[\d.]+ s \(\d+%\)$", end, re.MULTILINE)
+    for row in ("median wait", "longest wait"):
+        assert re.search(rf"^{row} +[\d.]+ s +[\d.]+ s$", end, re.MULTILINE)
+    assert 'Shaper("50/s", headroom=0.1, name="demo", store="limits.db")' in end
+    assert ("refused, too" in end) == (still > 0)
+
+
+def test_the_pages_to_read_next_are_there():
+    pages = re.findall(r"^  (\S+\.md)", demo.CLOSING, re.MULTILINE)
+    assert len(pages) == 3
+    assert all((ROOT / page).is_file() for page in pages)
+    assert "Which do I need?" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_on_a_terminal_it_draws_and_every_frame_has_the_limit(screens):
     screen = screens("demo", "--seconds", SECONDS, rows=24, columns=80)
     assert screen.end() == 0
-    last = screen.text[screen.text.rindex("Without shapekit   arrivals") :]
-    page, _, _ = last.partition("The workers differ")
-    assert "…" not in page, "it fits the terminal"
-    assert all(glyph in page for glyph in "█▒┄")
-    assert "a row: " in page
-    assert "With shapekit   arrivals at the API per 100 ms" in page
-    assert re.search(r"\d+ calls  \d+ × 429  [\d.]+ accepted/s  worst second \d+  wait p99 [\d.]+ s", page)
-    assert re.search(r"without shapekit +with shapekit", page)
-    assert "Headroom shapes 5% below the limit" in last
-    assert all(len(line.rstrip()) <= 80 for line in last.splitlines())
+    drawing, _, _ = screen.text.partition("in the same")
+    frames = re.split(r"(?=Without shapekit  \d)", drawing.replace("\r", ""))[1:]
+    assert len(frames) >= 6
+    for frame in frames:
+        assert frame.count("\n" + "─" * 10 + "\n") == 2
+    assert "…" not in drawing, "it fits the terminal"
+    assert all(glyph in frames[-1] for glyph in "█▒")
+    assert re.search(
+        r"Without shapekit  \d+ calls answered  \d+ × 429  [\d.]+ s lost in penalties", frames[-1]
+    )
+    assert all(len(line.rstrip()) <= 80 for line in screen.text.splitlines())
 
 
 def test_ctrl_c_ends_it_and_no_file_stays(screens, temporary):
     screen = screens("demo", "--seconds", "30")
-    screen.until(" × 429")
+    screen.until("▒▒▒▒▒▒")
     assert list(temporary.iterdir())
     screen.press("\x03")
     assert screen.end() == 130
@@ -133,33 +164,32 @@ def test_ctrl_c_ends_it_and_no_file_stays(screens, temporary):
     assert list(temporary.iterdir()) == []
 
 
-def test_no_process_outlives_an_interruption():
-    crew = Crew()
-
+def test_no_process_outlives_an_interruption(workers):
     def interrupted():
-        with crew:
-            for log in crew.run(30, ()):
-                if log.calls:
-                    raise KeyboardInterrupt
+        with closing(demo.run(30, "")) as logs:
+            next(logs)
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert [process.returncode for process in crew._processes] == [0] * 3
+    assert len(workers) == 3
+    assert None not in [worker.returncode for worker in workers]
 
 
 KILLED = """
-from shapekit.cli.demo import Crew
-with Crew() as crew:
-    for log in crew.run(30, ()):
-        if log.calls:
-            print(*[process.pid for process in crew._processes], flush=True)
+from shapekit.cli import demo
+started, start = [], demo.subprocess.Popen
+demo.subprocess.Popen = lambda *args, **more: started.append(start(*args, **more)) or started[-1]
+for log in demo.run(30, ""):
+    if log.calls:
+        print(*[process.pid for process in started], flush=True)
 """
 
 
 def test_no_process_outlives_a_demo_that_is_killed():
-    with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True) as demo:
-        workers = [os.pidfd_open(int(pid)) for pid in demo.stdout.readline().split()]
-        demo.kill()
+    with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True) as killed:
+        workers = [os.pidfd_open(int(pid)) for pid in killed.stdout.readline().split()]
+        killed.kill()
     assert len(workers) == 3
     for worker in workers:
         ended, _, _ = select.select([worker], [], [], PATIENCE_S)
@@ -170,109 +200,98 @@ def test_no_process_outlives_a_demo_that_is_killed():
 # what goes wrong
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (("--redis", "redis://127.0.0.1:1"), "Redis does not answer"),
-        (("--redis", "nonsense"), "is not a Redis URL"),
-        (("--seconds", "0"), "0.5"),
-        (("--seconds", "soon"), "'soon'"),
-    ],
-)
-def test_bad_input_is_one_line(args, words, temporary):
-    assert words in complaint(shapekit("demo", *args))
+@pytest.mark.parametrize(("seconds", "words"), [("0", "0.5"), ("soon", "'soon'")])
+def test_bad_input_is_one_line(seconds, words, temporary):
+    assert words in complaint(shapekit("demo", "--seconds", seconds))
     assert list(temporary.iterdir()) == []
 
 
-def test_a_store_that_goes_away_is_told():
-    server = RedisServer().start()
-    with Crew() as crew:
-        running = crew.run(1, (server.url, "demo"))
-        next(running)
-        server.close()
-        with pytest.raises(Complaint, match="a process of the demo ended: Redis does not answer"):
-            list(running)
-
-
-def test_a_worker_that_cannot_begin_is_told(tmp_path):
+def test_a_worker_that_ends_is_told(tmp_path):
     (tmp_path / "limits.db").write_text("no database " * 100)
-    with Crew() as crew, pytest.raises(Complaint, match=r"a process of the demo ended: .*limits.db"):
-        list(crew.run(1, (str(tmp_path / "limits.db"), "demo")))
+    with pytest.raises(Complaint, match=r"a process of the demo ended: .*limits.db"):
+        list(demo.run(30, str(tmp_path / "limits.db")))
 
 
-# the log, the window and the picture, by what they mean
+# the log, the limit and the picture, by what they mean
 
 
-@given(GAPS_NS)
-@example([0] * 51)
-@example([SECOND_NS // 100] * 200)
-def test_the_api_allows_so_many_in_any_second_and_refuses_no_other(gaps):
-    window, accepted, now = Window(), [], 0
-    for gap in gaps:
-        now += gap
-        recent = [then for then in accepted if then > now - SECOND_NS]
-        assert window.admits(now) == (len(recent) < LIMIT)
-        if len(recent) < LIMIT:
+@given(GAPS)
+@example([0] * 51 + [1 - 1 / 1024, 1 / 1024])
+@example([1 / 128] * 200)
+def test_the_api_allows_so_many_in_any_second_and_then_punishes(gaps):
+    limit, accepted, closed_until = Limit(), [], 0
+    for now in accumulate(gaps):
+        recent = [then for then in accepted if then > now - 1]
+        fits = now >= closed_until and len(recent) < LIMIT
+        assert limit.admits(now) == fits
+        if fits:
             accepted.append(now)
+        elif now >= closed_until:
+            closed_until = now + PENALTY_S
 
 
-@given(GAPS_NS)
-@example([0, SECOND_NS // 2, SECOND_NS // 2])
+@given(GAPS)
+@example([0, 1 / 2, 1 / 2])
+@example([0] * 60)
+@example([1 / 128] * 200)
 def test_the_figures_are_those_of_the_log(gaps):
-    calls, now = [], 0
-    for gap in gaps:
-        now += gap
-        calls.append(Call(now, now - gap * 7_919 % SECOND_NS, gap % 3 != 1))
-    summary = Log(calls, 0, now or 1).summary()
-    good = [call for call in calls if call.accepted]
-    assert (summary.calls, summary.accepted) == (len(calls), len(good))
-    assert summary.refused == len(calls) - len(good)
-    arrivals = [call.arrived_ns for call in calls]
-    assert summary.worst_second == max(
-        [sum(start <= other < start + SECOND_NS for other in arrivals) for start in arrivals], default=0
+    limit = Limit()
+    calls = [Call(now, now % 0.375, limit.admits(now)) for now in accumulate(gaps)]
+    log = Log(calls, sum(gaps) + 1 / 16)
+    answered, refused, lost, middle, longest = log.figures()
+    assert (answered, refused) == (sum(c.accepted for c in calls), sum(not c.accepted for c in calls))
+    waits = [call.waited for call in calls if call.accepted]
+    assert longest == max(waits, default=0)
+    assert sum(wait <= middle for wait in waits) >= len(waits) / 2 <= sum(wait >= middle for wait in waits)
+    # In steps of a 1,024th of a second: whether the API is closed, by any refusal of the second before.
+    steps = math.ceil(log.lasted * 1024)
+    asked = Limit()
+    begun = []
+    for call in calls:
+        if not asked.admits(call.arrived) and (not begun or call.arrived >= begun[-1] + PENALTY_S):
+            begun.append(call.arrived)
+    assert lost * 1024 == sum(
+        any(then <= step / 1024 < then + PENALTY_S for then in begun) for step in range(steps)
     )
-    waits = sorted((call.arrived_ns - call.asked_ns) / SECOND_NS for call in good)
-    for told, part in ((summary.wait_p50, 0.5), (summary.wait_p99, 0.99)):
-        assert sum(wait <= told for wait in waits) >= part * len(waits)
-        assert sum(wait < told for wait in waits) < max(part * len(waits), 1e-9) or not waits
-    columns = Log(calls, 0, now or 1).columns(math.ceil((now + 1) / SECOND_NS * 10))
-    assert (sum(good for good, _ in columns), sum(bad for _, bad in columns)) == summary[1:3]
+    columns = log.columns()
+    assert len(columns) == math.ceil(log.lasted * 10)
+    assert (sum(good for good, _ in columns), sum(bad for _, bad in columns)) == (answered, refused)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=60), st.integers(3, 8)
-)
-def test_bars_are_as_high_as_their_numbers(columns, height):
-    unit = -(-max(*map(sum, columns), 10) // height)
-    eighths, refused_cell, _ = FINE
-    rows = list(reversed(chart(columns, unit, (100, height), FINE)))
-    assert len(rows) == height
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=60))
+def test_bars_are_as_high_as_their_numbers(columns):
+    eighths, refused_cell, limit = FINE
+    rows = list(reversed(chart(columns, 100, FINE)))
+    assert rows.pop(1).plain == limit * 100
+    assert len(rows) == ROWS
     for place, (accepted, refused) in enumerate(columns):
         cells = [row.plain[place] for row in rows]
-        drawn = sum(eighths.index(cell) + 1 for cell in cells if cell in eighths) / 8 * unit
-        assert abs(drawn - accepted) <= (unit / 2 if refused else 0) + unit / 16 + 1e-9
+        drawn = sum(eighths.index(cell) + 1 for cell in cells if cell in eighths) / 8 * UNIT
+        assert abs(drawn - accepted) <= (UNIT / 2 if refused else 0) + UNIT / 16 + 1e-9
         above = cells.count(refused_cell)
         # The cell that both share shows one of them, and the uppermost is rounded.
-        assert abs(above * unit - refused) <= 17 / 16 * unit + 1e-9
+        assert abs(above * UNIT - refused) <= 17 / 16 * UNIT + 1e-9
         assert "".join(cells) == "".join(
             sorted(cells, key=lambda cell: 0 if cell in eighths else 1 if cell == refused_cell else 2)
         ), "accepted below, refused on top"
 
 
 def test_a_picture_is_readable_without_colour_and_unicode():
-    calls = [Call(number * SECOND_NS // 200, 0, number % 2 == 0) for number in range(200)]
+    calls = [Call(number / 200, 0, number % 2 == 0) for number in range(200)]
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="replace")
     out = Console(file=stream, width=80, height=24)
-    out.print(page(out, [Log(calls, 0, 2 * SECOND_NS)], 20))
+    out.print(page(out, [Log(calls, 2)], 2))
     stream.seek(0)
-    lines = stream.read().splitlines()
-    picture = lines[1 : lines.index("With shapekit   arrivals at the API per 100 ms") - 1]
-    beside = ["", "", "", "", "", "-" * 10, ""]
-    cells = ["x" * 10] * 4 + ["#" * 10] * 3
-    assert [line.rstrip() for line in picture] == [
-        cell + more for cell, more in zip(cells, beside, strict=True)
+    first, *picture, last = (line.rstrip() for line in stream.read().splitlines())
+    assert first == "Without shapekit  100 calls answered  100 ? 429  1.0 s lost in penalties"
+    assert picture[:6] == ["", "x" * 10, "x" * 10, "#" * 10, "-" * 20, "#" * 10]
+    assert picture[6:] == [
+        "With shapekit  0 calls answered  0 ? 429  0.0 s lost in penalties",
+        *[""] * 4,
+        "-" * 20,
+        "",
     ]
-    assert lines[-1] == "# accepted   x refused with 429   -- the limit, spread evenly   a row: 3 calls"
+    assert last == "# answered  x refused with 429  -- the limit, 50 a second  a column: 0.1 s"
 
 
 def test_its_colours_can_be_told_apart_by_those_who_see_no_red_or_green():
@@ -287,6 +306,7 @@ def test_its_colours_can_be_told_apart_by_those_who_see_no_red_or_green():
 
 
 def test_a_narrow_terminal_shows_what_is_newest():
-    top, *_, lowest = chart([(1, 0)] * 90 + [(8, 0)] * 10, 1, (40, 8), FINE)
-    assert top.plain == " " * 30 + "█" * 10
+    *_, second, limit, lowest = chart([(5, 0)] * 90 + [(10, 0)] * 10, 40, FINE)
+    assert second.plain == " " * 30 + "█" * 10
+    assert limit.plain == "─" * 40
     assert lowest.plain == "█" * 40

@@ -1,4 +1,4 @@
-"""The pictures are those that `shapekit simulate` draws, and the pages show the commands."""
+"""The pictures are those that the scripts beside them draw, and the pages show the commands."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def lines(svg: Path) -> list[int]:
 
 
 def test_every_picture_has_its_command_and_every_command_its_picture(draw: ModuleType) -> None:
-    names = {*draw.PICTURES, *draw.SCALE["FIGURES"]}
+    names = {*draw.PICTURES, draw.SHAPING["NAME"], *draw.SCALE["FIGURES"]}
     assert {f"{name}.svg" for name in names} == {path.name for path in FOLDER.glob("*.svg")}
 
 
@@ -49,6 +49,22 @@ def test_the_pictures_are_what_their_commands_draw(draw: ModuleType, tmp_path: P
         assert words(path) == words(anew), f"{path.name}: python docs/pictures/draw.py"
         assert lines(path) == lines(anew), f"{path.name}: python docs/pictures/draw.py"
         assert path.stat().st_size < MOST_BYTES
+
+
+def test_the_picture_of_the_demo_is_drawn_and_counted_to_the_last_call(
+    draw: ModuleType, tmp_path: Path
+) -> None:
+    name = f"{draw.SHAPING['NAME']}.svg"
+    draw.SHAPING["draw"](tmp_path)
+    drawn = (FOLDER / name).read_text(encoding="utf-8")
+    assert drawn == (tmp_path / name).read_text(encoding="utf-8"), "python docs/pictures/draw.py"
+    shape = re.compile(r'<path class="(answered|refused)" d="([^"]*)"')
+    calls = [(kind, sum(map(int, re.findall(r"v(\d+)z", path))) // 4) for kind, path in shape.findall(drawn)]
+    titles = re.findall(r"(\d+) calls answered, (\d+) refused, (\d) s lost", drawn)
+    assert calls == [("answered", 250), ("refused", 600), ("answered", 270)]
+    assert titles == [("250", "600", "5"), ("270", "0", "0")]
+    assert drawn.count(">429</text>") == 5  # one a penalty
+    assert drawn.count('class="limit"') == 3  # in both charts, and in the legend
 
 
 def test_pages_say_what_is_to_be_seen_and_by_which_command(draw: ModuleType) -> None:
@@ -63,5 +79,6 @@ def test_pages_say_what_is_to_be_seen_and_by_which_command(draw: ModuleType) -> 
                 shown.add(path.stem)
                 arguments = draw.PICTURES.get(path.stem)
                 command = f"shapekit simulate {arguments}" if arguments else "python docs/pictures/draw.py"
+                command = "shapekit demo" if path.stem == draw.SHAPING["NAME"] else command
                 assert command in text or page.name == "index.md", f"{page.name}: show {command!r}"
-    assert shown == {*draw.PICTURES, *draw.SCALE["FIGURES"]}
+    assert shown == {*draw.PICTURES, draw.SHAPING["NAME"], *draw.SCALE["FIGURES"]}
