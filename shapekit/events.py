@@ -197,7 +197,7 @@ class StoreFailed(_Event):
 
 
 class StoreLost(_Event):
-    """A ResilientStore lost its primary, or a shard of it, and uses its fallback."""
+    """A ResilientStore lost its primary, or a shard of it, and follows its `on_outage`."""
 
     store: str
     cause: str

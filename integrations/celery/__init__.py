@@ -121,7 +121,7 @@ def shape_app(app: Any, routes: Mapping[str, Shape]) -> None:
 
 
 def shape_publish(task: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
-    """Reserve a slot for a task, then publish it. Raises QueueFullError if the wait is too long.
+    """Reserve a slot for a task, then publish it. If the slot is refused, raise and publish nothing.
 
     The message carries its slot, and an eta unless the slot is too far away for the broker.
     """

@@ -37,8 +37,7 @@ Evaluate: TypeAlias = Callable[[str, Sequence[str], Sequence[Any]], Any]
 """Runs a script with keys and arguments on the server where the messages wait."""
 
 LEAST_NEWS_S = 0.2
-"""How much earlier the end of a hold has to be to count as news: two workers never ask at the same instant.
-"""
+"""How much earlier the end of a hold has to be to count as news: workers ask for it at different instants."""
 LEASE_S = 30.0
 """How long a claimed message may take to be published before another worker claims it."""
 STRAY_S = 30.0

@@ -33,9 +33,7 @@ class TaskShaping(PolicyOptions, total=False):
 
     rate: RateLike | None
     policy: Policy | None
-    """An existing policy, instead of its keywords; only `key`, `cost` and the task's own may be combined with
-    it.
-    """
+    """An existing policy, instead of its keywords; only `key`, `cost` and the other two may go with it."""
     on_reject: str
     """What happens to a task that would have to wait too long: "fail", "reject" or "retry"."""
     grace: Duration

@@ -215,7 +215,7 @@ class Delivery:
         return reservation.delay
 
     def remaining(self) -> float:
-        """How long until the slot comes; takes another one if there is none or it has passed."""
+        """How long until the slot comes; takes another one if there is none or it passed too long ago."""
         if self.reservation is None:
             return self.take_slot()
         remaining_s = self.shaped.policy.shaper.remaining(self.reservation)

@@ -1,7 +1,7 @@
 """Permits: how a policy takes a permit for a call, waits for one, and gives it back.
 
 Waiting calls do not ask the store one by one: a process checks once for all its calls that wait at a key, and
-only if the store is shared. In a store of its own, a call that ends wakes the next one.
+only if the store is shared. Otherwise a call that ends wakes the next one.
 
 A nested call waits for calls that it is itself a part of, and so may wait forever. To detect that, each
 context (of a thread or task) knows the calls in flight that were begun in it, or in the context it was copied

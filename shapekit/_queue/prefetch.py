@@ -51,7 +51,7 @@ _PATIENCE = 4
 _DRIFT = 1_000
 """Two clocks drift apart by less than 1 µs in this many."""
 _HASTE = 100
-"""After late answers, slots are moved forward by 1 µs in this many."""
+"""After late answers, slots are handed out earlier by 1 µs in this many."""
 
 
 class Refill(NamedTuple):

@@ -205,7 +205,7 @@ class Caller:
         """The current slot; several may follow each other, and listeners see them as one."""
         self.had_slot = False
         self.is_returned = False
-        """Whether the last slot went back to the queue."""
+        """Whether another call can have the last slot."""
         self._gives_up_us = None if timeout_us is None else self.asked_us + timeout_us
         self._before_us = 0
 

@@ -244,7 +244,7 @@ class Algorithm(Value, ABC, Generic[S]):
         return max(0, self.forecast(state, now, 1, skew).full_at_us - now)
 
     def spent(self, state: S | None, at: int, cost: int, skew: int = 0) -> bool:
-        """Whether a spent budget denies at `at`: no call waits for its next period without being asked to."""
+        """Whether a spent budget denies at `at`: without a `max_wait`, no call waits for the next period."""
         return False
 
 

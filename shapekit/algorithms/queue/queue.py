@@ -193,7 +193,7 @@ class LeakyQueue(WiredQueue):
         left, ahead = slots.with_slot(before, grant.version, grant.due_us, at), (shift, skew)
         if grant.due_us < at or left is None:
             return state, False, 0, False
-        stands = grant.start < grant.end <= tail  # After a settlement it did not hear of: no place.
+        stands = grant.start < grant.end <= tail  # A missed settlement leaves none.
         if not parts:
             if stands and grant.end < tail:
                 free = slots.gaps_given_back(free, grant.start, grant.end)
@@ -708,7 +708,7 @@ class _Mark(_Hold):
 
 
 class _Look(Operation):
-    """Reads the state itself and its time, for callers that compute with it; permits have it, too."""
+    """Reads the state itself and its time, for callers that compute with it; permits use it, too."""
 
     name = "look"
     is_read = True

@@ -76,7 +76,7 @@ class Grant(NamedTuple):
     departs_at_us: int
     """The departure, on the store's clock."""
     held: bool
-    """Whether the queue was held at that time."""
+    """Whether the key, or a part of it, was held at that time."""
     refusal: Decision | None
     """The decision that refused; `binding` names a spent budget, and is None if only the wait was too long.
     """
