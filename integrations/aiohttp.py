@@ -1,11 +1,11 @@
-"""aiohttp: requests of a session leave when they may, and wait when the server says so, all workers as one.
+"""aiohttp: a client middleware that makes requests wait for their slots and obeys the server's limits.
 
     async with aiohttp.ClientSession(middlewares=[shaped_middleware(rate="10/s")]) as session:
         async with session.get(url) as response:
             ...
 
-Each request that is sent counts, as the server counts it: redirects, what a middleware or aiohttp itself
-repeats. So list it last: what stands behind it may send requests that are not seen.
+Each request that is sent counts, as it does for the server: redirects, and retries by aiohttp or by other
+middlewares. List it last: it does not see requests that a middleware after it sends.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 
 
 class _Unsent(aiohttp.ClientError):
-    """A request that was not sent. Its arguments are those of the error of ours that it is, too."""
+    """A request that was not sent. Its arguments are those of the shapekit error that it also is."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__()
@@ -57,13 +57,13 @@ class _Unsent(aiohttp.ClientError):
 
 
 class QueueFullError(errors.QueueFullError, _Unsent):
-    """`shapekit.QueueFullError` that is an `aiohttp.ClientError`, too."""
+    """`shapekit.QueueFullError` that is also an `aiohttp.ClientError`."""
 
 
 class TimeoutTooShortError(QueueFullError, TimeoutError):
-    """The wait is longer than the total timeout leaves time for: said at once, and nothing was consumed.
+    """The total timeout is too short for the wait: raised at once, before anything is consumed.
 
-    A TimeoutError as well, because that is what would have come of waiting.
+    It is also a TimeoutError, because waiting would have ended in one.
     """
 
     def __str__(self) -> str:
@@ -77,11 +77,11 @@ class TimeoutTooShortError(QueueFullError, TimeoutError):
 
 
 class QuotaExhaustedError(errors.QuotaExhaustedError, _Unsent):
-    """`shapekit.QuotaExhaustedError` that is an `aiohttp.ClientError`, too."""
+    """`shapekit.QuotaExhaustedError` that is also an `aiohttp.ClientError`."""
 
 
 class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
-    """`shapekit.StoreUnavailableError` that is an `aiohttp.ClientError`, too."""
+    """`shapekit.StoreUnavailableError` that is also an `aiohttp.ClientError`."""
 
 
 _REFUSALS: dict[type[errors.ShapekitError], type[_Unsent]] = {
@@ -93,18 +93,19 @@ _REFUSALS_OF_TIME = {**_REFUSALS, errors.QueueFullError: TimeoutTooShortError}
 
 
 def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
-    """A middleware whose requests leave when they may, for sessions or single requests.
+    """A middleware that shapes requests, for sessions or single requests.
 
     Takes the keywords of `Policy`, or `policy=`, and:
 
     - `key`: "host" (the default), "host+method", "origin", a template such as `"{host}/{path[0]}"`, or a
-      callable that is given the `aiohttp.ClientRequest`.
-    - `routes`: `{"https://api.example.com/search": "30/min"}`: other rates or policies for what is below.
+      callable that takes the `aiohttp.ClientRequest`.
+    - `routes`: other rates or policies for a URL and everything below it, as in
+      `{"https://api.example.com/search": "30/min"}`.
 
-    The total timeout of a session or request runs while a request waits for its slot: a wait that does not
-    fit is a TimeoutTooShortError at once.
+    The total timeout of a session or request also covers the wait for a slot: a wait that does not fit raises
+    TimeoutTooShortError at once.
 
-    A request may say more: `with request_options(cost=5, key=…, max_wait=…, skip=True):` around it.
+    Set options of a request around it: `with request_options(cost=5, key=…, max_wait=…, skip=True):`.
     """
     outgoing = Outgoing("shaped_middleware", **shaping)
     if outgoing.responds:
@@ -129,7 +130,7 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
                 error, _REFUSALS_OF_TIME if _by_timeout(error, left_s) else _REFUSALS
             ) from error.__cause__
         if request.session.closed:
-            # While it waited. aiohttp itself expects nobody to wait but for a connection.
+            # Closed during the wait. aiohttp itself expects waits only for a connection.
             with Unheard(admission.key, "keeps what it was charged"):
                 await admission.asettle(0)
             await admission.aleave()
@@ -153,7 +154,7 @@ async def _closed(response: ClientResponse, _: BaseException) -> None:
 
 
 async def _hold(response: ClientResponse, admission: Admission) -> None:
-    """The request is in flight until its connection is given up: the body has ended, or was closed."""
+    """Keep the request in flight until its connection is released: the body has ended or was closed."""
     connection, itself = response.connection, weakref.ref(response)
     if connection is None:
         await admission.aleave()
@@ -161,8 +162,8 @@ async def _hold(response: ClientResponse, admission: Admission) -> None:
 
     def given_up() -> None:
         known = itself()
-        # A response that is collected gives its connection up, too; but whoever is collected may take no
-        # locks, and takes the admission with it: so the permit is given back by somebody else.
+        # A garbage-collected response also releases its connection. A finalizer may take no locks, and the
+        # admission is collected with it: the permit's own finalizer gives it back.
         if known is not None and known.closed:
             admission.leave_soon()
 
@@ -170,17 +171,17 @@ async def _hold(response: ClientResponse, admission: Admission) -> None:
 
 
 def _by_timeout(error: errors.ShapekitError, left_s: float | None) -> bool:
-    """Whether it was the total timeout that bounded the wait."""
-    # Of two bounds the shorter was applied, in whole microseconds.
+    """Whether the total timeout was what bounded the wait."""
+    # Of two bounds the shorter one was applied, in whole microseconds.
     return isinstance(error, errors.QueueFullError) and left_s is not None and error.max_wait > left_s - 1e-6
 
 
 _DEADLINE: ContextVar[tuple[Any, float]] = ContextVar("shapekit_aiohttp_deadline", default=(None, 0.0))
-"""Of the request that this task is at: its timer, which it keeps over redirects, and when that goes off."""
+"""The timer of the task's current request, which redirects keep, and when it ends."""
 
 
 def _time_left(request: ClientRequest, handler: ClientHandlerType) -> float | None:
-    """Seconds until the total timeout strikes; None if none does, or nobody can know."""
+    """Seconds until the total timeout; None if there is none, or it cannot be known."""
     total = _total(request, handler)
     if total is None:
         return None
@@ -194,17 +195,16 @@ def _time_left(request: ClientRequest, handler: ClientHandlerType) -> float | No
 
 
 def _total(request: ClientRequest, handler: Any) -> float | None:
-    """The total of the request's timeout, which it tells from aiohttp 3.15 on; None if there is none.
+    """The total timeout of the request, which it has from aiohttp 3.15 on; None if there is none.
 
-    Before, only what sends it in the end knows, an inner function that has it from around it, and may stand
-    behind those of other middlewares. The session's own timeout would refuse waits for which a single
-    request was given the time.
+    Before 3.15, only the inner function that sends the request knows it, as a closure variable, perhaps
+    behind other middlewares. The session's own timeout would refuse waits that a single request has time for.
     """
     told: Any = getattr(request, "timeout", None)
     if not isinstance(told, _TIMEOUTS):
         told = _closed_over(handler)
     total = told.total if isinstance(told, ClientTimeout) else told
-    # A number is a total to aiohttp, too. Whatever else stands there is not aiohttp's.
+    # aiohttp also accepts a number as a total. Anything else is not aiohttp's.
     return total if isinstance(total, (int, float)) and 0 < total < math.inf else None
 
 
@@ -212,7 +212,7 @@ _TIMEOUTS = (ClientTimeout, int, float)
 
 
 def _closed_over(handler: Any) -> Any:
-    """The timeout in the function that sends in the end; None if it cannot be found."""
+    """The timeout in the function that finally sends the request; None if it is not found."""
     while True:
         names = getattr(getattr(handler, "__code__", None), "co_freevars", ())
         name = next((name for name in ("real_timeout", "next_h") if name in names), None)

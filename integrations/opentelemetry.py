@@ -1,12 +1,12 @@
-"""OpenTelemetry: what becomes of calls, and how the stores stand, through its metrics API.
+"""OpenTelemetry: metrics of calls and of the state of the stores, through the metrics API.
 
     from shapekit.integrations.opentelemetry import instrument
 
     instrument(stripe, github)
 
-Calls of all policies of the process are counted. Of the policies that are given, each collection also reads
-how their keys stand in their stores: in one trip for each policy, and never on the way of a call. A call
-that had to wait says so in the span that was current meanwhile.
+The calls of all policies of the process are counted. For the given policies, each collection also reads the
+state of their keys: with one trip to the store per policy, and never while a call is made. A call that had to
+wait adds an event to the current span.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ __all__ = ["Instruments", "instrument"]
 def instrument(
     *policies: Policy, meter_provider: MeterProvider | None = None, keys: Keys = 20
 ) -> Instruments:
-    """Count the calls of this process from now on, and show how the given policies stand.
+    """Count the calls of this process from now on, and report the state of the given policies.
 
-    - `keys`: the first so many keys of each policy have attributes of their own, or those that are named,
-      which are the same in every process; all others share the attribute `other`.
-    - `meter_provider`: who is told; without it the global one. Tell each once.
+    - `keys`: how many keys of each policy get attributes of their own, in order of arrival; or which keys, so
+      that they are the same in every process. All others share the attribute `other`.
+    - `meter_provider`: where the metrics go; by default the global provider. Instrument each provider once.
 
-    It ends by `close()` of what it returns, or as a context manager.
+    `close()` of the result ends it, and so does leaving its `with` block.
     """
     return Instruments(policies, meter_provider, Labels(keys))
 
 
 class Instruments:
-    """What `instrument` returns: counts and shows until `close()`."""
+    """The instruments that `instrument` returns: active until `close()`."""
 
     def __init__(self, policies: Sequence[Policy], provider: MeterProvider | None, labels: Labels) -> None:
         rounds = Rounds(Gauges(policies, labels))
@@ -93,7 +93,7 @@ class Instruments:
         self._undo.callback(events.listen(_mark_span).close)
 
     def close(self) -> None:
-        """Count and show no more."""
+        """Stop counting and reporting."""
         self._undo.close()
 
     def __enter__(self) -> Self:
@@ -109,7 +109,7 @@ class Instruments:
 
 
 class _Recorder:
-    """The series of one key, with its attributes made once."""
+    """The series of one key, with attributes made once."""
 
     __slots__ = ("_calls", "_holds", "_key", "_left", "_waits")
 
@@ -132,10 +132,10 @@ class _Recorder:
 
 
 class Rounds:
-    """Readings for instruments that are each asked by themselves: one for each round of questions.
+    """Shares one reading per collection among instruments that are observed one by one.
 
-    Whoever collects asks every instrument once. So the first that has had the present reading begins the
-    next one, in whatever order they are asked, and however often.
+    A collection observes every instrument once. So the first instrument that has already had the current
+    reading starts a new one, in whatever order and however often they are observed.
     """
 
     def __init__(self, gauges: Gauges) -> None:
@@ -145,7 +145,7 @@ class Rounds:
         self._had: set[Metric] = set(READ)
 
     def observed(self, metric: Metric, options: CallbackOptions) -> list[Observation]:
-        """What the instrument of a metric is to be told."""
+        """The observations for the instrument of a metric."""
         with self._lock:
             if self._gauges is None:
                 return []
@@ -157,7 +157,7 @@ class Rounds:
         return [Observation(value, _attributes(metric, *labels)) for labels, value in samples]
 
     def close(self) -> None:
-        """Read no more: an instrument cannot be taken back."""
+        """Stop reading: an instrument cannot be unregistered."""
         with self._lock:
             gauges, self._gauges = self._gauges, None
         if gauges is not None:
@@ -179,5 +179,5 @@ def _attributes(metric: Metric, *values: str) -> dict[str, str]:
 
 
 def _said(metric: Metric) -> tuple[str, str, str]:
-    """Name, unit and text."""
+    """Name, unit and description."""
     return f"shapekit.{metric.name}", metric.unit, metric.text

@@ -1,4 +1,4 @@
-"""Prometheus: what becomes of calls, and how the stores stand, for the official Python client.
+"""Prometheus: metrics of calls and of the state of the stores, for the official Python client.
 
     from prometheus_client import start_http_server
     from shapekit.integrations.prometheus import instrument
@@ -6,8 +6,8 @@
     instrument(stripe, github)
     start_http_server(9000)
 
-Calls of all policies of the process are counted. Of the policies that are given, each scrape also reads how
-their keys stand in their stores: in one trip for each policy, and never on the way of a call.
+The calls of all policies of the process are counted. For the given policies, each scrape also reads the state
+of their keys: with one trip to the store per policy, and never while a call is made.
 """
 
 from __future__ import annotations
@@ -51,42 +51,43 @@ Family: TypeAlias = "CounterMetricFamily | GaugeMetricFamily"
 
 
 def instrument(*policies: Policy, registry: CollectorRegistry = REGISTRY, keys: Keys = 20) -> Instruments:
-    """Count the calls of this process from now on, and show how the given policies stand.
+    """Count the calls of this process from now on, and show the state of the given policies.
 
-    - `keys`: the first so many keys of each policy have labels of their own, or those that are named, which
-      are the same in every process; all others share the label `other`.
-    - `registry`: where the metrics are shown. Each can show them once.
+    - `keys`: how many keys of each policy get labels of their own, in order of arrival; or which keys, so
+      that they are the same in every process. All others share the label `other`.
+    - `registry`: where the metrics are registered. Instrument each registry once.
 
-    It ends by `close()` of what it returns, or as a context manager.
+    `close()` of the result ends it, and so does leaving its `with` block.
     """
     return Instruments(policies, registry, Labels(keys))
 
 
 class ShapekitCollector(Collector):
-    """How policies stand in their stores, read by each scrape: the part of `instrument` that counts nothing.
+    """The state of policies in their stores, read by each scrape: the part of `instrument` that counts
+    nothing.
 
-    For whoever shows what other processes have counted, as in the client's multiprocess mode. It sees no
-    calls, so it reads the `keys` that are named, and of a policy whose key is a fixed text that one.
+    For a process that exports what other processes have counted, as in the client's multiprocess mode. It
+    sees no calls, so it reads the named `keys`, and for a policy with a fixed key that one.
     """
 
     def __init__(self, *policies: Policy, keys: Keys | Labels = 1) -> None:
         self._gauges = Gauges(policies, keys if isinstance(keys, Labels) else Labels(keys))
 
     def describe(self) -> list[Family]:
-        """The metrics without values: to register asks no store."""
+        """The metrics without values: registering asks no store."""
         return list(_families({metric: [] for metric in READ}))
 
     def collect(self) -> list[Family]:
-        """All gauges, now. Never fails."""
+        """All gauges, read now. Never raises."""
         return list(_families(self._gauges.read()))
 
     def close(self) -> None:
-        """Let go of the threads that ask the stores."""
+        """Stop the threads that ask the stores."""
         self._gauges.close()
 
 
 class Instruments:
-    """What `instrument` returns: counts and shows until `close()`."""
+    """The instruments that `instrument` returns: active until `close()`."""
 
     def __init__(self, policies: Sequence[Policy], registry: CollectorRegistry, labels: Labels) -> None:
         self._waits = Histogram(*_said(WAIT_DURATION), registry=None, buckets=WAIT_BOUNDS)
@@ -123,7 +124,7 @@ class Instruments:
             self._undo = undo.pop_all()
 
     def close(self) -> None:
-        """Count no more, and take the metrics out of the registry."""
+        """Stop counting, and unregister the metrics."""
         self._undo.close()
 
     def __enter__(self) -> Self:
@@ -143,7 +144,7 @@ class Instruments:
 
 
 class _Recorder:
-    """The series of one key. They are there from the beginning, so that rates begin at 0."""
+    """The series of one key, created at the start so that rates begin at 0."""
 
     __slots__ = ("_calls", "_holds", "_left", "_waits")
 
@@ -175,6 +176,6 @@ def _families(reading: Reading) -> Iterator[Family]:
 
 
 def _said(metric: Metric) -> tuple[str, str, list[str]]:
-    """Name, text and labels, as Prometheus has them; it adds `_total` to counters itself."""
+    """Name, text and labels in Prometheus style; counters get their `_total` from the client."""
     unit = "_seconds" if metric.unit == "s" else ""
     return f"shapekit_{metric.name.replace('.', '_')}{unit}", metric.text, list(metric.labels)

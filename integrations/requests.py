@@ -1,10 +1,10 @@
-"""requests: requests of a session leave when they may, and wait when the server says so, all workers as one.
+"""requests: an adapter that makes requests wait for their slots and obeys the server's limits.
 
     session = shape(requests.Session(), rate="10/s")
     session.mount("https://api.example.com", ShapedAdapter(rate="10/s"))
 
-Each request that is sent counts, as the server counts it: redirects, both steps of a digest
-authentication. What urllib3 repeats (`max_retries=`) happens below, and is not seen.
+Each request that is sent counts, as it does for the server: redirects, and both steps of a digest
+authentication. Retries by urllib3 (`max_retries=`) happen below the adapter and are not seen.
 """
 
 from __future__ import annotations
@@ -65,27 +65,27 @@ class _Options(Shaping, total=False):
 
 
 class _Unsent(requests.RequestException):
-    """A request that was not sent. Its arguments are those of the error of ours that it is, too."""
+    """A request that was not sent. Its arguments are those of the shapekit error that it also is."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__()
         self.args = args
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without the request, whose hooks may hold what does not pickle.
+        # Without the request, whose hooks may not pickle.
         return type(self), self.args
 
 
 class QueueFullError(errors.QueueFullError, _Unsent):
-    """`shapekit.QueueFullError` that is a `requests.RequestException`, too."""
+    """`shapekit.QueueFullError` that is also a `requests.RequestException`."""
 
 
 class QuotaExhaustedError(errors.QuotaExhaustedError, _Unsent):
-    """`shapekit.QuotaExhaustedError` that is a `requests.RequestException`, too."""
+    """`shapekit.QuotaExhaustedError` that is also a `requests.RequestException`."""
 
 
 class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
-    """`shapekit.StoreUnavailableError` that is a `requests.RequestException`, too."""
+    """`shapekit.StoreUnavailableError` that is also a `requests.RequestException`."""
 
 
 _REFUSALS: dict[type[errors.ShapekitError], type[_Unsent]] = {
@@ -96,7 +96,7 @@ _REFUSALS: dict[type[errors.ShapekitError], type[_Unsent]] = {
 
 
 class _Limit:
-    """What several adapters shape by together, and their copies with them."""
+    """The limit that several adapters and their copies share."""
 
     def __init__(self, wrapper: str, shaping: Any, identity: str) -> None:
         self.outgoing = Outgoing(wrapper, **shaping)
@@ -122,7 +122,7 @@ def _arrived(wrapper: str, shaping: Any, identity: str) -> _Limit:
 
 
 _TRAVELLED: dict[str, _Limit] = {}
-"""What was pickled, or came from elsewhere, so that a worker who gets a copy with each task has one limit."""
+"""Limits that were pickled or unpickled here, so that a worker that gets a copy per task has one limit."""
 _MOST_TRAVELLED = 1_000
 _TRAVEL = forks.lock()
 
@@ -137,24 +137,25 @@ def _travelling(identity: str, otherwise: Callable[[], _Limit]) -> _Limit:
 
 
 class ShapedAdapter(BaseAdapter):
-    """An adapter whose requests leave when they may: to be mounted.
+    """An adapter that shapes requests, to be mounted on a session.
 
     Takes the keywords of `Policy`, or `policy=`, and:
 
-    - `adapter`: the one to send through. Without it an `HTTPAdapter` is made with whatever else is given:
+    - `adapter`: the adapter to send through. By default an `HTTPAdapter`, made with any further keywords:
       `max_retries`, `pool_maxsize` …
     - `key`: "host" (the default), "host+method", "origin", a template such as `"{host}/{path[0]}"`, or a
-      callable that is given the `requests.PreparedRequest`.
-    - `routes`: `{"https://api.example.com/search": "30/min"}`: other rates or policies for what is below.
-    - `on_reject="respond"`: whoever would wait too long gets a 429 of our own, and no error.
+      callable that takes the `requests.PreparedRequest`.
+    - `routes`: other rates or policies for a URL and everything below it, as in
+      `{"https://api.example.com/search": "30/min"}`.
+    - `on_reject="respond"`: a request that would wait too long gets a 429 made by shapekit, not an error.
 
-    A request may say more: `with request_options(cost=5, key=…, max_wait=…, skip=True):` around it.
-    A response says in `response.shapekit` by which key, how long and why its request was delayed.
+    Set options of a request around it: `with request_options(cost=5, key=…, max_wait=…, skip=True):`.
+    `response.shapekit` tells by which key, how long and why the request was delayed.
 
-    A copy shapes together with the original. One that was pickled does, too, where it comes back in the same
-    process; another process has a limit of its own, one for all copies, unless there is a store that both
-    reach: then make the adapter there, for stores do not pickle. Whatever else it is asked for, or told, is
-    the inner adapter's.
+    A copy shares the limit of the original, and so does a pickled one in the same process. Another process
+    has a limit of its own, shared by all copies there. For one limit across processes, give it a store that
+    they share and make the adapter in each process: stores do not pickle. All other attributes are those of
+    the inner adapter.
     """
 
     _adapter: BaseAdapter
@@ -178,7 +179,7 @@ class ShapedAdapter(BaseAdapter):
 
     @property
     def policy(self) -> Policy | None:
-        """The policy of the requests that no route is for, to hold, resume or forecast it; None without."""
+        """The policy for requests that match no route, to hold, resume or forecast it; None without one."""
         return self._limit.outgoing.policy
 
     def send(
@@ -190,7 +191,7 @@ class ShapedAdapter(BaseAdapter):
         cert: Any = None,
         proxies: Any = None,
     ) -> Any:
-        """Send the request when it may leave."""
+        """Send the request once it may leave."""
         arguments: Any = {
             "stream": stream,
             "timeout": timeout,
@@ -223,7 +224,7 @@ class ShapedAdapter(BaseAdapter):
     def _sent(self, request: requests.PreparedRequest, arguments: Any) -> Any:
         response: Any = self._adapter.send(request, **arguments)
         if getattr(response, "connection", None) is self._adapter:
-            # Through which digest authentication sends its second step.
+            # Digest authentication sends its second step through this.
             response.connection = self
         return response
 
@@ -245,7 +246,7 @@ class ShapedAdapter(BaseAdapter):
         raise told
 
     def close(self) -> None:
-        """Close the adapter inside. The limit and its store outlive it."""
+        """Close the inner adapter. The limit and its store stay open."""
         self._adapter.close()
 
     def __getattr__(self, name: str) -> Any:
@@ -274,16 +275,16 @@ def _settle(made: ShapedAdapter, adapter: BaseAdapter, limit: _Limit) -> None:
 
 
 def _around(kind: type[ShapedAdapter], adapter: BaseAdapter, limit: _Limit) -> ShapedAdapter:
-    """One of several that shape alike and together."""
+    """An adapter that shares the given limit."""
     made = kind.__new__(kind)
     _settle(made, adapter, limit)
     return made
 
 
 def shape(session: SessionT, **shaping: Unpack[Shaping]) -> SessionT:
-    """Shape an existing session, in place: all that is mounted, under one limit. Returns the session.
+    """Shape a session in place: all mounted adapters, under one limit. Returns the session.
 
-    What is mounted later is not shaped.
+    Adapters mounted later are not shaped.
     """
     if not isinstance(session, requests.Session):
         raise ConfigError("session", session, "is no session of requests", "pass a requests.Session")
@@ -301,7 +302,7 @@ def shape(session: SessionT, **shaping: Unpack[Shaping]) -> SessionT:
 
 
 def _hold(response: Any, admission: Admission) -> None:
-    """The request is in flight until its body has ended or is closed, whichever object is told to."""
+    """Keep the request in flight until its body has ended or is closed, through any of its objects."""
     raw = response.raw
     if getattr(raw, "closed", True):
         admission.leave()
@@ -313,15 +314,15 @@ def _hold(response: Any, admission: Admission) -> None:
 
 
 def _leaving(bearer: Any, method: str, whole: Callable[[], Any], admission: Admission) -> Callable[[], Any]:
-    # Without a reference to what it is a part of: who is dropped without a word is to be gone at once.
+    # Without a reference to the whole: a response that is dropped must be collected at once.
     itself, call = weakref.ref(bearer), getattr(type(bearer), method)
 
     def leaving() -> Any:
         try:
             return None if itself() is None else call(itself())
         finally:
-            # A body that is collected closes itself. It may take no locks then, and takes the admission with
-            # it: so the permit is given back by somebody else.
+            # A garbage-collected body closes itself. A finalizer may take no locks, and the admission is
+            # collected with it: the permit's own finalizer gives it back.
             if method == "release_conn" or whole() is not None:
                 admission.leave()
 
@@ -333,6 +334,6 @@ def _target(request: requests.PreparedRequest) -> Target:
     try:
         port = parts.port
     except ValueError:
-        # Only of a scheme whose URLs requests itself does not look at.
+        # Only for a scheme whose URLs requests itself does not parse.
         port = None
     return Target(request.method or "", parts.scheme, parts.hostname or "", port, parts.path)

@@ -1,7 +1,7 @@
-"""What callers get back: a Decision about now, a Forecast about later.
+"""Decision and Forecast: what an algorithm answers about a call now, and about later calls.
 
-All fields are integers, so that two implementations of one algorithm can be compared field by field.
-Instants are epoch microseconds on the clock of the store that decided.
+All fields are integers, so that two implementations of an algorithm can be compared field by field. Instants
+are epoch microseconds on the clock of the store that decided.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from typing import NamedTuple, TypeAlias
 __all__ = ["Decision", "Forecast"]
 
 Receipt: TypeAlias = "int | tuple[Receipt | None, ...] | None"
-"""What a charge left behind: its name, for `refund` and `debit`. In a composite one for each part."""
+"""Identifies a charge, for `refund` and `debit`; in a composite, one for each part."""
 
 
 class Decision(NamedTuple):
     """The answer to one check; true if the call may leave now.
 
-    New fields are only ever added at the end, with a default.
+    New fields are only added at the end, with a default.
     """
 
     allowed: bool
-    """Whether the call is admitted; the truth value of the decision."""
+    """Whether the call is admitted."""
     limit: int
-    """The ceiling that was decided on: a burst, or a window's limit."""
+    """The limit that was applied: a burst, or a window's limit."""
     current: int
-    """Units in use. After an admission they include this call."""
+    """Units in use, including this call if it was admitted."""
     remaining: int
     """Whole units that would still be admitted now; never negative."""
     reset_at_us: int
-    """When everything would be free again, if nobody called until then."""
+    """When all units would be free again without further calls."""
     retry_after_us: int
-    """0 if admitted; otherwise the exact time after which the same call is admitted."""
+    """0 if admitted; otherwise the exact time after which the same call would be admitted."""
     binding: str | None = None
     """In a composite: the name of the part that decided."""
     receipt: Receipt = None
-    """What the charge left behind, for `refund`; None if nothing was charged."""
+    """Identifies the charge for `refund`; None if nothing was charged."""
     delay_us: int = 0
-    """How far ahead the slot lies that a shaper took; 0 for what a gate decides."""
+    """How far ahead a shaper's slot is; 0 for a gate's decision."""
 
     def __bool__(self) -> bool:
         return self.allowed
@@ -59,14 +59,14 @@ class Decision(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """What would happen to calls of one cost if nobody else called."""
+    """What would happen to calls of one cost, if there were no other calls."""
 
     admits_at_us: int
     """The earliest instant at which one such call is admitted."""
     fits_now: int
     """How many such calls would be admitted now, one after another."""
     full_at_us: int
-    """When everything is free again."""
+    """When all units are free again."""
 
     @property
     def admits_at(self) -> float:

@@ -1,4 +1,4 @@
-"""Events: what happens to calls, keys and stores, told to whoever listens.
+"""Events: what happens to calls, keys and stores, passed to listeners.
 
     >>> from shapekit import Shaper
     >>> shaper = Shaper("10/s", name="stripe")
@@ -6,8 +6,8 @@
     ...     reservation = shaper.reserve("alice")
     Reserved(policy='stripe', key='alice', cost=1, delay=0.0)
 
-A listener is called where it happens: in the thread or task of the caller, before that goes on. One that
-raises is logged once, and never hurts a call. While nobody listens no event is made.
+A listener is called synchronously, in the thread or task of the call. If it raises, its first exception is
+logged and the call goes on. While there are no listeners, no events are made.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 
 @dataclass_transform(frozen_default=True)
 class _Event(Value):
-    """The base: what a subclass annotates are its fields."""
+    """Base class; a subclass annotates its fields."""
 
     def __init_subclass__(cls) -> None:
         cls.fields = tuple(cls.__annotations__)
@@ -66,7 +66,9 @@ class _Event(Value):
 
 
 class Reserved(_Event):
-    """A call took a slot. Where it waits for that here, it ends as Departed, Cancelled or Refused."""
+    """A call took a slot. If it waits for the slot in this process, it ends as Departed, Cancelled or
+    Refused.
+    """
 
     policy: str
     key: str
@@ -82,9 +84,9 @@ class Departed(_Event):
     key: str
     cost: int
     delay: float
-    """Seconds for which it was delayed: with the holds that came between, and with `late`."""
+    """Seconds that the call was delayed, including holds placed meanwhile, and `late`."""
     late: float
-    """By how many seconds it left later than its slot had come."""
+    """Seconds that the call left after its slot."""
 
 
 class Refused(_Event):
@@ -94,94 +96,95 @@ class Refused(_Event):
     key: str
     cost: int
     code: str
-    """`queue_full` or `quota_exhausted`, as its error's `code`."""
+    """`queue_full` or `quota_exhausted`, the `code` of the error."""
     delay: float
-    """Seconds that it would have had to wait."""
+    """Seconds that the call would have had to wait."""
     waited: bool
-    """Whether it had a slot, and gave that back."""
+    """Whether the call had a slot and gave it back."""
 
 
 class Cancelled(_Event):
-    """A slot was given back; or whoever waited for it gave up, and it was too late to give it back."""
+    """A slot was given back, or its call gave up when it was too late to give the slot back."""
 
     policy: str
     key: str
     cost: int
     returned: bool
-    """Whether somebody else may have it."""
+    """Whether another call can have the slot."""
 
 
 class Measured(_Event):
-    """A call passed at once, because its policy has `enforce=False`; this is what it was spared.
+    """A call passed at once because its policy has `enforce=False`; says what shaping would have done.
 
-    Instead of all other events of the call.
+    Replaces all other events of the call.
     """
 
     policy: str
     key: str
     cost: int
     delay: float
-    """Seconds that it would have had to wait; infinite if it cost more than could ever be admitted."""
+    """Seconds that the call would have had to wait; infinite if its cost exceeds what can ever be admitted.
+    """
     code: str | None
-    """The `code` of the error that it would have been refused with; None if it would have waited."""
+    """The `code` of the error that would have refused the call; None if it would have waited."""
 
 
 class Held(_Event):
-    """A hold was placed: nobody leaves on a key for a while. Where a longer one is in place, none is."""
+    """A hold was placed: no call leaves on the key for a while. Not sent if a longer hold is in place."""
 
     policy: str
     key: str
     length: float
     """Seconds from now."""
     added: float
-    """By how many of them that is longer than what this process knew of: all of them, if of nothing."""
+    """Seconds that this adds to the hold known to this process; all of them if it knew of none."""
 
 
 class Resumed(_Event):
-    """A hold was ended ahead of its time."""
+    """A hold was ended early."""
 
     policy: str
     key: str
     left: float
-    """Seconds that the key is held still, so that all who wait hear of it."""
+    """Seconds that the key stays held, so that every waiting call hears of the change."""
 
 
 class RateChanged(_Event):
-    """The rate of a key was lowered or raised, by what this process told of its calls."""
+    """An adaptive rate was lowered or raised by the calls of this process."""
 
     policy: str
     key: str
     rate: float
-    """Calls a second from now on."""
+    """Calls per second from now on."""
     before: float
 
 
 class Settled(_Event):
-    """A call turned out to cost something else than it was charged."""
+    """A call turned out to cost something other than it was charged."""
 
     policy: str
     key: str
     cost: int
-    """What it was charged before."""
+    """What the call was charged before."""
     actual: int
-    """What it cost."""
+    """What the call cost."""
 
 
 class BudgetReached(_Event):
-    """The calls of a key have used 80 %, or 95 %, of a quota: told once in each period, by each process.
+    """The calls of a key have used 80 % or 95 % of a quota: sent once per period and process.
 
-    Whoever takes a slot looks, at most once a second for each key. What was passed at one go is told in
-    order.
+    A call that takes a slot reads the usage, at most once a second per key. If both shares are reached at
+    once, both are sent, in order.
     """
 
     policy: str
     key: str
     quota: str
-    """Which one, as `QuotaUsage.name` has it."""
+    """The name of the quota, as in `QuotaUsage.name`."""
     share: float
     """The share of the limit that was reached: 0.8 or 0.95."""
     used: int
-    """Units charged in this period, slots still to come included."""
+    """Units charged in this period, including slots still to come."""
     limit: int
 
 
@@ -194,18 +197,18 @@ class StoreFailed(_Event):
 
 
 class StoreLost(_Event):
-    """A ResilientStore lost its primary, or a shard of it, and does without."""
+    """A ResilientStore lost its primary, or a shard of it, and follows its `on_outage`."""
 
     store: str
     cause: str
 
 
 class StoreBack(_Event):
-    """It has found that again."""
+    """A ResilientStore has its primary, or the shard, back."""
 
     store: str
     away: float
-    """Seconds for which it did without."""
+    """Seconds without it."""
 
 
 Event: TypeAlias = (
@@ -227,7 +230,7 @@ Listener: TypeAlias = Callable[[Event], object]
 
 
 class Ears:
-    """Who listens in one place: to one shaper, or everywhere. Listeners may come and go meanwhile."""
+    """The listeners of one shaper, or of the whole process. Listeners may come and go at any time."""
 
     __slots__ = ("__weakref__", "_lock", "listeners")
 
@@ -236,7 +239,7 @@ class Ears:
         self.listeners: tuple[Callable[[Event], None], ...] = ()
 
     def add(self, listener: Listener) -> Listening:
-        """Tell the listener from now on."""
+        """Call the listener with each event from now on."""
         if not callable(listener):
             raise ConfigError("listener", listener, "cannot be called", "pass a function of one event")
         if inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(type(listener).__call__):
@@ -245,22 +248,24 @@ class Ears:
             )
         hear = _hearing(listener)
         with self._lock:
-            # These go with the shaper that has them; what is called then is C alone, and takes no lock.
+            # An entry goes with its shaper. The weakref callback is C code alone and takes no lock.
             SWITCH.loud[ref(self, SWITCH.loud.pop)] = None
             self.listeners = (*self.listeners, hear)
         return Listening(self, hear)
 
     def drop(self, hear: Callable[[Event], None]) -> None:
-        """Do so no more."""
+        """Remove a listener."""
         with self._lock:
             self.listeners = tuple([one for one in self.listeners if one is not hear])
             if not self.listeners:
                 SWITCH.loud.pop(ref(self), None)
 
     def tell(self, event: Event) -> None:
-        """Tell those who listen here, then those who listen everywhere, each in the order of coming.
+        """Pass the event to the listeners here, then to those of the whole process, in the order they were
+        added.
 
-        What a listener raises that is no Exception goes on to the caller, once all have heard.
+        A BaseException from a listener that is not an Exception reaches the caller, after all listeners were
+        called.
         """
         raised: BaseException | None = None
         elsewhere = () if self is EVERYWHERE else EVERYWHERE.listeners
@@ -273,23 +278,23 @@ class Ears:
             raise raised
 
     def __bool__(self) -> bool:
-        """Whether anybody hears what is told here."""
+        """Whether there are listeners for events from here."""
         if not SWITCH.loud or SWITCH.offs:
             return False
         return bool(self.listeners or EVERYWHERE.listeners)
 
 
 def _hearing(listener: Listener) -> Callable[[Event], None]:
-    """Tells the listener. Of what it raises, the first Exception is logged, and none is raised."""
+    """Wrap a listener: its first Exception is logged, and none is raised."""
     failures = count()
 
     def hear(event: Event) -> None:
         try:
             listener(event)
         except Exception:
-            # Threads may fail together, and one of them counts first.
+            # Threads may fail at the same time; only one counts 0.
             if next(failures) == 0:
-                import logging  # noqa: PLC0415 - only who has something to say loads it
+                import logging  # noqa: PLC0415 - loaded only to log
 
                 logging.getLogger("shapekit.events").exception(
                     "listener %r failed; it is told further events, and further failures are not logged",
@@ -300,17 +305,17 @@ def _hearing(listener: Listener) -> Callable[[Event], None]:
 
 
 class Listening:
-    """What `listen` returns: ends by `close()`, or as a context manager."""
+    """A listener's registration, as `listen` returns it. `close()` or leaving the `with` block ends it."""
 
     __slots__ = ("_ears", "_hear")
 
     def __init__(self, ears: Ears, hear: Callable[[Event], None]) -> None:
-        # Whoever keeps what `listen` returned does not keep the shaper listening.
+        # A weak reference, so that a kept registration does not keep the shaper alive.
         self._ears = ref(ears)
         self._hear = hear
 
     def close(self) -> None:
-        """Listen no more. A thread that is about to tell something may still do so."""
+        """Stop listening. A thread that is just sending an event may still deliver it."""
         ears = self._ears()
         if ears is not None:
             ears.drop(self._hear)
@@ -328,5 +333,5 @@ EVERYWHERE = Ears()
 
 
 def listen(listener: Listener) -> Listening:
-    """Tell the listener what happens to all shapers, policies and stores of this process, from now on."""
+    """Call the listener with the events of all shapers, policies and stores of this process, from now on."""
     return EVERYWHERE.add(listener)

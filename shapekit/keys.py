@@ -1,8 +1,8 @@
-"""Keys: whom a limit is counted for, from a template or a callable.
+"""Keys: which calls share a limit, from a template or a callable.
 
-A template names values of the call: `"{user_id}"`, `"{account.region}:{path[0]}"`. It is parsed when it
-is declared, so a typing error shows at import and not in production. Values are escaped: whatever they
-contain, two different sets of values never give the same key.
+A template names values of the call: `"{user_id}"`, `"{account.region}:{path[0]}"`. It is parsed when it is
+declared, so a mistake shows at import and not in production. Values are escaped: two different sets of values
+never give the same key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FIX = 'write a template such as "{user_id}" or "{account.id}:{region}"'
 
 
 class KeyTemplate:
-    """A parsed template; calling it with a mapping of values gives the key.
+    """A parsed template; called with a mapping of values, it returns the key.
 
     >>> key = KeyTemplate("{tenant}/{user.name}")
     >>> key.fields
@@ -43,7 +43,7 @@ class KeyTemplate:
                 raise ConfigError(
                     "key", text, f"names {field!r:.80}, which the call does not have", f"use one of: {known}"
                 )
-        # In an escaped value none of the marks of the template occurs, so the key can only be read one way.
+        # An escaped value contains none of the template's marks, so a key can be read in only one way.
         marks = {character for literal, _, _ in self._parts for character in literal if _is_mark(character)}
         self._escaped = str.maketrans({mark: _percent(mark) for mark in marks | {"%"}})
 
@@ -54,7 +54,7 @@ class KeyTemplate:
         )
 
     def _shown(self, value: object) -> str:
-        # No escaping gives "%None", so a missing value is nobody's namesake.
+        # Escaping never gives "%None", so a missing value equals no other value.
         return "%None" if value is None else str(value).translate(self._escaped)
 
     def __repr__(self) -> str:
@@ -74,7 +74,7 @@ def _parsed(text: str) -> list[tuple[str, str | None, tuple[_Step, ...]]]:
     for literal, field, spec, conversion in pieces:
         before += literal
         if field is None:
-            # A doubled brace ends a piece without a field: its text belongs to the next one.
+            # A doubled brace ends a piece without a field: its text belongs to the next piece.
             continue
         match = _FIELD.fullmatch(field)
         if match is None or spec or conversion:
@@ -112,11 +112,11 @@ def _percent(character: str) -> str:
 
 
 SCOPE = "%scope="
-"""What stands between a key and a scope in the key of both. No value in a key's template gives this."""
+"""Separates key and scope in a scoped key. No key from a template contains it."""
 
 
 def scoped(key: str, scope: str) -> str:
-    """The key that is held where a scope of `key` is: another for each pair, for no key contains the sign.
+    """The key of a scope; differs for each pair, because no key contains the separator.
 
     >>> scoped("api.github.com", "search")
     'api.github.com%scope=search'
@@ -125,6 +125,6 @@ def scoped(key: str, scope: str) -> str:
 
 
 def whole_of(key: str) -> str | None:
-    """The key that this one is a scope of; None if it is none."""
+    """The key that a scoped key belongs to; None for any other key."""
     whole, sign, _ = key.partition(SCOPE)
     return whole if sign else None

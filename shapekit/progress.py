@@ -1,4 +1,4 @@
-"""A loop over items whose calls are shaped: how far it is, and when it will be through.
+"""Progress: wraps a loop whose items make shaped calls, and shows how far it is and when it will end.
 
 >>> from shapekit import Policy
 >>> from shapekit.progress import progress
@@ -10,9 +10,9 @@ call 0
 call 1
 call 2
 
-The policy itself forecasts the rest, from the state of the key: it knows the rate, holds and quotas, and the
-calls of others. Only where the loop is slower than its limits, its own pace counts. rich draws on a terminal;
-elsewhere the log says it:
+The policy forecasts the rest from the state of the key, with its rate, holds, quotas and the calls of other
+processes. Only if the loop is slower than its limits, its own pace decides. On a terminal, rich draws the
+progress; otherwise it is logged:
 
 >>> in_log(Told(370, 1_000, 37.0, 63.0, 12.0, 0.0, 1_795_305_600.0))
 '370/1,000 (37%), 37 s, 10.0/s, held 12 s, ETA 1 min 3 s'
@@ -47,32 +47,34 @@ __all__ = ["aprogress", "progress"]
 
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
 _UNITS = ((DAY, "d", HOUR, "h"), (HOUR, "h", MINUTE, "min"), (MINUTE, "min", 1, "s"))
-TRIP_US = SECOND_US  # how long an answer is good for that takes a trip; meanwhile it is counted down
-OUTAGE_US = 10 * SECOND_US  # how long a store is left alone that did not answer
-PLAY_US = 500  # how long a forecast is good for, per call that it plays: some fifty times what that takes
-PLAYED_AT_ONCE = 500  # calls at most that are played between two items, in some 5 ms; more on a thread
-TICK_S = 0.5  # how often, in real time, a thread looks whether an item takes long
-SMOOTH = 4  # the newest item counts for one part in so many of what is taken to be the work for an item
+TRIP_US = SECOND_US  # how long an answer is used that takes a trip; meanwhile the display counts down
+OUTAGE_US = 10 * SECOND_US  # how long a store that did not answer is left alone
+PLAY_US = 500  # how long a forecast is used, per call it simulates: some fifty times its computation
+PLAYED_AT_ONCE = 500  # the most calls simulated between two items, in some 5 ms; more on a thread
+TICK_S = 0.5  # how often, in real time, a thread checks for an item that takes long
+SMOOTH = 4  # the newest item has a weight of one in this many in the estimated work per item
 
 log = logging.getLogger("shapekit.progress")
 T = TypeVar("T")
 
 
 class Told(NamedTuple):
-    """How far a loop is, in items and seconds."""
+    """The progress of a loop, in items and seconds."""
 
     done: int
     total: int | None
     elapsed: float
-    eta: float | None  # until the last item is through; None where nothing says
+    eta: float | None  # until the last item is done; None if unknown
     held: float
     continues: float  # until a spent quota lets the next call leave; 0 if none is spent
     at: float  # epoch seconds
-    ending: str | None = None  # empty where it ended well; None while it goes on
+    ending: str | None = None  # empty after a normal end; None while the loop runs
 
 
 class Log:
-    """Lines of the log, ten seconds apart at first, then further and further, at most ten minutes."""
+    """Writes progress to the log: every ten seconds at first, then less and less often, down to every ten
+    minutes.
+    """
 
     is_live = False
 
@@ -90,11 +92,11 @@ class Log:
         log.info("%s: %s", self._name, in_log(told), extra={"progress": told._asdict()})
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Nothing to release."""
 
 
 class Terminal:
-    """A bar and a line that rich draws in place, ten times a second at most; the last one stays."""
+    """Draws a bar and a line in place with rich, at most ten times a second; the last line stays."""
 
     is_live = is_heard = True
 
@@ -102,11 +104,12 @@ class Terminal:
         from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415 - an extra
         from rich.table import Column  # noqa: PLC0415
 
-        # Where it is narrow the bar shrinks first, and then the line loses its end.
+        # On a narrow terminal the bar shrinks first, then the line is cut.
         cut = Column(no_wrap=True, overflow="crop" if console.options.ascii_only else "ellipsis")
         columns = BarColumn(30), TextColumn("{task.description}", markup=False, table_column=cut)
         self._console = console
-        # What is printed stays where it goes: stdout may be a file, and rich would put it on the terminal.
+        # Printed output goes where it went before: stdout may be a file, and rich would redirect it to the
+        # terminal.
         self._bar = Progress(
             *columns, console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )
@@ -124,7 +127,7 @@ class Terminal:
             )
             self._bar.start()  # draws, the first time
         except (OSError, ValueError):
-            self._console.quiet = True  # the terminal is gone, which is no reason for the loop to end
+            self._console.quiet = True  # the terminal is gone, but the loop goes on
 
     def close(self) -> None:
         with suppress(OSError, ValueError):
@@ -133,11 +136,11 @@ class Terminal:
 
 
 _DRAWN = threading.Lock()
-"""Held by the loop that draws: a terminal has one line for this, and a second loop goes to the log."""
+"""Held by the loop that draws: a terminal has room for one, and a second loop goes to the log."""
 
 
 def opened(name: str) -> Terminal | Log:
-    """Where to tell it: on the terminal that stderr is, if rich is installed, or else in the log."""
+    """The output: the terminal if stderr is one and rich is installed, otherwise the log."""
     stream = sys.stderr
     try:
         if stream is None or not stream.isatty():
@@ -151,20 +154,20 @@ def opened(name: str) -> Terminal | Log:
             self.quiet = True  # rich would end the process
 
         def show_cursor(self, show: bool = True) -> bool:
-            return False  # it stays: a process that is killed could not bring it back
+            return False  # a killed process could not show the cursor again
 
     console = Screen(file=stream)
     return Terminal(console) if console.is_interactive and _DRAWN.acquire(blocking=False) else Log(name)
 
 
 def in_log(told: Told) -> str:
-    """All that there is to say."""
+    """The progress as one line of text."""
     count, passed, coming = _parts(told)
     return ", ".join((count, *passed, *coming))
 
 
 def _parts(told: Told) -> tuple[str, list[str], list[str]]:
-    """The count, how it went, and how it goes on or ended."""
+    """The count, what has passed, and what is to come or how the loop ended."""
     share = f" ({100 * told.done // told.total}%)" if told.total else ""
     count = f"{told.done:,} done" if told.total is None else f"{told.done:,}/{told.total:,}{share}"
     passed = [("" if told.ending is None else "in ") + span(told.elapsed)]
@@ -191,7 +194,7 @@ def _rate(per_second: float) -> str:
 
 
 def _then(seconds: float, at: float, near: int) -> str:
-    """How long it is until then if that is near, else the date, as clocks here show it."""
+    """The time left if it is short, else the date, in local time."""
     if seconds < near:
         return span(math.ceil(seconds))
     if seconds > 36_525 * DAY:
@@ -216,7 +219,7 @@ def span(seconds: float) -> str:
 
 
 class Loop(NamedTuple):
-    """What is watched: items, each of which makes a call on `key` that costs `cost`."""
+    """The loop's subject: items, each of which makes a call on `key` that costs `cost`."""
 
     shaper: Shaper
     name: str
@@ -227,35 +230,35 @@ class Loop(NamedTuple):
 
 
 class Watch:
-    """One loop, from its beginning to its end; all instants are on the clock that its calls sleep by."""
+    """Follows one loop from start to end; all instants are on the clock that its calls sleep by."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._clock = loop.shaper.core.store.clock
         self.now_us = self._clock.now_us
-        self.done = 0  # how many items are through
-        self.due_us = 0  # when to come by again
+        self.done = 0  # how many items are done
+        self.due_us = 0  # when the next `step` is due
         self._began_us = self._told_us = self._next_us = self._ask_us = self._play_us = self.now_us()
-        self._end_us: int | None = None  # when the last item will be through, but for `_shift_us`
-        self._shift_us = 0  # by how much holds have moved all calls on the key
+        self._end_us: int | None = None  # when the last item will be done, without `_shift_us`
+        self._shift_us = 0  # by how much holds have shifted all calls of the key
         self._shifted_us: int | None = None  # by how much they had before the loop began
         self._held_until_us = self._continues_us = 0
-        # When an item was handed out and how long its call had to wait then; and, when it was through, how
-        # long it took beyond that, which is work, unless it was held.
+        # When an item was handed out, and its call's wait at that time; and once it is done, the time it took
+        # beyond that wait, which is work unless the key was held.
         self._in_hand: tuple[int, int] | None = None
         self._timed: tuple[int, int] | None = None
         self._work_us: float | None = None  # how long the work for an item takes
         self._player: threading.Thread | None = None
         self._sees_holds = True
         self._over = threading.Event()
-        # Reentrant: the collector may end an abandoned loop in the midst of anything, on any thread.
+        # Reentrant: the garbage collector may end an abandoned loop at any point, on any thread.
         self._lock = threading.RLock()
         self._output = opened(loop.name)
         if self._output.is_live:
             _start(threading.Thread(target=self._tick_on, name="shapekit-progress"))
 
     async def step(self, driver: Driver) -> None:
-        """Between two items."""
+        """Called between two items."""
         now = self.now_us()
         if self._in_hand is not None:
             (since_us, wait_us), self._in_hand = self._in_hand, None
@@ -277,20 +280,20 @@ class Watch:
         self._tell()
 
     def tick(self) -> None:
-        """In the midst of an item that takes long: count down, and see a hold that was placed meanwhile."""
+        """Called during an item that takes long: counts down, and notices a hold placed meanwhile."""
         if self.now_us() - self._told_us < SECOND_US:
             return
         if self._sees_holds and self._is_shaped():
             try:
                 standing = run(self._loop.shaper.core.status.ask, self._loop.key)
             except ShapekitError:
-                self._sees_holds = False  # the store is gone, or cannot be asked by threads
+                self._sees_holds = False  # the store is gone, or async-only
             else:
                 self._shift_us, self._held_until_us = standing.shift_us, standing.until_us + standing.ahead_us
         self._tell()
 
     def end(self, handed: int, *, is_through: bool) -> None:
-        """The loop is over, after so many items were handed out."""
+        """End the loop, after `handed` items were handed out."""
         ending = "stopped" if handed == self.done else f"stopped in item {handed:,}"
         with self._lock:
             self._tell("" if is_through else ending)
@@ -301,7 +304,7 @@ class Watch:
         return self._loop.enforced and not SWITCH.is_off
 
     def _hear(self, looked: tuple[Any, int, int]) -> None:
-        """How the key stands, and when the rest will have left, as `forecast` says it."""
+        """Take in the state of the key, and forecast when the last call leaves, as `forecast` does."""
         shaper, _, _, cost, total, _ = self._loop
         state, at, skew = looked
         now, queue = self.now_us(), shaper.core.queue
@@ -311,7 +314,7 @@ class Watch:
         if self._shifted_us is None:
             self._shifted_us = shift - max(0, until - at)
         self._worked(self._held_until_us)
-        # Asked without a bound, a spent quota refuses, and says for how long. The slot itself is not kept.
+        # Without max_wait, only a spent quota refuses, and tells for how long. The slot is not kept.
         accepted, wait = queue.reserve(state, at, (cost, None, 0), skew)[1][:2]
         self._continues_us = 0 if accepted else now + wait
         self._in_hand = (now, wait)
@@ -334,7 +337,7 @@ class Watch:
                 _start(self._player)
 
     def _worked(self, held_until_us: int) -> None:
-        """Count what was timed, if that was no hold."""
+        """Count the time of the last item as work, unless the key was held."""
         if self._timed is None:
             return
         (since_us, work_us), self._timed = self._timed, None
@@ -356,12 +359,13 @@ class Watch:
             self.due_us = self._next_us if self._in_hand is None else 0
 
     def _eta(self, now: int) -> float | None:
-        """As long as the limits make it take, or the work, whichever is longer."""
+        """The time that the limits require or the work takes, whichever is longer."""
         if self._loop.total is None:
             return None
         work_us = None
         if self._work_us is not None:
-            # A few items tell of the rest only roughly; it is no more than all of them took, holds aside.
+            # A few items are a rough sample; the work per item is at most the average of all items, holds
+            # excluded.
             spent_us = now - self._began_us - (self._shift_us - (self._shifted_us or 0))
             rest = max(0, self._loop.total - self.done)
             work_us = rest * min(self._work_us, max(0, spent_us) / max(1, self.done))
@@ -372,18 +376,18 @@ class Watch:
         return max(0, self._end_us + self._shift_us - now, work_us or 0) / SECOND_US
 
     def _tick_on(self) -> None:
-        # No daemon, which could be caught in the midst of writing when the interpreter ends.
+        # Not a daemon: that could be stopped in the middle of a write when the interpreter ends.
         while threading.main_thread().is_alive() and not self._over.wait(TICK_S):
             self.tick()
 
 
 def _start(thread: threading.Thread) -> None:
-    with suppress(RuntimeError):  # where no thread can be started, the loop goes on without
+    with suppress(RuntimeError):  # without a thread the loop still works
         thread.start()
 
 
 class Shaped(Protocol):
-    """What has a policy: a function under `@shaped`, for one."""
+    """An object with a policy, such as a function under `@shaped`."""
 
     @property
     def policy(self) -> Policy: ...
@@ -400,14 +404,14 @@ def progress(
     key: str | None = None,
     cost: int | None = None,
 ) -> Generator[T, None, None]:
-    """The items, one by one, with a line that says how far the loop is and when it will be through.
+    """Iterate over items, and show how far the loop is and when it will end.
 
-    Each item is taken to make one call under `policy`: a Policy, a Shaper or a function under `@shaped`.
-    Nothing is admitted here, that is up to the call. On a terminal rich (the extra `progress`) draws the line
-    on stderr; elsewhere the logger `shapekit.progress` says it, at INFO, in growing intervals.
+    Each item is expected to make one call under `policy`: a Policy, a Shaper or a function under `@shaped`.
+    `progress` admits nothing itself, the calls do. On a terminal, rich (the extra `progress`) draws on
+    stderr; otherwise the logger `shapekit.progress` logs at INFO, less and less often.
 
-    - `total`: how many items there are, where they have no `len`.
-    - `key`, `cost`: of each call, where the policy's own depend on the call.
+    - `total`: the number of items, if they have no `len`.
+    - `key`, `cost`: of each call, if those of the policy depend on the call.
     """
     return _watched(items, _loop(policy, _total(items, total), key, cost))
 
@@ -420,10 +424,10 @@ def aprogress(
     key: str | None = None,
     cost: int | None = None,
 ) -> AsyncGenerator[T, None]:
-    """`progress`, for `async for`, over items of either kind.
+    """`progress` for `async for`, over items of either kind.
 
-    An async generator that is given is closed with the loop. Where you leave a loop early, let `aclosing`
-    close it then and there, as any async generator.
+    An async generator passed as `items` is closed with the loop. If you leave a loop early, close it with
+    `aclosing`, as any async generator.
     """
     return _awatched(items, _loop(policy, _total(items, total), key, cost))
 
@@ -474,7 +478,7 @@ def _loop(subject: Subject, total: int | None, key: str | None, cost: int | None
     if isinstance(subject, Shaper):
         shaper, enforced = subject, True
     else:
-        # A shaped function may have a key and a cost of its own, beside its policy's.
+        # A shaped function may have its own key and cost in addition to its policy's.
         calls = getattr(getattr(subject, "forecast", None), "__self__", None)
         policy = subject if isinstance(subject, Policy) else getattr(subject, "policy", None)
         if not isinstance(policy, Policy):
@@ -490,7 +494,7 @@ def _loop(subject: Subject, total: int | None, key: str | None, cost: int | None
 
 
 def _common(field: str, told: Any, own: Any, kind: type, fix: str) -> Any:
-    """What was said of the calls, or else what all of them have in common."""
+    """The value given, or else the policy's own if it is the same for all calls."""
     if told is not None and not isinstance(told, kind):
         raise ConfigError(field, told, f"is not of type {kind.__name__}", fix)
     if told is None and not isinstance(own, kind):
@@ -503,5 +507,5 @@ def _total(items: object, total: int | None) -> int | None:
         return whole("total", total, least=0)
     try:
         return len(items) if isinstance(items, Sized) else None
-    except TypeError:  # some have a length in their class, but not in themselves
+    except TypeError:  # the class may have a length that the object lacks
         return None

@@ -1,4 +1,4 @@
-"""Target: where an outgoing request goes, and what follows from that: its key and its route."""
+"""Target: where an outgoing request goes, which decides its key and its route."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Target"]
 T = TypeVar("T")
 
 KeyOf: TypeAlias = Callable[["Target", Any], str]
-"""The key of a request, from its target and the request itself."""
+"""Returns the key of a request, from its target and the request itself."""
 
 FIELDS = ("method", "scheme", "host", "port", "origin", "path")
-"""What a template may name."""
+"""The values that a template may name."""
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _KEY_FIX = (
     'write "host", "host+method", "origin", a template such as "{host}/{path[0]}", a callable that is given '
@@ -27,20 +27,20 @@ _ROUTE_FIX = 'write a URL such as "https://api.example.com/search"'
 
 
 class Target(NamedTuple):
-    """Where a request goes, as its client says it on the wire."""
+    """Where a request goes, as the client sends it."""
 
     method: str
     scheme: str
     host: str
-    """In lower case, and in ASCII: `xn--…` where it has other letters."""
+    """In lower-case ASCII; other letters as `xn--…`."""
     port: int | None
-    """None for the scheme's own."""
+    """None for the scheme's default port."""
     path: str
     """Percent-encoded, without the query."""
 
     @property
     def full_port(self) -> int | None:
-        """The port, also where it goes without saying."""
+        """The port, including the scheme's default."""
         return self.port or _PORTS.get(self.scheme)
 
     @property
@@ -50,7 +50,7 @@ class Target(NamedTuple):
         return f"{self.scheme}://{host}:{self.full_port}"
 
     def values(self) -> dict[str, object]:
-        """What a template may name."""
+        """The values that a template may name."""
         return {
             "method": self.method,
             "scheme": self.scheme,
@@ -62,7 +62,7 @@ class Target(NamedTuple):
 
 
 class _Path:
-    """A path in a template: whole, or by its segments, of which those beyond the end are None."""
+    """A path in a template: the whole path, or its segments by index, None beyond the end."""
 
     __slots__ = ("_text",)
 
@@ -82,7 +82,7 @@ def segments(path: str) -> tuple[str, ...]:
 
 
 def key_of(spec: KeySpec | KeyTemplate) -> KeyOf:
-    """How a wrapper's `key=` tells the key of a request."""
+    """The function that returns the key of a request, from a wrapper's `key=`."""
     if isinstance(spec, str):
         if spec in _WORDS:
             return _WORDS[spec]
@@ -97,7 +97,7 @@ def key_of(spec: KeySpec | KeyTemplate) -> KeyOf:
 
 
 def constantly(key: str) -> KeyOf:
-    """One key for all."""
+    """One key for all requests."""
     return lambda _target, _request: key
 
 
@@ -125,7 +125,7 @@ def _from_callable(function: Callable[..., str]) -> KeyOf:
 
 
 class Routes(Generic[T]):
-    """What goes for a URL and for all below it: of several, the longest.
+    """Finds the value for a URL and everything below it; the longest match wins.
 
     >>> routes = Routes({"https://api.example.com": "slow", "https://api.example.com/search": "slower"})
     >>> routes.find(Target("GET", "https", "api.example.com", None, "/search/users"))
@@ -147,7 +147,7 @@ class Routes(Generic[T]):
             self._origins[origin] = dict(sorted(known.items(), key=lambda item: -len(item[0])))
 
     def find(self, target: Target) -> T | None:
-        """What goes for the target; None if nothing does."""
+        """The value for the target; None if no route matches."""
         known = self._origins.get(_origin_of(target))
         if known is None:
             return None
@@ -156,7 +156,7 @@ class Routes(Generic[T]):
 
 
 def parsed(url: object) -> Target:
-    """A route's URL."""
+    """The target of a route's URL."""
     if not isinstance(url, str):
         raise ConfigError("routes", url, "is not a URL", _ROUTE_FIX)
     try:

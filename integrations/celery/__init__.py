@@ -1,4 +1,4 @@
-"""Celery: tasks under one rate for the whole fleet. They wait outside the pool, each for its own slot.
+"""Celery: shapes tasks under one rate for all workers. A waiting task takes up no slot of the pool.
 
     @app.task(base=ShapedTask, shape={"rate": "10/s", "key": "{account}"})
     def sync(account): ...
@@ -6,8 +6,8 @@
     shape_app(app, {"billing.*": policy})       # tasks that you do not own
 
 A task whose slot has come goes to the pool. One whose slot is less than half a second away waits in the
-worker, beside the pool. Any other is parked in Redis together with its slot, and comes back when that is
-near: it takes up neither a pool slot nor memory of a worker.
+worker, outside the pool. Any other is parked in Redis together with its slot, and comes back shortly before
+the slot: until then it occupies neither the pool nor a worker's memory.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ _STEP = "shapekit.integrations.celery.worker:ShapingStep"
 
 
 class ShapedTask(Task):
-    """A task that runs at the rate that its `shape` says, counted over all workers.
+    """A task that runs at the rate in its `shape`, counted over all workers.
 
-    `shape` is a `Policy`, or a dict with its keywords. In a dict there may also be:
+    `shape` is a `Policy`, or a dict with the keywords of one. A dict may also contain:
 
-    - `policy`: one made elsewhere, instead of its keywords.
-    - `key`, `cost`: over the task's parameters, as for `@shaped`. `apply_async(shape_cost=5)` says it of one
-      call.
-    - `on_reject`: what becomes of a task that would have to wait too long: "fail" (the default), "reject"
-      or "retry".
-    - `grace`: how late a task may start and still use its slot; otherwise it takes another. By default one
-      slot, but 10 ms at least.
+    - `policy`: an existing policy, instead of its keywords.
+    - `key`, `cost`: from the task's parameters, as for `@shaped`. `apply_async(shape_cost=5)` sets the cost
+      of one call.
+    - `on_reject`: what happens to a task that would have to wait too long: "fail" (the default), "reject" or
+      "retry".
+    - `grace`: how late a task may start and still use its slot; otherwise it takes another. The default is
+      one slot, but at least 10 ms.
 
-    Without a store of its own, the policy is kept in `app.conf.shapekit_store`, or in the Redis that is the
-    broker or holds the results.
+    Unless it has a store of its own, the policy is kept in `app.conf.shapekit_store`, or else in the Redis
+    that is the broker or the result backend.
     """
 
     abstract = True
     shape: Shape | None = None
-    """The rate of the task: a policy, or its keywords."""
+    """The policy of the task, or its keywords."""
     Strategy = _STRATEGY
     shaped: Shaped
     """The policy of the task, and the admission of its running call."""
@@ -80,25 +80,26 @@ class ShapedTask(Task):
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
-        """Workers of the app need to know."""
+        """Add the shaping step to the workers of the app."""
         app.steps["consumer"].add(_STEP)
 
     def apply_async(self, *args: Any, **options: Any) -> Any:
-        """`Task.apply_async`; `shape_cost=5` says what this call costs."""
+        """`Task.apply_async`; `shape_cost=5` sets the cost of this call."""
         return super().apply_async(*args, **_with_cost(options))
 
     def apply(self, *args: Any, **options: Any) -> Any:
-        """`Task.apply`; `shape_cost=5` says what this call costs."""
+        """`Task.apply`; `shape_cost=5` sets the cost of this call."""
         return super().apply(*args, **_with_cost(options))
 
 
 def shape_app(app: Any, routes: Mapping[str, Shape]) -> None:
-    """Shape tasks that were written without knowing of it, by their names.
+    """Shape existing tasks by their names.
 
         shape_app(app, {"billing.sync": {"rate": "1/s"}, "billing.*": policy})
 
-    The first pattern that fits counts. All tasks of one pattern share its rate. Tasks may be registered
-    before or after. Celery's own tasks, on which chords depend, are only meant by what begins with "celery.".
+    The first matching pattern wins. All tasks that match one pattern share its rate. Tasks may be registered
+    before or after. Celery's own tasks, on which chords depend, match only patterns that begin with
+    "celery.".
     """
     if not isinstance(routes, Mapping):
         raise ConfigError("routes", routes, "is not a table", 'write {"billing.*": policy}')
@@ -120,9 +121,9 @@ def shape_app(app: Any, routes: Mapping[str, Shape]) -> None:
 
 
 def shape_publish(task: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
-    """Publish a task that has taken its slot already: `apply_async` that is refused where the queue is full.
+    """Reserve a slot for a task, then publish it. If the slot is refused, raise and publish nothing.
 
-    The message leaves with its slot, and with an eta unless that is too far away for the broker.
+    The message carries its slot, and an eta unless the slot is too far away for the broker.
     """
     app = task.app
     attach_all(app)
@@ -160,14 +161,14 @@ _ATTACHING: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionar
 
 
 def attach_all(app: Any) -> None:
-    """Shape all tasks that are registered."""
+    """Shape all registered tasks."""
     for task in tuple(_registered(app).values()):
         _attach_one(app, task)
 
 
 def _registered(app: Any) -> Any:
-    """The tasks that are there by now."""
-    return app._tasks  # noqa: SLF001 - to ask for `tasks` finalizes the app
+    """The tasks registered so far."""
+    return app._tasks  # noqa: SLF001 - reading `tasks` would finalize the app
 
 
 def _attach_one(app: Any, task: Any) -> None:
@@ -176,7 +177,7 @@ def _attach_one(app: Any, task: Any) -> None:
 
 
 def _hear_of_tasks(app: Any) -> None:
-    """Tasks may be registered late, and lazily: those of the app's own base class say so themselves."""
+    """Shape tasks that are registered late or lazily: `on_bound` of the app's base class announces them."""
     app.on_after_finalize.connect(lambda **_: attach_all(app), weak=False)
     bound = app.Task.on_bound.__func__
 
@@ -196,7 +197,7 @@ def _route(app: Any, pattern: str, shape: Shape) -> tuple[Any, Any]:
 
 
 def _attach(task: Any, policy: Any, spec: Any) -> None:
-    # Inside of what repeats automatically, so that each repetition takes its own slot.
+    # Inside the automatic retry, so that each attempt takes its own slot.
     name = "_orig_run" if hasattr(task, "_orig_run") else "run"
     _shape_run(task, name, Shaped(task, getattr(task, name), policy, spec))
     task.Strategy = _STRATEGY
@@ -222,7 +223,7 @@ def _shape_run(task: Any, name: str, shaped: Shaped) -> None:
 
 
 def _with_cost(options: dict[str, Any]) -> dict[str, Any]:
-    """What is said of a call's cost goes with its message."""
+    """Move the cost of a call to the headers of its message."""
     if COST not in options:
         return options
     cost = options.pop(COST)

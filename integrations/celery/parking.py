@@ -1,13 +1,13 @@
-"""Where a Celery worker parks messages: on the broker if that is a Redis, else in the Redis of the store.
+"""Parking: messages that wait in Redis for their slots, outside the memory of any worker.
 
-Parking: messages that wait in Redis for their slot, outside the memory of any worker.
+A sorted set holds when each message is due by the server's clock, a hash the message itself. They are in the
+broker if that is a Redis, else in the Redis of the store.
 
-A sorted set holds when each is due by the server's clock, a hash the message itself. Where that server is
-the broker, one script parks a message and takes it off the broker's books, and one gives what is due to
-whoever takes it and enters it in the books again. They may die between any two of them: a message is always
-in exactly one place, and nothing depends on how the broker's client fetches from its lists. Where the
-broker is another server, what is due is claimed, published and dropped: it may come twice then, but is
-never lost, and whoever claims it is told whether somebody has before.
+If the broker is that Redis, one script parks a message and removes it from the broker's unacknowledged
+messages, and another one takes due messages and adds them there again. A worker may die between any two
+scripts: a message is always in exactly one place, and nothing depends on how the broker's client reads its
+lists. If the broker is another server, due messages are claimed, published and dropped: one may then be
+delivered twice but is never lost, and a claim shows whether the message was claimed before.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from shapekit.stores.resilient import ResilientStore
 __all__ = ["GONE", "Claim", "Park", "Parked", "Parking", "Taken", "Taker", "park_of"]
 
 Evaluate: TypeAlias = Callable[[str, Sequence[str], Sequence[Any]], Any]
-"""Runs a script with keys and arguments, on the server where the messages wait."""
+"""Runs a script with keys and arguments on the server where the messages wait."""
 
 LEAST_NEWS_S = 0.2
-"""By how much an end has to be earlier than was said before: who asks, asks at another instant."""
+"""How much earlier the end of a hold has to be to count as news: workers ask for it at different instants."""
 LEASE_S = 30.0
-"""How long whoever has claimed a message may take to publish it before another one does."""
+"""How long a claimed message may take to be published before another worker claims it."""
 STRAY_S = 30.0
-"""How long a message is overdue before it is a stray: nobody who takes messages consumes its queue."""
+"""How long overdue a message is before it counts as a stray, whose queue no polling worker consumes."""
 MOST_SEEN = 1_000
-"""How many who are due are looked at, of whatever queue."""
+"""How many due messages are looked at per call, over all queues."""
 
 _NOW = """
 local time = redis.call('TIME')
@@ -72,8 +72,9 @@ local function read(name, fields, aside, claims)
   redis.call('HDEL', claims, name)
 end
 """
-"""The record of a message, of which so many fields are texts. One that is missing is dropped, one that cannot
-be read is set aside: neither stands in the way of the others."""
+"""Reads the record of a message, whose first `fields` values are texts. A missing record is dropped and an
+unreadable one set aside, so that neither blocks the others.
+"""
 
 _PARK = (
     _NOW
@@ -151,8 +152,9 @@ end
 return {'', taken, missing, unreadable}
 """
 )
-"""An answer that was not heard is given again, as far as nobody has had what it told of since then. Strays
-are pushed to the end of their list that is consumed from, the first of them last."""
+"""Repeats an answer that the worker did not receive, except for messages that were handed out again since.
+Strays are pushed to the end of their list that is consumed from, the first one last.
+"""
 
 _SHORTEN = (
     _NOW
@@ -178,7 +180,7 @@ end
 return moved
 """
 )
-"""Whoever says it first moves them; to the others the end is then no news."""
+"""The first worker to report an earlier end moves the messages; for the others the end is no news then."""
 
 _CLAIM = (
     _NOW
@@ -217,25 +219,25 @@ redis.call('HSET', KEYS[3], ARGV[1], ARGV[2])
 
 
 class Claim(NamedTuple):
-    """A parked message that somebody is about to publish."""
+    """A parked message that the caller is about to publish."""
 
     name: str
     record: list[str]
     again: bool
-    """Whether another has claimed it before, and may have published it."""
+    """Whether it was claimed before, and so may have been published."""
 
 
 class Parked(NamedTuple):
-    """The record of a message that is to be taken."""
+    """The record of a message in a Redis broker."""
 
     queue: str
     list_: str
-    """What the broker keeps the queue in."""
+    """The broker's list for the queue."""
     tag: str
-    """What it is known by in the broker's books."""
+    """The delivery tag under which the broker will keep the message as unacknowledged."""
     message: str
     route: str
-    """What the books say of a message after itself."""
+    """The exchange and routing key that the broker keeps with an unacknowledged message."""
 
 
 class Taken(NamedTuple):
@@ -244,20 +246,20 @@ class Taken(NamedTuple):
     queue: str
     tag: str
     text: str
-    """What the broker's books say of it."""
+    """The broker's record of the unacknowledged message."""
 
 
 class Taker:
-    """Whoever takes messages: an answer that never arrived, or was not dealt with to the end, comes again."""
+    """The identity of a worker that takes messages: a lost or not fully handled answer is repeated."""
 
     def __init__(self) -> None:
         self.name = uuid.uuid4().hex
         self.has_heard = True
-        """To be set when everything that was taken is in good hands."""
+        """Set once every message of the last answer has been handled."""
 
 
 class Parking:
-    """The place for messages of one kind; `prefix` begins the names of its keys."""
+    """The parked messages of one kind; `prefix` starts the names of their keys."""
 
     def __init__(self, evaluate: Evaluate, prefix: str) -> None:
         self._evaluate = evaluate
@@ -267,15 +269,15 @@ class Parking:
         self._ends = f"{prefix}:parked:ends"
         self._unreadable = f"{prefix}:parked:unreadable"
         self.next_s: float | None = None
-        """How long it was, when somebody last looked here, until more is due; None if that is not known."""
+        """How long until more messages are due, as of the last call; None if not known."""
 
     def park(
         self, name: str, wait_s: float, record: Sequence[str], books: tuple[str, str, str] | None = None
     ) -> bool:
-        """Park a message; False if one of that name is there already, which stays.
+        """Park a message; False if one of that name is parked already, which then stays.
 
-        `books`: the index and hash in which the broker keeps what was not acknowledged, and the message's
-        tag there: it is struck out in the same step.
+        `books` are the index and the hash of the broker's unacknowledged messages, and the message's tag
+        there: the same script removes it from them.
         """
         keys, arguments = [*self._keys], [name, f"{wait_s:.6f}", json.dumps(record)]
         if books is not None:
@@ -286,10 +288,11 @@ class Parking:
     def take(
         self, taker: Taker, books: tuple[str, str], queues: Collection[str], ahead_s: float, most: int
     ) -> list[Taken]:
-        """What is due within `ahead_s` in one of the queues, and from now on in the broker's books.
+        """Take messages of these queues that are due within `ahead_s`, and add them to the unacknowledged
+        ones.
 
-        Records are a `Parked`. What is long overdue in
-        another queue is pushed to its list, for whoever consumes that.
+        Records are a `Parked`. A message of another queue that is long overdue is pushed to its list, for a
+        worker that consumes that queue.
         """
         keys = [*self._keys, *books, f"{self._taken}:{taker.name}", self._unreadable, self._claims]
         had_heard, taker.has_heard = taker.has_heard, False
@@ -297,18 +300,19 @@ class Parking:
         return [Taken(*map(_text, each)) for each in self._told(self._evaluate(_TAKE, keys, arguments))]
 
     def shorten(self, group: str, left_s: float) -> int:
-        """Say when what a group waits for ends; if that is earlier than was said before, so are they.
+        """Report when the hold of a group ends; if that is earlier than reported before, its messages move as
+        well.
 
-        Of the group are those whose name begins with the group's, as a line of its own. Returns how many
-        were moved.
+        The messages of a group have names that start with the group's name and a newline. Returns how many
+        moved.
         """
         keys = [self._keys[0], self._ends]
         return int(self._evaluate(_SHORTEN, keys, [group, f"{left_s:.6f}", LEAST_NEWS_S]))
 
     def claim(self, ahead_s: float, most: int, lease_s: float = LEASE_S) -> list[Claim]:
-        """What is due within `ahead_s`, for the caller to publish and then `drop`.
+        """Claim messages that are due within `ahead_s`; the caller publishes and then drops each of them.
 
-        What is not dropped within `lease_s` may be claimed by another.
+        A message that is not dropped within `lease_s` may be claimed again.
         """
         arguments = [f"{ahead_s:.6f}", most, f"{lease_s:.6f}"]
         keys = [*self._keys, self._claims, self._unreadable]
@@ -316,11 +320,11 @@ class Parking:
         return [Claim(_text(name), json.loads(record), times > 1) for name, record, times in claimed]
 
     def drop(self, name: str) -> bool:
-        """Forget a message that was published."""
+        """Remove a message that was published."""
         return bool(self._evaluate(_DROP, [*self._keys, self._claims], [name]))
 
     def set_aside(self, claim: Claim) -> None:
-        """Never bring back a message that was claimed, but cannot be published, and say so."""
+        """Set aside a claimed message that cannot be published, and log it."""
         keys, arguments = (
             [*self._keys, self._unreadable, self._claims],
             [claim.name, json.dumps(claim.record)],
@@ -329,12 +333,12 @@ class Parking:
         self._say_unreadable(claim.name)
 
     def set_aside_taken(self, books: tuple[str, str], message: Taken) -> None:
-        """Take a message that cannot be delivered off the broker's books, and say so."""
+        """Set aside a taken message that cannot be delivered, and log it."""
         self._evaluate(_SET_ASIDE, [*books, self._unreadable], [message.tag, message.text])
         self._say_unreadable(message.tag)
 
     def _told(self, answer: Sequence[Any]) -> Any:
-        """What is there and can be read; of the rest, what became of it is said."""
+        """The messages in an answer; logs those that were missing or unreadable."""
         next_s, found, missing, unreadable = answer
         self.next_s = float(next_s) if next_s else None
         for name in missing:
@@ -356,10 +360,10 @@ log = logging.getLogger("shapekit.celery")
 PREFIX = "{shapekit:celery}"
 
 ONCE_MORE = {"max_retries": 1, "interval_start": 0}
-"""A connection that nobody used for long may have been lost."""
+"""A connection that was unused for long may be lost."""
 
 GONE = (RedisError, OperationalError, StoreUnavailableError, OSError)
-"""What says that a server cannot be reached."""
+"""The errors of a server that cannot be reached."""
 
 
 class Park(Protocol):
@@ -371,29 +375,29 @@ class Park(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether the worker could do with more messages."""
+        """Whether the worker can take more messages."""
         ...
 
     def bring_back(self, ahead_s: float, most: int) -> int:
-        """Have what is due within `ahead_s` delivered again; returns how many."""
+        """Have messages that are due within `ahead_s` delivered again; returns how many."""
         ...
 
     @property
     def next_s(self) -> float | None:
-        """How long it was after the last `bring_back` until more is due; None if that is not known."""
+        """How long after the last `bring_back` more messages are due; None if not known."""
         ...
 
     def shorten(self, group: str, left_s: float) -> None:
-        """Bring back earlier all of a group, whose names begin with its own, if what holds them ends so."""
+        """Bring back the messages of a group earlier, if the hold of their key now ends earlier."""
         ...
 
     def take_up(self, tags: Sequence[str]) -> None:
-        """Have delivered again, at once, what was delivered by a connection that was lost."""
+        """Have the unacknowledged messages of a lost connection delivered again at once."""
         ...
 
 
 def park_of(app: Any, channel: Any, taker: Taker) -> Park:
-    """The park of a worker that consumes by this channel."""
+    """The park of a worker that consumes through this channel."""
     if channel.connection.client.transport.driver_type == "redis" and channel.ack_emulation:
         return _BrokerPark(channel, taker)
     store = store_of(app)
@@ -410,10 +414,10 @@ def park_of(app: Any, channel: Any, taker: Taker) -> Park:
 
 
 class _BrokerPark:
-    """Parks and acknowledges in one step, and takes in one.
+    """Parks a message in a Redis broker: one script parks and acknowledges, another one takes.
 
-    What is due does not go back through the broker's lists: kombu fetches from those in two steps, and
-    whoever is killed between them loses a message.
+    Due messages bypass the broker's lists: kombu reads those in two steps, and a worker that is killed
+    between them loses a message.
     """
 
     def __init__(self, channel: Any, taker: Taker) -> None:
@@ -426,20 +430,21 @@ class _BrokerPark:
     def put(self, name: str, wait_s: float, message: Any) -> bool:
         tag = message.delivery_tag
         if SLIP in message.headers:
-            # The slip knows it. What is told from here on is that it was delivered with this slot before.
+            # The slip knows of it. From here on, the flag says that the message was delivered before with
+            # this slot.
             message.headers.pop("redelivered", None)
             message.delivery_info.pop("redelivered", None)
         info, sent = message.delivery_info, message._raw  # noqa: SLF001 - kombu keeps it nowhere else
         queue, list_ = self._home_of(info, sent)
         route = f"{dumps(info['exchange'])},{dumps(info['routing_key'])}"
-        # Under another tag: who is restoring what has long not been acknowledged may have read this one.
+        # Under another tag: a client that restores messages unacknowledged for long may have read this one.
         fresh = str(uuid.uuid4())
         raw = {**sent, "properties": {**sent["properties"], "delivery_tag": fresh}}
         record = Parked(queue, list_, fresh, dumps(raw), route)
         is_new = self._parking.park(f"{name}@{list_}", wait_s, record, (*self._books, tag))
-        # The broker's side is done: what is left of an acknowledgement is the worker's own memory.
+        # The broker has it; what is left of an acknowledgement is the worker's own memory.
         QoS.ack(self._channel.qos, tag)
-        message._state = "ACK"  # noqa: SLF001 - `ack` would tell the broker again
+        message._state = "ACK"  # noqa: SLF001 - `ack` would go to the broker again
         return is_new
 
     @property
@@ -456,12 +461,12 @@ class _BrokerPark:
         return len(taken)
 
     def _read(self, message: Taken) -> Any:
-        """A message as it is to be delivered; None, and it is set aside, if it is none."""
+        """A message to deliver; None if it is malformed, which sets it aside."""
         try:
             raw = loads(message.text)[0]
             self._channel.message_to_python(raw)
         except Exception:
-            # Whatever its form makes kombu raise: it must not stand in the way of the others.
+            # kombu may raise anything here; the message must not block the others.
             self._parking.set_aside_taken(self._books, message)
             return None
         return raw
@@ -483,7 +488,7 @@ class _BrokerPark:
         return self._prefix + qos.unacked_index_key, self._prefix + qos.unacked_key
 
     def _home_of(self, info: Any, sent: Any) -> tuple[str, str]:
-        """The queue that a message came from, and its list, which only kombu's own methods tell."""
+        """The queue that a message came from, and its list, which only kombu's own methods know."""
         channel = self._channel
         queues = channel._lookup(info["exchange"], info["routing_key"])  # noqa: SLF001
         consumed = [queue for queue in queues if queue in channel.active_queues]
@@ -493,14 +498,14 @@ class _BrokerPark:
 
     def _evaluate(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         with self._channel.conn_or_acquire() as client:
-            # Below what puts a prefix in front of keys, which knows few commands.
+            # The raw client: the one with a key prefix knows few commands.
             return client.eval(script, len(keys), *keys, *arguments)
 
 
 def _outlive_loss(channel: Any) -> None:
-    """Let a worker live that has lost its broker, and has still something to say to it of a message.
+    """Keep a worker alive that has lost its broker and still acknowledges or rejects messages.
 
-    kombu 5.7 fails then by asking a connection that it has let go of.
+    kombu 5.7 then raises AttributeError, because its connection is gone.
     """
 
     def outliving(say: Callable[..., None]) -> Callable[..., None]:
@@ -521,7 +526,10 @@ def _outlive_loss(channel: Any) -> None:
 
 
 class _StorePark:
-    """Parks before it acknowledges, and publishes before it forgets: a message may come twice, never less."""
+    """Parks a message in the store: parks before it acknowledges, and publishes before it drops.
+
+    So a message may be delivered twice, but is never lost.
+    """
 
     def __init__(self, app: Any, store: RedisStore) -> None:
         self._app = app
@@ -538,7 +546,7 @@ class _StorePark:
             properties.pop(own, None)
         if (milliseconds := properties.get("expiration")) is not None:
             properties["expiration"] = float(milliseconds) / 1000
-        # Unpacked when it was delivered.
+        # The body is already decompressed.
         headers = {header: told for header, told in message.headers.items() if header != "compression"}
         told = {
             **properties,
@@ -563,13 +571,13 @@ class _StorePark:
                 try:
                     options, body = loads(claim.record[0]), base64.b64decode(claim.record[1], validate=True)
                     if claim.again:
-                        # A copy may be on its way, and has the slot.
+                        # A copy may be under way, with the slot.
                         options["headers"].pop(SLIP, None)
                     producer.publish(body, retry=True, retry_policy=ONCE_MORE, **options)
                 except self._gone:
                     raise
                 except Exception:
-                    # Whatever its form makes kombu raise: it must not stand in the way of the others.
+                    # kombu may raise anything here; the message must not block the others.
                     self._parking.set_aside(claim)
                 else:
                     self._parking.drop(claim.name)
@@ -583,4 +591,4 @@ class _StorePark:
         self._parking.shorten(group, left_s)
 
     def take_up(self, tags: Sequence[str]) -> None:
-        """Other brokers do by themselves."""
+        """Nothing to do: other brokers do this themselves."""

@@ -1,4 +1,4 @@
-"""How Celery tasks are shaped: policies from what a task says, and the slip that a message carries."""
+"""How Celery tasks are shaped: the policy of a task, and the slip that a message carries."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ __all__ = ["Settings", "Shape", "Shaped", "Slip"]
 
 
 class TaskShaping(PolicyOptions, total=False):
-    """The keywords that a task takes: those of `Policy`, and three of its own."""
+    """The keywords of a task's shape: those of `Policy`, and three more."""
 
     rate: RateLike | None
     policy: Policy | None
-    """One made elsewhere, instead of its keywords: only `key` and `cost` may come beside it."""
+    """An existing policy, instead of its keywords; only `key`, `cost` and the other two may go with it."""
     on_reject: str
-    """What becomes of a task that would have to wait too long: "fail", "reject" or "retry"."""
+    """What happens to a task that would have to wait too long: "fail", "reject" or "retry"."""
     grace: Duration
     """How late a task may start and still use its slot."""
 
 
 Shape: TypeAlias = Policy | TaskShaping
-"""A policy; or its keywords and those of a task."""
+"""A policy, or its keywords and those of a task."""
 
 OWN = ("policy", "key", "cost", "on_reject", "grace")
 ON_REJECT = ("fail", "reject", "retry")
@@ -49,39 +49,39 @@ LEAST_GRACE_S = 0.01
 
 SLIP = "shapekit"
 COST = "shape_cost"
-"""The headers of a message that are ours."""
+"""The message headers that shapekit adds."""
 
 _ADMISSION = "shapekit_admission"
-"""What the request of a running task has of ours."""
+"""The attribute of a running task's request that holds its admission."""
 
 _EXAMPLE = 'write shape={"rate": "10/s"}, or shape=policy'
 
 
 class Settings:
-    """What an app's configuration says. Read when it is needed: it may be loaded late."""
+    """The settings in an app's configuration. Read on use, because the configuration may be loaded late."""
 
     def __init__(self, app: Any) -> None:
         conf = app.conf
         self.block_below_s = _seconds("shapekit_block_below", conf.get("shapekit_block_below", 0.5))
-        """Up to which wait a task stays in the worker."""
+        """The longest wait for which a task stays in the worker."""
         self.most_waiting = whole("shapekit_most_waiting", conf.get("shapekit_most_waiting", 100))
-        """How many stay in one worker at most."""
+        """How many tasks may wait in one worker."""
         visibility_s = (conf.broker_transport_options or {}).get("visibility_timeout", 3600)
         self.max_eta_s = _seconds("shapekit_max_eta", conf.get("shapekit_max_eta", visibility_s / 3))
-        """Up to which wait a message may stay unacknowledged, or travel with an eta."""
+        """The longest time that a message stays unacknowledged, or is sent ahead with an eta."""
 
 
 _written = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def attempt_of(headers: Mapping[str, Any]) -> str:
-    """What tells one attempt at one task from all others."""
+    """The identity of one attempt at a task."""
     nesting = headers.get("replaced_task_nesting") or 0
     return f"{headers.get('id')}:{headers.get('retries') or 0}:{nesting}"
 
 
 class Slip(NamedTuple):
-    """What a message carries: its slot; and at the door of the pool, when that came, or why there is none."""
+    """What a message carries: its slot; on its way into the pool, also when that came or its refusal."""
 
     attempt: str
     reservation: list[Any] | None = None
@@ -89,11 +89,11 @@ class Slip(NamedTuple):
     """When the slot came, on this host's monotonic clock."""
     refusal: tuple[Any, ...] | None = None
     was_redelivered: bool = False
-    """Whether the message had been delivered before when it was given this slot."""
+    """Whether the message had been delivered before when it got this slot."""
 
     @classmethod
     def of(cls, headers: Mapping[str, Any]) -> Self | None:
-        """The slip among a message's headers; None if there is none that is legible and of this attempt."""
+        """The slip in a message's headers; None if it is missing, malformed or of another attempt."""
         text = headers.get(SLIP)
         if text is None:
             return None
@@ -105,29 +105,29 @@ class Slip(NamedTuple):
 
     @classmethod
     def travelling(cls, headers: Mapping[str, Any], reservation: Reservation) -> Self:
-        """For a message that goes where its slot will come."""
+        """A slip for a message that waits elsewhere for its slot."""
         return cls(attempt_of(headers), sent(reservation), was_redelivered=bool(headers.get("redelivered")))
 
     def at(self, slot: float) -> Self:
-        """At the door of the pool."""
+        """The slip of a message that enters the pool."""
         return self._replace(slot=slot)
 
     @classmethod
     def refused(cls, headers: Mapping[str, Any], error: RateLimitedError) -> Self:
-        """For a message that is let through only to be told."""
+        """A slip for a message that enters the pool only to fail with this error."""
         told = (type(error).__name__, *error.args)
         return cls(attempt_of(headers), None, time.monotonic(), told)
 
     @property
     def error(self) -> RateLimitedError | None:
-        """What it was refused with."""
+        """The error of a refusal."""
         if self.refusal is None:
             return None
         kind, decision, *rest = self.refusal
         return _REFUSALS[kind](Decision(*decision), *rest)
 
     def text(self) -> str:
-        """For the header."""
+        """The slip as text for the header."""
         return _written(self)
 
 
@@ -137,7 +137,7 @@ _REFUSALS: dict[str, Callable[..., RateLimitedError]] = {
 
 
 class Shaped:
-    """How one task is shaped: `task.shaped`. While it runs, what its call may say and hear."""
+    """How one task is shaped: `task.shaped`. A running task finds the admission of its call here."""
 
     def __init__(self, task: Any, run: Callable[..., Any], policy: Callable[[], Policy], spec: Any) -> None:
         self._task = weakref.proxy(task)
@@ -153,32 +153,33 @@ class Shaped:
 
     @property
     def policy(self) -> Policy:
-        """What the task goes by."""
+        """The policy of the task."""
         return self.calls.policy
 
     @property
     def admission(self) -> Admission:
-        """That of the running call: its `key`, `delay`, `decision`, `settle`, `observe`."""
+        """The admission of the running call, with `key`, `delay`, `decision`, `settle` and `observe`."""
         admission: Admission | None = self._task.request.get(_ADMISSION)
         if admission is None:
             raise ConfigError("admission", None, "belongs to a running task", "ask for it inside of one")
         return admission
 
     def hold(self, length: Duration) -> float:
-        """Nobody leaves on this call's key for so long, in any worker."""
+        """Hold the key of this call: no task leaves on it for `length`, in any worker."""
         return self.policy.shaper.hold(length, key=self.admission.key)
 
     def observe(self, response: Any) -> ServerHint | None:
-        """Hear what an answer says about the server's limits."""
+        """Apply what a response says about the server's limits."""
         return self.admission.observe(response)
 
     def throttled(self, answer: Any) -> BaseException:
-        """What to raise when the server has had enough: holds the key, and retries when that is over.
+        """Hold the key after a refusal by the server; returns the exception to raise, which retries after the
+        hold.
 
             raise self.shaped.throttled(response)
 
-        Takes a response, an error that carries one, or a RateLimitedError. It is a retry like any other, so
-        `max_retries` counts.
+        Takes a response, an error that carries one, or a RateLimitedError. The retry counts towards
+        `max_retries`, like any other.
         """
         if isinstance(answer, RateLimitedError):
             error, bounds = answer, self.policy.feedback or Feedback()
@@ -187,7 +188,7 @@ class Shaped:
                     self.hold(min(error.retry_after, bounds.max_hold_s))
         else:
             response = getattr(answer, "response", None)
-            if response is None:  # not: if it is false, as a response of requests is after a 429
+            if response is None:  # not by truth value: a requests response is false after a 429
                 response = answer
             if not hasattr(response, "headers"):
                 raise ConfigError(
@@ -207,7 +208,7 @@ class Shaped:
 
     @property
     def calls(self) -> Calls:
-        """What each call asks of the policy."""
+        """The key and the cost that each call has under the policy."""
         if self._made is None:
             with self._lock:
                 if self._made is None:
@@ -218,7 +219,7 @@ class Shaped:
 
     @property
     def grace_s(self) -> float:
-        """How late a slot is still used: one slot, but 10 ms at least, unless something else was said."""
+        """How late a slot is still used: one slot, but at least 10 ms, unless `grace` is set."""
         if self._grace_s is not None:
             return self._grace_s
         rates = self.policy.shaper.core.queue.rates
@@ -229,14 +230,14 @@ class Shaped:
         """The admission of one call, not yet entered."""
         told = None if headers is None else headers.get(COST)
         cost = None if told is None else whole(COST, told)
-        # Most are entered by a slot that was taken elsewhere, and some by none.
+        # Most admissions use a slot taken elsewhere, and some use none.
         return self.calls.admission(args, kwargs, cost).unentered()
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The task's own `run`, when its slot has come."""
+        """Run the task's own `run` once its slot has come."""
         request = self._task.request
         admission = self.admission_of(request.headers, args, kwargs)
-        # A task may also call the `run` of its own.
+        # A task may also call its own `run`.
         is_called = request.called_directly or request.is_eager or request.get(_ADMISSION) is not None
         slip = None if is_called else Slip.of(vars(request))
         if slip is None or slip.slot is None:
@@ -271,13 +272,15 @@ class Shaped:
             setattr(request, _ADMISSION, outer)
 
     def _repeats(self, error: RateLimitedError) -> bool:
-        """Whether the task repeats itself after such an error."""
+        """Whether the task retries automatically after such an error."""
         said = (getattr(self._task, name, ()) for name in ("autoretry_for", "dont_autoretry_for"))
         some, but = map(tuple, said)
         return isinstance(error, some) and not isinstance(error, but)
 
     def _another(self, admission: Admission) -> Reservation:
-        """The slot has passed: take another, and wait for it here if it is near, else come back for it."""
+        """Take another slot, because the first one has passed; wait for it here if it is near, else come back
+        then.
+        """
         shaper = self.policy.shaper
         reservation = shaper.reserve(admission.key, cost=admission.cost)
         if reservation.accepted and reservation.delay > Settings(self._task.app).block_below_s:
@@ -289,7 +292,7 @@ class Shaped:
         return reservation
 
     def _come_back(self, reservation: Reservation) -> None:
-        """The same message once more, with its slot."""
+        """Send the same message once more, with its slot."""
         request = self._task.request
         headers = {**(request.headers or {}), SLIP: Slip.travelling(vars(request), reservation).text()}
         try:
@@ -303,14 +306,14 @@ class Shaped:
         return self._retry(error, error.retry_after) if self.on_reject == "retry" else error
 
     def _retry(self, error: RateLimitedError, countdown: float) -> BaseException:
-        # What repeats automatically may have a bound of its own.
+        # An automatic retry may have its own bound.
         most = getattr(self._task, "retry_kwargs", {}).get("max_retries")
         retry: BaseException = self._task.retry(exc=error, countdown=countdown, max_retries=most, throw=False)
         return retry
 
 
 def checked_shape(shape: object) -> tuple[Mapping[str, Any], Policy | None]:
-    """The keywords of a shape, and the policy if it is one or names one."""
+    """The keywords of a shape, and its policy if there is one."""
     if isinstance(shape, Policy):
         if shape.permits is not None:
             raise _in_flight()
@@ -339,7 +342,7 @@ def _in_flight() -> ConfigError:
 
 
 def policy_from(spec: Mapping[str, Any], app: Any, name: str) -> Policy:
-    """The policy that keywords ask for, on the app's store."""
+    """The policy with these keywords, on the app's store."""
     said: dict[str, Any] = {"name": name}
     said |= {field: told for field, told in spec.items() if field not in OWN}
     if said.get("store") is None:
@@ -352,7 +355,9 @@ _MAKING = forks.lock()
 
 
 def store_of(app: Any) -> Store:
-    """What all workers of an app share: `app.conf.shapekit_store`, or the Redis of the broker or results."""
+    """The store that all workers of an app share: `app.conf.shapekit_store`, or the Redis of broker or
+    results.
+    """
     with _MAKING:
         if app not in _STORES:
             _STORES[app] = _store(app)

@@ -1,9 +1,9 @@
-"""In a Celery worker: what becomes of the messages of shaped tasks, between the broker and the pool.
+"""The worker side: what happens to messages of shaped tasks between the broker and the pool.
 
-Held keys of parked tasks: when a hold is ended early, those who are parked come back earlier.
+Holds: the held keys of parked tasks. If a hold is ended early, its tasks come back earlier.
 
-A worker asks about each held key as seldom as a process does whose calls sleep there, and moves
-the parked ones only where the hold ends at another time than was said before.
+A worker asks about each held key as rarely as a process whose calls sleep there, and moves the parked
+messages only when the end of the hold has changed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["Holds", "ShapingStep", "group_of", "strategy"]
 
 
 def group_of(shaper: Shaper, key: str) -> str:
-    """The name of all who are parked under one key."""
+    """The name of the group of messages that are parked under one key."""
     return f"{shaper.name}:{key}"
 
 
@@ -56,13 +56,13 @@ class _Held(NamedTuple):
 
 
 class Holds:
-    """The keys under which a worker has parked something while they were held."""
+    """The held keys under which a worker has parked messages."""
 
     def __init__(self) -> None:
         self._keys: dict[str, _Held] = {}
 
     def note(self, shaper: Shaper, reservation: Reservation, park: Park) -> None:
-        """A message is about to be parked with this slot, whose key was held when it was last asked about."""
+        """Note the key of a message about to be parked, if the key is held."""
         group = group_of(shaper, reservation.key)
         if group not in self._keys and (left_s := shaper.held(key=reservation.key)) > 0:
             park.shorten(group, left_s)
@@ -70,7 +70,7 @@ class Holds:
             self._keys[group] = _held(shaper, reservation.key, left_s, now, now)
 
     def look(self, park: Park) -> None:
-        """See whether holds have been ended, of those keys that it is time to ask about."""
+        """Ask about the keys that are due, and report holds that end at another time."""
         for group, known in list(self._keys.items()):
             now = time.monotonic()
             if now < known.asks:
@@ -87,7 +87,7 @@ class Holds:
 
     @property
     def next_s(self) -> float:
-        """How long until it is time to look."""
+        """How long until the next key is due."""
         return min([held.asks for held in self._keys.values()], default=float("inf")) - time.monotonic()
 
 
@@ -99,31 +99,32 @@ def _held(shaper: Shaper, key: str, left_s: float, since: float, now: float) -> 
 log = logging.getLogger("shapekit.celery")
 
 AGAIN_S = 1.0
-"""When to try again what could not be done because a server is gone."""
+"""When to retry after a server could not be reached."""
 REST = 4
-"""How many times as long as it took to hear that the store is gone it is left alone, so that a worker that
-waits for it still does other things."""
+"""How long an unreachable store is left alone, as a multiple of the time that its last failure took: a worker
+blocked by the store still has time for other work.
+"""
 AHEAD = 0.8
-"""How long before its slot a parked message comes back, in parts of the longest wait in a worker."""
+"""How long before its slot a parked message comes back, as a share of the longest wait in a worker."""
 LOOKS = 4
-"""How often in that time a worker looks for what has to come back, at most."""
+"""How often a worker polls for due messages within that time, at most."""
 IDLE_S = 1.0
-"""How often a worker looks that expects nothing: others park, too, and may die, or have no room."""
+"""How often a worker polls without expecting any: others park messages, too, and may die or have no room."""
 LEAST_LOOK_S = 0.02
 MOST_AT_ONCE = 200
-"""How many it brings back at a look."""
+"""How many messages one poll brings back."""
 
 
 def strategy(task: Any, app: Any, consumer: Any, **_: Any) -> Callable[..., Any]:
-    """What a worker does with the messages of a shaped task: `Task.Strategy`."""
+    """Returns the handler for messages of a shaped task in a worker: `Task.Strategy`."""
     handle: Callable[..., Any] = default(task, app, consumer)
     if not task.shaped.policy.enforce:
-        return handle  # it is measured where it runs
+        return handle  # measured where it runs
     lobby: Lobby = consumer.shapekit
 
     def received_message(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any) -> None:
         if body is not None:
-            # The old protocol, in which there is no place for a slot: the pool waits for it.
+            # A message of protocol 1 has no headers for a slot, so the task waits in the pool.
             handle(message, body, ack, reject, callbacks)
             return
         start = partial(handle, message, None, ack, reject, callbacks)
@@ -134,7 +135,9 @@ def strategy(task: Any, app: Any, consumer: Any, **_: Any) -> Callable[..., Any]
 
 
 class ShapingStep(bootsteps.StartStopStep):
-    """Opens the lobby when a worker has its connection, and closes it when it loses that, or ends."""
+    """Opens the lobby when a worker is connected, and closes it when the connection is lost or the worker
+    ends.
+    """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -144,16 +147,16 @@ class ShapingStep(bootsteps.StartStopStep):
         super().__init__(parent, **kwargs)
 
     def start(self, parent: Any) -> None:
-        """With a new connection."""
+        """Open the lobby on a new connection."""
         parent.shapekit.open()
 
     def stop(self, parent: Any) -> None:
-        """The broker will deliver again what is not acknowledged."""
+        """Close the lobby; the broker delivers unacknowledged messages again."""
         parent.shapekit.close()
 
 
 class Delivery:
-    """A message that was delivered."""
+    """A delivered message."""
 
     __slots__ = ("_reject", "brings_slot", "message", "reservation", "shaped", "start")
 
@@ -162,10 +165,10 @@ class Delivery:
         self.message = message
         self._reject = reject
         self.start = start
-        """To the pool, or away if it was revoked or has expired."""
+        """Hands the message to the pool, or drops it if it was revoked or has expired."""
         self.reservation: Reservation | None = None
         self.brings_slot = False
-        """Whether its slot travels with it."""
+        """Whether the slot came with the message."""
         slip = Slip.of(message.headers)
         if slip is None:
             return
@@ -174,9 +177,9 @@ class Delivery:
         if slip.was_redelivered:
             headers["redelivered"] = info["redelivered"] = True
         if slip.reservation is not None:
-            headers["eta"] = None  # for workers that know nothing of slots
-            # Who had it before may have used its slot, or be alive and still about to. Brokers in memory
-            # or in files give back the very headers that were at the door of the pool.
+            headers["eta"] = None  # the eta is for workers that know no slots
+            # The worker that had it before may have used the slot, or be alive and about to use it. In-memory
+            # and file brokers return the very headers that the message had on its way into the pool.
             if not again and slip.slot is None:
                 self.reservation, self.brings_slot = (
                     received(shaped.policy.shaper.core, slip.reservation),
@@ -185,22 +188,22 @@ class Delivery:
 
     @property
     def name(self) -> str:
-        """What tells this attempt at this task from all others."""
+        """The identity of this attempt at the task."""
         return attempt_of(self.message.headers)
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody will run it."""
+        """Whether the task was revoked or has expired."""
         headers = self.message.headers
         return headers["id"] in state.revoked or (_seconds_to(headers.get("expires")) or 1.0) <= 0
 
     @property
     def early_s(self) -> float:
-        """For how long its own eta forbids it to run."""
+        """How long its own eta keeps it from running."""
         return _seconds_to(self.message.headers.get("eta")) or 0.0
 
     def take_slot(self) -> float:
-        """Reserve; returns how long until the slot comes."""
+        """Reserve a slot; returns how long until it comes."""
         args, kwargs, _ = self.message.payload
         admission = self.shaped.admission_of(self.message.headers, args, kwargs)
         shaper = self.shaped.policy.shaper
@@ -212,14 +215,14 @@ class Delivery:
         return reservation.delay
 
     def remaining(self) -> float:
-        """How long until the slot comes; another is taken if there is none, or it came too long ago."""
+        """How long until the slot comes; takes another one if there is none or it passed too long ago."""
         if self.reservation is None:
             return self.take_slot()
         remaining_s = self.shaped.policy.shaper.remaining(self.reservation)
         return self.take_slot() if remaining_s < -self.shaped.grace_s else remaining_s
 
     def give_back(self) -> bool:
-        """Nobody will use the slot; False if the store is gone, so that it expires unused."""
+        """Give the slot back; False if the store is gone, so that the slot expires unused."""
         if self.reservation is not None:
             try:
                 self.reservation.cancel()
@@ -229,14 +232,14 @@ class Delivery:
         return True
 
     def go(self, remaining_s: float) -> None:
-        """To the pool, now that the slot has come, `remaining_s` before now."""
+        """Hand the message to the pool, now that its slot has come."""
         if self.reservation is not None:
             slip = Slip.travelling(self.message.headers, self.reservation)
             self._carry(slip.at(time.monotonic() + remaining_s))
         self.start()
 
     def refuse(self, error: RateLimitedError) -> None:
-        """There will be no slot."""
+        """Reject the message, or let its task fail in the pool."""
         if self.shaped.on_reject == "reject":
             log.error("task %s is rejected: %s", self.name, error)
             self._reject(requeue=False)
@@ -245,7 +248,7 @@ class Delivery:
         self.start()
 
     def park(self, park: Park, holds: Holds, remaining_s: float) -> None:
-        """Away, with the slot, until that is near."""
+        """Park the message with its slot."""
         is_ours, name = self.reservation is not None and not self.brings_slot, self.name
         if self.reservation is not None:
             shaper = self.shaped.policy.shaper
@@ -253,10 +256,10 @@ class Delivery:
                 holds.note(shaper, self.reservation, park)
             name = f"{group_of(shaper, self.reservation.key)}\n{name}"
             self._carry(Slip.travelling(self.message.headers, self.reservation))
-            # Even where no answer comes, it may be parked, and have the slot.
+            # Even if no answer comes, it may be parked with the slot.
             self.brings_slot = True
         if not park.put(name, remaining_s, self.message) and is_ours:
-            # Delivered twice, and parked before: that one has a slot.
+            # A duplicate delivery whose first copy is parked already, with a slot.
             self.give_back()
 
     def _carry(self, slip: Slip) -> None:
@@ -264,9 +267,9 @@ class Delivery:
 
 
 class PromptTimer(timer2.Timer):
-    """A timer in a thread that hears of an entry that is earlier than what it sleeps for.
+    """A thread's timer that wakes up for an entry earlier than the one it sleeps for.
 
-    Celery's own sleeps on, for up to a second: on brokers without an event loop, slots would be missed.
+    Celery's own sleeps on for up to a second, so that slots would be missed on brokers without an event loop.
     """
 
     def _next_entry(self) -> float | None:
@@ -280,23 +283,23 @@ class PromptTimer(timer2.Timer):
 
 
 class Alarms:
-    """Calls at their times, all over one entry of the timer of kombu's event loop.
+    """Schedules calls through a single entry in the timer of kombu's event loop.
 
-    That loop sleeps for a second once it has run ten entries in a row, whatever is due next: after a
-    stall of half a second, a worker at 20/s would miss the slots of one and a half.
+    After ten entries in a row, that loop sleeps for a second, whatever is due next: after a stall of half a
+    second, a worker at 20/s would miss its slots for one and a half.
     """
 
     def __init__(self, timer: Any) -> None:
         self._timer = timer
         self._lock = threading.Lock()
         self._due: list[list[Any]] = []
-        """A heap of instants, numbers, and what to call then; nothing where that was cancelled."""
+        """A heap of [instant, number, callback]; the callback is None if it was cancelled."""
         self._numbers = count()
         self._entry: Any = None
         self._entry_at = 0.0
 
     def call_after(self, length_s: float, call: Callable[[], object]) -> list[Any]:
-        """Call then; what is returned can be cancelled."""
+        """Schedule a call; returns an alarm that can be cancelled."""
         alarm = [time.monotonic() + length_s, next(self._numbers), call]
         with self._lock:
             heappush(self._due, alarm)
@@ -304,13 +307,13 @@ class Alarms:
         return alarm
 
     def cancel(self, alarm: list[Any]) -> None:
-        """Do not call."""
+        """Cancel an alarm."""
         alarm[2] = None
 
     def _arm(self) -> None:
         while self._due and self._due[0][2] is None:
             heappop(self._due)
-        # Celery cancels what came into its timer while it connected, where that connection is lost at once.
+        # If a new connection is lost at once, Celery cancels the timer's entries from while it connected.
         is_armed = self._entry is not None and not self._entry.canceled
         if not self._due or (is_armed and self._entry_at <= self._due[0][0]):
             return
@@ -338,19 +341,19 @@ class Alarms:
 
 
 def timer_of(consumer: Any) -> Any:
-    """What wakes a worker's messages in time: its own timer, unless that oversleeps."""
+    """A timer that wakes messages on time: the worker's own, unless that oversleeps."""
     timer = consumer.timer
     if type(timer) is timer2.Timer:
         return PromptTimer()
-    # Green pools have timers whose entries run beside each other.
+    # The timers of green pools run their entries concurrently.
     return Alarms(timer) if type(timer) is LoopTimer else timer
 
 
 class Lobby:
-    """Where messages wait whose slot is near; those whose slot is far away are parked from here.
+    """Where messages wait whose slots are near; messages whose slots are far away are parked from here.
 
-    What waits here is not acknowledged, and is let off the worker's prefetch count, so that it keeps no
-    other task from coming. Where the broker knows no event loop, those who wake up do so in another thread.
+    A waiting message is not acknowledged, and does not count towards the worker's prefetch limit, so it keeps
+    no other task from coming. On a broker without an event loop, messages wake up in another thread.
     """
 
     def __init__(self, consumer: Any) -> None:
@@ -372,7 +375,7 @@ class Lobby:
         self._rests_until = 0.0
 
     def open(self) -> None:
-        """Begin to look for what has to come back."""
+        """Start polling for parked messages."""
         consumer = self._consumer
         shaped = [task.shaped for task in consumer.app.tasks.values() if hasattr(task, "shaped")]
         for one in shaped:
@@ -393,7 +396,7 @@ class Lobby:
             self._look_in(0.0)
 
     def close(self) -> None:
-        """Forget who waits: the messages are the broker's again, and whoever gets them takes other slots."""
+        """Drop all waiting messages: the broker delivers them again, and they take other slots."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
             self._is_open = False
@@ -405,13 +408,13 @@ class Lobby:
             self._alarms.cancel(entry)
         for delivery in waiting:
             if not delivery.give_back():
-                break  # the store is gone for the others, too
+                break  # the store will not answer for the others either
 
     def receive(self, delivery: Delivery) -> None:
-        """Take a message from the broker."""
+        """Take in a message from the broker."""
         if _is_stopping():
-            # What the pool is given now runs and is never acknowledged, so it would run again elsewhere; and
-            # its process waits half a minute for somebody to hear how it ended.
+            # A task started now would run but never be acknowledged, so it would run again elsewhere; and its
+            # process would wait half a minute for its result to be read.
             self._wait(delivery, AGAIN_S)
         elif delivery.is_over:
             delivery.give_back()
@@ -438,14 +441,14 @@ class Lobby:
             self._rests_until = heard + rest_s
             self._wait(delivery, rest_s)
         except Exception:
-            # No key or cost by these arguments: the task is told so, in the pool.
+            # The arguments give no valid key or cost: the task gets that error in the pool.
             log.debug("task %s goes to the pool as it is", delivery.name, exc_info=True)
             delivery.start()
         else:
             self._settle(delivery, remaining_s)
 
     def _settle(self, delivery: Delivery, remaining_s: float) -> None:
-        """Let a message go, wait, or be parked."""
+        """Start a message, let it wait here, or park it."""
         if remaining_s <= 0:
             delivery.go(remaining_s)
         elif self._stays(delivery, remaining_s):
@@ -459,7 +462,7 @@ class Lobby:
                 self._wait(delivery, min(remaining_s, AGAIN_S))
 
     def _stays(self, delivery: Delivery, remaining_s: float) -> bool:
-        """Whether a message waits here: its slot is near, or it is one that every worker gets a copy of."""
+        """Whether a message waits here: its slot is near, or every worker gets a copy of it (fanout)."""
         is_near = remaining_s <= self._longest_s and self._room > 0
         return is_near or delivery.message.delivery_info.get("exchange") in self._fanouts
 
@@ -468,7 +471,7 @@ class Lobby:
         return self._settings.most_waiting - len(self._waiting)
 
     def _wait(self, delivery: Delivery, length_s: float) -> None:
-        # Those for whom no other was let in are not taken off again: there is an upper limit.
+        # The count is only lowered again for a message that raised it: there is an upper limit.
         qos = self._consumer.qos
         lets_other_in = self._room > 0 and qos.value < qos.increment_eventually()
         with self._lock:
@@ -491,7 +494,7 @@ class Lobby:
                 self._consumer.qos.decrement_eventually()
 
     def _look_in(self, length_s: float) -> None:
-        """Look for parked messages then, if not before."""
+        """Poll for parked messages after this time, unless a poll is due earlier."""
         at = time.monotonic() + length_s
         with self._lock:
             if not self._is_open:
@@ -513,11 +516,11 @@ class Lobby:
         except self._gone as error:
             log.warning("cannot look for parked tasks: %s", error)
         finally:
-            # Where there is no room for all who are due, there will be soon.
+            # Without room for all due messages now, there will be room soon.
             self._look_in(LEAST_LOOK_S if found >= room else self._pause_s())
 
     def _pause_s(self) -> float:
-        """Until the next message has to come back, or a hold may have ended; and a second or so at most."""
+        """Time until the next message is due back or a hold may have ended, at most about a second."""
         least_s = max(self._longest_s / LOOKS, LEAST_LOOK_S)
         ends_s = [IDLE_S * random.uniform(1.0, 1.25), self._holds.next_s]  # noqa: S311 - no secret
         if self._park.next_s is not None:
@@ -526,13 +529,13 @@ class Lobby:
 
 
 def _is_stopping() -> bool:
-    """Whether this worker was told to end: it does so when the event loop comes round."""
+    """Whether this worker was told to stop: it does so in the next round of its event loop."""
     told = (state.should_stop, state.should_terminate)
     return any(exit_code is not None and exit_code is not False for exit_code in told)
 
 
 def _seconds_to(instant: str | None) -> float | None:
-    """Until when, from a message; None if it says nothing, or nothing that can be read."""
+    """Seconds until an instant in a message; None if it is missing or malformed."""
     if instant is None:
         return None
     try:

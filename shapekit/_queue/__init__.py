@@ -1,1 +1,1 @@
-"""What a Shaper is made of: reservations, waiters, what is known of a key, permits, prefetch."""
+"""The parts of a Shaper: reservations, waiters, key status, permits, prefetch."""

@@ -1,6 +1,6 @@
-"""Adaptive rate: what a shaper is told of its calls, where its rate is found and not given.
+"""Adaptive rate: the outcomes of calls, from which the store adjusts the rate of a key.
 
-Tallies: what has become of calls here, and is told to the store together, about once a second.
+Tallies count the successes of this process, which are reported to the store together, about once a second.
 """
 
 from __future__ import annotations
@@ -21,31 +21,32 @@ if TYPE_CHECKING:
 __all__ = ["AdaptiveRate", "Lesson", "Tallies"]
 
 PAUSE_US = 1_000_000
-"""How long successes are gathered."""
+"""How long successes are gathered before they are reported."""
 MOST_KEYS = 1_024
-"""Of how many keys; of the one that was quiet for longest, what is not told yet is forgotten."""
+"""How many keys are tallied; beyond that, the key that was quiet for longest loses its unreported successes.
+"""
 
 
 class Tally(NamedTuple):
-    """Of one key, what is not told yet."""
+    """The unreported successes of one key."""
 
     told_us: int
-    """When something was told."""
+    """When the key was last reported."""
     waited: int = 0
     """Successes of calls that had to wait."""
     left_us: int | None = None
-    """When the first of them left, or of those that had not to wait; None if there were none."""
+    """When the first of the successful calls left, whether it had to wait or not; None if there were none."""
 
 
 class Tallies:
-    """Those of one process; for any number of threads."""
+    """The tallies of one process; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = forks.lock()
         self._by_key: dict[str, Tally] = {}
 
     def add(self, key: str, left_us: int, now_us: int, *, waited: bool) -> Tally | None:
-        """A call succeeded; what is to be told now, if it is time."""
+        """Count a success; returns the tally to report now, if one is due."""
         with self._lock:
             told_us, before, first_us = self._by_key.pop(key, Tally(now_us))
             first_us = left_us if first_us is None else min(first_us, left_us)
@@ -57,7 +58,7 @@ class Tallies:
             return tally if is_time else None
 
     def take(self, key: str, now_us: int) -> Tally | None:
-        """What is not told yet, to be told now; None if that is nothing."""
+        """The unreported tally, to be reported now; None if there is none."""
         with self._lock:
             tally = self._by_key.get(key)
             if tally is None or tally.left_us is None:
@@ -67,29 +68,30 @@ class Tallies:
 
 
 class Lesson(NamedTuple):
-    """What the answer to one call says of the rate."""
+    """What the answer to one call says about the rate."""
 
     age_us: int
     """How long ago the call left."""
     is_refusal: bool
     is_success: bool
     waited: bool
-    """Whether the call had to wait for its slot: others say nothing of the rate."""
+    """Whether the call had to wait for its slot: only those that waited show that the server bears the rate.
+    """
     hold_us: int = 0
-    """How long nobody may leave, where it is a refusal."""
+    """How long no call may leave, if this is a refusal."""
     stated: tuple[int, int] | None = None
-    """How many calls the server bears, in how long a window in µs, where it says so and is to be believed."""
+    """The limit that the server states, as calls per window in µs, if it states one that can be trusted."""
 
 
 class AdaptiveRate:
-    """The rate of a shaper that finds it: what it is now, and what is told of calls.
+    """The rate of an adaptive shaper: reads the current rate and reports the outcomes of calls.
 
-    The store hears of refusals at once, of successes about once a second. A Policy tells what its answers say
-    by itself.
+    Refusals are reported to the store at once, successes about once a second. A Policy reports its answers by
+    itself.
     """
 
     def __init__(self, core: Core) -> None:
-        from shapekit.algorithms.adaptive.queue import (  # noqa: PLC0415 - only who finds a rate loads it
+        from shapekit.algorithms.adaptive.queue import (  # noqa: PLC0415 - for adaptive rates only
             STATED,
             SUCCEEDED,
             THROTTLED,
@@ -105,11 +107,11 @@ class AdaptiveRate:
 
     @property
     def bounds(self) -> Adaptive:
-        """Between which rates it is found."""
+        """The lowest and the highest rate."""
         return Adaptive(self._queue.lowest, self._queue.highest)
 
     def rate(self, *, key: str = "default") -> float:
-        """The rate that a key has now, in calls a second."""
+        """The current rate of a key, in calls per second."""
         return run(self._rate, key)
 
     async def arate(self, *, key: str = "default") -> float:
@@ -117,9 +119,9 @@ class AdaptiveRate:
         return await self._rate(TASKS, key)
 
     def throttled(self, *, age: Duration, key: str = "default", hold: Duration = 0) -> float:
-        """A call that left `age` ago was refused by the server: the rate is lowered, once in an incident.
+        """Report that the server refused a call that left `age` ago: the rate is lowered, once per incident.
 
-        `hold`: for how long the server wants no call to leave. Returns how long the key is held now.
+        `hold` is how long the server wants no calls. Returns how many seconds the key is held from now.
         """
         return run(self.learn, key, self._refusal(key, age, hold))
 
@@ -128,10 +130,10 @@ class AdaptiveRate:
         return await self.learn(TASKS, key, self._refusal(key, age, hold))
 
     def succeeded(self, *, age: Duration, key: str = "default", waited: bool = True) -> None:
-        """A call that left `age` ago was answered: where that goes on, the rate is raised.
+        """Report that a call that left `age` ago succeeded: as successes go on, the rate is raised.
 
-        `waited`: whether it had to wait for its slot (`reservation.delay > 0`). A call that had not does not
-        show that the server bears the rate.
+        `waited` says whether the call had to wait for its slot (`reservation.delay > 0`). Only a call that
+        waited shows that the server bears the rate.
         """
         run(self.learn, key, self._success(key, age, waited=waited))
 
@@ -140,9 +142,9 @@ class AdaptiveRate:
         await self.learn(TASKS, key, self._success(key, age, waited=waited))
 
     def stated(self, limit: int, window: Duration, *, age: Duration, key: str = "default") -> None:
-        """The answer to a call that left `age` ago says: `limit` calls in a `window`, and no more.
+        """Report the limit that the answer to a call that left `age` ago states: `limit` calls per `window`.
 
-        The rate stays at or below that, until the answer to a call that left later says something else.
+        The rate stays at or below that limit until the answer to a later call states another one.
         """
         run(self.learn, key, self._statement(key, limit, window, age))
 
@@ -151,7 +153,9 @@ class AdaptiveRate:
         await self.learn(TASKS, key, self._statement(key, limit, window, age))
 
     async def learn(self, driver: Driver, key: str, lesson: Lesson) -> float:
-        """Tell the store what an answer says, as far as it is time; returns how long the key is held."""
+        """Report what an answer says to the store, if a report is due; returns how many seconds the key is
+        held.
+        """
         held_us = 0
         with self._core.reporter.watching(key):
             for tell, args in self._words(key, lesson):
@@ -164,11 +168,11 @@ class AdaptiveRate:
         return held_us / SECOND_US
 
     def _words(self, key: str, lesson: Lesson) -> list[tuple[Twin[Any], tuple[int, ...]]]:
-        """What is to be told now: operations and their arguments."""
+        """The operations to send to the store now, with their arguments."""
         now = self._core.store.clock.now_us()
         words: list[tuple[Twin[Any], tuple[int, ...]]] = []
         if lesson.is_refusal:
-            # What succeeded before tells this refusal from those of the last incident.
+            # Earlier successes separate this refusal from those of the last incident.
             if tally := self._tallies.take(key, now):
                 words.append((self._succeeded, _told(tally, now)))
             words.append((self._throttled, (lesson.age_us, lesson.hold_us, nonce.fresh())))
@@ -204,7 +208,7 @@ class AdaptiveRate:
 
 
 def queue_between(adaptive: object, burst: int | None, pace: str, **beside: Any) -> AdaptiveQueue:
-    """The queue of a shaper whose rate is found; `beside` are arguments that say something else."""
+    """The queue of an adaptive shaper; `beside` are arguments that conflict with `adaptive=`."""
     if not isinstance(adaptive, Adaptive):
         raise ConfigError("adaptive", adaptive, "is no Adaptive", 'write Adaptive(min="1/s", max="50/s")')
     if pace != "smooth":
@@ -217,7 +221,7 @@ def queue_between(adaptive: object, burst: int | None, pace: str, **beside: Any)
                 "comes beside adaptive=, whose departures move",
                 "leave it away, or admit each call by two policies, one inside the other",
             )
-    from shapekit.algorithms.adaptive.queue import AdaptiveQueue  # noqa: PLC0415 - only who finds a rate loads it
+    from shapekit.algorithms.adaptive.queue import AdaptiveQueue  # noqa: PLC0415 - for adaptive rates only
 
     return AdaptiveQueue(adaptive.min, adaptive.max, burst)
 

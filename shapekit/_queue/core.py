@@ -1,7 +1,7 @@
-"""Core: what one shaper is made of, and the flows of its calls: reserve, leave, give back, settle, hold.
+"""Core: the parts of one shaper, and the flows of its calls: reserve, leave, give back, settle, hold.
 
-Each flow is written once, for threads and event loops (see `drivers`). While shaping is on and nothing
-listens, a shaper reserves by itself, and nothing here stands in the way.
+Each flow is written once, for threads and event loops (see `drivers`). While shaping is on and there are no
+listeners, a shaper calls the store directly and skips these flows.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["MAX_PLAYED", "Core"]
 
 MAX_PLAYED = 1_000_000
-"""The most calls that a forecast plays through one by one, where more than a pace binds."""
+"""The most calls that a forecast simulates one by one, where more than a pace binds."""
 
 
 class Core:
-    """For this package alone: it may change at any time."""
+    """Internal to this package; may change at any time."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Core:
         self.prefetch: Prefetch | None = None
         self.status = KeyStatus(store, name, queue)
         if prefetch is not None:
-            from shapekit._queue.prefetch import prefetched  # noqa: PLC0415 - only who prefetches loads it
+            from shapekit._queue.prefetch import prefetched  # noqa: PLC0415 - for prefetch only
 
             self.prefetch, self.status = prefetched(name, store, queue, prefetch)
         self.reporter = Reporter(name, store.clock, self.sleepers)
@@ -74,14 +74,14 @@ class Core:
         self._reset = changing(Twin(partial(store.reset, *bound), partial(store.areset, *bound)))
 
     def check(self, key: str, cost: int) -> None:
-        """ConfigError, or CostExceedsLimitError, where there is nothing to ask the store."""
+        """Raise ConfigError or CostExceedsLimitError for arguments that the store need not be asked about."""
         checked_key(key)
         check_cost(cost, self.queue.max_cost, key, "limit")
 
     # reserving
 
     async def reserve(self, driver: Driver, key: str, cost: int, bound_us: int | None) -> Reservation:
-        """A reservation, or a refusal, that listeners hear of."""
+        """Reserve a slot, and tell the listeners whether it was granted or refused."""
         try:
             reservation = await self.reserve_untold(driver, key, cost, bound_us)
         except StoreUnavailableError as error:
@@ -100,13 +100,13 @@ class Core:
         return reservation
 
     async def reserve_untold(self, driver: Driver, key: str, cost: int, bound_us: int | None) -> Reservation:
-        """`reserve`, for a flow that itself tells of the whole call."""
+        """`reserve` without events, for a flow that reports the whole call itself."""
         if SWITCH.is_off:
             return Reservation(self, key, _unshaped(cost))
         return Reservation(self, key, await driver.ask(self.grant, key, (cost, bound_us, nonce.fresh())))
 
     async def take(self, driver: Driver, key: str, cost: int) -> Reservation | None:
-        """`reserve`, for a call that leaves as soon as it may; None if that is at once."""
+        """`reserve` for a call that leaves as soon as it may; None if it has left at once."""
         reservation = await self.reserve(driver, key, cost, self.max_wait_us)
         if not reservation.leaves_now:
             return reservation
@@ -114,7 +114,9 @@ class Core:
         return None
 
     def taker(self, key: str, cost: int) -> Callable[[], Reservation | None]:
-        """`take`, prepared for threads and calls that always ask the same; `leave` goes on from there."""
+        """`take` for threads, prepared for calls with the same arguments; a call that has to wait continues
+        with `leave`.
+        """
         self.check(key, cost)
         grant, bound_us = self.grant.call, self.max_wait_us
 
@@ -122,21 +124,21 @@ class Core:
             if SWITCH.loud:
                 return run(self.take, key, cost)
             granted: Granted = grant(key, (cost, bound_us, nonce.fresh()))
-            # As a plain tuple: most of these calls leave at once, and need no more of it.
+            # A plain tuple: most of these calls leave at once and need no Reservation.
             return None if granted[ACCEPTED] and not granted[WAIT_US] else Reservation(self, key, granted)
 
         return take
 
     async def leave(self, driver: Driver, reservation: Reservation) -> None:
-        """Sleep until the slot comes, or raise what the call was refused with."""
+        """Sleep until the slot comes, or raise the error of a refusal."""
         await self.waiter.leave(driver, reservation, self.max_wait_us, None)
 
     async def measure(
         self, driver: Driver, key: str, cost: int, bound_us: int | None, *, code: str | None = None
     ) -> Reservation:
-        """A reservation, or a refusal, of a call that passes at once whatever the answer.
+        """Reserve for a call that passes at once whatever the answer.
 
-        `code`: of an error with which it would have been refused already.
+        `code` is that of an error by which the call would have been refused already.
         """
         await driver.stop_if_cancelled()
         with self.reporter.watching(key):
@@ -150,7 +152,7 @@ class Core:
     # giving back and settling
 
     async def cancel(self, driver: Driver, reservation: Reservation) -> bool:
-        """Give a slot back. False, and nothing happens, if it has passed or was given back already."""
+        """Give a slot back. False, without effect, if it has passed or was given back already."""
         if not reservation.accepted:
             return False
         with self.reporter.watching(reservation.key):
@@ -160,7 +162,7 @@ class Core:
         return is_returned
 
     async def give_back(self, driver: Driver, reservation: Reservation) -> bool:
-        """Give back the slot of a call that never leaves; where it is too late for that, it cost nothing."""
+        """Give back the slot of a call that never leaves; if it has passed, settle it at a cost of 0."""
         if await driver.ask(self._cancel, reservation.key, reservation.grant):
             return True
         return await self._settled(driver, reservation, 0) > 0
@@ -168,7 +170,9 @@ class Core:
     async def settle(
         self, driver: Driver, reservation: Reservation, actual: int, *, is_told: bool = True
     ) -> int:
-        """Make a call cost what it turned out to cost; the number it goes on with, 0 if nothing was done."""
+        """Correct the cost of a call to what it turned out to be; returns the reservation's new number, or 0
+        if nothing was done.
+        """
         with self.reporter.watching(reservation.key):
             follows = await self._settled(driver, reservation, actual)
         if follows and is_told and actual != reservation.cost:
@@ -182,11 +186,11 @@ class Core:
     # holding
 
     async def hold(self, driver: Driver, length: Duration, key: str) -> float:
-        """Hold a key; returns for how many seconds it is held now."""
+        """Hold a key; returns how many seconds it is held from now."""
         length_us, whole_key = duration_us("length", length), whole_of(checked_key(key))
         with self.reporter.watching(key):
             if whole_key is not None:
-                # First: if the hold then fails, calls look at the scope in vain.
+                # The mark comes first: if the hold then fails, calls only check the scope in vain.
                 await driver.ask(self._mark, whole_key, length_us, nonce.fresh())
             held_us: int = await driver.ask(self._hold, key, length_us, nonce.fresh())
         if held_us == length_us:
@@ -194,7 +198,7 @@ class Core:
         return held_us / SECOND_US
 
     async def resume(self, driver: Driver, key: str) -> float:
-        """End a hold; returns for how many seconds the key is held still, until all who wait have heard."""
+        """End a hold; returns how many seconds the key stays held, so that every waiting call hears of it."""
         notice_us = await self.waiter.notice_us(driver, checked_key(key))
         with self.reporter.watching(key):
             left_us: int = await driver.ask(self._resume, key, notice_us)
@@ -203,17 +207,17 @@ class Core:
         return left_us / SECOND_US
 
     async def held(self, driver: Driver, key: str) -> float:
-        """For how many seconds a key is held still; 0 if it is not."""
+        """How many seconds a key is still held; 0 if it is not."""
         return await self.waiter.held_us(driver, checked_key(key)) / SECOND_US
 
     async def remaining(self, driver: Driver, reservation: Reservation) -> float:
-        """Seconds until a slot comes, with the holds placed since; negative once it has passed."""
+        """Seconds until a slot comes, including holds placed since; negative once it has passed."""
         return await self.waiter.remaining_us(driver, reservation) / SECOND_US
 
     # looking
 
     async def forecast(self, driver: Driver, calls: int, key: str, cost: int) -> Outlook:
-        """When so many more calls will have left."""
+        """When the given number of further calls would leave."""
         self.check(key, cost)
         is_paced = not self.queue.constraints and self.queue.rates
         whole("calls", calls, most=MAX_COUNT if is_paced else MAX_PLAYED)
@@ -221,7 +225,7 @@ class Core:
             return self.outlook(await driver.ask(self.look, key), calls, cost)
 
     def outlook(self, looked: tuple[Any, int, int], calls: int, cost: int) -> Outlook:
-        """When more calls will have left, by what a look has shown."""
+        """When further calls would leave, from the state that a look has read."""
         state, now, skew = looked
         first, last = self.queue.outlook(state, now, calls, cost, skew)
         return Outlook(first / SECOND_US, last / SECOND_US)
@@ -229,13 +233,13 @@ class Core:
     # forgetting
 
     async def reset(self, driver: Driver, key: str) -> None:
-        """Forget a key."""
+        """Reset a key."""
         with self.reporter.watching(checked_key(key)):
             await driver.ask(self._reset, key)
         self.reporter.was_reset(key)
 
     async def close(self, driver: Driver, store: Store | None) -> None:
-        """Wake all who wait, give back what was taken ahead, and close the store, if one is given."""
+        """Wake all waiting calls, give back prefetched slots, and close the store if one is given."""
         self.sleepers.close()
         if self.prefetch is not None:
             await driver.ask(Twin(self.prefetch.close, self.prefetch.aclose))
@@ -244,12 +248,12 @@ class Core:
 
 
 def checked_key(key: str) -> str:
-    """The key, if it may be one."""
+    """Return the key; ConfigError if it is not text."""
     if not isinstance(key, str):
         raise ConfigError("key", key, "is not text", 'pass a str such as "default"')
     return key
 
 
 def _unshaped(cost: int) -> Grant:
-    """What is granted while shaping is switched off: to leave at once, in no generation."""
+    """The grant while shaping is switched off: leave at once, in no generation."""
     return Grant(True, 0, 0, False, None, cost, -1, 0, 0, 0, 0, (0, 0), ())

@@ -1,12 +1,12 @@
-"""Heartbeat: renews the leases of what this process has in flight on one store, while it has any.
+"""Heartbeat: renews the leases of the calls that this process has in flight on one store.
 
-One thread for each store and process, started with the first call and gone when, at the time of the next
-renewal, nothing is in flight. Where a store can only be awaited, it is a task on the loop that began.
+Each store has one thread per process. It starts with the first call and ends when a renewal is due and no
+call is in flight. For an async-only store it is a task on the event loop of that call.
 
-Registry: who of this process holds a permit or waits at the keys of one name on one store.
+Registry: the calls of this process that hold a permit, or wait for one, under one name on one store.
 
-The truth is the store's; this is what the process knows of its own calls, and how those who wait here hear
-of their permits. Each news of a key, whoever asked for it, is told to all who wait for that key.
+The store holds the truth. A registry knows only the calls of its process, and wakes them when they get their
+permits: every answer of the store about a key, whichever call asked, reaches all calls that wait at that key.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ if TYPE_CHECKING:
 __all__ = ["Call", "Heartbeat", "PermitWaiter", "Registry", "heartbeat_of", "registry_of"]
 
 LOOK_US = 30_000
-"""How soon whoever waits looks at a store that others share, for all who wait with it."""
+"""The shortest interval at which a process checks a shared store, for all its calls that wait at a key."""
 SEEN_PART, SEEN_US = 8, 250_000
-"""How long at most it lets it alone in the seconds after news, and as what part of the time since."""
+"""The longest interval in the first seconds after a change, and the part of the time since that it may be."""
 LATER_PART, LATER_US = 64, 1_000_000
 """The same for later."""
 JITTER = 8
-"""Up to what part of that longer, at random, so that processes do not look in step."""
+"""The interval is longer by up to this part, at random, so that processes do not check in step."""
 STUCK_US = 5_000_000
-"""After how long another one looks, where the loop of whoever did may have been stopped for good."""
+"""How long until another call takes over the checks, in case the event loop of the last one was stopped."""
 
 
 def look_after_us(quiet_us: int) -> int:
-    """After how long to look where there was no news for so long: soon at a lively key, else seldom."""
+    """How long until the next check of a key unchanged for `quiet_us`: short for a busy key, else long."""
     length_us = max(LOOK_US, min(SEEN_US, quiet_us // SEEN_PART), min(LATER_US, quiet_us // LATER_PART))
     return length_us + random.randrange(length_us // JITTER)  # noqa: S311 - no secret
 
 
 class Call:
-    """A call that holds a permit or waits, as the process knows it: its key, its owner, its number."""
+    """A call that holds a permit or waits for one, as its process knows it: key, owner, number."""
 
     __slots__ = ("is_over", "key", "number", "owner")
 
     def __init__(self, key: str) -> None:
         self.is_over = True
-        """Whether there is nothing to be given back: not yet, or not any more."""
+        """Whether there is nothing to give back, because the call has not asked yet or has ended."""
         self.key = key
         self.owner = 0
         self.number = 0
 
 
 class _AtKey:
-    """One key."""
+    """The state of one key."""
 
     __slots__ = (
         *("alive", "came_with", "coming", "has_news", "looked_us", "looker", "news_us", "permitted"),
@@ -73,24 +73,26 @@ class _AtKey:
 
     def __init__(self) -> None:
         self.alive: set[int] = set()
-        """The calls that may be known to the store."""
+        """The calls that the store may know."""
         self.coming: dict[Any, set[int]] = {}
-        """Those that are not back with their permits, by the event loop that they run on."""
+        """The calls that have no permit yet, by the event loop that they run on."""
         self.permitted: set[int] = set()
         self.waiting: dict[int, PermitWaiter] = {}
         self.came_with = 0
-        """What was last said of this process: 0 that it has nothing there, less that the store is gone."""
+        """The store's last answer about this process: 0 if it has no call there, negative if the store is
+        gone.
+        """
         self.unsure_until_us = 0
-        """Until when the store may have a call of ours that is over."""
+        """Until when the store may still count a call of this process that is over."""
         self.looker: PermitWaiter | None = None
         self.looked_us = 0
         self.has_news = False
-        """Whether a call of ours was permitted, or began to wait alone, since the looker looked."""
+        """Whether a call got its permit, or began to wait alone, since the last check."""
         self.news_us = 0
 
 
 class PermitWaiter:
-    """Somebody who stands in line."""
+    """A call that waits for a permit."""
 
     __slots__ = ("_alarm", "_at_key", "_registry", "came_with", "number")
 
@@ -103,16 +105,16 @@ class PermitWaiter:
 
     @property
     def has_permit(self) -> bool:
-        """Whether it has a permit by now."""
+        """Whether the call has its permit."""
         return self.number in self._at_key.permitted
 
     @property
     def is_lost(self) -> bool:
-        """Whether the store has forgotten, since, that this process stands there."""
+        """Whether the store has meanwhile forgotten the calls of this process at the key."""
         return self.came_with != self._at_key.came_with
 
     def lie_down(self, alarm: Alarm, now_us: int) -> bool:
-        """Say what rings when there are news; whether this waiter is the one who looks for all."""
+        """Set what rings on a change; returns whether this waiter checks the store for all."""
         with self._registry.lock:
             self._alarm = alarm
             at_key = self._at_key
@@ -128,16 +130,16 @@ class PermitWaiter:
             return True
 
     def look_after_us(self, now_us: int) -> int:
-        """After how long to look, as the one who looks for all."""
+        """How long until the next check, for the waiter that checks for all."""
         return look_after_us(now_us - self._at_key.news_us)
 
     def ring(self) -> None:
-        """There are news."""
+        """Wake the waiter."""
         if self._alarm is not None:
             self._alarm.set()
 
     def go(self) -> None:
-        """Wait no longer; if it was the one who looked, another one does from now on."""
+        """Stop waiting; if this waiter checked for all, another one takes over."""
         with self._registry.lock:
             at_key = self._at_key
             at_key.waiting.pop(self.number, None)
@@ -148,25 +150,25 @@ class PermitWaiter:
 
 
 class Registry:
-    """The keys of one name on one store, and under which owner the store knows this process there."""
+    """The calls of this process under one name on one store, and the owner by which the store knows them."""
 
     def __init__(self) -> None:
         self.lease_us = MAX_SPAN_US
-        """The shortest that anybody here has."""
+        """The shortest lease of any policy that shares this registry."""
         self.begin()
 
     def begin(self) -> None:
-        """As a process that has nothing: when it starts, and where it was forked."""
+        """Start empty: in a new process, and in a forked child."""
         self.lock = threading.RLock()
         self.owner = nonce.fresh()
         self.is_kept = False
         self.due_us = 0
-        """When the leases are to be renewed next."""
+        """When the leases are due for renewal."""
         self._newest = 0
         self._keys: dict[str, _AtKey] = {}
 
     def admit(self, call: Call, loop: Any = None) -> bool:
-        """A call is about to ask the store, on this event loop; whether somebody renews the leases here."""
+        """Register a call about to ask the store; returns whether a heartbeat renews this registry."""
         with self.lock:
             self._newest += 1
             call.owner, call.number = self.owner, self._newest
@@ -180,14 +182,16 @@ class Registry:
             return self.is_kept
 
     def arrive(self, call: Call) -> None:
-        """A call has its permit, and will give it back itself."""
+        """A call has its permit, and gives it back itself."""
         with self.lock:
             at_key = self._keys.get(call.key)
             if at_key is not None:
                 _arrived(at_key, call.number)
 
     def end(self, call: Call, *, unsure_until_us: int = 0) -> None:
-        """A call is over; until when the store may not know it, where it was not told."""
+        """Remove a call that is over; `unsure_until_us` is until when the store may count it, if it missed
+        the end.
+        """
         with self.lock:
             at_key = self._keys.get(call.key)
             if at_key is not None and call.owner == self.owner:
@@ -198,11 +202,11 @@ class Registry:
                     waiter.go()
                 at_key.unsure_until_us = max(at_key.unsure_until_us, unsure_until_us)
                 self._tidy(call.key, at_key)
-            # Last, so that whoever is interrupted before it is over does it once more.
+            # Last, so that a call interrupted before this line ends once more.
             call.is_over = True
 
     def join(self, call: Call, came_with: int) -> PermitWaiter:
-        """A call stands in line."""
+        """Add a call that waits."""
         with self.lock:
             at_key = self._keys[call.key]
             at_key.has_news |= not at_key.waiting
@@ -210,7 +214,7 @@ class Registry:
             return waiter
 
     def hear(self, key: str, told: Told) -> None:
-        """What the store says of a key: wake those who wait no longer, or not there."""
+        """Take in an answer of the store: wake calls that got their permit or that the store forgot."""
         with self.lock:
             at_key = self._keys.get(key)
             if at_key is None:
@@ -226,22 +230,22 @@ class Registry:
     # renewing
 
     def is_unsure(self, key: str) -> bool:
-        """Whether the store may have a call of ours at this key that is over."""
+        """Whether the store may still count a call of this process that is over."""
         at_key = self._keys.get(key)
         return at_key is not None and (at_key.unsure_until_us > 0 or self.has_lost(key))
 
     def has_lost(self, key: str) -> bool:
-        """Whether calls are on their way to a permit whose event loop was closed under them."""
+        """Whether the event loop of a waiting call was closed."""
         at_key = self._keys.get(key)
         return at_key is not None and any(map(has_ended, list(at_key.coming)))
 
     def places(self) -> list[str]:
-        """The keys at which there is anything of ours."""
+        """The keys at which this process has calls."""
         with self.lock:
             return list(self._keys)
 
     def alive(self, key: str, now_us: int) -> tuple[int, int, tuple[int, ...]]:
-        """What there still is at a key: the owner, the newest of its calls, and those that are not over."""
+        """The calls at a key that are not over, for a renewal: owner, its newest number, their numbers."""
         with self.lock:
             at_key = self._keys.get(key)
             if at_key is not None:
@@ -249,14 +253,14 @@ class Registry:
             return self.owner, self._newest, tuple(sorted(at_key.alive)) if at_key is not None else ()
 
     def renewed(self, key: str, told: Told | None, since_us: int, now_us: int) -> None:
-        """The store was told at `since_us` what there still is, and answered; None if it did not."""
+        """Take in the answer to a renewal sent at `since_us`; None if the store did not answer."""
         if told is not None and told[0] < 0:
-            told = None  # somebody else answered: the store has not heard of it
+            told = None  # a fallback answered: the store itself was not reached
         with self.lock:
             at_key = self._keys.get(key)
             if at_key is None:
                 return
-            # Who became unsure after it was asked, may be so still.
+            # A call that became unsure after the renewal was sent may be so still.
             if now_us >= at_key.unsure_until_us or (
                 told is not None and at_key.unsure_until_us <= since_us + self.lease_us
             ):
@@ -266,14 +270,14 @@ class Registry:
             self.hear(key, told)
 
     def rest(self) -> bool:
-        """Whether there is nothing to renew; from now on nobody does."""
+        """Whether there is nothing to renew; if so, the heartbeat drops this registry."""
         with self.lock:
             if not self._keys:
                 self.is_kept = False
             return not self._keys
 
     def _forget_lost(self, at_key: _AtKey, now_us: int) -> None:
-        """A call whose event loop was closed is over, and the store does not know it yet."""
+        """End the calls whose event loop was closed; the store does not know of that yet."""
         for loop in [loop for loop in at_key.coming if has_ended(loop)]:
             lost = at_key.coming.pop(loop)
             at_key.alive -= lost
@@ -295,13 +299,13 @@ def _arrived(at_key: _AtKey, number: int) -> None:
 
 
 _REGISTRIES: dict[int, dict[str, Registry]] = {}
-"""By the id of the store, while it lives, and by name."""
+"""Per store (by id, while it lives) and name."""
 _ALL: WeakSet[Registry] = WeakSet()
 _lock = threading.Lock()
 
 
 def registry_of(store: Store, name: str) -> Registry:
-    """Those of a name on a store: whoever has the same name there in this process shares them."""
+    """The registry of a name on a store; policies of the same name in one process share it."""
     with _lock:
         if id(store) not in _REGISTRIES:
             _REGISTRIES[id(store)] = {}
@@ -314,7 +318,7 @@ def registry_of(store: Store, name: str) -> Registry:
 
 
 def _registries_begin() -> None:
-    global _lock  # noqa: PLW0603 - it may have been held by a thread that is not here
+    global _lock  # noqa: PLW0603 - a thread that the child lacks may hold it
     _lock = threading.Lock()
     for registry in list(_ALL):
         registry.begin()
@@ -324,13 +328,13 @@ forks.in_child(_registries_begin)
 
 
 RENEWALS = 3
-"""How often a lease is renewed in the time that it lasts."""
+"""How many times a lease is renewed within its length."""
 HURRY = 4
-"""How much sooner it is tried again where the store did not answer."""
+"""How many times sooner a renewal is retried after the store did not answer."""
 
 
 class Heartbeat:
-    """Renews the leases of what is in flight on one store."""
+    """Renews the leases of the calls in flight on one store."""
 
     def __init__(self, store: Store) -> None:
         self._clock = store.clock
@@ -339,14 +343,14 @@ class Heartbeat:
         self.begin()
 
     def begin(self) -> None:
-        """With nothing to keep: when the process starts, and where it was forked."""
+        """Start empty: in a new process, and in a forked child."""
         self._lock = threading.Lock()
         self._kept: dict[Registry, Twin[Any]] = {}
         self._alarm: Alarm | None = None
         self._runs = False
 
     def keep(self, registry: Registry, renew: Twin[Any]) -> None:
-        """Renew what is in flight there, from now on until nothing is."""
+        """Renew the leases of a registry from now on, as long as it has calls."""
         begins = False
         try:
             with self._lock:
@@ -354,20 +358,20 @@ class Heartbeat:
                 self._kept[registry] = renew
                 registry.is_kept = True
                 if self._alarm is not None:
-                    # Whoever sleeps may sleep too long for this one.
+                    # The thread may be in a sleep too long for this registry.
                     self._alarm.set()
                 if self._runs:
                     return
-                # Without a call no handler of a signal comes in between.
+                # No call in between, so no signal handler can run here.
                 self._runs = begins = True
             if not self._is_awaited:
                 threading.Thread(target=partial(run, self._run), name="shapekit leases", daemon=True).start()
             elif running_loop() is not None:
-                import asyncio  # noqa: PLC0415 - there is a loop of it
+                import asyncio  # noqa: PLC0415 - an asyncio loop is running
 
                 self._task = asyncio.get_running_loop().create_task(self._run(TASKS))
             else:
-                # Nobody can ask this store here; whoever tries is told so.
+                # Without an event loop this store cannot be asked; the caller gets its error.
                 self._runs = registry.is_kept = False
         except BaseException:
             if begins:
@@ -375,7 +379,7 @@ class Heartbeat:
             raise
 
     def store_closed(self) -> None:
-        """Renew nothing any more: the store would not answer."""
+        """Stop all renewals: a closed store does not answer."""
         with self._lock:
             for registry in self._kept:
                 registry.is_kept = False
@@ -405,14 +409,14 @@ class Heartbeat:
             raise
 
     def _ended(self) -> None:
-        """Where the task's loop has ended, another one may begin."""
+        """The task's event loop has ended; another heartbeat may start."""
         with self._lock:
             self._runs = False
             for registry in self._kept:
                 registry.is_kept = False
 
     def _sleep_s(self, alarm: Alarm) -> float | None:
-        """How long to sleep until something is due; None if nothing will be."""
+        """How long to sleep until a renewal is due; None if there is nothing to renew."""
         with self._lock:
             for registry in [registry for registry in self._kept if registry.rest()]:
                 del self._kept[registry]
@@ -430,7 +434,8 @@ class Heartbeat:
             return [(registry, renew) for registry, renew in self._kept.items() if registry.due_us <= now]
 
     def _done(self, registry: Registry, asked_us: int, *, is_renewed: bool) -> None:
-        # From when it asked: the store may count the lease from then on, however late its answer came.
+        # Counted from when the question was sent: the store may have started the lease then, however late it
+        # answered.
         pause_us = registry.lease_us // RENEWALS
         registry.due_us = asked_us + (pause_us if is_renewed else pause_us // HURRY)
 
@@ -446,7 +451,7 @@ class Heartbeat:
 
 
 def _failed(key: str, error: ShapekitError) -> None:
-    import logging  # noqa: PLC0415 - only who has something to say loads it
+    import logging  # noqa: PLC0415 - loaded only to log
 
     logging.getLogger("shapekit.store").warning(
         "the leases of key %r could not be renewed and are tried again: %s", key, error
@@ -454,12 +459,12 @@ def _failed(key: str, error: ShapekitError) -> None:
 
 
 _HEARTBEATS: dict[int, Heartbeat] = {}
-"""By the id of the store, while it lives."""
+"""Per store, by id, while it lives."""
 _heartbeats_lock = threading.Lock()
 
 
 def heartbeat_of(store: Store) -> Heartbeat:
-    """That of a store."""
+    """The heartbeat of a store."""
     with _heartbeats_lock:
         if id(store) not in _HEARTBEATS:
             _HEARTBEATS[id(store)] = heartbeat = Heartbeat(store)
@@ -469,7 +474,7 @@ def heartbeat_of(store: Store) -> Heartbeat:
 
 
 def _heartbeats_begin() -> None:
-    global _heartbeats_lock  # noqa: PLW0603 - it may have been held by a thread that is not here
+    global _heartbeats_lock  # noqa: PLW0603 - a thread that the child lacks may hold it
     _heartbeats_lock = threading.Lock()
     for heartbeat in list(_HEARTBEATS.values()):
         heartbeat.begin()

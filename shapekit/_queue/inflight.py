@@ -1,12 +1,11 @@
-"""Permits: how a policy takes a permit for a call, waits for one in line, and gives it back.
+"""Permits: how a policy takes a permit for a call, waits for one, and gives it back.
 
-Nobody who waits asks the store by itself: a process looks once for all of its calls that wait at a key, and
-only where others share the store; otherwise whoever leaves wakes whoever is next.
+Waiting calls do not ask the store one by one: a process checks once for all its calls that wait at a key, and
+only if the store is shared. Otherwise a call that ends wakes the next one.
 
-Nested: a call that waits for calls which it is a part of itself, and so may wait for ever.
-
-Each context (a thread's, or a task's) knows the calls in flight that were begun in it, or before it was
-copied from another: so a task knows those that were in flight where it was started.
+A nested call waits for calls that it is itself a part of, and so may wait forever. To detect that, each
+context (of a thread or task) knows the calls in flight that were begun in it, or in the context it was copied
+from: a task knows those that were in flight when it was started.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ class InFlight(Protocol):
     is_over: bool
     key: str
     enclosing: object
-    """The task that ends the call only when what it begins meanwhile has ended; None if that is not known."""
+    """The task that cannot end the call before what it starts meanwhile has ended; None if not known."""
 
     @property
     def limit_of(self) -> object:
-        """Of what the call is counted in flight."""
+        """The registry that counts the call as in flight."""
         ...
 
 
@@ -53,7 +52,7 @@ _BEGUN: ContextVar[tuple[ref[Any], ...]] = ContextVar("shapekit_begun", default=
 
 
 def begun(call: InFlight, *, is_enclosing: bool) -> None:
-    """A call is in flight from now on."""
+    """Record that a call is in flight."""
     if is_enclosing:
         call.enclosing = _task()
     calls = _BEGUN.get()
@@ -65,10 +64,10 @@ def begun(call: InFlight, *, is_enclosing: bool) -> None:
 
 
 def check(key: str, limit_of: object, limit: int) -> None:
-    """A call is about to wait, without a bound, until fewer than `limit` are in flight.
+    """Check a call that is about to wait, without a bound, until fewer than `limit` calls are in flight.
 
-    If it is a part of all these: ConfigError where they cannot end before, a RuntimeWarning where others may
-    end them.
+    If the call is a part of all of them: ConfigError if they cannot end before it, RuntimeWarning if another
+    thread or task may end them.
     """
     around = [call for known in _BEGUN.get() if (call := known()) is not None and not call.is_over]
     around = [call for call in around if call.key == key and call.limit_of is limit_of]
@@ -97,7 +96,7 @@ def _lives(known: ref[Any]) -> bool:
 
 
 def _task() -> object:
-    """What runs here: a task, or else a thread."""
+    """The current task, or else the current thread."""
     loop = running_loop()
     if loop is None:
         return threading.get_ident()
@@ -107,11 +106,13 @@ def _task() -> object:
 
 
 RETRY_US = SECOND_US
-"""When to ask again after a refusal: when a call ends, nobody can know."""
+"""The `retry_after` of a refusal: when a call in flight will end cannot be known."""
 
 
 class Permit(Call):
-    """A call's permit, or its way to one. Whoever drops it without a word gives it back, too."""
+    """The permit of a call, or its wait for one. If the object is garbage-collected, the permit is given
+    back.
+    """
 
     __slots__ = ("__weakref__", "_permits", "enclosing", "waited_us")
 
@@ -126,13 +127,13 @@ class Permit(Call):
         return self._permits.registry
 
     def __del__(self) -> None:
-        # Whoever was interrupted before it could ask has nothing to be told apart by.
+        # A call interrupted before it could ask has no number.
         if not getattr(self, "is_over", True):
             afterwards.do(self._permits.give_back, self.key, self.owner, self.number)
 
 
 class Permits:
-    """The permits of one policy. Whoever gives up, for whatever reason, has none."""
+    """The permits of one policy. A call that gives up, for whatever reason, keeps no permit."""
 
     def __init__(self, name: str, store: Store, limit: Concurrency, sleepers: Sleepers) -> None:
         self.limit = limit
@@ -140,7 +141,8 @@ class Permits:
         self.clock = store.clock
         self._sleepers = sleepers
         self.registry = registry_of(store, name)
-        # Where nobody else can hold a permit, and nothing gets lost, nobody need look.
+        # In an unshared, instant store no other process holds a permit and nothing is lost: no checks are
+        # needed.
         self._looks = store.shared or not store.instant
         self._heartbeat = heartbeat_of(store) if store.shared else None
         self._is_awaited = store.awaited_only
@@ -151,24 +153,24 @@ class Permits:
         self._watch = store.twin(*bound, WATCH)
         self._leave = store.twin(*bound, LEAVE)
         self.keep = store.twin(*bound, KEEP)
-        """Says to the store which calls there still are."""
+        """Tells the store which calls of this process are not over."""
 
     # taking
 
     async def take(
         self, driver: Driver, key: str, max_wait_us: int | None = None, timeout_us: int | None = None
     ) -> Permit:
-        """A permit, as soon as there is one: first come, first served.
+        """Take a permit as soon as one is free, in order of arrival.
 
-        QueueFullError once it was waited for as long as `max_wait`, TimeoutError after `timeout`. A cancelled
-        task has no permit, or gives it back.
+        QueueFullError after a wait of `max_wait`, TimeoutError after `timeout`. A task that is cancelled
+        keeps no permit.
         """
         await driver.stop_if_cancelled()
         if self.registry.is_unsure(key):
             await self._heal(driver, key)
         patience = _Patience(self, key, max_wait_us, timeout_us)
         permit = self._begun(key, driver.loop())
-        # Thrown away, it does nothing here: when it is gone, its permit is given back.
+        # A coroutine that is thrown away runs no cleanup here: its permit is given back by `Permit.__del__`.
         try:
             place, came_with = await self._asked(driver, permit, int(max_wait_us != 0))
             if not self._is_permitted(permit, place, came_with, patience):
@@ -205,14 +207,14 @@ class Permits:
         waiter.go()
 
     def has_begun(self, permit: Permit, *, is_enclosing: bool) -> None:
-        """The call of this permit is on its way: calls that are made in it can tell."""
+        """Record that the call of this permit is in flight, so that nested calls are detected."""
         begun(permit, is_enclosing=is_enclosing)
 
     # giving back
 
     async def leave(self, driver: Driver, permit: Call) -> None:
-        """Give a permit back; again, this does nothing. Where the store is gone, it hears of it later."""
-        # What a process had in flight when it was forked is its own, and not the child's.
+        """Give a permit back; a second time does nothing. If the store is down, a later renewal tells it."""
+        # Permits from before a fork belong to the parent, not to the child.
         if permit.is_over or permit.owner != self.registry.owner:
             return
         place = (permit.key, permit.owner, permit.number)
@@ -228,11 +230,12 @@ class Permits:
         self._end(permit, is_sure=told[0] >= 0)
         self.registry.hear(permit.key, told)
         if self.registry.has_lost(permit.key) and not self._is_awaited:
-            # The permit may be given to a call that never comes for it: the next one in line has it.
+            # The store may have given the permit to a call whose event loop is closed: the next in line gets
+            # it.
             afterwards.do(run, self._heal, permit.key)
 
     def leave_soon(self, permit: Permit) -> None:
-        """`leave`, for whoever runs on an event loop and cannot await."""
+        """`leave` for a caller that runs on an event loop and cannot await."""
         if self.instant:
             run(self.leave, permit)
         elif not permit.is_over:
@@ -240,11 +243,11 @@ class Permits:
             permit.is_over = True
 
     def give_back(self, key: str, owner: int, number: int) -> None:
-        """`leave`, of a permit that nobody has any more."""
+        """`leave` for a permit whose object is gone."""
         permit = Call(key)
         permit.owner, permit.number = owner, number
         if self._is_awaited:
-            # There is nobody here who could ask the store: the next renewal tells it.
+            # No event loop to ask the store on: the next renewal tells it.
             self._end(permit, is_sure=False)
         else:
             permit.is_over = False
@@ -253,7 +256,7 @@ class Permits:
     # inside
 
     def _begun(self, key: str, loop: object = None) -> Permit:
-        """A call that is about to ask, known here from now on."""
+        """Register a call that is about to ask the store."""
         afterwards.ready()
         permit = Permit(self, key)
         is_kept = self.registry.admit(permit, loop)
@@ -262,7 +265,7 @@ class Permits:
         return permit
 
     def _is_permitted(self, permit: Permit, place: int, came_with: int, patience: _Patience) -> bool:
-        """What the store answered; QueueFullError if there is no place."""
+        """Whether the store gave a permit; QueueFullError if it refused."""
         if place == REFUSED:
             self._end(permit, is_sure=True)
             raise patience.refusal()
@@ -286,9 +289,9 @@ class Permits:
         self.registry.renewed(key, told, since_us, self.clock.now_us())
 
     def _pause_us(self, waiter: PermitWaiter, is_looker: bool) -> int | None:
-        """After how long to see how things stand, beside what is heard; None for never."""
+        """How long until the next check; None for no checks."""
         if not self._looks:
-            # Only whether the loops of others were closed, which tells nobody of it.
+            # Only for closed event loops of other waiters: nothing announces those.
             return STUCK_US if is_looker else None
         return waiter.look_after_us(self.clock.now_us()) if is_looker else STUCK_US
 
@@ -308,14 +311,14 @@ class _Patience:
         self._gives_up_us = None if timeout_us is None else now + timeout_us
 
     def nap_until_us(self, pause_us: int | None) -> int | None:
-        """Until when to sleep, unless there are news before; None for as long as it takes."""
+        """Until when to sleep if nothing happens before; None for no bound."""
         ends = [self._refused_us, self._gives_up_us]
         if pause_us is not None:
             ends.append(self._clock.now_us() + pause_us)
         return min([end for end in ends if end is not None], default=None)
 
     def is_over(self, waiter: PermitWaiter) -> bool:
-        """Whether it was long enough. TimeoutError if it was too long for the caller."""
+        """Whether `max_wait` is over. TimeoutError if `timeout` is."""
         if waiter.has_permit or waiter.is_lost:
             return False
         now = self._clock.now_us()
@@ -325,7 +328,7 @@ class _Patience:
         return self._refused_us is not None and now >= self._refused_us
 
     def refusal(self) -> QueueFullError:
-        """That there was no permit in time."""
+        """The error for a call that got no permit in time."""
         now = self._clock.now_us()
         full = Decision(False, self._limit, self._limit, 0, now + RETRY_US, RETRY_US, "concurrency")
         waited_us = now - self._asked_us
@@ -333,5 +336,5 @@ class _Patience:
         return QueueFullError(full, self._key, waited_us / SECOND_US, bound_us / SECOND_US)
 
     def waited_us(self) -> int:
-        """How long it was."""
+        """How long the call waited."""
         return self._clock.now_us() - self._asked_us

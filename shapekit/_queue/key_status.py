@@ -1,15 +1,14 @@
-"""Key status: what waiters ask right before they leave, so that holds placed meanwhile move them.
+"""Key status: what a call asks right before it leaves, so that holds placed while it waited still move it.
 
-Where asking is a trip, all who leave one key within 20 ms share one question: the first sends it, those
-who come while it is on its way wait for its answer, and those who come later use the answer again. What
-this process itself has changed meanwhile, nobody is told from before: the question is forgotten.
+If a question is a trip to the store, all calls that leave one key within 20 ms share one: the first call
+sends it, calls that come while it is under way wait for its answer, and calls after that reuse the answer.
+When this process changes a key, its question is forgotten, so that no call leaves by an answer from before.
 
-Watches: what a process knows of a key at which its calls wait for a slot that may come at another time.
-
-That is so while the key is held, for the hold may be ended or prolonged, and where the rate is found. Of what
-its own process changes there, a call hears at once. What other processes change, it finds when it looks,
-and one question serves all who wait at the key: the first that looks asks, those who would look next go by
-that answer, and an answer that says something new wakes all, so that they leave in order.
+A watch holds what a process knows about a key whose waiting calls may have to move: a key that is held (the
+hold may be ended or prolonged), or one with an adaptive rate. Changes that the process makes itself reach its
+calls at once. Changes by other processes are found by polling, with one question for all calls that wait at
+the key: the first call to poll asks, the others reuse its answer, and an answer with news wakes them all, so
+that they leave in order.
 """
 
 from __future__ import annotations
@@ -30,39 +29,39 @@ from shapekit.stores.base import Store
 __all__ = ["AT_ONCE_US", "Lookout", "Watch", "notice_us", "pause_us"]
 
 QUICK_US = SECOND_US // 4
-"""How long a key is let alone on which something has just changed."""
+"""The shortest interval between polls right after a change."""
 SLOW_US = SECOND_US
-"""How long at least, where nothing has changed for two seconds."""
+"""The shortest interval once nothing has changed for two seconds."""
 PART = 20
-"""How long at least, as a part of what is left to wait;"""
+"""The shortest interval as a part of the wait that is left,"""
 LONGEST_US = 60 * SECOND_US
-"""but not longer than this, so that a hold of a day can be ended in a minute or two."""
+"""capped here, so that a hold of a day can be ended within a minute or two."""
 JITTER = 4
-"""Up to what part of it longer, at random, so that processes do not ask in step."""
+"""The interval is longer by up to this part, at random, so that processes do not poll in step."""
 AT_ONCE_US = SECOND_US // 4
-"""How far ahead a hold is ended where all who wait hear of that at once."""
+"""How far ahead a hold is ended in a store where every waiting call hears of it at once."""
 NOTICE_PART = 12
 LEAST_NOTICE_US, MOST_NOTICE_US = 1_500_000, 90 * SECOND_US
 _END_US = 2**53
 
 
 def pause_us(left_us: int, age_us: int) -> int:
-    """How long to let a key alone for a call that has so long to wait, where something changed `age` ago."""
+    """How long until the next poll, for a call with `left_us` to wait at a key that changed `age_us` ago."""
     least_us = max(QUICK_US, min(SLOW_US, age_us // 2))
     length_us = max(least_us, min(LONGEST_US, left_us // PART))
     return length_us + random.randrange(length_us // JITTER)  # noqa: S311 - no secret
 
 
 def notice_us(left_us: int) -> int:
-    """How far ahead a hold is ended that has so long to go: later than any process looks, and has its answer.
+    """How far ahead to end a hold with `left_us` to go: later than any process polls and has its answer.
 
-    A call that heard of it too late would leave late, right beside those that follow.
+    A call that heard of it too late would leave late, right next to those behind it.
     """
     return max(LEAST_NOTICE_US, min(MOST_NOTICE_US, left_us // NOTICE_PART))
 
 
 class Watch:
-    """Of one key: what was heard last, when it was last something new, and who wants to hear of it."""
+    """A key whose calls wait: the last answer, when it last changed, and the alarms to set when it does."""
 
     __slots__ = ("__weakref__", "_alarms", "_heard", "changed_us", "version")
 
@@ -71,10 +70,10 @@ class Watch:
         self._heard: dict[object, tuple[int, Standing]] = {}
         self.changed_us = now_us
         self.version = object()
-        """Another one after each piece of news."""
+        """A new object after each change."""
 
     def hear(self, queue: object, standing: Standing, asked_us: int) -> None:
-        """How the key stands, as the store has said who was asked then."""
+        """Take in the store's answer to a question asked at `asked_us`."""
         known = self._heard.get(queue)
         if known is not None and known[0] > asked_us:
             return
@@ -84,33 +83,36 @@ class Watch:
             self.ring()
 
     def since(self, queue: object, than_us: int) -> tuple[int, Standing] | None:
-        """What was heard last, and when that was asked; None if not after this instant."""
+        """The last answer and when it was asked for; None if that was not after `than_us`."""
         known = self._heard.get(queue)
         return known if known is not None and known[0] > than_us else None
 
     def forget(self, now_us: int) -> None:
-        """The key was changed here. Takes no lock: a coroutine that is thrown away comes by here."""
+        """Forget the answers: this process has changed the key.
+
+        Takes no lock, because a coroutine that is thrown away may get here.
+        """
         self._heard = {}
         self.changed_us = now_us
         self.ring()
 
     def ring(self) -> None:
-        """There is news."""
+        """Announce a change."""
         self.version = object()
         for alarm in list(self._alarms):
             alarm.set()
 
     def add(self, alarm: Alarm) -> None:
-        """Set the alarm when there is news."""
+        """Set the alarm at the next change."""
         self._alarms[alarm] = None
 
     def discard(self, alarm: Alarm) -> None:
-        """Its sleeper is awake."""
+        """Remove the alarm of a sleeper that is awake."""
         self._alarms.pop(alarm, None)
 
 
 class Lookout:
-    """How one call that waits at some keys goes on hearing of them."""
+    """How one waiting call polls its keys and hears of changes."""
 
     __slots__ = ("_heard_us", "_look_us", "_seen", "_status", "_watched", "_watches")
 
@@ -120,11 +122,11 @@ class Lookout:
         self._watches = (*self._watched.values(), *beside)
         self._heard_us = heard_us
         self._look_us: int | None = None
-        # Where all news is told, it may have been told before this began to listen.
+        # If every change is announced, one may have been before this lookout was made.
         self._seen = [None if status.hears_all else watch.version for watch in self._watches]
 
     def until_us(self, due_us: int) -> int:
-        """Until when to sleep, unless there is news, before looking how a slot stands that is due then."""
+        """Until when to sleep, unless something changes, before polling for a slot due at `due_us`."""
         if self._look_us is None:
             if self._status.hears_all:
                 self._look_us = _END_US
@@ -134,29 +136,31 @@ class Lookout:
                 )
                 self._look_us = self._heard_us + pause_us(max(0, due_us - self._heard_us), age_us)
                 if due_us - self._look_us < QUICK_US:
-                    # An answer that is on its way when the slot comes would let others go first, and a call
-                    # asks before it leaves. No hold ends sooner: see `notice_us`.
+                    # An answer under way when the slot comes would let other calls leave first, and a call
+                    # asks before it leaves anyway. No hold ends sooner: see `notice_us`.
                     self._look_us = due_us
         return min(due_us, self._look_us)
 
     def lie_down(self, alarm: Alarm) -> None:
-        """Say what ends the sleep where there is news."""
+        """Set the alarm when something changes."""
         for watch in self._watches:
             watch.add(alarm)
         if self._has_news():
             alarm.set()
 
     def get_up(self, alarm: Alarm) -> None:
-        """The sleep is over."""
+        """Remove the alarm after the sleep."""
         for watch in self._watches:
             watch.discard(alarm)
 
     def is_time(self, now_us: int) -> bool:
-        """Whether there is news, or it is time to look."""
+        """Whether something has changed, or the next poll is due."""
         return (self._look_us is not None and now_us >= self._look_us) or self._has_news()
 
     async def look(self, driver: Driver) -> list[Standing]:
-        """How the keys stand: as this process has heard since it was here last, else as the store says."""
+        """The states of the keys: from answers that this process got since the last look, else from the
+        store.
+        """
         self._seen = [watch.version for watch in self._watches]
         than_us = self._heard_us
         told = [await self._status.looking(driver, key, than_us) for key in self._watched]
@@ -169,34 +173,36 @@ class Lookout:
 
 
 FRESH_US = 20_000
-"""How long ago a question may have been sent whose answer somebody still leaves by."""
+"""How old a question may be whose answer is reused."""
 STUCK_S = 5.0
-"""How long to wait for what another has asked, whose loop may have been stopped for good."""
+"""How long to wait for a question that another call has asked, in case its event loop was stopped."""
 
 
 class Standing(NamedTuple):
-    """How a key stands."""
+    """The state of a key."""
 
     generation: int
-    """Which life of the key this is; UNKNOWN where it is cold."""
+    """The generation of the key, new after each reset; UNKNOWN if the key is not in use."""
     shift_us: int
-    """How much later than on the queue's own time everybody leaves."""
+    """How far all departures are shifted from the queue's own time."""
     until_us: int
-    """Until when it is held, on the store's clock."""
+    """Until when the key is held, on the store's clock."""
     ahead_us: int
     """How far the clock that callers sleep by is ahead of the store's."""
     clock: tuple[int, ...] = ()
-    """Where the rate changes, what the queue's clock showed at `until_us`, and at what share it runs."""
+    """For an adaptive rate: what the queue's clock showed at `until_us`, and the share of the full rate it
+    runs at.
+    """
     mark_us: int = 0
     """Until when a part of the key is held, on the store's clock."""
 
     def is_like(self, other: Standing) -> bool:
-        """Whether it says the same of the key to all who wait there."""
+        """Whether both mean the same for the calls that wait at the key."""
         return (self[:3], self.clock) == (other[:3], other.clock)
 
 
 class _Question:
-    """One question, and who waits for its answer."""
+    """A question to the store, and the alarms of the calls that wait for its answer."""
 
     __slots__ = ("_alarms", "answer", "asked_us", "error", "is_open", "queue")
 
@@ -209,36 +215,36 @@ class _Question:
         self._alarms: list[Alarm] = []
 
     def serves(self, now_us: int) -> bool:
-        """Whether its answer serves somebody who asks now."""
+        """Whether a call that asks now may use its answer."""
         return 0 <= now_us - self.asked_us <= FRESH_US and (self.is_open or self.answer is not None)
 
     def ring(self, alarm: Alarm) -> None:
-        """Set the alarm when there is an answer; look at `is_open` before waiting for it."""
+        """Set the alarm once there is an answer; check `is_open` before waiting for it."""
         self._alarms.append(alarm)
 
     def close(self) -> None:
-        """Tell everybody who waits."""
+        """Wake all calls that wait for the answer."""
         self.is_open = False
         alarms, self._alarms = self._alarms, []
         for alarm in alarms:
             alarm.set()
 
     def told(self) -> Standing | None:
-        """What was answered; None if whoever asked has gone."""
+        """The answer; None if the call that asked has gone."""
         if self.error is not None:
             raise self.error
         return self.answer
 
 
 class _Questions:
-    """The questions that this process asks one store, by name and key; those of no more use are forgotten."""
+    """The questions that this process has asked one store, by name and key; old ones are dropped."""
 
     def __init__(self) -> None:
         self.begin()
         _QUESTIONS.add(self)
 
     def begin(self) -> None:
-        """With nothing asked: at first, and in a forked child, where its parent hears the answers."""
+        """Start empty: at first, and in a forked child, because the answers go to its parent."""
         self._lock = forks.lock()
         self._asked: dict[tuple[str, str], _Question] = {}
         self._watches: WeakValueDictionary[tuple[str, str], Watch] = WeakValueDictionary()
@@ -247,22 +253,24 @@ class _Questions:
     def shared(
         self, place: tuple[str, str], queue: LeakyQueue, alarm: Alarm, now_us: int
     ) -> tuple[_Question, bool]:
-        """The question that serves, which rings the alarm; or a new one, and True: to be asked now."""
+        """A question whose answer can be shared, with the alarm added; or a new one and True, for the caller
+        to ask.
+        """
         with self._lock:
             question = self._asked.get(place)
-            # Queues of other numbers read the same state, but call its life by another number.
+            # A queue of other numbers reads the same state but gives its generation another number.
             if question is not None and question.serves(now_us) and question.queue == queue:
                 question.ring(alarm)
                 return question, False
             return self._put(place, queue, now_us), True
 
     def anew(self, place: tuple[str, str], queue: LeakyQueue, now_us: int) -> _Question:
-        """A question to be asked now, whatever was asked before."""
+        """A new question, whatever was asked before."""
         with self._lock:
             return self._put(place, queue, now_us)
 
     def forget(self, place: tuple[str, str], now_us: int) -> None:
-        """The key was changed here: all who wait there hear of it, and the next question is asked anew.
+        """Forget what is known about a key that this process has changed, and wake the calls that wait there.
 
         Takes no lock, as `_Question.close` does not.
         """
@@ -271,12 +279,12 @@ class _Questions:
             watch.forget(now_us)
 
     def drop(self, place: tuple[str, str], question: _Question) -> None:
-        """A question that failed serves nobody. Takes no lock either."""
+        """Drop a question that failed. Takes no lock either."""
         if self._asked.get(place) is question:
             self._asked.pop(place, None)
 
     def watch(self, place: tuple[str, str], now_us: int) -> Watch:
-        """That of all who wait there, while any do."""
+        """The watch that all calls waiting at the key share, as long as there are any."""
         with self._lock:
             watch = self._watches.get(place)
             if watch is None:
@@ -284,8 +292,8 @@ class _Questions:
             return watch
 
     def hear(self, place: tuple[str, str], question: _Question) -> None:
-        """A question was answered."""
-        # What was forgotten meanwhile may have been answered from before the change.
+        """Take in the answer to a question."""
+        # The answer to a forgotten question may be from before the change.
         if question.answer is not None and self._asked.get(place) is question:
             watch = self._watches.get(place)
             if watch is not None:
@@ -303,7 +311,7 @@ class _Questions:
 
 _QUESTIONS: forks.Living[_Questions] = forks.Living()
 _ASKED: dict[int, _Questions] = {}
-"""By the id of the store, while it lives: a store need not be hashable."""
+"""Per store, by id, while it lives: a store need not be hashable."""
 _lock = threading.Lock()
 
 
@@ -316,7 +324,7 @@ def _questions_to(store: Store) -> _Questions:
 
 
 def _forked() -> None:
-    global _lock  # noqa: PLW0603 - it may have been held by a thread that is not here
+    global _lock  # noqa: PLW0603 - a thread that the child lacks may hold it
     _lock = threading.Lock()
     for questions in _QUESTIONS:
         questions.begin()
@@ -326,12 +334,12 @@ forks.in_child(_forked)
 
 
 class KeyStatus:
-    """What one shaper asks; the questions are those of its process."""
+    """The questions of one shaper, shared with all shapers of the same name in its process."""
 
     def __init__(self, store: Store, name: str, queue: LeakyQueue) -> None:
         self.instant = store.instant
         self.hears_all = store.instant and not store.shared
-        """Whether only this process can change a key, so that there is nothing to look for."""
+        """Whether only this process can change a key, so that polling finds nothing."""
         self._clock = store.clock
         self._clock_decides = store.clock_decides
         self._confirm = store.twin(name, queue, CONFIRM)
@@ -340,7 +348,7 @@ class KeyStatus:
         self._questions = _questions_to(store)
 
     async def ask(self, driver: Driver, key: str) -> Standing:
-        """How the key stands, or stood at most 20 ms ago."""
+        """The state of a key, at most 20 ms old."""
         if self.instant:
             return self._standing(self._confirm.call(key))
         while True:
@@ -370,16 +378,18 @@ class KeyStatus:
         return await self.ask(driver, key)
 
     def watch(self, key: str) -> Watch:
-        """What is known here of a key at which calls wait."""
+        """The watch of a key at which calls wait."""
         return self._questions.watch((self._name, key), self._clock.now_us())
 
     async def looking(self, driver: Driver, key: str, than_us: int) -> tuple[int, Standing]:
-        """How a key stands, and when that was asked: what was heard here since an instant will do."""
+        """The state of a key, and when it was asked for: an answer since `than_us` is reused."""
         known = self.watch(key).since(self._queue, than_us)
         return (self._clock.now_us(), await self.ask(driver, key)) if known is None else known
 
     def changing(self, change: Twin[Any]) -> Twin[Any]:
-        """An operation on a key of which all who wait there hear, and nothing here is as it was before it."""
+        """Wrap an operation that changes a key: what is known about it is forgotten, and waiting calls are
+        woken.
+        """
 
         def changed(key: str, *args: Any) -> Any:
             try:
@@ -408,7 +418,7 @@ class KeyStatus:
         question.close()
 
     def _dropped(self, key: str, question: _Question) -> None:
-        # The traceback of its error holds the store, and would keep it alive.
+        # The traceback of its error refers to the store and would keep it alive.
         self._questions.drop((self._name, key), question)
 
     def _forget(self, key: str) -> None:

@@ -1,17 +1,15 @@
-"""Prefetch: slots that a process takes ahead of its callers, so that few of them wait for a trip.
+"""Prefetch: slots that a process reserves ahead of its calls, so that few calls wait for a trip to the store.
 
-In front of a store that is far away stands a desk for each key. A caller takes a slot from its stock; one
-who finds none waits there, and all who have gathered are served by the next trip. Trips are made by a
-thread of their own, a tender for each key that is in use: so nobody who goes away takes a trip along, and
-a stock is refilled, and given back, while nobody asks for anything.
+Each key in use has a desk with a stock, which holds the slots that the process owns but no call has asked for
+yet. A call takes a slot from the stock; if there is none, it waits at the desk, and the next trip serves all
+calls that wait there. Each desk has a thread (its tender) that makes the trips. So a call that gives up does
+not abort a trip, and a stock is refilled and given back even while there are no calls.
 
-Stock: the slots of one key that a process owns before anybody in it has asked for them.
+The stock only decides: it reads no clock and asks no store. Its tender asks it what to do `next`, does that,
+and passes the result back to it.
 
-Everything here is decided from what it is told: no clock is read and no store is asked. Whoever tends a
-stock asks it what to do `next`, does that, and tells it what came of it.
-
-Instants without a word are those of the clock that callers sleep by. A slot stands on the queue's own
-time; how far the one is ahead of the other, every answer of the store tells anew.
+Instants are on the clock that callers sleep by, unless said otherwise. Slots are on the queue's own time;
+each answer of the store tells how far apart the two are.
 """
 
 from __future__ import annotations
@@ -36,28 +34,28 @@ from shapekit.rate import SECOND_US, Duration, duration_us
 from shapekit.stores.base import Store
 
 MOST = 256
-"""The most slots that one trip takes: a script that runs longer would keep everybody else waiting."""
+"""The most slots per trip: a longer script would make all other clients of the store wait."""
 _FIRST = 8
 """How many further slots the first busy trip asks for."""
 _GROWTH = 4
 _STEPS = 10
-"""The part of a span's slots that everybody who is busy gets beside what came."""
+"""The part of a span's slots that each busy process gets in addition to what its calls need."""
 _WORTH = 8
-"""So many slots have to be used for each that is wasted."""
+"""How many slots have to be used for each one wasted."""
 _FEW, _ENOUGH = 4, 32
-"""How many slots tell something: the larger a trip was, the more, for a machine stalls now and then."""
+"""How many slots are needed to judge: more for larger trips, because a machine stalls now and then."""
 _MOST_STRIKES = 5
-"""A stock that was wasteful again and again does not grow for 2 to the power of this spans."""
+"""A stock that keeps wasting slots does not grow for up to 2 to the power of this spans."""
 _PATIENCE = 4
-"""The part of a span after which slots that nobody comes for go back."""
+"""The part of a span after which unused slots are given back."""
 _DRIFT = 1_000
-"""Two clocks go apart by less than a µs in so many."""
+"""Two clocks drift apart by less than 1 µs in this many."""
 _HASTE = 100
-"""Slots are handed out sooner by a µs in so many, where answers came later before."""
+"""After late answers, slots are handed out earlier by 1 µs in this many."""
 
 
 class Refill(NamedTuple):
-    """Fetch a slot for each who waits, and so many further ones within a span of the line."""
+    """Fetch a slot for each waiting call, and up to `further` more within `span_us` of the queue's time."""
 
     further: int
     span_us: int
@@ -70,24 +68,24 @@ class GiveBack(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """There is nothing to do before this instant, unless somebody comes."""
+    """Do nothing before this instant, unless a call comes."""
 
     until_us: int
 
 
 class Ask(NamedTuple):
-    """Ask how the key stands."""
+    """Ask the store for the state of the key."""
 
 
 class Rest(NamedTuple):
-    """Nothing is owned and nobody waits: there is nothing to tend."""
+    """Nothing is owned and no call waits: the tender can end."""
 
 
 Next: TypeAlias = Refill | GiveBack | Wait | Ask | Rest
 
 
 class Stock:
-    """What one process owns on one key."""
+    """The slots that one process owns at one key."""
 
     def __init__(
         self,
@@ -103,12 +101,13 @@ class Stock:
         self._leaves_by = leaves_by
         self._clock_decides = clock_decides
         self._counted = counted
-        """Whether a slot that passes unused has to go back, for limits count it that have a memory."""
+        """Whether an unused slot that has passed must be given back, because a limit with memory counts it.
+        """
         self._slots: deque[Grant] = deque()
         self._returning: list[Grant] = []
         self._standing = (-1, 0, 0, 0)
         self.doubts = object()
-        """Another one after each doubt, so that it shows whether a question was asked before it."""
+        """A new object after each doubt, to tell whether a question was asked before it."""
         self._sure_by: object = None
         self._heard_us = 0
         self._ahead_us = 0
@@ -130,13 +129,13 @@ class Stock:
         self._may_refill = False
 
     def __len__(self) -> int:
-        """The slots that nobody has asked for yet."""
+        """The number of slots that no call has asked for yet."""
         return len(self._slots)
 
     # callers
 
     def come(self, now_us: int) -> None:
-        """Somebody asks for a slot."""
+        """Count a call that asks for a slot."""
         self._forget_comers(now_us)
         if not self._comers:
             self._busy_since_us = now_us
@@ -144,7 +143,7 @@ class Stock:
         self._came_us = now_us
 
     def take(self, now_us: int, cost: int, bound_us: int | None) -> Grant | None:
-        """The earliest slot that is not over, if it is for such a caller; the store has to say otherwise."""
+        """The earliest slot that has not passed, if it suits the call; None if the store has to be asked."""
         if cost != 1 or not self._is_sure:
             return None
         self._pass_by(now_us)
@@ -152,7 +151,8 @@ class Stock:
             return None
         granted = self._handed(self._slots[0], now_us)
         if not granted.wait_us and now_us - self._heard_us > self._prefetch_us:
-            # Whoever waits asks whether the key is held before leaving, and who does not wait does not.
+            # A call that waits asks whether the key is held before it leaves; one that does not wait never
+            # asks.
             granted = granted._replace(wait_us=1)
         if bound_us is not None and granted.wait_us > bound_us:
             return None
@@ -162,7 +162,7 @@ class Stock:
         return granted
 
     def put_back(self, granted: Grant) -> None:
-        """A slot that was fetched for somebody who has gone is for the next, or goes back."""
+        """Return a slot whose caller has gone: to the stock, or else to the store."""
         if granted.cost == 1 and granted.generation == self._standing[0]:
             self._slots = deque(sorted([*self._slots, granted], key=_due_us))
         else:
@@ -173,9 +173,10 @@ class Stock:
     def hear(
         self, standing: tuple[int, int, int, int], ahead_us: int, asked_us: int, now_us: int, doubts: object
     ) -> None:
-        """How the key stands: generation, shift, until when it is held, its mark; asked and answered when.
+        """Take in the state of the key: generation, shift, end of the hold, end of the mark; and the trip's
+        times.
 
-        An answer to a question that was asked before the latest of the `doubts` tells the time alone.
+        If the question was asked before the latest of the `doubts`, only the clock is taken from the answer.
         """
         trip_us = max(0, now_us - asked_us)
         self._trip_us = max(trip_us, self._trip_us * 7 // 8)
@@ -184,7 +185,7 @@ class Stock:
         if doubts is not self.doubts:
             return
         if standing[0] != self._standing[0]:
-            # Another life of the key: what was promised in this one nobody knows there.
+            # A new generation of the key: slots of the old one mean nothing there.
             self._returning += self._slots
             self._slots.clear()
             self._last_us = self._last_taken_us = 0
@@ -194,15 +195,16 @@ class Stock:
         self._heard_us = asked_us
 
     def _set_clock(self, ahead_us: int, trip_us: int, now_us: int) -> None:
-        """How far the clocks are apart, by an answer that was on its way for a part of the trip.
+        """Estimate the offset between the clocks, from an answer that took a part of the trip to arrive.
 
-        The quickest answers know it best, but nobody is helped by changing it at once: who leaves by one
-        answer and who by the next would come too close. So while slots are owned, it comes down slowly.
+        The quickest answers are the most exact, but a sudden change would put two calls too close together:
+        one that leaves by the old offset and one by the new. So while slots are owned, the offset falls
+        slowly.
         """
         passed_us = max(0, now_us - self._heard_us)
         if trip_us > self._prefetch_us and self._heard_us:
-            # The process was stopped, or the way was. All that is owned would leave late by as much: what was
-            # known before is better, as far as this answer allows it.
+            # The process or the network was stalled, and this answer would delay all owned slots by that
+            # much. The earlier estimate is better, as far as this answer is consistent with it.
             known_us = self._ahead_at(now_us - ahead_us) + passed_us // _DRIFT
             ahead_us = min(ahead_us, max(known_us, ahead_us - trip_us))
         least_us = max(self._least_ahead_us + passed_us // _DRIFT, ahead_us - trip_us)
@@ -214,27 +216,27 @@ class Stock:
         self._since_us = now_us - ahead_us
 
     def _ahead_at(self, there_us: int) -> int:
-        """How far the clock that callers sleep by is ahead of the queue's, when that shows so much."""
+        """How far the clock that callers sleep by is ahead of the queue's when that shows `there_us`."""
         passed_us = max(0, there_us - self._since_us)
         return max(self._least_ahead_us, self._ahead_us - passed_us // _HASTE)
 
     def doubt(self) -> None:
-        """The key was changed here: how it stands has to be asked before anybody leaves."""
+        """Note a change of the key by this process: its state is asked for before the next call leaves."""
         self.doubts = object()
 
     def fill(self, asked: Sequence[Grant], further: Sequence[Grant], now_us: int) -> list[Grant]:
-        """What a trip has fetched; returns the slots and refusals for those who asked."""
+        """Take in the slots of a trip; returns the answers for the calls that asked."""
         self._learn(now_us)
         generation = self._standing[0]
         taken = [granted for granted in asked if granted.accepted and granted.generation == generation]
         self._returning += [granted for granted in further if granted.generation != generation]
         further = [granted for granted in further if granted.generation == generation]
-        # Who asks again as soon as there is an answer is kept waiting by the trips themselves.
+        # Calls that come right after an answer are slowed down by the trips themselves.
         is_hurried = 0 <= self._came_us - self._answered_us < self._trip_us // 2
         self._answered_us = now_us
         is_late = any(granted.wait_us > 0 for granted in (*taken, *further))
         self._is_crowded = len(asked) > 1 or is_hurried or is_late
-        # They may stand in places that others have left, before those that are owned.
+        # They may be in places that others have left, before the slots that are owned.
         self._slots = deque(sorted([*self._slots, *further], key=_due_us))
         self._last_taken_us = max([self._last_taken_us, *map(_due_us, taken)])
         self._last_us = max([self._last_us, *map(_due_us, (*taken, *further))])
@@ -243,11 +245,11 @@ class Stock:
         return [self._handed(granted, now_us) if granted.accepted else granted for granted in asked]
 
     def failed(self) -> None:
-        """A trip came to nothing: nobody goes on one again before somebody needs it."""
+        """A trip failed: no refill until a call needs one."""
         self._may_refill = False
 
     def known(self, now_us: int) -> Standing | None:
-        """How the key stands, if that was heard within a span."""
+        """The state of the key, if it is at most one span old."""
         if self._is_sure and 0 <= now_us - self._heard_us <= self._prefetch_us:
             generation, shift_us, until_us, mark_us = self._standing
             ahead_us = self._ahead_at(now_us - self._ahead_us)
@@ -257,7 +259,7 @@ class Stock:
     # tending
 
     def next(self, now_us: int, waiting: int) -> Next:
-        """What is to be done, while so many wait whom the stock does not serve."""
+        """What the tender does next, while `waiting` calls wait that the stock cannot serve."""
         self._pass_by(now_us)
         if waiting:
             return Ask() if self._slots and not self._is_sure else self._refill(now_us, waiting)
@@ -267,8 +269,8 @@ class Stock:
         if self._may_refill and self._most and self._is_crowded:
             ahead_us = self._trip_us * 3 // 2
             low_us = self._at_us(self._last_us) - ahead_us
-            # Who leaves by what was heard longer ago than a span asks again: each of them, and slots pass.
-            # An answer that is too old for that when it comes helps nobody.
+            # A call whose state of the key is older than a span asks again, each call by itself, and slots
+            # pass meanwhile. An answer that is too old on arrival does not help.
             is_worth = self._prefetch_us > 2 * self._trip_us
             old_us = self._heard_us + self._prefetch_us - ahead_us if is_worth else low_us
             if now_us < min(low_us, old_us):
@@ -280,7 +282,7 @@ class Stock:
         return Wait(idle_us) if self._slots or self._returning else Rest()
 
     def surrender(self) -> GiveBack | Rest:
-        """All that is owned, to be given back; one generation at a time."""
+        """Give back everything, one generation at a time."""
         return self._give_back(is_over=True)
 
     # inside
@@ -290,7 +292,9 @@ class Stock:
         return self._sure_by is self.doubts
 
     def _refill(self, now_us: int, waiting: int) -> Refill:
-        """As many further slots as came in a span, if slots were waited for and none were wasted."""
+        """Ask for as many further slots as calls came in a span, if calls had to wait and no slots were
+        wasted.
+        """
         is_held = self._is_sure and self._standing[2] + self._ahead_us > now_us
         expected = self._expected(now_us)
         if (not self._is_crowded and waiting < 2) or len(self._comers) < 2 or is_held:
@@ -300,7 +304,7 @@ class Stock:
             left_us -= self._slots[-1][10] - self._slots[0][10]
         if left_us <= 0:
             return Refill(0, 0)
-        # In proportion to what came, those who have most would keep it; so each has a part that is the same.
+        # Purely proportional, the process with most slots would keep most; so each gets an equal part, too.
         fair = expected * 3 // 4 + self._step
         return Refill(max(0, min(self._most, fair, MOST - waiting)), left_us)
 
@@ -316,7 +320,7 @@ class Stock:
         return GiveBack(tuple(sorted(own, key=_due_us)))
 
     def _pass_by(self, now_us: int) -> None:
-        """A slot whose time is over is nobody's: who left by it now would be too close to the next."""
+        """Drop slots that have passed: a call that left by one now would be too close to the next."""
         while self._slots and self._at_us(self._leaves_by(self._slots[0])) < now_us:
             passed = self._slots.popleft()
             self._wasted += 1
@@ -324,7 +328,7 @@ class Stock:
                 self._returning.append(passed)
 
     def _learn(self, now_us: int) -> None:
-        """From what became of the slots since: whether to ask for more of them, or for fewer."""
+        """Judge by the slots since the last time whether to ask for more of them or fewer."""
         seen = self._used + self._wasted
         is_good = self._wasted * _WORTH <= self._used
         if seen >= max(_FEW, min(_ENOUGH, self._most * _FEW)):
@@ -334,19 +338,19 @@ class Stock:
             self._strikes = max(0, self._strikes - 1) if is_good else min(_MOST_STRIKES, self._strikes + 1)
             self._used = self._wasted = 0
         if (is_good or seen < _FEW) and self._is_crowded and now_us >= self._rests_until_us:
-            # Not from one on: a few slots next to each other are over before anybody hears of them.
+            # Not from 1 up: a few slots next to each other have passed before the process knows of them.
             grown = self._most * (2 if self._strikes else _GROWTH)
             self._most = min(MOST, max(1, grown, self._expected(now_us) // _GROWTH))
 
     def _handed(self, granted: Grant, now_us: int) -> Grant:
-        """The slot as it is from now on, with the holds that are known."""
+        """The slot as it is now, with the holds that are known."""
         generation, shift_us, until_us, mark_us = self._standing
         if granted.generation != generation:
             return granted
         at_us = max(granted.due_us + shift_us, until_us)
         wait_us = self._at_us(granted.due_us) - now_us
         if wait_us < 0:
-            # Late, which with a burst may be as good as in time.
+            # Late; with a burst, that may still be within the limit.
             at_us = max(at_us, min(at_us - wait_us, self._leaves_by(granted) + shift_us))
             wait_us = 0
         held = max(until_us, mark_us) + self._ahead_us > now_us
@@ -357,7 +361,7 @@ class Stock:
         return there_us + self._ahead_at(there_us)
 
     def _expected(self, now_us: int) -> int:
-        """How many come in a span, as they do now."""
+        """How many calls come per span, at the current pace."""
         self._forget_comers(now_us)
         span_us = max(1, min(self._prefetch_us, now_us - self._busy_since_us), self._trip_us)
         return -(-len(self._comers) * self._prefetch_us // span_us)
@@ -373,16 +377,16 @@ def _due_us(granted: Grant) -> int:
 
 
 LONGEST_US = 60 * SECOND_US
-"""The longest span: what a worker that dies has owned, nobody can use."""
+"""The longest span: if a worker dies, the slots that it owns are lost."""
 _TRIPS = 32
-"""Trips at one time, on as many connections."""
+"""Trips at the same time, each on a connection."""
 _DESKS = 256
-"""Keys after which those out of use are forgotten for the first time."""
+"""The number of keys at which unused desks are first dropped."""
 _NAP_S = 60.0
 
 
 class _Call:
-    """One caller, who waits for the answer."""
+    """A call that waits for its answer."""
 
     __slots__ = ("alarm", "asked", "error", "granted", "is_gone")
 
@@ -400,12 +404,12 @@ class _Call:
         try:
             raise error or StoreUnavailableError("nobody has answered")
         finally:
-            # Its traceback holds this frame.
+            # The traceback of the error refers to this frame.
             error = None
 
 
 class _Desk:
-    """One key: its stock, who waits there, and what wakes its tender."""
+    """One key: its stock, the calls that wait, and the event that wakes its tender."""
 
     __slots__ = ("calls", "news", "stock", "tender")
 
@@ -417,7 +421,7 @@ class _Desk:
 
 
 class Prefetch:
-    """The slots that this process owns of one shaper; in place of the store's `reserve`."""
+    """The slots that this process owns of one shaper; takes the place of the store's `reserve`."""
 
     def __init__(self, name: str, store: Store, queue: LeakyQueue, prefetch_us: int) -> None:
         self._what = f"shaper {name!r}"
@@ -434,7 +438,7 @@ class Prefetch:
         _PREFETCHES.add(self)
 
     def anew(self) -> None:
-        """Own nothing: a forked child has what it takes itself, and none of its parent's threads."""
+        """Start empty: a forked child has neither its parent's slots nor its threads."""
         self._lock = threading.Lock()
         self._trips = threading.BoundedSemaphore(_TRIPS)
         self._desks: dict[str, _Desk] = {}
@@ -445,7 +449,7 @@ class Prefetch:
 
     @property
     def grant(self) -> Twin[Any]:
-        """What takes a slot, in place of the store's `reserve`."""
+        """Takes a slot, in place of the store's `reserve`."""
         return Twin(lambda key, asked: run(self._ask, key, asked), partial(self._ask, TASKS))
 
     async def _ask(self, driver: Driver, key: str, asked: Asked) -> Grant:
@@ -461,7 +465,7 @@ class Prefetch:
         return call.answered()
 
     def _taken(self, key: str, asked: Asked, alarm: Callable[[], Any]) -> Grant | _Call:
-        """A slot of the stock; or what to wait for."""
+        """A slot from the stock, or else a call to wait for."""
         cost, bound_us, _ = asked
         with self._lock:
             self._check_open()
@@ -477,7 +481,7 @@ class Prefetch:
             return call
 
     async def _leave(self, key: str, call: _Call) -> None:
-        """Whoever goes away before the answer has no slot: the next one has it."""
+        """A call that leaves before its answer passes its slot on to the next one."""
         with self._lock:
             call.is_gone = True
             if call.granted is not None and call.granted.accepted:
@@ -488,17 +492,17 @@ class Prefetch:
     # how a key stands
 
     def known(self, key: str) -> Standing | None:
-        """How a key stands, if that was heard within a span."""
+        """The state of a key, if it is at most one span old."""
         desk = self._desks.get(key)
         return None if desk is None else desk.stock.known(self._clock.now_us())
 
     def doubts(self, key: str) -> object:
-        """What to take along with a question, and to hand back with its answer."""
+        """The token to take before a question, and to pass to `hear` with its answer."""
         desk = self._desks.get(key)
         return None if desk is None else desk.stock.doubts
 
     def hear(self, key: str, standing: Standing, asked_us: int, doubts: object) -> None:
-        """How a key stands, as the store has just said."""
+        """Take in the state of a key that the store has just answered with."""
         with self._lock:
             desk = self._desks.get(key)
             if desk is not None:
@@ -509,7 +513,10 @@ class Prefetch:
                     desk.news.set()
 
     def doubt(self, key: str) -> None:
-        """The key was changed here. Takes no lock: a coroutine that is thrown away comes by here."""
+        """Note a change of the key by this process.
+
+        Takes no lock, because a coroutine that is thrown away may get here.
+        """
         desk = self._desks.get(key)
         if desk is not None:
             desk.stock.doubt()
@@ -517,16 +524,16 @@ class Prefetch:
     # the end
 
     def close(self) -> None:
-        """Give back all that is owned, and serve nobody any more."""
+        """Give back all slots, and serve no further calls."""
         for tender in self._end():
             tender.join()
 
     def store_closed(self) -> None:
-        """`close`, where nothing can be given back any more."""
+        """`close` for a store that is closed already: nothing can be given back."""
         self._end()
 
     def _end(self) -> list[threading.Thread]:
-        """The threads that give back what is owned, and end."""
+        """Stop all desks; returns the threads that give back their slots and end."""
         with self._lock:
             self._is_closed = True
             desks = list(self._desks.values())
@@ -569,14 +576,14 @@ class Prefetch:
             try:
                 tender.start()
             except RuntimeError:
-                # No more threads: the interpreter ends, or the machine is full.
+                # No more threads: the interpreter is shutting down, or the system limit is reached.
                 desk.tender = None
                 calls, desk.calls = desk.calls, []
                 _fail(calls, StoreUnavailableError("there is no thread left to ask the store on"))
         desk.news.set()
 
     def _serve(self, desk: _Desk, now: int) -> None:
-        """Those who have gathered, in order, as far as the stock goes."""
+        """Serve the waiting calls in order, as far as the stock goes."""
         while desk.calls:
             call = desk.calls[0]
             if not call.is_gone:
@@ -601,7 +608,7 @@ class Prefetch:
             raise
 
     def _work(self, key: str, desk: _Desk) -> None:
-        """Until nobody waits and nothing is owned."""
+        """Tend the stock until nothing is owned and no call waits."""
         while True:
             with self._lock:
                 desk.news = threading.Event()
@@ -626,7 +633,9 @@ class Prefetch:
         return desk.stock.surrender()
 
     def _go(self, key: str, desk: _Desk, todo: Next, calls: Sequence[_Call]) -> None:
-        """One trip. What goes wrong is told those who wait for it, and where nobody does, nobody."""
+        """Make one trip. An error goes to the calls that wait for it; without any, only an unexpected one is
+        raised.
+        """
         asked_us, doubts = self._clock.now_us(), desk.stock.doubts
         try:
             with self._trips:
@@ -648,7 +657,7 @@ class Prefetch:
                 raise
             return
         except BaseException:
-            # Its callers are told with those who wait at the desk.
+            # Its calls fail together with those at the desk.
             with self._lock:
                 desk.calls[:0] = calls
             raise
@@ -668,7 +677,9 @@ class Prefetch:
 
 
 class PrefetchedStatus(KeyStatus):
-    """A call that leaves by a prefetched slot asks nothing while its key was heard of within a span."""
+    """Key status of a prefetching shaper: a call that leaves asks nothing if the state is at most one span
+    old.
+    """
 
     def __init__(self, store: Store, name: str, queue: LeakyQueue, prefetch: Prefetch) -> None:
         super().__init__(store, name, queue)
@@ -698,9 +709,9 @@ class PrefetchedStatus(KeyStatus):
 def prefetched(
     name: str, store: Store, queue: LeakyQueue, prefetch: Duration
 ) -> tuple[Prefetch | None, KeyStatus]:
-    """The slots that a shaper takes ahead, and what asks whether its slots still stand.
+    """Prefetch for a shaper, and its key status.
 
-    None where a slot costs no trip that could be saved.
+    None instead of a prefetch if the store is in this process, where there is no trip to save.
     """
     prefetch_us = duration_us("prefetch", prefetch, most=LONGEST_US)
     if store.instant:

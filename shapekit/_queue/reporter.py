@@ -1,12 +1,12 @@
-"""Reporter: what one shaper tells: to those who listen, and to the log.
+"""Reporter: passes the events of one shaper to listeners and to the log.
 
-What becomes of calls is logged for DEBUG, what becomes of keys for INFO. Where nothing in the process has
-loaded `logging`, nobody would read that, and it is not loaded for it. A long wait is warned of all the same.
+Events of calls are logged at DEBUG, events of keys at INFO. If the process has not loaded `logging`, nothing
+is logged and it stays unloaded; only the warning about a long wait loads it.
 
-Budgets: how much of each quota is used, looked at now and then while somebody listens.
+Budgets: reads how much of each quota is used, for the BudgetReached event.
 
-Whoever takes a slot looks, at most once a second for each key, and tells what has been reached since. That
-costs a trip to the store, so nobody looks while nobody listens, or where there is no quota.
+A call that takes a slot, or is refused one, reads the usage, at most once a second per key. That costs a trip
+to the store, so it is skipped if there are no listeners or no quotas.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 __all__ = ["Budgets"]
 
 PERCENTS = (80, 95)
-"""What is told, in percent of the limit."""
+"""The shares that are reported, in percent of the limit."""
 LOOK_US = SECOND_US
-"""How often a key is looked at."""
+"""How often the usage of a key is read."""
 MOST_KEYS = 1_024
-"""Of how many keys it is known what was told; of one that was forgotten it is told again."""
+"""How many keys are remembered with what was reported; a forgotten key is reported again."""
 
 
 class _Watched:
-    """What is known of one key: when it was looked at, and of each quota its period and how much was told."""
+    """One key: when it was read, and for each quota its period and how many shares were reported."""
 
     __slots__ = ("looked_us", "told")
 
@@ -65,7 +65,7 @@ class _Watched:
 
 
 class Budgets:
-    """The quotas of one shaper, and what of them was told in this process."""
+    """The quotas of one shaper, and which shares this process has reported."""
 
     def __init__(self, name: str, queue: LeakyQueue, store: Store, ears: Ears) -> None:
         self._name = name
@@ -78,7 +78,7 @@ class Budgets:
         self._keys: dict[str, _Watched] = {}
 
     async def look(self, driver: Driver, key: str) -> None:
-        """Tell what a key has reached, if it is time to look. A store that does not answer tells nothing."""
+        """Report the shares that a key has reached, if a read is due. A store that is down is ignored."""
         if self._is_due(key):
             with suppress(StoreUnavailableError):
                 self._tell(key, await driver.ask(self._read, key))
@@ -106,7 +106,7 @@ class Budgets:
                 self._ears.tell(BudgetReached(self._name, key, usage.name, share, usage.used, usage.limit))
 
     def _newly_reached(self, key: str, place: int, usage: QuotaUsage) -> tuple[int, ...]:
-        """The percents that are reached, and were not told of this period yet."""
+        """The percentages reached that were not reported in this period."""
         reached = tuple(percent for percent in PERCENTS if usage.used * 100 >= percent * usage.limit)
         with self._lock:
             known = self._keys.get(key)
@@ -114,7 +114,7 @@ class Budgets:
                 return ()
             period, told = known.told.get(place, (usage.resets_at, 0))
             if usage.per.startswith("rolling:"):
-                # It has no end: told again is what it fell below meanwhile.
+                # A rolling quota has no period: a share is reported again after the usage fell below it.
                 told = min(told, len(reached))
             elif period != usage.resets_at:
                 told = 0
@@ -123,15 +123,15 @@ class Budgets:
 
 
 MOST_HOLDS = 1_024
-"""Of how many keys it is known that they are held; of the others a hold counts as a new one."""
+"""How many keys are remembered as held; for a forgotten key, a hold counts as new."""
 
 _DEBUG, _INFO = 10, 20
 LONG_US = 60 * SECOND_US
-"""Longer than a careful person lets a call wait without having said so."""
+"""A wait above this that no `max_wait` bounds is worth a warning."""
 
 
 class Reporter:
-    """What one shaper tells. Everything may be called while nobody listens, and then makes nothing."""
+    """The events of one shaper. While there are no listeners, no event is made."""
 
     def __init__(self, name: str, clock: Clock, sleepers: Sleepers) -> None:
         self.ears = Ears()
@@ -150,9 +150,9 @@ class Reporter:
             self.ears.tell(Reserved(self._name, reservation.key, reservation.cost, reservation.delay))
 
     def waits(self, key: str, wait_us: int, *, is_bounded: bool) -> None:
-        """A call begins to wait. A long wait that nothing bounds is warned of once for each key."""
+        """A call begins to wait. A long wait without a bound is warned about once per key."""
         if wait_us > LONG_US and not is_bounded and self._is_first(key):
-            import logging  # noqa: PLC0415 - only who has something to say loads it
+            import logging  # noqa: PLC0415 - loaded only to log
 
             logging.getLogger("shapekit.shaper").warning(
                 "%s: key %r waits %.6g s, and nothing bounds that: max_wait= refuses longer waits at once",
@@ -191,7 +191,7 @@ class Reporter:
         self.stopped(key, error)
 
     def stopped(self, key: str, error: BaseException) -> None:
-        """What a call that does not leave raises."""
+        """Log the error of a call that does not leave."""
         if log := _log("shapekit.shaper", _DEBUG):
             log.debug("%s: key %r does not leave: %s: %s", self._name, key, type(error).__name__, error)
 
@@ -201,12 +201,12 @@ class Reporter:
             self.ears.tell(Cancelled(self._name, reservation.key, reservation.cost, True))
 
     def settled(self, reservation: Reservation, actual: int) -> None:
-        """It is known what a call cost."""
+        """The actual cost of a call is known."""
         if self.ears:
             self.ears.tell(Settled(self._name, reservation.key, reservation.cost, actual))
 
     def measured(self, key: str, cost: int, delay: float, code: str | None) -> None:
-        """A call passed, and what would have become of it is known."""
+        """A call passed at once under `enforce=False`, and what shaping would have done is known."""
         if self.ears:
             self.ears.tell(Measured(self._name, key, cost, delay, code))
         if log := _log("shapekit.policy", _INFO):
@@ -224,7 +224,7 @@ class Reporter:
             return
         if self.ears:
             self.ears.tell(Held(self._name, key, length_us / SECOND_US, added_us / SECOND_US))
-        # A server refuses many calls together, each of which holds the key.
+        # A server refuses many calls at once, and each refusal holds the key.
         level = _INFO if added_us == length_us else _DEBUG
         if log := _log("shapekit.shaper", level):
             log.log(level, "%s: key %r is held for %.6g s", self._name, key, length_us / SECOND_US)
@@ -236,14 +236,14 @@ class Reporter:
             if before is not None:
                 self._held_until_us[key] = until
         if before == until:
-            return  # it was just now
+            return  # reported just now
         if self.ears:
             self.ears.tell(Resumed(self._name, key, left_us / SECOND_US))
         if log := _log("shapekit.shaper", _INFO):
             log.info("%s: the hold of key %r ends in %.6g s", self._name, key, left_us / SECOND_US)
 
     def rate_changed(self, key: str, rate: float, before: float) -> None:
-        """What was learned of a key has changed its rate."""
+        """An adaptive rate has changed."""
         if self.ears:
             self.ears.tell(RateChanged(self._name, key, rate, before))
         level = _INFO if rate < before else _DEBUG
@@ -251,14 +251,14 @@ class Reporter:
             log.log(level, "%s: key %r goes from %.4g/s to %.4g/s", self._name, key, before, rate)
 
     def was_reset(self, key: str) -> None:
-        """A key was forgotten."""
+        """A key was reset."""
         with self._lock:
             self._held_until_us.pop(key, None)
         if log := _log("shapekit.shaper", _INFO):
             log.info("%s: key %r was reset", self._name, key)
 
     def _longer_by_us(self, key: str, length_us: int) -> int:
-        """By how much a hold is longer than what was known of; from now on it is known."""
+        """By how much a hold is longer than the known one; remembers the longer one."""
         with self._lock:
             now, known = self._clock.now_us(), self._held_until_us
             until = now + length_us
@@ -269,24 +269,24 @@ class Reporter:
                     del known[next(iter(known))]
                 self._held_until_us = known
             known[key] = until
-        # The store would have kept a longer one: that was ended elsewhere.
+        # The store keeps the longer hold, so a longer known one must have been ended elsewhere.
         return length_us if before > until else until - max(before, now)
 
     # the store
 
     def watching(self, key: str) -> _Watch:
-        """Inside, what the store does not answer is told."""
+        """A context manager that reports errors of the store."""
         return _Watch(self, key)
 
     def failed(self, key: str, error: BaseException | None) -> None:
-        """A call ends with an error, perhaps because the store did not answer it."""
-        # A shaper that was closed raises the same.
+        """A call ended with an error, perhaps because the store did not answer."""
+        # A closed shaper raises the same error.
         if isinstance(error, StoreUnavailableError) and self.ears and not self._sleepers.is_closed:
             self.ears.tell(StoreFailed(self._name, key, str(error)))
 
 
 class _Watch:
-    """A context in which one key is asked about."""
+    """Reports the errors of operations on one key."""
 
     __slots__ = ("_key", "_reporter")
 
@@ -295,7 +295,7 @@ class _Watch:
         self._key = key
 
     def __enter__(self) -> None:
-        """Nothing has failed yet."""
+        """Nothing to prepare."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -308,10 +308,10 @@ _LOGS: dict[str, Logger] = {}
 
 
 def _log(name: str, level: int) -> Logger | None:
-    """The logger, if it writes what has this level."""
+    """The logger, if it logs this level."""
     log = _LOGS.get(name)
     if log is None:
-        # What another thread is just loading may not have it yet.
+        # A module that another thread is just importing may not have the function yet.
         get = getattr(sys.modules.get("logging"), "getLogger", None)
         if get is None:
             return None

@@ -1,6 +1,6 @@
-"""Reservation: what a shaper gives, a slot or the refusal to give one, and an outlook on slots.
+"""Reservation: a slot that a shaper has granted, or its refusal; and Outlook, a forecast of slots.
 
-One may travel, in values that every serializer takes, to the process that makes the call.
+A reservation can be serialized to plain values and continued in another process.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ __all__ = ["Outlook", "Reservation", "received", "sent"]
 
 
 class Outlook(NamedTuple):
-    """When more calls will have left, in seconds from now."""
+    """When further calls would leave, in seconds from now."""
 
     first_in: float
-    """When the first of them leaves."""
+    """When the first one leaves."""
     last_in: float
-    """When the last of them leaves."""
+    """When the last one leaves."""
 
 
 class Reservation:
-    """A slot that was taken, or the refusal to give one; true if accepted. It never changes."""
+    """A slot that was taken, or its refusal; true if accepted. Immutable."""
 
     __slots__ = ("core", "granted", "key")
 
     core: Final[Core]
     key: Final[str]
-    """The key whose limit the slot is of."""
+    """The key whose limit the slot counts against."""
     granted: Final[Granted]
 
     def __init__(self, core: Core, key: str, granted: Granted) -> None:
@@ -52,54 +52,55 @@ class Reservation:
 
     @property
     def leaves_now(self) -> bool:
-        """Whether its call may leave at once."""
+        """Whether the call may leave at once."""
         return self.granted[ACCEPTED] and not self.granted[WAIT_US]
 
     @property
     def grant(self) -> Grant:
-        """Everything that was agreed on; plain values, which another process can carry on."""
+        """Every detail of the grant, as plain values that another process can use."""
         return Grant(*self.granted)
 
     @property
     def cost(self) -> int:
-        """The units that were reserved."""
+        """The units reserved."""
         return self.grant.cost
 
     @property
     def delay(self) -> float:
-        """Seconds from the reservation to the departure; if refused, what they would have been."""
+        """Seconds from the reservation to the departure; for a refusal, the wait that was refused."""
         return self.granted[WAIT_US] / SECOND_US
 
     @property
     def departs_at(self) -> float:
-        """The departure in epoch seconds on the store's clock, as it was promised."""
+        """The promised departure, in epoch seconds on the store's clock."""
         return self.grant.departs_at_us / SECOND_US
 
     def costing(self, actual: int, number: int, *, is_placed: bool = True) -> Reservation:
-        """The same slot after it was settled, which goes on with this number.
+        """The same slot after a settlement, under its new number.
 
-        `is_placed`: false where something was said before that was not heard: it may stand nowhere any more.
+        `is_placed` is false if an earlier settlement was not heard of: the slot may no longer be in the
+        queue.
         """
         end = self.core.queue.end_of(self.grant, actual) if is_placed else self.grant.start
         return Reservation(self.core, self.key, self.grant._replace(cost=actual, version=number, end=end))
 
     def after_waiting(self, wait_us: int) -> Reservation:
-        """The same slot, of a call that had waited so long before it could ask for one."""
+        """The same slot, with the time that its call waited before it could reserve added to the delay."""
         grant = self.grant
         return Reservation(self.core, self.key, grant._replace(wait_us=grant.wait_us + wait_us))
 
     @property
     def decision(self) -> Decision:
-        """The answer in the words of a gate; `delay` is how far ahead the slot lies."""
+        """The same answer as a gate's Decision; `delay` is how far ahead the slot is."""
         return self.core.queue.decision(self.granted)
 
     @property
     def refusal(self) -> Decision | None:
-        """Why it was refused."""
+        """The decision that refused the call; None if it was accepted."""
         return self.grant.refusal
 
     def cancel(self) -> bool:
-        """Give the slot back. False, and nothing happens, if it has passed or was given back already."""
+        """Give the slot back. False, without effect, if it has passed or was given back already."""
         return run(self.core.cancel, self)
 
     async def acancel(self) -> bool:
@@ -112,12 +113,12 @@ class Reservation:
 
 
 def sent(reservation: Reservation) -> list[Any]:
-    """An accepted reservation, to be carried away."""
+    """Serialize an accepted reservation to plain values."""
     return [reservation.key, *reservation.granted]
 
 
 def received(core: Core, told: list[Any]) -> Reservation:
-    """What was `sent`, as a reservation of this shaper: the one it is from, or one like it elsewhere."""
+    """Restore what `sent` gave, as a reservation of this shaper or of its like in another process."""
     key, *granted = told
     return Reservation(core, key, Grant(*map(_frozen, granted)))
 

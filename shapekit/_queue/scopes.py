@@ -1,17 +1,17 @@
-"""Scopes: which part of a server a request belongs to, as far as its answers have told.
+"""Scopes: the parts of a server that are limited separately, learned from its answers.
 
-A server may count by parts of its own (GitHub's resources, Discord's buckets), and each of its answers
-names the one that it was about. So a hold for one part need not stop the others. Which route belongs to
-which part nobody says beforehand: it is learned.
+A server may count by parts of its own (GitHub's resources, Discord's buckets) and name the part in each
+answer, so a hold for one part need not stop the others. Which route belongs to which part is not known
+beforehand: it is learned.
 
-Scoped caller: a request that may have to wait for a scope, and the lines in which such requests stand.
+Scoped caller: a request that may have to wait for a scope; lines keep such requests in order.
 
-Scoped slots: how a request gets its slot where a scope of its key may be held.
+Scoped slots: how a request gets its slot at a key some of whose scopes may be held.
 
-It takes its slot on the key as any call does. A hold of a scope marks the key: a slot that is taken, or
-confirmed, meanwhile says so, and only then does the call ask how its scope stands. If that is held, it gives
-the slot back, waits until the scope is free, and starts again. So while a scope is held nothing of it leaves,
-and nothing of it stands in the way of the others; and where none is held, nothing is asked.
+The request takes its slot at the key as any call does. A hold of a scope also marks the key, so that a slot
+taken or confirmed meanwhile shows the mark, and only then does the call ask for the state of its scope. If
+the scope is held, the call gives its slot back, waits until the scope is free, and starts again. So no
+request for a held scope leaves, none delays the others, and while no scope is held nothing is asked.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ if TYPE_CHECKING:
 __all__ = ["Caller", "Lines", "ScopedSlots", "Scopes"]
 
 MOST_PLACES = 2_048
-"""Of how many places something is remembered; whose last answer is oldest is forgotten, leaves first."""
+"""How many places are remembered; beyond that, the one with the oldest answer is dropped, leaves first."""
 MOST_SEGMENTS = 16
-"""How much of a path is looked at."""
+"""How many segments of a path are looked at."""
 MOST_SCOPES = 64
 """How many scopes are told apart below one place."""
 MOST_HOLDS = 1_024
 
 Path: TypeAlias = tuple[str, ...]
-"""A key, a method and the segments of a path, or the first of these."""
+"""A key, a method and the segments of a path, or a prefix of these."""
 
 
 class _Node(NamedTuple):
     here: str | None = None
-    """Of the last answer at exactly this place."""
+    """The scope of the last answer at exactly this place."""
     below: frozenset[str] | None = frozenset()
-    """All that were named here and below; None if they are too many to be told apart."""
+    """All scopes seen here and below; None if there are too many to tell apart."""
 
 
 class _Heard(NamedTuple):
@@ -67,18 +67,18 @@ class _Heard(NamedTuple):
 
 
 class Scopes:
-    """What one process has learned of the scopes of one policy; for any number of threads.
+    """The scopes that one process has learned for one policy; thread-safe.
 
-    A request's scope is that of the last answer at its place (key, method, path). Where there was none,
-    the deepest place above it counts of which something is known: if all that was ever named there is one
-    scope, that one. If there were several, it cannot be told: it may belong to any of them.
+    The scope of a request is that of the last answer at its place (key, method, path). Without one, the
+    deepest known place above it decides: if only one scope was ever seen there, it is that one; if several,
+    the request may belong to any of them.
     """
 
     __slots__ = ("_heard", "_lock", "_nodes", "any_known", "learned")
 
     def __init__(self) -> None:
         self.learned = Watch(0)
-        """Rings when an answer has named another scope than was thought."""
+        """Rings when an answer names another scope than expected."""
         self.any_known = False
         """Whether any answer has named a scope yet."""
         self._nodes: OrderedDict[Path, _Node] = OrderedDict()
@@ -86,12 +86,12 @@ class Scopes:
         self._lock = Lock()
 
     def learn(self, key: str, target: Target, scope: str) -> None:
-        """An answer has named the scope of a request."""
+        """Learn the scope that an answer has named."""
         place, is_whole = _place(key, target)
         nodes = self._nodes
         with self._lock:
             is_new = nodes.get(place, _UNKNOWN).here != scope
-            # From the leaf to the root, so that no place is ever forgotten before those below it.
+            # From leaf to root, so that no place is dropped before those below it.
             for end in range(len(place), 0, -1):
                 above = place[:end]
                 here, below = nodes.get(above, _UNKNOWN)
@@ -108,17 +108,17 @@ class Scopes:
             self.learned.ring()
 
     def hear(self, key: str, scope: str, until_us: int, now_us: int, *, is_own: bool = True) -> None:
-        """A hold of the scope is in force, which was placed here just now if it `is_own`."""
+        """Remember a hold of a scope; `is_own` if this process has placed it just now."""
         with self._lock:
             heard = {place: hold for place, hold in self._heard.items() if hold.until_us > now_us}
             heard.pop((key, scope), None)
             if len(heard) >= MOST_HOLDS:
-                del heard[next(iter(heard))]  # the one that was heard of first
+                del heard[next(iter(heard))]  # the oldest
             heard[key, scope] = _Heard(until_us, now_us if is_own else 0)
             self._heard = heard
 
     def find(self, key: str, target: Target, now_us: int) -> tuple[str, ...]:
-        """The scopes to wait for: the request's own; if it cannot be told, those heard to be held."""
+        """The scopes to wait for: the request's own or, if that is unknown, those held that it may have."""
         place, is_whole = _place(key, target)
         node = self._nodes.get(place, _UNKNOWN)
         if is_whole and node.here is not None:
@@ -139,7 +139,7 @@ class Scopes:
         )
 
     def heard_until_us(self, key: str, scope: str, since_us: int) -> int:
-        """Until when a hold lasts that this process placed since then; since 0, any that it knows of."""
+        """The end of a hold that this process has placed since then; with 0, of any hold that it knows."""
         hold = self._heard.get((key, scope))
         return hold.until_us if hold is not None and hold.at_us >= since_us else 0
 
@@ -148,20 +148,20 @@ _UNKNOWN = _Node()
 
 
 def _place(key: str, target: Target) -> tuple[Path, bool]:
-    from shapekit.target import segments  # noqa: PLC0415 - only who hears of scopes loads what reads URLs
+    from shapekit.target import segments  # noqa: PLC0415 - reads URLs: for scopes only
 
     path = segments(target.path)
     return (key, target.method, *path[:MOST_SEGMENTS]), len(path) <= MOST_SEGMENTS
 
 
 Place: TypeAlias = tuple[str, tuple[str, ...], object]
-"""A key, the scopes that are waited for, and the event loop that waits; None for threads."""
+"""A key, the scopes waited for, and the event loop that waits; None for threads."""
 
 _numbers = count()
 
 
 class Caller:
-    """One request: what it asks, since when it waits, and when it gives up."""
+    """One request: its arguments, when it asked, and when it gives up."""
 
     def __init__(
         self,
@@ -178,21 +178,21 @@ class Caller:
         self.cost = cost
         self.max_wait_us = max_wait_us
         self.number = next(_numbers)
-        """Its place among all who ask, which it keeps however often it starts again."""
+        """Its place among all callers, kept however often it starts again."""
         self.scopes: tuple[str, ...] = ()
         self.held_until_us = 0
         self.has_waited = False
         self.has_looked = False
-        """Whether it has asked how its scopes stand before it took its slot."""
+        """Whether it has checked its scopes before taking its slot."""
         self.is_behind = False
-        """Whether it came while others, who had to wait, were taking their slots."""
+        """Whether it came while calls that had waited were taking their slots."""
         self.lookout: Lookout | None = None
-        """How it hears of the scopes that it waits for."""
+        """Polls the scopes that it waits for."""
         self.watched: tuple[str, ...] = ()
-        """Those that the lookout is for."""
+        """The scopes that the lookout polls."""
         self.alarm: Alarm | None = None
         self.left_us = max_wait_us
-        """How long it may still wait, when it last asked for a slot."""
+        """How long it may still wait, as of its last reservation."""
         self.time_left_us = timeout_us
         self.stands_at: Place | None = None
         """The line that it has joined."""
@@ -202,20 +202,20 @@ class Caller:
         self._loop = loop
         self.asked_us = clock.now_us()
         self.reservation: Reservation | None = None
-        """The slot that it has now; several follow each other, and are told as one."""
+        """The current slot; several may follow each other, and listeners see them as one."""
         self.had_slot = False
         self.is_returned = False
-        """Whether somebody else may have the last one."""
+        """Whether another call can have the last slot."""
         self._gives_up_us = None if timeout_us is None else self.asked_us + timeout_us
         self._before_us = 0
 
     def look_up(self) -> None:
-        """For which scopes to wait, as far as is known by now."""
+        """Find the scopes to wait for, as known by now."""
         self.scopes = self._known.find(self.key, self._target, self._clock.now_us())
 
     @property
     def still_waits(self) -> bool:
-        """Whether what it waited for is held still, as far as it knows."""
+        """Whether the scopes that it waits for are still held, as far as it knows."""
         return self.watched == self.scopes and self.held_until_us > self._clock.now_us()
 
     def scoped_keys(self) -> list[str]:
@@ -223,11 +223,11 @@ class Caller:
 
     @property
     def place(self) -> Place:
-        """Where it would stand in line."""
+        """The line it belongs to."""
         return self.key, self.scopes, self._loop
 
     def nap_until_us(self) -> int:
-        """Until when to sleep before asking again, where a scope is held; or what it gives up with."""
+        """Until when to sleep before asking again while a scope is held; raises the error when time is up."""
         now = self._clock.now_us()
         self._check_wait(self.held_until_us - self.asked_us, " ".join(self.scoped_keys()))
         if self._gives_up_us is None:
@@ -238,11 +238,11 @@ class Caller:
         return min(self.held_until_us, self._gives_up_us)
 
     def foresee(self, first_in_s: float) -> None:
-        """Whoever would be refused a slot now need not wait for the scope first."""
+        """Refuse a request now that would be refused a slot after waiting for the scope."""
         self._check_wait(round(first_in_s * SECOND_US), self.key)
 
     def look_at_clock(self) -> int | None:
-        """The longest wait for a slot that is asked for now, in microseconds."""
+        """The longest wait for a slot to ask for now, in microseconds."""
         now = self._clock.now_us()
         self._before_us = now - self.asked_us if self.has_waited else 0
         if self._gives_up_us is not None:
@@ -253,7 +253,7 @@ class Caller:
         return self.left_us
 
     def late(self, reservation: Reservation) -> Reservation:
-        """The slot, delayed by what was waited before it was taken, too."""
+        """The slot, with the wait before it was taken added to its delay."""
         return reservation.after_waiting(self._before_us)
 
     def told(self, error: QueueFullError) -> QueueFullError:
@@ -270,14 +270,16 @@ class Caller:
 
 
 class Lines:
-    """Those who wait for the same scopes on one loop, or in threads: whoever has asked first goes first."""
+    """Requests that wait for the same scopes, on one event loop or in threads, in the order in which they
+    asked.
+    """
 
     def __init__(self) -> None:
         self._lines: dict[Place, dict[int, Caller]] = {}
         self._lock = forks.lock()
 
     def join(self, caller: Caller) -> None:
-        """Stand where one's place is by now."""
+        """Join the line that the caller now belongs to."""
         place = caller.place
         if caller.stands_at == place:
             return
@@ -289,7 +291,7 @@ class Lines:
         caller.stands_at = place
 
     def is_first(self, caller: Caller, alarm: Alarm) -> bool:
-        """Whether nobody goes before; otherwise the alarm rings when that has changed."""
+        """Whether the caller is first in line; if not, the alarm rings when that may have changed."""
         place = caller.place
         if place not in self._lines:
             return True
@@ -303,7 +305,7 @@ class Lines:
             return first is caller
 
     def leave(self, caller: Caller) -> None:
-        """Go, or give up; whoever is first now hears of it."""
+        """Leave the line, and wake the caller that is first now."""
         place = caller.stands_at
         if place is None:
             return
@@ -318,9 +320,10 @@ class Lines:
 
 
 class ScopedSlots:
-    """The slots that the requests of one process take on one shaper; of one scope in the order of asking.
+    """The slots of the requests of one process on one shaper; within a scope, in the order of asking.
 
-    Those of other processes may be first when a hold ends: whoever waits for a scope has no slot yet.
+    Requests of other processes may be first when a hold ends: a request that waits for a scope has no slot
+    yet.
     """
 
     def __init__(self, core: Core) -> None:
@@ -331,7 +334,7 @@ class ScopedSlots:
         self._lines = Lines()
 
     async def hold(self, driver: Driver, length_s: float, key: str, scope: str) -> None:
-        """Hold a scope of a key, as `Shaper.hold` does a key."""
+        """Hold a scope of a key, as `Shaper.hold` holds a key."""
         held_s = await self._core.hold(driver, length_s, scoped(key, scope))
         now = self._clock.now_us()
         self.scopes.hear(key, scope, now + round(held_s * SECOND_US), now)
@@ -346,7 +349,7 @@ class ScopedSlots:
         max_wait: Duration | None = AS_CONFIGURED,
         timeout: Duration | None = None,  # noqa: ASYNC109 - as for the shaper's
     ) -> Reservation:
-        """`Shaper.schedule`, with what the target's scope is held for."""
+        """`Shaper.schedule`, including holds of the target's scope."""
         core = self._core
         if SWITCH.is_off:
             return await core.reserve(driver, key, cost, core.max_wait_us)
@@ -376,7 +379,7 @@ class ScopedSlots:
         return caller.late(reservation)
 
     async def _give_up(self, driver: Driver, caller: Caller, error: BaseException) -> None:
-        """Give the slot back, and raise a refusal in terms of the whole wait."""
+        """Give the slot back; a refusal is raised in terms of the whole wait."""
         with suppress(StoreUnavailableError):
             await self._give_back(driver, caller)
         told = caller.told(error) if isinstance(error, QueueFullError) else error
@@ -387,7 +390,7 @@ class ScopedSlots:
             raise told.with_traceback(error.__traceback__) from error.__cause__
 
     async def _taken(self, driver: Driver, caller: Caller) -> Reservation:
-        """A slot, once the scope is free and all who asked before have theirs."""
+        """Take a slot once the scope is free and earlier requests have theirs."""
         leave = partial(self._lines.leave, caller)
 
         async def left() -> None:
@@ -406,9 +409,9 @@ class ScopedSlots:
         core, lines, is_instant = self._core, self._lines, self._status.instant
         while True:
             if not is_instant:
-                lines.join(caller)  # before it asks: answers may come in any order
+                lines.join(caller)  # before the question: answers may come in any order
             caller.look_up()
-            # Elsewhere it would be a trip: the slot says whether it is needed.
+            # In a remote store that would be a trip: the slot shows whether it is needed.
             caller.has_looked = is_instant or caller.has_waited or self._has_heard(caller)
             if caller.has_looked and not await self._looked(driver, caller):
                 lines.join(caller)
@@ -421,7 +424,7 @@ class ScopedSlots:
                 await self._sleep(driver, caller, nap_until_us)
             elif lines.is_first(caller, alarm := driver.alarm()):
                 if not is_instant and not caller.has_waited and not caller.is_behind:
-                    # Nobody was held: as ever, those who come together share their trip to the store.
+                    # No hold: as always, requests that come together share a trip.
                     lines.leave(caller)
                 return await core.reserve_untold(driver, caller.key, caller.cost, caller.look_at_clock())
             else:
@@ -436,12 +439,12 @@ class ScopedSlots:
             return True
         is_free = await self._looked(driver, caller)
         if is_free and reservation.grant.wait_us and not is_instant:
-            # Several may hear at once, in any order: they leave in that of their slots.
+            # Several requests may hear at once, in any order: they leave in the order of their slots.
             await driver.fall_in(self._core.sleepers, due_us, reservation.grant.start)
         return is_free
 
     async def _sleep(self, driver: Driver, caller: Caller, until_us: int) -> None:
-        """Until then, unless something is heard before of what the caller waits for."""
+        """Sleep until then, unless something changes at the scopes before."""
         if caller.lookout is None or caller.watched != caller.scopes:
             keys, now = caller.scoped_keys(), self._clock.now_us()
             caller.lookout = Lookout(self._status, keys, now, self.scopes.learned)
@@ -457,7 +460,7 @@ class ScopedSlots:
                 lookout.get_up(alarm)
 
     def _has_heard(self, caller: Caller) -> bool:
-        """Whether a hold is in force that this process has heard of."""
+        """Whether this process knows of a hold in force."""
         now, heard = self._clock.now_us(), self.scopes.heard_until_us
         return any(heard(caller.key, scope, 0) > now for scope in caller.scopes)
 
@@ -473,16 +476,16 @@ class ScopedSlots:
         for scope, standing in zip(caller.scopes, standings, strict=True):
             until_us = standing.until_us + standing.ahead_us
             if until_us > max(now, known.heard_until_us(caller.key, scope, 0) + FRESH_US):
-                # The next call need not take a slot to find that out.
+                # The next call then need not take a slot to find out.
                 known.hear(caller.key, scope, until_us, now, is_own=False)
             if not self._status.instant:
-                # What was answered may be older than a hold that was placed here.
+                # The answer may be older than a hold that this process has placed.
                 until_us = max(until_us, known.heard_until_us(caller.key, scope, now - FRESH_US))
             caller.held_until_us = max(caller.held_until_us, until_us)
         return caller.held_until_us <= now
 
     def _stand(self, caller: Caller, reservation: Reservation) -> None:
-        """A slot was taken, or refused. Of those that follow each other, only the first is told."""
+        """Note a slot that was taken, or raise its refusal. Of several slots, only the first is reported."""
         if not reservation:
             raise refusal(reservation, caller.left_us)
         caller.reservation, caller.is_returned = reservation, False

@@ -1,6 +1,6 @@
-"""Waiter: from a slot that was taken to the moment at which its call leaves.
+"""Waiter: takes a call from its reserved slot to its departure.
 
-A call that has to wait sleeps until its slot, asks whether that still stands, and leaves or sleeps on.
+A waiting call sleeps until its slot, asks the store whether the slot has moved, and leaves or sleeps on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shapekit.stores.base import Store
 
 
 class Waiter:
-    """The way out of one shaper. A call that does not leave, for whatever reason, gives its slot back."""
+    """The departures of one shaper. A call that does not leave, for whatever reason, gives its slot back."""
 
     def __init__(self, store: Store, sleepers: Sleepers, status: KeyStatus, reporter: Reporter) -> None:
         self._clock = store.clock
@@ -36,7 +36,7 @@ class Waiter:
     async def leave(
         self, driver: Driver, reservation: Reservation, max_wait_us: int | None, timeout_us: int | None
     ) -> None:
-        """Sleep until the slot comes, or raise what the call was refused with."""
+        """Sleep until the slot comes, or raise the error of a refusal."""
         if not reservation:
             error = refusal(reservation, max_wait_us)
             self._reporter.stopped(reservation.key, error)
@@ -55,7 +55,7 @@ class Waiter:
     async def stay(
         self, driver: Driver, reservation: Reservation, max_wait_us: int | None, timeout_us: int | None
     ) -> Patience:
-        """Sleep until the slot comes. What ends that early is raised, and the slot is still taken."""
+        """Sleep until the slot comes. If the sleep ends early, the error is raised and the slot is kept."""
         grant = reservation.grant
         ahead_us = 0 if self._clock_decides else self._clock.now_us() - (grant.departs_at_us - grant.wait_us)
         patience = Patience(self._clock, reservation.key, grant, ahead_us, max_wait_us, timeout_us)
@@ -63,7 +63,7 @@ class Waiter:
             return patience
         is_bounded = max_wait_us is not None or timeout_us is not None
         self._reporter.waits(reservation.key, grant.wait_us, is_bounded=is_bounded)
-        # Several tasks may hear from the store at once: on trio they then come by in any order.
+        # Answers may reach several tasks at once, and trio then resumes them in any order.
         is_awaited = not self._status.instant
         lookout: Lookout | None = None
         while True:
@@ -90,15 +90,15 @@ class Waiter:
         return patience
 
     async def give_up(self, driver: Driver, reservation: Reservation, error: BaseException) -> None:
-        """Give back the slot of a call that will not leave, and say so."""
+        """Give back the slot of a call that will not leave, and report it."""
         is_returned = False
-        # Where the store is gone by now, it is not that of which the caller is to be told.
+        # If the store is gone too, the caller still gets the original error.
         with suppress(StoreUnavailableError):
             is_returned = await reservation.core.give_back(driver, reservation)
         self._reporter.ended(reservation.key, reservation.cost, error, had_slot=True, returned=is_returned)
 
     async def remaining_us(self, driver: Driver, reservation: Reservation) -> int:
-        """How long until the slot comes, as its key stands now; negative once it has passed."""
+        """Time until the slot comes, with the current state of its key; negative once it has passed."""
         with self._reporter.watching(reservation.key):
             standing = await self._status.ask(driver, reservation.key)
         patience = Patience(self._clock, reservation.key, reservation.grant, standing.ahead_us, None, None)
@@ -106,18 +106,18 @@ class Waiter:
         return patience.due_us - self._clock.now_us()
 
     async def held_us(self, driver: Driver, key: str) -> int:
-        """How long a key is held still."""
+        """How long a key is still held."""
         with self._reporter.watching(key):
             standing = await self._status.ask(driver, key)
         return max(0, standing.until_us + standing.ahead_us - self._clock.now_us())
 
     async def notice_us(self, driver: Driver, key: str) -> int:
-        """How far ahead the hold of a key is to be ended, so that all who wait hear of it in time."""
+        """How far ahead the end of a hold has to be set, so that every waiting call hears of it in time."""
         return AT_ONCE_US if self._status.hears_all else notice_us(await self.held_us(driver, key))
 
 
 class Patience:
-    """How long one caller goes on waiting: what was promised, what became of it, when to give up.
+    """The wait of one call: the promised slot, how it has moved since, and when to give up.
 
     All instants are on the clock that the caller sleeps by.
     """
@@ -149,7 +149,9 @@ class Patience:
         self._gives_up_us = None if timeout_us is None else self.asked_us + timeout_us
 
     def nap_until_us(self) -> int:
-        """Until when to sleep before asking again; in the past when the slot has come."""
+        """Until when to sleep before asking again; in the past once the slot has come. TimeoutError when time
+        is up.
+        """
         if self._gives_up_us is None or self.due_us <= (now := self._clock.now_us()):
             return self.due_us
         if now >= self._gives_up_us:
@@ -169,7 +171,9 @@ class Patience:
         return max(0, now - asked_us), max(0, now - self.due_us)
 
     def hear(self, standing: Standing) -> None:
-        """How the key stands now. Where it was reset, what was promised still stands, and nothing else."""
+        """Apply the current state of the key. After a reset, the promised slot is kept and holds no longer
+        move it.
+        """
         generation, shift_us, until_us, ahead_us, clock, mark_us = standing
         now = self._clock.now_us()
         self.is_marked = mark_us + ahead_us > now
@@ -189,9 +193,9 @@ class Patience:
 
 
 def refusal(reservation: Reservation, max_wait_us: int | None) -> RateLimitedError:
-    """What a slot that was not given is refused with."""
+    """The error for a slot that was refused."""
     decision = reservation.decision
     if decision.binding is not None:
-        # A queue names what refused only where that is a spent budget, by whatever name it has there.
+        # A queue sets `binding` only when a spent budget has refused the call.
         return QuotaExhaustedError(decision, reservation.key)
     return QueueFullError(decision, reservation.key, reservation.delay, (max_wait_us or 0) / SECOND_US)

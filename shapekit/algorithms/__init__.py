@@ -1,1 +1,1 @@
-"""The mathematics: pure algorithms, one noun a file. No I/O, no clock, no asyncio."""
+"""The algorithms: pure functions of state and time, one noun per file. No I/O, no clock, no asyncio."""

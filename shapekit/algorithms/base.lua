@@ -1,11 +1,11 @@
 -- needs exact
--- The twin of base.py: what every algorithm does alike.
+-- The twin of base.py: what all algorithms share.
 --
--- Operations are called (state, now, skew, …); they return what their Python does, a decision as
--- {allowed, limit, current, remaining, reset_at, retry_after, binding, receipt}, with 1 and 0 for
--- the truth and false for None. A state is a table, never changed once it was returned; nil is cold.
+-- Operations are called as (state, now, skew, …) and return what their Python returns, a decision as
+-- {allowed, limit, current, remaining, reset_at, retry_after, binding, receipt}, with 1 and 0 for booleans
+-- and false for None. A state is a table that is never changed once it was returned; nil is cold.
 
--- The class of a spec by the name that comes first in it.
+-- The class of a spec, by the name at its beginning.
 local twins = {}
 
 local Algorithm = {}
@@ -17,17 +17,17 @@ local function twin(spec)
     return class.new(spec)
 end
 
--- What is asked from outside: as `decide`, in a form that may be shorter, for Python to complete.
+-- `decide` for callers from outside, perhaps in a short form that Python completes.
 function Algorithm:check(s, now, skew, cost)
     return self:decide(s, now, skew, cost)
 end
 
--- Without all that was charged later than this, which was given back before.
+-- The state without later charges, which were all given back before.
 function Algorithm:cut(s, now, charged_at)
     return s
 end
 
--- What the instants of charges have in common that are given back alike; nil where an instant says too little.
+-- A value that is equal for charges given back in the same way; nil if an instant alone is not enough.
 function Algorithm:together(charged_at)
     return nil
 end
@@ -40,7 +40,7 @@ function Algorithm:refund_many(s, now, skew, charges)
     return s
 end
 
--- How a state is kept. Most keep it as it is.
+-- The stored form of a state; by default the state itself.
 function Algorithm:freeze(s)
     return s
 end
@@ -49,7 +49,7 @@ function Algorithm:thaw(frozen)
     return frozen
 end
 
--- How long from `now` a state differs from a cold one.
+-- How long from `now` on a state differs from a cold one.
 function Algorithm:life(s, now, skew)
     return math.max(0, self:forecast(s, now, skew, 1)[3] - now)
 end

@@ -1,19 +1,19 @@
-"""What every algorithm is: a value object with pure operations on a state.
+"""The base of all algorithms: a value object with pure operations on a state.
 
-An algorithm never reads a clock and never does I/O: it is handed the time and a state, and returns a
-new state. `None` is the cold state. A state is made of integers and tuples alone, is never mutated,
-and round-trips through JSON. Times are epoch microseconds.
+An algorithm never reads a clock and never does I/O: it takes the time and a state, and returns a new state.
+`None` is the cold state. A state consists of integers and tuples only, is never mutated, and round-trips
+through JSON. Times are epoch microseconds.
 
-The laws, which the property tests hold against every algorithm:
+The laws, which property tests check for every algorithm:
 
 - a denial consumes and persists nothing;
-- a call that was denied and is repeated at `retry_after`, with nothing in between, is admitted; one
-  microsecond earlier it is not. `check` at `earliest` admits;
-- capacity is never minted: not by time (also where time goes back), refunds, expiry or order;
+- a denied call that is repeated after `retry_after`, with nothing in between, is admitted; one microsecond
+  earlier it is not. `check` at `earliest` admits;
+- capacity is never created: not by time (even if time goes back), refunds, expiry or order;
 - a cold key admits exactly its burst.
 
-`cost` is checked by whoever talks to callers (`check_cost`), once, before any state is touched.
-`skew` is how far civil time is ahead of `now`; stores measure it for `civil` algorithms alone.
+`cost` is checked once, where calls come in (`check_cost`), before any state is touched. `skew` is how far
+civil time is ahead of `now`; stores measure it only for `civil` algorithms.
 """
 
 from __future__ import annotations
@@ -38,38 +38,41 @@ S = TypeVar("S")
 _new = tuple.__new__
 
 NEVER_US = 2**53
-"""Later than any instant: the wait that no waiting ends."""
+"""Later than any instant: the wait for what can never be admitted."""
 
 
 class Outcome(NamedTuple, Generic[S]):
-    """What an operation decided, and what is to be stored.
+    """The result of an operation: its decision, and what to store.
 
-    `ttl_us` is how long the state differs from a cold one. Where `persist` is false, nothing changed.
+    `ttl_us` is how long the state differs from a cold one. If `persist` is false, nothing changed.
     """
 
     state: S | None
     """The state after the operation."""
     decision: Decision
-    """What was decided."""
+    """The decision."""
     ttl_us: int
     """How long the state differs from a cold one, in microseconds."""
     persist: bool
-    """Whether the state is to be stored; where false, nothing changed."""
+    """Whether to store the state; if false, nothing changed."""
 
 
 Decided: TypeAlias = tuple[S | None, Decision, int, bool]
-"""An Outcome without its names: what the path of every admitted call returns."""
+"""An Outcome without names, as the hot path returns it."""
 
 
 Runs: TypeAlias = tuple[int, ...]
-"""`from, to` of each run of units, ascending; no two touch."""
+"""`from, to` of each run of units, ascending; no two runs touch."""
 Settled: TypeAlias = tuple[()] | tuple[int, int, Runs, tuple[int, ...]]
-"""When the limit has forgotten the units before a mark, that mark, the units that were given back, and
-`life, last unit` of each charge that a debit was added to, in the order of the debits."""
+"""When the limit has forgotten the units before a mark, that mark, the units given back, and `life, last
+unit` of each charge with a debit, in the order of the debits.
+"""
 Book: TypeAlias = tuple[Any, int, int, Settled]
-"""What a Ledger keeps: the limit's state, when its life began, units charged in it, and what is settled."""
+"""The state of a Ledger: the limit's state, when its life began, the units charged in it, and what is
+settled.
+"""
 MOST_UNITS = 2**53 - 1
-"""Above it a new life begins: the twin's doubles count no further."""
+"""Above this a new life begins: the twin counts in doubles, which are exact up to here."""
 
 
 class Algorithm(Value, ABC, Generic[S]):
@@ -78,21 +81,21 @@ class Algorithm(Value, ABC, Generic[S]):
     __slots__ = ()
 
     kind: ClassVar[str]
-    """The name of the algorithm in stored state. One name on a store has one kind."""
+    """The name of the algorithm in stored state. A name on a store has one kind."""
     limit_name: ClassVar[str] = "limit"
-    """What bounds a cost, in the words of the constructor."""
+    """The constructor's word for what bounds a cost."""
 
     def alone(self, state: Any) -> tuple[Algorithm[Any], Any]:
-        """The limit itself and its state, without what a Ledger keeps beside it."""
+        """The limit itself and its state, without a Ledger around them."""
         return self, state
 
     def owns(self, receipt: Receipt) -> bool:
-        """Whether a receipt has the form of its own."""
+        """Whether a receipt has the form of this algorithm's."""
         return type(receipt) is int
 
     @property
     def uncharged(self) -> Receipt:
-        """The receipt of a call that was charged nowhere."""
+        """The receipt of a call that was not charged."""
         return NOWHERE
 
     @property
@@ -102,7 +105,7 @@ class Algorithm(Value, ABC, Generic[S]):
 
     @property
     def aligned(self) -> bool:
-        """Whether instants mean something by themselves, as the boundaries of windows do."""
+        """Whether instants are meaningful in themselves, such as the boundaries of windows."""
         return False
 
     @property
@@ -112,16 +115,16 @@ class Algorithm(Value, ABC, Generic[S]):
 
     @abstractmethod
     def decide(self, state: S | None, now: int, cost: int, skew: int = 0) -> Decided[S]:
-        """`check`, as a bare tuple."""
+        """`check` as a plain tuple."""
 
     def check(self, state: S | None, now: int, cost: int, skew: int = 0) -> Outcome[S]:
-        """Now? Admits and charges, or denies and leaves everything as it was."""
+        """Decide about a call now: admit and charge it, or deny it and leave everything as it was."""
         return Outcome(*self.decide(state, now, cost, skew))
 
     def booked(self, book: Book | None, now: int, cost: int, skew: int = 0) -> Decided[Book]:
-        """`decide` on a state that a Ledger keeps, with a receipt that names the charge.
+        """`decide` on the state of a Ledger, with a receipt that names the charge.
 
-        The path of every admitted call of a gate, which the algorithms of one limit write out.
+        This is the hot path of a gate, which the single limits implement inline.
         """
         state, born, charged, settled = book or (None, now, 0, ())
         after, decision, life, admitted = self.decide(state, now, cost, skew)
@@ -132,41 +135,41 @@ class Algorithm(Value, ABC, Generic[S]):
 
     @abstractmethod
     def earliest(self, state: S | None, at: int, cost: int, skew: int = 0) -> int:
-        """When? The first instant, not before `at`, at which `cost` is admitted."""
+        """The first instant from `at` on at which `cost` is admitted."""
 
     @abstractmethod
     def peek(self, state: S | None, now: int, skew: int = 0) -> Decision:
-        """What a call of cost 1 would be told. Consumes nothing."""
+        """The decision that a call of cost 1 would get. Consumes nothing."""
 
     @abstractmethod
     def forecast(self, state: S | None, now: int, cost: int, skew: int = 0) -> Forecast:
-        """When a call of `cost` is admitted, and how many would be now."""
+        """When a call of `cost` is admitted, and how many would be admitted now."""
 
     @abstractmethod
     def refund(self, state: S | None, now: int, cost: int, charged_at: Receipt, skew: int = 0) -> Outcome[S]:
-        """Give `cost` back to the charge with this receipt, as far as that mints nothing.
+        """Give `cost` back to the charge with this receipt, as far as that creates no capacity.
 
-        Afterwards the key is never more permissive than if those units had never been charged.
-        `charged_at` is the `receipt` of the decision; the instant of the charge is safe too, but
-        may return less. A limit does not know whose units it counts: who asks it says no more than was
-        charged, and that once. A gate sees to both.
+        Afterwards the key is never more permissive than if those units had never been charged. `charged_at`
+        is the `receipt` of the decision; the instant of the charge is also safe, but may return less. A limit
+        does not know which call its units belong to: the caller may give back at most what was charged, and
+        only once. A gate ensures both.
         """
 
     def cut(self, state: S | None, now: int, charged_at: Receipt) -> S | None:
-        """The state without all that was charged later than this, which was given back before."""
+        """The state without later charges, which were all given back before."""
         return state
 
     def together(self, charged_at: int) -> int | None:
-        """What the instants of charges have in common that are given back alike.
+        """A value that is equal for charges that are given back in the same way.
 
-        None where the instant is not enough to give a charge back.
+        None if an instant alone is not enough to give a charge back.
         """
         return None
 
     def refund_many(
         self, state: S | None, now: int, charges: Sequence[Sequence[int]], skew: int = 0
     ) -> S | None:
-        """The state after units were given back to each of these instants, which ascend."""
+        """The state after units are given back to each of these instants, which ascend."""
         for charged_at, units in reversed(charges):
             state = self.refund(state, now, units, charged_at, skew).state
         return state
@@ -175,9 +178,9 @@ class Algorithm(Value, ABC, Generic[S]):
     def debit(
         self, state: S | None, now: int, cost: int, charged_at: Receipt = None, skew: int = 0
     ) -> Outcome[S]:
-        """Charge without asking, into debt if need be: time repays it.
+        """Charge without asking, into debt if need be; time repays it.
 
-        `charged_at`, the receipt of an earlier charge, says which alternatives of a composite pay.
+        `charged_at`, the receipt of an earlier charge, decides which alternatives of a composite pay.
         """
 
     @abstractmethod
@@ -186,68 +189,69 @@ class Algorithm(Value, ABC, Generic[S]):
 
     @abstractmethod
     def adopt(self, state: S, writer: Any, now: int, skew: int = 0) -> S | None:
-        """A state that `writer`, of the same kind but with other numbers, left: as a state of this one.
+        """Convert a state that `writer`, of the same kind with other numbers, left.
 
-        A changed limit continues where the old one stood; it never starts afresh. What cannot be placed
-        exactly is placed as late as it can have been.
+        A changed limit continues from there and never starts afresh. What cannot be placed exactly is placed
+        as late as it may have been.
         """
 
     def inspect(self, state: Any) -> None:
-        """Look at a state that was read: a misfit where no program of this kind can have written it.
+        """Check a state that was read; raise if no program of this kind can have written it.
 
-        All that could take for ever, or be answered with what is no number, has to be refused here.
+        Any state that could make an operation loop without end, or return something that is not a number,
+        must be refused here.
         """
 
     @abstractmethod
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
-        """What the Lua twin is made of: the name of its file, and its numbers, as plain lists.
+        """What the Lua twin is constructed from: the name of its file and its numbers, as plain lists.
 
-        `instants` are moments of civil time for which it has to hold, where that makes a difference.
+        `instants` are moments of civil time that it has to cover, if that matters.
         """
 
     def state_sent(self, state: S) -> Any:
-        """A state as the twin has it: numbers below 2^53, in lists."""
+        """A state in the form of the twin: numbers below 2^53, in lists."""
         return state
 
     def state_received(self, sent: Any) -> S:
-        """A state that the twin sent."""
+        """A state from the twin."""
         state: S = as_tuple(sent)
         return state
 
     def receipt_sent(self, receipt: Receipt) -> Any:
-        """A receipt as the twin has it."""
+        """A receipt in the form of the twin."""
         return receipt
 
     def receipt_received(self, sent: Any) -> Receipt:
-        """A receipt that the twin sent."""
+        """A receipt from the twin."""
         receipt: Receipt = as_tuple(sent)
         return receipt
 
     def decision_received(self, sent: Any) -> Decision:
-        """A decision that the twin sent."""
+        """A decision from the twin."""
         return decision_of(sent, self.receipt_received)
 
     @abstractmethod
     def charge(self, state: S | None, now: int, due: int, cost: int, skew: int = 0) -> Decided[S]:
-        """Charge a slot at `due >= now`, an instant that `earliest` gave. The ttl counts from `now`.
+        """Charge a slot at `due >= now`, an instant that `earliest` returned. The ttl counts from `now`.
 
-        What it keeps of the past is what `now` still needs, so that giving back slots that are still
-        to come leaves the key as it was without them.
+        The state keeps as much of the past as `now` still needs, so that giving back future slots leaves the
+        key as it would be without them.
         """
 
     def life(self, state: S, now: int, skew: int = 0) -> int:
-        """How long from `now` the state differs from a cold one."""
+        """How long from `now` on the state differs from a cold one."""
         return max(0, self.forecast(state, now, 1, skew).full_at_us - now)
 
     def spent(self, state: S | None, at: int, cost: int, skew: int = 0) -> bool:
-        """Whether it is a budget that denies at `at`: nobody waits for the next period unasked."""
+        """Whether a spent budget denies at `at`: without a `max_wait`, no call waits for the next period."""
         return False
 
 
 class Counting(Algorithm[S]):
-    """A limit that counts: so many units in a window, or in a period.
+    """A limit that counts units in a window or a period.
 
-    Each kind says `booked`, `refund_many`, and by `_decision` how a key stands.
+    Each kind implements `booked`, `refund_many` and `_decision`.
     """
 
     __slots__ = ()
@@ -281,38 +285,38 @@ class Counting(Algorithm[S]):
         return Outcome(state, decision, self._lasts(state, now, skew), True)
 
     def _lasts(self, state: S, now: int, skew: int) -> int:
-        """How long a state is kept that was settled."""
+        """How long to keep a state after a refund or debit."""
         return self.life(state, now, skew)
 
     @abstractmethod
     def _decision(self, state: S | None, now: int, cost: int, skew: int = 0) -> Decision:
-        """What a call is told that takes nothing."""
+        """The decision for a call, without charging it."""
 
 
 class Window(Counting[S]):
-    """A limit that is full again so long after its last charge, whatever came before."""
+    """A limit that is full again a fixed time after its last charge, whatever came before."""
 
     __slots__ = ()
 
     def decision_received(self, sent: Any) -> Decision:
         if len(sent) > 2:
             return decision_of(sent, self.receipt_received)
-        # An admission in brief.
+        # The short form of an admission.
         now, used = sent
         return self._admitted(used, now)
 
     def _admitted(self, used: int, charged_at: int) -> Decision:
-        """What a call is told that was charged then, and last."""
+        """The decision for a call whose charge at this instant is the newest."""
         full = self._full_after(charged_at)
         return Decision(True, self.limit, used, self.limit - used, full, 0, None, charged_at)
 
     @abstractmethod
     def _full_after(self, charged_at: int) -> int:
-        """When all is free again, if nothing is charged later than this."""
+        """When all units are free again, if nothing is charged later than this."""
 
 
 def bare(booked: Callable[..., Decided[Book]], state: Any, now: int, cost: int, skew: int) -> Decided[Any]:
-    """`decide`, by the path that is written out."""
+    """`decide` by way of `booked`."""
     book = None if state is None else (state, now, 0, ())
     after, decision, life, admitted = booked(book, now, cost, skew)
     if after is None or not admitted:
@@ -322,14 +326,14 @@ def bare(booked: Callable[..., Decided[Book]], state: Any, now: int, cost: int, 
 
 
 def counted(book: Book | None, after: Any, now: int, cost: int) -> Book:
-    """The book with a charge more."""
+    """The book with one more charge."""
     _, born, charged, settled = book or (None, now, 0, ())
     charged += cost
     return (after, born, charged, settled) if charged <= MOST_UNITS else (after, *reborn(born, now, cost))
 
 
 def reborn(born: int, now: int, cost: int) -> tuple[int, int, Settled]:
-    """A new life where the units of the last one are too many to be counted on, and its first charge."""
+    """A new life with its first charge, because the old one has counted too many units."""
     return max(now, born + 1), cost, ()
 
 
@@ -339,12 +343,12 @@ def receipted(book: Book, decision: Decision, cost: int) -> Decision:
 
 
 def as_tuple(sent: Any) -> Any:
-    """Lists as tuples, all the way down."""
+    """Convert lists to tuples, recursively."""
     return tuple(map(as_tuple, sent)) if isinstance(sent, list) else sent
 
 
 def decision_of(sent: Any, receipt_received: Callable[[Any], Receipt] = as_tuple) -> Decision:
-    """A decision as a twin sends it, its text as bytes or decoded already."""
+    """A decision in the form of a twin, with its text as bytes or decoded."""
     allowed, limit, current, remaining, reset_at, retry_after, binding, receipt = sent
     told = binding.decode() if binding.__class__ is bytes else binding
     charged = None if receipt is None else receipt_received(receipt)
@@ -355,7 +359,7 @@ def decision_of(sent: Any, receipt_received: Callable[[Any], Receipt] = as_tuple
 
 
 def check_cost(cost: object, max_cost: int, key: str, what: str = "burst") -> int:
-    """`cost` if some wait can admit it, else ConfigError or CostExceedsLimitError."""
+    """Return `cost` if it can ever be admitted, else raise ConfigError or CostExceedsLimitError."""
     if type(cost) is not int or cost < 1:
         raise ConfigError(
             "cost", cost, f"is not a whole number from 1 to {max_cost}", "pass an int such as 1"
@@ -366,7 +370,7 @@ def check_cost(cost: object, max_cost: int, key: str, what: str = "burst") -> in
 
 
 def share_of(share: object) -> Fraction:
-    """A share as a simple fraction: 1 / 3 means one third."""
+    """A share as a simple fraction: 1 / 3 is exactly one third."""
     exact = exactly(share)
     if exact is None or not 0 < exact <= 1 or not (exact := exact.limit_denominator(1_000_000)):
         raise ConfigError("share", share, "is not above 0 and at most 1", "pass 1 / number of workers")
@@ -374,7 +378,7 @@ def share_of(share: object) -> Fraction:
 
 
 def slowed(rate: Rate, part: Fraction) -> Rate:
-    """A part of a rate: exact, or where the numbers grow out of bounds, a hair slower."""
+    """A part of a rate: exact, or slightly slower if the numbers get too large."""
     per_us = Fraction(rate.limit, rate.period_us) * part
     if per_us.numerator <= MAX_COUNT and per_us.denominator <= MAX_SPAN_US:
         return Rate.of(per_us.numerator, per_us.denominator)
@@ -385,7 +389,7 @@ def slowed(rate: Rate, part: Fraction) -> Rate:
 
 
 def scaled_window(limit: int, window_us: int, share: Fraction) -> tuple[int, timedelta]:
-    """A share of a window's limit; where that is less than one call, one call in a longer window."""
+    """A share of a window's limit; below one call, it is one call in a longer window."""
     if limit * share >= 1:
         return int(limit * share), timedelta(microseconds=window_us)
     longer_us = ceil(window_us / (limit * share))
@@ -418,7 +422,7 @@ def windowed(limit: object, window: object, field: str = "window") -> tuple[int,
 
 
 def paced(rate: RateLike, burst: object, field: str) -> tuple[Rate, int]:
-    """The rate, and the burst it was given in text or as an argument; the limit if neither."""
+    """The rate, and its burst from the text or the argument; the limit if there is neither."""
     parsed = Rate.parse(rate)
     if parsed.burst is not None and burst is not None:
         raise ConfigError(field, burst, "comes on top of the burst in the rate", "give the burst once")
@@ -428,7 +432,7 @@ def paced(rate: RateLike, burst: object, field: str) -> tuple[Rate, int]:
 
 
 class _Charging(Operation):
-    """What a gate decides about a charge."""
+    """An operation of a gate that returns a decision."""
 
     def sent(self, program: Algorithm[Any], args: tuple[Any, ...]) -> Sequence[Any]:
         cost, *receipt = args
@@ -485,7 +489,7 @@ class _Debit(_Charging):
     follows = True
 
     def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
-        # What a call turns out to cost more is charged where calls are charged now.
+        # The extra cost of a call is charged where calls are charged now.
         cost, receipt = args
         side = side_of(receipt)
         known = None if side is Side.NOWHERE else turned(receipt) if side is Side.LOCAL else receipt

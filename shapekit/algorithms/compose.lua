@@ -1,6 +1,6 @@
 -- needs base
--- The twin of compose.py. A state holds the states of the parts, false where one is cold; a receipt
--- holds theirs.
+-- The twin of compose.py. A state holds the states of the parts, false for a cold one; a receipt holds
+-- theirs.
 
 local Composite = setmetatable({}, Algorithm)
 Composite.__index = Composite
@@ -27,12 +27,12 @@ function Composite:thaw(frozen)
     return s
 end
 
--- The state of a part, nil where it is cold.
+-- The state of a part; nil if it is cold.
 local function of(s, index)
     return s and s[index] or nil
 end
 
--- The index of the first of the least weight.
+-- The index of the first one with the least weight.
 local function least_of(seen, weight)
     local least, found
     for index, decision in ipairs(seen) do
@@ -42,7 +42,7 @@ local function least_of(seen, weight)
     return found
 end
 
--- The decision of a part, as that of the whole.
+-- The decision of a part as that of the whole.
 function Composite:named(index, decision, receipt)
     local binding = self.names[index]
     if decision[7] then binding = binding .. "." .. decision[7] end
@@ -108,7 +108,7 @@ function Composite:life(s, now, skew)
 end
 
 function Composite:spent(s, at, skew, cost)
-    -- As the part that binds is: of the others, nobody waits for one.
+    -- Decided by the binding part: no call waits for the others.
     local found, binding
     for index, part in ipairs(self.parts) do
         if cost <= part.max_cost then
@@ -223,7 +223,7 @@ function AllOf.denying(decision)
     return -decision[6]
 end
 
--- Admits what one part admits.
+-- Admits what at least one part admits.
 local Alternatives = setmetatable({}, Composite)
 Alternatives.__index = Alternatives
 
@@ -307,7 +307,7 @@ function FirstOf.admitting(decision)
     return 1 - decision[1]
 end
 
--- spec: its name, kind, the names with blanks between, the specs of the parts.
+-- spec: its name, kind, the names separated by spaces, the specs of the parts.
 twins.compose = {}
 
 function twins.compose.new(spec)

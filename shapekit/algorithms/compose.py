@@ -1,19 +1,20 @@
-"""Composites: several limits decided together, none or all.
+"""Composites: several limits decided together, all or nothing.
 
-`all_of` admits what every part admits, `any_of` what at least one admits (those that do are
-charged), `first_of` charges the first part that admits and leaves the others alone. Parts are computed
-first and committed only then, so a denial leaves no part charged. Composites nest.
+`all_of` admits what every part admits. `any_of` admits what at least one part admits, and charges those that
+do. `first_of` charges the first part that admits and leaves the others alone. All parts are computed before
+any is committed, so a denial charges no part. Composites nest.
 
-The decision is that of the *binding* part and names it (`outer.inner` where nested): the one with the
-least remaining when all admit, the most when any does; the longest wait when `all_of` denies, the
-shortest when the others do. Ties go to the first. Where it is a quota that binds, the composite is spent.
+The decision is that of the *binding* part and names it (`outer.inner` if nested). On admission, that is the
+part with the least remaining for `all_of`, and with the most for the others; on denial, the part with the
+longest wait for `all_of`, and with the shortest for the others. Ties go to the first. If a quota binds, the
+composite is spent.
 
     >>> from shapekit import GCRA, Quota, all_of
     >>> limit = all_of(second=GCRA("10/s"), month=Quota("1000/month"))
     >>> limit.check(None, 0, 1).decision.binding
     'second'
 
-Composite: named parts that are decided together; what all_of, any_of and first_of share.
+Composite: what all_of, any_of and first_of share.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _new = tuple.__new__
 
 
 class Composite(Algorithm[States]):
-    """Named parts; the state is the tuple of their states."""
+    """Named parts that are decided together; the state is the tuple of their states."""
 
     fields = ("names", "parts")
     __slots__ = (*fields, "_cold", "_max_costs", "_steps", "_civil")
@@ -96,7 +97,7 @@ class Composite(Algorithm[States]):
         return tuple(each(self.parts, "state_received", sent))
 
     def receipt_sent(self, receipt: Receipt) -> Any:
-        # Without one the parts pay that pay without being told, and to a refund no part has paid.
+        # Without a receipt, the default payers pay a debit, and a refund goes to no part.
         if receipt is None or (not isinstance(receipt, tuple) and not any(self._surely_paid())):
             return None
         return each(self.parts, "receipt_sent", self._receipts(receipt, (receipt,) * len(self.parts)))
@@ -175,7 +176,7 @@ class Composite(Algorithm[States]):
         )
 
     def spent(self, state: States | None, at: int, cost: int, skew: int = 0) -> bool:
-        # As the part that binds is: of the others, nobody waits for one.
+        # Decided by the binding part: no call waits for the others.
         states = state or self._cold
         admit_at = [
             part.earliest(before, at, cost, skew) if cost <= most else NEVER_US
@@ -210,10 +211,10 @@ class Composite(Algorithm[States]):
 
     @abstractmethod
     def _payers(self) -> Sequence[bool]:
-        """Which parts are to pay where no receipt says it."""
+        """Which parts pay if there is no receipt."""
 
     def _surely_paid(self) -> Sequence[bool]:
-        """Which parts have paid, whatever happened, where no receipt says it."""
+        """Which parts have certainly paid if there is no receipt."""
         return [False] * len(self.parts)
 
     @abstractmethod
@@ -226,7 +227,7 @@ class Composite(Algorithm[States]):
 
     @abstractmethod
     def _binding(self, admit_at: Sequence[int]) -> int:
-        """The part at whose instant the whole admits, given when each does."""
+        """The part that decides when the whole admits, given when each part does."""
 
     @abstractmethod
     def _fitting(self, fits: Sequence[int]) -> int:
@@ -285,25 +286,25 @@ class Composite(Algorithm[States]):
 
 
 def named(name: str, decision: Decision, receipt: Receipt) -> Decision:
-    """The decision of a part, as that of the whole."""
+    """The decision of a part as that of the whole."""
     inner = decision[6]
     binding = name if inner is None else f"{name}.{inner}"
     return _new(Decision, (*decision[:6], binding, receipt, 0))
 
 
 def _out_of_reach(decision: Decision) -> Decision:
-    """What a part says that can never admit the cost."""
+    """The decision of a part that can never admit the cost."""
     return decision._replace(allowed=False, retry_after_us=NEVER_US)
 
 
 def least_of(seen: Sequence[Decision], weight: Callable[[Decision], int]) -> int:
-    """The index of the first decision of the least weight."""
+    """The index of the first decision with the least weight."""
     weights = [weight(decision) for decision in seen]
     return weights.index(min(weights))
 
 
 def each(algorithms: Sequence[Algorithm[Any]], method: str, values: Sequence[Any]) -> list[Any]:
-    """What the algorithms make each of its own value; None of None."""
+    """Call the method of each algorithm with its own value; None stays None."""
     return [
         None if own is None else getattr(algorithm, method)(own)
         for algorithm, own in zip(algorithms, values, strict=True)
@@ -322,7 +323,7 @@ def adopted(reader: Any, state: Any, writer: Any, now: int, skew: int) -> Any:
             "use another name, or reset it",
         )
     if isinstance(reader, Algorithm) and reader.alone(None)[0] is reader:
-        # It goes on from what a ledger has counted, and names no charge.
+        # It continues from what a ledger has counted, without names for the charges.
         writer, state = writer.alone(state)
         if reader == writer:
             return state
@@ -395,7 +396,7 @@ class AllOf(Composite):
 
 
 class _Alternatives(Composite):
-    """Admits what one part admits."""
+    """Admits what at least one part admits."""
 
     __slots__ = ()
     _charges_all: ClassVar[bool]
@@ -488,26 +489,29 @@ class FirstOf(_Alternatives):
 
 
 def all_of(*parts: Algorithm[Any], **named: Algorithm[Any]) -> AllOf:
-    """Every part must admit, and every part is charged: `all_of(ip=GCRA("5/s"), user=GCRA("100/min"))`.
+    """Combine limits so that every part must admit, and every part is charged.
 
-    The names tell the parts apart in decisions and keys. A part without a name is called by its kind:
-    `gcra`, and a second one `gcra_2`.
+    `all_of(ip=GCRA("5/s"), user=GCRA("100/min"))`. Names identify the parts in decisions and keys. A part
+    without a name is named after its kind: `gcra`, and a second one `gcra_2`.
     """
     return AllOf(_named(parts, named))
 
 
 def any_of(*parts: Algorithm[Any], **named: Algorithm[Any]) -> AnyOf:
-    """One part must admit; all that do are charged."""
+    """Combine limits so that one part must admit; all parts that do are charged."""
     return AnyOf(_named(parts, named))
 
 
 def first_of(*parts: Algorithm[Any], **named: Algorithm[Any]) -> FirstOf:
-    """Alternatives in order of preference: `first_of(main=GCRA("10/s"), overflow=GCRA("2/s"))`."""
+    """Combine limits in order of preference: `first_of(main=GCRA("10/s"), overflow=GCRA("2/s"))`.
+
+    The first part that admits is charged.
+    """
     return FirstOf(_named(parts, named))
 
 
 def _named(parts: Sequence[Any], named: dict[str, Any]) -> dict[str, Any]:
-    """All parts by their names, those without one first."""
+    """All parts by name, positional ones first."""
     called: dict[str, Any] = {}
     for part in parts:
         kind = getattr(part, "kind", "part")

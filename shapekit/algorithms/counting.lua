@@ -4,7 +4,7 @@
 local Counting = setmetatable({}, Algorithm)
 Counting.__index = Counting
 
--- Of an admission now and the units in use, from which the rest follows.
+-- The short form of an admission: now and the units in use, from which the rest follows.
 function Counting:check_window(s, now, skew, cost)
     local after, decision, life, persist = self:decide(s, now, skew, cost)
     if persist then decision = {now, decision[3]} end
@@ -37,7 +37,7 @@ function Counting:settled(s, now, skew, receipt)
     return s, decision, self:lasts(s, now, skew), true
 end
 
--- How long a state is kept that was settled.
+-- How long to keep a state after a refund or debit.
 function Counting:lasts(s, now, skew)
     return self:life(s, now, skew)
 end

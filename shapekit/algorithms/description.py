@@ -1,4 +1,4 @@
-"""Descriptions: a program as text, for whoever meets its state in a shared store.
+"""Description: a program as text, so that its state in a shared store can be read elsewhere.
 
     >>> from shapekit import GCRA
     >>> text = describe(GCRA("10/s", burst=2))
@@ -7,9 +7,9 @@
     >>> revived(text) == GCRA("10/s", burst=2)
     True
 
-The text is JSON: the kind, then the fields in their order. Equal programs have equal texts, and what
-`revived` takes is what `describe` gives: anything else is a ConfigError, so a text from outside is never
-trusted further than a limit can be.
+The text is JSON: the kind, then the fields in order. Equal programs have equal texts. `revived` accepts only
+what `describe` returns and raises ConfigError for anything else, so a text from outside can describe a limit
+and nothing more.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ _KINDS: dict[str, Callable[..., Described]] = {
     )
 }
 _LATER = {"spread": False}
-"""Fields that came later, and what they were before: left out there, so that texts stay what they were."""
+"""Fields added later, with their defaults; a default is left out, so that older texts stay the same."""
 _LEDGER = "ledger"
 _FIX = "pass a text that describe() gave, unchanged"
 
 
 def describe(program: Any) -> str:
-    """The program as text; ConfigError if it is none of ours."""
+    """The program as text; ConfigError if it is not one of shapekit's."""
     return json.dumps(_plain(program), separators=(",", ":"))
 
 
 def revived(text: str) -> Described:
-    """The program that `describe` made this text of."""
+    """The program that `describe` made this text from."""
     try:
         program = _program(json.loads(text))
         if describe(program) == text:
@@ -63,7 +63,7 @@ def revived(text: str) -> Described:
     except ConfigError:
         raise
     except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError):
-        """What does not even have the shape."""
+        """Not even the right shape."""
     raise ConfigError("description", text, "does not describe a program", _FIX)
 
 
@@ -127,6 +127,6 @@ def _queue(
     strategies: list[Any] = [_program(gate) for gate in gates]
     below: Any = Fraction(*headroom)
     paced = min(told, key=lambda rate: rate.period_us, default=None) if pace == "smooth" else None
-    # A burst stands in the rate, or beside it, or nothing is paced and there is none to tell.
+    # The burst is part of the rate or given separately; without a pace there is none.
     beside = None if paced is None or paced.burst is not None else burst
     return LeakyQueue(told, beside, pace, strategies, below)

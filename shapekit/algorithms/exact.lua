@@ -1,13 +1,13 @@
--- Exact integers in doubles, which end at 2^53.
+-- Exact integers in doubles, which are exact up to 2^53.
 --
--- A position on a grid of 1/q microseconds is held as whole microseconds and a remainder from 0 to
--- q - 1, q <= 2^26: always rounded down, so that pairs compare like numbers, negative ones too.
+-- A position on a grid of 1/q microseconds is kept as whole microseconds and a remainder from 0 to q - 1, q
+-- <= 2^26: always rounded down, so that pairs compare like numbers, negative ones too.
 
 local floor = math.floor
 local LARGEST = 2^53 - 1
 local Exact = {}
 
--- Refuses what is not a whole number from `least` to `most`; NaN and infinities are none.
+-- Refuses anything but a whole number from `least` to `most`, including NaN and infinities.
 function Exact.whole(name, value, least, most)
     if type(value) ~= "number" or value ~= floor(value) or value < least or value > most then
         error("shapekit: " .. name .. " " .. tostring(value) .. " is not a whole number from "
@@ -16,12 +16,12 @@ function Exact.whole(name, value, least, most)
     return value
 end
 
--- What stored states are refused with: whoever wrote it, it was no program of this kind.
+-- The error for a stored state that no program of this kind can have written.
 local function damaged()
     error("a stored state is damaged; reset the key", 0)
 end
 
--- Refuses a stored list that does not begin with so many numbers.
+-- Refuses a stored list that does not begin with this many numbers.
 local function check_numbers(list, count)
     for index = 1, count do
         if type(list[index]) ~= "number" then damaged() end
@@ -49,14 +49,14 @@ function Exact.later(a, a_rest, b, b_rest)
     return a, a_rest
 end
 
--- The first whole microsecond not before the position.
+-- The first whole microsecond at or after the position.
 function Exact.up(whole, rest)
     if rest > 0 then return whole + 1 end
     return whole
 end
 
--- n * a / q as whole and remainder, for a <= q <= 2^51 and n <= 2^53. Where the product is too long it is
--- divided in steps, as on paper: rest < q and low < step, so rest * step + low * a < 2 * q * step <= 2^53.
+-- n * a / q as whole and remainder, for a <= q <= 2^51 and n <= 2^53. A product that is too long is divided
+-- in steps, as on paper: rest < q and low < step, so rest * step + low * a < 2 * q * step <= 2^53.
 function Exact.part(n, a, q)
     local product = n * a
     if product <= LARGEST then

@@ -1,7 +1,7 @@
 -- needs base exact counting
 -- The twin of fixed_window.py: same names, same steps.
 --
--- A state is {start, count of each window that counts still}, ascending; empty is cold. A receipt is the
+-- A state is {start, count of each window that still counts}, ascending; empty is cold. A receipt is the
 -- instant of the charge.
 
 local FixedWindow = setmetatable({}, Counting)
@@ -96,7 +96,7 @@ end
 
 -- inside
 
--- The state without the windows that are over, as a table of its own.
+-- The state without windows that have ended, as a table of its own.
 function FixedWindow:kept(s, now)
     local kept, first, over = {}, 1, now - self.window
     local length = s and #s or 0
@@ -105,7 +105,7 @@ function FixedWindow:kept(s, now)
     return kept
 end
 
--- With `cost` more in a window that is the newest or newer; and what that one counts then.
+-- The state with `cost` more in the newest window or a newer one, and the count of that window.
 function FixedWindow:charged(s, now, start, cost)
     local kept = self:kept(s, now)
     local length = #kept

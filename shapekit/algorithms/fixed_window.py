@@ -1,4 +1,4 @@
-"""FixedWindow: a counter for each window of the epoch."""
+"""FixedWindow: a counter per epoch-aligned window."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["FixedWindow"]
 Counts: TypeAlias = tuple[int, ...]
 
 _MAX_WINDOWS = 2**10
-"""Beyond it the newest two count as one when another begins: what is given back to the older one is lost."""
+"""Above this, starting a window merges the newest two: refunds to the older one are then lost."""
 
 _new = tuple.__new__
 
@@ -35,8 +35,8 @@ _new = tuple.__new__
 class FixedWindow(Window[Counts]):
     """At most `limit` units in each epoch-aligned window; up to 2 x limit around a boundary.
 
-    The whole limit may be spent at the end of one window and again at the start of the next. Take
-    it where the server counts this way, or where that does not matter; else GCRA or SlidingWindow.
+    The whole limit may be spent at the end of one window and again at the start of the next. Use it if the
+    server counts this way, or if that does not matter; otherwise use GCRA or SlidingWindow.
 
         >>> window = FixedWindow("2/s")
         >>> state = window.check(None, 900_000, 2).state
@@ -45,9 +45,9 @@ class FixedWindow(Window[Counts]):
         >>> window.check(state, 1_000_000, 2).decision.allowed
         True
 
-    The state is the start and the count of each window that counts still, ascending: the present one,
-    and those that hold slots still to come. An older window is never reopened: where time goes back, or
-    slots are still to come, calls wait for the newest one.
+    The state is the start and the count of each window that still counts, ascending: the present one, and
+    those with future slots. An older window is never reopened: if time goes back, or there are future slots,
+    calls wait for the newest window.
     """
 
     kind: ClassVar[str] = "fixed_window"
@@ -55,7 +55,7 @@ class FixedWindow(Window[Counts]):
     __slots__ = fields = ("limit", "window_us")
 
     limit: int
-    """Units in each window."""
+    """Units per window."""
     window_us: int
     """The length of a window, in microseconds."""
 
@@ -84,7 +84,7 @@ class FixedWindow(Window[Counts]):
             born, charged, settled = reborn(born, now, cost)
         limit = self.limit
         end = start + self.window_us
-        # Written out: this is the path of every admitted call.
+        # Inline: this is the hot path of every admitted call.
         receipt = (born, charged, cost, now)
         decision = _new(Decision, (True, limit, count, limit - count, end, 0, None, receipt, 0))
         return ((*before, start, count), born, charged, settled), decision, end - now, True
@@ -158,14 +158,14 @@ class FixedWindow(Window[Counts]):
         return charged_at - charged_at % self.window_us + self.window_us
 
     def _kept(self, state: Counts | None, now: int) -> Counts:
-        """The state without the windows that are over."""
+        """The state without windows that have ended."""
         first, over = 0, now - self.window_us
         while state and first < len(state) and state[first] <= over:
             first += 2
         return state[first:] if state else ()
 
     def _charged(self, state: Counts | None, now: int, start: int, cost: int) -> tuple[Counts, int]:
-        """With `cost` more in a window that is the newest or newer; and what that one counts then."""
+        """The state with `cost` more in the newest window or a newer one, and the count of that window."""
         kept = self._kept(state, now)
         if kept and kept[-2] == start:
             used = kept[-1] + cost

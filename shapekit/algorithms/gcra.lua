@@ -26,7 +26,7 @@ function Meter.new(spec)
     }, Meter)
 end
 
--- Where nothing was ever given back, three numbers say it all.
+-- If nothing was ever given back, three numbers are enough.
 function Meter:freeze(s)
     if #s == 7 and s[4] == 0 and s[5] == 0 and s[6] == s[1] and s[7] == s[2] then
         return {s[1], s[2], s[1] - s[3]}
@@ -35,7 +35,7 @@ function Meter:freeze(s)
 end
 
 function Meter:thaw(frozen)
-    -- Remainders of q or more would be counted down one by one.
+    -- A remainder of q or more would take a loop to reduce.
     if frozen[2] < 0 or frozen[2] >= self.q then damaged() end
     for place = 5, #frozen, 2 do
         if frozen[place] < 0 or frozen[place] >= self.q then damaged() end
@@ -53,7 +53,7 @@ function Meter:decide(s, now, skew, cost)
     return self:charged(moved, now, now)
 end
 
--- Of an admission: now, and the positions of the tail and the receipt, if they are not the same.
+-- The short form of an admission: now, and the positions of the tail and the receipt, if they differ.
 function Meter:check(s, now, skew, cost)
     local moved = self:admit(s, now, cost)
     if not moved then return self:decide(s, now, skew, cost) end
@@ -62,7 +62,7 @@ function Meter:check(s, now, skew, cost)
     return moved, told, self:life(moved, now), true
 end
 
--- The state after a call of `cost`; or nil, for how long not, and what is in use.
+-- The state after a call of `cost`; or nil, how long not, and what is in use.
 function Meter:admit(s, now, cost)
     local q = self.q
     local drained, drained_rest = self:drained(s, now)
@@ -132,7 +132,7 @@ function Meter:refund(s, now, skew, cost, receipt)
         after[1], after[2] = tail, tail_rest
         return self:settled(after, now)
     end
-    -- Others came after it. What had drained of it by the last of them may have been used by them.
+    -- Later charges exist. What had drained of this one by the last of them may have been used by them.
     local from, from_rest = later(now, 0, newest, 0)
     local back, back_rest = minus(ends, ends_rest, from, from_rest, q)
     if less(width, width_rest, back, back_rest) then back, back_rest = width, width_rest end
@@ -153,7 +153,7 @@ function Meter:debit(s, now, skew, cost)
     local drained, drained_rest = self:drained(s, now)
     local width, width_rest = self:width(cost)
     local after, after_rest = plus(drained, drained_rest, width, width_rest, self.q)
-    -- A debt beyond any clock is cut where a double still has room for what is retracted beside it.
+    -- A debt beyond any clock is cut, so that a double still has room for the retraction.
     if after >= 2^52 then after, after_rest = 2^52, 0 end
     local moved = self:moved(s or COLD, now, now, after, after_rest)
     return self:settled(moved, now, {moved[6], moved[7]})
@@ -163,8 +163,8 @@ function Meter:charge(s, now, skew, due, cost)
     local q = self.q
     local before = s or COLD
     local width, width_rest = self:width(cost)
-    -- A slot that only this meter delayed is charged from its exact position, not from the whole
-    -- microsecond at which it is taken: else a long queue would drift by the rounding.
+    -- A slot delayed by this meter alone is charged from its exact position, not from the whole microsecond
+    -- at which it is taken: otherwise a long queue would drift by the rounding.
     local base, base_rest = plus(before[1], before[2], width, width_rest, q)
     base, base_rest = minus(base, base_rest, self.tau, self.tau_rest, q)
     if not (less(now, 0, base, base_rest) and due == up(base, base_rest)) then
@@ -173,7 +173,7 @@ function Meter:charge(s, now, skew, due, cost)
     base, base_rest = later(before[1], before[2], base, base_rest)
     local drained, drained_rest = self:drained(s, now)
     if less(drained, drained_rest, base, base_rest) and #before - 7 < 4 * MAX_STRETCHES - 8 then
-        -- Others moved the slot: what is skipped is free again when the slot is given back.
+        -- Another limit moved the slot: the skipped stretch is free again once the slot is given back.
         before = {unpack(before)}
         for _, number in ipairs({drained, drained_rest, base, base_rest}) do
             before[#before + 1] = number
@@ -218,7 +218,7 @@ function Meter:drained(s, now)
     return now, 0
 end
 
--- What is told of a charge that has made the state what it is.
+-- The decision for a charge that led to this state.
 function Meter:charged(moved, now, due)
     local after, after_rest = moved[1], moved[2]
     local current = self:units(after - due, after_rest)
@@ -234,7 +234,7 @@ function Meter:moved(s, now, due, after, after_rest)
     if #s == 7 and not less(now, 0, top, top_rest) then
         return {after, after_rest, due, 0, 0, after, after_rest}
     end
-    -- Below the newest receipt everything may have been somebody's: count on from there.
+    -- Any position below the newest receipt may have been used: count on from there.
     local from, from_rest = later(s[1], s[2], now, 0)
     local above, above_rest = minus(top, top_rest, from, from_rest, q)
     local retracted, retracted_rest = later(s[4], s[5], above, above_rest)
@@ -248,7 +248,7 @@ function Meter:moved(s, now, due, after, after_rest)
     return moved
 end
 
--- The state with one more stretch, in order, none of them twice.
+-- The state with one more stretch, in order and without duplicates.
 function Meter:with_stretch(s, stretch)
     local after = {unpack(s, 1, 7)}
     local placed = false
@@ -272,7 +272,7 @@ function Meter:with_stretch(s, stretch)
     return after
 end
 
--- Until every receipt has passed: none must meet a fresh state that knows of no retraction.
+-- Until every receipt has passed: none may meet a fresh state, which knows no retraction.
 function Meter:life(s, now)
     return math.max(0, up(later(s[1], s[2], s[6], s[7])) - now)
 end

@@ -1,22 +1,21 @@
 """GCRA: the generic cell rate algorithm.
 
-Meter: one position on a grid, the mathematics under GCRA, TokenBucket and LeakyBucket.
+Meter: one position on a grid, the mathematics of GCRA, TokenBucket and LeakyBucket.
 
-A unit occupies an interval T = period/limit. The state is one *position*: the instant at which
-everything charged so far will have drained. A cell arriving at `now` moves it from
-`max(position, now)` on by T·cost, and is admitted if it then lies at most T·burst ahead of `now`
-(equality admits).
+A unit occupies an interval T = period/limit. The state is one *position*: the instant at which everything
+charged so far will have drained. A cell that arrives at `now` moves it from `max(position, now)` on by
+T·cost, and is admitted if it is then at most T·burst ahead of `now` (equality admits).
 
-Beside the position the state keeps what refunds need. A receipt is the position a charge ends at, plus
-the *retraction* so far: how far refunds have moved positions back. So no two charges have the same
-receipt, and a receipt less the retraction is never above where its charge ends now. Slots given back
-in the middle leave stretches: when all after one is given back too, the position retracts over it.
+In addition to the position, the state keeps what refunds need. A receipt is the position at which a charge
+ends, plus the *retraction* so far: how far refunds have moved positions back. So no two charges have the same
+receipt, and a receipt minus the retraction is never above the position at which its charge ends now. Slots
+given back in the middle leave stretches: once everything after a stretch is given back too, the position
+retracts over it.
 
-T is the reduced fraction p/q of a microsecond, and positions are counted in 1/q µs: one integer, so
-nothing rounds and nothing drifts. (The Lua twin holds the same number as whole microseconds and a
-remainder below q, because a double is exact only to 2^53.) Where q would be above 2^26, T is rounded up
-to a multiple of 2^-26 µs, and the rate is that hair slower than asked: only for limits above 67 million
-that do not divide their period.
+T is the reduced fraction p/q of a microsecond, and positions are counted in 1/q µs: one integer, so nothing
+is rounded and nothing drifts. (The Lua twin keeps the same number as whole microseconds and a remainder below
+q, because a double is exact only to 2^53.) If q would exceed 2^26, T is rounded up to a multiple of 2^-26 µs,
+and the rate is slower by that: only for limits above 67 million that do not divide their period.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ Positions: TypeAlias = tuple[int, int, int, int, *tuple[int, ...]]
 
 
 def interval(rate: Rate) -> tuple[int, int]:
-    """T = p/q µs, with a q that leaves the twin room below 2^53."""
+    """T = p/q µs, with a q small enough for the twin to stay below 2^53."""
     shared = gcd(rate.period_us, rate.limit)
     p, q = rate.period_us // shared, rate.limit // shared
     if q > _MAX_Q:
@@ -80,7 +79,7 @@ class Meter(Algorithm[Positions]):
     rate: Rate
     """The rate in the long run."""
     burst: int
-    """How many units are admitted at once after idling."""
+    """How many units an idle key admits at once."""
     _p: int
     _q: int
     _tau: int
@@ -126,7 +125,7 @@ class Meter(Algorithm[Positions]):
         current = -((start - after) // self._p)
         full = after if q == 1 else -(-after // q)
         burst = self.burst
-        # Written out: this is the path of every admitted call.
+        # Inline: this is the hot path of every admitted call.
         decision = _new(
             Decision, (True, burst, current, burst - current, full, 0, None, (born, charged, cost, after), 0)
         )
@@ -170,7 +169,7 @@ class Meter(Algorithm[Positions]):
                 tail = max(start, stretches[-2])
                 del stretches[-2:]
             return self._settled((tail, newest, retracted, top, *stretches), now)
-        # Others came after it. What had drained of it by the last of them may have been used by them.
+        # Later charges exist. What had drained of this one by the last of them may have been used by them.
         back = min(width, ends - max(start, newest * self._q))
         if back > 0 and ends < tail:
             return self._settled((tail - back, newest, retracted + back, top), now)
@@ -194,7 +193,7 @@ class Meter(Algorithm[Positions]):
     def debit(
         self, state: Positions | None, now: int, cost: int, charged_at: Receipt = None, skew: int = 0
     ) -> Outcome[Positions]:
-        # A debt beyond any clock is cut where a double still has room for what is retracted beside it.
+        # A debt beyond any clock is cut, so that a double still has room for the retraction.
         after = min(self._drained(state, now) + self._p * cost, _LATEST_US * self._q)
         moved = self._moved(state or _COLD, now, now, after)
         return self._settled(moved, now, moved[3])
@@ -203,14 +202,14 @@ class Meter(Algorithm[Positions]):
         self, state: Positions | None, now: int, due: int, cost: int, skew: int = 0
     ) -> Decided[Positions]:
         before = state or _COLD
-        # A slot that only this meter delayed is charged from its exact position, not from the whole
-        # microsecond at which it is taken: else a long queue would drift by the rounding.
+        # A slot delayed by this meter alone is charged from its exact position, not from the whole
+        # microsecond at which it is taken: otherwise a long queue would drift by the rounding.
         exact = before[0] + self._p * cost - self._tau
         leaves = exact if exact > now * self._q and due == -(-exact // self._q) else due * self._q
         base = max(before[0], leaves)
         drained = self._drained(state, now)
         if base > drained and len(before) < 2 * _MAX_STRETCHES:
-            # Others moved the slot: what is skipped is free again when the slot is given back.
+            # Another limit moved the slot: the skipped stretch is free again once the slot is given back.
             before = (before[0], before[1], before[2], before[3], *before[4:], drained, base)
         return self._charged(before, now, due, base + self._p * cost)
 
@@ -219,8 +218,8 @@ class Meter(Algorithm[Positions]):
         return type(self)(slowed(self.rate, part), max(1, int(self.burst * part)))
 
     def adopt(self, state: Positions, writer: Any, now: int, skew: int = 0) -> Positions:
-        # Receipts of before count in the old q. One that ends after the tail is none of ours, and none
-        # below `newest` gives anything back where something was retracted.
+        # Older receipts count in the old q. One that ends after the tail is not recognized, and after a
+        # retraction none below `newest` gives anything back.
         _, before = interval(writer.rate)
         tail, _, retracted, top, *_ = (-(-number * self._q // before) for number in state)
         retracted += 1
@@ -252,7 +251,7 @@ class Meter(Algorithm[Positions]):
     def decision_received(self, sent: Any) -> Decision:
         if len(sent) > _BRIEF:
             return decision_of(sent, self.receipt_received)
-        # An admission in brief: now, the tail, and the receipt where it is another position.
+        # The short form of an admission: now, the tail, and the receipt if it is another position.
         q, burst = self._q, self.burst
         after = sent[1] * q + sent[2]
         current = -((sent[0] * q - after) // self._p)
@@ -275,7 +274,7 @@ class Meter(Algorithm[Positions]):
         tail, newest, retracted, top, *stretches = state
         if top <= start and not stretches:
             return (after, due, 0, after)
-        # Below the newest receipt everything may have been somebody's: count on from there.
+        # Any position below the newest receipt may have been used: count on from there.
         retracted = max(retracted, top - max(tail, start))
         kept = (
             end
@@ -286,7 +285,7 @@ class Meter(Algorithm[Positions]):
         return (after, max(due, newest), retracted, after + retracted, *kept)
 
     def life(self, state: Positions, now: int, skew: int = 0) -> int:
-        # Until every receipt has passed: none must meet a fresh state that knows of no retraction.
+        # Until every receipt has passed: none may meet a fresh state, which knows no retraction.
         return max(0, -(-max(state[0], state[3]) // self._q) - now)
 
     def _settled(self, state: Positions, now: int, receipt: int | None = None) -> Outcome[Positions]:
@@ -301,11 +300,13 @@ class Meter(Algorithm[Positions]):
 
 
 class GCRA(Meter):
-    """A cold key may see burst + limit calls in its first period, and `limit` in each one after.
+    """`rate` in the long run, with up to `burst` calls at once; the right choice for most limits.
 
-    Invariant: for any calls i <= j that were admitted, `t_j - t_i >= (cost(i..j) - burst) * T`, with
-    T = period/limit. So in any span of length L at most `burst + L/T` units are admitted, and that
-    many can be: `burst` at once, then one every T.
+    A cold key may admit burst + limit calls in its first period, and `limit` in each later one.
+
+    Invariant: for any admitted calls i <= j, `t_j - t_i >= (cost(i..j) - burst) * T`, with T = period/limit.
+    So in any span of length L at most `burst + L/T` units are admitted, and that many can be: `burst` at
+    once, then one every T.
 
         >>> gcra = GCRA("10/s", burst=2)
         >>> first = gcra.check(None, 0, 1)
@@ -316,8 +317,8 @@ class GCRA(Meter):
         >>> third.decision.retry_after
         0.1
 
-    The right choice for most limits: one number of state, smooth, exact. `burst=1` spaces calls
-    evenly; the default, `burst=limit`, lets an idle key spend a whole period at once.
+    The state is one number, and the limit is smooth and exact. `burst=1` spaces calls evenly; the default,
+    `burst=limit`, lets an idle key spend a whole period at once.
     """
 
     __slots__ = ()
@@ -325,17 +326,17 @@ class GCRA(Meter):
 
 
 class TokenBucket(Meter):
-    """A bucket of `capacity` tokens, full at first, refilled at `rate`; a call takes `cost` of them.
+    """A bucket of `capacity` tokens, full at first and refilled at `rate`; a call takes `cost` of them.
 
-    Refilling is lazy and exact. `remaining` counts the whole tokens in the bucket, `current` those
-    missing, `reset_at` is when it is full. Worst burst: `capacity` at once, and `capacity + L/T` in
-    any span of length L.
+    Refilling is lazy and exact. `remaining` is the number of whole tokens in the bucket, `current` the number
+    missing, `reset_at` when it is full. Worst burst: `capacity` at once, and `capacity + L/T` in any span of
+    length L.
 
         >>> bucket = TokenBucket("10/s", capacity=5)
         >>> bucket.check(None, 0, 3).decision.remaining
         2
 
-    It decides as `GCRA(rate, burst=capacity)` does, in every field; take the one whose words you use.
+    It decides exactly as `GCRA(rate, burst=capacity)` does; use the one whose terms you prefer.
     """
 
     __slots__ = ()
@@ -347,16 +348,16 @@ class TokenBucket(Meter):
 
     @property
     def capacity(self) -> int:
-        """The tokens of a full bucket."""
+        """The number of tokens in a full bucket."""
         return self.burst
 
 
 class LeakyBucket(Meter):
     """A bucket that leaks at `rate`; a call that would make it overflow `capacity` is rejected.
 
-    `current` is the level, rounded up to whole units: what a call still has to drain. Worst burst:
-    `capacity` into an empty bucket. This is the leaky bucket as a meter, which rejects; the leaky
-    bucket as a queue, which delays, is `Shaper`, and runs on the same grid.
+    `current` is the level, rounded up to whole units. Worst burst: `capacity` into an empty bucket. This is
+    the leaky bucket as a meter, which rejects calls; `Shaper` is the leaky bucket as a queue, which delays
+    them, on the same grid.
 
         >>> bucket = LeakyBucket("10/s", capacity=2)
         >>> full = bucket.check(bucket.check(None, 0, 1).state, 0, 1)
@@ -373,5 +374,5 @@ class LeakyBucket(Meter):
 
     @property
     def capacity(self) -> int:
-        """The level above which nothing more fits."""
+        """The level above which a call is rejected."""
         return self.burst

@@ -1,10 +1,10 @@
 -- needs base exact
--- The twin of inflight.py. A run is {owner, first, last}. Differences come first: what is added to a number
--- may not be exact.
+-- The twin of inflight.py. A run is {owner, first, last}. Differences are computed first: a sum might not be
+-- exact.
 
 local Runs = {}
 
--- Refuses runs that were read and that are empty, or more than may be: each number is gone through.
+-- Refuses runs that were read and are empty or too many: some operations visit every number.
 function Runs.check(runs, most)
     local many = 0
     for _, run in ipairs(runs) do
@@ -15,7 +15,7 @@ function Runs.check(runs, most)
     if many > most then damaged() end
 end
 
--- Adds to a list of runs that nobody else has.
+-- Appends to a list of runs that is not shared.
 function Runs.add(runs, owner, first, last)
     local newest = runs[#runs]
     if newest and newest[1] == owner and newest[3] + 1 == first then
@@ -90,7 +90,7 @@ function Runs.place(runs, owner, number)
     return 0
 end
 
--- Puts the owner's numbers behind what a list has already.
+-- Appends the owner's numbers to a list.
 function Runs.tell(runs, owner, list)
     for _, run in ipairs(runs) do
         if run[1] == owner then
@@ -102,8 +102,8 @@ end
 
 -- The limit itself.
 --
--- A state is {the latest instant seen, owners, those who hold a permit, those who stand in line}; an owner is
--- {its nonce, when its lease ends, the call that it came with}.
+-- A state is {the latest instant seen, owners, permits, line}; an owner is {its nonce, the end of its lease,
+-- its first call}.
 
 local Concurrency = setmetatable({}, Algorithm)
 Concurrency.__index = Concurrency
@@ -140,7 +140,7 @@ function Concurrency:enter(s, now, skew, owner, number, may_wait)
     local time, owners, permits, line = self:settled(s, now)
     local stands_at = Runs.place(line, owner, number)
     if stands_at == 0 and Runs.place(permits, owner, number) == 0 then
-        -- Where there is a free permit, nobody waits any more.
+        -- As long as there is a free permit, no call waits.
         if Runs.count(permits) < self.limit then
             permits = Runs.joined(permits, owner, number)
         else

@@ -1,18 +1,18 @@
-"""Concurrency: at most so many calls in flight, over all who share the key.
+"""Concurrency: at most `limit` calls in flight, over all processes that share the key.
 
-A call holds a permit from its `enter` to its `leave`. A call that finds none free stands in line, and permits
-that come free are given to the line in the order of asking. Nothing here waits: a process that asks
-(`watch`), or gives something back, is told which of its calls hold one by now.
+A call holds a permit from its `enter` to its `leave`. A call that finds no free permit joins a line, and
+permits that become free go to the line in order of arrival. Nothing waits here: a process that polls
+(`watch`), or gives something back, gets the list of its calls that hold a permit by now.
 
-An owner is a process; a number is one of its calls. The permits and places of an owner live as long as its
-lease, which it renews (`keep`) while it has any; when the lease is over, because the owner crashed, they
-go to those who wait. `keep` also says which calls there still are: what the store has beside them, because
-a reply was lost or a `leave` did not arrive, is given back.
+An owner is a process; a number is one of its calls. The permits and places of an owner last as long as its
+lease, which it renews (`keep`) while it has calls. When the lease ends, because the owner crashed, they go to
+the calls that wait. `keep` also names the calls that are not over: anything else that the store has of this
+owner, because a reply was lost or a `leave` did not arrive, is given back.
 
-Time never goes back here: an earlier instant counts as the latest one seen. So nobody's lease ends early,
-and nobody is given a permit twice, whatever a clock does.
+Time never goes back here: an earlier instant counts as the latest one seen. So no lease ends early and no
+permit is given twice, whatever a clock does.
 
-Runs: calls in a row, told by who makes them and by consecutive numbers, so that a thousand take no room.
+Runs: calls in order, as consecutive numbers of an owner, so that a thousand calls take no room.
 
 >>> line = joined(joined((), 7, 1), 7, 2)
 >>> joined(line, 9, 1)
@@ -36,18 +36,18 @@ from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, duration_us, whole
 __all__ = ["Concurrency"]
 
 Run: TypeAlias = tuple[int, int, int]
-"""An owner, and the first and the last of its numbers that stand here one after the other."""
+"""An owner, and the first and the last of its consecutive numbers."""
 Runs: TypeAlias = tuple[Run, ...]
 
 
 def inspect(runs: Any, most: int) -> None:
-    """Refuse runs that were read and that are empty, or more than may be: each number is gone through."""
+    """Refuse runs that were read and are empty or too many: some operations visit every number."""
     if len(runs) > most or not all(first <= last for _, first, last in runs) or count(runs) > most:
         raise ValueError("these are no calls in a row")
 
 
 def joined(runs: Runs, owner: int, first: int, last: int | None = None) -> Runs:
-    """With some numbers more, at the end."""
+    """The runs with one or more numbers appended."""
     end = first if last is None else last
     if runs:
         one, start, before = runs[-1]
@@ -57,7 +57,7 @@ def joined(runs: Runs, owner: int, first: int, last: int | None = None) -> Runs:
 
 
 def without(runs: Runs, owner: int, number: int) -> Runs:
-    """Without this number; the others stay where they are."""
+    """The runs without this number, in the same order."""
     for place, (one, first, last) in enumerate(runs):
         if one == owner and first <= number <= last:
             before = ((owner, first, number - 1),) if first < number else ()
@@ -67,12 +67,12 @@ def without(runs: Runs, owner: int, number: int) -> Runs:
 
 
 def of_owners(runs: Runs, owners: Container[int]) -> Runs:
-    """What these owners have of them."""
+    """The runs of these owners."""
     return tuple([run for run in runs if run[0] in owners])
 
 
 def only(runs: Runs, owner: int, upto: int, numbers: Container[int]) -> Runs:
-    """Without the owner's numbers up to `upto` that are none of these."""
+    """The runs without those of the owner's numbers up to `upto` that are not among `numbers`."""
     kept: Runs = ()
     for one, first, last in runs:
         if one != owner:
@@ -85,12 +85,12 @@ def only(runs: Runs, owner: int, upto: int, numbers: Container[int]) -> Runs:
 
 
 def count(runs: Runs) -> int:
-    """How many there are."""
+    """How many numbers there are."""
     return sum([last - first + 1 for _, first, last in runs])
 
 
 def place(runs: Runs, owner: int, number: int) -> int:
-    """How many stand up to this one and with it; 0 if it is not there."""
+    """The position of a number, counted from 1; 0 if it is not there."""
     before = 0
     for one, first, last in runs:
         if one == owner and first <= number <= last:
@@ -106,23 +106,23 @@ def numbers_of(runs: Runs, owner: int) -> list[int]:
 
 MOST_PERMITS = 10_000
 MOST_WAITING = 10_000
-"""How many may stand in line, over all owners: beyond it, a call is refused."""
+"""How many calls may wait, over all owners; any more are refused."""
 LEAST_LEASE_US = SECOND_US
-"""A busy process renews late: a shorter lease would end while its calls are in flight."""
+"""A busy process renews late: a shorter lease could end while its calls are in flight."""
 
 PERMITTED = 0
-"""In place of a place in line: the call may go."""
+"""Instead of a position in line: the call has a permit."""
 REFUSED = -1
-"""In place of a place in line: the call has none."""
+"""Instead of a position in line: the call was refused."""
 _UNHEARD = -1
-"""In place of the call that an owner came with: it is not the store that says so."""
+"""Instead of an owner's first call: the answer is not the store's."""
 
 Owner: TypeAlias = tuple[int, int, int]
-"""Its nonce, when its lease ends, and the call that it came with: another one after it was dropped."""
+"""Its nonce, the end of its lease, and its first call, which changes if the owner was dropped meanwhile."""
 Room: TypeAlias = tuple[int, tuple[Owner, ...], Runs, Runs]
-"""The latest instant seen, the owners, those who hold a permit, and those who stand in line."""
+"""The latest instant seen, the owners, the permits, and the line."""
 Told: TypeAlias = tuple[int, ...]
-"""The call that the owner came with, 0 if it has nothing here; then those of its calls that hold a permit."""
+"""The owner's first call, or 0 if it has nothing here; then those of its calls that hold a permit."""
 
 _NOWHERE: Told = (0,)
 
@@ -135,14 +135,14 @@ class Concurrency(Value):
         >>> with search.admit():
         ...     pass
 
-    `concurrency=20` is short for `Concurrency(20)`. It is no gate that is asked once: it belongs into
-    `concurrency=` of a policy or a wrapper, which gives the permit back.
+    `concurrency=20` is short for `Concurrency(20)`. It is not a gate: pass it as `concurrency=` to a policy
+    or a wrapper, which also returns the permit.
 
-    - `limit`: how many at once, over all workers that share the store.
-    - `lease`: how long the permits of a worker stay its own after it was last heard of. A living worker
-      renews it three times in that time, in the background; a crashed one loses its permits when it is over,
-      never before. So the limit is exceeded only by calls of a worker that lives and cannot reach the store,
-      or was stopped, for longer than that: by as many as it has in flight.
+    - `limit`: how many calls at once, over all workers that share the store.
+    - `lease`: how long a worker keeps its permits after it was last heard from. A running worker renews the
+      lease in the background, three times within its length; a crashed worker loses its permits when the
+      lease ends, and never before. So calls exceed the limit only if a worker is alive but was stopped, or
+      cannot reach the store, for longer than the lease: by as many calls as it has in flight.
     """
 
     kind: ClassVar[str] = "concurrency"
@@ -153,7 +153,7 @@ class Concurrency(Value):
     limit: int
     """How many calls may be in flight at once."""
     lease_us: int
-    """How long a worker keeps its permits after it was last heard of, in microseconds."""
+    """How long a worker keeps its permits after it was last heard from, in microseconds."""
 
     def __init__(self, limit: int, lease: Duration = "60s") -> None:
         self._fill(
@@ -167,11 +167,11 @@ class Concurrency(Value):
         return False
 
     def unending(self) -> Concurrency:
-        """The same limit with leases that do not end: for a process that shares it with nobody."""
+        """The same limit with leases that never end: for a process that shares it with no other."""
         return Concurrency(self.limit, timedelta(microseconds=MAX_SPAN_US))
 
     def scaled(self, share: float | Fraction) -> Concurrency:
-        """The same limit at a share of its permits, and one at least."""
+        """The same limit at a share of its permits, at least one."""
         permits = max(1, int(self.limit * share_of(share)))
         return Concurrency(permits, timedelta(microseconds=self.lease_us))
 
@@ -180,14 +180,15 @@ class Concurrency(Value):
     def enter(
         self, state: Room | None, now: int, owner: int, number: int, may_wait: int, skew: int = 0
     ) -> tuple[Room | None, tuple[int, int], int, bool]:
-        """Take a permit, else a place in line if it `may_wait`, else nothing. Asking again changes nothing.
+        """Take a permit, else a position in line if it `may_wait`, else nothing. A repeated call changes
+        nothing.
 
-        Answers the place, or PERMITTED or REFUSED, and the call that the owner came with.
+        Returns the position, or PERMITTED or REFUSED, and the owner's first call.
         """
         time, owners, permits, line = self._settled(state, now)
         stands_at = place(line, owner, number)
         if not stands_at and not place(permits, owner, number):
-            # Where there is a free permit, nobody waits any more.
+            # As long as there is a free permit, no call waits.
             if count(permits) < self.limit:
                 permits = joined(permits, owner, number)
             elif may_wait and (waiting := count(line)) < MOST_WAITING:
@@ -201,13 +202,13 @@ class Concurrency(Value):
     def watch(
         self, state: Room | None, now: int, owner: int, skew: int = 0
     ) -> tuple[Room | None, Told, int, bool]:
-        """Say which of the owner's calls hold a permit by now."""
+        """Return which of the owner's calls hold a permit by now."""
         return self._told(state, self._settled(state, now), now, owner)
 
     def leave(
         self, state: Room | None, now: int, owner: int, number: int, skew: int = 0
     ) -> tuple[Room | None, Told, int, bool]:
-        """Give a permit or a place in line back; late or again, this does nothing. Answers as `watch`."""
+        """Give back a permit or a place in line; too late or again, it does nothing. Returns as `watch`."""
         time, owners, permits, line = self._settled(state, now)
         room = (time, owners, without(permits, owner, number), without(line, owner, number))
         return self._told(state, self._filled(room), now, owner)
@@ -215,7 +216,9 @@ class Concurrency(Value):
     def keep(
         self, state: Room | None, now: int, owner: int, upto: int, numbers: Iterable[int], skew: int = 0
     ) -> tuple[Room | None, Told, int, bool]:
-        """Renew the owner's lease; of its calls up to `upto`, all but these are over. Answers as `watch`."""
+        """Renew the owner's lease; its calls up to `upto` that are not among `numbers` are over. Returns as
+        `watch`.
+        """
         time, owners, permits, line = self._settled(state, now)
         alive = frozenset(numbers)
         if _came_with(owners, owner):
@@ -226,22 +229,22 @@ class Concurrency(Value):
     # looking
 
     def standing(self, state: Room | None, now: int) -> tuple[int, int]:
-        """How many are in flight, and how many wait."""
+        """How many calls are in flight, and how many wait."""
         _, _, permits, line = self._settled(state, now)
         return count(permits), count(line)
 
     def life(self, state: Room, now: int) -> int:
-        """How long from `now` the state differs from a cold one: until the last lease ends."""
+        """How long from `now` on the state differs from a cold one: until the last lease ends."""
         return max([0, *(until - now for _, until, _ in state[1])])
 
     def adopt(self, state: Room, writer: Any, now: int, skew: int = 0) -> Room:
-        """A state that another limit or lease left: permits are kept, and who waits goes on waiting."""
+        """Adopt a state with another limit or lease: permits and waiting calls are kept."""
         return state
 
     # to the twin and back
 
     def inspect(self, state: Any) -> None:
-        """Look at a state that was read: a misfit where no such program has written it."""
+        """Check a state that was read; raise if no program of this kind can have written it."""
         newest, owners, permits, line = state
         sum((newest, *(sum(one) for one in owners)))
         if not all(came_with > 0 for _, _, came_with in owners):
@@ -250,22 +253,22 @@ class Concurrency(Value):
         inspect(line, MOST_WAITING)
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
-        """What the Lua twin is made of."""
+        """What the Lua twin is constructed from."""
         return ["inflight", self.limit, self.lease_us]
 
     def state_sent(self, state: Room) -> Any:
-        """A state as the twin has it."""
+        """A state in the form of the twin."""
         return state
 
     def state_received(self, sent: Any) -> Room:
-        """A state that the twin sent."""
+        """A state from the twin."""
         room: Room = as_tuple(sent)
         return room
 
     # inside
 
     def _settled(self, state: Room | None, now: int) -> Room:
-        """Without the owners whose leases are over; what they had goes to those who wait."""
+        """The state without owners whose leases have ended; their permits go to the calls that wait."""
         if state is None:
             return now, (), (), ()
         newest, owners, permits, line = state
@@ -277,7 +280,7 @@ class Concurrency(Value):
         return self._filled((time, left, of_owners(permits, living), of_owners(line, living)))
 
     def _filled(self, room: Room) -> Room:
-        """With those permitted whom there are free permits for, in the order of asking."""
+        """The state with free permits given to waiting calls, in order of arrival."""
         time, owners, permits, line = room
         free = self.limit - count(permits)
         while free > 0 and line:
@@ -289,7 +292,7 @@ class Concurrency(Value):
         return time, owners, permits, line
 
     def _renewed(self, owners: tuple[Owner, ...], owner: int, time: int, number: int) -> tuple[Owner, ...]:
-        """With a lease of this owner that lasts from now on, or longer."""
+        """The owners with this one's lease renewed; a lease never gets shorter."""
         until = time + self.lease_us
         for at, (one, ends, came_with) in enumerate(owners):
             if one == owner:
@@ -299,7 +302,9 @@ class Concurrency(Value):
     def _told(
         self, before: Room | None, after: Room, now: int, owner: int
     ) -> tuple[Room | None, Told, int, bool]:
-        """What an owner is told that took nothing. Where nobody has more or less by it, nothing is kept."""
+        """The answer for an owner that has taken nothing. The state is stored only if permits or line
+        changed.
+        """
         time, owners, permits, line = after
         present = {one for one, _, _ in (*permits, *line)}
         owners = tuple([one for one in owners if one[0] in present])
@@ -312,7 +317,7 @@ class Concurrency(Value):
 
 
 def _came_with(owners: tuple[Owner, ...], owner: int) -> int:
-    """The call that an owner came with; 0 if it is not there."""
+    """The first call of an owner; 0 if the owner is not there."""
     return next((came_with for one, _, came_with in owners if one == owner), 0)
 
 
@@ -324,7 +329,7 @@ class _Enter(Operation):
         return () if answer[0] == REFUSED else ((LEAVE, (owner, number)),)
 
     def opened(self, program: Any, at: Moment, args: tuple[Any, ...]) -> tuple[int, int]:
-        # Whoever stood in line is nobody here, asks again, and goes.
+        # Without the store a waiting call counts as unknown, asks again, and gets a permit.
         return PERMITTED, _UNHEARD
 
     def closed(self, program: Any, at: Moment, args: tuple[Any, ...]) -> tuple[int, int]:

@@ -1,9 +1,9 @@
 -- needs base exact
--- The twin of ledger.py: same names, same steps; without `charge`, since only queues charge ahead of now,
+-- The twin of ledger.py: same names, same steps; without `charge`, because only queues charge ahead of now,
 -- and they keep their limits without a ledger.
 --
--- A state is {the limit's, when this life began, units charged in it, what is settled}; nothing settled is
--- an empty table. A receipt is {when its life began, the last unit, how many, the limit's own}.
+-- A state is {the limit's state, when this life began, units charged in it, what is settled}; nothing settled
+-- is an empty table. A receipt is {when its life began, the last unit, how many, the limit's own receipt}.
 
 local Ledger = setmetatable({}, Algorithm)
 Ledger.__index = Ledger
@@ -21,7 +21,7 @@ function Ledger:freeze(s)
     return {s[2], s[3], s[4], self.limit:freeze(s[1])}
 end
 
--- What is settled is looked at where it is used: a check carries it along.
+-- The settled part is checked where it is used: a check only carries it along.
 function Ledger:thaw(frozen)
     local born, charged, settled = frozen[1], frozen[2], frozen[3]
     check_numbers(frozen, 2)
@@ -35,7 +35,7 @@ function Ledger:decide(s, now, skew, cost)
     return self:receipted(self:counted(s, after, now, cost), told, cost), told, life, true
 end
 
--- Of an admission: what the limit says of it, and the name of the charge.
+-- The short form of an admission: the limit's answer, and the name of the charge.
 function Ledger:check(s, now, skew, cost)
     local after, told, life, admitted = self.limit:check(s and s[1], now, skew, cost)
     if not admitted then return s, told, life, false end
@@ -88,7 +88,7 @@ function Ledger:debit(s, now, skew, cost, receipt)
     local after, told, life = self.limit:debit(s and s[1], now, skew, cost, false)
     local book = self:receipted(self:counted(s, after, now, cost), told, cost)
     if named then
-        -- A life that is too long to be counted on has taken what was settled with it.
+        -- If the count got too high, a new life began, without what was settled.
         if not debits or #book[4] == 0 then until_us, mark, runs, debits = now + life, book[3], {}, {} end
         debits = {unpack(debits)}
         debits[#debits + 1], debits[#debits + 2] = receipt[1], receipt[2]
@@ -100,13 +100,13 @@ end
 
 -- inside
 
--- Whether this names a charge.
+-- Whether a receipt names a charge.
 function Ledger:names(receipt)
     return type(receipt) == "table" and #receipt == 4 and type(receipt[1]) == "number"
         and type(receipt[2]) == "number" and type(receipt[3]) == "number"
 end
 
--- The book with a charge more.
+-- The book with one more charge.
 function Ledger:counted(s, after, now, cost)
     if not s then return {after, now, cost, {}} end
     if s[3] + cost > Exact.LARGEST then return {after, math.max(now, s[2] + 1), cost, {}} end
@@ -118,12 +118,12 @@ function Ledger:receipted(book, told, cost)
     return book
 end
 
--- With the units from `first` up to `last` given back, which all end at `ends`; nil if one is already.
+-- The settled units with `first` to `last` added, which all end at `ends`; nil if one is given back already.
 function Ledger:given_back(settled, first, last, now, ends, charged)
     local until_us, mark, runs, debits = self:settlements(settled)
     if not debits then until_us, mark, runs, debits = ends, charged, {}, {} end
     if now >= until_us then
-        -- The limit has forgotten what was charged before the mark.
+        -- The limit has forgotten the charges before the mark.
         local at = self:up_to(runs, mark)
         local floored = {0}
         if at % 2 == 0 then floored[2] = mark end
@@ -143,7 +143,7 @@ function Ledger:given_back(settled, first, last, now, ends, charged)
     return {until_us, mark, after, debits}
 end
 
--- What is settled, in its parts; nothing if nothing is.
+-- The parts of what is settled; nothing if that is empty.
 function Ledger:settlements(settled)
     if #settled == 0 then return end
     local until_us, mark, runs, debits = unpack(settled)

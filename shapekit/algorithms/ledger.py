@@ -1,15 +1,15 @@
-"""Ledger: a limit whose charges are told apart, so that each is given back once, however often that is said.
+"""Ledger: a limit that identifies its charges, so that each one is given back at most once.
 
-A limit knows how many units are in use, and not whose: to it the same give-back said twice is two. A ledger
-counts the units that are charged in one life of the state, from 0 on, and a receipt names those of its own
-charge: `(when the life began, the last unit, how many, the limit's own receipt)`. Beside them stand the units
-whose charges were given back, as runs that merge. So no unit comes back twice, whatever is presented, and
+A limit knows how many units are in use but not by which call, so it would apply a repeated refund twice. A
+ledger counts the units charged in one life of the state, from 0 on, and a receipt names those of its charge:
+`(when the life began, the last unit, how many, the limit's own receipt)`. The ledger also keeps the units
+that were given back, as runs that merge. So no unit comes back twice, whatever receipt is presented, and
 never more than was charged.
 
-A life begins with the first charge of a cold key, and is named by that microsecond: a receipt of before a
-reset names no charge of now. Where more runs would have to be remembered than there is room for, the charges
-between the oldest two count as given back. So do those that the limit has forgotten meanwhile: forgetting
-refuses a late give-back, and never grants one twice. Debits are forgotten the other way, to count again.
+A life begins with the first charge of a cold key and is named by that microsecond: a receipt from before a
+reset names no charge after it. If there are too many runs to remember, the charges between the oldest two
+count as given back, and so do those that the limit has forgotten meanwhile: forgetting may refuse a late
+refund, but never grants one twice. A forgotten debit, in contrast, would be charged again.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from shapekit.decision import Decision, Forecast, Receipt
 MOST_RUNS = 64
 MOST_DEBITS = 64
 NAMED = 4
-"""What a receipt has."""
+"""The length of a receipt."""
 _FAR = 2**128
 
 
 class Ledger(Algorithm[Book]):
-    """A limit, and the names of its charges.
+    """A limit that identifies its charges.
 
     >>> from shapekit import FixedWindow
     >>> ledger = Ledger(FixedWindow("5/s"))
@@ -123,7 +123,7 @@ class Ledger(Algorithm[Book]):
     def refund(
         self, state: Book | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
     ) -> Outcome[Book]:
-        """Give back at most what was charged, once: said again of the same receipt, this changes nothing."""
+        """Give back at most what was charged, once: a second refund of the same receipt does nothing."""
         if state is not None and self.owns(charged_at):
             told: Any = charged_at
             life, last, units, receipt = told
@@ -139,7 +139,7 @@ class Ledger(Algorithm[Book]):
     def debit(
         self, state: Book | None, now: int, cost: int, charged_at: Receipt = None, skew: int = 0
     ) -> Outcome[Book]:
-        """Charge without asking: once for each receipt, and without one each time."""
+        """Charge without asking: once per receipt, or each time without one."""
         name: tuple[int, ...] = ()
         if self.owns(charged_at):
             told: Any = charged_at
@@ -166,7 +166,7 @@ class Ledger(Algorithm[Book]):
         _, born, charged, settled = state
         if after == before:
             return after, born, charged, settled
-        # What other numbers have moved, receipts of before may not find again: they are of another life.
+        # Other numbers may have moved the charges, so older receipts must not match: a new life.
         return after, max(now, born + 1), 0, ()
 
     def inspect(self, state: Any) -> None:
@@ -224,10 +224,12 @@ def _limits(state: Book | None) -> Any:
 
 
 def _given_back(settled: Settled, first: int, last: int, now: int, ends: int, charged: int) -> Settled | None:
-    """With the units from `first` to `last` given back; None if one is already. All count until `ends`."""
+    """The settled units with `first` to `last` added; None if one is given back already. Charges end at
+    `ends`.
+    """
     until, mark, runs, debits = settled or (ends, charged, (), ())
     if now >= until:
-        # The limit has forgotten what was charged before the mark.
+        # The limit has forgotten the charges before the mark.
         at = bisect_right(runs, mark)
         runs = (0, *(runs[at:] if at % 2 else (mark, *runs[at:])))
         until, mark = ends, charged

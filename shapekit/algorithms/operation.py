@@ -1,12 +1,12 @@
-"""Operation: one thing that a program can be asked, and all that a store has to know of it.
+"""Operation: one method of a program, with all that a store has to know about it.
 
 An operation is an object beside the program that owns it: CHECK in base.py, RESERVE in queue/queue.py. A
-store runs its `step`, or sends what `sent` returns and reads the answer by `received`; where the caller has
-gone, it gives back by `undone`. The other methods say what is answered while the store is gone.
+store runs its `step`, or sends what `sent` returns and reads the answer by `received`; if the caller has
+gone, it gives back by `undone`. The other methods provide the answers while the store is gone.
 
-Sides: while a store is gone its callers may be charged in another place. What they are given there, a grant's
-generation and a decision's receipt, is turned below zero: so a cancel or a refund goes back to where the call
-was charged, and moves nothing in any other place or process.
+Sides: while a store is gone, calls may be charged elsewhere. The identifiers that they get there, a grant's
+generation or a decision's receipt, are turned negative. So a cancel or refund goes back to where the call was
+charged, and has no effect anywhere else.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from shapekit.decision import Decision, Receipt
 __all__ = ["Operation"]
 
 NOWHERE = -1
-"""The receipt, and the generation, of what was charged nowhere."""
+"""The receipt, and the generation, of a call that was not charged."""
 
 Undo: TypeAlias = "tuple[Operation, tuple[Any, ...]]"
-"""What gives back, and its arguments."""
+"""An operation that gives back, with its arguments."""
 
 
 class Side(Enum):
-    """Where something was charged."""
+    """Where a call was charged."""
 
     PRIMARY = "primary"
     LOCAL = "local"
@@ -35,37 +35,39 @@ class Side(Enum):
 
 
 class Moment(NamedTuple):
-    """When a call finds its store gone."""
+    """The time at which a call finds its store gone."""
 
     instant: int
     skew: int
     wait_us: int
-    """How long until the store is asked again."""
+    """How long until the store is tried again."""
 
 
 class Operation:
-    """One thing that a program can be asked. There is one object of each; stores ask it what they need."""
+    """One method of a program, as a store sees it. There is one object per operation."""
 
     name: ClassVar[str]
-    """The method of the program, in Python and in Lua."""
+    """The name of the program's method, in Python and in Lua."""
     is_read: ClassVar[bool] = False
-    """Whether it returns its answer alone, and leaves the state as it is."""
+    """Whether it only returns an answer and leaves the state as it is."""
     is_look: ClassVar[bool] = False
-    """Whether it answers with the state itself, which takes no method of the twin."""
+    """Whether it returns the state itself, which needs no method of the twin."""
     most_cost: ClassVar[str | None] = None
-    """What a script holds the first argument against, a cost that the program does not check, in Lua."""
+    """The bound, in Lua, of a cost passed as first argument, for programs that do not check it themselves."""
     probes: ClassVar[bool] = True
-    """Whether it may find out that a lost store is back, and be late by that."""
+    """Whether it may check if a lost store is back, and take longer for that."""
     follows: ClassVar[bool] = False
-    """Whether it moves what an earlier one has taken."""
+    """Whether it changes what an earlier operation has taken."""
     on_both_sides: ClassVar[bool] = False
-    """Whether it goes to a lost store's place, too, since it does not say where its permit was taken."""
+    """Whether it also goes to the place that replaces a lost store, because it does not know where its permit
+    is.
+    """
     nothing: ClassVar[int | None] = None
-    """What it answers where there is nothing to move, if that is the same for every key."""
+    """The answer if there is nothing to change, if that is the same for every key."""
     instead: ClassVar[Operation | None] = None
-    """What is asked where there is nothing to move, if that depends on the key."""
+    """The operation to run instead if there is nothing to change, if the answer depends on the key."""
     needs_store: ClassVar[bool] = True
-    """Whether on_outage="raise" raises for it."""
+    """Whether it raises under on_outage="raise"."""
 
     def __repr__(self) -> str:
         return self.name
@@ -76,33 +78,33 @@ class Operation:
         return step
 
     def sent(self, program: Any, args: tuple[Any, ...]) -> Sequence[Any]:
-        """The arguments as the twin has them."""
+        """The arguments in the form of the twin."""
         return args
 
     def received(self, program: Any, sent: Any) -> Any:
-        """The answer of the twin, as the program would have given it."""
+        """The answer of the twin, in the form of the program's."""
         return tuple(sent) if isinstance(sent, list) else sent
 
     def undone(self, args: tuple[Any, ...], answer: Any) -> tuple[Undo, ...]:
-        """What gives back what was taken for a caller who is gone, one after the other.
+        """The operations that give back what was taken for a caller that has gone, in order.
 
-        Permits, slots and charges are given back. A debit or a settlement tells of calls that were made, a
-        hold of what a server said: they stand, whoever has heard of them.
+        Permits, slots and charges are given back. Debits, settlements and holds are kept, because they record
+        what has happened.
         """
         return ()
 
     def cost(self, args: tuple[Any, ...]) -> int:
-        """What the call costs; 0 where that cannot be too much."""
+        """The cost of the call; 0 if it cannot be too high."""
         return 0
 
     # while the store is gone
 
     def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
-        """Where it belongs, if it `follows`, and its arguments as that side knows them."""
+        """The side it belongs to, if it `follows`, and its arguments as that side knows them."""
         return Side.PRIMARY, args
 
     def opened(self, program: Any, at: Moment, args: tuple[Any, ...]) -> Any:
-        """The answer of on_outage="open": that of a key which was never used, and stays so."""
+        """The answer of on_outage="open": that of a key that was never used."""
         return self.step(program)(None, at.instant, *args, skew=at.skew)
 
     def closed(self, program: Any, at: Moment, args: tuple[Any, ...]) -> Any:
@@ -113,10 +115,10 @@ class Operation:
     def locally(
         self, apply: Callable[..., Any], program: Any, part: Any, refuse: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """The call that answers for on_outage="local": `part` is the program's share, which `apply` asks."""
+        """The call that answers for on_outage="local": `apply` asks `part`, the program's share."""
 
         def answer(key: Any, *args: Any) -> Any:
-            # What is more than the share ever admits has to wait for the store.
+            # A cost that the share never admits has to wait for the store.
             if (cost := self.cost(args)) and cost > part.max_cost:
                 return refuse(key, *args)
             return self.given(program, part, apply(key, *args))
@@ -124,12 +126,12 @@ class Operation:
         return answer
 
     def given(self, program: Any, part: Any, answer: Any) -> Any:
-        """A local answer for the outside."""
+        """Convert a local answer for the caller."""
         return answer
 
 
 def side_of(taken: Receipt) -> Side:
-    """Where the charge of a receipt, or the grant of a generation, was made."""
+    """Where the charge with this receipt, or the grant of this generation, was made."""
     while isinstance(taken, tuple):
         taken = next((part for part in taken if part is not None), NOWHERE)
     if taken is None or taken >= 0:
@@ -138,7 +140,7 @@ def side_of(taken: Receipt) -> Side:
 
 
 def turned(receipt: Receipt) -> Receipt:
-    """A local receipt for the outside, or back: doing it twice changes nothing."""
+    """Turn a local receipt into one for the caller, or back: applied twice, it changes nothing."""
     if receipt is None:
         return None
     if isinstance(receipt, tuple):

@@ -1,6 +1,6 @@
 -- needs exact
 -- Rows of whole numbers in one string: each number has eight digits of seven bits, which any client and JSON
--- carry as text. So a search reads few of them, and a change copies bytes only.
+-- can carry as text. So a search reads only a few of them, and a change only copies bytes.
 
 local Rows = {}
 
@@ -44,7 +44,7 @@ function Rows.row(text, width, row)
     return numbers
 end
 
--- How many rows begin with less than this number; or, where a rest is given, with less than the position.
+-- How many rows begin with less than this number or, if a rest is given, with less than the position.
 function Rows.preceding(text, width, whole, rest)
     local low, high = 0, Rows.count(text, width)
     while low < high do
@@ -59,12 +59,12 @@ function Rows.preceding(text, width, whole, rest)
     return low
 end
 
--- The rows with others in place of those from `first` to `last`.
+-- The rows with those from `first` to `last` replaced by others.
 function Rows.replaced(text, width, first, last, rows)
     return sub(text, 1, (first - 1) * width * DIGITS) .. rows .. sub(text, last * width * DIGITS + 1)
 end
 
--- Refuses what was read and is no such rows, or more than may be.
+-- Refuses rows that were read and are malformed or too many.
 function Rows.check(text, width, most)
     local step = DIGITS * width
     if type(text) ~= "string" or #text % step ~= 0 or #text > most * step then damaged() end

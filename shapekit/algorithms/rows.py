@@ -1,4 +1,4 @@
-"""Rows: many rows of numbers in order, in pages, so that a change copies few of them.
+"""Rows: an ordered list of number rows in pages, so that a change copies only a few of them.
 
 >>> numbers = paged([(number,) for number in range(0, 300, 2)])
 >>> low, high, near, index = around(numbers, 7)
@@ -8,8 +8,8 @@
 >>> count(changed), flat(changed)[3:5]
 (151, ((6,), (7,)))
 
-The twin keeps rows in one text, in which it finds what it looks for without reading the rest: each number
-below 2^53 has eight digits of seven bits.
+The twin keeps rows in one string, which it can search without reading all of it: each number below 2^53 has
+eight digits of seven bits.
 
 >>> read(text([(1, 2), (300, 4)]), 2)
 ((1, 2), (300, 4))
@@ -27,11 +27,11 @@ _DIGITS = 8
 
 Page: TypeAlias = tuple[Any, ...]
 Pages: TypeAlias = tuple[Page, ...]
-"""None of them is empty. Rows ascend by the number that they begin with."""
+"""None of the pages is empty. Rows ascend by their first number."""
 
 
 def paged(rows: Sequence[Any]) -> Pages:
-    """Rows in pages."""
+    """The rows in pages."""
     return tuple([tuple(rows[at : at + PAGE]) for at in range(0, len(rows), PAGE)])
 
 
@@ -41,12 +41,14 @@ def flat(pages: Pages) -> Page:
 
 
 def count(pages: Pages) -> int:
-    """How many rows there are."""
+    """The number of rows."""
     return sum(map(len, pages))
 
 
 def around(pages: Pages, number: int) -> tuple[int, int, Page, int]:
-    """The pages from which to which there are rows around this number; these rows; how many begin before."""
+    """The pages, from and to, that hold the rows around a number; these rows; how many of them begin below
+    it.
+    """
     if len(pages) <= 1:
         near = pages[0] if pages else ()
         return 0, 1, near, bisect_left(near, number, key=_first) if near else 0
@@ -56,14 +58,14 @@ def around(pages: Pages, number: int) -> tuple[int, int, Page, int]:
 
 
 def put(pages: Pages, low: int, high: int, rows: Page) -> Pages:
-    """With these rows in place of some pages."""
+    """The pages with some of them replaced by these rows."""
     if 0 < len(rows) <= PAGE:
         return (*pages[:low], rows, *pages[high:])
     return (*pages[:low], *paged(rows), *pages[high:])
 
 
 def without_first(pages: Pages, rows: int = 1) -> Pages:
-    """Without the first rows."""
+    """The pages without the first rows."""
     page = 0
     while page < len(pages) and len(pages[page]) <= rows:
         rows -= len(pages[page])
@@ -72,18 +74,18 @@ def without_first(pages: Pages, rows: int = 1) -> Pages:
 
 
 def without_last(pages: Pages) -> Pages:
-    """Without the last row."""
+    """The pages without the last row."""
     return (*pages[:-1], pages[-1][:-1]) if len(pages[-1]) > 1 else pages[:-1]
 
 
 def without(pages: Pages, row: Any) -> Pages:
-    """Without this row."""
+    """The pages without this row."""
     low, high, near, index = around(pages, row[0])
     return put(pages, low, high, (*near[:index], *near[index + 1 :]))
 
 
 def inspect(pages: Any, width: int, most: int) -> None:
-    """Refuse what was read and is no such rows, or more than may be."""
+    """Refuse rows that were read and are malformed or too many."""
     if count(pages) > most or not all(pages):
         raise ValueError("these are too many rows, or none")
     for row in flat(pages):
@@ -93,12 +95,12 @@ def inspect(pages: Any, width: int, most: int) -> None:
 
 
 def text(rows: Iterable[Iterable[int]]) -> str:
-    """Rows as the twin keeps them."""
+    """The rows in the form of the twin."""
     return "".join([chr(number >> up & 127) for row in rows for number in row for up in range(49, -1, -7)])
 
 
 def read(text: str | bytes, width: int) -> Any:
-    """The rows in a text of the twin's, as a client hands it on."""
+    """The rows in a string from the twin."""
     digits = text.encode() if isinstance(text, str) else text
     numbers = [0] * (len(digits) // _DIGITS)
     for at, digit in enumerate(digits):

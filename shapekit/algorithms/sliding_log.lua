@@ -1,17 +1,17 @@
 -- needs base exact counting rows
 -- The twin of sliding_log.py: same names, same steps.
 --
--- A state is {how many entries are old, base, entries}. Entries are one string: of each entry its time
--- and its total, as numbers of eight digits of seven bits, which any client and JSON carry as text. So a
--- search reads few of them, and a call copies bytes only. Totals go on where Python counts from zero
--- again: a total in Python is a total here less the base. A receipt is the instant of the charge.
+-- A state is {how many entries are old, base, entries}. Entries are one string: the time and the total of
+-- each, as numbers of eight digits of seven bits, which any client and JSON can carry as text. So a search
+-- reads only a few of them, and a call only copies bytes. Totals go on where Python starts from zero again: a
+-- total in Python is a total here minus the base. A receipt is the instant of the charge.
 
 local SlidingLog = setmetatable({}, Counting)
 SlidingLog.__index = SlidingLog
 SlidingLog.check = Counting.check_window
 twins.sliding_log = SlidingLog
 SlidingLog.COLD = {0, 0, ""}
--- Above this total counting begins again, so that it stays exact.
+-- Above this total, counting starts again, so that it stays exact.
 SlidingLog.MOST = 2^52
 
 do
@@ -32,7 +32,7 @@ do
         return number_at(s[3], entry * ENTRY + TIME)
     end
 
-    -- The total up to and including an entry; before the first one it is the base.
+    -- The total up to and including an entry; the base before the first one.
     function SlidingLog.total_at(s, entry)
         if entry == 0 then return s[2] end
         return number_at(s[3], entry * ENTRY + TOTAL)
@@ -50,12 +50,12 @@ do
         return up_to(s[3], TOTAL, total)
     end
 
-    -- The entries from `first` to `last` as they are.
+    -- The entries from `first` to `last`, unchanged.
     function SlidingLog.slice(s, first, last)
         return string.sub(s[3], (first - 1) * ENTRY + 1, last * ENTRY)
     end
 
-    -- The entries from `first` on, their totals lowered.
+    -- The entries from `first` on, with lower totals.
     function SlidingLog.lowered(s, first, by)
         local entries = SlidingLog.slice(s, first, SlidingLog.count(s))
         return (string.gsub(entries, "(........)(........)", function(time, total)
@@ -101,7 +101,7 @@ function SlidingLog:earliest(s, at, skew, cost)
     if not s or s[3] == "" then return at end
     local count = self.count(s)
     local first = math.max(at, self.time_at(s, count))
-    -- The call fits once at most limit - cost units are left: find the last entry that must go.
+    -- The call fits once at most limit - cost units are left: find the last entry that must expire.
     local must_go = self.total_at(s, count) + cost - self.limit
     if must_go <= s[2] then return first end
     return math.max(first, self.time_at(s, self.until_total(s, must_go - 1) + 1) + self.window)
@@ -135,7 +135,7 @@ end
 
 -- inside
 
--- The totals that have left the window and that were ever reached, and the newest instant.
+-- The total that has left the window, the total so far, and the newest instant.
 function SlidingLog:standing(log, now)
     local count = self.count(log)
     if count == 0 then return log[2], log[2], 0 end
@@ -150,7 +150,7 @@ function SlidingLog:entered(log, at, gone, total)
         return {old, base, self.slice(log, 1, count - 1) .. self.entry(at, total)}
     end
     if count - old < self.most_recent then return {old, base, log[3] .. self.entry(at, total)} end
-    -- Make the recent part old, leave what is stale behind, and count from there.
+    -- Make the recent part old, drop what has expired, and count from there.
     local stale = self.until_total(log, gone)
     if total > self.MOST then
         return {count - stale, 0, self.lowered(log, stale + 1, gone) .. self.entry(at, total - gone)}

@@ -1,4 +1,4 @@
-"""SlidingWindowLog: every admitted call of the last window, exactly."""
+"""SlidingWindowLog: an exact log of the calls admitted in the last window."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _new = tuple.__new__
 class SlidingWindowLog(Window[Log]):
     """Never more than `limit` units in any half-open window, wherever it begins.
 
-    Exact in count and in waiting time, at the price of a state that grows with the limit, which is
-    therefore bounded. Above 10,000 take `SlidingWindow(…, conservative=True)`.
+    Counts and waits are exact. In return the state grows with the limit, which is therefore bounded: above
+    10,000, use `SlidingWindow(…, conservative=True)`.
 
         >>> log = SlidingWindowLog("2/s")
         >>> state = log.check(log.check(None, 0, 1).state, 700_000, 1).state
         >>> log.check(state, 800_000, 1).decision.retry_after
         0.2
 
-    An entry is an instant, and how many units were admitted up to and including it; it stops counting
-    a window after its instant. Entries ascend, and are kept in an old and a recent part, so that a
-    call copies the short one only. A call before the newest entry (time went back, or that entry is
-    a slot still to come) waits for it.
+    An entry is an instant, and the number of units admitted up to and including it; it stops counting one
+    window after its instant. Entries ascend, and are kept in an old and a recent part, so that a call copies
+    only the short one. A call before the newest entry (time went back, or that entry is a future slot) waits
+    for it.
     """
 
     kind: ClassVar[str] = "sliding_log"
@@ -57,7 +57,7 @@ class SlidingWindowLog(Window[Log]):
     __slots__ = fields = ("limit", "window_us")
 
     limit: int
-    """Units in each window."""
+    """Units per window."""
     window_us: int
     """The length of a window, in microseconds."""
 
@@ -100,7 +100,7 @@ class SlidingWindowLog(Window[Log]):
             return at
         old_times, old_totals, times, totals = state
         first = max(at, times[-1])
-        # The call fits once at most limit - cost units are left: find the last entry that must go.
+        # The call fits once at most limit - cost units are left: find the last entry that must expire.
         must_go = totals[-1] + cost - self.limit
         if must_go <= 0:
             return first
@@ -150,7 +150,7 @@ class SlidingWindowLog(Window[Log]):
         return ((), (), tuple(times), tuple(accumulate(units)))
 
     def entries(self, state: Log, now: int) -> Iterator[tuple[int, int]]:
-        """When units were admitted, oldest first, and how many: for a window of another form."""
+        """When units were admitted and how many, oldest first, for a window of another kind."""
         before = 0
         for at, total in zip(state[0] + state[2], state[1] + state[3], strict=True):
             yield at, total - before
@@ -174,7 +174,7 @@ class SlidingWindowLog(Window[Log]):
         return charged_at + self.window_us
 
     def _standing(self, log: Log, now: int) -> tuple[int, int, int]:
-        """The totals that have left the window and that were ever reached, and the newest instant."""
+        """The total that has left the window, the total so far, and the newest instant."""
         old_times, old_totals, times, totals = log
         if not times:
             return 0, 0, 0
@@ -194,7 +194,7 @@ class SlidingWindowLog(Window[Log]):
             return old_times, old_totals, times, (*totals[:-1], total)
         if len(times) < _RECENT:
             return old_times, old_totals, (*times, at), (*totals, total)
-        # Move the recent part into the old one, leave what is stale behind, and count from there.
+        # Merge the recent part into the old one, drop what has expired, and count from there.
         stale = bisect_right(old_totals, gone)
         kept = [old_total - gone for old_total in old_totals[stale:]]
         kept += [recent - gone for recent in totals if recent > gone]

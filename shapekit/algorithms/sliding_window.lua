@@ -2,7 +2,7 @@
 -- The twin of sliding_window.py: same names, same steps.
 --
 -- A state is {the newest tick's number, the counts of the ticks, newest first, and the number and the count
--- of each older tick that counts from now on}; empty is cold. A receipt is the instant of the charge.
+-- of each older tick that still counts now}; empty is cold. A receipt is the instant of the charge.
 
 local SlidingWindow = setmetatable({}, Counting)
 SlidingWindow.__index = SlidingWindow
@@ -73,7 +73,7 @@ function SlidingWindow:earliest(s, at, skew, cost)
         local oldest = ring[2 + age] or 0
         if room >= oldest then return math.max(at, start) end
         if room > 0 and not self.conservative then
-            -- The oldest weighs oldest * (width - elapsed) / width, and that must fit into room.
+            -- The oldest weighs oldest * (width - elapsed) / width, which must fit into room.
             local elapsed = width - Exact.part(width, room, oldest)
             if elapsed < width then return math.max(at, start + elapsed) end
         end
@@ -115,7 +115,7 @@ function SlidingWindow:refund_many(s, now, skew, charges)
             end
         end
     end
-    -- A tick that held nothing but slots that were given back is not the newest any more.
+    -- A future tick whose slots were all given back is no longer the newest.
     if ring[2] == 0 and ring[1] * self.width > now then
         return self:retracted(ring, math.floor(now / self.width))
     end
@@ -136,7 +136,7 @@ end
 
 -- inside
 
--- The ring with `tick` as its newest, if that is not in its past, and at most `size` ticks.
+-- The ring with `tick` as its newest, unless that is in its past, and at most `size` ticks.
 function SlidingWindow:turned(s, tick, size)
     if not s or #s == 0 then return {tick, 0} end
     local ahead = tick - s[1]
@@ -156,14 +156,14 @@ function SlidingWindow:entered(ring, cost)
     return after
 end
 
--- More than `unpack` can hold.
+-- A copy, because `unpack` is limited to fewer elements.
 function SlidingWindow:copied(ring)
     local copy = {}
     for place = 1, #ring do copy[place] = ring[place] end
     return copy
 end
 
--- The ring with `tick` as its newest, and behind it what counts still in the tick of `now`.
+-- The ring with `tick` as its newest, followed by the older ticks that still count in the tick of `now`.
 function SlidingWindow:with_older(ring, tick, now)
     local size, newest, oldest = self.buckets + 1, ring[1], now - self.buckets
     local ahead, turned = tick - newest, self:turned(ring, tick, self.buckets + 1)
@@ -191,7 +191,7 @@ function SlidingWindow:with_older(ring, tick, now)
     return after
 end
 
--- The ring with the newest tick that counts as its newest, or that of `now` if that is newer.
+-- The ring with its newest non-empty tick as the newest, or that of `now` if that is newer.
 function SlidingWindow:retracted(ring, now)
     local first = self.buckets + 3
     local last = math.min(#ring, first - 1)
@@ -217,7 +217,7 @@ function SlidingWindow:retracted(ring, now)
     return after
 end
 
--- What the ticks count that count whole.
+-- The sum of the ticks that count in full.
 function SlidingWindow:recent(ring)
     local sum = 0
     for place = 2, math.min(#ring, self.buckets + 1) do sum = sum + ring[place] end

@@ -1,4 +1,4 @@
-"""SlidingWindow: a rolling window counted in buckets."""
+"""SlidingWindow: a rolling window that counts in buckets."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ Ring: TypeAlias = tuple[int, ...]
 
 MAX_BUCKETS = 1_000
 _MAX_AHEAD = 2**10
-"""Older ticks that are kept for when the slots ahead are given back. Beyond it the newest of them count as
-one: what is given back to the others is lost."""
+"""How many older ticks are kept in case slots ahead are given back. Above this, the newest of them are
+merged: refunds to the others are lost.
+"""
 _MOST_OWED = 1_000 * MAX_COUNT
 _new = tuple.__new__
 
 
 class SlidingWindow(Window[Ring]):
-    """`limit` units in any window, up to an error of one bucket, in bounded memory.
+    """At most `limit` units in any window, within an error of one bucket, in bounded memory.
 
-    The window is cut into `buckets` ticks. What is counted are the newest `buckets` ticks, and the
-    one before them weighted by how much of it the window still covers, as if its calls had been
-    spread evenly. They need not have been, so up to the content of that one tick may be admitted
-    too much or too little. `buckets=1` is the two-counter estimator,
-    `current + previous * (window - elapsed) / window`.
+    The window is divided into `buckets` ticks. The estimate is the sum of the newest `buckets` ticks, plus
+    the one before them weighted by how much of it the window still covers, as if its calls had been spread
+    evenly. They need not have been, so the error is at most the content of that one tick, in either
+    direction. `buckets=1` is the two-counter estimator, `current + previous * (window - elapsed) / window`.
 
-    `conservative=True` counts the oldest tick whole: never more than `limit` in any window, and a
-    unit is held for at most `1/buckets` of a window too long.
+    `conservative=True` counts the oldest tick in full: never more than `limit` in any window, and a unit is
+    held for at most `1/buckets` of a window too long.
 
         >>> window = SlidingWindow(50, "1m", buckets=1)
         >>> state = window.debit(None, 0, 42).state
@@ -52,10 +52,10 @@ class SlidingWindow(Window[Ring]):
         >>> window.peek(state, 75_000_000).current    # 18 + 42 * 45/60 = 49.5
         50
 
-    A tick is a whole number of microseconds, rounded up. The state is the newest tick's number and
-    the counts of the ticks, newest first, as far back as the window reaches from there. Behind them stand
-    the number and the count of each older tick that counts from now on, for slots ahead may be given
-    back. Calls of a tick before the newest (time went back, or it holds slots to come) wait for it.
+    A tick is a whole number of microseconds, rounded up. The state is the newest tick's number and the counts
+    of the ticks, newest first, as far back as the window reaches; then the number and the count of each older
+    tick that still counts now, because slots ahead may be given back. Calls in a tick before the newest (time
+    went back, or the newest holds future slots) wait for it.
     """
 
     kind: ClassVar[str] = "sliding_window"
@@ -64,13 +64,13 @@ class SlidingWindow(Window[Ring]):
     __slots__ = (*fields, "_width")
 
     limit: int
-    """Units in each window."""
+    """Units per window."""
     window_us: int
     """The length of a window, in microseconds."""
     buckets: int
-    """How many parts of the window are counted by themselves."""
+    """The number of parts in which the window is counted."""
     conservative: bool
-    """Whether the oldest part counts whole."""
+    """Whether the oldest part counts in full."""
     _width: int
 
     def __init__(
@@ -147,7 +147,7 @@ class SlidingWindow(Window[Ring]):
             if room >= oldest:
                 return max(at, start)
             if room > 0 and not self.conservative:
-                # The oldest weighs oldest * (width - elapsed) / width, and that must fit into room.
+                # The oldest weighs oldest * (width - elapsed) / width, which must fit into room.
                 elapsed = width - room * width // oldest
                 if elapsed < width:
                     return max(at, start + elapsed)
@@ -176,7 +176,7 @@ class SlidingWindow(Window[Ring]):
         if is_thinner:
             behind = zip(ring[first::2], ring[first + 1 :: 2], strict=True)
             ring[first:] = [number for pair in behind if pair[1] for number in pair]
-        # A tick that held nothing but slots that were given back is not the newest any more.
+        # A future tick whose slots were all given back is no longer the newest.
         if is_found and not ring[1] and ring[0] * self._width > now:
             return self._retracted(tuple(ring), now // self._width)
         return tuple(ring) if is_found else state
@@ -194,7 +194,7 @@ class SlidingWindow(Window[Ring]):
     ) -> Outcome[Ring]:
         tick = now // self._width
         ring = self._turned(state or (tick, 0), tick, self.buckets + 1)
-        # A debt that no waiting repays is counted no further: the twin's sums stay exact in a double.
+        # A debt that no wait repays is not counted further: the twin's sums stay exact in a double.
         owed = cost if sum(ring[1 : self.buckets + 2]) < _MOST_OWED else 0
         after = (ring[0], ring[1] + owed, *ring[2:])
         return self._settled(after, now, receipt=max(now, ring[0] * self._width))
@@ -212,7 +212,9 @@ class SlidingWindow(Window[Ring]):
         return ring
 
     def entries(self, state: Ring, now: int) -> Iterator[tuple[int, int]]:
-        """When units were admitted at the latest, oldest first: for a window of another form."""
+        """The latest instants at which units may have been admitted, oldest first, for a window of another
+        kind.
+        """
         first = self.buckets + 2
         ticks = [*zip(state[first::2], state[first + 1 :: 2], strict=True)][::-1]
         ticks += [(state[0] - age, state[age + 1]) for age in range(len(state[1:first]) - 1, -1, -1)]
@@ -240,7 +242,7 @@ class SlidingWindow(Window[Ring]):
         return (charged_at // self._width + self.buckets + 1) * self._width
 
     def _turned(self, ring: Ring, tick: int, size: int) -> Ring:
-        """The ring with `tick` as its newest, if that is not in its past, and at most `size` ticks."""
+        """The ring with `tick` as its newest, unless that is in its past, and at most `size` ticks."""
         ahead = tick - ring[0]
         if ahead <= 0:
             return ring
@@ -249,7 +251,9 @@ class SlidingWindow(Window[Ring]):
         return (tick, *(0,) * ahead, *ring[1 : size + 1 - ahead])
 
     def _with_older(self, ring: Ring, tick: int, now: int) -> Ring:
-        """The ring with `tick` as its newest, and behind it what counts still in the tick of `now`."""
+        """The ring with `tick` as its newest, followed by the older ticks that still count in the tick of
+        `now`.
+        """
         size, newest, oldest = self.buckets + 1, ring[0], now - self.buckets
         ahead = tick - newest
         turned = self._turned(ring, tick, size)[: size + 1]
@@ -271,7 +275,7 @@ class SlidingWindow(Window[Ring]):
         return (*turned, *(0,) * (size + 1 - len(turned)), *older)
 
     def _retracted(self, ring: Ring, now: int) -> Ring:
-        """The ring with the newest tick that counts as its newest, or that of `now` if that is newer."""
+        """The ring with its newest non-empty tick as the newest, or that of `now` if that is newer."""
         first = self.buckets + 2
         size = len(ring[1:first])
         off = next((age for age in range(size) if ring[age + 1]), size)

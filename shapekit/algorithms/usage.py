@@ -1,4 +1,4 @@
-"""Usage: how much of each limit is used, in a state that somebody has looked at. Consumes nothing."""
+"""Usage: how much of each limit is used, read from a state. Consumes nothing."""
 
 from __future__ import annotations
 
@@ -17,27 +17,32 @@ __all__ = ["QuotaUsage"]
 
 
 class QuotaUsage(NamedTuple):
-    """How much of a quota is used, and what is left of it."""
+    """How much of a quota is used, and how much is left."""
 
     name: str
-    """As the `decision` of a refusal names it: "quota", or in a composite the part's name (`outer.inner`)."""
+    """The name that the `decision` of a refusal uses: "quota", or in a composite that of the part
+    (`outer.inner`).
+    """
     per: str
-    """The period, as `Quota` was told it: `"month"`, `"fixed:30d"`, `"rolling:30d"`."""
+    """The period as given to `Quota`: `"month"`, `"fixed:30d"`, `"rolling:30d"`."""
     limit: int
-    """Units in each period."""
+    """Units per period."""
     used: int
-    """Units charged in this one, slots still to come included; more than `limit` where a call was settled
-    for more."""
+    """Units charged in this period, including slots still to come; above `limit` if a call was settled for
+    more.
+    """
     remaining: int
-    """The rest of them. Where somebody has been given a slot of a later period, none overtakes that one."""
+    """The units left. Once a slot of a later period was granted, no call can be put before it."""
     resets_at: float
-    """When the period ends, in epoch seconds; of a rolling one, when all is free again if nobody calls."""
+    """When the period ends, in epoch seconds; for a rolling one, when all units are free without further
+    calls.
+    """
     resets_in: float
-    """Seconds until then."""
+    """Seconds until `resets_at`."""
 
 
 class Leaf(NamedTuple):
-    """One limit of a program, with its state, and the time and skew to ask it with."""
+    """One limit of a program, with its state, and the time and skew to read it at."""
 
     name: str
     limit: Algorithm[Any]
@@ -46,14 +51,15 @@ class Leaf(NamedTuple):
     skew: int
 
     def peek(self) -> Decision:
-        """How it stands."""
+        """The state of the limit now."""
         return self.limit.peek(self.state, self.at, self.skew)
 
 
 def leaves_of(program: Algorithm[Any] | LeakyQueue, state: Any, now: int, skew: int) -> Iterator[Leaf]:
-    """The single limits of a program; of a queue, those that it has beside its pace.
+    """The single limits of a program; of a queue, those in addition to its pace.
 
-    A queue's time stands still while it is held, so its limits are seen as they will be when that ends.
+    The time of a queue stands still during a hold, so its limits are shown as they will be when the hold
+    ends.
     """
     if isinstance(program, LeakyQueue):
         yield from _leaves_of_queue(program, state, now, skew)
@@ -62,7 +68,7 @@ def leaves_of(program: Algorithm[Any] | LeakyQueue, state: Any, now: int, skew: 
 
 
 def quotas_of(program: Algorithm[Any] | LeakyQueue, state: Any, now: int, skew: int) -> list[QuotaUsage]:
-    """How the quotas of a program stand, those in composites too."""
+    """The usage of each quota of a program, including those in composites."""
     found = []
     for leaf in leaves_of(program, state, now, skew):
         if isinstance(leaf.limit, Quota):
@@ -80,7 +86,7 @@ def _leaves_of_queue(queue: LeakyQueue, line: Any, now: int, skew: int) -> Itera
     until, shift, book, states = (0, 0, (), constraints.cold) if line is None else line[4:]
     at = max(now, until) - shift
     if book:
-        # Nobody has paid for a free place.
+        # A free place is not charged.
         states = queue.places.uncharged(book[0], states, at, (shift, skew))
     for algorithm, state in zip(constraints.algorithms, states, strict=True):
         real, ahead = (shift, skew) if algorithm.aligned else (0, shift + skew)

@@ -1,4 +1,4 @@
-"""What servers say about their limits, parsed: pure functions of a status, headers and times."""
+"""Parse what servers say about their limits: pure functions of a status, headers and times."""
 
 from shapekit.feedback.dialects import DIALECTS, Answer, ServerHint, shopify_graphql
 from shapekit.feedback.feedback import Feedback

@@ -1,9 +1,9 @@
-"""The dialects in which servers speak of their limits: small parsers, by name.
+"""Dialects: small parsers for the headers in which servers state their limits, by name.
 
-An Answer is a response as far as limits are concerned, whatever client it came through; a ServerHint is what
-it says. A parser is given the one and returns the other, or None if its dialect is not spoken here. What
-follows from it is Feedback's to say; a parser fills `hold_s` only where its server means something else
-than the usual: retry when told, or at the reset once nothing remains.
+An Answer holds what matters of a response, whatever client it came through; a ServerHint is what it says. A
+parser takes an Answer and returns a ServerHint, or None if the answer is not in its dialect. Feedback draws
+the conclusions; a parser sets `hold_s` only if its server means something other than the usual: retry when
+told, or at the reset once nothing remains.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ __all__ = [
 
 
 class ServerHint(NamedTuple):
-    """What an answer says; None where it says nothing. All times are seconds from its arrival."""
+    """What an answer says about limits; None for what it does not say. Times are seconds from its arrival."""
 
     hold_s: float = 0.0
-    """How long nobody may leave; 0 if there is nothing to wait for."""
+    """How long no call may leave; 0 for no hold."""
     remaining: int | None = None
-    """What is left: of the family or policy that is closest to its end, if there are several."""
+    """Units left; of several families or policies, for the one closest to its end."""
     limit: int | None = None
-    """How much there is in all."""
+    """The limit in all."""
     window_s: float | None = None
-    """The window that the limit is for."""
+    """The window of the limit, in seconds."""
     reset_s: float | None = None
-    """When there is more again; in the dialects of token buckets, when there is all again."""
+    """When more units are available; in token-bucket dialects, when all are."""
     scope: str | None = None
-    """What the hint is about, if less than the whole server: a GitHub resource, a Discord bucket."""
+    """The part of the server that the hint applies to, such as a GitHub resource or a Discord bucket."""
 
 
 SAYS_NOTHING = ServerHint()
@@ -51,7 +51,8 @@ SAYS_NOTHING = ServerHint()
 
 REFUSED = 429
 UNAVAILABLE = (503, 529)
-"""A server that is ill, or (529, of Anthropic and Notion) overloaded: it is obeyed when it says how long."""
+"""A server that is unavailable or (529, Anthropic and Notion) overloaded: obeyed if it says how long to wait.
+"""
 
 
 class _HasItems(Protocol):
@@ -59,41 +60,42 @@ class _HasItems(Protocol):
 
 
 Headers: TypeAlias = _HasItems | Iterable[tuple[Any, Any]]
-"""A mapping, or pairs, of text or bytes, names in any case, repeated or joined by commas."""
+"""A mapping or pairs, of text or bytes; names in any case, repeated or joined by commas."""
 
 _CUT = LONGEST + 1
-"""Longer values are cut: a list is then malformed, and the first number or label is what it was, or none."""
+"""Longer values are cut. A list is then malformed; the first number or label stays the same or is rejected.
+"""
 _MOST_LINES = 1_000
 _RETRY = ("retry-after", "retry-after-ms")
 
 
 class Answer(NamedTuple):
-    """What a dialect is given: the status, the fields by lower-case name, and when it was said."""
+    """A response as dialects see it: the status, the fields by lower-case name, and the time."""
 
     status: int
     """The status code."""
     fields: Mapping[str, str]
     """The header fields by lower-case name."""
     now: float
-    """Epoch seconds on the server's clock if it sent a Date, else on ours."""
+    """Epoch seconds: the server's if it sent a Date, else the local clock's."""
     retry_s: float | None = None
-    """What `retry-after-ms` or `Retry-After` ask for, if that is more than nothing."""
+    """The wait that `retry-after-ms` or `Retry-After` asks for, if positive."""
 
     def whole(self, name: str) -> int | None:
         """The field as a whole number."""
         return fields.whole(self.fields.get(name))
 
     def number(self, name: str) -> float | None:
-        """The field as a number, perhaps with a fraction."""
+        """The field as a number, with or without a fraction."""
         return fields.number(self.fields.get(name))
 
     def label(self, name: str) -> str | None:
-        """The field as a short word, fit to be part of a key."""
+        """The field as a short word, suitable as part of a key."""
         return fields.label(self.fields.get(name))
 
 
 class Wanted(NamedTuple):
-    """The lower-case names to pick, in the two forms in which clients hold them."""
+    """The names to pick in lower case, in the two types that clients use, and their lengths."""
 
     texts: frozenset[str]
     encoded: frozenset[bytes]
@@ -101,7 +103,7 @@ class Wanted(NamedTuple):
 
 
 def wanted(fields_read: Iterable[str]) -> Wanted:
-    """These, and those that every dialect reads."""
+    """These fields, and those that every dialect reads."""
     texts = {*fields_read, *_RETRY, "date"}
     return Wanted(
         frozenset(texts), frozenset(text.encode() for text in texts), frozenset(len(text) for text in texts)
@@ -109,26 +111,26 @@ def wanted(fields_read: Iterable[str]) -> Wanted:
 
 
 def picked(headers: Headers, wanted: Wanted | None) -> list[tuple[Any, Any]]:
-    """The lines that bear a wanted name; all, if no names are given."""
+    """The header lines with a wanted name; all lines if `wanted` is None."""
     lines: Any = headers
     if headers.__class__ is not list or len(lines) > _MOST_LINES:
         lines = list(islice(lines.items() if hasattr(lines, "items") else lines, _MOST_LINES))
     if wanted is None or not lines:
         return list(lines)
     texts, encoded, lengths = wanted
-    # Two sets: equal text and bytes have one hash, and comparing the two is an error under -bb.
+    # Two sets: equal text and bytes have the same hash, and comparing them is an error under -bb.
     names: Any = encoded if lines[0][0].__class__ is bytes else texts
-    # Most names are of another length, which is cheaper to see; and who knows how long they are.
+    # Most names have another length, which is cheaper to compare.
     return [line for line in lines if len(line[0]) in lengths and line[0].lower() in names]
 
 
 def says_nothing(lines: list[tuple[Any, Any]]) -> bool:
-    """Whether nothing was picked but the date that comes with every answer."""
+    """Whether no more than the Date was picked, which is in every answer."""
     return not lines or (len(lines) == 1 and len(lines[0][0]) == len("date"))
 
 
 def heard(status: int, lines: list[tuple[Any, Any]], received_at: float) -> Answer:
-    """The picked lines as an Answer."""
+    """Make an Answer of the picked lines."""
     told: dict[str, str] = {}
     for raw_name, raw_value in lines:
         name, value = _text(raw_name).lower(), _text(raw_value)
@@ -153,13 +155,13 @@ def _text(raw: Any) -> str:
 
 _MOST = 1e15
 _SLOWEST = 1e-6
-"""Points, and points a second, beyond which it is no shop that speaks."""
+"""Points, and points per second, outside of which the values are rejected."""
 
 _USED_OF = re.compile(r"[ \t]*([0-9]{1,9})/([0-9]{1,9})[ \t]*(?:,|\Z)")
 
 
 def shopify(answer: Answer) -> ServerHint | None:
-    """`X-Shopify-Shop-Api-Call-Limit: 32/40`: says how full the bucket is, not when it will have leaked."""
+    """`X-Shopify-Shop-Api-Call-Limit: 32/40`: how full the bucket is, not when it will have leaked."""
     match = _USED_OF.match(answer.fields.get("x-shopify-shop-api-call-limit", ""))
     if not match:
         return None
@@ -168,10 +170,10 @@ def shopify(answer: Answer) -> ServerHint | None:
 
 
 def shopify_graphql(cost_extension: Mapping[str, Any] | None) -> ServerHint | None:
-    """What `extensions.cost` of a GraphQL body says: hold until a query like this one is affordable.
+    """Read `extensions.cost` of a GraphQL body: hold until a query like this one is affordable.
 
-    Such a body comes with status 200 and no header tells of it, so only whoever has read it can hand
-    it on. Malformed costs are None. The hold is as the server has it: see `Feedback.bounded`.
+    Such a body comes with status 200 and no header shows it, so only code that reads the body can pass it on.
+    Malformed costs give None. The hold is not bounded here: see `Feedback.bounded`.
 
         >>> shopify_graphql({
         ...     "requestedQueryCost": 101,
@@ -186,7 +188,7 @@ def shopify_graphql(cost_extension: Mapping[str, Any] | None) -> ServerHint | No
     rate = _number(status, "restoreRate")
     if most is None or left is None or rate is None or rate < _SLOWEST:
         return None
-    # What costs more than there can ever be is not worth waiting for.
+    # A query that costs more than the bucket holds is not worth waiting for.
     missing = (asked or 0.0) - left if (asked or 0.0) <= most else 0.0
     return ServerHint(
         hold_s=max(0.0, missing / rate),
@@ -209,7 +211,7 @@ FIRST_HOLD_S = 1.0
 
 
 class Dialect(NamedTuple):
-    """A parser, the fields it reads, and those of them that give the dialect away."""
+    """A parser, the fields it reads, and those that identify the dialect."""
 
     parse: Parser
     reads: tuple[str, ...] = ()
@@ -219,14 +221,14 @@ class Dialect(NamedTuple):
 
 
 def retry_only(answer: Answer) -> ServerHint:
-    """Slack, Notion and many others: Retry-After, which is read in every dialect, and nothing else."""
+    """Slack, Notion and many others: only Retry-After, which every dialect reads."""
     return SAYS_NOTHING
 
 
 def ietf(answer: Answer) -> ServerHint | None:
     """`RateLimit: "name";r=50;t=30` and `RateLimit-Policy: "name";q=100;w=60`.
 
-    Of several policies the one that binds counts.
+    Of several policies, the one that binds counts.
     """
     policies = _by_name(answer, "ratelimit-policy")
     states = _by_name(answer, "ratelimit")
@@ -249,16 +251,16 @@ def ietf(answer: Answer) -> ServerHint | None:
 
 
 def generic(answer: Answer) -> ServerHint | None:
-    """`RateLimit-*`, `X-RateLimit-*` or `X-Rate-Limit-*`: Limit, Remaining, Reset, however they mean it."""
+    """`RateLimit-*`, `X-RateLimit-*` or `X-Rate-Limit-*`: Limit, Remaining, and Reset in any format."""
     resets = {name: fields.until(answer.fields.get(f"{name}reset"), answer.now) for name in _PREFIXES}
     return _binding([_left(answer, name, reset_s) for name, reset_s in resets.items()])
 
 
 def github(answer: Answer) -> ServerHint:
-    """Epoch seconds for each resource; a refusal may be a 403.
+    """Reset in epoch seconds, per resource; a refusal may be a 403.
 
-    Secondary limits are not in any field: a refusal while something remains is one, is about everything,
-    and lasts a minute at least. A 403 without Retry-After then cannot be told from a lack of rights.
+    No field shows the secondary limits: a refusal while something remains is one; it covers the whole API and
+    lasts at least a minute. Without Retry-After, such a 403 cannot be told from missing permissions.
     """
     reset = answer.number("x-ratelimit-reset")
     remaining = answer.whole("x-ratelimit-remaining")
@@ -273,7 +275,9 @@ def github(answer: Answer) -> ServerHint:
 
 
 def discord(answer: Answer) -> ServerHint:
-    """Seconds with a fraction, for a bucket that several routes share; a global limit is about everything."""
+    """Reset in seconds with a fraction, per bucket, which several routes share; a global limit covers the
+    whole API.
+    """
     told = answer.fields
     is_global = told.get("x-ratelimit-global") == "true" or told.get("x-ratelimit-scope") == "global"
     hint = _left(answer, "x-ratelimit-", answer.number("x-ratelimit-reset-after"))
@@ -281,12 +285,12 @@ def discord(answer: Answer) -> ServerHint:
 
 
 def openai(answer: Answer) -> ServerHint | None:
-    """Requests and tokens, each with its reset as a duration such as `6m0s`."""
+    """Limits on requests and tokens, each with its reset as a duration such as `6m0s`."""
     return _tightest(answer, openai_families(answer))
 
 
 def openai_families(answer: Answer) -> dict[str, ServerHint]:
-    """What is left of requests and of tokens."""
+    """The state of the limits on requests and on tokens."""
     hints = {}
     for family in _OPENAI_FAMILIES:
         reset_s = fields.duration(answer.fields.get(f"x-ratelimit-reset-{family}"))
@@ -295,12 +299,12 @@ def openai_families(answer: Answer) -> dict[str, ServerHint]:
 
 
 def anthropic(answer: Answer) -> ServerHint | None:
-    """Requests and several kinds of tokens, each with its reset as an instant of RFC 3339."""
+    """Limits on requests and several kinds of tokens, each with its reset as an RFC 3339 instant."""
     return _tightest(answer, anthropic_families(answer))
 
 
 def anthropic_families(answer: Answer) -> dict[str, ServerHint]:
-    """What is left of requests, and of each kind of tokens."""
+    """The state of the limits on requests and on each kind of tokens."""
     hints = {}
     for family in _ANTHROPIC_FAMILIES:
         prefix = f"anthropic-ratelimit-{family}-"
@@ -311,13 +315,13 @@ def anthropic_families(answer: Answer) -> dict[str, ServerHint]:
 
 
 def _left(answer: Answer, before: str, reset_s: float | None, after: str = "") -> ServerHint:
-    """What remains of which limit, in fields that are named alike."""
+    """The limit and what remains of it, from fields with a common prefix and suffix."""
     remaining, limit = (answer.whole(f"{before}{field}{after}") for field in ("remaining", "limit"))
     return ServerHint(remaining=remaining, limit=limit, reset_s=reset_s)
 
 
 def _tightest(answer: Answer, families: Mapping[str, ServerHint]) -> ServerHint | None:
-    """The family that binds. Its reset is when all is there again: one unit is there long before."""
+    """The family that binds. Its reset is when all units are back: the first one is back long before."""
     hint = _binding([*families.values()])
     if hint and answer.status != REFUSED and hint.remaining == 0 and hint.reset_s and hint.limit:
         return hint._replace(hold_s=hint.reset_s / hint.limit)
@@ -325,7 +329,7 @@ def _tightest(answer: Answer, families: Mapping[str, ServerHint]) -> ServerHint 
 
 
 def _binding(hints: list[ServerHint]) -> ServerHint | None:
-    """Of those that say something the one that binds: spent and latest to reset, else with least left."""
+    """The hint that binds: one that is spent and resets last, else the one with the least left."""
     return max((hint for hint in hints if hint != SAYS_NOTHING), key=_binds, default=None)
 
 
@@ -372,10 +376,10 @@ DIALECTS: Mapping[str, Dialect] = {
     "slack": Dialect(retry_only),
     "notion": Dialect(retry_only),
 }
-"""By name, in the order in which they are tried where none is named: the unmistakable ones first."""
+"""The dialects by name, in the order in which "auto" tries them: the unmistakable ones first."""
 
 FAMILIES: Mapping[str, Callable[[Answer], dict[str, ServerHint]]] = {
     "anthropic": anthropic_families,
     "openai": openai_families,
 }
-"""The dialects that tell requests from tokens: what an answer says of each."""
+"""The dialects with separate limits for requests and tokens: the functions that read each of them."""

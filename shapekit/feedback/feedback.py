@@ -1,16 +1,15 @@
-"""Feedback: from a server's answers to how long nobody may leave.
+"""Feedback: turns the answers of a server into holds.
 
-Incidents: how long to hold after a refusal that does not say how long.
+Incidents: exponential backoff for refusals that do not say how long to wait.
 
-1 s, 2 s, 4 s … up to the longest hold, until something succeeds. An incident is told from the next by
-when a request was sent: what was sent before the hold in place ended says nothing about whether that
-hold was long enough, so it belongs to the same incident, however late its answer comes.
+The hold grows from 1 s to 2 s, 4 s and so on, up to the longest hold, until a request succeeds. Requests sent
+before the current hold ended belong to the same incident, however late their answers come, because they say
+nothing about whether that hold was long enough.
 
-The memory is this process's own, for each key. Several processes share the hold itself, of which the
-longest stands: refusals of one incident, told to any number of workers, make one hold and not their
-sum. What they do not share is the doubling: after a hold too short, whichever process is refused
-next doubles its own last step. Between two successes N processes hold at least once and at most N
-times for each step.
+Incidents are kept per process and key. Processes share the hold itself: if several set it, the longest wins,
+so refusals of one incident make one hold, not their sum. The doubling is not shared: after a hold that was
+too short, the process that is refused next doubles its own last step. Between two successes, N processes hold
+at least once and at most N times per step.
 """
 
 from __future__ import annotations
@@ -46,15 +45,15 @@ MOST_PLACES = 1_024
 
 class _Incident(NamedTuple):
     until: float
-    """When the hold in place ends, epoch seconds."""
+    """When the current hold ends, in epoch seconds."""
     hold_s: float
-    """How long that hold was."""
+    """The length of that hold."""
     step_s: float
-    """The last step of the doubling; 0 if the server has said so far how long."""
+    """The last backoff step; 0 if the server has said each time how long to wait."""
 
 
 class Incidents:
-    """The incidents of one process; for any number of threads."""
+    """The incidents of one process; thread-safe."""
 
     __slots__ = ("_known", "_lock", "max_hold_s")
 
@@ -67,13 +66,13 @@ class Incidents:
         return bool(self._known)
 
     def unhinted(self, place: Place, first_s: float, sent_at: float, received_at: float) -> float:
-        """How long to hold from `received_at` on: a new step, or what is left of the hold in place."""
+        """The hold from `received_at` on: a new step, or what is left of the current hold."""
         with self._lock:
             known = self._known.get(place)
             step = min(first_s, self.max_hold_s)
             if known is not None:
                 if sent_at < known.until:
-                    # Never longer than it was: a wall clock may have been set back.
+                    # Never longer than the hold: a wall clock may have been set back.
                     return max(0.0, min(known.until - received_at, known.hold_s))
                 if sent_at - known.until <= self.max_hold_s:
                     step = min(max(first_s, 2 * known.step_s), self.max_hold_s)
@@ -81,7 +80,7 @@ class Incidents:
             return step
 
     def hinted(self, place: Place, hold_s: float, received_at: float) -> None:
-        """The server itself has said how long: refusals that do not say are covered by it."""
+        """Note a hold that the server asked for; it also covers refusals that do not say how long."""
         with self._lock:
             known = self._known.get(place)
             incident = _Incident(received_at + hold_s, hold_s, known.step_s if known else 0.0)
@@ -89,7 +88,7 @@ class Incidents:
                 self._keep(place, incident)
 
     def over(self, place: Place, sent_at: float) -> None:
-        """A request has succeeded. Only one that was sent after the hold ends the incident."""
+        """Note a success. Only a request that was sent after the hold ends the incident."""
         with self._lock:
             known = self._known.get(place)
             if known is not None and sent_at >= known.until:
@@ -98,47 +97,46 @@ class Incidents:
     def _keep(self, place: Place, incident: _Incident) -> None:
         self._known.pop(place, None)
         if len(self._known) >= MOST_PLACES:
-            del self._known[next(iter(self._known))]  # the one that has been quiet for longest
+            del self._known[next(iter(self._known))]  # the one that was quiet for longest
         self._known[place] = incident
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy in another process has seen nothing yet, and locks do not travel.
+        # A copy in another process starts without incidents, and a lock cannot be pickled.
         return Incidents, (self.max_hold_s,)
 
 
 _SUCCESS_BELOW = 400
 _LEAST_HOLD_S = 0.001
-"""Less than this is not worth telling everybody, and is nothing said."""
+"""A shorter hold is treated as none."""
 
 
 class Feedback:
-    """Reads answers; says what to hold, on which scope, for how long: never longer than `max_hold`.
+    """Reads answers and returns holds: on which scope and for how long, at most `max_hold`.
 
         >>> feedback = Feedback()
         >>> feedback.read(429, {"Retry-After": "2"}, sent_at=100.0, received_at=100.1)
         ServerHint(hold_s=2.0, remaining=None, limit=None, window_s=None, reset_s=None, scope=None)
 
-    1. A 429, 503 or 529 holds for as long as it says itself; zero, and what has passed, is nothing said.
-    2. An answer of any status after which nothing remains holds until the reset, if it names one.
-    3. A 429 that says nothing holds for 1 s, 2 s, 4 s …: once in an incident, which lasts until a request
-       succeeds that left after the hold.
-    4. Everything else holds nothing. A 503 or 529 that says nothing tells of an ill server, not of our rate.
+    1. A 429, 503 or 529 holds for as long as it says. Zero, or an instant in the past, is ignored.
+    2. An answer of any status that leaves nothing remaining holds until the reset, if it names one.
+    3. A 429 that does not say how long holds for 1 s, 2 s, 4 s …: one step per incident, which lasts until a
+       request succeeds that was sent after the hold.
+    4. Nothing else holds. A 503 or 529 that does not say how long is an error of the server, not of our rate.
 
-    What a server says is obeyed whenever it comes; only where it is silent is something concluded from
-    when the request was sent. Whoever places the hold lets the longer of two stand, so that no answer,
-    however late, shortens one.
+    Explicit values are obeyed whenever they arrive; the time a request was sent matters only for answers
+    without one. When a hold is placed the longer of two wins, so a late answer never shortens one.
 
-    - `dialect`: "auto" finds it by the fields of each answer; a name from DIALECTS reads only that one;
-      a callable is a parser of one's own, from an Answer (with all its fields) to a ServerHint or None.
+    - `dialect`: "auto" detects it from the fields of each answer; a name from DIALECTS reads only that one; a
+      callable is a parser of your own, from an Answer (with all its fields) to a ServerHint or None.
     - `max_hold`: the bound of every hold.
 
-    It does no I/O and has no clock; it remembers the incidents of at most 1,024 keys and scopes. It may
-    be shared by threads and copied to processes.
+    It does no I/O and has no clock; it keeps the incidents of at most 1,024 keys and scopes. It can be shared
+    by threads and copied to processes.
     """
 
     def __init__(self, dialect: str | Parser = "auto", *, max_hold: Duration = "15m") -> None:
         self.dialect = dialect
-        """The dialect, or the parser, that was given."""
+        """The dialect or parser given."""
         self._dialects = _chosen(dialect)
         fields = (field for dialect in self._dialects for field in dialect.reads)
         self._wanted = None if callable(dialect) else wanted(fields)
@@ -149,10 +147,10 @@ class Feedback:
     def read(
         self, status: int, headers: Headers, *, sent_at: float, received_at: float, key: str = "default"
     ) -> ServerHint | None:
-        """What the answer to a request under `key` says; None if nothing.
+        """Read the answer to a request under `key`; None if it says nothing about limits.
 
-        `sent_at` is when the request left, `received_at` when its answer came: epoch seconds of the
-        wall clock.
+        `sent_at` is when the request left, `received_at` when its answer came, in epoch seconds of the wall
+        clock.
         """
         lines = picked(headers, self._wanted)
         if status != REFUSED and self._wanted is not None and says_nothing(lines):
@@ -177,11 +175,11 @@ class Feedback:
         return hint._replace(hold_s=hold_s)
 
     def bounded(self, hint: ServerHint) -> ServerHint:
-        """A hint from elsewhere, with a hold that may be placed: 0, or from a millisecond to `max_hold`."""
+        """Bound the hold of a hint from elsewhere: 0, or from a millisecond to `max_hold`."""
         return hint._replace(hold_s=self._within(hint.hold_s))
 
     def _within(self, hold_s: float) -> float:
-        # Written so that NaN, which is not as long as anything, is no hold.
+        # In this form, NaN gives no hold.
         return min(hold_s, self.max_hold_s) if hold_s >= _LEAST_HOLD_S else 0.0
 
     def _parsed(self, answer: Answer) -> tuple[ServerHint | None, float]:
@@ -206,7 +204,7 @@ def _chosen(dialect: str | Parser) -> tuple[Dialect, ...]:
 
 
 def _told(answer: Answer, hint: ServerHint | None) -> float:
-    """How long the answer itself says to wait; 0 if it does not."""
+    """The wait that the answer itself asks for; 0 if none."""
     said = []
     if hint is not None:
         said.append(hint.hold_s)

@@ -1,13 +1,12 @@
-"""The values of header fields: numbers, durations, dates. Whatever is malformed is None.
+"""Parsers for the values of header fields: numbers, durations, dates. A malformed value gives None.
 
-Every expression is anchored and bounded, so that a value of any length costs the same. Dates are parsed
-here because the standard library's parser takes the year 0 for 2000 and two digits for a fixed century,
-reads much that is no HTTP-date, and raises OverflowError beside ValueError. Ours is as fast.
+Every expression is anchored and bounded, so that a value of any length costs the same. Dates have a parser
+here because the one in the standard library takes the year 0 for 2000 and two digits for a fixed century,
+accepts much that is no HTTP-date, and raises OverflowError as well as ValueError. This one is as fast.
 
-Structured field lists (RFC 9651), as far as they can be read: exact, or not at all.
-
-A list is read into its members, each a value with its parameters. An inner list is a tuple of members.
-Numbers become int and float, strings and tokens str, byte sequences bytes, booleans bool, dates int.
+Structured field lists (RFC 9651) are parsed exactly, or not at all. A list gives its members, each a value
+with its parameters; an inner list is a tuple of members. Numbers become int and float, strings and tokens
+str, byte sequences bytes, booleans bool, dates int.
 """
 
 from __future__ import annotations
@@ -57,11 +56,11 @@ _PERCENT = re.compile(r"(?:%[0-9a-f]{2})+")
 
 
 class _MalformedError(ValueError):
-    """It is not a structured field; nothing of it counts."""
+    """The text is not a structured field."""
 
 
 def parse_list(text: str) -> list[Member] | None:
-    """The members of the list, or None if any of it is malformed or it is longer than 4,096 characters."""
+    """The members of the list; None if any part is malformed or the text exceeds 4,096 characters."""
     if len(text) > LONGEST:
         return None
     text = text.strip(" ")
@@ -143,7 +142,7 @@ def _bare(text: str, at: int) -> tuple[Bare, int]:
 def _decoded(told: str) -> bytes:
     body = told.rstrip("=")
     try:
-        # Padding may be missing, and is then supplied.
+        # Padding may be missing; it is added here.
         return a2b_base64(body + "=" * (-len(body) % 4), strict_mode=True)
     except Base64Error:
         raise _MalformedError from None
@@ -161,8 +160,8 @@ def _skip(text: str, at: int) -> int:
     return match.end() if match else at
 
 
-# The first of several values, without its parameters: proxies repeat headers, and an older draft
-# writes `100, 100;w=60`. More digits than these are no number of anything.
+# The first of several values, without its parameters: proxies repeat headers, and an older draft writes `100,
+# 100;w=60`. A number with more digits is rejected.
 _NUMBER = re.compile(r"[ \t]*([0-9]{1,18}(?:\.[0-9]{1,18})?)[ \t]*(?:[,;]|\Z)")
 _COUNT = re.compile(r"[ \t]*([0-9]{1,18})(?:\.0{1,6})?[ \t]*(?:[,;]|\Z)")
 
@@ -189,11 +188,11 @@ _RFC3339 = re.compile(
 )
 
 _EPOCH_S = 1e9
-"""From here on, 2001, a number is an instant in seconds: no window lasts thirty years."""
+"""From here on (2001), a number is an instant in seconds: no window lasts thirty years."""
 _EPOCH_MS = 1e11
-"""From here on it is an instant in milliseconds."""
+"""From here on, a number is an instant in milliseconds."""
 _BEYOND = 1e14
-"""From here on it is nothing."""
+"""From here on, a number is rejected."""
 _HALF_CENTURY = 50
 
 
@@ -210,7 +209,7 @@ def whole(text: str | None) -> int | None:
 
 
 def label(text: str | None) -> str | None:
-    """A word of printable ASCII, at most 100 characters."""
+    """A word of printable ASCII, of at most 100 characters."""
     match = text and _LABEL.match(text)
     return match[1] if match else None
 
@@ -224,7 +223,7 @@ def duration(text: str | None) -> float | None:
 
 
 def retry_after(text: str | None, now: float) -> float | None:
-    """Seconds to wait: the number of them, or a date compared with the server's own time."""
+    """Seconds to wait: the number itself, or the time from the server's own time to a date."""
     told = number(text)
     if told is None and (date := http_date(text, now)) is not None:
         told = date - now
@@ -232,7 +231,7 @@ def retry_after(text: str | None, now: float) -> float | None:
 
 
 def until(text: str | None, now: float) -> float | None:
-    """Seconds until a reset of which nobody has said how it is written: guessed, by magnitude and form.
+    """Seconds until a reset whose format is unknown: guessed from its magnitude and form.
 
     A number below a billion is seconds from now, a larger one an instant.
     """
@@ -252,7 +251,7 @@ def until(text: str | None, now: float) -> float | None:
 
 
 def http_date(text: str | None, now: float) -> float | None:
-    """Epoch seconds of any of the three forms of an HTTP-date; `now` tells the century of two digits."""
+    """Epoch seconds of an HTTP-date in any of its forms; `now` decides the century of a two-digit year."""
     if not text:
         return None
     if match := _IMF_OR_850.match(text):
@@ -272,7 +271,7 @@ def http_date(text: str | None, now: float) -> float | None:
 
 
 def rfc3339(text: str | None) -> float | None:
-    """Epoch seconds of `2026-03-01T12:00:00Z`, with fractions and offsets."""
+    """Epoch seconds of an RFC 3339 instant such as `2026-03-01T12:00:00Z`, with fractions and offsets."""
     match = text and _RFC3339.match(text)
     if not match:
         return None
@@ -290,7 +289,7 @@ def rfc3339(text: str | None) -> float | None:
 
 def _instant(year: int, month: int, day: int, time: list[str]) -> float | None:
     hour, minute, second = map(int, time)
-    leap = second == 60  # a leap second is the one after 59, and datetime has none
+    leap = second == 60  # a leap second is the one after 59; datetime has none
     try:
         return datetime(year, month, day, hour, minute, second - leap, tzinfo=UTC).timestamp() + leap
     except ValueError:

@@ -1,1 +1,1 @@
-"""The queue whose rate is learned."""
+"""The queue with an adaptive rate."""

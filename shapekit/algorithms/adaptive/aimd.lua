@@ -1,5 +1,5 @@
 -- needs exact
--- The clock that a hold stops: the twin of aimd.py.
+-- The twin of aimd.py. Tempo is the clock that a hold stops.
 
 local Tempo = {}
 

@@ -1,8 +1,8 @@
 -- needs queue/queue adaptive/aimd
 -- The twin of queue.py: same names, same steps.
 --
--- A state is {tail, tail_rest, newest, generation, number, book, anchor, virtual, law}. Grants are those
--- of the queue at the highest rate; what it calls now is what the clock shows.
+-- A state is {tail, tail_rest, newest, generation, number, book, anchor, virtual, law}. Grants are those of
+-- the queue at the highest rate, whose time is what the clock shows.
 
 local AdaptiveQueue = {}
 AdaptiveQueue.__index = AdaptiveQueue
@@ -46,9 +46,9 @@ local function parted(s)
     return {tail, rest, newest, generation, number, 0, 0, book, {}}, anchor, virtual, law
 end
 
--- An admitted call is answered with {wait, due, departs_at, held, cost, generation, number, start,
--- start_rest, the tail, its rest and the newest departure before it, what the clock shows, its share}; a
--- refused one with {wait, now, held, cost, decision}.
+-- The answer to an admitted call is {wait, due, departs_at, held, cost, generation, number, start,
+-- start_rest, the tail, its rest and the newest departure before it, what the clock shows, its share}; that
+-- to a refused one is {wait, now, held, cost, decision}.
 function AdaptiveQueue:reserve(s, now, skew, cost, max_wait, nonce)
     if max_wait then whole("max_wait", max_wait, 0, LONGEST) end
     local line, anchor, virtual, law = self:known(s, now, nonce)
@@ -150,7 +150,7 @@ end
 
 -- inside
 
--- The line, the clock and the law; of a cold key too.
+-- The line, the clock and the law, for a cold key as well.
 function AdaptiveQueue:known(s, now, nonce)
     local known = self:remembered(s, now)
     if not known then return self.grid:cold(nonce), now, now, Aimd.cold(self.least) end
@@ -175,14 +175,14 @@ end
 
 function AdaptiveQueue:stopped(line, anchor, virtual, law, now, length)
     local at = Tempo.shown(anchor, virtual, Aimd.present(law), now)
-    -- What an idle queue could have sent at once it may not send when the hold ends.
+    -- What an idle queue could have sent at once, it may not send when the hold ends.
     local idle, idle_rest = self.grid:spread(self.grid.burst - 1)
     local stopped = {unpack(line)}
     stopped[1], stopped[2] = Exact.later(line[1], line[2], at + idle, idle_rest)
     return joined(stopped, now + length, at, law)
 end
 
--- From now on, or from when the hold ends, the clock runs as the law says.
+-- The state with the clock at the law's speed, from now on or from the end of the hold.
 function AdaptiveQueue:steered(line, anchor, virtual, before, after, now, share)
     local runs, was = Aimd.present(after), Aimd.present(before)
     if runs ~= was then

@@ -1,15 +1,16 @@
-"""AdaptiveQueue: a LeakyQueue whose rate is found, and changes while calls wait.
+"""AdaptiveQueue: a LeakyQueue with an adaptive rate, which may change while calls wait.
 
-It is a LeakyQueue at the highest rate, on a clock that runs at a share of the speed of real time (Tempo,
-in aimd.py); the share is found by what becomes of calls (AIMD, there too). Its grid, its places, its order
-are those of the LeakyQueue, and who cancels or settles does it there. Only instants are translated: `now` to
-what the clock shows, a departure back to the first real instant at which the clock shows it.
+It is a LeakyQueue at the highest rate, on a clock that runs at a share of the speed of real time (Tempo, in
+aimd.py); the share is found from the outcomes of calls (AIMD, there too). Its grid, places and order are
+those of the LeakyQueue, and so are cancel and settle. Only instants are translated: `now` to what the clock
+shows, and a departure back to the first real instant at which the clock shows it.
 
-So where the rate is lowered all who wait leave later, in order; where it is raised, earlier. Whoever waits
-goes by the standing of the key, which says how the clock runs. Those who heard of a rise late
-leave late: in any span of real time as many leave as the clock grants in one that is longer by the delay.
+So a lower rate delays all waiting calls, in order, and a higher one moves them forward. A waiting call goes
+by the state of the key, which includes how the clock runs. A call that hears late of a higher rate leaves
+late: in any span of real time, as many calls leave as the clock grants in a span that is longer by that
+delay.
 
-What was learned is kept for an hour after the last call would have left, and then the key is cold.
+What was learned is kept for an hour after the last call would have left; then the key is cold.
 """
 
 from __future__ import annotations
@@ -30,17 +31,18 @@ from shapekit.decision import Decision
 from shapekit.rate import SECOND_US, Rate
 
 KEPT_US = 3_600 * SECOND_US
-"""How long a rate that was learned outlives the last call."""
+"""How long a learned rate is kept after the last call."""
 
 Steered: TypeAlias = tuple[int, int, int, int, Book, int, int, Law]
 """tail (in 1/q µs), newest departure, generation, number, what was given back; the clock's anchor and what it
-showed there; the law."""
+showed there; the law.
+"""
 Learned: TypeAlias = tuple[int, int, int]
 """The share before and after, and how long the key is held."""
 
 
 class AdaptiveQueue(LeakyQueue):
-    """What one shaper promises whose rate lies between two, with a burst."""
+    """The promises of one shaper with an adaptive rate: two bounds and a burst."""
 
     kind: ClassVar[str] = "adaptive_queue"
     adapts: ClassVar[bool] = True
@@ -66,11 +68,11 @@ class AdaptiveQueue(LeakyQueue):
         )
 
     def per_second(self, share: int) -> float:
-        """A share as a rate, in calls a second."""
+        """A share as a rate, in calls per second."""
         return self.highest.per_second * share / FULL
 
     def share(self, limit: int, window_us: int) -> int:
-        """A rate as a share, rounded down: of the highest rate at most, and at least a millionth of it."""
+        """A rate as a share, rounded down: at most the highest rate, and at least a millionth of it."""
         wished = limit * self.highest.period_us * FULL // (window_us * self.highest.limit)
         return max(LEAST, min(FULL, wished))
 
@@ -83,33 +85,33 @@ class AdaptiveQueue(LeakyQueue):
     # to and from the twin
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
-        """What the Lua twin is made of."""
+        """What the Lua twin is constructed from."""
         return ["adaptive/queue", self.least, self.grid.twin(instants)]
 
     def inspect(self, line: Any) -> None:
-        """Look at a state that was read: a misfit where no such queue has written it."""
+        """Check a state that was read; raise if no such queue can have written it."""
         *numbers, book, anchor, virtual, law = line
         self.grid.inspect((*numbers, anchor, virtual, book, ()))
         aimd.inspect(law)
 
     def state_sent(self, line: Any) -> list[Any]:
-        """A state as the twin has it."""
+        """A state in the form of the twin."""
         tail, newest, generation, number, book, anchor, virtual, law = line
         clock = (anchor, virtual, list(law))
         return [*divmod(tail, self.q), newest, generation, number, self._book_sent(book), *clock]
 
     def state_received(self, sent: Any) -> Any:
-        """A state that the twin sent."""
+        """A state from the twin."""
         tail, rest, newest, generation, number, book, anchor, virtual, law = sent
         known = self._book_received(book)
         return tail * self.q + rest, newest, generation, number, known, anchor, virtual, tuple(law)
 
     def grant_sent(self, grant: Grant) -> list[Any]:
-        """A grant as the twin has it."""
+        """A grant in the form of the twin."""
         return super().grant_sent(grant._replace(receipts=()))
 
     def granted_received(self, sent: Any) -> Grant:
-        """The twin's answer to a reservation."""
+        """The answer to a reservation, from the twin."""
         if len(sent) == REFUSED:
             return super().granted_received(sent)
         wait, due, departs_at, *own, at, share = sent
@@ -140,7 +142,7 @@ class AdaptiveQueue(LeakyQueue):
         return kept, answer, self._lasts(kept, now), True
 
     def confirm(self, state: Any, now: int, skew: int = 0) -> Any:
-        """How the key stands: its generation, 0, until when it is held, the time, its mark; its clock."""
+        """The state of the key: generation, 0, end of its hold, the time, its mark; then its clock."""
         known = self._remembered(state, now)
         if known is None:
             return UNKNOWN, 0, 0, now, 0
@@ -148,7 +150,7 @@ class AdaptiveQueue(LeakyQueue):
         return generation, 0, anchor, now, marked(book), virtual, aimd.present(law)
 
     def cancel(self, state: Any, now: int, grant: Grant, skew: int = 0) -> tuple[Any, bool, int, bool]:
-        """Give back a place that has not been used; late or again, this does nothing."""
+        """Give back a place that was not used; too late or again, this does nothing."""
         known = self._remembered(state, now)
         if known is None:
             return state, False, 0, False
@@ -160,7 +162,7 @@ class AdaptiveQueue(LeakyQueue):
     def settle(
         self, state: Any, now: int, asked: tuple[Grant, int, int], skew: int = 0
     ) -> tuple[Any, int, int, bool]:
-        """Make a call cost what it turned out to cost: charge the difference, or give it back."""
+        """Correct the cost of a call to what it turned out to be: charge the difference, or give it back."""
         grant, actual, nonce = asked
         line, anchor, virtual, law = self._known(state, now, nonce)
         at = shown(anchor, virtual, aimd.present(law), now)
@@ -172,7 +174,7 @@ class AdaptiveQueue(LeakyQueue):
     def hold(
         self, state: Any, now: int, length: int, nonce: int, skew: int = 0
     ) -> tuple[Any, int, int, bool]:
-        """Nobody leaves before `now + length`; a longer hold in place stays. Returns its length from now."""
+        """Hold departures until `now + length`; a longer hold stays. Returns the hold's length from now."""
         line, anchor, virtual, law = self._known(state, now, nonce)
         if now + length <= anchor:
             return state, anchor - now, 0, False
@@ -180,7 +182,7 @@ class AdaptiveQueue(LeakyQueue):
         return held, length, self._lasts(held, now), True
 
     def resume(self, state: Any, now: int, notice: int, skew: int = 0) -> tuple[Any, int, int, bool]:
-        """End a hold `notice` from now, if it would last longer. Returns its length from now."""
+        """End a hold `notice` from now, if it would last longer. Returns the hold's length from now."""
         known = self._remembered(state, now)
         if known is None or known[5] <= now + notice:
             return state, 0 if known is None else max(0, known[5] - now), 0, False
@@ -190,7 +192,7 @@ class AdaptiveQueue(LeakyQueue):
     def mark(
         self, state: Any, now: int, length: int, nonce: int, skew: int = 0
     ) -> tuple[Any, int, int, bool]:
-        """A part of the key is held for so long; a longer mark stays. Returns its length from now."""
+        """Mark the key because a part of it is held; a longer mark stays. Returns the mark's length."""
         line, anchor, virtual, law = self._known(state, now, nonce)
         after, left, _, is_new = self.grid.mark(line, now, length, nonce)
         if not is_new:
@@ -203,7 +205,7 @@ class AdaptiveQueue(LeakyQueue):
     def throttled(
         self, state: Any, now: int, age: int, length: int, nonce: int, skew: int = 0
     ) -> tuple[Any, Learned, int, bool]:
-        """A call that left `age` ago was refused: lower the rate, once in an incident; and hold."""
+        """A call that left `age` ago was refused: lower the rate, once per incident, and hold the key."""
         line, anchor, virtual, law = self._known(state, now, nonce)
         before = aimd.present(law)
         if length and now + length > anchor:
@@ -214,7 +216,9 @@ class AdaptiveQueue(LeakyQueue):
     def succeeded(
         self, state: Any, now: int, count: int, age: int, nonce: int, skew: int = 0
     ) -> tuple[Any, Learned, int, bool]:
-        """Calls succeeded, the first of which left `age` ago, and `count` of which had to wait: raise it."""
+        """Calls succeeded, the first of which left `age` ago and `count` of which had to wait: raise the
+        rate.
+        """
         line, anchor, virtual, law = self._known(state, now, nonce)
         after = aimd.succeeded(law, now, count, now - age)
         return self._steered(line, anchor, virtual, law, after, now, aimd.present(law))
@@ -222,7 +226,7 @@ class AdaptiveQueue(LeakyQueue):
     def stated(
         self, state: Any, now: int, share: int, age: int, nonce: int, skew: int = 0
     ) -> tuple[Any, Learned, int, bool]:
-        """The answer to a call that left `age` ago says that the server bears so much and no more."""
+        """The answer to a call that left `age` ago states the highest rate that the server allows."""
         line, anchor, virtual, law = self._known(state, now, nonce)
         after = aimd.stated(law, share, now - age)
         return self._steered(line, anchor, virtual, law, after, now, aimd.present(law))
@@ -230,7 +234,7 @@ class AdaptiveQueue(LeakyQueue):
     # looking
 
     def outlook(self, state: Any, now: int, calls: int, cost: int, skew: int) -> tuple[int, int]:
-        """How long until the first and the last of `calls` more calls would have left, at this rate."""
+        """How long until the first and the last of `calls` more calls would leave, at the current rate."""
         line, anchor, virtual, law = self._known(state, now, 0)
         share = aimd.present(law)
         at = shown(anchor, virtual, share, now)
@@ -239,7 +243,7 @@ class AdaptiveQueue(LeakyQueue):
         return first, last
 
     def decision(self, granted: Granted) -> Decision:
-        """An answer to a reservation in the words of a gate: what is used and left of the burst."""
+        """The answer to a reservation as a gate's Decision: what is used and left of the burst."""
         _, wait, departs_at, _, refusal, _, _, _, _, after, due, _, told_at = granted
         if refusal is not None or not told_at:
             return super().decision(granted)
@@ -249,7 +253,7 @@ class AdaptiveQueue(LeakyQueue):
         return Decision(True, self.burst, current, max(0, self.burst - current), full, 0, delay_us=wait)
 
     def adopt(self, state: Any, writer: Any, now: int, skew: int = 0) -> Any:
-        """A state that a queue with other bounds left: its rate, tail, holds go on, its grants are void."""
+        """Adopt a state with other bounds: its rate, tail and holds continue, its grants become void."""
         tail, _, generation, _, book, anchor, virtual, law = state
         share, ceiling, low, *rest, cap, cap_at = law
 
@@ -274,18 +278,18 @@ class AdaptiveQueue(LeakyQueue):
     # inside
 
     def _known(self, state: Any, now: int, nonce: int) -> tuple[Line, int, int, Law]:
-        """The line, the clock and the law; of a cold key too."""
+        """The line, the clock and the law, for a cold key as well."""
         known = self._remembered(state, now)
         if known is None:
             return (0, 0, nonce, 0, 0, 0, (), ()), now, now, aimd.cold(self.least)
         return _parted(known)
 
     def _remembered(self, state: Any, now: int) -> Steered | None:
-        """The state, unless it was left alone for so long that it is forgotten."""
+        """The state, unless it is so old that it is forgotten."""
         return None if state is None or self._lasts(state, now) == 0 else state
 
     def _lasts(self, state: Steered, now: int) -> int:
-        """How long from now it is remembered."""
+        """How long from now on the state is kept."""
         tail, _, _, _, book, anchor, virtual, law = state
         ends = real(anchor, virtual, aimd.present(law), -(-tail // self.q))
         return max(0, ends + KEPT_US - now, marked(book) - now)
@@ -304,14 +308,14 @@ class AdaptiveQueue(LeakyQueue):
 
     def _stopped(self, line: Line, anchor: int, virtual: int, law: Law, now: int, length: int) -> Steered:
         at = shown(anchor, virtual, aimd.present(law), now)
-        # What an idle queue could have sent at once it may not send when the hold ends.
+        # What an idle queue could have sent at once, it may not send when the hold ends.
         idle = at * self.q + self._p * (self.burst - 1)
         return self._joined((max(line[0], idle), *line[1:]), now + length, at, law)
 
     def _steered(
         self, line: Line, anchor: int, virtual: int, before: Law, after: Law, now: int, share: int
     ) -> tuple[Any, Learned, int, bool]:
-        """From now on, or from when the hold ends, the clock runs as the law says."""
+        """The state with the clock at the law's speed, from now on or from the end of the hold."""
         if aimd.present(after) != aimd.present(before):
             virtual = shown(anchor, virtual, aimd.present(before), now)
             anchor = max(now, anchor)
@@ -325,7 +329,7 @@ def _parted(state: Steered) -> tuple[Line, int, int, Law]:
 
 
 class _Lesson(Operation):
-    """What is told of an answer; where nobody keeps what is learned, nothing is."""
+    """An operation that learns from an answer; without a store to keep it, nothing is learned."""
 
     def opened(self, program: Any, at: Moment, args: tuple[Any, ...]) -> Learned:
         return 0, 0, 0
@@ -333,7 +337,7 @@ class _Lesson(Operation):
     closed = opened
 
     def given(self, program: AdaptiveQueue, part: AdaptiveQueue, answer: Learned) -> Learned:
-        """What was learned locally, as shares of the highest rate of the queue that was asked."""
+        """A locally learned rate, as shares of the highest rate of the full queue."""
         before, after, held = answer
         share = part.highest.per_second / program.highest.per_second
         return round(before * share), round(after * share), held

@@ -1,1 +1,1 @@
-"""The leaky bucket that delays: its slots, its further limits, its wire form."""
+"""The leaky bucket as a queue: its slots, its constraints, its wire format."""

@@ -1,11 +1,11 @@
 -- needs base exact
--- The twin of constraints.py. States and receipts are lists in the order of the algorithms, false for
--- None; what Python passes as `ahead` are the arguments shift and skew.
+-- The twin of constraints.py. States and receipts are lists in the order of the algorithms, false for None;
+-- what Python passes as `ahead` are the arguments shift and skew.
 
 local Constraints = {}
 Constraints.__index = Constraints
 
--- specs: of each algorithm its spec, whether it is aligned, its kind, and whether it is civil.
+-- specs: for each algorithm its spec, whether it is aligned, its kind, and whether it is civil.
 function Constraints.new(specs)
     local self = setmetatable({algorithms = {}, aligned = {}, kinds = {}, civil = {}, cold = {}}, Constraints)
     for index, spec in ipairs(specs) do
@@ -68,7 +68,7 @@ function Constraints:refund(states, at, cost, receipts, shift, skew)
     return self:each("refund", states, at, cost, receipts, shift, skew)
 end
 
--- `refund`, where all later charges were given back before.
+-- `refund`, if all later charges were given back before.
 function Constraints:refund_last(states, at, cost, receipts, shift, skew)
     local last = {}
     for index, algorithm in ipairs(self.algorithms) do
@@ -78,7 +78,7 @@ function Constraints:refund_last(states, at, cost, receipts, shift, skew)
     return self:refund(last, at, cost, receipts, shift, skew)
 end
 
--- One unit back to each of these departures, which ascend.
+-- Gives one unit back to each of these departures, which ascend.
 function Constraints:refund_many(states, at, dues, aligned, civil, shift, skew)
     local after = {}
     for index, algorithm in ipairs(self.algorithms) do
@@ -100,8 +100,8 @@ function Constraints:refund_many(states, at, dues, aligned, civil, shift, skew)
     return after
 end
 
--- How far time was ahead when this departure was charged, of aligned limits and civil time; nil where a
--- receipt says more than when that was.
+-- How far time was ahead when this departure was charged, for aligned limits and civil time; nil if a receipt
+-- contains more than its instant.
 function Constraints:offsets(due, receipts)
     local aligned, civil = 0, 0
     for index, algorithm in ipairs(self.algorithms) do
@@ -117,7 +117,7 @@ function Constraints:offsets(due, receipts)
     return aligned, civil
 end
 
--- Whether these receipts give back what the ones with such offsets would.
+-- Whether these receipts are equivalent to those with such offsets.
 function Constraints:are_alike(due, receipts, aligned, civil)
     for index, algorithm in ipairs(self.algorithms) do
         local charged_at = due + self:offset(index, aligned, civil)
@@ -159,7 +159,7 @@ function Constraints:each(operation, states, at, cost, receipts, shift, skew)
     return after
 end
 
--- How far an algorithm's receipts were ahead of the queue's time.
+-- How far an algorithm's receipts are ahead of the queue's time.
 function Constraints:offset(index, aligned, civil)
     if self.aligned[index] then return aligned end
     return self.civil[index] and civil or 0

@@ -1,4 +1,4 @@
-"""Constraints: further limits that a departure has to meet, charged together or not at all."""
+"""Constraints: further limits on a departure, charged all together or not at all."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Ahead: TypeAlias = tuple[int, int]
 
 
 _ROLLING = {SlidingWindowLog.kind, SlidingWindow.kind}
-"""Windows that go over into each other when a rate changes that is kept in the one or the other."""
+"""The windows that can adopt each other's states, when a changed rate is kept in the other one."""
 
 
 class Constraints(Value):
-    """Algorithms in a row; their states are a tuple in the same order."""
+    """A sequence of algorithms; their states are a tuple in the same order."""
 
     fields = ("algorithms",)
     __slots__ = (*fields, "civil", "cold")
@@ -61,7 +61,7 @@ class Constraints(Value):
         return min([otherwise, *(algorithm.max_cost for algorithm in self.algorithms)])
 
     def departure(self, states: States, at: int, cost: int, ahead: Ahead) -> tuple[int, Decision | None]:
-        """The first instant from `at` on that all admit; with what a spent budget says, if one moved it."""
+        """The first instant from `at` on that all admit; the decision of a spent budget, if one moved it."""
         due = at
         told: Decision | None = None
         while True:
@@ -93,7 +93,7 @@ class Constraints(Value):
         )
 
     def refund(self, states: States, at: int, cost: int, receipts: Receipts, ahead: Ahead) -> States:
-        """The states after `cost` was given back to the charges with these receipts."""
+        """The states after `cost` is given back to the charges with these receipts."""
         if cost == 0 or not receipts:
             return states
         after = []
@@ -103,7 +103,7 @@ class Constraints(Value):
         return tuple(after)
 
     def refund_last(self, states: States, at: int, cost: int, receipts: Receipts, ahead: Ahead) -> States:
-        """`refund`, where all later charges were given back before."""
+        """`refund`, if all later charges were given back before."""
         last = []
         for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
             last.append(algorithm.cut(before, at + _timeline(algorithm, ahead)[0], receipt))
@@ -112,7 +112,7 @@ class Constraints(Value):
     def refund_many(
         self, states: States, at: int, dues: Sequence[int], offsets: Sequence[int], ahead: Ahead
     ) -> States:
-        """The states after one unit was given back to each of these departures, which ascend."""
+        """The states after one unit is given back to each of these departures, which ascend."""
         after = []
         for algorithm, before in zip(self.algorithms, states, strict=True):
             real, skew = _timeline(algorithm, ahead)
@@ -127,7 +127,7 @@ class Constraints(Value):
     def offsets(self, due: int, receipts: Receipts) -> tuple[int, int] | None:
         """How far time was ahead when this departure was charged: that of aligned limits, and civil time.
 
-        None where a receipt says more than when that was.
+        None if a receipt contains more than its instant.
         """
         ahead = [0, 0]
         for algorithm, receipt in zip(self.algorithms, receipts, strict=True):
@@ -139,7 +139,7 @@ class Constraints(Value):
         return (aligned, civil) if self.are_alike(due, receipts, (aligned, civil)) else None
 
     def are_alike(self, due: int, receipts: Receipts, offsets: Sequence[int]) -> bool:
-        """Whether these receipts give back what the ones with such offsets would."""
+        """Whether these receipts are equivalent to those with such offsets."""
         return all(
             isinstance(receipt, int)
             and algorithm.together(receipt) == algorithm.together(due + _offset(algorithm, offsets))
@@ -151,7 +151,7 @@ class Constraints(Value):
         return tuple([due + _offset(algorithm, offsets) for algorithm in self.algorithms])
 
     def debit(self, states: States, at: int, cost: int, receipts: Receipts, ahead: Ahead) -> States:
-        """The states after `cost` more was charged without asking."""
+        """The states after `cost` more is charged without asking."""
         after = []
         for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
             real, skew = _timeline(algorithm, ahead)
@@ -159,7 +159,7 @@ class Constraints(Value):
         return tuple(after)
 
     def full_at(self, states: States, at: int, ahead: Ahead) -> int:
-        """When all states are as good as cold."""
+        """When all states are equivalent to cold ones."""
         latest = at
         for algorithm, before in zip(self.algorithms, states, strict=True):
             real, skew = _timeline(algorithm, ahead)
@@ -167,34 +167,34 @@ class Constraints(Value):
         return latest
 
     def inspect(self, states: Any) -> None:
-        """Look at states that were read: a misfit where an algorithm cannot have written its own."""
+        """Check states that were read; raise if an algorithm cannot have written its own."""
         each(self.algorithms, "inspect", states)
 
     def twins(self, instants: Sequence[int]) -> list[Any]:
-        """What the Lua twins of the algorithms are made of."""
+        """What the Lua twins of the algorithms are constructed from."""
         return [
             [algorithm.twin(instants), algorithm.aligned, algorithm.kind, algorithm.civil]
             for algorithm in self.algorithms
         ]
 
     def states_sent(self, states: States) -> list[Any]:
-        """States as the twins have them."""
+        """The states in the form of the twins."""
         return each(self.algorithms, "state_sent", states)
 
     def states_received(self, sent: Sequence[Any]) -> States:
-        """States that the twins sent."""
+        """The states from the twins."""
         return tuple(each(self.algorithms, "state_received", sent))
 
     def receipts_sent(self, receipts: Receipts) -> list[Any]:
-        """Receipts as the twins have them; none where nothing was charged."""
+        """The receipts in the form of the twins; empty if nothing was charged."""
         return each(self.algorithms, "receipt_sent", receipts) if receipts else []
 
     def receipts_received(self, sent: Sequence[Any]) -> Receipts:
-        """Receipts that the twins sent."""
+        """The receipts from the twins."""
         return tuple(each(self.algorithms, "receipt_received", sent)) if sent else ()
 
     def adopt(self, states: States, writer: Constraints, at: int, ahead: Ahead) -> States:
-        """States that other constraints left: those of the same place and kind go on."""
+        """Adopt the states of other constraints: those at the same position and of the same kind continue."""
         written = [*zip(writer.algorithms, states, strict=True)]
         kept: list[Any] = []
         for index, algorithm in enumerate(self.algorithms):
@@ -211,26 +211,26 @@ class Constraints(Value):
 def _timeline(algorithm: Algorithm[Any], ahead: Ahead) -> tuple[int, int]:
     """How far an algorithm's time is ahead of the queue's, and civil time of the algorithm's.
 
-    A server's windows do not stand still while we are held, so what is aligned to them runs on real time.
+    A hold does not stop the server's windows, so aligned limits run on real time.
     """
     shift, skew = ahead
     return (shift, skew) if algorithm.aligned else (0, shift + skew)
 
 
 def _offset(algorithm: Algorithm[Any], offsets: Sequence[int]) -> int:
-    """How far the algorithm's receipts were ahead of the queue's time."""
+    """How far the algorithm's receipts are ahead of the queue's time."""
     return offsets[0] if algorithm.aligned else offsets[1] if algorithm.civil else 0
 
 
 def unpaced(rate: Rate, part: Fraction) -> Algorithm[Any]:
-    """A part of a rate that is not paced: any window of its period, or a meter where it names a burst."""
+    """The limit for a part of an unpaced rate: a rolling window, or a meter if the rate has a burst."""
     if rate.burst is not None:
         return GCRA(slowed(rate, part), rate.burst)
     return rolling_window(max(1, int(rate.limit * part)), timedelta(microseconds=rate.period_us))
 
 
 def part_below(headroom: object) -> Fraction:
-    """The part of a rate that a headroom leaves."""
+    """The part of a rate that remains below a headroom."""
     exact = exactly(headroom)
     if exact is None or not 0 <= exact < 1 or (exact := exact.limit_denominator(1_000_000)) == 1:
         raise ConfigError(
@@ -240,7 +240,7 @@ def part_below(headroom: object) -> Fraction:
 
 
 def burst_of(paced: Rate | None, burst: int | None, most: int) -> int:
-    """How many may leave at once: told in the rate or beside it; one if not told."""
+    """How many calls may leave at once: from the rate or the argument; 1 by default."""
     told = None if paced is None else paced.burst
     if burst is None:
         return 1 if told is None else whole("burst", told, most=most)

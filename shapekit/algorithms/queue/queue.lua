@@ -2,9 +2,9 @@
 -- The twin of queue.py: same names, same steps.
 --
 -- A line is {tail, tail_rest, newest, generation, number, until, shift, book, parts}; its book is empty, or
--- {what is free, other places, rows, floor, words, mark} (see slots.lua). A grant comes as
--- {generation, number, due, cost, start, start_rest, end, end_rest, the tail, its rest and the newest
--- departure before it, receipts}.
+-- {what is free, other places, rows, floor, words, mark} (see slots.lua). A grant arrives as {generation,
+-- number, due, cost, start, start_rest, end, end_rest, the tail, its rest and the newest departure before it,
+-- receipts}.
 
 local LeakyQueue = {}
 LeakyQueue.__index = LeakyQueue
@@ -18,7 +18,7 @@ local UNKNOWN = -1
 local LONGEST = 2^51
 local END = 2^52
 
--- A book with nothing in it yet.
+-- The book of a line, or an empty one.
 local function opened(book)
     if #book > 0 then return book end
     return {"", {}, "", -1, "", 0}
@@ -29,7 +29,7 @@ local function marked(book)
     return book[6] or 0
 end
 
--- Whether a key is held, or a part of it.
+-- Whether a key, or a part of it, is held.
 local function held_at(line, now)
     return math.max(line[6], marked(line[8])) > now and 1 or 0
 end
@@ -38,8 +38,8 @@ local function has_free(book)
     return #book > 0 and (book[1] ~= "" or #book[2] > 0)
 end
 
--- spec: its name, burst, q, T as {whole, rest}, whether it paces, the largest cost, and of each
--- constraint its spec, whether it is aligned, and its kind.
+-- spec: its name, burst, q, T as {whole, rest}, whether it paces, the largest cost, and for each constraint
+-- its spec, whether it is aligned, and its kind.
 function LeakyQueue.new(spec)
     local q = whole("q", spec[3], 1, 2^26)
     local p, p_rest = whole("interval", spec[4][1], 0, LONGEST), whole("interval", spec[4][2], 0, q - 1)
@@ -57,7 +57,7 @@ function LeakyQueue.new(spec)
     return self
 end
 
--- A queue that only paces, was never held and was given nothing back: five numbers say it all.
+-- For a queue that only paces, was never held and got nothing back, five numbers are enough.
 function LeakyQueue:freeze(s)
     local tail, rest, newest, generation, number, till, shift, book, parts = unpack(s)
     if till == 0 and shift == 0 and #book == 0 and #parts == 0 then
@@ -81,9 +81,10 @@ function LeakyQueue:check_book(book)
     Gone.check(book)
 end
 
--- An admitted call is answered with {wait, due, shift, held, cost, generation, number, start, start_rest,
--- the tail, its rest and the newest departure before it}; under constraints also with their receipts, in a
--- hole with its end and its rest too. A refused one with {wait, now, held, cost, decision}.
+-- The answer to an admitted call is {wait, due, shift, held, cost, generation, number, start, start_rest, the
+-- tail, its rest and the newest departure before it}; under constraints also their receipts, and in a place
+-- that was given back also its end and the rest of that. The answer to a refused call is {wait, now, held,
+-- cost, decision}.
 function LeakyQueue:reserve(s, now, skew, cost, max_wait, nonce)
     whole("cost", cost, 1, self.max_cost)
     if max_wait then whole("max_wait", max_wait, 0, LONGEST) end
@@ -135,7 +136,7 @@ function LeakyQueue:cancel(s, now, skew, grant)
     book = opened(book)
     if due < at or Gone.is_gone(book, own, due) then return s, 0, 0, false end
     book = Gone.with_slot(book, own, due, at)
-    -- Whose settlement was not heard has no place any more.
+    -- A grant whose settlement was not heard of has no place any more.
     local at_the_end = last == tail and last_rest == tail_rest and less(start, start_rest, last, last_rest)
     local in_the_middle = less(start, start_rest, last, last_rest) and less(last, last_rest, tail, tail_rest)
     if #parts == 0 then
@@ -159,7 +160,7 @@ function LeakyQueue:cancel(s, now, skew, grant)
     else
         parts = self.constraints:refund(parts, at, cost, receipts, shift, skew)
         if at_the_end then
-            -- The tail retracts, over the free places that now end it too.
+            -- The tail retracts, also over free places that now end it.
             book, tail, tail_rest, newest, parts =
                 self.places:retracted(book, back, back_rest, before, parts, at, shift, skew)
         end
@@ -179,7 +180,7 @@ function LeakyQueue:settle(s, now, skew, grant, actual, nonce)
     local is_own = generation == grant[1]
     local follows, cost = grant[2], grant[4]
     if not is_own or Gone.is_gone(book, follows, grant[3]) then
-        -- Said again, unless the key is another by now: then it may be said for the first time.
+        -- A repetition; but after a reset of the key it may be the first time.
         local number_since, cost_since = Gone.last_word(book, grant[1], follows, nonce)
         if number_since then follows, cost = number_since, cost_since end
         local is_over = is_own and (not number_since or Gone.is_gone(book, follows, grant[3]))
@@ -188,7 +189,7 @@ function LeakyQueue:settle(s, now, skew, grant, actual, nonce)
     local extra = actual - cost
     if extra == 0 or (extra < 0 and not is_own) then return s, extra == 0 and follows or 0, 0, false end
     if extra > 0 then
-        -- What was used was used, whether or not the key is still the same.
+        -- Used units stay used, whether or not the key was reset.
         parts = self.constraints:debit(parts, at, extra, grant[12], shift, skew)
         if self.paced then
             local owed, owed_rest = later(tail, tail_rest, at, 0)
@@ -215,7 +216,7 @@ function LeakyQueue:settle(s, now, skew, grant, actual, nonce)
     return after, follows, self:life(after, now, skew), true
 end
 
--- Where a grant ends once it costs `actual`; never later, for what it costs more stands elsewhere.
+-- Where a grant ends once it costs `actual`; never later, because extra cost is charged elsewhere.
 function LeakyQueue:end_of(grant, actual)
     if not self.paced then return grant[7], grant[8] end
     local width, width_rest = self:width(actual)
@@ -230,7 +231,7 @@ function LeakyQueue:hold(s, now, skew, length, nonce)
     local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(line)
     local ends = now + length
     if ends <= till then return s, till - now, 0, false end
-    -- What an idle queue could have sent at once it may not send when the hold ends.
+    -- What an idle queue could have sent at once, it may not send when the hold ends.
     local idle, idle_rest = self:spread(self.burst - 1)
     idle = idle + math.max(now, till) - shift
     tail, tail_rest = later(tail, tail_rest, idle, idle_rest)
@@ -260,9 +261,9 @@ function LeakyQueue:mark(s, now, skew, length, nonce)
     return after, length, self:life(after, now, skew), true
 end
 
--- asked: of each who asks {cost, max_wait, nonce}. further: {how many, their span, a nonce}. The answer is
--- how the key stands, {generation, shift, until, now}, the latest number, and the answers; of an admitted call
--- without what is said by then: {wait, due, cost, start, start_rest, …}.
+-- asked: {cost, max_wait, nonce} of each call. further: {how many, their span, a nonce}. The answer is the
+-- state of the key, {generation, shift, until, now, mark}, the latest number, and the answers; that to an
+-- admitted call without what the caller can tell from these: {wait, due, cost, start, start_rest, …}.
 function LeakyQueue:reserve_many(s, now, skew, asked, further)
     if type(asked) ~= "table" or type(further) ~= "table" then error("shapekit: slots for nobody", 0) end
     local most, span = whole("most", further[1], 0, 1e12), whole("span", further[2], 0, LONGEST)
@@ -341,7 +342,7 @@ function LeakyQueue:refused(spent, line, now, wait, cost, max_wait)
     return {wait, now, held_at(line, now), cost, told}
 end
 
--- Without the places that time has passed; what they were charged is given back.
+-- The line without places that have passed; their charges are given back.
 function LeakyQueue:swept(line, at, skew)
     local book, parts = line[8], line[9]
     if not has_free(book) then return line end
@@ -353,7 +354,7 @@ function LeakyQueue:swept(line, at, skew)
     return {line[1], line[2], line[3], line[4], line[5], line[6], line[7], book, parts}
 end
 
--- Gives a newcomer what somebody has left who has gone; nothing if nothing suits.
+-- Gives a newcomer a place that was given back; nil if none suits.
 function LeakyQueue:moved_in(line, now, skew, at, cost, max_wait)
     local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(line)
     local q = self.q
@@ -371,7 +372,7 @@ function LeakyQueue:moved_in(line, now, skew, at, cost, max_wait)
             back, back_rest, before, receipts, last, last_rest}
     else
         local width, width_rest = self:width(cost)
-        -- What begins in this very microsecond has not passed.
+        -- A gap that begins in this very microsecond has not passed.
         local soonest, soonest_rest = at - 1, 1
         if q == 1 then soonest, soonest_rest = at, 0 end
         local index, start, start_rest = Gaps.room(book[1], soonest, soonest_rest, width, width_rest, q)

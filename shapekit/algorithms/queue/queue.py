@@ -1,25 +1,25 @@
-"""LeakyQueue: the leaky bucket that delays. Asked "when?", it commits a departure.
+"""LeakyQueue: the leaky bucket as a queue. Asked when a call may leave, it commits a departure.
 
-A paced queue is a grid. A call of cost c occupies c intervals T of it, one call after the other, and
-leaves at the start of what it occupies, or up to `burst - c` intervals earlier. So for any two calls
-`t_j - t_i >= (cost(i..j) - max(burst, cost_j)) * T`, to the microsecond that instants are rounded up
-to, and a queue that never runs dry keeps the rate exactly, however long it is. Other limits
-(constraints) may move the departure; all of them are decided at that instant, and committed together.
+A paced queue is a grid. A call of cost c occupies c intervals T of it, one call after the other, and leaves
+at the start of what it occupies, or up to `burst - c` intervals earlier. So for any two calls `t_j - t_i >=
+(cost(i..j) - max(burst, cost_j)) * T`, except that instants are rounded up to the microsecond, and a queue
+that never runs dry keeps the rate exactly, however long it is. Other limits (constraints) may move the
+departure; all of them are decided at that instant and committed together.
 
-Everything here happens on the queue's own time, which stands still while the queue is held: `time =
-max(now, until) - shift`, where `shift` is all the time it was ever held. A hold thereby delays every
-call that waits, and every limit's memory of past calls, by its own length, in order and without a burst.
+All of this happens on the queue's own time, which stands still while the queue is held: `time = max(now,
+until) - shift`, where `shift` is the total time it was held. So a hold delays every waiting call, and every
+limit's memory of past calls, by its own length, in order and without a burst.
 
-A part of what a key stands for may be held by a key of its own (scopes.py). Then this one is marked: who
-takes a slot meanwhile is told, and looks there before the call leaves.
+A part of a key may be held under a key of its own (scopes.py). The key is then marked: a call that takes a
+slot meanwhile gets to know of the mark, and checks that part before it leaves.
 
-A reservation that is given back at the tail retracts the tail. In the middle it leaves a place for the
-next newcomer: nobody is delayed, nobody moves. Under constraints a place is taken as it is, departure
-and charges included. Without them the grid is all there is, and places that touch become one gap. Every
-reservation has a number, and a slot that was given back or settled has none any more: so whatever is said
-again does nothing (slots.py has all three).
+A reservation that is given back at the tail retracts the tail. In the middle it leaves a place for the next
+newcomer, and no other call moves. Under constraints a place is taken as it is, with its departure and
+charges. Without them there is only the grid, and places that touch become one gap. Every reservation has a
+number, which ends when the slot is given back or settled, so a repeated cancel or settle does nothing
+(slots.py has all three).
 
-Whoever takes ten slots at once has what ten callers would have who come one right after the other.
+Ten slots taken at once are the same as those of ten calls one right after the other.
 """
 
 from __future__ import annotations
@@ -40,31 +40,34 @@ from shapekit.rate import MAX_COUNT, MAX_SPAN_US, Rate, one_of
 
 PACES = ("smooth", "burst")
 _UNPACED = (1, 1024)
-"""The grid of a queue without a paced rate: so fine that it only tells the calls apart."""
+"""The grid of a queue without a paced rate: so fine that it only keeps calls in order."""
 _HOWEVER_LONG_US = 2**64
 _END_US = 2**52
-"""Where a debt is cut: a double has to hold all that is added to it."""
+"""Debts are cut here, so that a double can hold all that is added to them."""
 UNKNOWN = -1
 
 Book: TypeAlias = tuple[()] | tuple[Any, slots.Gone, int]
-"""What is free (gaps, or places under constraints), who is gone, and until when a part of the key is held;
-empty where nothing ever was."""
+"""What is free (gaps, or places under constraints), what is gone, and until when a part of the key is held;
+empty for a key on which none of this has happened.
+"""
 Line: TypeAlias = tuple[int, int, int, int, int, int, Book, States]
 """tail (in 1/q µs), newest departure, generation, the number of the latest slot, held until, shift, what was
-given back, constraints."""
+given back, constraints.
+"""
 Further: TypeAlias = tuple[int, int, int]
-"""How many slots beyond those asked for, how much later than the first of them the last may depart, and a
-nonce as in Asked."""
+"""How many slots in addition to those asked for, how much later than the first of them the last one may
+depart, and a nonce as in Asked.
+"""
 Confirmed: TypeAlias = tuple[int, int, int, int, int]
-"""How a key stands, as `confirm` says it."""
+"""The state of a key: generation, shift, end of the hold, the time, end of the mark."""
 
 
 class LeakyQueue(WiredQueue):
-    """What one shaper promises: rates, a burst, a pace, and further constraints."""
+    """The promises of one shaper: rates, a burst, a pace, and further constraints."""
 
     kind: ClassVar[str] = "leaky_queue"
     adapts: ClassVar[bool] = False
-    """Whether the rate is found, and not given."""
+    """Whether the rate is adaptive."""
 
     fields: ClassVar[tuple[str, ...]] = ("rates", "burst", "pace", "gates", "headroom")
     __slots__ = (*fields, "constraints", "civil", "max_cost", "places", "_p", "q", "_paced")
@@ -120,7 +123,8 @@ class LeakyQueue(WiredQueue):
     ) -> tuple[Line | None, Granted, int, bool]:
         """Take the earliest departure that is at most `max_wait` away, or refuse and change nothing.
 
-        Without a `max_wait` an exhausted quota refuses; with one, it is waited for like anything.
+        Without a `max_wait`, an exhausted quota refuses the call; with one, the call waits for it as for any
+        limit.
         """
         cost, max_wait, nonce = asked
         line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
@@ -141,7 +145,7 @@ class LeakyQueue(WiredQueue):
         width = self._p * cost
         time = at if q == 1 else at * q
         if tail <= time and not parts and not held:
-            # Nobody waits: written out, for this is the path of every call that leaves at once.
+            # No call waits. Inline: this is the hot path of every call that leaves at once.
             after = time + width
             return (
                 (after, at, generation, number, until, shift, book, parts),
@@ -167,10 +171,10 @@ class LeakyQueue(WiredQueue):
         )
 
     def confirm(self, state: Line | None, now: int, skew: int = 0) -> Confirmed:
-        """How the key stands: its generation, shift, until when it is held, what time it is, and its mark.
+        """The state of the key: its generation, shift, end of the hold, the time, end of the mark.
 
-        Whoever has a grant of that generation departs at `max(due + shift, until)`. A cold key has
-        none, UNKNOWN: what was promised then still stands, and nothing else.
+        A grant of that generation departs at `max(due + shift, until)`. A cold key has the generation
+        UNKNOWN: a slot promised before is then kept as it is.
         """
         if state is None:
             return UNKNOWN, 0, 0, now, 0
@@ -179,7 +183,7 @@ class LeakyQueue(WiredQueue):
     def cancel(
         self, state: Line | None, now: int, grant: Grant, skew: int = 0
     ) -> tuple[Line | None, bool, int, bool]:
-        """Give back a place that has not been used; late or again, this does nothing."""
+        """Give back a place that was not used; too late or again, this does nothing."""
         line = None if state is None else self._swept(state, max(now, state[4]) - state[5], skew)
         if line is None or line[2] != grant.generation or not grant.cost:
             return state, False, 0, False
@@ -189,7 +193,7 @@ class LeakyQueue(WiredQueue):
         left, ahead = slots.with_slot(before, grant.version, grant.due_us, at), (shift, skew)
         if grant.due_us < at or left is None:
             return state, False, 0, False
-        stands = grant.start < grant.end <= tail  # Whose settlement was not heard has no place any more.
+        stands = grant.start < grant.end <= tail  # A missed settlement leaves none.
         if not parts:
             if stands and grant.end < tail:
                 free = slots.gaps_given_back(free, grant.start, grant.end)
@@ -201,7 +205,7 @@ class LeakyQueue(WiredQueue):
         else:
             parts = self.constraints.refund(parts, at, grant.cost, grant.receipts, ahead)
             if stands and grant.end == tail:
-                # The tail retracts, over the free places that now end it too.
+                # The tail retracts, also over free places that now end it.
                 free, (tail, newest), parts = self.places.retracted(free, grant.undo, parts, at, ahead)
         after = (tail, newest, generation, number, until, shift, (free, left, mark), parts)
         return after, True, self._life(after, now, skew), True
@@ -209,9 +213,9 @@ class LeakyQueue(WiredQueue):
     def settle(
         self, state: Line | None, now: int, asked: tuple[Grant, int, int], skew: int = 0
     ) -> tuple[Line | None, int, int, bool]:
-        """Make a call cost what it turned out to cost: charge the difference, or give it back.
+        """Correct the cost of a call to what it turned out to be: charge the difference, or give it back.
 
-        Returns the number that the slot goes on with, for what is said of it next; 0 if nothing can be done.
+        Returns the slot's new number, for later operations on it; 0 if nothing can be done.
         """
         grant, actual, nonce = asked
         line: Line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
@@ -221,7 +225,7 @@ class LeakyQueue(WiredQueue):
         is_own = generation == grant.generation
         follows, cost = grant.version, grant.cost
         if not is_own or slots.is_gone(left, follows, grant.due_us):
-            # Said again, unless the key is another by now: then it may be said for the first time.
+            # A repetition; but after a reset of the key it may be the first time.
             word = slots.last_word(left, grant.generation, follows, nonce)
             if word is not None:
                 follows, cost = word
@@ -232,7 +236,7 @@ class LeakyQueue(WiredQueue):
         if extra == 0 or (extra < 0 and not is_own):
             return state, 0 if extra else follows, 0, False
         if extra > 0:
-            # What was used was used, whether or not the key is still the same.
+            # Used units stay used, whether or not the key was reset.
             parts = self.constraints.debit(parts, at, extra, grant.receipts, (shift, skew))
             if self._paced:
                 owed = max(tail, at * self.q) + self._p * extra
@@ -250,18 +254,18 @@ class LeakyQueue(WiredQueue):
         return after, follows, self._life(after, now, skew), True
 
     def end_of(self, grant: Grant, actual: int) -> int:
-        """Where a grant ends once it costs `actual`; never later, for what it costs more stands elsewhere."""
+        """Where a grant ends once it costs `actual`; never later, because extra cost is charged elsewhere."""
         return min(grant.end, grant.start + self._p * actual) if self._paced else grant.end
 
-    # several at once: each is decided by the very operation that decides one, in order, at one instant
+    # several at once: each is decided by the operation that decides a single one, in order, at one instant
 
     def reserve_many(
         self, state: Any, now: int, asked: Sequence[Asked], further: Further, skew: int = 0
     ) -> tuple[Any, tuple[Confirmed, tuple[Grant, ...]], int, bool]:
-        """A slot or a refusal for each who asks, in order, and then further slots of cost 1.
+        """A slot or a refusal for each call, in order, and then further slots of cost 1.
 
-        The further slots end where one is refused, or would depart more than their span after the first.
-        The answer begins with how the key stands after that.
+        The further slots end where one is refused, or would depart more than their span after the first. The
+        answer begins with the state of the key after that.
         """
         most, span, nonce = further
         answers: list[Grant] = []
@@ -285,10 +289,10 @@ class LeakyQueue(WiredQueue):
     def cancel_many(
         self, state: Any, now: int, grants: Sequence[Grant], skew: int = 0
     ) -> tuple[Any, int, int, bool]:
-        """Give back slots that nobody uses, from the last to the first, so that the tail retracts over them.
+        """Give back unused slots, from the last to the first, so that the tail retracts over them.
 
-        One whose instant has passed leaves its place unused, but has cost nothing. Returns how many there
-        were to give back.
+        A slot that has passed keeps its place but is settled at a cost of 0. Returns how many were given
+        back.
         """
         count, life, persists = 0, 0, False
         for grant in reversed(grants):
@@ -302,20 +306,20 @@ class LeakyQueue(WiredQueue):
         return state, count, life, persists
 
     def slots(self, span: int) -> int:
-        """How many slots of cost 1 leave in a span of a line that nothing but the pace holds up."""
+        """How many slots of cost 1 leave in a span that only the pace limits."""
         return span * self.q // self._p
 
     def leaves_by(self, grant: Grant) -> int:
-        """Until when, on the queue's own time, a slot may leave late without anybody being too close to it.
+        """Until when, on the queue's own time, a slot may still be used without coming too close to the next.
 
-        With a burst a call leaves before its place on the grid begins; whoever leaves when it begins has
-        only not used the burst. Under constraints a departure is charged where it is.
+        With a burst, a call leaves before its place on the grid begins; one that leaves when it begins merely
+        has not used the burst. Under constraints, a departure is charged exactly where it is.
         """
         due = grant.due_us
         return due if self.constraints or not self._paced else max(due, grant.start // self.q)
 
     def many_received(self, sent: Any) -> tuple[Confirmed, tuple[Grant, ...]]:
-        """The twin's answer to `reserve_many`, which says once what all slots have in common."""
+        """The answer to `reserve_many` from the twin, which sends what all slots have in common once."""
         (generation, shift, until, now, mark), latest, answers = sent
         common = (shift, int(max(until, mark) > now))
         number = latest - sum([len(answer) != REFUSED for answer in answers])
@@ -332,13 +336,13 @@ class LeakyQueue(WiredQueue):
     def hold(
         self, state: Line | None, now: int, length: int, nonce: int, skew: int = 0
     ) -> tuple[Line, int, int, bool]:
-        """Nobody leaves before `now + length`; a longer hold in place stays. Returns its length from now."""
+        """Hold departures until `now + length`; a longer hold stays. Returns the hold's length from now."""
         line: Line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
         tail, newest, generation, number, until, shift, book, parts = line
         end = now + length
         if end <= until:
             return line, until - now, 0, False
-        # What an idle queue could have sent at once it may not send when the hold ends.
+        # What an idle queue could have sent at once, it may not send when the hold ends.
         idle = (max(now, until) - shift) * self.q + self._p * (self.burst - 1)
         shift += end - max(now, until)
         held = (max(tail, idle), newest, generation, number, end, shift, book, parts)
@@ -347,7 +351,7 @@ class LeakyQueue(WiredQueue):
     def resume(
         self, state: Line | None, now: int, notice: int, skew: int = 0
     ) -> tuple[Line | None, int, int, bool]:
-        """End a hold `notice` from now, if it would last longer. Returns its length from now."""
+        """End a hold `notice` from now, if it would last longer. Returns the hold's length from now."""
         if state is None or state[4] <= now + notice:
             return state, 0 if state is None else max(0, state[4] - now), 0, False
         tail, newest, generation, number, until, shift, book, parts = state
@@ -358,7 +362,7 @@ class LeakyQueue(WiredQueue):
     def mark(
         self, state: Line | None, now: int, length: int, nonce: int, skew: int = 0
     ) -> tuple[Line, int, int, bool]:
-        """A part of the key is held for so long; a longer mark stays. Returns its length from now."""
+        """Mark the key because a part of it is held; a longer mark stays. Returns the mark's length."""
         line: Line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
         mark = marked(line[6])
         if now + length <= mark:
@@ -369,7 +373,7 @@ class LeakyQueue(WiredQueue):
     # looking
 
     def outlook(self, state: Line | None, now: int, calls: int, cost: int, skew: int) -> tuple[int, int]:
-        """How long until the first and the last of `calls` more calls would have left."""
+        """How long until the first and the last of `calls` more calls would leave."""
         waits: list[int] = []
         after = state
         before = -1
@@ -385,7 +389,7 @@ class LeakyQueue(WiredQueue):
         return waits[0], max(waits)
 
     def decision(self, granted: Granted) -> Decision:
-        """An answer to a reservation in the words of a gate: what is used and left of the burst."""
+        """The answer to a reservation as a gate's Decision: what is used and left of the burst."""
         _, wait, departs_at, _, refusal, _, _, _, _, after, due, _, _ = granted
         if refusal is not None:
             return refusal
@@ -396,7 +400,7 @@ class LeakyQueue(WiredQueue):
         return Decision(True, self.burst, current, max(0, self.burst - current), full, 0, delay_us=wait)
 
     def adopt(self, state: Line, writer: Any, now: int, skew: int = 0) -> Line:
-        """A line that a queue with other numbers left: its tail, hold and mark go on, its grants are void."""
+        """Adopt a line with other numbers: its tail, hold and mark continue, its grants become void."""
         tail, newest, generation, _, until, shift, book, parts = state
         position = -(-tail * self.q // writer.q)
         at = max(now, until) - shift
@@ -408,7 +412,7 @@ class LeakyQueue(WiredQueue):
     def _reserve_marked(
         self, line: Line, now: int, asked: Asked, skew: int
     ) -> tuple[Line | None, Granted, int, bool]:
-        """`reserve`, of which the caller is told that it has to look further, and which keeps the mark."""
+        """`reserve` on a marked key: keeps the mark, and tells the caller to check further."""
         mark = marked(line[6])
         after, granted, life, is_taken = self.reserve(_remarked(line, now), now, asked, skew)
         told = Grant(*granted)._replace(held=True)
@@ -419,7 +423,7 @@ class LeakyQueue(WiredQueue):
     def _reserve_under(
         self, line: Line, now: int, asked: Asked, skew: int, on_grid: int
     ) -> tuple[Line, Granted, int, bool]:
-        """`reserve`, where constraints may move the departure from where the grid has it."""
+        """`reserve` under constraints, which may move the departure off the grid."""
         cost, max_wait, _ = asked
         tail, newest, generation, number, until, shift, book, parts = line
         held = until > now
@@ -454,7 +458,7 @@ class LeakyQueue(WiredQueue):
         return Grant.refused(wait, now, held=until > now, told=told, cost=cost)
 
     def _swept(self, line: Line, at: int, skew: int) -> Line:
-        """Without the places that time has passed; what they were charged is given back."""
+        """The line without places that have passed; their charges are given back."""
         tail, newest, generation, number, until, shift, book, parts = line
         if not book or not any(book[0]):
             return line
@@ -468,7 +472,7 @@ class LeakyQueue(WiredQueue):
     def _moved_in(
         self, line: Line, now: int, asked: Asked, skew: int
     ) -> tuple[Line, Granted, int, bool] | None:
-        """Give a newcomer what somebody has left who has gone; None if nothing suits."""
+        """Give a newcomer a place that was given back; None if none suits."""
         cost, max_wait, _ = asked
         tail, newest, generation, number, until, shift, book, parts = line
         p, q = self._p, self.q
@@ -481,7 +485,7 @@ class LeakyQueue(WiredQueue):
             free, (start, end, due, units, undo, receipts) = given
             parts = self.constraints.refund(parts, at, units - cost, receipts, (shift, skew))
         else:
-            # What begins in this very microsecond has not passed.
+            # A gap that begins in this very microsecond has not passed.
             found = slots.gaps_room(free, (at - 1) * q + 1, p * cost)
             if found is None:
                 return None
@@ -520,7 +524,7 @@ def _remarked(line: Line, mark: int) -> Line:
 
 
 def unused(book: Book, parts: States) -> Book:
-    """A book of which the mark alone goes on."""
+    """A book that keeps only the mark."""
     return (*_opened((), parts)[:2], book[2]) if book and book[2] else ()
 
 
@@ -531,12 +535,12 @@ def refused(program: LeakyQueue, cost: int, at: Moment) -> Grant:
 
 
 def _nowhere(granted: Granted) -> Grant:
-    """A grant that nobody took."""
+    """A grant that is recorded nowhere."""
     return Grant(*granted)._replace(generation=NOWHERE)
 
 
 def _locally(granted: Granted, asked: LeakyQueue, local: LeakyQueue) -> Grant:
-    """A local grant for the outside, where its end is read in the units of the queue that was asked."""
+    """Convert a local grant for the caller, with its end in the units of the full queue."""
     grant = Grant(*granted)
     if not grant.accepted:
         return grant
@@ -545,14 +549,14 @@ def _locally(granted: Granted, asked: LeakyQueue, local: LeakyQueue) -> Grant:
 
 
 def _taken_back(grant: Grant) -> Grant:
-    """`_locally`, undone."""
+    """Undo `_locally`."""
     kept: tuple[Any, ...] = grant.receipts
     return grant._replace(generation=-2 - grant.generation, end=kept[0], receipts=kept[1:])
 
 
 def _standing_locally(standing: Confirmed) -> Confirmed:
-    """How a key stands locally, for the outside: it concerns those alone who were given slots there."""
-    # UNKNOWN stays what it is.
+    """Convert the local state of a key for the caller: it applies only to slots granted locally."""
+    # UNKNOWN stays the same.
     return (-2 - standing[0], *standing[1:])
 
 
@@ -567,8 +571,8 @@ class _Reserve(Operation):
         return program.granted_received(sent)
 
     def undone(self, args: tuple[Any, ...], answer: Granted) -> tuple[Undo, ...]:
-        # A slot whose instant has passed, as one for now has by the time anybody hears of it, cannot be
-        # cancelled; but its call never leaves, so it has cost nothing, which changes nothing where it was.
+        # A slot that has passed, as one for now always has by then, cannot be cancelled. But its call never
+        # leaves, so it is settled at 0, which leaves the slot where it was.
         grant, (_, _, nonce) = Grant(*answer), args[0]
         return ((CANCEL, (grant,)), (SETTLE, ((grant, 0, nonce),))) if grant.accepted else ()
 
@@ -666,7 +670,7 @@ class _CancelMany(Operation):
 
     def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
         (grants,) = args
-        # They were taken together, or they would not be given back together.
+        # They were granted on the same side, or they would not be given back together.
         side = side_of(grants[0].generation) if grants else Side.PRIMARY
         return side, ((tuple(map(_taken_back, grants)),) if side is Side.LOCAL else args)
 
@@ -704,7 +708,7 @@ class _Mark(_Hold):
 
 
 class _Look(Operation):
-    """The state itself with its time, for whoever wants to play it on; of permits, too."""
+    """Reads the state itself and its time, for callers that compute with it; permits use it, too."""
 
     name = "look"
     is_read = True
@@ -721,7 +725,7 @@ class _Look(Operation):
         return program.hold(None, at.instant, at.wait_us, 0, at.skew)[0], at.instant, at.skew
 
     def given(self, program: LeakyQueue, part: LeakyQueue, answer: Any) -> Any:
-        """A local line in the units of the queue that was asked."""
+        """A local line in the units of the full queue."""
         state, now, skew = answer
         return None if state is None else program.adopt(state, part, now, skew), now, skew
 

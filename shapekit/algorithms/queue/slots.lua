@@ -1,6 +1,6 @@
 -- needs exact rows queue/constraints
 -- The twin of slots.py: same names, same steps. It works on the book of a line, {rows, other places, …}. A
--- row has {start, start_rest, count, due, the tail, its rest and the newest departure before it, how far time
+-- row is {start, start_rest, count, due, the tail, its rest and the newest departure before it, how far time
 -- was ahead}, the last two of these with 2^52 added. A place is {start, start_rest, end, end_rest, due, cost,
 -- the tail, its rest and the newest departure before it, receipts}.
 
@@ -14,7 +14,7 @@ local floor = math.floor
 local MOST, ROW, PLACE = 65536, 9, 10
 local FAR = 2^52
 
--- The slot and the lead as whole and rest.
+-- The slot and the lead are given as whole and rest.
 function Places.new(constraints, slot, slot_rest, lead, lead_rest, q, paced)
     if not paced then slot, slot_rest = 0, 1 end
     return setmetatable({
@@ -51,7 +51,7 @@ local function without(list, index)
     return kept
 end
 
--- Whether a place begins before another, or there and ends before it.
+-- Whether a place begins before another, or at the same position and ends before it.
 local function precedes(one, other)
     for index = 1, 4 do
         if one[index] ~= other[index] then return one[index] < other[index] end
@@ -59,7 +59,7 @@ local function precedes(one, other)
     return false
 end
 
--- The book with one place more; nil if there are too many.
+-- The book with one more place; nil if there are too many.
 function Places:given_back(book, place)
     local aligned, civil = self:offsets(place)
     if not aligned then
@@ -94,7 +94,7 @@ function Places:given_back(book, place)
     return changed(book, kept, book[2])
 end
 
--- The first place that bears such a cost, and the book without it.
+-- The first place with at least this cost, and the book without it.
 function Places:first(book, cost)
     local rows, singles, found = book[1], book[2], nil
     for index, place in ipairs(singles) do
@@ -115,8 +115,8 @@ function Places:first(book, cost)
     return singles[found], changed(book, rows, without(singles, found))
 end
 
--- Over the places that end the line at this tail: the book, the tail and the newest departure before them,
--- and the limits without what they were charged.
+-- Retracts the tail over the places that end at it: the book, the tail and the newest departure before them,
+-- and the limits without their charges.
 function Places:retracted(book, tail, tail_rest, newest, parts, at, shift, skew)
     local rows, singles = book[1], book[2]
     while true do
@@ -138,7 +138,7 @@ function Places:retracted(book, tail, tail_rest, newest, parts, at, shift, skew)
     end
 end
 
--- Without the places whose instant has passed; what they were charged is given back.
+-- The book without places that have passed; their charges are given back.
 function Places:swept(book, parts, at, shift, skew)
     local rows, singles = book[1], book[2]
     while rows ~= "" do
@@ -163,14 +163,14 @@ function Places:swept(book, parts, at, shift, skew)
     return changed(book, rows, singles), parts
 end
 
--- Numbers, false where there is none, and tables of them.
+-- Refuses all but numbers, false for None, and tables of them.
 local function refuse_text(value)
     local kind = type(value)
     if kind == "string" then damaged() end
     for _, inner in pairs(kind == "table" and value or {}) do refuse_text(inner) end
 end
 
--- Refuses what was read and is no such places, or more than may be.
+-- Refuses places that were read and are malformed or too many.
 function Places:check(book)
     Rows.check(book[1], ROW, MOST)
     if type(book[2]) ~= "table" or #book[2] > MOST then damaged() end
@@ -196,14 +196,14 @@ function Places:start_of(row, index)
     return plus(row[1], row[2], index * self.slot + (carried - rest) / q, rest, q)
 end
 
--- The departure of a slot of the row; that of the one before it for the slot after the last.
+-- The departure of a slot of the row; past the last slot, that of a slot that would follow.
 function Places:due(row, index)
     if not self.paced then return row[4] end
     local start, start_rest = self:start_of(row, index)
     return math.max(row[4], up(minus(start, start_rest, self.lead, self.lead_rest, self.q)))
 end
 
--- Two rows as one, if the first slot of the other follows from the row.
+-- The two rows as one, if the other one continues the row.
 function Places:joined(row, other)
     local count = row[3]
     local start, start_rest = self:start_of(row, count)
@@ -238,7 +238,7 @@ function Places:passed(row, at)
 end
 
 function Places:refunded(parts, row, count, at, shift, skew)
-    -- There are never more; whoever wrote a state that has was no program of this kind.
+    -- A sound state never has more.
     self.left = self.left - count
     if count < 1 or self.left < 0 then damaged() end
     local dues = {}
@@ -327,9 +327,8 @@ end
 
 end
 
--- Gone works on the book of a line, {what is free, other places,
--- rows, floor, words, mark}: of each row {first, last, due}, of each word {generation, number, what followed,
--- cost, nonce}.
+-- Gone works on the book of a line, {what is free, other places, rows, floor, words, mark}: each row is
+-- {first, last, due}, each word {generation, number, what followed, cost, nonce}.
 
 local Gone = {}
 
@@ -362,7 +361,7 @@ function Gone.with_slot(book, number, due, at)
     return {book[1], book[2], rows, floor, book[5], book[6]}
 end
 
--- Where the word of a caller stands; nil if it is not known.
+-- The index of a caller's settlement; nil if it is not known.
 local function place_of(words, generation, number)
     for index = 1, Rows.count(words, WORD) do
         if Rows.at(words, WORD, index, 1) == generation and Rows.at(words, WORD, index, 2) == number then
@@ -405,7 +404,7 @@ function Gone.forgotten(rows, floor, at)
     end
     if #departures < kept then
         if count < MOST_ROWS then return rows, floor end
-        -- Nothing else is left to forget: those who leave next cannot give back any more.
+        -- Nothing else is left to forget: the slots that leave next can no longer be given back.
         departures, kept = {}, MOST_ROWS / 2
         for index = 1, count do departures[index] = all[index] end
     end

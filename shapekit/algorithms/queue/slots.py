@@ -1,21 +1,21 @@
-"""Places: what was given back in the middle of a queue that obeys further limits.
+"""Places: slots given back in the middle of a queue with constraints.
 
-Such a place is taken as it is, departure and charges included, and stays charged until somebody takes it,
-the tail goes back over it, or its instant passes. Most calls cost 1, and all of theirs follows from where
-they stand: they are kept in rows, and rows that touch are one. Every other place is kept by itself.
+A place is taken as it is, with its departure and charges, and stays charged until a call takes it, the tail
+retracts over it, or its instant passes. Most calls cost 1, and everything about their places follows from
+their positions: they are kept in rows, and rows that touch are merged. Every other place is kept by itself.
 
-Gaps: what is free in the middle of a queue that only paces. There one part of the grid is as good as another:
-free stretches that touch are one, and a newcomer takes the beginning of the first that is wide enough.
+Gaps: what is free in the middle of a queue that only paces. All parts of such a grid are equal: gaps that
+touch are merged, and a newcomer takes the beginning of the first one that is wide enough.
 
-Gone: which slots of a line were given back or settled, so that saying it again does nothing more. Every
-reservation has a serial number of its own. Once its slot is given back or settled the number is gone, and a
-grant with that number moves nothing any more. A settled slot goes on under a new number, which the caller
-hears. A caller who did not hear it says its word again with the old one: for the latest settlements the queue
-knows the number that followed, and what the slot costs since. Numbers are exact while their slots wait. Of
-slots that have left, the oldest are forgotten first: then whatever left up to that instant counts as gone, so
-forgetting can refuse a late give-back and never mint.
+Gone: the slots of a line that were given back or settled, so that a repetition does nothing. Every
+reservation has a serial number. Once its slot is given back or settled, the number is gone, and a grant with
+that number has no effect any more. A settled slot gets a new number, which the caller receives. A caller that
+missed the answer repeats the settlement with the old number: for the latest settlements, the queue knows the
+number that followed and the slot's cost since then. Numbers are exact while their slots wait. Of slots that
+have left, the oldest are forgotten first, and then every slot that left up to that instant counts as gone. So
+forgetting may refuse a late give-back but never creates capacity.
 
-Grant: what a queue agreed on with one call, in plain values that another process can carry on.
+Grant: what a queue has agreed on with one call, in plain values that another process can use.
 """
 
 from __future__ import annotations
@@ -29,61 +29,66 @@ from shapekit.algorithms.rows import Pages
 from shapekit.decision import Decision
 
 MOST = 2**16
-"""Rows, other places and gaps that are remembered; beyond it a place is given back at once, and the gap in
-the middle expires unused."""
+"""How many rows, other places and gaps are remembered. Above it, a place is given back at once, and the gap
+in the middle expires unused.
+"""
 _ROW, _SINGLE, _UNDO, _GAP = 7, 6, 2, 2
 
 Row: TypeAlias = tuple[int, int, int, int, int, int, int]
-"""Where it starts, how many slots it has, the departure of the first, the tail and the newest departure
-before that one, and how far time was ahead when they were charged: that of aligned limits, and civil time."""
+"""Start, number of slots, departure of the first; the tail and the newest departure before that one; and how
+far time was ahead when they were charged: that of aligned limits, and civil time.
+"""
 Single: TypeAlias = tuple[int, int, int, int, tuple[int, int], Receipts]
-"""From, to, its departure, its cost, the tail and the newest departure before it, and its receipts."""
+"""Start, end, departure, cost; the tail and the newest departure before it; and its receipts."""
 Free: TypeAlias = tuple[Pages, Pages]
 """Rows, and single places."""
 
 NONE: Free = ((), ())
 
 MOST_LEFT = 256
-"""Rows of slots that have left, which are known apart."""
+"""How many rows of slots that have left are kept apart."""
 MOST_ROWS = 2**16
-"""Rows of slots that wait: no order of giving back makes more of them among twice as many."""
+"""How many rows of waiting slots are kept: no order of giving back makes more among twice as many slots."""
 MOST_SAID = 64
-"""Settlements whose answers may have been lost."""
+"""How many settlements are kept whose answers may have been lost."""
 _GONE, _WORD = 3, 5
 _ONE_PROCESS = 2**32
-"""Nonces that are nearer to each other are of one process, which counts them up."""
+"""Nonces closer than this are from one process, which counts them up."""
 
 Word: TypeAlias = tuple[int, int, int, int, int]
-"""The generation and number that a caller settled by, the number that followed, the cost since, and the nonce
-that came with it."""
+"""A settlement: the generation and number in the caller's grant, the number that followed, the cost since
+then, and the nonce that came with it.
+"""
 Gone: TypeAlias = tuple[Pages, int, tuple[Word, ...]]
-"""Of each row of numbers that are gone the first, the last and the latest departure; the departure up to
-which all slots count as gone; and the latest words."""
+"""The first, the last and the latest departure of each row of numbers that are gone; the departure up to
+which all slots count as gone; and the latest settlements.
+"""
 
 NOTHING_GONE: Gone = ((), -1, ())
 
 
 class Grant(NamedTuple):
-    """The answer to a reservation, and what is needed to confirm, cancel or settle it."""
+    """The answer to a reservation, with all that is needed to confirm, cancel or settle it."""
 
     accepted: bool
     wait_us: int
-    """How long until the departure; if refused, how long it would have been."""
+    """How long until the departure; for a refusal, the wait that was refused."""
     departs_at_us: int
     """The departure, on the store's clock."""
     held: bool
-    """Whether the queue was held when this was decided."""
+    """Whether the key, or a part of it, was held at that time."""
     refusal: Decision | None
-    """Why it was refused; `binding` names a budget that is spent, and nothing where it is the wait alone."""
+    """The decision that refused; `binding` names a spent budget, and is None if only the wait was too long.
+    """
     cost: int
     generation: int
-    """Which life of the key this is; a reset starts another. Negative if nothing was taken at all."""
+    """The life of the key; a reset starts a new one. Negative if the slot is not in the primary store."""
     version: int
-    """Its number on the line: another one after each settlement that was heard."""
+    """The slot's number on the line; it changes with each settlement."""
     start: int
-    """Where on the grid the call stands."""
+    """Where the call begins on the grid."""
     end: int
-    """Where the next call can stand."""
+    """Where the next call can begin."""
     due_us: int
     """The departure, on the queue's own time."""
     undo: tuple[int, int]
@@ -92,31 +97,31 @@ class Grant(NamedTuple):
 
     @classmethod
     def refused(cls, wait_us: int, now: int, *, held: bool, told: Decision, cost: int) -> Grant:
-        """What somebody is told who gets nothing."""
+        """The answer to a call that gets no slot."""
         return cls(False, wait_us, now + wait_us, held, told, cost, 0, 0, 0, 0, 0, (0, 0), ())
 
 
 Granted: TypeAlias = tuple[
     bool, int, int, bool, Decision | None, int, int, int, int, int, int, tuple[int, int], Receipts
 ]
-"""A Grant without its names: what the path of every admitted call returns, for names cost it a tenth."""
+"""A Grant without names, as the hot path returns it: names would cost a tenth."""
 ACCEPTED: Final = 0
 WAIT_US: Final = 1
-"""Where that has what every call looks at."""
+"""The index of the fields that every call reads."""
 
 Asked: TypeAlias = tuple[int, int | None, int]
 """The cost, the longest wait, and a nonce that names the generation if this is the key's first call."""
 
 
 class Given(NamedTuple):
-    """A place for a newcomer, and what is left."""
+    """A place for a newcomer, and the places that are left."""
 
     free: Free
     single: Single
 
 
 class Places(Value):
-    """Where the places of one queue lie: on slots of its grid, each at an instant that follows from it."""
+    """The places of one queue: at slots of its grid, each with a departure that follows from its position."""
 
     __slots__ = fields = ("_constraints", "_lead", "_paced", "_q", "_slot")
 
@@ -130,7 +135,7 @@ class Places(Value):
         self._fill(_constraints=constraints, _lead=lead, _paced=paced, _q=q, _slot=slot if paced else 1)
 
     def given_back(self, free: Free, grant: Grant) -> Free | None:
-        """With one place more; None if there are too many."""
+        """The free places with one more; None if there are too many."""
         rows, singles = free
         place = (grant.start, grant.end, grant.due_us, grant.cost, grant.undo, grant.receipts)
         offsets = self._offsets(place)
@@ -156,7 +161,7 @@ class Places(Value):
         return None if is_full else (kept, singles)
 
     def first(self, free: Free, cost: int) -> Given | None:
-        """The first place that bears such a cost."""
+        """The first place with at least this cost."""
         rows, singles = free
         single: Single | None = next((one for page in singles for one in page if one[3] >= cost), None)
         if cost == 1 and rows and (single is None or rows[0][0][0] < single[0]):
@@ -171,7 +176,7 @@ class Places(Value):
     def retracted(
         self, free: Free, undo: tuple[int, int], parts: States, at: int, ahead: Ahead
     ) -> tuple[Free, tuple[int, int], States]:
-        """Over the places that end the line where `undo` has its tail; with what they were charged."""
+        """Retract the tail over the places that end at it, and give back their charges."""
         rows, singles = free
         while True:
             tail = undo[0]
@@ -187,7 +192,7 @@ class Places(Value):
                 return (rows, singles), undo, parts
 
     def swept(self, free: Free, parts: States, at: int, ahead: Ahead) -> tuple[Free, States]:
-        """Without the places whose instant has passed; what they were charged is given back."""
+        """The places without those that have passed; their charges are given back."""
         rows, singles = free
         while rows and (passed := self._passed(rows[0][0], at)):
             parts = self._refunded(parts, rows[0][0], passed, at, ahead)
@@ -199,7 +204,7 @@ class Places(Value):
         return (rows, singles), parts
 
     def uncharged(self, free: Free, parts: States, at: int, ahead: Ahead) -> States:
-        """The limits as they would be without what is charged for places that nobody has."""
+        """The states of the limits without the charges of free places."""
         rows, singles = free
         for row in reversed(pages.flat(rows)):
             parts = self._refunded(parts, row, row[1], at, ahead)
@@ -208,7 +213,7 @@ class Places(Value):
         return parts
 
     def inspect(self, free: Any) -> None:
-        """Refuse what was read and is no such places, or more than may be."""
+        """Refuse places that were read and are malformed or too many."""
         rows, singles = free
         pages.inspect(rows, _ROW, MOST)
         counts = [row[1] for row in pages.flat(rows)]
@@ -222,20 +227,20 @@ class Places(Value):
     # inside
 
     def _offsets(self, place: Single) -> tuple[int, int] | None:
-        """How far time was ahead when it was charged, if nothing else has to be known of it."""
+        """How far time was ahead when it was charged; None if more than that has to be kept."""
         start, end, due, cost, _, receipts = place
         if cost != 1 or end - start != self._slot:
             return None
         return self._constraints.offsets(due, receipts)
 
     def _due(self, row: Row, index: int) -> int:
-        """The departure of a slot of the row; that of the one before it for the slot after the last."""
+        """The departure of a slot of the row; past the last slot, that of a slot that would follow."""
         if not self._paced:
             return row[2]
         return max(row[2], -((self._lead - row[0] - index * self._slot) // self._q))
 
     def _joined(self, row: Row, other: Row) -> Row | None:
-        """Two rows as one, if the first slot of the other follows from the row."""
+        """The two rows as one, if the other one continues the row."""
         start, count = row[:2]
         follows = (
             start + count * self._slot,
@@ -254,7 +259,7 @@ class Places(Value):
         return (start, row[1] - count, self._due(row, count), start, self._due(row, count - 1), *row[5:])
 
     def _without(self, rows: Pages, count: int) -> Pages:
-        """Without the first slots of the first row."""
+        """The rows without the first slots of the first row."""
         row = rows[0][0]
         if count == row[1]:
             return pages.without_first(rows)
@@ -275,14 +280,14 @@ class Places(Value):
 
 
 def gaps_after(gaps: Pages, time: int) -> Pages:
-    """What has not passed."""
+    """The gaps that have not passed."""
     while gaps and gaps[0][0][1] <= time:
         gaps = pages.without_first(gaps)
     return gaps
 
 
 def gaps_room(gaps: Pages, soonest: int, width: int) -> int | None:
-    """Where in the first that is wide enough a newcomer stands; or None."""
+    """Where a newcomer fits into the first gap that is wide enough; None if there is none."""
     for page in gaps:
         for start, end in page:
             begin = max(start, soonest)
@@ -292,7 +297,7 @@ def gaps_room(gaps: Pages, soonest: int, width: int) -> int | None:
 
 
 def gaps_taken(gaps: Pages, start: int, end: int) -> Pages:
-    """The gaps after somebody has taken one of them from `start` up to `end`."""
+    """The gaps after the part from `start` to `end` was taken."""
     low, high, near, index = pages.around(gaps, start + 1)
     last = near[index - 1][1]
     left = ((end, last),) if end < last else ()
@@ -302,8 +307,8 @@ def gaps_taken(gaps: Pages, start: int, end: int) -> Pages:
 def gaps_given_back(gaps: Pages, start: int, end: int) -> Pages:
     """The gaps with one more stretch.
 
-    Of too many, the one in the middle is forgotten: a newcomer takes the first, and the tail goes back over
-    the last.
+    If there are too many, the one in the middle is forgotten: newcomers take the first, and the tail retracts
+    over the last.
     """
     low, high, near, index = pages.around(gaps, start)
     left = right = index
@@ -320,14 +325,16 @@ def gaps_given_back(gaps: Pages, start: int, end: int) -> Pages:
 
 
 def gaps_retracted(gaps: Pages, start: int) -> tuple[int, Pages]:
-    """Where the tail goes if what begins at `start` goes: over the gap before it too; and the gaps then."""
+    """The tail after the slot at `start` is removed from the end, also over a gap before it; and the gaps
+    left.
+    """
     if gaps and gaps[-1][-1][1] == start:
         return gaps[-1][-1][0], pages.without_last(gaps)
     return start, gaps
 
 
 def inspect_gaps(gaps: Any) -> None:
-    """Refuse gaps that were read and that are none, or more than may be."""
+    """Refuse gaps that were read and are malformed or too many."""
     pages.inspect(gaps, _GAP, MOST)
 
 
@@ -341,7 +348,7 @@ def is_gone(gone: Gone, number: int, due: int) -> bool:
 
 
 def with_slot(gone: Gone, number: int, due: int, at: int) -> Gone | None:
-    """The same with one slot more that is gone; None if it is gone already."""
+    """The record with one more slot; None if the slot is in it already."""
     rows, floor, words = gone
     low, high, near, index = pages.around(rows, number + 1)
     if due <= floor or (index and number <= near[index - 1][1]):
@@ -361,16 +368,16 @@ def with_slot(gone: Gone, number: int, due: int, at: int) -> Gone | None:
 
 
 def with_word(gone: Gone, word: Word) -> Gone:
-    """The same with one settlement more, in place of what the caller said before."""
+    """The record with one more settlement, which replaces the last one of the same grant."""
     rows, floor, words = gone
     kept = [old for old in words if old[:2] != word[:2]]
     return rows, floor, (*kept[1 - MOST_SAID :], word)
 
 
 def last_word(gone: Gone, generation: int, number: int, nonce: int) -> tuple[int, int] | None:
-    """The number that followed this one, and what its slot costs since; None if nothing is known of it.
+    """The number that followed this one, and the slot's cost since then; None if not known.
 
-    None, too, where the process has said another word since: then this one comes late.
+    None also if the process has settled the slot again since: this repetition comes too late.
     """
     for *known, follows, cost, latest in gone[2]:
         if known == [generation, number]:
@@ -379,7 +386,7 @@ def last_word(gone: Gone, generation: int, number: int, nonce: int) -> tuple[int
 
 
 def inspect_gone(gone: Any) -> None:
-    """Refuse what was read and is none of this, or more than may be."""
+    """Refuse a record that was read and is malformed or too large."""
     rows, floor, words = gone
     pages.inspect(rows, _GONE, MOST_ROWS)
     if len(words) > MOST_SAID or any(len(word) != _WORD for word in words):
@@ -388,14 +395,14 @@ def inspect_gone(gone: Any) -> None:
 
 
 def _forgotten(rows: Pages, floor: int, at: int) -> tuple[Pages, int]:
-    """Without the oldest half of the slots that have left, if these are too many."""
+    """The rows without the older half of the slots that have left, if there are too many."""
     known = pages.flat(rows)
     departures = sorted([due for _, _, due in known if due < at])
     kept = MOST_LEFT // 2
     if len(departures) < kept:
         if len(known) < MOST_ROWS:
             return rows, floor
-        # Nothing else is left to forget: those who leave next cannot give back any more.
+        # Nothing else is left to forget: the slots that leave next can no longer be given back.
         departures, kept = sorted([due for _, _, due in known]), MOST_ROWS // 2
     floor = max(floor, departures[-kept])
     return pages.paged([row for row in known if row[2] > floor]), floor

@@ -1,7 +1,7 @@
-"""WiredQueue: how a queue, its states and its grants go to the Lua twin and come back.
+"""WiredQueue: converts a queue, its states and its grants to and from the form of the Lua twin.
 
-The twin holds a position as whole microseconds and a remainder below q. An admitted call's answer says
-only what cannot be worked out here.
+The twin keeps a position as whole microseconds and a remainder below q. Its answer to an admitted call
+contains only what cannot be computed here.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from shapekit.algorithms.queue.slots import Grant, Places, Row, Single
 from shapekit.algorithms.rows import flat, paged, read, text
 
 _PLAIN = 12
-"""The length of the answer to an admitted call that no constraint was charged for."""
+"""The length of the answer to an admitted call without constraints."""
 REFUSED = 5
-"""The length of the answer to a refused one."""
+"""The length of the answer to a refused call."""
 _NUMBERS = 6
 """How many numbers a line begins with."""
 _FAR = 2**52
@@ -27,7 +27,7 @@ _FAR = 2**52
 
 
 class WiredQueue(Value):
-    """What LeakyQueue is to a store that speaks to the twin."""
+    """The conversions of a LeakyQueue for stores that use the twin."""
 
     __slots__ = ()
 
@@ -40,13 +40,13 @@ class WiredQueue(Value):
     _paced: bool
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
-        """What the Lua twin is made of."""
+        """What the Lua twin is constructed from."""
         constraints = self.constraints.twins(instants)
         interval = divmod(self._p, self.q)
         return ["queue/queue", self.burst, self.q, interval, self._paced, self.max_cost, constraints]
 
     def inspect(self, line: Any) -> None:
-        """Look at a line that was read: a misfit where no queue has written it."""
+        """Check a line that was read; raise if no queue can have written it."""
         *numbers, book, parts = line
         if len(numbers) != _NUMBERS:
             raise ValueError("this is no line")
@@ -59,14 +59,14 @@ class WiredQueue(Value):
         self.constraints.inspect(parts)
 
     def state_sent(self, line: Any) -> list[Any]:
-        """A line as the twin has it."""
+        """A line in the form of the twin."""
         tail, newest, generation, number, until, shift, book, parts = line
         book_sent = self._book_sent(book)
         own = (newest, generation, number, until, shift, book_sent, self.constraints.states_sent(parts))
         return [*divmod(tail, self.q), *own]
 
     def state_received(self, sent: Any) -> Any:
-        """A line that the twin sent."""
+        """A line from the twin."""
         tail, rest, newest, generation, number, until, shift, book, parts = sent
         return (
             tail * self.q + rest,
@@ -80,7 +80,7 @@ class WiredQueue(Value):
         )
 
     def grant_sent(self, grant: Grant) -> list[Any]:
-        """A grant as the twin has it."""
+        """A grant in the form of the twin."""
         positions = self._flat(grant.start, grant.end, grant.undo[0])
         receipts = self.constraints.receipts_sent(grant.receipts)
         return [
@@ -94,7 +94,7 @@ class WiredQueue(Value):
         ]
 
     def granted_received(self, sent: Any) -> Grant:
-        """The twin's answer to a reservation."""
+        """The answer to a reservation, from the twin."""
         if len(sent) == REFUSED:
             wait, now, held, cost, told = sent
             return Grant.refused(wait, now, held=held == 1, told=decision_of(told), cost=cost)
@@ -127,7 +127,7 @@ class WiredQueue(Value):
         )
 
     def _book_sent(self, book: Any) -> list[Any]:
-        """Rows of numbers go as text, in which the twin finds what it looks for without reading the rest."""
+        """Rows of numbers go as strings, which the twin can search without reading all of them."""
         if not book:
             return []
         free, (rows, floor, words), mark = book

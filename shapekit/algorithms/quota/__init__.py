@@ -1,1 +1,1 @@
-"""Budgets per period of civil time."""
+"""Quotas: budgets per period of civil time."""

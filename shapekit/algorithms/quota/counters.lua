@@ -1,7 +1,7 @@
 -- needs base exact counting quota/periods
 -- The twin of counters.py: same names, same steps.
 --
--- A state is {start, used, opened of each period}, by start; a receipt is the instant of civil time.
+-- A state is {start, used, opened of each period}, by start; a receipt is an instant of civil time.
 
 local PeriodCounter = setmetatable({}, Counting)
 PeriodCounter.__index = PeriodCounter
@@ -17,7 +17,7 @@ function PeriodCounter.new(spec)
     }, PeriodCounter)
 end
 
--- With as many periods as somebody else likes, to look for one that is free might take for ever.
+-- With an arbitrary number of periods, the search for a free one might never end.
 function PeriodCounter:thaw(frozen)
     if #frozen % 3 ~= 0 or #frozen > 3 * self.MAX_PERIODS then damaged() end
     check_numbers(frozen, #frozen)
@@ -65,7 +65,7 @@ function PeriodCounter:earliest(s, at, skew, cost)
         local used, opened = self:found(s, start, ends, at)
         if used + cost <= self.limit then return at end
         local later = math.min(ends - skew, opened + 2 * (ends - start))
-        -- Where a double is too short for that instant, it would not come nearer.
+        -- If a double is too short for that instant, it would not get closer.
         if later <= at then damaged() end
         at = later
     end
@@ -111,14 +111,14 @@ function PeriodCounter:debit(s, now, skew, cost)
     local at = math.max(now, self:waits_until(s, now, skew))
     local start, ends = self.periods:bounds(at + skew)
     local used, opened = self:found(s, start, ends, now)
-    -- A debt beyond all counting is cut at the largest number that a double holds.
+    -- A debt beyond all counting is cut to the largest number that a double holds exactly.
     used = math.min(used + cost, Exact.LARGEST)
     return self:settled(self:with(s, now, start, used, opened or start - skew), now, skew, at + skew)
 end
 
 -- inside
 
--- Where the first period is that does not begin before this.
+-- The index of the first period that begins at `start` or later.
 function PeriodCounter:place_of(s, start)
     local low, high = 0, #s / 3
     while low < high do
@@ -135,8 +135,8 @@ function PeriodCounter:waits_until(s, at, skew)
     return latest > at and latest or 0
 end
 
--- Whether a period is remembered: until its own length has passed twice. (The difference of the
--- instants comes first, as all three together might pass 2^53.)
+-- Whether a period is remembered: until twice its own length has passed. (The difference of the instants
+-- comes first, because the sum of all three might exceed 2^53.)
 function PeriodCounter:remembers(opened, start, ends, now)
     return opened - now + 2 * (ends - start) > 0
 end
@@ -158,13 +158,13 @@ function PeriodCounter:remembers_all(s, now)
     return true
 end
 
--- Whether the period that stands there is remembered.
+-- Whether the period at this index is remembered.
 function PeriodCounter:remembers_at(s, index, now)
     local start, ends = self.periods:bounds(s[index])
     return self:remembers(s[index + 2], start, ends, now)
 end
 
--- The state without what its ends hold that is not remembered, as a table of its own.
+-- The state without forgotten periods at its ends, as a table of its own.
 function PeriodCounter:trimmed(s, now)
     local first, last = 1, #s + 1
     while first < last and not self:remembers_at(s, first, now) do first = first + 3 end
@@ -174,7 +174,7 @@ function PeriodCounter:trimmed(s, now)
     return after
 end
 
--- The state with one period anew.
+-- The state with one period set.
 function PeriodCounter:with(s, now, start, used, opened)
     local after = self:trimmed(s or {}, now)
     local place = self:place_of(after, start)
@@ -192,8 +192,9 @@ function PeriodCounter:with(s, now, start, used, opened)
     return after
 end
 
--- How long until the last of the periods ends, if each lasts so many times: no period is twice another's,
--- so what was opened much earlier than the newest is not it. (The difference of the instants comes first.)
+-- How long until the last of the periods ends, if each lasts `times` its length. No period is more than twice
+-- as long as another, so one opened much earlier than the newest is not the last. (The difference of the
+-- instants comes first.)
 function PeriodCounter:longest(s, now, times)
     local newest, longest = 1, 0
     if not s or #s == 0 then return longest end

@@ -1,4 +1,4 @@
-"""PeriodCounter: units used in each period of civil time."""
+"""PeriodCounter: units used per period of civil time."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ from shapekit.decision import Decision, Forecast, Receipt
 from shapekit.errors import ConfigError
 
 _MAX_PERIODS = 2**9
-"""Beyond it the two before the newest count as one: what is given back to the older one is lost."""
+"""Above this, the two periods before the newest are merged: refunds to the older one are then lost."""
 _UNKNOWN = (0, 0)
 _new = tuple.__new__
 
 Used: TypeAlias = tuple[int, ...]
-"""`start, used, opened` of each period that is known, by start. `opened` is the instant, on the rates'
-timeline, at which the period began, or for one that holds slots still to come, will begin."""
+"""`start, used, opened` of each known period, by start. `opened` is the instant, on the timeline of rates, at
+which the period began or, if it holds future slots, will begin.
+"""
 
 
 class PeriodCounter(Counting[Used]):
-    """At most `limit` units in each period of civil time, however often the date comes back to it.
+    """At most `limit` units in each period of civil time, however often the date goes back to it.
 
-    Two kinds of going back are told apart. Where `now` lies before a period was opened, the timeline
-    went back, or that period holds a slot still to come: calls wait for it. Where `now` is past that
-    instant and civil time is not, somebody has set the date back: the counter follows the date.
+    There are two ways to go back. If `now` is before the instant at which a period was opened, either the
+    timeline went back or the period holds a future slot: calls wait for it. If `now` is past that instant but
+    civil time is not, the date was set back: the counter follows the date.
     """
 
     kind: ClassVar[str] = "quota"
@@ -62,7 +63,7 @@ class PeriodCounter(Counting[Used]):
         start, end = self.periods.bounds(civil)
         limit = self.limit
         if state and state[-3] == start and state[-1] <= now and (life := self._life_of_all(state, now)):
-            # Written out: the path of nearly every admitted call.
+            # Inline: this is the hot path of nearly every admitted call.
             used = state[-2] + cost
             if used > limit:
                 return book, self._decision(state, now, cost, skew), 0, False
@@ -104,7 +105,7 @@ class PeriodCounter(Counting[Used]):
         return used + cost > self.limit
 
     def usage(self, state: Used | None, now: int, skew: int) -> tuple[int, int]:
-        """Units used in the period that runs, and the civil instant at which it ends."""
+        """Units used in the current period, and the civil instant at which it ends."""
         start, end = self.periods.bounds(now + skew)
         return (self.known(state or (), start, now) or _UNKNOWN)[0], end
 
@@ -136,7 +137,7 @@ class PeriodCounter(Counting[Used]):
         at = max(now, self._waits_until(state, now, skew))
         start = self.periods.bounds(at + skew)[0]
         used, opened = self.known(state or (), start, now) or (0, start - skew)
-        # A debt beyond all counting is cut at the largest number that a double holds.
+        # A debt beyond all counting is cut to the largest number that a double holds exactly.
         after = self._with(state, now, start, min(used + cost, NEVER_US - 1), opened)
         return self._settled(after, now, skew, at + skew)
 
@@ -158,7 +159,7 @@ class PeriodCounter(Counting[Used]):
         return tuple(number for start in sorted(book) for number in (start, *book[start]))
 
     def inspect(self, state: Any) -> None:
-        # With as many periods as somebody else likes, to look for one that is free might take for ever.
+        # With an arbitrary number of periods, the search for a free one might never end.
         starts = [*state[::3]]
         if len(starts) > _MAX_PERIODS or len(state) % 3 or starts != sorted(set(starts)):
             raise ValueError("these are no periods")
@@ -168,7 +169,9 @@ class PeriodCounter(Counting[Used]):
         return ["quota/counters", self.limit, self.periods.twin(instants)]
 
     def _waits_until(self, state: Used | None, at: int, skew: int) -> int:
-        """When the last period opens that lies ahead: it holds slots to come, or the clock went back."""
+        """When the latest future period opens: it holds future slots, or the clock went back. 0 if there is
+        none.
+        """
         after = place_of(state or (), at + skew + 1)
         latest = max((state or ())[after + 2 :: 3], default=0)
         return latest if latest > at else 0
@@ -176,7 +179,7 @@ class PeriodCounter(Counting[Used]):
     def known(self, state: Used, start: int, at: int) -> tuple[int, int] | None:
         """Units used in the period that begins at `start`, and when it was opened; None if forgotten.
 
-        It is remembered until its own length has passed twice, whatever the date shows.
+        A period is remembered until twice its own length has passed, whatever the date shows.
         """
         place = place_of(state, start)
         if state[place : place + 1] != (start,) or not self._is_remembered(state, place, at):
@@ -187,7 +190,7 @@ class PeriodCounter(Counting[Used]):
         return state[place + 2] + 2 * self._length(state[place]) > now
 
     def _trimmed(self, state: Used, now: int) -> Used:
-        """The state without what its ends hold that is not remembered."""
+        """The state without forgotten periods at its ends."""
         first, last = 0, len(state)
         while first < last and not self._is_remembered(state, first, now):
             first += 3
@@ -196,7 +199,7 @@ class PeriodCounter(Counting[Used]):
         return state[first:last]
 
     def _with(self, state: Used | None, now: int, start: int, used: int, opened: int) -> Used:
-        """The state with one period anew."""
+        """The state with one period set."""
         before = self._trimmed(state or (), now)
         place = place_of(before, start)
         behind = place + 3 if before[place : place + 1] == (start,) else place
@@ -224,7 +227,9 @@ class PeriodCounter(Counting[Used]):
         return max([0, *(opened + 2 * self._length(start) - now for start, opened in self._newest(state))])
 
     def _newest(self, state: Used) -> Iterator[tuple[int, int]]:
-        """The start and the opening of those among which the last to end is: no period is twice another's."""
+        """The start and opening of periods that may end last: no period is more than twice as long as
+        another.
+        """
         if state:
             opened = state[2::3]
             newest = max(opened)
@@ -245,7 +250,7 @@ class PeriodCounter(Counting[Used]):
 
 
 def part_of(limit: int, share: object) -> int:
-    """A share of what may be spent in a period: at least one."""
+    """A share of a period's limit; at least one unit."""
     part = int(limit * share_of(share))
     if part < 1:
         raise ConfigError("share", share, f"leaves nothing of a quota of {limit}", "use a larger share")
@@ -253,10 +258,10 @@ def part_of(limit: int, share: object) -> int:
 
 
 def place_of(state: Used, start: int) -> int:
-    """Where the first period is that does not begin before this."""
+    """The index of the first period that begins at `start` or later."""
     return 3 * bisect_left(range(0, len(state), 3), start, key=state.__getitem__)
 
 
 def triples(state: Used) -> Iterator[tuple[int, int, int]]:
-    """The numbers of each period."""
+    """The three numbers of each period."""
     return zip(state[::3], state[1::3], state[2::3], strict=True)

@@ -1,9 +1,9 @@
 -- needs exact
--- The twin of periods.py: same names, same steps, where no time zone is set.
+-- The twin of periods.py: same names, same steps, if no time zone is set.
 --
--- Of zones a script knows nothing: their boundaries come along, in ascending runs, each boundary the
--- end of one period and the start of the next. An instant that lies in no run raises {"beyond",
--- instant}: the caller is to send boundaries around it, and to ask again.
+-- A script does not know time zones: their boundaries are sent along, in ascending runs, each boundary the
+-- end of one period and the start of the next. An instant outside of all runs raises {"beyond", instant}: the
+-- caller then sends the boundaries around it, and asks again.
 
 local Calendar = {}
 
@@ -32,7 +32,7 @@ do
         return era * ERA_DAYS + day_of_era - EPOCH_SHIFT
     end
 
-    -- The year and the month in which a day lies.
+    -- The year and the month of a day.
     local function month_of(days)
         local shifted = days + EPOCH_SHIFT
         local era = floor(shifted / ERA_DAYS)
@@ -45,7 +45,7 @@ do
         return year_of_era + era * 400 + (month <= 2 and 1 or 0), month
     end
 
-    -- The anchor day so many months after a month.
+    -- The anchor day a number of months after a month.
     local function anchor(year, month, months, anchor_day)
         local index = year * 12 + month - 1 + months
         year, month = floor(index / 12), index % 12 + 1
@@ -69,7 +69,7 @@ Periods.__index = Periods
 Periods.MINUTE_US = 60000000
 Periods.DAY_US = 86400000000
 Periods.FURTHEST = 2^53
--- Some periods more have to be exact, where they come along.
+-- If boundaries are sent along, a few more periods have to be exact.
 Periods.FURTHEST_LISTED = 2^53 - 2^44
 
 -- spec: its name, cadence, span, offset in minutes, start of the week, anchor day; of a zone its name,
@@ -94,7 +94,7 @@ end
 
 function Periods:bounds(civil)
     if self.start <= civil and civil < self.ends then return self.start, self.ends end
-    -- What is asked was looked at before: what is too far, or no number at all, comes from a state.
+    -- Arguments were checked before: an instant that is too far, or not a number, comes from a state.
     if not (math.abs(civil) <= self.FURTHEST) then damaged() end
     self.start, self.ends = self[self.cadence](self, civil)
     return self.start, self.ends
@@ -103,7 +103,7 @@ end
 -- inside
 
 function Periods:fixed(civil)
-    -- Remainders are added, not the instant and the shift: their sum might pass 2^53.
+    -- The remainders are added, not the instant and the shift: their sum might exceed 2^53.
     local start = civil - (civil % self.span + self.shift % self.span) % self.span
     return start, start + self.span
 end

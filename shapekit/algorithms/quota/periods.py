@@ -1,12 +1,11 @@
-"""Periods: where civil time is cut into months, weeks, days or equal spans.
+"""Periods: divides civil time into months, weeks, days or equal spans.
 
-The boundaries follow a fixed offset from UTC, or a time zone with its daylight saving. A period
-begins at local midnight: at the first one where the clock shows it twice, at the moment of the change
-where it is skipped.
+The boundaries follow a fixed offset from UTC, or a time zone with its daylight saving time. A period begins
+at local midnight: at the first one if the clock shows it twice, at the moment of the change if it is skipped.
 
-The day math is that of the proleptic Gregorian calendar, in integers that a double could hold. Days are
-counted from 1970-01-01. The conversions go by 400-year eras and by years that begin in March, so that the
-leap day is the last day of its year.
+The date arithmetic is that of the proleptic Gregorian calendar, in integers that a double can hold. Days are
+counted from 1970-01-01. The conversions use 400-year eras and years that begin in March, so that the leap day
+is the last day of its year.
 
     >>> days_from_civil(2024, 2, 29)
     19782
@@ -37,12 +36,12 @@ def is_leap(year: int) -> bool:
 
 
 def days_in_month(year: int, month: int) -> int:
-    """28 to 31."""
+    """The length of a month: 28 to 31."""
     return 29 if month == 2 and is_leap(year) else _MONTH_DAYS[month - 1]
 
 
 def days_from_civil(year: int, month: int, day: int) -> int:
-    """The number of the day, 1970-01-01 being 0."""
+    """The number of the day; 1970-01-01 is 0."""
     shifted = year - 1 if month <= 2 else year
     era = shifted // 400
     year_of_era = shifted - era * 400
@@ -71,7 +70,7 @@ def weekday(days: int) -> int:
 
 
 def month_span(days: int, anchor_day: int) -> tuple[int, int]:
-    """The first day of the month-long period that holds `days`, and of the next one.
+    """The first day of the month-long period that contains `days`, and that of the next one.
 
     Periods begin on `anchor_day`, or on the last day of a month that is too short for it.
     """
@@ -98,13 +97,13 @@ DAY_US = 86_400 * SECOND_US
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _MOST_KNOWN = 64
 _LISTED_BEFORE, _LISTED_AFTER = 3, 4
-"""How many periods the twin of a zone is told of, on either side of an instant. A period is remembered
-until its length has passed twice, and receipts are as old; slots ahead and clocks that differ by a day
-need as many."""
+"""How many periods around an instant are sent to the twin for a time zone. A period is remembered until twice
+its length has passed, and receipts are as old; future slots and clocks a day apart need as many.
+"""
 
 
 class Periods(Value):
-    """Cuts civil time; `bounds` gives the period an instant lies in."""
+    """Divides civil time into periods; `bounds` returns the one that contains an instant."""
 
     fields = ("cadence", "span_us", "offset_minutes", "tz", "week_start", "anchor_day")
     __slots__ = (*fields, "_zone", "_newest", "_by_start")
@@ -138,9 +137,9 @@ class Periods(Value):
             week_start=WEEKDAYS.index(one_of("week_start", week_start, WEEKDAYS)),
             anchor_day=whole("anchor_day", anchor_day, most=31),
             _zone=None if tz is None else _zone(tz),
-            # The period asked for last, one slot: nearly every call asks for the same one again.
+            # The period asked for last: nearly every call asks for it again.
             _newest=[(0, 0)],
-            # A few by their start, as states know them.
+            # Some periods by their start, as states refer to them.
             _by_start={},
         )
 
@@ -158,14 +157,14 @@ class Periods(Value):
         return found
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
-        """What the Lua twin is made of; of a zone, the boundaries around these instants."""
+        """What the Lua twin is constructed from; for a time zone, the boundaries around these instants."""
         if self._zone is None:
             shape = (self.cadence, self.span_us, self.offset_minutes, self.week_start, self.anchor_day)
             return ["quota/periods", *shape]
         return ["quota/periods", "listed", self._runs(instants)]
 
     def _runs(self, instants: Sequence[int]) -> list[list[int]]:
-        """Boundaries in ascending order, and where periods between them are left out in several lists."""
+        """Boundaries in ascending order; a new list begins where periods are left out."""
         periods = set[tuple[int, int]]()
         for instant in instants:
             start, end = self._bounds(instant)
@@ -203,7 +202,7 @@ class Periods(Value):
 
     def _day(self, civil_us: int) -> int:
         day = self._local_day(civil_us)
-        # Where a zone shows the end of a day again after midnight, the new day has begun for good.
+        # If a zone repeats the end of a day after midnight, the new day has begun for good.
         while self._midnight_us(day + 1) <= civil_us:
             day += 1
         return day
@@ -214,7 +213,7 @@ class Periods(Value):
         try:
             local = datetime.fromtimestamp(civil_us // SECOND_US, self._zone)
         except OSError as error:
-            # What other instants beyond all calendars raise.
+            # The error that other instants beyond all calendars raise.
             raise OverflowError("no calendar has this instant") from error
         return local.toordinal() - _EPOCH_DAY
 

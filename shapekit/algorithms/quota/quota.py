@@ -1,4 +1,4 @@
-"""Quota: a budget for each month, week or day."""
+"""Quota: a budget per month, week or day."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ from shapekit.rate import COUNT, count_of, seconds_text, whole
 __all__ = ["Quota"]
 
 EXACT_WINDOW = 1_000
-"""Up to this limit a rolling window is kept as an exact log; above, as a conservative ring."""
+"""Up to this limit, a rolling window is an exact log; above, a conservative ring."""
 
 _COUNTING = (PeriodCounter, SpreadCounter)
-"""What counts by periods of civil time; the others are windows that roll."""
+"""The counters by periods of civil time; the others are rolling windows."""
 
 _TEXT = re.compile(rf"\s*({COUNT})\s*/\s*(\S.*?)\s*", re.ASCII)
 
 
 def rolling_window(limit: int, window: timedelta) -> SlidingWindowLog | SlidingWindow:
-    """Never more than `limit` in any window: exact where that is cheap, conservative elsewhere."""
+    """Never more than `limit` in any window: exact if that is cheap, otherwise conservative."""
     if limit <= EXACT_WINDOW:
         return SlidingWindowLog(limit, window)
     return SlidingWindow(limit, window, conservative=True)
 
 
 class Quota(Algorithm[Any]):
-    """A budget of `limit` units for each `per`, spent as fast as the caller likes, or with `spread` evenly.
+    """A budget of `limit` units per `per`, spent at any pace, or evenly with `spread=True`.
 
-    `per` is `"month"`, `"week"`, `"day"` (real calendar boundaries), `"fixed:30d"` (equal spans from
-    the epoch) or `"rolling:30d"` (any 30 days, never over). Boundaries follow UTC, a fixed
-    `offset_minutes`, or a `tz` with its daylight saving. A month begins on `anchor_day`, or on the
-    last day of a month too short for it; a week on `week_start`.
+    `per` is `"month"`, `"week"` or `"day"` (calendar boundaries), `"fixed:30d"` (equal spans from the epoch)
+    or `"rolling:30d"` (never exceeded in any 30 days). Boundaries follow UTC, a fixed `offset_minutes`, or a
+    `tz` with its daylight saving time. A month begins on `anchor_day`, or on the last day of a month too
+    short for it; a week begins on `week_start`.
 
         >>> quota = Quota("1_000_000/month", tz="Europe/Berlin")
         >>> quota.check(None, 0, 1).decision.reset_at    # 1970-02-01 00:00 in Berlin
         2674800.0
 
-    Worst burst: `limit` at the end of one period and `limit` at the start of the next; `rolling` has
-    no such seam.
+    Worst burst: `limit` at the end of one period and `limit` at the start of the next; a `rolling` quota has
+    no such boundary.
 
-    With `spread=True` the units leave one by one: what is left, evenly over the time that is left. Who
-    comes too early waits; only a budget that is spent is exhausted. A call of a higher cost leaves as
-    any other does, and the next one waits for longer. Worst burst: one call, then the limit
-    in what is left of the period, however little that is: a rate beside it bounds that.
+    With `spread=True` the units are released one by one: what is left, evenly over the time that is left. A
+    call that comes too early waits; only a spent budget is exhausted. A call of a higher cost leaves as any
+    other does, and the next one waits longer. Worst burst: one call, then the limit in what is left of the
+    period, however short: add a rate to bound that.
 
         >>> hourly = Quota("24/day", spread=True)
         >>> charged = hourly.check(None, 0, 1)
@@ -68,11 +68,11 @@ class Quota(Algorithm[Any]):
     __slots__ = (*fields, "counter")
 
     limit: int
-    """Units in each period."""
+    """Units per period."""
     per: str
     """The period: `"month"`, `"week"`, `"day"`, `"fixed:30d"`, `"rolling:30d"`."""
     offset_minutes: int
-    """How far the boundaries are from those of UTC."""
+    """The offset of the boundaries from those of UTC, in minutes."""
     tz: str | None
     """The time zone whose midnights are the boundaries; None for UTC and `offset_minutes`."""
     week_start: str
@@ -80,7 +80,7 @@ class Quota(Algorithm[Any]):
     anchor_day: int
     """The day on which a month begins."""
     spread: bool
-    """Whether the units leave evenly over what is left of the period."""
+    """Whether the units are released evenly over what is left of the period."""
     counter: Algorithm[Any]
 
     def __init__(
@@ -149,9 +149,9 @@ class Quota(Algorithm[Any]):
         return self.counter.peek(state, now, skew)
 
     def usage(self, state: Any, now: int, skew: int = 0) -> tuple[int, int]:
-        """Units used in the running period, and the civil instant at which it ends.
+        """Units used in the current period, and the civil instant at which it ends.
 
-        A rolling one ends when all is free again, if nobody calls until then.
+        A rolling one ends when all units would be free again without further calls.
         """
         if isinstance(self.counter, _COUNTING):
             return self.counter.usage(state, now, skew)

@@ -1,8 +1,9 @@
 -- needs base exact counting quota/periods quota/counters
 -- The twin of spread.py: same names, same steps.
 --
--- A state is {what the counter knows, {start, due, cost of the last charge in each period of it}}; a
--- receipt is {civil time, due, what these two were before}. The dictionary of paces is that list, too.
+-- A state is {the state of the counter, {start, due, cost of the last charge in each of its periods}}; a
+-- receipt is {civil time, due, due and cost of the charge before}. The dictionary of paces is that list as
+-- well.
 
 local SpreadCounter = setmetatable({}, Counting)
 SpreadCounter.__index = SpreadCounter
@@ -54,7 +55,7 @@ function SpreadCounter:earliest(s, at, skew, cost)
         local due, units = self:pace_of(s, start, ends, at)
         local ready = self:ready(used, due, units, ends - skew)
         if ready <= at then return at end
-        -- A new period has a pace of its own, and so has one that is no longer remembered.
+        -- A new period has a pace of its own, and so does one that is no longer remembered.
         local later = math.min(ready, ends - skew, opened + 2 * (ends - start))
         if later <= at then damaged() end
         at = later
@@ -62,7 +63,7 @@ function SpreadCounter:earliest(s, at, skew, cost)
 end
 
 function SpreadCounter:spent(s, at, skew, cost)
-    -- Whoever is paced waits for a budget that is there.
+    -- A paced call waits for budget that is still there.
     return s and self.counter:spent(s[1], at, skew, cost) or false
 end
 
@@ -80,7 +81,7 @@ function SpreadCounter:refund(s, now, skew, cost, receipt)
     local start, ends = self.periods:bounds(civil)
     local due, units = self:pace_of(s, start, ends, now)
     if charged and due == charged then
-        -- Nobody has built on it: what is left of it, or what there was before.
+        -- No later charge depends on it: keep what is left of it, or the one before.
         units = units - cost
         if units <= 0 then due, units = receipt[3], receipt[4] end
     end
@@ -93,7 +94,7 @@ function SpreadCounter:debit(s, now, skew, cost)
     local start, ends = self.periods:bounds(civil)
     local before_due, before_cost = self:pace_of(s, start, ends, now)
     local used = self.counter:found(s and s[1], start, ends, now)
-    -- A debt queues up: it takes its part of the time as a call would that had to wait for it.
+    -- A debt takes its part of the time after what is charged, as a waiting call would.
     local due = math.max(civil - skew, self:ready(used, before_due, before_cost, ends - skew))
     local after = {counted, self:paced(s, counted, start, due, cost)}
     return self:settled(after, now, skew, {civil, due, before_due, before_cost})
@@ -112,7 +113,7 @@ function SpreadCounter:ready(used, due, cost, ends)
     return due + Exact.up(Exact.part(math.max(0, ends - due), cost, left))
 end
 
--- The last charge in the period from `start` to `ends`, if that is remembered.
+-- The last charge in the period from `start` to `ends`, if it is remembered.
 function SpreadCounter:pace_of(s, start, ends, now)
     if s and self.counter:found(s[1], start, ends, now) ~= 0 then
         local paces = s[2]
@@ -122,7 +123,7 @@ function SpreadCounter:pace_of(s, start, ends, now)
     return 0, 0
 end
 
--- The paces of the periods in a book, one of them anew.
+-- The paces of the periods in a book, with this one set.
 function SpreadCounter:paced(s, book, start, due, cost)
     local paces, after = s and s[2] or {}, {}
     local place = self.counter:place_of(paces, start)

@@ -1,4 +1,4 @@
-"""SpreadCounter: a budget for each period, spent evenly over what is left of it."""
+"""SpreadCounter: a budget per period, spent evenly over what is left of it."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from shapekit.decision import Decision, Forecast, Receipt
 from shapekit.rate import MAX_COUNT
 
 Pace: TypeAlias = tuple[int, int]
-"""The instant and the cost of the last charge in a period; a cost of 0 is none."""
+"""The instant and the cost of the last charge in a period; a cost of 0 means none."""
 Spread: TypeAlias = tuple[Used, tuple[int, ...]]
-"""What the counter knows, and `start, due, cost` of each period in it that has a pace, by start."""
+"""The state of the counter, and `start, due, cost` of each of its periods with a pace, by start."""
 
 _COLD: Spread = ((), ())
 _NONE: Pace = (0, 0)
 _RECEIPT = 4
-"""What a receipt has: the civil instant of the charge, when it was due, and the pace before it."""
+"""The length of a receipt: the civil instant of the charge, its departure, and the pace before it."""
 
 
 class SpreadCounter(Counting[Spread]):
-    """A period counter whose units leave one by one: what is left, evenly over the time that is left.
+    """A period counter that releases units one by one: what is left, evenly over the time that is left.
 
     A charge of `cost` at `due`, before which `left` units were left, takes its part of the time until the
-    period's `end`: the next may leave at `due + cost * (end - due) / left`, rounded up to a microsecond.
-    So from any instant on nobody is more than one charge ahead of the straight line that ends with the
-    period, whoever idled catches up by the end, and the last unit lasts until there.
+    period's `end`: the next may leave at `due + cost * (end - due) / left`, rounded up to a microsecond. So
+    from any instant on, the charges are at most one ahead of the straight line to the end of the period, a
+    caller that idled catches up by the end, and the last unit lasts until then.
 
-    That instant is not stored but follows from the last charge and the count. So units that come back,
-    whichever call's they were, spread over the rest as if they had never been charged. A receipt says what
-    the last charge was before: then the newest may be given back too.
+    That instant is not stored but follows from the last charge and the count. So units that come back, from
+    whichever call, are spread over the rest as if they had never been charged. A receipt contains the last
+    charge before its own: so the newest charge can be given back too.
     """
 
     kind: ClassVar[str] = "quota"
@@ -79,15 +79,15 @@ class SpreadCounter(Counting[Spread]):
             ready = self._ready(used, self._pace(state, start, at), end - skew)
             if ready <= at:
                 return at
-            # A new period has a pace of its own, and so has one that is no longer remembered.
+            # A new period has a pace of its own, and so does one that is no longer remembered.
             at = min(ready, end - skew, opened + 2 * (end - start))
 
     def spent(self, state: Spread | None, at: int, cost: int, skew: int = 0) -> bool:
-        # Whoever is paced waits for a budget that is there.
+        # A paced call waits for budget that is still there.
         return state is not None and self.counter.spent(state[0], at, cost, skew)
 
     def usage(self, state: Spread | None, now: int, skew: int) -> tuple[int, int]:
-        """Units used in the period that runs, and the civil instant at which it ends."""
+        """Units used in the current period, and the civil instant at which it ends."""
         return self.counter.usage((state or _COLD)[0], now, skew)
 
     def forecast(self, state: Spread | None, now: int, cost: int, skew: int = 0) -> Forecast:
@@ -107,7 +107,7 @@ class SpreadCounter(Counting[Spread]):
         start, _ = self.periods.bounds(civil)
         due, units = self._pace(state, start, now)
         if charge and due == charge[0]:
-            # Nobody has built on it: what is left of it, or what there was before.
+            # No later charge depends on it: keep what is left of it, or the one before.
             due, units = (due, units - cost) if units > cost else (charge[1], charge[2])
         return self._settled(_paced(state, counted.state or (), start, (due, units)), now, skew)
 
@@ -120,7 +120,7 @@ class SpreadCounter(Counting[Spread]):
         start, end = self.periods.bounds(civil)
         before = self._pace(state, start, now)
         used, _ = self.counter.known(book, start, now) or (0, 0)
-        # A debt queues up: it takes its part of the time as a call would that had to wait for it.
+        # A debt takes its part of the time after what is charged, as a waiting call would.
         due = max(civil - skew, self._ready(used, before, end - skew))
         after = _paced(state, counted.state or (), start, (due, cost))
         return self._settled(after, now, skew, (civil, due, *before))
@@ -131,7 +131,7 @@ class SpreadCounter(Counting[Spread]):
 
     def adopt(self, state: Any, writer: Any, now: int, skew: int = 0) -> Spread:
         if isinstance(writer, PeriodCounter):
-            # What was used stays used, and what is left is spread from the next call on.
+            # Used units stay used; what is left is spread from the next call on.
             return self.counter.adopt(state, writer, now, skew), ()
         book, paces = state
         kept = self.counter.adopt(book, writer.counter, now, skew)
@@ -154,7 +154,7 @@ class SpreadCounter(Counting[Spread]):
         return ["quota/spread", *self.counter.twin(instants)[1:]]
 
     def _ready(self, used: int, pace: Pace, end: int) -> int:
-        """When the next may leave after the last charge, or the end of the period if nothing is left."""
+        """When the next call may leave after the last charge; the end of the period if nothing is left."""
         due, cost = pace
         if not cost:
             return 0
@@ -164,7 +164,7 @@ class SpreadCounter(Counting[Spread]):
         return due - (-cost * max(0, end - due) // left)
 
     def _pace(self, state: Spread | None, start: int, now: int) -> Pace:
-        """The last charge in a period, if that is remembered."""
+        """The last charge in a period, if it is remembered."""
         if state is None or not self.counter.known(state[0], start, now):
             return _NONE
         place = place_of(state[1], start)
@@ -179,7 +179,7 @@ class SpreadCounter(Counting[Spread]):
 
 
 def _paced(state: Spread | None, book: Used, start: int, pace: Pace) -> Spread:
-    """The paces of the periods in a book, one of them anew."""
+    """The paces of the periods in a book, with this one set."""
     paces = (state or _COLD)[1]
     place = place_of(paces, start)
     behind = place + 3 if paces[place : place + 1] == (start,) else place
