@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from copy import copy
 from typing import Any, TypeAlias
@@ -127,8 +127,10 @@ class Loop:
         self._lines: dict[tuple[RedisProgram, Key], Line] = {}
         self._errands: set[asyncio.Task[None]] = set()
 
-    def line(self, remote: RedisProgram, key: Key) -> Line:
-        """Where those stand who call this key: all of them share a trip with whoever calls meanwhile."""
+    def ask(
+        self, remote: RedisProgram, operation: Operation, key: Key, *args: Any
+    ) -> Coroutine[Any, Any, Any]:
+        """The answer to one call; calls that come while a trip of their key is under way share the next."""
         place = (remote, key)
         line = self._lines.get(place)
         if line is None:
@@ -144,53 +146,41 @@ class Loop:
                 ]
 
             line = self._lines[place] = Line(remote.call, trip, lambda: self._lines.pop(place, None))
-        return line
+        return line.ask(operation, args)
 
     async def ask_each(
-        self,
-        remote: RedisProgram,
-        keys: list[Key],
-        operation: Operation,
-        args: tuple[Any, ...],
-        *,
-        apart: bool,
+        self, remote: RedisProgram, operation: Operation, keys: Sequence[Key], args: tuple[Any, ...]
     ) -> list[Any]:
         """The answers for each of several keys; if the caller goes away, what was taken is given back."""
-        task = asyncio.create_task(self._answers(remote, keys, operation, args, apart=apart))
+        task = asyncio.create_task(self._answers(remote, operation, keys, args))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            errand = asyncio.create_task(self._give_back(remote, keys, operation, args, task))
+            errand = asyncio.create_task(self._give_back(remote, operation, keys, args, task))
             self._errands.add(errand)
             errand.add_done_callback(self._errands.discard)
             raise
 
     async def _answers(
-        self,
-        remote: RedisProgram,
-        keys: list[Key],
-        operation: Operation,
-        args: tuple[Any, ...],
-        *,
-        apart: bool,
+        self, remote: RedisProgram, operation: Operation, keys: Sequence[Key], args: tuple[Any, ...]
     ) -> list[Any]:
         answers: list[Any] = []
-        for trip in remote.trips_for(keys, operation, args, apart=apart):
+        for trip in remote.trips_for(keys, operation, args):
             answers += await self.talk(trip)
         return [remote.answer(operation, sent) for sent in answers]
 
     async def _give_back(
         self,
         remote: RedisProgram,
-        keys: list[Key],
         operation: Operation,
+        keys: Sequence[Key],
         args: tuple[Any, ...],
         task: asyncio.Task[list[Any]],
     ) -> None:
         with suppress(ShapekitError):
             for key, answer in zip(keys, await task, strict=True):
-                for undo in operation.undone(args, answer):
-                    await self.line(remote, key).ask(*undo)
+                for undo, undo_args in operation.undone(args, answer):
+                    await self.ask(remote, undo, key, *undo_args)
 
     def close(self) -> None:
         """Close the client. Said on the loop itself, which does it as soon as it can."""
