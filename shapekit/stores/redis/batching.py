@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
 from shapekit._runtime import forks
+from shapekit._runtime.drivers import Driver
 from shapekit._runtime.event import running_loop
 from shapekit.algorithms.operation import Operation, Undo
 from shapekit.errors import ShapekitError
@@ -230,18 +231,14 @@ class Loops:
             found = self._loops[running] = Loop(self._connect())
             return found
 
-    def close(self) -> None:
-        """Have the loops that run on other threads close their clients: nobody else can."""
+    async def close(self, driver: Driver) -> None:
+        """Close the client of the running loop, if that is awaited; loops on other threads close theirs."""
         with self._lock:
-            loops = list(self._loops.items())
-        here = running_loop()
-        for loop, own in loops:
-            if loop is not here and loop.is_running():
+            loops = dict(self._loops)
+        own = loops.pop(running_loop(), None)
+        for loop, other in loops.items():
+            if loop.is_running():
                 with suppress(RuntimeError):  # it was closed just now
-                    loop.call_soon_threadsafe(own.close)
-
-    async def aclose(self) -> None:
-        """Close the client of the running loop."""
-        here = self.here() if self._loops else None
-        if here is not None:
-            await here.link.aclose()
+                    loop.call_soon_threadsafe(other.close)
+        if own is not None and driver.loop() is not None:
+            await own.link.aclose()

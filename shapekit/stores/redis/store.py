@@ -16,6 +16,7 @@ from typing import Any, Self, TypeAlias
 from urllib.parse import urlsplit
 
 from shapekit._runtime import forks
+from shapekit._runtime.drivers import TASKS, Driver, run
 from shapekit.algorithms.description import Described, revived
 from shapekit.clock import Clock, SystemClock
 from shapekit.errors import ConfigError, StoreUnavailableError, missing
@@ -187,18 +188,19 @@ class RedisStore(Store):
         return self._survey.sightings(self._found(prefix))
 
     def close(self) -> None:
-        self._closed = True
-        if self._kept is not None:
-            self._kept.close()
-            if self._loops is not None:
-                self._loops.close()
-        self.wake()
+        run(self._close)
 
     async def aclose(self) -> None:
         """`close`, awaitable; only so the connections of the running loop are closed at once."""
-        self.close()
+        await self._close(TASKS)
+
+    async def _close(self, driver: Driver) -> None:
+        self._closed = True
+        if self._kept is not None:
+            self._kept.close()
+        self.wake()
         if self._kept is not None and self._loops is not None:
-            await self._loops.aclose()
+            await self._loops.close(driver)
 
     def __repr__(self) -> str:
         return f"RedisStore(prefix={self.prefix!r})"
