@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Self, TypedDict, Unpack
 from weakref import WeakKeyDictionary
 
@@ -29,9 +30,10 @@ from shapekit._adapters.retry import (
     checked_key_of,
     checked_policy,
 )
-from shapekit._runtime.drivers import TASKS, run
+from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit._runtime.event import AsyncAlarm
 from shapekit._runtime.sleepers import AS_CONFIGURED
+from shapekit.clock import Clock
 from shapekit.errors import ConfigError, QuotaExhaustedError, RateLimitedError, StoreUnavailableError
 from shapekit.policy import Policy
 from shapekit.rate import SECOND_US, Duration
@@ -122,10 +124,24 @@ class _Slots:
             kind = type(retrying).__name__
             raise ConfigError("wait", self, f"does not serve an {kind}", f"use {twin}(policy)")
 
-    def _waited(self, state: RetryCallState, began_us: int) -> None:
-        waited = (self._clock.now_us() - began_us) / SECOND_US
-        state.idle_for += waited
-        state.retry_object.statistics["idle_for"] += waited
+    async def _take(self, driver: Driver, state: RetryCallState, *, twin: str) -> float:
+        retrying, began_us = state.retry_object, self._clock.now_us()
+        self._check_place(retrying, twin=twin)
+        reserve = Twin(self._shaper.reserve, self._shaper.areserve)
+        reservation = await driver.ask(reserve, self._key, cost=self._cost)
+        state.upcoming_sleep = reservation.delay
+        if reservation and await _awaited(retrying.stop(state)):
+            await driver.ask(Twin(reservation.cancel, reservation.acancel))
+            return reservation.delay
+        if self._enforce:
+            try:
+                await self._shaper.core.leave(driver, reservation)
+            except RateLimitedError as refusal:
+                raise refusal from _ending(state).failure
+            waited = (self._clock.now_us() - began_us) / SECOND_US
+            state.idle_for += waited
+            retrying.statistics["idle_for"] += waited
+        return 0.0
 
 
 class wait_slot(_Slots, wait_base):  # noqa: N801
@@ -144,40 +160,14 @@ class wait_slot(_Slots, wait_base):  # noqa: N801
     """
 
     def __call__(self, retry_state: RetryCallState) -> float:  # noqa: D102
-        retrying, began_us = retry_state.retry_object, self._clock.now_us()
-        self._check_place(retrying, twin="await_slot")
-        reservation = self._shaper.reserve(self._key, cost=self._cost)
-        retry_state.upcoming_sleep = reservation.delay
-        if reservation and retrying.stop(retry_state):
-            reservation.cancel()
-            return reservation.delay
-        if self._enforce:
-            try:
-                run(self._shaper.core.leave, reservation)
-            except RateLimitedError as refusal:
-                raise refusal from _ending(retry_state).failure
-            self._waited(retry_state, began_us)
-        return 0.0
+        return run(self._take, retry_state, twin="await_slot")
 
 
 class await_slot(_Slots):  # noqa: N801
     """`wait_slot` for AsyncRetrying, on asyncio and trio."""
 
     async def __call__(self, retry_state: RetryCallState) -> float:  # noqa: D102
-        retrying, began_us = retry_state.retry_object, self._clock.now_us()
-        self._check_place(retrying, twin="wait_slot")
-        reservation = await self._shaper.areserve(self._key, cost=self._cost)
-        retry_state.upcoming_sleep = reservation.delay
-        if reservation and await _awaited(retrying.stop(retry_state)):
-            await reservation.acancel()
-            return reservation.delay
-        if self._enforce:
-            try:
-                await self._shaper.core.leave(TASKS, reservation)
-            except RateLimitedError as refusal:
-                raise refusal from _ending(retry_state).failure
-            self._waited(retry_state, began_us)
-        return 0.0
+        return await self._take(TASKS, retry_state, twin="wait_slot")
 
 
 # shaped retrying
@@ -191,12 +181,12 @@ class _StopWithin(stop_base):
         self.budget = budget
 
     def __call__(self, retry_state: RetryCallState) -> bool:
-        return bool(self.stop(retry_state)) or not self.budget.spend()
+        return bool(self.stop(retry_state)) or not run(self.budget.spend)
 
 
 class _AsyncStopWithin(_StopWithin):
     async def __call__(self, retry_state: RetryCallState) -> bool:  # type: ignore[override]
-        return bool(await _awaited(self.stop(retry_state))) or not await self.budget.aspend()
+        return bool(await _awaited(self.stop(retry_state))) or not await self.budget.spend(TASKS)
 
 
 class _Shaped(tenacity.BaseRetrying):
@@ -206,6 +196,11 @@ class _Shaped(tenacity.BaseRetrying):
     word: ServerWord
     ended: WeakKeyDictionary[RetryCallState, tenacity.Future]
     stops: type[_StopWithin]
+    nap: Callable[[Clock, float], Any]
+
+    @classmethod
+    def of(cls, attempts: Attempts, options: _Options) -> Self:
+        return cls(**{"sleep": partial(cls.nap, attempts.clock), **_completed(options)}).shaped(attempts)
 
     def shaped(self, attempts: Attempts) -> Self:
         self.attempts = attempts
@@ -247,6 +242,10 @@ class _Shaped(tenacity.BaseRetrying):
 class _ShapedRetrying(_Shaped, Retrying):
     stops = _StopWithin
 
+    @staticmethod
+    def nap(clock: Clock, seconds: float) -> None:
+        clock.sleep(seconds, threading.Event())
+
     def iter(self, retry_state: RetryCallState) -> Any:
         if retry_state.outcome is None:
             try:
@@ -265,6 +264,10 @@ class _ShapedRetrying(_Shaped, Retrying):
 
 class _AsyncShapedRetrying(_Shaped, AsyncRetrying):
     stops = _AsyncStopWithin
+
+    @staticmethod
+    async def nap(clock: Clock, seconds: float) -> None:
+        await clock.asleep(seconds, AsyncAlarm())
 
     async def iter(self, retry_state: RetryCallState) -> Any:
         if retry_state.outcome is None:
@@ -337,12 +340,9 @@ def shaped_retrying(
     `statistics` holds, beside tenacity's `attempt_number` and `idle_for`, `waited_for_slots` and
     `waited_for_server` (the part of `idle_for` that was asked for), in seconds.
     """
-    attempts = Attempts(policy, key=key, cost=cost, max_wait=max_wait, budget=budget, reserve=reserve)
-
-    def sleep(seconds: float) -> None:
-        attempts.clock.sleep(seconds, threading.Event())
-
-    return _ShapedRetrying(**{"sleep": sleep, **_completed(options)}).shaped(attempts)
+    return _ShapedRetrying.of(
+        Attempts(policy, key=key, cost=cost, max_wait=max_wait, budget=budget, reserve=reserve), options
+    )
 
 
 def ashaped_retrying(
@@ -356,12 +356,9 @@ def ashaped_retrying(
     **options: Unpack[_Options],
 ) -> AsyncRetrying:
     """`shaped_retrying`, awaitable, for asyncio and trio; tasks may share it."""
-    attempts = Attempts(policy, key=key, cost=cost, max_wait=max_wait, budget=budget, reserve=reserve)
-
-    async def sleep(seconds: float) -> None:
-        await attempts.clock.asleep(seconds, AsyncAlarm())
-
-    return _AsyncShapedRetrying(**{"sleep": sleep, **_completed(options)}).shaped(attempts)
+    return _AsyncShapedRetrying.of(
+        Attempts(policy, key=key, cost=cost, max_wait=max_wait, budget=budget, reserve=reserve), options
+    )
 
 
 def _completed(options: _Options) -> dict[str, Any]:

@@ -116,10 +116,11 @@ class RetryBudget:
     """A bucket of tokens on a store: a call earns a share of one, a retry spends one.
 
         >>> from shapekit import MemoryStore
+        >>> from shapekit._runtime.drivers import run
         >>> budget = RetryBudget(MemoryStore(), "stripe.retries", share=0.5, reserve=1)
-        >>> budget.spend(), budget.spend()
+        >>> run(budget.spend), run(budget.spend)
         (True, False)
-        >>> budget.earn(), budget.earn(), budget.spend()
+        >>> run(budget.earn), run(budget.earn), run(budget.spend)
         (None, None, True)
 
     The bucket starts full, with `reserve` tokens, and never holds more. So of any series of calls, by all
@@ -140,32 +141,18 @@ class RetryBudget:
         missing_at_most = whole("reserve", reserve, most=_MOST_TOKENS) * _TOKEN
         bucket = FixedWindow(missing_at_most, timedelta(microseconds=MAX_SPAN_US))
         self._now_us = store.clock.now_us
-        self._refund = store.bind(name, bucket, REFUND)
-        self._arefund = store.abind(name, bucket, REFUND)
-        self._check = store.bind(name, bucket, CHECK)
-        self._acheck = store.abind(name, bucket, CHECK)
+        self._refund = store.twin(name, bucket, REFUND)
+        self._check = store.twin(name, bucket, CHECK)
 
-    def earn(self) -> None:
+    async def earn(self, driver: Driver) -> None:
         """A call is made for the first time."""
         with suppress(StoreUnavailableError):
-            self._refund(_KEY, self._earned, self._now_us())
+            await driver.ask(self._refund, _KEY, self._earned, self._now_us())
 
-    async def aearn(self) -> None:
-        """`earn`, awaitable."""
-        with suppress(StoreUnavailableError):
-            await self._arefund(_KEY, self._earned, self._now_us())
-
-    def spend(self) -> bool:
+    async def spend(self, driver: Driver) -> bool:
         """Whether a call may be made again; if so, that is paid for."""
         try:
-            return bool(self._check(_KEY, _TOKEN))
-        except StoreUnavailableError:
-            return False
-
-    async def aspend(self) -> bool:
-        """`spend`, awaitable."""
-        try:
-            return bool(await self._acheck(_KEY, _TOKEN))
+            return bool(await driver.ask(self._check, _KEY, _TOKEN))
         except StoreUnavailableError:
             return False
 
@@ -205,7 +192,7 @@ class Attempts:
         await driver.ask(Twin(admission.__enter__, admission.__aenter__))
         waited = (self.clock.now_us() - began_us) / SECOND_US
         if self._is_first(call, admission):
-            await driver.ask(Twin(self.budget.earn, self.budget.aearn))
+            await self.budget.earn(driver)
         return waited
 
     async def end(self, driver: Driver, call: object, ending: Ending) -> None:

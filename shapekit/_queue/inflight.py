@@ -195,7 +195,7 @@ class Permits:
             alarm = driver.alarm()
             is_looker = waiter.lie_down(alarm, self.clock.now_us())
             until_us = patience.nap_until_us(self._pause_us(waiter, is_looker))
-            await driver.rest(self._sleepers, alarm, until_us)
+            await self._sleepers.rest(driver, alarm, until_us)
             if patience.is_over(waiter):
                 raise patience.refusal()
             if not is_looker or waiter.has_permit:

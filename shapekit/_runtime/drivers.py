@@ -16,6 +16,7 @@ from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeAlias, 
 from shapekit._runtime import background, cancellation
 from shapekit._runtime.event import AsyncAlarm, running_loop
 from shapekit._runtime.sleepers import Sleepers, warn_in_event_loop
+from shapekit.clock import Clock
 
 __all__ = ["TASKS", "THREADS", "Alarm", "Driver", "Twin", "run"]
 
@@ -52,8 +53,8 @@ class Driver(ABC):
         """Let the tasks of this loop go first that are due as well, and have a lower one."""
 
     @abstractmethod
-    async def rest(self, sleepers: Sleepers, alarm: Any, until_us: int | None) -> None:
-        """Until the alarm rings, or until then; None for as long as it takes."""
+    async def nap(self, clock: Clock, seconds: float, alarm: Any) -> None:
+        """Until the alarm rings, or for so long on the clock."""
 
     @abstractmethod
     async def wait(self, alarm: Any, seconds: float | None = None) -> None:
@@ -98,18 +99,18 @@ class _Threads(Driver):
     async def sleep(
         self, sleepers: Sleepers, until_us: int, order: int = 0, *, others_too: bool = False, news: Any = None
     ) -> None:
-        warn_in_event_loop()
         if news is None:
+            warn_in_event_loop()
             sleepers.sleep(until_us)
         else:
-            sleepers.rest(news, until_us)
+            await sleepers.rest(self, news, until_us)
 
     async def fall_in(self, sleepers: Sleepers, due_us: int, order: int) -> None:
         """Threads have no order among each other."""
 
-    async def rest(self, sleepers: Sleepers, alarm: Any, until_us: int | None) -> None:
+    async def nap(self, clock: Clock, seconds: float, alarm: Any) -> None:
         warn_in_event_loop()
-        sleepers.rest(alarm, until_us)
+        clock.sleep(seconds, alarm)
 
     async def wait(self, alarm: Any, seconds: float | None = None) -> None:
         alarm.wait(seconds)
@@ -149,8 +150,8 @@ class _Tasks(Driver):
     async def fall_in(self, sleepers: Sleepers, due_us: int, order: int) -> None:
         await sleepers.asleep(due_us, order, others_too=True)
 
-    async def rest(self, sleepers: Sleepers, alarm: Any, until_us: int | None) -> None:
-        await sleepers.arest(alarm, until_us)
+    async def nap(self, clock: Clock, seconds: float, alarm: Any) -> None:
+        await clock.asleep(seconds, alarm)
 
     async def wait(self, alarm: Any, seconds: float | None = None) -> None:
         await alarm.wait(seconds)

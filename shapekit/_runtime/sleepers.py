@@ -16,13 +16,16 @@ import threading
 import warnings
 from bisect import bisect_left, insort
 from itertools import count
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shapekit._runtime import forks
 from shapekit._runtime.event import AsyncAlarm, others_first, running_loop
 from shapekit.clock import Clock
 from shapekit.errors import StoreUnavailableError
 from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, duration_us
+
+if TYPE_CHECKING:
+    from shapekit._runtime.drivers import Driver
 
 Place: TypeAlias = tuple[int, int, int]
 """When it is due, its slot among those who are due with it, and a number that no other place has."""
@@ -137,22 +140,12 @@ class Sleepers:
             if not line:
                 self._lines.pop(loop, None)
 
-    def rest(self, alarm: threading.Event, until_us: int | None) -> None:
-        """Block this thread until the alarm rings, or until then; None for as long as it takes."""
+    async def rest(self, driver: Driver, alarm: Any, until_us: int | None) -> None:
+        """Sleep until the alarm rings, or until then; None for as long as it takes."""
         while not alarm.is_set() and (nap_s := self._nap_s(until_us)) > 0:
             self._enter(alarm)
             try:
-                self._clock.sleep(nap_s, alarm)
-            finally:
-                self._alarms.discard(alarm)
-        self._check_open()
-
-    async def arest(self, alarm: AsyncAlarm, until_us: int | None) -> None:
-        """`rest`, awaitable."""
-        while not alarm.is_set() and (nap_s := self._nap_s(until_us)) > 0:
-            self._enter(alarm)
-            try:
-                await self._clock.asleep(nap_s, alarm)
+                await driver.nap(self._clock, nap_s, alarm)
             finally:
                 self._alarms.discard(alarm)
         self._check_open()

@@ -178,8 +178,7 @@ class LLMCall:
         await self._failed(TASKS, error)
 
     def __enter__(self) -> Self:
-        run(self._enter)
-        return self
+        return run(self._enter)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -188,8 +187,7 @@ class LLMCall:
             run(self._failed, error)
 
     async def __aenter__(self) -> Self:
-        await self._enter(TASKS)
-        return self
+        return await self._enter(TASKS)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -199,7 +197,7 @@ class LLMCall:
 
     # flows
 
-    async def _enter(self, driver: Driver) -> None:
+    async def _enter(self, driver: Driver) -> Self:
         try:
             for admission in self._admissions():
                 await driver.ask(Twin(admission.__enter__, admission.__aenter__))
@@ -207,6 +205,7 @@ class LLMCall:
         except BaseException as error:
             await driver.given_back(error, partial(self._give_back, driver))
             raise
+        return self
 
     async def _give_back(self, driver: Driver) -> None:
         for admission in self._entered:

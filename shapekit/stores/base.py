@@ -5,13 +5,15 @@ and returns the call that is made often: `apply(key, *args) -> result`. A `key` 
 composite whose parts have keys of their own a tuple of texts, one for each part; all of them change
 together or not at all.
 
-To write a store, implement the abstract methods. What they promise:
+To write a store, implement the abstract methods. The awaitable ones have a default: they are run in place
+where the store is `instant`, and else on worker threads of the store's own. What all of them promise:
 
 - `operation.step(program)` is run: it sees the state that the last one left, with none in between. It
   returns `(state, answer, ttl_us, persist)`, or where the operation `is_read` its answer alone;
 - time comes from the store's clock, read once per call;
 - a state is kept for at least its `ttl_us`, by the highest time the store has seen;
 - a state written by a program with other numbers goes through `adopted` before it is used;
+- an awaited call that is cancelled gives back what it took;
 - `close` makes every later call raise StoreUnavailableError, and calls `wake`.
 """
 
@@ -19,7 +21,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
-from typing import Any, ClassVar, Protocol, TypeAlias
+from functools import partial
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 from shapekit._runtime.drivers import Twin
@@ -30,6 +33,7 @@ from shapekit.errors import ConfigError
 
 __all__ = ["Operation", "Store"]
 
+T = TypeVar("T")
 Key: TypeAlias = str | tuple[str, ...]
 
 
@@ -61,6 +65,10 @@ class Waiting(Protocol):
 
     def store_closed(self) -> None:
         """Wake them: the store is closed, and they raise StoreUnavailableError."""
+
+
+def _nothing(*_: Any) -> None:
+    """Gives back what a call took that takes nothing."""
 
 
 class Store(ABC):
@@ -96,15 +104,22 @@ class Store(ABC):
     def bind_many(self, name: str, program: Program, operation: Operation) -> ApplyMany:
         """The call that applies `operation` to each of several keys, at one instant."""
 
-    @abstractmethod
     def abind(self, name: str, program: Program, operation: Operation) -> Callable[..., Awaitable[Any]]:
         """`bind`, awaitable."""
 
-    @abstractmethod
+        def give_back(key: Key, *args_and_answer: Any) -> None:
+            *args, answer = args_and_answer
+            self._give_back(name, program, operation, [key], tuple(args), [answer])
+
+        return self._awaitable(self.bind(name, program, operation), give_back)
+
     def abind_many(
         self, name: str, program: Program, operation: Operation
     ) -> Callable[[Sequence[Key], tuple[Any, ...]], Awaitable[list[Any]]]:
         """`bind_many`, awaitable."""
+        return self._awaitable(
+            self.bind_many(name, program, operation), partial(self._give_back, name, program, operation)
+        )
 
     def twin(self, name: str, program: Program, operation: Operation) -> Twin[Any]:
         """`bind` and `abind`, for what is written once for threads and event loops."""
@@ -118,9 +133,9 @@ class Store(ABC):
     def reset(self, name: str, program: Program, key: Key) -> None:
         """Make the key cold."""
 
-    @abstractmethod
     async def areset(self, name: str, program: Program, key: Key) -> None:
         """`reset`, awaitable."""
+        await self._awaitable(self.reset)(name, program, key)
 
     @abstractmethod
     def reset_all(self, prefix: str = "") -> int:
@@ -138,6 +153,25 @@ class Store(ABC):
         """`close`, awaitable."""
         self.close()
 
+    def _awaitable(
+        self, call: Callable[..., T], give_back: Callable[..., object] = _nothing
+    ) -> Callable[..., Awaitable[T]]:
+        """A call of this store, awaitable: in place where the store is `instant`, else on a worker thread.
+
+        If the task is cancelled meanwhile, `give_back` gets the arguments and the answer.
+        """
+        if self.instant:
+
+            async def at_once(*args: Any) -> T:
+                return call(*args)
+
+            return at_once
+        from shapekit._runtime.threads import Errand, Workers  # noqa: PLC0415 - only stores with I/O need it
+
+        # Made here: a subclass need not call this class's `__init__`.
+        workers: Workers = vars(self).setdefault("_own_threads", Workers())
+        return lambda *args: Errand(partial(call, *args), partial(give_back, *args)).run(workers)
+
     def _give_back(
         self,
         name: str,
@@ -154,11 +188,13 @@ class Store(ABC):
 
     def wakes(self, waiting: Waiting) -> None:
         """Register sleepers to wake when the store is closed; they are held weakly."""
-        # Made here, because a store's class need not call this class's `__init__`.
+        # Made here, as the worker threads are.
         vars(self).setdefault("_waiting", WeakValueDictionary())[id(waiting)] = waiting
 
     def wake(self) -> None:
-        """Wake all waiting calls: for `close`, once calls are refused."""
+        """Wake all calls that wait, and let the worker threads go: for `close`, once calls are refused."""
+        if (workers := vars(self).get("_own_threads")) is not None:
+            workers.close()
         for waiting in vars(self).get("_waiting", WeakValueDictionary()).valuerefs():
             if (one := waiting()) is not None:
                 one.store_closed()

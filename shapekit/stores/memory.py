@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from shapekit._runtime import forks
@@ -127,33 +127,12 @@ class MemoryStore(Store):
 
         return apply_many
 
-    def abind(self, name: str, program: Program, operation: Operation) -> Callable[..., Awaitable[Any]]:
-        apply = self.bind(name, program, operation)
-
-        async def aapply(key: Key, *args: Any) -> Any:
-            return apply(key, *args)
-
-        return aapply
-
-    def abind_many(
-        self, name: str, program: Program, operation: Operation
-    ) -> Callable[[Sequence[Key], tuple[Any, ...]], Awaitable[list[Any]]]:
-        apply_many = self.bind_many(name, program, operation)
-
-        async def aapply_many(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
-            return apply_many(keys, args)
-
-        return aapply_many
-
     def reset(self, name: str, program: Program, key: Key) -> None:
         space = self._space(name, program)
         with self._lock:
             self._check_open()
             for record in part_keys(program, key) if isinstance(key, tuple) else (key,):
                 self._forget(space, record)
-
-    async def areset(self, name: str, program: Program, key: Key) -> None:
-        self.reset(name, program, key)
 
     def reset_all(self, prefix: str = "") -> int:
         with self._lock:

@@ -110,14 +110,15 @@ class FaultyStore(Store):
 
     def close(self) -> None:
         """Close `inner`; slow calls that are under way go on at once."""
-        self._wake()
-        self.inner.close()
-        self.wake()
+        run(self._close)
 
     async def aclose(self) -> None:
         """`close`, awaitable."""
+        await self._close(TASKS)
+
+    async def _close(self, driver: Driver) -> None:
         self._wake()
-        await self.inner.aclose()
+        await driver.ask(Twin(self.inner.close, self.inner.aclose))
         self.wake()
 
     def __repr__(self) -> str:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shapekit import ManualClock, MemoryStore, Policy, RedisStore, SQLiteStore
 from shapekit._adapters.retry import RetryBudget
+from shapekit._runtime.drivers import TASKS, run
 from shapekit.integrations.tenacity import shaped_retrying
 from shapekit.testing import FaultyStore
 
@@ -120,10 +121,10 @@ def test_every_store_keeps_the_same_account(store):
     budget, model = RetryBudget(store, "upstream.retries", share=0.3, reserve=2), Model(2)
     for turn in range(60):
         if turn % 3:
-            budget.earn()
+            run(budget.earn)
             model.earn(0.3)
         for _ in range(turn % 2 + 1):
-            assert budget.spend() == model.spend(), turn
+            assert run(budget.spend) == model.spend(), turn
     assert model.tokens != 2
 
 
@@ -132,40 +133,41 @@ async def test_every_store_keeps_the_same_account_awaited(store):
     budget, model = RetryBudget(store, "upstream.retries", share=0.3, reserve=2), Model(2)
     for turn in range(30):
         if turn % 3:
-            await budget.aearn()
+            await budget.earn(TASKS)
             model.earn(0.3)
-        assert await budget.aspend() == model.spend(), turn
+        assert await budget.spend(TASKS) == model.spend(), turn
     await store.aclose()
 
 
 def test_time_earns_nothing_and_takes_nothing():
     clock = ManualClock()
     budget = RetryBudget(MemoryStore(clock), "upstream.retries", share=0.5, reserve=2)
-    assert [budget.spend() for _ in range(3)] == [True, True, False]
-    budget.earn()
+    assert [run(budget.spend) for _ in range(3)] == [True, True, False]
+    run(budget.earn)
     clock.advance(20 * 365 * DAY_S)
-    assert not budget.spend()
-    budget.earn()
+    assert not run(budget.spend)
+    run(budget.earn)
     clock.set(5.0)
-    assert [budget.spend(), budget.spend()] == [True, False]
+    assert [run(budget.spend), run(budget.spend)] == [True, False]
 
 
 def test_a_store_that_is_gone_pays_for_nothing_and_breaks_nothing():
     store = FaultyStore(MemoryStore())
     budget = RetryBudget(store, "upstream.retries", share=1.0, reserve=1)
     store.down = True
-    budget.earn()
-    assert not budget.spend()
+    run(budget.earn)
+    assert not run(budget.spend)
     store.down = False
-    assert budget.spend()
+    assert run(budget.spend)
 
 
 EMPTYING = """
 import sys
 from shapekit import SQLiteStore
 from shapekit._adapters.retry import RetryBudget
+from shapekit._runtime.drivers import run
 budget = RetryBudget(SQLiteStore(sys.argv[1]), "upstream.retries", share=0.5, reserve=5)
-print(sum(budget.spend() for _ in range(4)))
+print(sum(run(budget.spend) for _ in range(4)))
 """
 
 

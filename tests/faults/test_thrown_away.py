@@ -27,7 +27,6 @@ from shapekit import (
     RedisStore,
     ResilientStore,
 )
-from shapekit._runtime.threads import Errand, Workers
 
 from ..redis_server import shared_server
 from .awaited import LISTENING, OF_GENERATORS, SCENARIOS
@@ -61,29 +60,6 @@ class Threaded(MemoryStore):
 
     shared = True
     instant = False
-
-    def __init__(self, clock):
-        super().__init__(clock)
-        self._workers = Workers()
-
-    def abind(self, name, program, operation):
-        apply = self.bind(name, program, operation)
-
-        async def aapply(key, *args):
-            return await Errand(lambda: apply(key, *args), lambda _: None).run(self._workers)
-
-        return aapply
-
-    def abind_many(self, name, program, operation):
-        apply_many = self.bind_many(name, program, operation)
-
-        async def aapply_many(keys, args):
-            return await Errand(lambda: apply_many(keys, args), lambda _: None).run(self._workers)
-
-        return aapply_many
-
-    async def areset(self, name, program, key):
-        await Errand(lambda: self.reset(name, program, key), lambda _: None).run(self._workers)
 
 
 STORES = {

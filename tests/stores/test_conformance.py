@@ -22,6 +22,19 @@ class TestMemoryStore(StoreConformance):
         return MemoryStore(clock)
 
 
+class OnThreads(MemoryStore):
+    """One whose awaited calls take the default way of a store with I/O: worker threads."""
+
+    instant = False
+
+
+class TestAwaitedOnThreads(StoreConformance):
+    timelines = 5
+
+    def make_store(self, clock):
+        return OnThreads(clock)
+
+
 class TestSQLiteStore(StoreConformance):
     timelines = TIMELINES
 

@@ -162,6 +162,20 @@ def test_so_it_is_with_a_client_of_the_callers(server, url, step_s, clients):
     asyncio.run(main())
 
 
+def test_many_keys_are_one_trip_for_an_asynchronous_client_alone(server, url):
+    async def check_many():
+        client = AsyncRedis.from_url(url)
+        gate = Gate(
+            GCRA("1000/s", burst=1_000), name="gate", store=RedisStore(aclient=client, prefix="alone")
+        )
+        with overheard(server) as said:
+            assert all(await gate.acheck_many(["a", "b", "c"]))
+        assert len(said) == 1, said
+        await client.aclose()
+
+    asyncio.run(check_many())
+
+
 def test_a_permit_is_one_trip_to_take_and_one_to_give_back(server, url, step_s):
     store = RedisStore.from_url(url, prefix="one trip")
     permits = Policy(concurrency=Concurrency(5), name="permits", store=store).permits

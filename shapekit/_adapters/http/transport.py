@@ -75,6 +75,24 @@ class HeldStream:
         return getattr(self._stream, name)
 
 
+_SYNC, _ASYNC = "HTTPTransport", "AsyncHTTPTransport"
+
+
+class _Inner(dict[str, Any]):
+    """The transports inside, by the names of their classes in the library; made when they are first used."""
+
+    def __init__(self, library: Any, options: dict[str, Any]) -> None:
+        self.options = options
+        self._library = library
+        self._lock = forks.lock()
+
+    def __missing__(self, kind: str) -> Any:
+        with self._lock:
+            if kind not in self:
+                self[kind] = getattr(self._library, kind)(**self.options)
+        return self[kind]
+
+
 NAME = "shapekit"
 """Under which requests carry their options, and responses how they passed."""
 
@@ -114,9 +132,9 @@ class Transport:
                     name, value, "is for the transport that is made where none is given", "say it there"
                 )
         self._outgoing = outgoing
-        self._options = options
-        self._sync = self._async = transport
-        self._lock = forks.lock()
+        self._inner = _Inner(self.library, options)
+        if transport is not None:
+            self._inner |= {_SYNC: transport, _ASYNC: transport}
 
     @property
     def policy(self) -> Policy | None:
@@ -129,13 +147,13 @@ class Transport:
         """Send the request when it may leave."""
         admission = self._admission(request)
         if admission is None:
-            return self._sync_inner().handle_request(request)
+            return self._inner[_SYNC].handle_request(request)
         try:
             admission.__enter__()
         except (RateLimitedError, StoreUnavailableError) as error:
             return self._refused(error)
         try:
-            response = self._sync_inner().handle_request(request)
+            response = self._inner[_SYNC].handle_request(request)
         except BaseException as error:
             admission.__exit__(type(error), error, error.__traceback__)
             raise
@@ -156,13 +174,13 @@ class Transport:
         """`handle_request`, awaitable."""
         admission = self._admission(request)
         if admission is None:
-            return await self._async_inner().handle_async_request(request)
+            return await self._inner[_ASYNC].handle_async_request(request)
         try:
             await admission.__aenter__()
         except (RateLimitedError, StoreUnavailableError) as error:
             return self._refused(error)
         try:
-            response = await self._async_inner().handle_async_request(request)
+            response = await self._inner[_ASYNC].handle_async_request(request)
         except BaseException as error:
             await admission.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -194,7 +212,7 @@ class Transport:
     # what a client does beside sending
 
     def __enter__(self) -> Self:
-        self._sync_inner().__enter__()
+        self._inner[_SYNC].__enter__()
         return self
 
     def __exit__(
@@ -203,15 +221,15 @@ class Transport:
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        self._sync_inner().__exit__(kind, error, trace)
+        self._inner[_SYNC].__exit__(kind, error, trace)
 
     def close(self) -> None:
         """Close the transport inside. The limit and its store outlive it."""
-        if self._sync is not None:
-            self._sync.close()
+        if _SYNC in self._inner:
+            self._inner[_SYNC].close()
 
     async def __aenter__(self) -> Self:
-        await self._async_inner().__aenter__()
+        await self._inner[_ASYNC].__aenter__()
         return self
 
     async def __aexit__(
@@ -220,29 +238,15 @@ class Transport:
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        await self._async_inner().__aexit__(kind, error, trace)
+        await self._inner[_ASYNC].__aexit__(kind, error, trace)
 
     async def aclose(self) -> None:
         """`close`, awaitable."""
-        if self._async is not None:
-            await self._async.aclose()
-
-    def _sync_inner(self) -> Any:
-        if self._sync is None:
-            with self._lock:
-                if self._sync is None:
-                    self._sync = self.library.HTTPTransport(**self._options)
-        return self._sync
-
-    def _async_inner(self) -> Any:
-        if self._async is None:
-            with self._lock:
-                if self._async is None:
-                    self._async = self.library.AsyncHTTPTransport(**self._options)
-        return self._async
+        if _ASYNC in self._inner:
+            await self._inner[_ASYNC].aclose()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._sync or self._async or self._options!r})"
+        return f"{type(self).__name__}({next(iter(self._inner.values()), self._inner.options)!r})"
 
 
 def shape_client(client: Any, kind: type[Transport], outgoing: Outgoing) -> None:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from copy import copy
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
 from shapekit._runtime import forks
+from shapekit._runtime.drivers import Driver
 from shapekit._runtime.event import running_loop
 from shapekit.algorithms.operation import Operation, Undo
 from shapekit.errors import ShapekitError
@@ -127,8 +128,10 @@ class Loop:
         self._lines: dict[tuple[RedisProgram, Key], Line] = {}
         self._errands: set[asyncio.Task[None]] = set()
 
-    def line(self, remote: RedisProgram, key: Key) -> Line:
-        """Where those stand who call this key: all of them share a trip with whoever calls meanwhile."""
+    def ask(
+        self, remote: RedisProgram, operation: Operation, key: Key, *args: Any
+    ) -> Coroutine[Any, Any, Any]:
+        """The answer to one call; calls that come while a trip of their key is under way share the next."""
         place = (remote, key)
         line = self._lines.get(place)
         if line is None:
@@ -144,53 +147,41 @@ class Loop:
                 ]
 
             line = self._lines[place] = Line(remote.call, trip, lambda: self._lines.pop(place, None))
-        return line
+        return line.ask(operation, args)
 
     async def ask_each(
-        self,
-        remote: RedisProgram,
-        keys: list[Key],
-        operation: Operation,
-        args: tuple[Any, ...],
-        *,
-        apart: bool,
+        self, remote: RedisProgram, operation: Operation, keys: Sequence[Key], args: tuple[Any, ...]
     ) -> list[Any]:
         """The answers for each of several keys; if the caller goes away, what was taken is given back."""
-        task = asyncio.create_task(self._answers(remote, keys, operation, args, apart=apart))
+        task = asyncio.create_task(self._answers(remote, operation, keys, args))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            errand = asyncio.create_task(self._give_back(remote, keys, operation, args, task))
+            errand = asyncio.create_task(self._give_back(remote, operation, keys, args, task))
             self._errands.add(errand)
             errand.add_done_callback(self._errands.discard)
             raise
 
     async def _answers(
-        self,
-        remote: RedisProgram,
-        keys: list[Key],
-        operation: Operation,
-        args: tuple[Any, ...],
-        *,
-        apart: bool,
+        self, remote: RedisProgram, operation: Operation, keys: Sequence[Key], args: tuple[Any, ...]
     ) -> list[Any]:
         answers: list[Any] = []
-        for trip in remote.trips_for(keys, operation, args, apart=apart):
+        for trip in remote.trips_for(keys, operation, args):
             answers += await self.talk(trip)
         return [remote.answer(operation, sent) for sent in answers]
 
     async def _give_back(
         self,
         remote: RedisProgram,
-        keys: list[Key],
         operation: Operation,
+        keys: Sequence[Key],
         args: tuple[Any, ...],
         task: asyncio.Task[list[Any]],
     ) -> None:
         with suppress(ShapekitError):
             for key, answer in zip(keys, await task, strict=True):
-                for undo in operation.undone(args, answer):
-                    await self.line(remote, key).ask(*undo)
+                for undo, undo_args in operation.undone(args, answer):
+                    await self.ask(remote, undo, key, *undo_args)
 
     def close(self) -> None:
         """Close the client. Said on the loop itself, which does it as soon as it can."""
@@ -240,18 +231,14 @@ class Loops:
             found = self._loops[running] = Loop(self._connect())
             return found
 
-    def close(self) -> None:
-        """Have the loops that run on other threads close their clients: nobody else can."""
+    async def close(self, driver: Driver) -> None:
+        """Close the client of the running loop, if that is awaited; loops on other threads close theirs."""
         with self._lock:
-            loops = list(self._loops.items())
-        here = running_loop()
-        for loop, own in loops:
-            if loop is not here and loop.is_running():
+            loops = dict(self._loops)
+        own = loops.pop(running_loop(), None)
+        for loop, other in loops.items():
+            if loop.is_running():
                 with suppress(RuntimeError):  # it was closed just now
-                    loop.call_soon_threadsafe(own.close)
-
-    async def aclose(self) -> None:
-        """Close the client of the running loop."""
-        here = self.here() if self._loops else None
-        if here is not None:
-            await here.link.aclose()
+                    loop.call_soon_threadsafe(other.close)
+        if own is not None and driver.loop() is not None:
+            await own.link.aclose()

@@ -272,11 +272,11 @@ class RedisProgram:
         )
 
     def trips_for(
-        self, keys: Sequence[Key], operation: Operation, args: tuple[Any, ...], *, apart: bool
+        self, keys: Sequence[Key], operation: Operation, args: tuple[Any, ...]
     ) -> Iterator[Conversation]:
-        """Conversations that run one call on each key in turn; `apart` where no script may take them all."""
+        """Conversations that run one call on each key in turn: in a cluster, no script may take them all."""
         calls = f"[{self.call(operation, args)}]"
-        if apart or not all(isinstance(key, str) for key in keys):
+        if self._is_cluster or not all(isinstance(key, str) for key in keys):
             for key in keys:
                 yield self.converse(self.keys_of(key), (operation,), calls)
             return

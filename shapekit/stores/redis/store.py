@@ -16,7 +16,7 @@ from typing import Any, Self, TypeAlias
 from urllib.parse import urlsplit
 
 from shapekit._runtime import forks
-from shapekit._runtime.threads import Errand, Workers
+from shapekit._runtime.drivers import TASKS, Driver, run
 from shapekit.algorithms.description import Described, revived
 from shapekit.clock import Clock, SystemClock
 from shapekit.errors import ConfigError, StoreUnavailableError, missing
@@ -91,13 +91,12 @@ class RedisStore(Store):
         self._client = client
         self._link = None if client is None else Link(client)
         self._has_nodes = hasattr(aclient if client is None else client, "get_node_from_key")
-        self.sharded = self._is_cluster and self._link is not None
+        self.sharded = self._has_nodes and client is not None
         self.awaited_only = client is None
         self._loops = None if aclient is None else Loops(lambda: Link(aclient), many=False)
         self._programs: dict[str, dict[Program, RedisProgram]] = {}
         self._writers: dict[int, Program] = {}
         self._lock = forks.lock()
-        self._workers = Workers()
         self._kept: Kept | None = None
         self._survey: RedisSurvey | None = None
         self._closed = False
@@ -134,44 +133,29 @@ class RedisStore(Store):
 
         def apply_many(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
             answers: list[Any] = []
-            for trip in remote.trips_for(keys, operation, args, apart=self._is_cluster):
+            for trip in remote.trips_for(keys, operation, args):
                 answers += self._talk(trip)
             return [remote.answer(operation, sent) for sent in answers]
 
         return apply_many
 
     def abind(self, name: str, program: Program, operation: Operation) -> Callable[..., Awaitable[Any]]:
-        remote = self._remote(name, program)
-        remote.link(operation)
-        apply = self.bind(name, program, operation)
-
-        def aapply(key: Key, *args: Any) -> Awaitable[Any]:
-            here = self._here()
-            if here is not None:
-                return here.line(remote, key).ask(operation, args)
-            return Errand(
-                partial(apply, key, *args),
-                lambda answer: self._give_back(name, program, operation, [key], args, [answer]),
-            ).run(self._workers)
-
-        return aapply
+        return self._on_loop(
+            Loop.ask,
+            self._remote(name, program),
+            operation,
+            otherwise=super().abind(name, program, operation),
+        )
 
     def abind_many(
         self, name: str, program: Program, operation: Operation
     ) -> Callable[[Sequence[Key], tuple[Any, ...]], Awaitable[list[Any]]]:
-        remote = self._remote(name, program)
-        apply_many = self.bind_many(name, program, operation)
-
-        async def aapply_many(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
-            here = self._here()
-            if here is not None:
-                return await here.ask_each(remote, list(keys), operation, args, apart=self._is_cluster)
-            return await Errand(
-                partial(apply_many, keys, args),
-                lambda answers: self._give_back(name, program, operation, keys, args, answers),
-            ).run(self._workers)
-
-        return aapply_many
+        return self._on_loop(
+            Loop.ask_each,
+            self._remote(name, program),
+            operation,
+            otherwise=super().abind_many(name, program, operation),
+        )
 
     def shard(self, name: str, program: Program, key: Key) -> Hashable:
         place = self._remote(name, program).keys_of(key)[0]
@@ -182,10 +166,10 @@ class RedisStore(Store):
 
     async def areset(self, name: str, program: Program, key: Key) -> None:
         here = self._here()
-        if here is not None:
-            await here.talk(self._remote(name, program).forget(key))
+        if here is None:
+            await super().areset(name, program, key)
         else:
-            await Errand(partial(self.reset, name, program, key), lambda _: None).run(self._workers)
+            await here.talk(self._remote(name, program).forget(key))
 
     def reset_all(self, prefix: str = "") -> int:
         count = 0
@@ -204,19 +188,19 @@ class RedisStore(Store):
         return self._survey.sightings(self._found(prefix))
 
     def close(self) -> None:
-        self._closed = True
-        self._workers.close()
-        if self._kept is not None:
-            self._kept.close()
-            if self._loops is not None:
-                self._loops.close()
-        self.wake()
+        run(self._close)
 
     async def aclose(self) -> None:
         """`close`, awaitable; only so the connections of the running loop are closed at once."""
-        self.close()
+        await self._close(TASKS)
+
+    async def _close(self, driver: Driver) -> None:
+        self._closed = True
+        if self._kept is not None:
+            self._kept.close()
+        self.wake()
         if self._kept is not None and self._loops is not None:
-            await self._loops.aclose()
+            await self._loops.close(driver)
 
     def __repr__(self) -> str:
         return f"RedisStore(prefix={self.prefix!r})"
@@ -226,10 +210,6 @@ class RedisStore(Store):
     def evaluate(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         """Run a script of one's own where the states are; a reply that is lost is not asked for again."""
         return self._tell("EVAL", script, len(keys), *keys, *arguments)
-
-    @property
-    def _is_cluster(self) -> bool:
-        return self._link is None or self._link.is_cluster
 
     def _remote(self, name: str, program: Program) -> RedisProgram:
         with self._lock:
@@ -248,6 +228,17 @@ class RedisStore(Store):
                     is_cluster=self._has_nodes,
                 )
             return known[program]
+
+    def _on_loop(
+        self, ask: Callable[..., Awaitable[Any]], *what: Any, otherwise: Callable[..., Awaitable[Any]]
+    ) -> Callable[..., Awaitable[Any]]:
+        """A call by the client of the running event loop; where the loop has none, `otherwise`."""
+
+        def asked(*args: Any) -> Awaitable[Any]:
+            here = self._here()
+            return otherwise(*args) if here is None else ask(here, *what, *args)
+
+        return asked
 
     def _here(self) -> Loop | None:
         self._check_open()

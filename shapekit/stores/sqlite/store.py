@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from shapekit._runtime.threads import Errand, Workers
 from shapekit.algorithms.compose import Composite, adopted
 from shapekit.algorithms.description import Described, describe, revived
 from shapekit.clock import Clock
@@ -102,7 +100,6 @@ class SQLiteStore(Store):
             raise ConfigError("clock", clock, "is not a clock", "leave it away, or pass ManualClock()")
         self.clock: Clock = HostClock() if clock is None else clock
         self._kinds: dict[str, str] = {}
-        self._workers = Workers()
         self._records = _Records(_absolute(path), self.clock)
         self._file = self._records.file
         # Whatever is wrong with the file is told at once.
@@ -130,30 +127,6 @@ class SQLiteStore(Store):
 
         return apply_many
 
-    def abind(self, name: str, program: Program, operation: Operation) -> Callable[..., Awaitable[Any]]:
-        apply = self.bind(name, program, operation)
-
-        async def aapply(key: Key, *args: Any) -> Any:
-            return await Errand(
-                partial(apply, key, *args),
-                lambda answer: self._give_back(name, program, operation, [key], args, [answer]),
-            ).run(self._workers)
-
-        return aapply
-
-    def abind_many(
-        self, name: str, program: Program, operation: Operation
-    ) -> Callable[[Sequence[Key], tuple[Any, ...]], Awaitable[list[Any]]]:
-        apply_many = self.bind_many(name, program, operation)
-
-        async def aapply_many(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
-            return await Errand(
-                partial(apply_many, keys, args),
-                lambda answers: self._give_back(name, program, operation, keys, args, answers),
-            ).run(self._workers)
-
-        return aapply_many
-
     def reset(self, name: str, program: Program, key: Key) -> None:
         records = self._records
 
@@ -165,9 +138,6 @@ class SQLiteStore(Store):
                     execute(_RESET, (row[0],))
 
         self._file.transact(forget)
-
-    async def areset(self, name: str, program: Program, key: Key) -> None:
-        await Errand(partial(self.reset, name, program, key), _nothing).run(self._workers)
 
     def reset_all(self, prefix: str = "") -> int:
         def forget(execute: Execute) -> int:
@@ -189,11 +159,10 @@ class SQLiteStore(Store):
 
     def close(self) -> None:
         self._file.close()
-        self._workers.close()
         self.wake()
 
     async def aclose(self) -> None:
-        await Errand(self.close, _nothing).run(self._workers)
+        await self._awaitable(self.close)()
 
     def __repr__(self) -> str:
         return f"SQLiteStore({self._file.path!r})"
@@ -276,8 +245,8 @@ def _absolute(path: object) -> str:
     return os.path.abspath(text)
 
 
-def _nothing(result: object) -> None:
-    """What a reset or a close took need not be given back."""
+def _nothing(execute: Execute) -> None:
+    """A transaction that opens the file, and changes nothing."""
 
 
 class _Records:

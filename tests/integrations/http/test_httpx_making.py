@@ -48,7 +48,7 @@ def test_a_client_is_shaped_with_its_proxies_and_mounts(both):
     assert wrapper.shape(client, rate="10/s") is client
     after = [client._transport, *client._mounts.values()]
     assert [type(transport) for transport in after if transport is not None] == [wrapper.ShapedTransport] * 3
-    assert [transport and transport._sync for transport in after] == before
+    assert [transport and transport._inner["HTTPTransport"] for transport in after] == before
     assert client.get("http://api.y/").extensions["shapekit"].key == "api.y"
     client.close()
 

@@ -18,6 +18,7 @@ from shapekit import (
     QuotaExhaustedError,
     StoreUnavailableError,
 )
+from shapekit._runtime import drivers
 from shapekit.integrations.tenacity import retry_if_throttled, shaped_retrying, wait_retry_after
 from shapekit.testing import FaultyStore
 
@@ -211,12 +212,12 @@ def test_a_retry_that_is_refused_is_not_made(clock, run):
 def test_a_call_that_was_refused_earns_nothing(clock):
     policy = Policy("1/s", clock=clock)
     retrying = shaped_retrying(policy, budget=1.0, reserve=1, max_wait=0, wait=SECOND, retry=ON_KEY_ERROR)
-    retrying.attempts.budget.spend()
+    drivers.run(retrying.attempts.budget.spend)
     policy.shaper.reserve(cost=100)
     for _ in range(5):
         with pytest.raises(QueueFullError):
             retrying(Upstream(clock, FINE))
-    assert not retrying.attempts.budget.spend()
+    assert not drivers.run(retrying.attempts.budget.spend)
 
 
 def test_what_never_counted_is_given_back(clock):
