@@ -33,7 +33,7 @@ from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.algorithms.usage import leaves_of
 from shapekit.cli.main import Complaint
-from shapekit.cli.output import Command, console, counted, json_option, print_json, table
+from shapekit.cli.output import Command, console, counted, json_option, print_json, span_words, table
 from shapekit.errors import StoreUnavailableError
 from shapekit.rate import SECOND_US, seconds_text
 from shapekit.stores import REDIS
@@ -350,19 +350,16 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def span(seconds: float) -> str:
-    """A duration in few letters.
+    """A duration in its two largest units.
 
-    >>> [span(seconds) for seconds in (0, 0.0421, 12.3, 75, 7260, 3 * 86_400, 1e12)]
-    ['0 s', '0.0421 s', '12.3 s', '1 m 15 s', '2 h 01 m', '3 d 00 h', 'over a year']
+    >>> [span(seconds) for seconds in (0, 0.04213, 12.345, 300, 7_265, 31 * 86_400, 1e12)]
+    ['0 s', '42.1 ms', '12.3 s', '5 min', '2 h 01 min', '31 d', 'over a year']
     """
-    if seconds < 60:
-        return f"{seconds:.3g} s"
     if seconds >= _FAR_S:
         return "over a year"
-    for unit, small, size, part in (("d", "h", 86_400, 3_600), ("h", "m", 3_600, 60)):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit} {int(seconds % size // part):02} {small}"
-    return f"{int(seconds // 60)} m {int(seconds % 60):02} s"
+    whole_us = int(seconds) * SECOND_US
+    shown_us = whole_us if seconds >= 60 else round(float(f"{seconds:.3g}") * SECOND_US)
+    return " ".join(span_words(shown_us).split()[:4])
 
 
 def clock(epoch_s: float) -> str:

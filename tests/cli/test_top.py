@@ -317,6 +317,7 @@ def test_a_store_that_cannot_be_read_is_one_line(where, words):
 
 
 def test_durations_and_instants_stay_readable():
-    assert span(59.94) == "59.9 s"
-    assert span(86_399) == "23 h 59 m"
+    assert [span(seconds) for seconds in (59.94, 59.96, 61, 3_900, 86_399)] == (
+        ["59.9 s", "1 min", "1 min 01 s", "1 h 05 min", "23 h 59 min"]
+    )
     assert clock(1e14) == "over a year from now"
