@@ -310,8 +310,8 @@ _FRAME = 5
 """Lines of a page that are not rows: the headline, a gap, the columns' names and their rule, a last line."""
 _WIDEST = 40
 """What is longer is printed whole, and what follows it is out of line."""
-_CUT = {0: 0.45, 1: 0.3, 7: 0.25}
-"""The columns that are cut where there is no room for all, and the part of the room that each gets."""
+_CUT = {0: 1.0, 1: 0.3, 7: 0.25}
+"""The columns that are cut where there is no room for all, and the part of it that each gets at most."""
 _LEAST = 6
 _GAP = 2
 """So much lies between two columns."""
@@ -394,11 +394,14 @@ class Page:
             self._widths = [max(wide, len(cell)) for wide, cell in zip(self._widths, line, strict=True)]
         room = width - sum(self._widths) - _GAP * (len(COLUMNS) - 1)
         made = table(COLUMNS, lines, numbers=_NUMBERS)
-        for place, (column, wide) in enumerate(zip(made.columns, self._widths, strict=True)):
-            part = _CUT.get(place, 0)
-            spare = room + sum(self._widths[cut] for cut in _CUT)
-            column.no_wrap, column.overflow = True, "ellipsis"
-            column.width = min(wide, max(_LEAST, int(part * spare))) if part and room < 0 else wide
+        spare = left = room + sum(self._widths[cut] for cut in _CUT)
+        for place, column in reversed([*enumerate(made.columns)]):
+            wide = self._widths[place]
+            if place in _CUT and room < 0:
+                # What the others leave is for the key, which comes last here.
+                wide = min(wide, max(_LEAST, int(_CUT[place] * spare) if place else left))
+                left -= wide
+            column.no_wrap, column.overflow, column.width = True, "ellipsis", wide
         return made
 
 
