@@ -1,10 +1,10 @@
-"""httpx2: requests of a client leave when they may, and wait when the server says so, all workers as one.
+"""httpx2: a transport that makes requests wait for their slots and obeys the server's limits.
 
     client = httpx2.Client(transport=ShapedTransport(rate="10/s"))
     client = shape(httpx2.AsyncClient(proxy="http://proxy:3128"), rate="10/s")
 
-Each request that is sent counts, as the server counts it: redirects, both steps of a digest
-authentication, what a client repeats. Connection retries (`retries=`) happen below, and are not seen.
+Each request that is sent counts, as it does for the server: redirects, both steps of a digest authentication,
+retries by the client. Connection retries (`retries=`) happen below the transport and are not seen.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Options(Shaping, total=False):
 
 
 class _Unsent(httpx2.TransportError):
-    """A request that was not sent. Its arguments are those of the error of ours that it is, too."""
+    """A request that was not sent. Its arguments are those of the shapekit error that it also is."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__("")
@@ -57,39 +57,40 @@ class _Unsent(httpx2.TransportError):
 
 
 class QueueFullError(errors.QueueFullError, _Unsent):
-    """`shapekit.QueueFullError` that is an `httpx2.TransportError`, too."""
+    """`shapekit.QueueFullError` that is also an `httpx2.TransportError`."""
 
 
 class QuotaExhaustedError(errors.QuotaExhaustedError, _Unsent):
-    """`shapekit.QuotaExhaustedError` that is an `httpx2.TransportError`, too."""
+    """`shapekit.QuotaExhaustedError` that is also an `httpx2.TransportError`."""
 
 
 class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
-    """`shapekit.StoreUnavailableError` that is an `httpx2.TransportError`, too."""
+    """`shapekit.StoreUnavailableError` that is also an `httpx2.TransportError`."""
 
 
 class _HeldStream(HeldStream, httpx2.SyncByteStream, httpx2.AsyncByteStream):
-    """A body during which its request is in flight."""
+    """A response body whose request is in flight until it ends or is closed."""
 
 
 class ShapedTransport(Transport, httpx2.BaseTransport, httpx2.AsyncBaseTransport):
-    """A transport whose requests leave when they may: for `httpx2.Client` and `httpx2.AsyncClient`.
+    """A transport that shapes requests, for `httpx2.Client` and `httpx2.AsyncClient`.
 
     Takes the keywords of `Policy`, or `policy=`, and:
 
-    - `transport`: the one to send through. Without it one of httpx2's own is made, when it is first
-      needed, with whatever else is given: `verify`, `http2`, `limits`, `proxy`, `retries` …
+    - `transport`: the transport to send through. By default one of httpx2's own, made on first use with any
+      further keywords: `verify`, `http2`, `limits`, `proxy`, `retries` …
     - `key`: "host" (the default), "host+method", "origin", a template such as `"{host}/{path[0]}"`, or a
-      callable that is given the `httpx2.Request`.
-    - `routes`: `{"https://api.example.com/search": "30/min"}`: other rates or policies for what is below.
-    - `on_reject="respond"`: whoever would wait too long gets a 429 of our own, and no error.
+      callable that takes the `httpx2.Request`.
+    - `routes`: other rates or policies for a URL and everything below it, as in
+      `{"https://api.example.com/search": "30/min"}`.
+    - `on_reject="respond"`: a request that would wait too long gets a 429 made by shapekit, not an error.
 
-    A client that is given a `transport` takes no `verify`, `http2`, `limits` and `cert` of its own any more,
-    nor proxies from the environment; and what it sends by `proxy=` or `mounts=` does not come by here.
-    Give those to ShapedTransport, or use `shape(client, …)`.
+    A client with a `transport` ignores its own `verify`, `http2`, `limits` and `cert`, and proxies from the
+    environment; and requests that it sends through `proxy=` or `mounts=` bypass the transport. Give these
+    options to ShapedTransport, or use `shape(client, …)`.
 
-    A request may say more: `extensions={"shapekit": {"cost": 5, "key": …, "max_wait": …, "skip": True}}`.
-    A response says in `extensions["shapekit"]` by which key, how long and why its request was delayed.
+    Set options of a request by `extensions={"shapekit": {"cost": 5, "key": …, "max_wait": …, "skip": True}}`.
+    `response.extensions["shapekit"]` tells by which key, how long and why the request was delayed.
     """
 
     library: ClassVar[Any] = httpx2
@@ -109,7 +110,7 @@ class ShapedTransport(Transport, httpx2.BaseTransport, httpx2.AsyncBaseTransport
 
 
 def shape(client: ClientT, **shaping: Unpack[Shaping]) -> ClientT:
-    """Shape an existing client, in place: its transport, its proxies and its mounts. Returns the client."""
+    """Shape a client in place: its transport, proxies and mounts, under one limit. Returns the client."""
     if not isinstance(client, (httpx2.Client, httpx2.AsyncClient)):
         raise errors.ConfigError("client", client, "is no client of httpx2", "pass an httpx2.Client")
     shape_client(client, ShapedTransport, Outgoing("shape", **shaping))

@@ -1,16 +1,18 @@
 """`shapekit hold`, `resume` and `reset`: an operator's levers on a shared store.
 
-They act through the program that wrote a key's state, so whoever shares the key obeys, and nothing else
-about it changes.
+They act through the program that wrote a key's state, so every process that shares the key obeys, and
+nothing else about it changes. An idle key has no state, but its name has programs: of its keys in use, or
+those that the store remembers.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import click
 
@@ -18,26 +20,38 @@ from shapekit._queue.key_status import notice_us
 from shapekit._runtime import ids as nonce
 from shapekit.algorithms.queue.queue import CONFIRM, HOLD, MARK, RESUME, LeakyQueue
 from shapekit.cli.main import Complaint
-from shapekit.cli.output import json_option, print_json
-from shapekit.cli.top import clock, limit_text, open_store, open_survey, span, store_option
+from shapekit.cli.output import counted, json_option, print_json
+from shapekit.cli.top import clock, limit_text, open_store, span, store_option
+from shapekit.errors import ConfigError
 from shapekit.keys import whole_of
 from shapekit.rate import SECOND_US, duration_us
-from shapekit.stores.base import Operation, Store
+from shapekit.stores.base import Operation
 from shapekit.stores.encoding import Sighting
 from shapekit.stores.redis.protocol import bounded
 
 _BEGINNING = 32
-"""Letters that stand for certain where a long key is stored cut."""
+"""Letters that stand for certain where a long key is stored shortened."""
+_EVERY = ":*"
+"""Behind a name: all of its keys."""
+_NUMBER = re.compile(r"-?[0-9]*\.?[0-9]+")
+
+Told: TypeAlias = tuple[str, dict[str, Any]]
+"""What was done to a key, in words and for machines."""
 
 
 class Found(NamedTuple):
     """A key, the program that keeps it, and the store."""
 
-    store: Store
-    shown: str
+    store: Any
     name: str
     program: Any
     key: str
+    in_use: bool = True
+
+    @property
+    def shown(self) -> str:
+        """`name:key`."""
+        return f"{self.name}:{self.key}"
 
     def apply(self, operation: Operation, *args: Any) -> Any:
         """Let the program do something to the key."""
@@ -46,28 +60,46 @@ class Found(NamedTuple):
 
 @click.command()
 @click.argument("key")
-@click.argument("length")
+@click.argument("length", metavar="TIME")
 @store_option
 @json_option
 def hold(key: str, length: str, store: str | None, as_json: bool) -> None:
-    """Let nobody leave on KEY for LENGTH, such as 30s or 5m, in any process.
+    """Stop all calls on KEY for TIME, in every process.
 
-    KEY is `name:key`, as `shapekit top` shows it. Whoever waits is moved by as much, in order. A longer
-    hold in place stays.
+    KEY is `name:key`, as `shapekit top` shows it, or an idle key of the same name. `name:*` is every key of
+    the name that is in use now; a key that comes into use later is not held. TIME is in seconds, such as 30
+    or 0.5, or has units: 250ms, 5m, 1h30m.
+
+    Calls that wait leave later by as much, in the same order. A longer hold in place stays.
     """
-    length_us = duration_us("length", length)
-    with _found(key, store) as found:
-        _must_queue(found)
-        whole = whole_of(found.key)
-        if whole is not None:
-            found._replace(key=whole).apply(MARK, length_us, nonce.fresh())
-        held_us: int = found.apply(HOLD, length_us, nonce.fresh())
+    length_us = _length_us(length)
+    with opened(store) as keys:
+        if key.endswith(_EVERY):
+            found, left = keys.every(key)
+            told = [_held(one, length_us) for one in found]
+            _say_all(as_json, told, f"{counted(len(told), 'key')} held", left)
+        else:
+            _say(as_json, *_held(_queue(keys.one(key) or keys.idle(key)), length_us))
+
+
+def _held(found: Found, length_us: int) -> Told:
+    whole = whole_of(found.key)
+    if whole is not None:
+        found._replace(key=whole).apply(MARK, length_us, nonce.fresh())
+    held_us: int = found.apply(HOLD, length_us, nonce.fresh())
     until = time.time() + held_us / SECOND_US
-    how = "is held" if held_us <= length_us else "was held for longer already:"
-    _say(
-        as_json,
-        {"key": key, "done": "hold", "held": held_us / SECOND_US, "until": until},
-        f"{key} {how} for {span(held_us / SECOND_US)}, until {clock(until)}",
+    how = "is held" if found.in_use else "was not in use, and is held"
+    if held_us > length_us:
+        how = "was held for longer already:"
+    return (
+        f"{found.shown} {how} for {span(held_us / SECOND_US)}, until {clock(until)}",
+        {
+            "key": found.shown,
+            "done": "hold",
+            "held": held_us / SECOND_US,
+            "until": until,
+            "in_use": found.in_use,
+        },
     )
 
 
@@ -78,15 +110,25 @@ def hold(key: str, length: str, store: str | None, as_json: bool) -> None:
 def resume(key: str, store: str | None, as_json: bool) -> None:
     """End the hold of KEY.
 
-    KEY is `name:key`, as `shapekit top` shows it. Calls leave again, in their order and at their rate, when
-    all processes have heard of it: after a twelfth of what is left, 1.5 seconds at least and 90 at most.
+    KEY is `name:key`, as `shapekit top` shows it; `name:*` is every key of the name that is in use. Calls
+    leave again, in their order and at their rate, as soon as every process has noticed: after a twelfth of
+    what is left of the hold, 1.5 seconds at least and 90 at most.
     """
-    with _found(key, store) as found:
-        _must_queue(found)
-        _, _, until_us, now_us, *_ = found.apply(CONFIRM)
-        left_us: int = found.apply(RESUME, notice_us(until_us - now_us))
-    words = f"leaves again in {span(left_us / SECOND_US)}" if left_us else "was not held"
-    _say(as_json, {"key": key, "done": "resume", "held": left_us / SECOND_US}, f"{key} {words}")
+    with opened(store) as keys:
+        if key.endswith(_EVERY):
+            found, left = keys.every(key)
+            told = [_resumed(one) for one in found]
+            held = sum(one["held"] > 0 for _, one in told)
+            _say_all(as_json, told, f"{held:,} of {counted(len(told), 'key')} had been held", left)
+        else:
+            _say(as_json, *_resumed(_queue(keys.in_use(key))))
+
+
+def _resumed(found: Found) -> Told:
+    _, _, until_us, now_us, *_ = found.apply(CONFIRM)
+    left_us: int = found.apply(RESUME, notice_us(until_us - now_us))
+    words = f": calls leave again in {span(left_us / SECOND_US)}" if left_us else " was not held"
+    return f"{found.shown}{words}", {"key": found.shown, "done": "resume", "held": left_us / SECOND_US}
 
 
 @click.command()
@@ -97,65 +139,155 @@ def resume(key: str, store: str | None, as_json: bool) -> None:
 def reset(key: str, yes: bool, store: str | None, as_json: bool) -> None:
     """Forget KEY: its queue, its hold, and what was counted.
 
-    KEY is `name:key`, as `shapekit top` shows it. The next call finds it as if nobody had ever called;
-    whoever waits keeps the time it was promised. Asks first on a terminal.
+    KEY is `name:key`, as `shapekit top` shows it. The next call finds the key as if it had never been used;
+    calls that wait keep the slots that they were given. Asks first on a terminal.
     """
-    with _found(key, store) as found:
+    with opened(store) as keys:
+        found = keys.in_use(key)
         words = limit_text(found.program)
         if sys.stdin.isatty() and not yes:
             click.confirm(f"Forget {key} ({words}), its queue and its counts?", abort=True, err=True)
         found.store.reset(found.name, found.program, found.key)
-    _say(as_json, {"key": key, "done": "reset", "limit": words}, f"{key} is as good as new ({words})")
+    _say(as_json, f"{key} is as good as new ({words})", {"key": key, "done": "reset", "limit": words})
+
+
+class Keys:
+    """The keys of a store, as an operator names them. What is wrong with a name is a Complaint."""
+
+    def __init__(self, store: Any, *, shortens: bool) -> None:
+        """`shortens`: whether the store shortens very long keys, as Redis does."""
+        self._store = store
+        self._shortens = shortens
+
+    def in_use(self, asked: str) -> Found:
+        """A key that is in use."""
+        found = self.one(asked)
+        if found is None:
+            raise Complaint(f"key={asked!r} is not in use; `shapekit top` shows the keys that are")
+        return found
+
+    def one(self, asked: str) -> Found | None:
+        """A key, if it is in use."""
+        if ":" not in asked:
+            raise Complaint(f"key={asked!r} has no name; write name:key, as `shapekit top` shows it")
+        seen = list(self._store.survey(asked[:_BEGINNING]))
+        meant = [sighting for sighting in seen if self._is_meant(sighting, asked)]
+        if len(meant) > 1:
+            names = ", ".join(repr(sighting.name) for sighting in meant)
+            fix = "use the program that made it"
+            raise Complaint(f"key={asked!r} is a key of several names ({names}); {fix}")
+        if not meant and any(sighting.shown == asked for sighting in seen):
+            raise Complaint(f"key={asked!r} is shortened; write the whole key, as the program has it")
+        if not meant:
+            return None
+        (sighting,) = meant
+        if sighting.program is None:
+            fix = "ask again after its next call"
+            raise Complaint(f"key={asked!r} was written by an unknown program; {fix}")
+        if sighting.part:
+            problem = f"is one part of the composite {sighting.name!r}"
+            raise Complaint(f"key={asked!r} {problem}; use the program that made it")
+        return self._found(sighting.name, sighting.program, asked)
+
+    def every(self, asked: str) -> tuple[list[Found], list[str]]:
+        """The queues of a name that are in use, and those of its keys that cannot be reached."""
+        name = asked.removesuffix(_EVERY)
+        found, left = [], []
+        for sighting in self._store.survey(f"{name}:"):
+            if sighting.name != name:
+                continue
+            if sighting.program is None or not self._is_meant(sighting, sighting.shown):
+                left.append(sighting.shown)
+            else:
+                found.append(_queue(self._found(name, sighting.program, sighting.shown)))
+        if not found and not left:
+            fix = f"to hold an idle key write it whole, such as {name}:default"
+            raise Complaint(f"no key of {name!r} is in use; {fix}")
+        return sorted(found, key=lambda one: one.key), sorted(left)
+
+    def idle(self, asked: str) -> Found:
+        """A key that is not in use, with a program of its name, for a hold is kept in the terms of one."""
+        if "*" in asked:
+            raise Complaint(f"key={asked!r} is not in use; all keys of a name are written name:*")
+        known: dict[str, list[Any]] = {}
+        for programs_of in (self._in_use_of, self._store.programs):
+            known = known or {name: programs for name in _names(asked) if (programs := programs_of(name))}
+        if len(known) != 1:
+            among = f"could be of {' or '.join(map(repr, known))}" if known else "is of no name in the store"
+            fix = "check the spelling, or hold it from Python: shaper.hold(…)"
+            raise Complaint(f"key={asked!r} {among}, so its limit is not known; {fix}")
+        [(name, programs)] = known.items()
+        if len({program.kind for program in programs}) > 1:
+            fix = "hold it from Python: shaper.hold(…)"
+            raise Complaint(f"key={asked!r} is of a name that had limits of several kinds; {fix}")
+        found = [_queue(self._found(name, program, asked, in_use=False)) for program in programs]
+        # A hold by any of several is as long. After it a burst has to be earned again: the shortest of them.
+        return min(found, key=lambda one: one.program.hold(None, 0, 1, 0)[2])
+
+    def _in_use_of(self, name: str) -> list[Any]:
+        """The programs of the keys of a name that are in use."""
+        seen = [sighting for sighting in self._store.survey(f"{name}:") if sighting.name == name]
+        return [sighting.program for sighting in seen if sighting.program is not None]
+
+    def _found(self, name: str, program: Any, asked: str, *, in_use: bool = True) -> Found:
+        return Found(self._store, name, program, asked[len(name) + 1 :], in_use)
+
+    def _is_meant(self, seen: Sighting, asked: str) -> bool:
+        if seen.part or not self._shortens:
+            return seen.shown == asked
+        before, _, key = asked.partition(f"{seen.name}:")
+        return not before and bounded(key).decode("utf-8", "surrogatepass") == seen.key
 
 
 @contextmanager
-def _found(asked: str, where: str | None) -> Iterator[Found]:
-    """The key that is meant, and its store; one line if it is not there."""
-    if ":" not in asked:
-        raise Complaint(f"key={asked!r} has no name; write name:key, as `shapekit top` shows it")
-    is_cut = where is not None and "://" in where
-    with open_survey(where) as survey:
-        seen = [
-            sighting for sighting in survey(asked[:_BEGINNING]) if _is_meant(sighting, asked, is_cut=is_cut)
-        ]
-    if not seen:
-        raise Complaint(f"key={asked!r} is not there, or idle; `shapekit top` shows the keys that are in use")
-    if len(seen) > 1:
-        names = ", ".join(repr(sighting.name) for sighting in seen)
-        raise Complaint(f"key={asked!r} is a key of several names ({names}); use the program that made it")
-    sighting = seen[0]
-    if sighting.program is None:
-        raise Complaint(f"key={asked!r} was written by an unknown program; ask again once it was in use")
-    if sighting.part:
-        raise Complaint(
-            f"key={asked!r} is one part of the composite {sighting.name!r}; use the program that made it"
-        )
+def opened(where: str | None) -> Iterator[Keys]:
+    """The keys of the store at a URL or in a file."""
     store = open_store(where)
     try:
-        name = sighting.name
-        yield Found(store, asked, name, sighting.program, asked[len(name) + 1 :])
+        yield Keys(store, shortens=where is not None and "://" in where)
     finally:
         store.close()
 
 
-def _is_meant(sighting: Sighting, asked: str, *, is_cut: bool) -> bool:
-    """Whether it is the key; Redis keeps, and shows, a very long one cut."""
-    if sighting.part or not is_cut:
-        return sighting.shown == asked
-    before, _, key = asked.partition(f"{sighting.name}:")
-    return not before and bounded(key).decode("utf-8", "surrogatepass") == sighting.key
+def _names(asked: str) -> list[str]:
+    """What may be the name in `name:key`, for both may have colons."""
+    parts = asked.split(":")
+    return [":".join(parts[:end]) for end in range(1, len(parts))]
 
 
-def _must_queue(found: Found) -> None:
+def _queue(found: Found) -> Found:
+    """The key, if it can be held."""
     if not isinstance(found.program, LeakyQueue):
         raise Complaint(
-            f"key={found.shown!r} is a gate ({limit_text(found.program)}), where nobody waits; "
-            "only a shaper's or a policy's key can be held"
+            f"key={found.shown!r} is a gate ({limit_text(found.program)}), where calls never wait; "
+            "only a key of a shaper or a policy can be held"
         )
+    return found
 
 
-def _say(as_json: bool, told: dict[str, Any], words: str) -> None:
+def _length_us(text: str) -> int:
+    """A duration in the spelling of a shell: a plain number is seconds."""
+    try:
+        return duration_us("time", float(text) if _NUMBER.fullmatch(text) else text)
+    except ConfigError:
+        problem = "is not a duration above 0 and below 71 years"
+        fix = "write seconds, such as 30 or 0.5, or units: 250ms, 5m, 1h30m"
+        raise Complaint(f"time={text!r} {problem}; {fix}") from None
+
+
+def _say(as_json: bool, words: str, told: dict[str, Any]) -> None:
     if as_json:
         print_json(told)
     else:
         click.echo(words)
+
+
+def _say_all(as_json: bool, told: list[Told], total: str, left: list[str]) -> None:
+    """What was done to each key, their number, and which keys are left."""
+    if as_json:
+        print_json([one for _, one in told])
+    else:
+        click.echo("\n".join([*(words for words, _ in told), total]))
+    if left:
+        problem = f"{counted(len(left), 'key')} not reached, shortened or by an unknown program"
+        raise Complaint(f"{problem} ({', '.join(left)}); write each whole key, as the program has it")

@@ -56,8 +56,8 @@ COMMANDS = {
     "simulate": Subcommand("simulate", "What strategies make of the same arrivals."),
     "check": Subcommand("check", "Validate a file of policies and say what each means."),
     "top": Subcommand("top", "A live table of the keys of a store."),
-    "hold": Subcommand("levers", "Let nobody leave on a key for a while."),
-    "resume": Subcommand("levers", "End the hold of a key."),
+    "hold": Subcommand("levers", "Stop the calls on a key for a while."),
+    "resume": Subcommand("levers", "End the hold of a key early."),
     "reset": Subcommand("levers", "Forget a key: its queue, its hold, its counts."),
 }
 

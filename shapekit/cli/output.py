@@ -41,11 +41,11 @@ def span_words(span_us: int) -> str:
     if span_us < _MINUTE_US:
         size, unit = next(((size, unit) for size, unit in _SMALL if span_us >= size), (SECOND_US, "s"))
         return f"{span_us / size:.3f}".rstrip("0").rstrip(".") + f" {unit}"
-    left, parts = span_us, []
+    left, parts = span_us, list[str]()
     for unit, size in _UNITS:
         number, left = divmod(left, size)
         if number:
-            parts.append(f"{number:,} {unit}")
+            parts.append(f"{number:02} {unit}" if parts else f"{number:,} {unit}")
     return " ".join(parts[:3])
 
 

@@ -37,11 +37,15 @@ _LONGEST_S = MAX_SPAN_US / SECOND_US
 
 
 class Days(NamedTuple):
-    """Neighbouring days, and how many calls leave on them."""
+    """Neighbouring days on which equally many calls leave, to within one, and how many that are."""
 
     first: date
     last: date
     calls: int
+    """On all of them."""
+    least: int
+    most: int
+    """On a single one."""
 
 
 class Course:
@@ -74,18 +78,21 @@ class Course:
         return bisect_right(range(1, self.calls + 1), instant_us, key=self.leaves_us)
 
     def days(self, zone: tzinfo) -> Iterator[Days]:
-        """The days on which calls leave; those that follow each other are one entry."""
+        """The days on which calls leave; those that follow each other are one entry if they are alike."""
         gone, run = 0, None
         while gone < self.calls:
             day = datetime.fromtimestamp(self.leaves_us(gone + 1) // SECOND_US, zone).date()
             midnight = datetime.combine(day + timedelta(days=1), datetime.min.time(), zone)
             before, gone = gone, self.gone_by(int(midnight.timestamp()) * SECOND_US - 1)
-            if run is not None and day == run.last + timedelta(days=1):
-                run = Days(run.first, day, run.calls + gone - before)
-                continue
+            calls = gone - before
             if run is not None:
+                least, most = min(run.least, calls), max(run.most, calls)
+                # An even pace puts one call more on some days than on others.
+                if day == run.last + timedelta(days=1) and most - least <= 1:
+                    run = Days(run.first, day, run.calls + calls, least, most)
+                    continue
                 yield run
-            run = Days(day, day, gone - before)
+            run = Days(day, day, calls, calls, calls)
         if run is not None:
             yield run
 
@@ -179,7 +186,12 @@ def plan(
                 ],
                 "curve": [{"after_s": after / SECOND_US, "calls": gone} for after, gone in curve],
                 "days": [
-                    {"from": run.first.isoformat(), "to": run.last.isoformat(), "calls": run.calls}
+                    {
+                        "from": run.first.isoformat(),
+                        "to": run.last.isoformat(),
+                        "calls": run.calls,
+                        "each_day": {"least": run.least, "most": run.most},
+                    }
                     for run in days
                 ],
             }
@@ -205,9 +217,17 @@ def plan(
         page.print()
         page.print(table(("after", "have left", "calls", ""), bars, numbers=("after", "calls", "")))
     if days:
-        runs = [(f"{run.first:%a %Y-%m-%d}", f"{run.last:%a %Y-%m-%d}", f"{run.calls:,}") for run in days]
+        counts = ("calls each day", "together")
+        runs = [
+            (f"{run.first:%a %Y-%m-%d}", f"{run.last:%a %Y-%m-%d}", _each_day(run), f"{run.calls:,}")
+            for run in days
+        ]
         page.print()
-        page.print(table(("from day", "to day", "calls that leave"), runs, numbers=("calls that leave",)))
+        page.print(table(("from day", "to day", *counts), runs, numbers=counts))
+
+
+def _each_day(run: Days) -> str:
+    return f"{run.most:,}" if run.least == run.most else f"{run.least:,} or {run.most:,}"
 
 
 def _marks(calls: int, nth: tuple[int, ...]) -> list[int]:

@@ -33,9 +33,9 @@ from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.algorithms.usage import leaves_of
 from shapekit.cli.main import Complaint
-from shapekit.cli.output import Command, console, counted, json_option, print_json, table
+from shapekit.cli.output import Command, console, counted, json_option, print_json, span_words, table
 from shapekit.errors import StoreUnavailableError
-from shapekit.rate import SECOND_US, seconds_text
+from shapekit.rate import SECOND_US, Rate
 from shapekit.stores import REDIS
 from shapekit.stores.base import Store
 from shapekit.stores.encoding import Sighting
@@ -154,6 +154,10 @@ class Row(NamedTuple):
     """Seconds for which nobody leaves."""
     held_until: float | None
     uses: tuple[Use, ...]
+    waiting: int | None
+    """Calls that have a slot, or wait for a permit, and have not left; None where the store does not tell."""
+    per_second: float | None
+    """Slots taken since the look before; None at the first one, and where the store does not tell."""
 
     @property
     def fullest(self) -> float:
@@ -161,13 +165,17 @@ class Row(NamedTuple):
         return max([use.used / use.most for use in self.uses], default=0.0)
 
 
-def row_of(seen: Sighting) -> Row:
+def row_of(seen: Sighting, per_second: float | None = None) -> Row:
     """The row of a key that was seen."""
     wait_us, held_us = 0, 0
-    if isinstance(seen.program, LeakyQueue):
+    waiting = None
+    if isinstance(seen.program, Concurrency):
+        _, waiting = seen.program.standing(seen.state, seen.now_us)
+    elif isinstance(seen.program, LeakyQueue):
+        waiting = seen.program.waiting(seen.state, seen.now_us)
         wait_us, _ = seen.program.outlook(seen.state, seen.now_us, 1, 1, seen.skew_us)
         held_us = max(0, seen.program.confirm(seen.state, seen.now_us)[2] - seen.now_us)
-    elif seen.program is not None and not isinstance(seen.program, Concurrency):
+    elif seen.program is not None:
         told = seen.program.forecast(seen.state, seen.now_us, 1, seen.skew_us)
         wait_us = max(0, told.admits_at_us - seen.now_us)
     civil_us = seen.now_us + seen.skew_us
@@ -179,7 +187,40 @@ def row_of(seen: Sighting) -> Row:
         held_us / SECOND_US,
         (civil_us + held_us) / SECOND_US if held_us else None,
         _uses(seen),
+        waiting,
+        per_second,
     )
+
+
+class Looks:
+    """Looks at a store again and again: two of them tell how many slots were taken in between."""
+
+    def __init__(self, survey: Survey) -> None:
+        self._survey = survey
+        self._seen: dict[tuple[str, str, str], Sighting] = {}
+
+    def rows(self) -> list[Row]:
+        """A row for each key in use."""
+        before, self._seen = self._seen, {sighting[:3]: sighting for sighting in self._survey("")}
+        # Of a key that was not in use then, it is known when the others were looked at.
+        last_us = max((sighting.now_us for sighting in before.values()), default=None)
+        return [
+            row_of(seen, _per_second(seen, before.get(place), last_us)) for place, seen in self._seen.items()
+        ]
+
+
+def _per_second(seen: Sighting, before: Sighting | None, last_us: int | None) -> float | None:
+    """Slots taken per second since the look before, in which the key may not have been in use."""
+    if last_us is None or not isinstance(seen.program, LeakyQueue):
+        return None
+    state = None
+    if before is not None:
+        if before.program is None or before.program.kind != seen.program.kind:
+            return None
+        state, last_us = before.state, before.now_us
+    taken = seen.program.taken_since(seen.state, state)
+    passed_s = (seen.now_us - last_us) / SECOND_US
+    return None if taken is None or passed_s <= 0 else taken / passed_s
 
 
 def _found(seen: Sighting) -> str:
@@ -220,16 +261,31 @@ def limit_text(program: Described) -> str:
     if isinstance(program, Quota):
         return f"quota {program.limit}/{program.per}{' spread' if program.spread else ''}"
     if isinstance(program, FixedWindow | SlidingWindow | SlidingWindowLog):
-        return f"{program.kind} {program.limit} per {seconds_text(program.window_us)}"
+        return f"{program.kind} {_each(program.limit, program.window_us)}"
     assert isinstance(program, Meter)  # noqa: S101 - all that are left
-    return f"{program.kind} {program.rate} burst {program.burst}"
+    return f"{program.kind} {_each(program.rate.limit, program.rate.period_us)} burst {program.burst}"
+
+
+def _each(limit: int, period_us: int) -> str:
+    """`100/min`; where the period has no name of its own, `10 per 2 h`."""
+    unit = _UNITS.get(period_us)
+    return f"{limit}/{unit}" if unit else f"{limit} per {span_words(period_us)}"
+
+
+def _rate_text(rate: Rate) -> str:
+    burst = "" if rate.burst is None else f" burst {rate.burst}"
+    return _each(rate.limit, rate.period_us) + burst
+
+
+_UNITS = {SECOND_US: "s", 60 * SECOND_US: "min", 3_600 * SECOND_US: "h"}
+_UNITS |= {86_400 * SECOND_US: "day", 604_800 * SECOND_US: "week"}
 
 
 def _queue_text(queue: LeakyQueue) -> str:
     if isinstance(queue, AdaptiveQueue):
-        between = f"adaptive {queue.lowest} to {queue.highest}"
+        between = f"adaptive {_rate_text(queue.lowest)} to {_rate_text(queue.highest)}"
         return between if queue.burst == 1 else f"{between} burst {queue.burst}"
-    parts = [str(rate) for rate in queue.rates]
+    parts = [_rate_text(rate) for rate in queue.rates]
     if queue.burst > 1 and not any(rate.burst for rate in queue.rates):
         parts[0] += f" burst {queue.burst}"
     parts += [limit_text(gate) for gate in queue.gates]
@@ -242,7 +298,8 @@ def _queue_text(queue: LeakyQueue) -> str:
 
 
 REFRESH_S = 1.0
-COLUMNS = ("key", "limit", "wait", "next slot", "held until", "used")
+COLUMNS = ("key", "limit", "waiting", "calls/s", "wait", "next slot", "held until", "used")
+_NUMBERS = ("waiting", "calls/s", "wait", "next slot")
 _ORDERS: dict[str, Callable[[Row], Any]] = {
     "wait": lambda row: (-row.wait, row.key),
     "key": lambda row: row.key,
@@ -253,11 +310,13 @@ _FRAME = 5
 """Lines of a page that are not rows: the headline, a gap, the columns' names and their rule, a last line."""
 _WIDEST = 40
 """What is longer is printed whole, and what follows it is out of line."""
-_CUT = {0: 0.45, 1: 0.3, 5: 0.25}
-"""The columns that are cut where there is no room for all, and the part of the room that each gets."""
+_CUT = {0: 1.0, 1: 0.3, 7: 0.25}
+"""The columns that are cut where there is no room for all, and the part of it that each gets at most."""
 _LEAST = 6
-_GAP = 3
-"""At most so much lies between two columns."""
+_GAP = 2
+"""So much lies between two columns."""
+_ROOM = {"calls/s": len("1,000.0"), "wait": len("59 min 59 s")}
+"""How wide columns are at least whose cells change in length all the time."""
 _FAR_S = 365 * 86_400.0
 
 
@@ -272,44 +331,45 @@ _FAR_S = 365 * 86_400.0
 def top(store: str | None, sort: str, part: str, once: bool, as_json: bool) -> None:
     """A live table of the keys of a store.
 
-    For each key that is not idle: its limit, how long a call that comes now would wait and when it would
-    leave, whether it is held and until when, and how much is used of each limit and quota. Looks without
-    disturbing anybody: nothing is written, and no lock is taken. `q` quits. Where the output is no
-    terminal, the table is printed once.
+    For each key that is in use: its limit, how many calls wait, how many slots were taken per second since
+    the table was last drawn, how long a call that comes now would wait and when it would leave, until when
+    the key is held, and how much is used of each limit and quota. "-" is what the store does not tell.
+
+    Nothing is written, and no lock is taken. `q` quits. Where the output is no terminal, the table is
+    printed once.
     """
     out = console()
     with open_survey(store) as survey:
         if as_json:
-            rows = _rows(survey, sort, part)
+            rows = _sorted(Looks(survey).rows(), sort, part)
             print_json([{**row._asdict(), "uses": [use._asdict() for use in row.uses]} for row in rows])
         elif once or not out.is_terminal:
-            rows = _rows(survey, sort, part)
+            rows = _sorted(Looks(survey).rows(), sort, part)
             click.echo("\n".join([_headline(rows, store).plain, "", *_lines(rows)]))
         else:
             _watch(out, survey, sort, part, store)
 
 
 def _watch(out: Console, survey: Survey, sort: str, part: str, store: str | None) -> None:
-    rows = _rows(survey, sort, part)
-    trouble = ""
+    looks, page = Looks(survey), Page()
+    rows, trouble = _sorted(looks.rows(), sort, part), ""
     with keyboard() as pressed, Live(console=out, screen=True, auto_refresh=False) as live:
         while True:
             headline = _headline(rows, store, "q quits")
             if trouble:
                 headline.append(f"\n{trouble}; this is what was last seen", style="bold")
             visible = rows[: max(1, out.height - _FRAME)]
-            live.update(Group(headline, Text(), _table(visible, out.width)), refresh=True)
+            live.update(Group(headline, Text(), page.table(visible, out.width)), refresh=True)
             if "q" in pressed(REFRESH_S):
                 return
             try:
-                rows, trouble = _rows(survey, sort, part), ""
+                rows, trouble = _sorted(looks.rows(), sort, part), ""
             except StoreUnavailableError as error:
                 trouble = str(error)
 
 
-def _rows(survey: Survey, sort: str, part: str) -> list[Row]:
-    rows = (row_of(seen) for seen in survey("") if part in seen.shown)
-    return sorted(rows, key=_ORDERS[sort])
+def _sorted(rows: Iterable[Row], sort: str, part: str) -> list[Row]:
+    return sorted((row for row in rows if part in row.key), key=_ORDERS[sort])
 
 
 def _headline(rows: Sequence[Row], store: str | None, more: str = "") -> Text:
@@ -321,18 +381,28 @@ def _headline(rows: Sequence[Row], store: str | None, more: str = "") -> Text:
     )
 
 
-def _table(rows: Iterable[Row], width: int) -> Table:
-    """A line for each key; names, limits and uses are cut so that the times are always to be seen."""
-    lines = [COLUMNS, *map(_cells, rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    room = width - sum(widths) - _GAP * (len(COLUMNS) - 1)
-    made = table(COLUMNS, lines[1:], numbers=("wait", "next slot"))
-    for place, (column, wide) in enumerate(zip(made.columns, widths, strict=True)):
-        part = _CUT.get(place, 0)
-        spare = room + sum(widths[cut] for cut in _CUT)
-        column.no_wrap, column.overflow = True, "ellipsis"
-        column.width = min(wide, max(_LEAST, int(part * spare))) if part and room < 0 else wide
-    return made
+class Page:
+    """The table of a terminal, whose columns never get narrower, so that they do not jump."""
+
+    def __init__(self) -> None:
+        self._widths = [max(len(name), _ROOM.get(name, 0)) for name in COLUMNS]
+
+    def table(self, rows: Iterable[Row], width: int) -> Table:
+        """A line for each key; names, limits and uses are cut so that the times are always to be seen."""
+        lines = [_cells(row) for row in rows]
+        for line in lines:
+            self._widths = [max(wide, len(cell)) for wide, cell in zip(self._widths, line, strict=True)]
+        room = width - sum(self._widths) - _GAP * (len(COLUMNS) - 1)
+        made = table(COLUMNS, lines, numbers=_NUMBERS)
+        spare = left = room + sum(self._widths[cut] for cut in _CUT)
+        for place, column in reversed([*enumerate(made.columns)]):
+            wide = self._widths[place]
+            if place in _CUT and room < 0:
+                # What the others leave is for the key, which comes last here.
+                wide = min(wide, max(_LEAST, int(_CUT[place] * spare) if place else left))
+                left -= wide
+            column.no_wrap, column.overflow, column.width = True, "ellipsis", wide
+        return made
 
 
 def _lines(rows: Iterable[Row]) -> Iterator[str]:
@@ -344,25 +414,25 @@ def _lines(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    held = "" if row.held_until is None else f"{clock(row.held_until)} ({span(row.held)})"
+    held = "" if row.held_until is None else clock(row.held_until)
     uses = ", ".join(f"{use.used}/{use.most}" for use in row.uses)
-    return row.key, row.limit, span(row.wait), clock(row.next_at) if row.wait else "now", held, uses
+    waiting = "-" if row.waiting is None else f"{row.waiting:,}"
+    per_second = "-" if row.per_second is None else f"{row.per_second:,.1f}"
+    next_slot = clock(row.next_at) if row.wait else "now"
+    return row.key, row.limit, waiting, per_second, span(row.wait), next_slot, held, uses
 
 
 def span(seconds: float) -> str:
-    """A duration in few letters.
+    """A duration in its two largest units.
 
-    >>> [span(seconds) for seconds in (0, 0.0421, 12.3, 75, 7260, 3 * 86_400, 1e12)]
-    ['0 s', '0.0421 s', '12.3 s', '1 m 15 s', '2 h 01 m', '3 d 00 h', 'over a year']
+    >>> [span(seconds) for seconds in (0, 0.04213, 12.345, 300, 7_265, 31 * 86_400, 1e12)]
+    ['0 s', '42.1 ms', '12.3 s', '5 min', '2 h 01 min', '31 d', 'over a year']
     """
-    if seconds < 60:
-        return f"{seconds:.3g} s"
     if seconds >= _FAR_S:
         return "over a year"
-    for unit, small, size, part in (("d", "h", 86_400, 3_600), ("h", "m", 3_600, 60)):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit} {int(seconds % size // part):02} {small}"
-    return f"{int(seconds // 60)} m {int(seconds % 60):02} s"
+    whole_us = int(seconds) * SECOND_US
+    shown_us = whole_us if seconds >= 60 else round(float(f"{seconds:.3g}") * SECOND_US)
+    return " ".join(span_words(shown_us).split()[:4])
 
 
 def clock(epoch_s: float) -> str:

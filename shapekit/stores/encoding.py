@@ -14,16 +14,17 @@ Tags: short fingerprints of descriptions, to tell whether a state was written by
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from json import JSONDecoder, JSONEncoder
 from typing import Any, NamedTuple, TypeGuard
 
-from shapekit.algorithms.description import Described
+from shapekit.algorithms.description import Described, revived
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.usage import leaves_of
-from shapekit.errors import ShapekitError, StoreUnavailableError
+from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError
 
 __all__ = ["Sighting"]
 
@@ -72,6 +73,15 @@ def sound(program: Any, state: Any, now: int, skew: int) -> Any:
     except MISFITS as error:
         raise StoreUnavailableError(f"a stored state is damaged ({error}); reset the key") from error
     return state
+
+
+def known_programs(texts: Sequence[str]) -> list[Described]:
+    """The programs that stored descriptions tell of; without those that a version left that knows more."""
+    programs = []
+    for text in texts:
+        with suppress(ConfigError):
+            programs.append(revived(text))
+    return programs
 
 
 def tag(description: str) -> int:

@@ -1,14 +1,18 @@
-"""`shapekit hold`, `resume` and `reset`: all who share a key obey."""
+"""`shapekit hold`, `resume` and `reset`: every process that shares a key obeys."""
 
 import json
 import time
+from subprocess import CompletedProcess
 
 import pytest
+from click.testing import CliRunner
 
-from shapekit import GCRA, Gate, RedisStore, Shaper, any_of
+from shapekit import GCRA, Adaptive, Gate, RedisStore, Shaper, any_of
+from shapekit.cli.main import cli
 
 from ..redis_server import shared_server
-from .screen import Screen, complaint, shapekit
+from .screen import Screen, complaint
+from .screen import shapekit as process
 
 
 @pytest.fixture
@@ -32,6 +36,14 @@ def screens():
         screen.close()
 
 
+def shapekit(*args):
+    """Run the command here and now."""
+    result = CliRunner().invoke(cli, [*map(str, args)])
+    if not isinstance(result.exception, SystemExit | None):
+        raise result.exception
+    return CompletedProcess(args, result.exit_code, result.stdout, result.stderr)
+
+
 def done(*args):
     result = shapekit(*args)
     assert (result.returncode, result.stderr) == (0, "")
@@ -41,10 +53,107 @@ def done(*args):
 def test_a_hold_moves_whoever_waits(place, shaper):
     waits = shaper.reserve("eu:1")
     assert shaper.remaining(waits) <= 60
-    words = done("hold", "api:stripe:eu:1", "5m", "--store", place[1])
-    assert words.startswith("api:stripe:eu:1 is held for 5 m 00 s, until ")
+    held = process("hold", "api:stripe:eu:1", "5m", "--store", place[1])
+    assert (held.returncode, held.stderr) == (0, "")
+    assert held.stdout.startswith("api:stripe:eu:1 is held for 5 min, until ")
     assert 300 < shaper.remaining(waits) <= 360
     assert shaper.reserve("eu:1").delay > 360
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"), [("90", 90), ("120.5", 120.5), ("0.5m", 30), ("1h30m", 5400), ("250 ms", 0.25)]
+)
+def test_a_plain_number_is_seconds(shaper, place, time, seconds):
+    told = json.loads(done("hold", "api:stripe:eu:1", time, "--store", place[1], "--json"))
+    assert told["held"] == seconds
+
+
+@pytest.mark.parametrize("key", ["new", "eu:2"])
+def test_a_key_that_was_never_used_is_held_by_the_limit_of_its_name(place, shaper, key):
+    words = done("hold", f"api:stripe:{key}", "5m", "--store", place[1])
+    assert words.startswith(f"api:stripe:{key} was not in use, and is held for 5 min, until ")
+    assert 299 < shaper.reserve(key).delay <= 300
+    assert 359 < shaper.reserve(key).delay <= 360
+    assert shaper.reserve("another").delay == 0
+    told = json.loads(done("hold", f"api:stripe:{key}", "1s", "--store", place[1], "--json"))
+    assert told["in_use"]
+
+
+def test_an_idle_key_is_held_when_all_of_its_name_are_idle(place):
+    store, where = place
+    shaper = Shaper("1/min", name="resting", store=store)
+    assert shaper.reserve("a")
+    shaper.reset("a")
+    told = json.loads(done("hold", "resting:a", "300", "--store", where, "--json"))
+    assert (told["held"], told["in_use"]) == (300, False)
+    assert 299 < shaper.reserve("a").delay <= 300
+
+
+def test_an_idle_key_of_a_rate_that_was_changed_is_held_no_longer_for_it(place):
+    store, where = place
+    for key, rate in (("a", "1/h burst 20"), ("b", "10/s burst 5"), ("c", "1/min burst 9")):
+        shaper = Shaper(rate, name="api", store=store)
+        assert shaper.reserve(key)
+        shaper.reset(key)
+    done("hold", "api:idle", "1h", "--store", where)
+    shaper = Shaper("20/s", name="api", store=store)
+    assert 3590 < shaper.reserve("idle").delay <= 3600.5
+
+
+def test_an_adaptive_key_is_held_when_it_is_idle(place):
+    store, where = place
+    shaper = Shaper(adaptive=Adaptive("1/min", "10/s"), name="found", store=store)
+    assert shaper.reserve("a")
+    done("hold", "found:b", "1h", "--store", where)
+    assert 3590 < shaper.reserve("b").delay <= 3600
+
+
+def test_a_part_of_a_server_that_is_idle_is_held_and_its_host_says_so(place, shaper):
+    done("hold", "api:stripe:eu:1%scope=search", "5m", "--store", place[1])
+    assert shaper.held(key="eu:1%scope=search") > 299
+    assert shaper.core.look.call("eu:1")[0][6][2], "the key is marked"
+
+
+def test_all_keys_of_a_name_are_held_and_resumed(place, shaper):
+    store, where = place
+    assert shaper.reserve("eu:2")
+    other = Shaper("1/min", name="api", store=store)
+    assert other.reserve("stripe:eu:3")
+    first, second, total = done("hold", "api:stripe:*", "1h", "--store", where).splitlines()
+    assert first.startswith("api:stripe:eu:1 is held for 1 h, until ")
+    assert second.startswith("api:stripe:eu:2 is held for 1 h, until ")
+    assert total == "2 keys held"
+    assert min(shaper.reserve(key).delay for key in ("eu:1", "eu:2")) > 3590
+    assert shaper.reserve("later").delay == 0
+    assert other.reserve("stripe:eu:3").delay <= 60
+    *lines, total = done("resume", "api:stripe:*", "--store", where).splitlines()
+    assert lines == [
+        "api:stripe:eu:1: calls leave again in 1 min 30 s",
+        "api:stripe:eu:2: calls leave again in 1 min 30 s",
+        "api:stripe:later was not held",
+    ]
+    assert total == "2 of 3 keys had been held"
+
+
+def test_all_keys_of_a_name_are_a_list_for_machines(place, shaper):
+    told = json.loads(done("hold", "api:stripe:*", "60", "--store", place[1], "--json"))
+    assert [(one["key"], one["held"]) for one in told] == [("api:stripe:eu:1", 60)]
+    told = json.loads(done("resume", "api:stripe:*", "--store", place[1], "--json"))
+    assert [(one["key"], one["done"]) for one in told] == [("api:stripe:eu:1", "resume")]
+
+
+def test_a_key_that_cannot_be_named_is_told_and_the_others_are_held():
+    where = f"{shared_server().url.rsplit('/', 1)[0]}/9"
+    store = RedisStore.from_url(where)
+    shaper = Shaper("1/min", name="long", store=store)
+    assert all(shaper.reserve(key) for key in ("x" * 500, "short"))
+    result = shapekit("hold", "long:*", "1h", "--store", where)
+    assert result.returncode == 2
+    assert result.stdout.startswith("long:short is held for 1 h")
+    assert "1 key not reached, shortened or by an unknown program (long:xxx" in result.stderr
+    assert shaper.reserve("x" * 500).delay <= 60
+    store.reset_all()
+    store.close()
 
 
 def test_a_shorter_hold_says_that_the_longer_one_stays(place, shaper):
@@ -59,7 +168,8 @@ def test_a_shorter_hold_says_that_the_longer_one_stays(place, shaper):
 def test_resume_ends_a_hold(place, shaper):
     shaper.hold("1h", key="eu:1")
     waits = shaper.reserve("eu:1")
-    assert "leaves again in 1 m 30 s" in done("resume", "api:stripe:eu:1", "--store", place[1])
+    words = done("resume", "api:stripe:eu:1", "--store", place[1])
+    assert words == "api:stripe:eu:1: calls leave again in 1 min 30 s\n"
     assert shaper.remaining(waits) <= 150
     told = json.loads(done("resume", "api:stripe:eu:1", "--store", place[1], "--json"))
     assert told["held"] <= 7.5
@@ -120,21 +230,36 @@ def test_a_key_that_is_shown_cut_is_not_mistaken_for_another():
     store = RedisStore.from_url(where)
     assert Gate(GCRA("1/h"), name="long", store=store).check("x" * 500)
     (cut,) = store.keys()
-    assert "is not there" in complaint(shapekit("reset", cut, "--store", where))
+    for command in (("reset", cut), ("hold", cut, "5m")):
+        assert "is shortened; write the whole key" in complaint(shapekit(*command, "--store", where))
     assert list(store.keys()) == [cut]
     store.reset_all()
     store.close()
 
 
+NOT_DURATIONS = ("soon", "0", "0s", "5x", "1month", "0,5", "100000d")
+
+
+def wrong(time):
+    problem = f"time={time!r} is not a duration above 0 and below 71 years"
+    return f"{problem}; write seconds, such as 30 or 0.5, or units: 250ms, 5m, 1h30m"
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("hold", "api:stripe:eu:2", "5s"), "key='api:stripe:eu:2' is not there, or idle"),
-        (("hold", "api:stripe:eu", "5s"), "key='api:stripe:eu' is not there"),
-        (("resume", "other:eu:1"), "key='other:eu:1' is not there"),
+        (("hold", "other:eu", "5s"), "key='other:eu' is of no name in the store, so its limit is not known"),
+        (("hold", "stripe:eu:1", "5s"), "check the spelling, or hold it from Python: shaper.hold(…)"),
+        (("hold", "api:stripe:eu*", "5s"), "all keys of a name are written name:*"),
+        (("hold", "other:*", "5s"), "no key of 'other' is in use"),
+        (("resume", "other:*"), "no key of 'other' is in use"),
+        (("resume", "other:eu:1"), "key='other:eu:1' is not in use"),
+        (("resume", "api:stripe:eu:2"), "key='api:stripe:eu:2' is not in use"),
         (("reset", "nothing"), "key='nothing' has no name"),
-        (("hold", "api:stripe:eu:1", "soon"), "length='soon' is not a duration"),
-        (("hold", "api:stripe:eu:1", "0s"), "length='0s' is not between"),
+        (("hold", "nothing", "5s"), "key='nothing' has no name"),
+        *((("hold", "api:stripe:eu:1", time), wrong(time)) for time in NOT_DURATIONS),
+        (("hold", "gate:b", "5s"), "key='gate:b' is a gate (gcra 1/h burst 1)"),
+        (("hold", "gate:*", "5s"), "key='gate:a' is a gate (gcra 1/h burst 1)"),
         (("hold", "gate:a", "5s"), "key='gate:a' is a gate (gcra 1/h burst 1)"),
         (("resume", "gate:a"), "key='gate:a' is a gate"),
         (("reset", "parts:a:x"), "key='parts:a:x' is one part of the composite 'parts'"),

@@ -70,10 +70,14 @@ def test_the_days_are_those_on_which_the_calls_leave(pair, calls, zone):
     runs = list(course.days(zone))
     for run in runs:
         days = [run.first + timedelta(days=n) for n in range((run.last - run.first).days + 1)]
-        assert all(by_day[day] for day in days)
-        assert run.calls == sum(by_day[day] for day in days)
+        counts = [by_day[day] for day in days]
+        assert (run.calls, run.least, run.most) == (sum(counts), min(counts), max(counts))
+        assert run.least > 0
+        assert run.most - run.least <= 1
     assert sum(run.calls for run in runs) == calls
-    assert all((later.first - run.last).days > 1 for run, later in pairwise(runs))
+    for run, later in pairwise(runs):
+        is_alike = max(run.most, by_day[later.first]) - min(run.least, by_day[later.first]) <= 1
+        assert (later.first - run.last).days > 1 or not is_alike
 
 
 def test_more_than_can_be_played_is_refused():
@@ -134,7 +138,12 @@ def test_a_quota_says_on_which_days(run):
     told = planned(run, "10/s", "--calls", "2500", "--quota", "1_000/month", "--tz", "Europe/Berlin")
     assert told["start"] == "2026-03-01T00:00:00.000+01:00"
     assert told["days"] == [
-        {"from": f"2026-0{month}-01", "to": f"2026-0{month}-01", "calls": calls}
+        {
+            "from": f"2026-0{month}-01",
+            "to": f"2026-0{month}-01",
+            "calls": calls,
+            "each_day": {"least": calls, "most": calls},
+        }
         for month, calls in ((3, 1000), (4, 1000), (5, 500))
     ]
     assert told["departures"][-1]["at"] == "2026-05-01T00:00:49.900+02:00"
@@ -147,9 +156,21 @@ def test_a_quota_without_a_calendar_has_no_zone_but_what_is_printed_has(per, run
     assert told["departures"][1]["at"] == first
 
 
+def days_of(run, *args):
+    return [
+        (day["from"][-2:], day["to"][-2:], day["calls"], *day["each_day"].values())
+        for day in planned(run, *args)["days"]
+    ]
+
+
 def test_a_daily_quota_fills_a_run_of_days(run):
-    told = planned(run, "10/s", "--calls", "450", "--quota", "100/day")
-    assert told["days"] == [{"from": "2026-03-01", "to": "2026-03-05", "calls": 450}]
+    days = days_of(run, "10/s", "--calls", "450", "--quota", "100/day")
+    assert days == [("01", "04", 400, 100, 100), ("05", "05", 50, 50, 50)]
+
+
+def test_days_that_an_even_pace_fills_are_alike(run):
+    days = days_of(run, "10/7h", "--calls", "300", "--quota", "1000/month")
+    assert days == [("01", "08", 275, 34, 35), ("09", "09", 25, 25, 25)]
 
 
 def test_what_is_printed(run):
@@ -158,9 +179,11 @@ def test_what_is_printed(run):
     lines = [" ".join(line.split()) for line in told.stdout.splitlines()]
     assert lines[0] == "250 calls under 10/s and a quota of 100/day, from Sun 2026-03-01 00:00:00 UTC"
     assert "1st at once Sun 2026-03-01 00:00:00" in lines
-    assert "125th 1 d 2 s Mon 2026-03-02 00:00:02" in lines
-    assert "250th 2 d 4 s Tue 2026-03-03 00:00:04" in lines
-    assert "Sun 2026-03-01 Tue 2026-03-03 250" in lines
+    assert "125th 1 d 02 s Mon 2026-03-02 00:00:02" in lines
+    assert "250th 2 d 04 s Tue 2026-03-03 00:00:04" in lines
+    assert "from day to day calls each day together" in lines
+    assert "Sun 2026-03-01 Mon 2026-03-02 100 200" in lines
+    assert "Tue 2026-03-03 Tue 2026-03-03 50 50" in lines
     bars = [line.count("█") for line in told.stdout.splitlines() if "%" in line]
     assert bars == sorted(bars)
     assert (bars[0], bars[-1], len(bars)) == (0, 50, 13)

@@ -1,6 +1,7 @@
 """`shapekit top`: what it shows is so, and nobody notices that it looks."""
 
 import json
+import random
 import re
 import threading
 import time
@@ -13,6 +14,7 @@ from redis import Connection
 
 from shapekit import (
     GCRA,
+    Adaptive,
     FixedWindow,
     Gate,
     ManualClock,
@@ -25,7 +27,7 @@ from shapekit import (
     all_of,
     any_of,
 )
-from shapekit.cli.top import clock, row_of, span
+from shapekit.cli.top import COLUMNS, Looks, Page, clock, limit_text, row_of, span
 
 from ..redis_server import RedisServer
 from .screen import complaint, shapekit
@@ -73,7 +75,7 @@ def test_it_shows_shapers_and_gates(place):
     assert 1700 < eu["wait"] <= 1800
     assert (eu["held"], eu["held_until"]) == (0, None)
     assert eu["uses"] == [
-        {"limit": "sliding_log 100 per 86400 s", "used": 3, "most": 100},
+        {"limit": "sliding_log 100/day", "used": 3, "most": 100},
         {"limit": "quota 1000/month", "used": 3, "most": 1000},
     ]
     slow = rows["slow:one"]
@@ -129,6 +131,141 @@ def test_uses_of_a_held_queue_stand_still_but_for_what_follows_the_clock(tmp_pat
     row = row_of(*store.survey())
     assert [use.used for use in row.uses] == [0, 3]
     store.close()
+
+
+# how many wait, and calls per second
+
+
+@pytest.fixture
+def played(tmp_path):
+    """A store of virtual time, and its clock."""
+    clock = ManualClock(10**9)
+    store = SQLiteStore(tmp_path / "limits.db", clock=clock)
+    yield store, clock
+    store.close()
+
+
+@pytest.mark.parametrize("options", [{"rate": "10/s"}, {"rate": "10/s", "burst": 4}, {"adaptive": True}])
+def test_those_who_wait_are_counted_whatever_happens(played, options):
+    store, clock = played
+    if "adaptive" in options:
+        options = {"adaptive": Adaptive("1/s", "10/s")}
+    shaper = Shaper(**options, name="api", store=store)
+    taken, rng = [], random.Random(1)
+    for step in range(80):
+        taken += [shaper.reserve() for _ in range(rng.randrange(4))]
+        if step % 7 == 3 and taken and taken[-1].cancel():
+            taken.pop()
+        if step % 11 == 5 and taken and taken[len(taken) // 2].cancel():
+            taken.pop(len(taken) // 2)
+        clock.advance(0.001)
+        # What has left does not wait again because of a hold that is placed later.
+        taken = [one for one in taken if shaper.remaining(one) > 0]
+        if step % 25 == 10:
+            shaper.hold(0.7)
+        clock.advance(rng.choice((0, 0.05, 0.13)))
+        ahead = sum(shaper.remaining(one) > 0 for one in taken)
+        assert [row_of(seen).waiting for seen in store.survey()] in ([ahead], [])
+    assert ahead
+
+
+def test_a_call_that_costs_five_waits_as_five(played):
+    store, _ = played
+    shaper = Shaper("10/s", name="api", store=store)
+    assert all(shaper.reserve(cost=5) for _ in range(3))
+    assert row_of(*store.survey()).waiting == 14
+
+
+def test_windows_and_gates_do_not_tell_how_many_wait(played):
+    store, clock = played
+    shaper = Shaper("10/s; 3/min", name="api", store=store)
+    assert shaper.reserve()
+    assert row_of(*store.survey()).waiting == 0
+    assert all(shaper.reserve() for _ in range(3))
+    assert row_of(*store.survey()).waiting is None
+    clock.advance(61)
+    assert row_of(*store.survey()).waiting == 0
+    assert Gate(GCRA("1/h"), name="gate", store=store).check()
+    assert {row_of(seen).waiting for seen in store.survey("gate")} == {None}
+
+
+def rates(looks):
+    return {row.key: row.per_second for row in looks.rows()}
+
+
+@pytest.mark.parametrize("options", [{"rate": "1/s"}, {"rate": "1/s; 1000/h"}, {"adaptive": True}])
+def test_slots_taken_between_two_looks_are_calls_per_second(played, options):
+    store, clock = played
+    if "adaptive" in options:
+        options = {"adaptive": Adaptive("1/s", "10/s")}
+    shaper = Shaper(**options, name="api", store=store)
+    assert Gate(GCRA("1/h"), name="gate", store=store).check("a")
+    looks = Looks(store.survey)
+    assert all(shaper.reserve("a") for _ in range(50))
+    assert rates(looks) == {"api:a": None, "gate:a": None}, "the first look"
+    assert all(shaper.reserve("a") for _ in range(6))
+    assert all(shaper.reserve("new") for _ in range(3))
+    clock.advance(2)
+    assert rates(looks) == {"api:a": 3, "api:new": 1.5, "gate:a": None}
+    clock.advance(0.5)
+    assert rates(looks)["api:a"] == 0
+    shaper.reset("a")
+    assert shaper.reserve("a")
+    clock.advance(0.05)
+    assert rates(looks)["api:a"] == pytest.approx(20), "a key that began anew"
+
+
+def test_settlements_are_no_calls(played):
+    store, clock = played
+    shaper = Shaper("10/min", name="llm", store=store)
+    taken = [shaper.reserve(cost=2) for _ in range(70)]
+    looks = Looks(store.survey)
+    looks.rows()
+    taken.append(shaper.reserve(cost=2))
+    for one in taken[-5:]:
+        shaper.settle(one, 3)
+    clock.advance(1)
+    assert rates(looks) == {"llm:default": 1}
+    for one in taken[:66]:
+        shaper.settle(one, 3)
+    clock.advance(1)
+    assert rates(looks) == {"llm:default": None}, "the queue may have forgotten some"
+
+
+def test_columns_keep_their_widths(played):
+    store, clock = played
+    shaper = Shaper("1/s", name="api", store=store)
+    assert all(shaper.reserve("a") for _ in range(4_000))
+    page = Page()
+
+    def widths(total=200):
+        rows = [row_of(seen) for seen in store.survey()]
+        return [column.width for column in page.table(rows, total).columns]
+
+    wide = widths()
+    assert shaper.reserve("a much longer key")
+    shaper.hold("1h", key="a")
+    longer = widths()
+    assert all(before <= after for before, after in zip(wide, longer, strict=True))
+    clock.advance(7_300)
+    assert shaper.reserve("b")
+    assert widths() == longer
+    assert wide[COLUMNS.index("wait")] == len("59 min 59 s")
+    assert sum(widths(100)) + 2 * (len(COLUMNS) - 1) <= 100
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (FixedWindow(600, "1m"), "fixed_window 600/min"),
+        (SlidingWindow(9, "2h"), "sliding_window 9 per 2 h"),
+        (GCRA("5 per 90 s", burst=2), "gcra 5 per 1 min 30 s burst 2"),
+        (Quota("1000/month"), "quota 1000/month"),
+        (Shaper("10/s; 100/2d").core.queue, "10/s; 100 per 2 d"),
+    ],
+)
+def test_periods_are_written_as_people_do(program, words):
+    assert limit_text(program) == words
 
 
 def test_it_sorts_and_filters(place):
@@ -317,6 +454,7 @@ def test_a_store_that_cannot_be_read_is_one_line(where, words):
 
 
 def test_durations_and_instants_stay_readable():
-    assert span(59.94) == "59.9 s"
-    assert span(86_399) == "23 h 59 m"
+    assert [span(seconds) for seconds in (59.94, 59.96, 61, 3_900, 86_399)] == (
+        ["59.9 s", "1 min", "1 min 01 s", "1 h 05 min", "23 h 59 min"]
+    )
     assert clock(1e14) == "over a year from now"

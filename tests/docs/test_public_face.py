@@ -48,7 +48,8 @@ INTERNAL = {
     "_Unsent": "args",
     # What the package's own stores do beyond the primitive, and what they answer while they are gone.
     "Store": "twin",
-    "RedisStore": "evaluate",
+    "RedisStore": "evaluate programs",
+    "SQLiteStore": "programs",
     "SystemClock": "ticks",
     "Operation": "closed cost follows given instead is_look locally most_cost needs_store nothing"
     " on_both_sides opened probes routed",

@@ -64,6 +64,7 @@ def use(store, other):
     assert both.check({"a": "x", "b": "y"})
     assert [seen.program is None for seen in store.survey()] == [False] * 4
     assert len(list(store.keys())) == 4
+    assert len(store.programs("gate")) == 2
     gate.reset("k")
     assert store.reset_all() == 3
 

@@ -242,6 +242,19 @@ class AdaptiveQueue(LeakyQueue):
         first, last = (max(now, real(anchor, virtual, share, at + wait)) - now for wait in waits)
         return first, last
 
+    def waiting(self, state: Any, now: int) -> int | None:
+        """How many slots are taken whose departure lies ahead."""
+        known = self._remembered(state, now)
+        if known is None:
+            return 0
+        line, anchor, virtual, law = _parted(known)
+        at = shown(anchor, virtual, aimd.present(law), now)
+        return self.grid.slots_ahead(line, at, held=anchor > now)
+
+    def taken_since(self, line: Any, before: Any) -> int | None:
+        """How many slots were taken since an earlier state of the key, also such as were given back."""
+        return self.grid.taken_since(_parted(line)[0], before and _parted(before)[0])
+
     def decision(self, granted: Granted) -> Decision:
         """The answer to a reservation as a gate's Decision: what is used and left of the burst."""
         _, wait, departs_at, _, refusal, _, _, _, _, after, due, _, told_at = granted

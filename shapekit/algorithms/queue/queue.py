@@ -388,6 +388,40 @@ class LeakyQueue(WiredQueue):
             waits.append(Grant(*granted).wait_us)
         return waits[0], max(waits)
 
+    def waiting(self, state: Any, now: int) -> int | None:
+        """How many slots are taken whose departure lies ahead; None where the state does not tell."""
+        if state is None:
+            return 0
+        held = state[4] > now
+        return self.slots_ahead(state, max(now, state[4]) - state[5], held=held)
+
+    def slots_ahead(self, line: Line, at: int, *, held: bool) -> int | None:
+        """`waiting`, at an instant of the queue's own time. A call that costs 5 is five slots.
+
+        Under a plain pace they are what lies between `at` and the tail, in intervals: without the burst,
+        which leaves before its place begins, and without gaps. Constraints leave room between slots that the
+        grid does not show: then the newest departure alone tells whether any lies ahead.
+        """
+        tail, newest, _, _, _, _, book, _ = line
+        if self.constraints or not self._paced:
+            return 0 if newest < at + (not held) else None
+        # What leaves at this very instant does not wait, unless the queue is held.
+        soonest = at * self.q + self._p * (self.burst - 1) + (not held)
+        free = slots.gaps_slots(book[0], soonest, self._p) if book else 0
+        return max(0, (tail - soonest) // self._p - free)
+
+    def taken_since(self, line: Any, before: Any) -> int | None:
+        """How many slots were taken since an earlier state of the key, also such as were given back.
+
+        Settlements count up the same number, and are known apart as long as the queue knows their words:
+        None where it may have forgotten some. A life of the key that began meanwhile counts from its start.
+        """
+        _, _, generation, number, _, _, book, _ = line
+        since = before[3] if before is not None and before[2] == generation else 0
+        words = book[1][2] if book else ()
+        settled = sum(word[0] == generation and word[2] > since for word in words)
+        return None if settled == slots.MOST_SAID else max(0, number - since - settled)
+
     def decision(self, granted: Granted) -> Decision:
         """The answer to a reservation as a gate's Decision: what is used and left of the burst."""
         _, wait, departs_at, _, refusal, _, _, _, _, after, due, _, _ = granted

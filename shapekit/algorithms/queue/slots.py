@@ -296,6 +296,11 @@ def gaps_room(gaps: Pages, soonest: int, width: int) -> int | None:
     return None
 
 
+def gaps_slots(gaps: Pages, soonest: int, width: int) -> int:
+    """How many slots of this width are free from `soonest` on."""
+    return sum(max(0, end - max(start, soonest)) // width for start, end in pages.flat(gaps))
+
+
 def gaps_taken(gaps: Pages, start: int, end: int) -> Pages:
     """The gaps after the part from `start` to `end` was taken."""
     low, high, near, index = pages.around(gaps, start + 1)

@@ -31,7 +31,7 @@ from shapekit.stores.base import (
     check_prefix,
     of_two_kinds,
 )
-from shapekit.stores.encoding import MISFITS, Sighting, sound
+from shapekit.stores.encoding import MISFITS, Sighting, known_programs, plain_text, sound
 
 try:
     from redis import ConnectionPool, Redis, RedisError
@@ -186,6 +186,11 @@ class RedisStore(Store):
         if self._survey is None:
             self._survey = RedisSurvey(client, self._keyspace, self.clock, injected=self.clock_decides)
         return self._survey.sightings(self._found(prefix))
+
+    def programs(self, name: str) -> list[Described]:
+        """The programs that are known to write under a name; it remembers them when all its keys are idle."""
+        texts = [plain_text(text) for text in self._tell("HVALS", self._keyspace.of_programs(name))]
+        return known_programs(texts)
 
     def close(self) -> None:
         run(self._close)

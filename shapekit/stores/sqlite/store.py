@@ -31,6 +31,7 @@ from shapekit.stores.base import (
 from shapekit.stores.encoding import (
     MISFITS,
     Sighting,
+    known_programs,
     packed,
     plain_bytes,
     plain_text,
@@ -77,6 +78,10 @@ _SWEPT = "UPDATE host SET swept_us = max(swept_us, ?), highest_us = max(highest_
 _LIVE = (
     "SELECT records.id, names.name, part, key FROM records JOIN names ON names.id = records.name"
     " WHERE expires_us > ?"
+)
+_WRITERS = (
+    "SELECT DISTINCT description FROM names JOIN records ON records.name = names.id"
+    " JOIN programs ON programs.id = records.program WHERE names.name = ?"
 )
 
 
@@ -156,6 +161,11 @@ class SQLiteStore(Store):
         """The live keys with their programs and states, to look at; it does not wait for the file."""
         check_prefix(prefix)
         return SqliteSurvey(self._file.path, self.clock).sightings(prefix)
+
+    def programs(self, name: str) -> list[Described]:
+        """The programs that are known to write under a name: of live keys, and of idle ones still here."""
+        rows = self._file.transact(lambda execute: execute(_WRITERS, (plain_bytes(name),)).fetchall())
+        return known_programs([text for (text,) in rows])
 
     def close(self) -> None:
         self._file.close()
