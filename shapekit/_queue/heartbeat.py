@@ -22,6 +22,7 @@ from shapekit._runtime import ids as nonce
 from shapekit._runtime.drivers import TASKS, Alarm, Driver, Twin, run
 from shapekit._runtime.event import has_ended, running_loop
 from shapekit._runtime.sleepers import CHUNK_S
+from shapekit._runtime.virtual import forgets
 from shapekit.algorithms.inflight import Told
 from shapekit.errors import ShapekitError
 from shapekit.rate import MAX_SPAN_US, SECOND_US
@@ -310,6 +311,8 @@ def registry_of(store: Store, name: str) -> Registry:
         if registry is None:
             registry = _REGISTRIES[id(store)][name] = Registry()
             _ALL.add(registry)
+            if not store.shared:
+                forgets(registry, Registry.begin)
         return registry
 
 
