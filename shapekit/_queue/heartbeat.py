@@ -22,7 +22,6 @@ from shapekit._runtime import ids as nonce
 from shapekit._runtime.drivers import TASKS, Alarm, Driver, Twin, run
 from shapekit._runtime.event import has_ended, running_loop
 from shapekit._runtime.sleepers import CHUNK_S
-from shapekit._runtime.virtual import forgets
 from shapekit.algorithms.inflight import Told
 from shapekit.errors import ShapekitError
 from shapekit.rate import MAX_SPAN_US, SECOND_US
@@ -311,8 +310,6 @@ def registry_of(store: Store, name: str) -> Registry:
         if registry is None:
             registry = _REGISTRIES[id(store)][name] = Registry()
             _ALL.add(registry)
-            if not store.shared:
-                forgets(registry, Registry.begin)
         return registry
 
 

@@ -5,8 +5,11 @@ import time
 
 import pytest
 
-from shapekit import GCRA, ConfigError, Gate, Policy, Shaper, SystemClock
+from shapekit import GCRA, ConfigError, Gate, MemoryStore, Policy, Shaper, SystemClock
+from shapekit._adapters.retry import RetryBudget
 from shapekit._runtime.virtual import virtual_time
+
+from ..redis_server import shared_server
 
 pytest_plugins = ["pytester"]
 
@@ -14,7 +17,7 @@ STRICT = ("-q", "-W", "error", "--strict-markers", "-p", "no:cacheprovider")
 
 CLIENT = """
 import httpx
-from shapekit import GCRA, Gate, Policy, Shaper, shaped
+from shapekit import GCRA, Adaptive, Gate, Policy, Shaper, shaped
 from shapekit.integrations.httpx import shape
 
 @shaped("1/min")
@@ -28,6 +31,7 @@ async def afetch():
 gate = Gate(GCRA("1/min"))
 shaper = Shaper("1/min")
 month = Policy("100/s", quota="2/month")
+found = Shaper(adaptive=Adaptive(min="1/s", max="50/s"))
 narrow = Policy("1/min", concurrency=1)
 http = shape(httpx.Client(base_url="https://api.example.com"), rate="10/min")
 ahttp = shape(httpx.AsyncClient(base_url="https://api.example.com"), rate="10/min")
@@ -185,11 +189,10 @@ def test_what_one_test_leaves_the_next_does_not_find(project):
         client.shaper.hold("1h")
 
     @pytest.mark.parametrize("time", [1, 2])
-    def test_the_last_key_that_was_swept(time, shapekit_time):
-        shapekit_time.advance(86400.0 * (3 - time))
-        assert [client.shaper.reserve(str(number)).delay for number in range(40)] == [0.0] * 40
+    def test_when_idle_keys_were_dropped(time, shapekit_time):
+        assert [client.shaper.reserve("alice").delay for _ in range(2)] == [0.0, 60.0]
         shapekit_time.advance(86400.0)
-        assert client.shaper.reserve("another").delay == 0.0
+        client.shaper.reserve("bob")
 
     @pytest.mark.parametrize("time", [1, 2])
     def test_permits(time):
@@ -201,6 +204,29 @@ def test_what_one_test_leaves_the_next_does_not_find(project):
         for _ in range(3):
             client.http.get("/things")
         assert shapekit_time.now() == 6.0 + 1.0 + 6.0 + 2.0  # held for 1 s, then for 2 s
+
+    @pytest.mark.parametrize("time", [1, 2])
+    def test_scopes(time, respx_mock):
+        scopes = client.http._transport.policy.scoped.scopes
+        assert not scopes.any_known
+        rates = {"limit": "60", "remaining": "59", "reset": "9", "resource": "core"}
+        headers = {f"x-ratelimit-{field}": value for field, value in rates.items()}
+        respx_mock.get("https://api.example.com/things").respond(200, headers=headers)
+        client.http.get("/things")
+        assert scopes.any_known
+
+    @pytest.mark.parametrize("time", [1, 2])
+    def test_what_was_found_of_a_rate(time, shapekit_time):
+        rates = []
+        for _ in range(5):
+            client.found.adaptive.succeeded(age=0)
+            rates.append(client.found.adaptive.rate())
+            shapekit_time.advance(0.4)
+        FOUND.append(rates)
+        assert FOUND[-1] == FOUND[0]
+        assert rates[-1] > rates[0]
+
+    FOUND = []
 
     @pytest.mark.parametrize("time", [1, 2])
     def test_warnings(time, caplog):
@@ -220,7 +246,7 @@ def test_what_one_test_leaves_the_next_does_not_find(project):
         assert heard.count("Held") == 1
         assert heard.count("BudgetReached") == 2
     """
-    passed(project(tests), count=12)
+    passed(project(tests), count=16)
 
 
 def test_outside_of_the_fixture_time_is_real(project):
@@ -287,7 +313,6 @@ def test_off(project):
     passed(project(tests), count=2)
 
 
-@pytest.mark.long
 def test_each_worker_of_xdist_has_a_time_of_its_own(project):
     tests = """
     import pytest
@@ -336,6 +361,15 @@ def test_a_clock_and_what_was_bound_to_it_are_real_again_after_an_error():
     assert not gate.check()
 
 
+def test_a_retry_budget_counts_on_in_virtual_time():
+    budget = RetryBudget(MemoryStore(), "retries", share=0.5, reserve=1)
+    with virtual_time():
+        assert [budget.spend(), budget.spend()] == [True, False]
+        budget.earn()
+        budget.earn()
+        assert [budget.spend(), budget.spend()] == [True, False]
+
+
 def test_what_is_made_inside_is_real_afterwards():
     with virtual_time():
         shaper = Shaper("1/h")
@@ -354,11 +388,13 @@ def test_threads_that_still_sleep_at_the_end_are_woken(crew, until_asleep):
     assert reservation.delay == 3600.0
 
 
-def test_a_call_that_would_wait_for_a_file_is_refused(tmp_path):
-    policy = Policy("1/h", name="api", store=tmp_path / "limits.db")
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_a_call_that_would_wait_for_another_clock_is_refused(kind, tmp_path):
+    store = tmp_path / "limits.db" if kind == "sqlite" else f"redis://127.0.0.1:{shared_server().port}"
+    policy = Policy("1/h", name=f"virtual-{time.time_ns()}", store=store)
     with virtual_time(), policy.admit():
-        refusal = r"shaper 'api'.*real time.*MemoryStore.*shapekit_real_time"
+        refusal = r"shaper 'virtual-.*real time.*MemoryStore.*shapekit_real_time"
         with pytest.raises(ConfigError, match=refusal), policy.admit():
             pass
-        assert 3590.0 < policy.forecast().first_in <= 3600.0  # the slot was given back
+        assert 3500.0 < policy.forecast().first_in <= 3600.0  # the slot was given back
     policy.close()
