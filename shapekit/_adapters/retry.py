@@ -139,7 +139,7 @@ class RetryBudget:
             raise ConfigError("budget", share, error.bound, "pass a share of calls such as 0.2") from None
         missing_at_most = whole("reserve", reserve, most=_MOST_TOKENS) * _TOKEN
         bucket = FixedWindow(missing_at_most, timedelta(microseconds=MAX_SPAN_US))
-        self._clock = store.clock
+        self._now_us = store.clock.now_us
         self._refund = store.bind(name, bucket, REFUND)
         self._arefund = store.abind(name, bucket, REFUND)
         self._check = store.bind(name, bucket, CHECK)
@@ -148,12 +148,12 @@ class RetryBudget:
     def earn(self) -> None:
         """A call is made for the first time."""
         with suppress(StoreUnavailableError):
-            self._refund(_KEY, self._earned, self._clock.now_us())
+            self._refund(_KEY, self._earned, self._now_us())
 
     async def aearn(self) -> None:
         """`earn`, awaitable."""
         with suppress(StoreUnavailableError):
-            await self._arefund(_KEY, self._earned, self._clock.now_us())
+            await self._arefund(_KEY, self._earned, self._now_us())
 
     def spend(self) -> bool:
         """Whether a call may be made again; if so, that is paid for."""

@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from shapekit import GCRA, ConfigError, Gate, MemoryStore, Policy, Shaper, SystemClock
-from shapekit._adapters.retry import RetryBudget
+from shapekit import GCRA, ConfigError, Gate, Policy, Shaper, SystemClock
 from shapekit._runtime.virtual import virtual_time
 
 from ..redis_server import shared_server
@@ -359,15 +358,6 @@ def test_a_clock_and_what_was_bound_to_it_are_real_again_after_an_error():
     assert clock.ticks()[0] is time.monotonic_ns
     assert gate.check()
     assert not gate.check()
-
-
-def test_a_retry_budget_counts_on_in_virtual_time():
-    budget = RetryBudget(MemoryStore(), "retries", share=0.5, reserve=1)
-    with virtual_time():
-        assert [budget.spend(), budget.spend()] == [True, False]
-        budget.earn()
-        budget.earn()
-        assert [budget.spend(), budget.spend()] == [True, False]
 
 
 def test_what_is_made_inside_is_real_afterwards():
