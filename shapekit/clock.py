@@ -27,7 +27,8 @@ import threading
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 from shapekit._runtime.event import AsyncAlarm, running_loop
@@ -93,6 +94,15 @@ class SystemClock:
 
     def __repr__(self) -> str:
         return "SystemClock()"
+
+
+class RealClock(SystemClock):
+    """A SystemClock that no test replaces, for a store that counts by a clock outside of this process."""
+
+    __slots__ = ()
+
+    now_us, wall_us = SystemClock.now_us, SystemClock.wall_us
+    sleep, asleep = SystemClock.sleep, SystemClock.asleep
 
 
 _SETTLE_S = 0.1
@@ -290,6 +300,27 @@ class ManualClock:
 
     def __repr__(self) -> str:
         return f"ManualClock({self.now()})"
+
+
+@contextmanager
+def replacing_system_clocks(clock: ManualClock) -> Iterator[None]:
+    """Inside, every SystemClock of this process shows the time of `clock`, and sleeps by it.
+
+    The methods of the class are exchanged: to read the time costs no more than before. Those who still sleep
+    at the end are woken, and go on by the system's time.
+    """
+    hands = {name: getattr(clock, name) for name in ("now_us", "wall_us", "sleep", "asleep")}
+    hands["ticks"] = lambda _: (clock.now_us, 1, 0)
+    before = {name: vars(SystemClock)[name] for name in hands}
+    try:
+        for name, hand in hands.items():
+            setattr(SystemClock, name, hand)
+        yield
+    finally:
+        for name, hand in before.items():
+            setattr(SystemClock, name, hand)
+        for sleeper in list(clock._sleepers):  # noqa: SLF001 - of this module
+            sleeper.alarm.set()
 
 
 async def _others_blocked() -> None:

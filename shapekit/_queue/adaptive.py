@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from shapekit._runtime import forks
 from shapekit._runtime import ids as nonce
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
+from shapekit._runtime.virtual import forgets
 from shapekit.algorithms.adaptive.aimd import Adaptive
 from shapekit.errors import ConfigError
 from shapekit.rate import MAX_COUNT, SECOND_US, Duration, duration_us, whole
@@ -43,6 +44,11 @@ class Tallies:
 
     def __init__(self) -> None:
         self._lock = forks.lock()
+        self.begin()
+        forgets(self, Tallies.begin)
+
+    def begin(self) -> None:
+        """With nothing to tell."""
         self._by_key: dict[str, Tally] = {}
 
     def add(self, key: str, left_us: int, now_us: int, *, waited: bool) -> Tally | None:

@@ -16,11 +16,13 @@ from shapekit._queue.reservation import Outlook, Reservation
 from shapekit._queue.waiter import Waiter, refusal
 from shapekit._runtime import ids as nonce
 from shapekit._runtime.drivers import Driver, Twin, run
-from shapekit._runtime.sleepers import Sleepers
+from shapekit._runtime.sleepers import RealSleepers, Sleepers
 from shapekit._runtime.switch import SWITCH
+from shapekit._runtime.virtual import forgets
 from shapekit.algorithms.base import check_cost
 from shapekit.algorithms.queue.queue import CANCEL, HOLD, LOOK, MARK, RESERVE, RESUME, SETTLE, LeakyQueue
 from shapekit.algorithms.queue.slots import ACCEPTED, WAIT_US, Grant, Granted
+from shapekit.clock import RealClock
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.keys import whole_of
 from shapekit.rate import MAX_COUNT, SECOND_US, Duration, duration_us, whole
@@ -52,7 +54,8 @@ class Core:
         self.store = store
         self.clock = store.clock
         self.max_wait_us = max_wait_us
-        self.sleepers = Sleepers(store.clock, f"shaper {name!r}", chunk_s)
+        kind = RealSleepers if isinstance(store.clock, RealClock) else Sleepers
+        self.sleepers = kind(store.clock, f"shaper {name!r}", chunk_s)
         store.wakes(self.sleepers)
         self.prefetch: Prefetch | None = None
         self.status = KeyStatus(store, name, queue)
@@ -72,6 +75,8 @@ class Core:
         self._mark = store.twin(*bound, MARK)
         self._resume = changing(store.twin(*bound, RESUME))
         self._reset = changing(Twin(partial(store.reset, *bound), partial(store.areset, *bound)))
+        forgets(self.reporter, Reporter.begin)
+        forgets(self.budgets, Budgets.begin)
 
     def check(self, key: str, cost: int) -> None:
         """Raise ConfigError or CostExceedsLimitError for arguments that the store need not be asked about."""

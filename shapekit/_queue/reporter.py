@@ -75,6 +75,10 @@ class Budgets:
         self._read = store.twin(name, queue, LOOK)
         self._has_quotas = bool(quotas_of(queue, None, 0, 0))
         self._lock = forks.lock()
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing was told yet."""
         self._keys: dict[str, _Watched] = {}
 
     async def look(self, driver: Driver, key: str) -> None:
@@ -138,9 +142,13 @@ class Reporter:
         self._name = name
         self._clock = clock
         self._sleepers = sleepers
+        self._lock = forks.lock()
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing was told yet."""
         self._held_until_us: dict[str, int] = {}
         self._warned: set[str] = set()
-        self._lock = forks.lock()
 
     # calls
 

@@ -30,6 +30,7 @@ from shapekit._runtime import forks
 from shapekit._runtime.drivers import Alarm, Driver
 from shapekit._runtime.sleepers import AS_CONFIGURED, max_wait_us, timeout_us
 from shapekit._runtime.switch import SWITCH
+from shapekit._runtime.virtual import forgets
 from shapekit.clock import Clock
 from shapekit.decision import Decision
 from shapekit.errors import QueueFullError, StoreUnavailableError
@@ -327,11 +328,16 @@ class ScopedSlots:
     """
 
     def __init__(self, core: Core) -> None:
-        self.scopes = Scopes()
         self._core = core
         self._clock = core.store.clock
         self._status = core.status
         self._lines = Lines()
+        self.begin()
+        forgets(self, ScopedSlots.begin)
+
+    def begin(self) -> None:
+        """With nothing learned."""
+        self.scopes = Scopes()
 
     async def hold(self, driver: Driver, length_s: float, key: str, scope: str) -> None:
         """Hold a scope of a key, as `Shaper.hold` holds a key."""

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shapekit._runtime import forks
 from shapekit._runtime.event import AsyncAlarm, others_first, running_loop
+from shapekit._runtime.virtual import VIRTUAL
 from shapekit.clock import Clock
-from shapekit.errors import StoreUnavailableError
+from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, duration_us
 
 if TYPE_CHECKING:
@@ -187,6 +188,20 @@ class Sleepers:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreUnavailableError(f"{self._what} was closed")
+
+
+class RealSleepers(Sleepers):
+    """Those of a shaper whose store counts by a clock that virtual time does not move."""
+
+    def _enter(self, alarm: threading.Event | AsyncAlarm) -> None:
+        if VIRTUAL.is_on:
+            raise ConfigError(
+                "store",
+                self._what,
+                "would wait in real time: virtual time does not move the clock of its store",
+                "give it a MemoryStore in this test, or mark the test shapekit_real_time",
+            )
+        super()._enter(alarm)
 
 
 class _AsConfigured:

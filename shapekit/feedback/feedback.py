@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeAlias
 
 from shapekit._runtime import forks
+from shapekit._runtime.virtual import forgets
 from shapekit.feedback.dialects import (
     DIALECTS,
     FIRST_HOLD_S,
@@ -142,6 +143,10 @@ class Feedback:
         self._wanted = None if callable(dialect) else wanted(fields)
         self.max_hold_s = duration_us("max_hold", max_hold, least=1_000) / SECOND_US
         """The longest hold, in seconds."""
+        self._forget_all()
+        forgets(self, Feedback._forget_all)
+
+    def _forget_all(self) -> None:
         self._incidents = Incidents(self.max_hold_s)
 
     def read(

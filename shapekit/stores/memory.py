@@ -7,8 +7,10 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
+from weakref import ref
 
 from shapekit._runtime import forks
+from shapekit._runtime.virtual import forgets
 from shapekit.algorithms.base import CHECK, NEVER_US
 from shapekit.algorithms.compose import Composite, adopted
 from shapekit.algorithms.queue.queue import RESERVE
@@ -83,25 +85,40 @@ class MemoryStore(Store):
         self._sweep_due_us = NEVER_US
         self._swept_us = 0
         self._closed = False
+        self._clock_reads: dict[ref[Any], Callable[[], None]] = {}
         _STORES.add(self._records)
+        forgets(self, MemoryStore._forget_all)
+
+    def _forget_all(self) -> None:
+        # From now on, what was bound reads the clock as it is now.
+        with self._lock:
+            for _, space in self._spaces.values():
+                space.clear()
+            self._line.clear()
+            self._sweep_due_us, self._swept_us = NEVER_US, 0
+            for read_clock in list(self._clock_reads.values()):
+                read_clock()
 
     def bind(self, name: str, program: Program, operation: Operation) -> Apply:
         run = self._runner(name, program, operation)
-        now_us = self.clock.now_us
+        clock = self.clock
         lock = self._lock
 
         def apply(key: Any, *args: Any) -> Any:
             with lock:
-                return run(key, now_us(), args)
+                return run(key, clock.now_us(), args)
 
         if operation not in (CHECK, RESERVE):
             return apply
         space = self._space(name, program)
         find, step = space.get, operation.step(program)
-        clock = self.clock
         if program.civil:
-            step = _at_civil_time(step, clock.wall_us)
-        ticks, per_us, offset_us = clock.ticks() if type(clock) is SystemClock else (now_us, 1, 0)
+            step = _at_civil_time(step, clock)
+        ticks, per_us, offset_us = _ticks_of(clock)
+
+        def read_clock() -> None:
+            nonlocal ticks, per_us, offset_us
+            ticks, per_us, offset_us = _ticks_of(clock)
 
         def charge(key: Any, asked: Any) -> Any:
             # `apply`, written out for the path of every admitted call: a live key of this program.
@@ -115,6 +132,7 @@ class MemoryStore(Store):
                     space[key] = (state, now + ttl_us, program)
                 return result
 
+        self._clock_reads[ref(charge, self._clock_reads.pop)] = read_clock
         return charge
 
     def bind_many(self, name: str, program: Program, operation: Operation) -> ApplyMany:
@@ -169,14 +187,14 @@ class MemoryStore(Store):
         step = operation.step(program)
         reads = operation.is_read
         civil = program.civil
-        wall_us = self.clock.wall_us
+        clock = self.clock
         find = space.get
         parts = program.parts if isinstance(program, Composite) else ()
 
         def run(key: Any, now: int, args: tuple[Any, ...]) -> Any:
             if key.__class__ is tuple:
                 return run_together(key, now, args)
-            skew = wall_us() - now if civil else 0
+            skew = clock.wall_us() - now if civil else 0
             entry = find(key)
             if entry is None:
                 now, state = self._miss(now), None
@@ -184,7 +202,7 @@ class MemoryStore(Store):
                 state = (
                     entry[0]
                     if entry[2] is program
-                    else adopted(program, entry[0], entry[2], now, wall_us() - now)
+                    else adopted(program, entry[0], entry[2], now, clock.wall_us() - now)
                 )
             outcome = step(state, now, *args, skew=skew) if civil else step(state, now, *args)
             if reads:
@@ -199,7 +217,7 @@ class MemoryStore(Store):
             return outcome[1]
 
         def run_together(keys: tuple[str, ...], now: int, args: tuple[Any, ...]) -> Any:
-            skew = wall_us() - now
+            skew = clock.wall_us() - now
             records = part_keys(program, keys)
             entries = [find(record) for record in records]
             if None in entries:
@@ -285,8 +303,12 @@ forks.resting(lambda: map(_resting, _STORES))
 forks.in_child(_warn)
 
 
-def _at_civil_time(step: Callable[..., Any], wall_us: Callable[[], int]) -> Callable[..., Any]:
+def _ticks_of(clock: Clock) -> tuple[Callable[[], int], int, int]:
+    return clock.ticks() if type(clock) is SystemClock else (clock.now_us, 1, 0)
+
+
+def _at_civil_time(step: Callable[..., Any], clock: Clock) -> Callable[..., Any]:
     def skewed(state: Any, now: int, asked: Any) -> Any:
-        return step(state, now, asked, wall_us() - now)
+        return step(state, now, asked, clock.wall_us() - now)
 
     return skewed

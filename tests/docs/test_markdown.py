@@ -17,7 +17,9 @@ from ..redis_server import shared_server
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-RUNNING = [page for page in PAGES if page.parent.name != "tutorial"]  # which test_tutorial.py walks through
+WITH_PYTEST = ROOT / "docs" / "how-to" / "testing-shaped-code.md"  # which test_testing_page.py runs
+RUNNING = [page for page in PAGES if page.parent.name != "tutorial" and page != WITH_PYTEST]
+"""The tutorial is walked through by test_tutorial.py."""
 LINKING = [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"))]
 
 FENCE = re.compile(r"^```([\w+-]*)[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "shapekit", "integrations")
+PLUGIN = "_shapekit_pytest"
+"""pytest's plugin, beside the package."""
+BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", f"{PLUGIN}.py", "shapekit", "integrations")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc")
 PROBE = "algorithms/probe.lua"
 """A made-up twin, so that the test knows that twins are shipped."""
@@ -24,8 +26,8 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def modules() -> dict[str, Path]:
-    """Every module of the package by its dotted name; a package goes by the name of its folder."""
-    found: dict[str, Path] = {}
+    """Every module that is shipped, by its dotted name; a package goes by the name of its folder."""
+    found = {PLUGIN: ROOT / f"{PLUGIN}.py"}
     for folder, package in (
         (ROOT / "shapekit", "shapekit"),
         (ROOT / "integrations", "shapekit.integrations"),

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from importlib.metadata import requires
 
+from .conftest import PLUGIN
+
 NEEDED = {"shapekit", "anyio", "typing_extensions", "sniffio"}
 """Ourselves, our one dependency, and what that one imports, some of it only where it is installed."""
 
@@ -45,6 +47,11 @@ def test_an_extra_that_was_loaded_would_show() -> None:
 
 def test_importing_loads_nothing_that_only_shared_stores_and_permits_need() -> None:
     assert not loaded("shapekit") & {"contextvars", "hashlib", "sqlite3"}
+
+
+def test_the_plugin_that_pytest_always_loads_loads_nothing_of_the_package() -> None:
+    # All else is there in a project that runs pytest.
+    assert loaded(f"pytest, {PLUGIN}") - loaded("pytest") == {PLUGIN}
 
 
 def test_importing_loads_no_event_loop() -> None:

@@ -44,6 +44,8 @@ async def twice():
             ...
 asyncio.run(twice())
 
+assert {plugin.module for plugin in entry_points(group="pytest11", name="shapekit")} == {"_shapekit_pytest"}
+
 with tempfile.TemporaryDirectory() as folder:
     store = SQLiteStore(f"{folder}/limits.db")
     assert Gate(all_of(a=GCRA("1/h"), b=GCRA("2/h")), name="smoke", store=store).check()

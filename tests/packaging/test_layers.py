@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from .conftest import PLUGIN
+
 LINES = (
     ("errors", "rate", "decision", "clock", "events", "keys", "target", "_runtime"),
     ("algorithms", "feedback"),
@@ -68,7 +70,7 @@ def absolute(node: ast.ImportFrom, package: str) -> str:
 
 
 def ours(module: str) -> bool:
-    return module.partition(".")[0] in ("shapekit", "integrations")
+    return module.partition(".")[0] in ("shapekit", "integrations", PLUGIN)
 
 
 def line_of(module: str) -> int | None:

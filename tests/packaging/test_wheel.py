@@ -8,7 +8,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from .conftest import PROBE
+from .conftest import PLUGIN, PROBE
 
 
 def shipped(wheel: Path) -> set[str]:
@@ -17,7 +17,7 @@ def shipped(wheel: Path) -> set[str]:
 
 
 def wanted(tree: Path) -> set[str]:
-    files = set()
+    files = {f"{PLUGIN}.py"}
     for folder, installed_as in (("shapekit", "shapekit"), ("integrations", "shapekit/integrations")):
         for path in (tree / folder).rglob("*"):
             inside = path.relative_to(tree / folder).as_posix()
@@ -37,6 +37,12 @@ def test_the_wheel_is_the_tree(tree: Path, wheel: Path) -> None:
 def test_the_wheel_has_what_is_easily_forgotten(wheel: Path) -> None:
     forgettable = {"shapekit/py.typed", f"shapekit/{PROBE}", "shapekit/integrations/__init__.py"}
     assert forgettable <= shipped(wheel)
+
+
+def test_the_wheel_tells_pytest_of_its_plugin(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        [entries] = [name for name in archive.namelist() if name.endswith("/entry_points.txt")]
+        assert f"[pytest11]\nshapekit = {PLUGIN}\n" in archive.read(entries).decode()
 
 
 def test_the_wheel_carries_the_licence(wheel: Path) -> None:

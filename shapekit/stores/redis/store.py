@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import TASKS, Driver, run
 from shapekit.algorithms.description import Described, revived
-from shapekit.clock import Clock, SystemClock
+from shapekit.clock import Clock, RealClock
 from shapekit.errors import ConfigError, StoreUnavailableError, missing
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import (
@@ -83,7 +83,7 @@ class RedisStore(Store):
             raise ConfigError("client", "a text", "is not a client", "write RedisStore.from_url(…)")
         if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
             raise ConfigError("prefix", prefix, "is not a text without braces", 'pass one such as "shapekit"')
-        self.clock: Clock = SystemClock() if clock is None else clock
+        self.clock: Clock = RealClock() if clock is None else clock
         self.clock_decides = clock is not None
         self.prefix = prefix
         """What all keys on the server begin with."""

@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import NoReturn, TypeAlias, TypeVar
 
 from shapekit._runtime import forks
-from shapekit._runtime.event import AsyncAlarm
+from shapekit.clock import RealClock
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.stores.encoding import is_misfit
 
@@ -373,7 +373,7 @@ _HIGHEST = "SELECT max(highest_us, coalesce((SELECT max(written_us) FROM records
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class HostClock:
+class HostClock(RealClock):
     """The time since the host started, counted from an epoch time that all processes agree on.
 
     It does not step, whatever somebody does to the system's date, and where the system has a clock that
@@ -390,9 +390,6 @@ class HostClock:
 
     def now_us(self) -> int:
         return self.ticks_us() + self.offset_us
-
-    def wall_us(self) -> int:
-        return time.time_ns() // 1_000
 
     def ticks_us(self) -> int:
         """The time since the host started: the same in all its processes."""
@@ -417,12 +414,6 @@ class HostClock:
                 offset_us = max(self.wall_us(), highest_us) - ticks_us
         self.offset_us = offset_us
         return (boot, agreed_us) != (here, offset_us)
-
-    def sleep(self, seconds: float, alarm: threading.Event) -> None:
-        alarm.wait(seconds)
-
-    async def asleep(self, seconds: float, alarm: AsyncAlarm) -> None:
-        await alarm.wait(seconds)
 
     def __repr__(self) -> str:
         return "HostClock()"

@@ -112,20 +112,20 @@ class SQLiteStore(Store):
 
     def bind(self, name: str, program: Program, operation: Operation) -> Apply:
         run = self._runner(name, program, operation)
-        file, now_us = self._file, self.clock.now_us
+        file, clock = self._file, self.clock
 
         def apply(key: Key, *args: Any) -> Any:
-            return file.transact(lambda execute: run(execute, key, now_us(), args))
+            return file.transact(lambda execute: run(execute, key, clock.now_us(), args))
 
         return apply
 
     def bind_many(self, name: str, program: Program, operation: Operation) -> ApplyMany:
         run = self._runner(name, program, operation)
-        file, now_us = self._file, self.clock.now_us
+        file, clock = self._file, self.clock
 
         def apply_many(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
             def run_each(execute: Execute) -> list[Any]:
-                now = now_us()
+                now = clock.now_us()
                 return [run(execute, key, now, args) for key in keys]
 
             return file.transact(run_each)
@@ -188,7 +188,7 @@ class SQLiteStore(Store):
         described = [describe(part) for part in parts]
         step = operation.step(program)
         reads = operation.is_read
-        civil, wall_us = program.civil, self.clock.wall_us
+        civil, clock = program.civil, self.clock
 
         def run(execute: Execute, key: Key, now: int, args: tuple[Any, ...]) -> Any:
             space = records.named(execute, name, program)
@@ -198,7 +198,7 @@ class SQLiteStore(Store):
             place = _place_of(space, "", key)
             row = records.find(execute, place)
             # Before a cold key moves `now`: that is no step of the date.
-            skew = wall_us() - now if civil else 0
+            skew = clock.wall_us() - now if civil else 0
             if row is None:
                 now, state = records.cold_at(execute, now), None
             else:
@@ -218,7 +218,7 @@ class SQLiteStore(Store):
         ) -> Any:
             places = [_place_of(space, part, key) for part, key in part_keys(program, keys)]
             rows = [records.find(execute, place) for place in places]
-            skew = wall_us() - now
+            skew = clock.wall_us() - now
             if None in rows:
                 now = records.cold_at(execute, now)
             numbers = [records.numbered(execute, text) for text in described]
