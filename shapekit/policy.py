@@ -161,7 +161,7 @@ class Policy:
             from shapekit._queue.inflight import Permits  # noqa: PLC0415 - only who needs permits loads them
 
             core = self.shaper.core
-            self.permits = Permits(f"{self.name}.permits", core.store, in_flight, core.sleepers)
+            self.permits = Permits(self.name, core.store, in_flight, core.sleepers)
         self.key = checked_key(key)
         """The key, template or callable that was given."""
         self.cost = checked_cost(cost)

@@ -76,7 +76,7 @@ class Core:
     def check(self, key: str, cost: int) -> None:
         """ConfigError, or CostExceedsLimitError, where there is nothing to ask the store."""
         checked_key(key)
-        check_cost(cost, self.queue.max_cost, key, "limit")
+        check_cost(cost, self.queue.max_cost, key, "limit", self.name)
 
     # reserving
 

@@ -134,7 +134,7 @@ def test_a_key_that_is_shown_cut_is_not_mistaken_for_another():
         (("resume", "other:eu:1"), "key='other:eu:1' is not there"),
         (("reset", "nothing"), "key='nothing' has no name"),
         (("hold", "api:stripe:eu:1", "soon"), "length='soon' is not a duration"),
-        (("hold", "api:stripe:eu:1", "0s"), "length='0s' is not between"),
+        (("hold", "api:stripe:eu:1", "0s"), "length='0s' is no time at all"),
         (("hold", "gate:a", "5s"), "key='gate:a' is a gate (gcra 1/h burst 1)"),
         (("resume", "gate:a"), "key='gate:a' is a gate"),
         (("reset", "parts:a:x"), "key='parts:a:x' is one part of the composite 'parts'"),
