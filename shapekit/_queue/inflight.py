@@ -21,9 +21,10 @@ from weakref import ref
 
 from shapekit._queue.heartbeat import STUCK_US, Call, PermitWaiter, heartbeat_of, registry_of
 from shapekit._runtime import background as afterwards
+from shapekit._runtime.blocking import callers_level
 from shapekit._runtime.drivers import Driver, run
 from shapekit._runtime.event import running_loop
-from shapekit._runtime.sleepers import Sleepers, callers_level
+from shapekit._runtime.sleepers import Sleepers
 from shapekit.algorithms.inflight import ENTER, KEEP, LEAVE, PERMITTED, REFUSED, WATCH, Concurrency, Told
 from shapekit.decision import Decision
 from shapekit.errors import ConfigError, QueueFullError, StoreUnavailableError, gave_up, whose
