@@ -211,7 +211,8 @@ def test_a_state_of_another_kind_names_its_policy_and_key(kind, tmp_path):
     Gate(all_of(one=one, two=two), store=store, name="api").check("eu")
     other = Gate(all_of(one=two, two=two), store=store, name="api")
     error = refused_by(lambda: other.check("eu"), ConfigError)
-    assert str(error).startswith("policy 'api', key 'eu': strategy=")
+    assert error.field == "strategy"
+    assert error.bound == "cannot continue the state of a gcra (policy 'api', key 'eu')"
     store.close()
 
 

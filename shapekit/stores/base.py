@@ -176,7 +176,8 @@ def continued(name: str, key: Key, reader: Program, state: Any, writer: Any, now
     try:
         return adopted(reader, state, writer, now, skew)
     except ConfigError as error:
-        raise error.within(f"{whose(str(key), name)}:") from None
+        field, value, bound, fix = error.args
+        raise ConfigError(field, value, f"{bound} ({whose(str(key), name)})", fix) from None
 
 
 def part_keys(program: Program, keys: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
