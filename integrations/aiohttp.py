@@ -70,9 +70,10 @@ class TimeoutTooShortError(QueueFullError, TimeoutError):
         if self.decision.binding is not None:
             return super().__str__()
         return (
-            f"delay={self.delay:.6g} s exceeds the {self.max_wait:.6g} s that the total timeout leaves "
-            f"to key {errors.shortened(self.key)}; raise ClientTimeout(total=…), lower the traffic, "
-            "or retry after the delay"
+            f"{errors.whose(self.key, self.policy)}: a wait of {errors.seconds_words(self.delay)} exceeds "
+            f"the {errors.seconds_words(self.max_wait)} that the total timeout leaves; "
+            "raise ClientTimeout(total=…), lower the traffic, "
+            f"or retry after {errors.seconds_words(self.retry_after)}"
         )
 
 

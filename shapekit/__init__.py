@@ -108,6 +108,10 @@ _ON_DEMAND = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_DEMAND})
+
+
 def __getattr__(name: str) -> Any:
     if name not in _ON_DEMAND:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,7 +23,7 @@ from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.base import NEVER_US
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.decision import Decision
-from shapekit.errors import ConfigError, CostExceedsLimitError, QueueFullError, shortened
+from shapekit.errors import ConfigError, CostExceedsLimitError, QueueFullError, after_waiting, whose
 from shapekit.rate import SECOND_US, whole
 
 if TYPE_CHECKING:
@@ -375,8 +375,8 @@ class Pending(Admission):
         if not hasattr(self, "_unheard"):
             return  # interrupted while it was made: no code ever had it
         warnings.warn(
-            f"the admission of key {shortened(self.key)} was never entered, so that it shaped nothing; "
-            "write: with policy.admit(): …, or async with",
+            f"the admission of {whose(self.key, self._policy.name)} was never entered, "
+            "so that it shaped nothing; write: with policy.admit(): …, or async with",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -412,5 +412,4 @@ def _told(error: BaseException, waited_us: int, bound_us: int | None) -> BaseExc
     """A refusal of a slot, in terms of the whole wait."""
     if not isinstance(error, QueueFullError) or not waited_us or bound_us is None:
         return error
-    delay = error.delay + waited_us / SECOND_US
-    return QueueFullError(error.decision, error.key, delay, bound_us / SECOND_US)
+    return after_waiting(error, waited_us / SECOND_US, bound_us / SECOND_US)

@@ -28,7 +28,8 @@ from shapekit.config import CostSpec, PolicyOptions, checked_options
 from shapekit.errors import ConfigError
 from shapekit.keys import KeyTemplate
 from shapekit.policy import Policy, checked_cost, checked_key
-from shapekit.rate import RateLike, one_of, parse_rates
+from shapekit.rate import RateLike, one_of
+from shapekit.shaper import checked_rates
 
 __all__ = ["Calls", "Shaped", "shaped", "signature_of"]
 
@@ -143,7 +144,7 @@ def shaped(
     method those of all instances; `per="instance"` gives each instance its own. `policy=` takes a
     `Policy` made elsewhere, then only `key` and `cost` may come beside it.
     """
-    if callable(rate) or isinstance(rate, (classmethod, staticmethod)):
+    if callable(rate) or hasattr(rate, "__get__"):
         raise ConfigError("rate", rate, "is a function: @shaped needs to be told the rate", _EXAMPLE)
     said = checked_options("shaped", options)
     key, cost = said.pop("key", None), said.pop("cost", None)
@@ -157,10 +158,7 @@ def shaped(
             "policy", policy, "comes with arguments that are the policy's own", "say them there"
         )
     if rate is not None:
-        try:
-            parse_rates(rate)
-        except ConfigError as error:
-            raise ConfigError("rate", rate, error.bound, _EXAMPLE) from None
+        checked_rates(rate, "@shaped")
     one_of("per", per, ("class", "instance"))
     if per == "instance" and key is not None:
         raise ConfigError("per", per, "comes on top of a key", 'say it in the key: "{self.account}"')

@@ -51,6 +51,44 @@ class _Verbatim(str):
     __slots__ = ()
 
 
+_UNITS = (("d", 86_400_000_000), ("h", 3_600_000_000), ("min", 60_000_000), ("s", 1_000_000))
+_SMALL_UNITS = ((1_000_000, "s"), (1_000, "ms"), (1, "µs"))
+
+
+def span_words(span_us: int) -> str:
+    """A span of time: three digits after the point below a minute, whole seconds from then on.
+
+    >>> span_words(3_900_000_000), span_words(50_100_000), span_words(99_500), span_words(0)
+    ('1 h 05 min', '50.1 s', '99.5 ms', '0 s')
+    """
+    if span_us < 60_000_000:
+        size, unit = next(((size, unit) for size, unit in _SMALL_UNITS if span_us >= size), _SMALL_UNITS[0])
+        return f"{span_us / size:.3f}".rstrip("0").rstrip(".") + f" {unit}"
+    left, parts, before = span_us, list[str](), 0
+    for unit, size in _UNITS:
+        number, left = divmod(left, size)
+        if number:
+            is_of_clock = before and unit in ("min", "s")
+            parts.append(f"{number:02} {unit}" if is_of_clock else f"{number:,} {unit}")
+        before = number
+    return " ".join(parts[:3])
+
+
+def seconds_words(seconds: float) -> str:
+    """`span_words` of a span in seconds."""
+    return span_words(round(seconds * 1_000_000))
+
+
+def _number(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) and abs(value) < 10**18 else shortened(value)
+
+
+def whose(key: str, policy: str | None) -> str:
+    """A key and the policy that it belongs to, as every message names them."""
+    where = f"key {shortened(key)}"
+    return where if policy is None else f"policy {shortened(policy)}, {where}"
+
+
 class ShapekitError(Exception):
     """The root of the tree: catching it catches everything shapekit raises."""
 
@@ -87,7 +125,15 @@ class CostExceedsLimitError(ShapekitError, ValueError):
 
     code: ClassVar[str] = "cost_exceeds_limit"
 
-    def __init__(self, cost: int, limit: int, key: str, what: str = "burst") -> None:
+    def __init__(
+        self,
+        cost: int,
+        limit: int,
+        key: str,
+        what: str = "burst",
+        policy: str | None = None,
+        unit: str | None = None,
+    ) -> None:
         self.cost = cost
         """The cost of the call."""
         self.limit = limit
@@ -96,12 +142,21 @@ class CostExceedsLimitError(ShapekitError, ValueError):
         """The key that was asked for."""
         self.what = what
         """What bounds the cost: "burst", "capacity", "limit"."""
-        super().__init__(cost, limit, key, what)
+        self.policy = policy
+        """The name of the policy, shaper or gate."""
+        self.unit = unit
+        """What the cost counts: "tokens"; None where that is not known."""
+        super().__init__(cost, limit, key, what, policy, unit)
 
     def __str__(self) -> str:
+        cost, limit = _number(self.cost), _number(self.limit)
+        if self.unit is None:
+            problem = f"cost={cost} exceeds {self.what}={limit}"
+        else:
+            problem = f"cost {cost} {self.unit} exceeds the budget of {limit} {self.unit}"
         return (
-            f"cost={shortened(self.cost)} exceeds {self.what}={self.limit} for key {shortened(self.key)}: "
-            f"it can never be admitted; raise {self.what} or split the call"
+            f"{whose(self.key, self.policy)}: {problem}, so the call can never be admitted; "
+            f"raise {self.what}, or split the call"
         )
 
 
@@ -110,13 +165,15 @@ class RateLimitedError(ShapekitError):
 
     code: ClassVar[str] = "rate_limit_exceeded"
 
-    def __init__(self, decision: Decision, key: str) -> None:
+    def __init__(self, decision: Decision, key: str, policy: str | None = None) -> None:
         # Serializers that know no classes, such as JSON, make a list of it.
         self.decision = decision if isinstance(decision, Decision) else Decision(*decision)
         """The denial."""
         self.key = key
         """The key that was asked for."""
-        super().__init__(self.decision, key)
+        self.policy = policy
+        """The name of the policy, shaper or gate."""
+        super().__init__(self.decision, key, policy)
 
     @property
     def retry_after(self) -> float:
@@ -127,9 +184,13 @@ class RateLimitedError(ShapekitError):
         decision = self.decision
         by = f" by {decision.binding!r}" if decision.binding else ""
         return (
-            f"key {shortened(self.key)} is limited{by}: {decision.current} of {decision.limit} used; "
-            f"retry after {self.retry_after:.6g} s"
+            f"{whose(self.key, self.policy)}: limited{by}, {_number(decision.current)} of "
+            f"{_number(decision.limit)} used; retry after {self._retry_words}"
         )
+
+    @property
+    def _retry_words(self) -> str:
+        return span_words(self.decision.retry_after_us)
 
 
 class QueueFullError(RateLimitedError):
@@ -137,26 +198,30 @@ class QueueFullError(RateLimitedError):
 
     code: ClassVar[str] = "queue_full"
 
-    def __init__(self, decision: Decision, key: str, delay: float, max_wait: float) -> None:
+    def __init__(
+        self, decision: Decision, key: str, delay: float, max_wait: float, policy: str | None = None
+    ) -> None:
         self.delay = delay
         """Seconds that the call would have had to wait."""
         self.max_wait = max_wait
         """Seconds that it was allowed to wait."""
-        super().__init__(decision, key)
-        self.args = (self.decision, key, delay, max_wait)
+        super().__init__(decision, key, policy)
+        self.args = (self.decision, key, delay, max_wait, policy)
 
     def __str__(self) -> str:
+        where = whose(self.key, self.policy)
         if self.decision.binding == "concurrency":
             limit = self.decision.limit
-            calls = "1 call is" if limit == 1 else f"{limit} calls are"
-            after = f" within max_wait={self.max_wait:.6g} s" if self.max_wait else ""
+            calls = "1 call is" if limit == 1 else f"{_number(limit)} calls are"
+            within = f" within max_wait={seconds_words(self.max_wait)}" if self.max_wait else ""
             return (
-                f"{calls} in flight for key {shortened(self.key)} and none has ended{after}; "
-                "raise concurrency or max_wait, or retry later"
+                f"{where}: {calls} in flight, and none has ended{within}; raise concurrency or max_wait, "
+                f"or retry after {self._retry_words}"
             )
         return (
-            f"delay={self.delay:.6g} s exceeds max_wait={self.max_wait:.6g} s for key "
-            f"{shortened(self.key)}; raise max_wait, lower the traffic, or retry after the delay"
+            f"{where}: a wait of {seconds_words(self.delay)} exceeds "
+            f"max_wait={seconds_words(self.max_wait)}; raise max_wait, lower the traffic, "
+            f"or retry after {self._retry_words}"
         )
 
 
@@ -166,9 +231,10 @@ class QuotaExhaustedError(RateLimitedError):
     code: ClassVar[str] = "quota_exhausted"
 
     def __str__(self) -> str:
+        decision = self.decision
         return (
-            f"quota of key {shortened(self.key)} is spent: {self.decision.current} of "
-            f"{self.decision.limit} used; next period in {self.retry_after:.6g} s"
+            f"{whose(self.key, self.policy)}: the quota is spent, {_number(decision.current)} of "
+            f"{_number(decision.limit)} used; the next period begins in {self._retry_words}"
         )
 
 
@@ -176,6 +242,16 @@ class StoreUnavailableError(ShapekitError):
     """The store cannot be asked: it is closed, gone, too slow, or refuses to write."""
 
     code: ClassVar[str] = "store_unavailable"
+
+
+def after_waiting(error: QueueFullError, waited_s: float, max_wait_s: float) -> QueueFullError:
+    """A refusal that came after a part of the wait, in terms of the whole."""
+    return QueueFullError(error.decision, error.key, error.delay + waited_s, max_wait_s, error.policy)
+
+
+def gave_up(key: str, policy: str, waited_us: int) -> TimeoutError:
+    """What a caller raises whose `timeout` has passed."""
+    return TimeoutError(f"{whose(key, policy)}: gave up waiting after {span_words(waited_us)}")
 
 
 def missing(what: str, extra: str) -> ImportError:

@@ -178,7 +178,7 @@ class Gate:
 
     def _admissible(self, key: GateKey, cost: int) -> Key:
         place = self._place(key)
-        check_cost(cost, self._max_cost, str(key), self.strategy.limit_name)
+        check_cost(cost, self._max_cost, str(key), self.strategy.limit_name, self.name)
         return place
 
     def _debited(self, key: GateKey, decision: Decision | None, cost: int) -> tuple[Key, int, Any]:
@@ -200,7 +200,7 @@ class Gate:
     def _admitted(self, key: GateKey, decision: Decision, cost: int) -> Decision:
         if decision.allowed:
             return decision
-        raise self._refusal(decision, cost)(decision, str(key))
+        raise self._refusal(decision, cost)(decision, str(key), self.name)
 
     def _refusal(self, decision: Decision, cost: int) -> type[RateLimitedError]:
         part: Algorithm[Any] = self.strategy

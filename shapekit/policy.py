@@ -26,7 +26,7 @@ from shapekit.errors import ConfigError
 from shapekit.events import Listener, Listening
 from shapekit.keys import SCOPE, KeySpec, KeyTemplate
 from shapekit.rate import Duration, RateLike, whole
-from shapekit.shaper import UNPACED, Shaper
+from shapekit.shaper import UNPACED, Shaper, checked_rates
 from shapekit.stores import StoreLike
 
 if TYPE_CHECKING:
@@ -148,8 +148,12 @@ class Policy:
         enforce, refund_on = said.pop("enforce", True), said.pop("refund_on", None)
         feedback = said.pop("feedback", "hold")
         gates, adaptive = said.pop("gates", ()), said.get("adaptive")
-        if rate is None and adaptive is None and in_flight is not None:
+        if rate is not None:
+            checked_rates(rate, "Policy")
+        elif adaptive is None and in_flight is not None:
             rate = UNPACED
+        elif adaptive is None and not gates and not quotas:
+            raise ConfigError("rate", rate, "is missing", 'write Policy("10/s")')
         # The rest is the shaper's.
         self.shaper = Shaper(rate, gates=(*gates, *quotas) if isinstance(gates, Sequence) else gates, **said)
         """The queue under the policy."""
@@ -161,7 +165,7 @@ class Policy:
             from shapekit._queue.inflight import Permits  # noqa: PLC0415 - only who needs permits loads them
 
             core = self.shaper.core
-            self.permits = Permits(f"{self.name}.permits", core.store, in_flight, core.sleepers)
+            self.permits = Permits(self.name, core.store, in_flight, core.sleepers)
         self.key = checked_key(key)
         """The key, template or callable that was given."""
         self.cost = checked_cost(cost)

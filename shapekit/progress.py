@@ -489,7 +489,7 @@ def _loop(subject: Subject, total: int | None, key: str | None, cost: int | None
         whose, asks = (calls.key, calls.cost) if isinstance(calls, Calls) else (policy.key, policy.cost)
     whose = _common("key", key, whose, str, 'say whose: progress(items, policy, key="…")')
     asks = _common("cost", cost, asks, int, "say what each costs: progress(items, policy, cost=…)")
-    check_cost(asks, shaper.core.queue.max_cost, whose, "limit")
+    check_cost(asks, shaper.core.queue.max_cost, whose, "limit", shaper.name)
     return Loop(shaper, shaper.name, whose, asks, total, enforced)
 
 

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from fractions import Fraction
 from math import ceil, floor
 from typing import Any, TypeAlias
 
 from shapekit._runtime.value import Value
-from shapekit.errors import ConfigError
+from shapekit.errors import ConfigError, shortened, span_words
 
 __all__ = ["Duration", "Rate", "RateLike"]
 
@@ -70,6 +70,8 @@ _RATE = re.compile(
     rf"\s*({COUNT})\s*(?:/|\bper\b)\s*({_NUMBER})?\s*([a-zµ]+)(?:\s+burst\s+({COUNT}))?\s*",
     re.ASCII | re.IGNORECASE,
 )
+_COUNTED = re.compile(rf"\s*({COUNT})\s*([a-zµ]*)\s*((?:/|\bper\b).*?)?\s*", re.ASCII | re.IGNORECASE)
+_WRONG_JOINTS = re.compile(r"[,&+|\n]|\band\b")
 _LONGEST_TEXT = 200
 
 _DURATION_FIX = 'write seconds such as 0.5, a timedelta, or text such as "250ms", "30s", "1h30m"'
@@ -78,10 +80,11 @@ _RATE_FIX = 'write a rate such as 10, "10/s", "90k/min", "5 per 10 seconds" or "
 
 def whole(field: str, value: object, *, least: int = 1, most: int = MAX_COUNT) -> int:
     """`value` if it is a whole number from `least` to `most`, else ConfigError."""
-    if type(value) is not int or not least <= value <= most:
-        raise ConfigError(
-            field, value, f"is not a whole number from {least} to {most}", f"pass an int, such as {least}"
-        )
+    if type(value) is not int or value < least:
+        fix = f"pass an int, such as {least}"
+        raise ConfigError(field, value, f"is not a whole number of at least {least}", fix)
+    if value > most:
+        raise ConfigError(field, value, "is too large", f"pass at most {most:,}")
     return value
 
 
@@ -125,14 +128,18 @@ def duration_us(field: str, value: Any, *, least: int = 1, most: int = MAX_SPAN_
         span = round(Fraction(value) * SECOND_US)
     else:
         raise ConfigError(field, value, "is not a duration", _DURATION_FIX)
-    if not least <= span <= most:
-        bound = f"is not between {seconds_text(least)} and {seconds_text(most)}"
-        raise ConfigError(field, value, bound, _DURATION_FIX)
+    if span < least:
+        bound = "is negative" if span < 0 else "is no time at all" if least == 1 else "is too short"
+        fix = _DURATION_FIX if least <= 1 else f"write at least {span_words(least)}"
+        raise ConfigError(field, value, bound, fix)
+    if span > most:
+        longest = "71 years" if most == MAX_SPAN_US else span_words(most)
+        raise ConfigError(field, value, f"is longer than {longest}", _DURATION_FIX)
     return span
 
 
 def seconds_text(span_us: int) -> str:
-    """`250000` → `0.25 s`: exact, for messages."""
+    """`250000` → `0.25 s`: exact, as a rate is written."""
     number = f"{span_us // SECOND_US}.{span_us % SECOND_US:06d}".rstrip("0").rstrip(".")
     return f"{number} s"
 
@@ -140,15 +147,18 @@ def seconds_text(span_us: int) -> str:
 def _duration_text_us(field: str, text: str) -> Fraction:
     total, at = Fraction(0), 0
     while len(text) <= _LONGEST_TEXT and (part := _DURATION_PART.match(text, at)):
-        total += Fraction(part[1]) * _unit_us(field, part[2])
+        total += Fraction(part[1]) * _unit_us(field, part[2], text, part.start(2))
         at = part.end()
     if at == 0 or at != len(text):
         raise ConfigError(field, text, "is not a duration", _DURATION_FIX)
     return total
 
 
-def _unit_us(field: str, unit: str) -> int:
+def _unit_us(field: str, unit: str, text: str, at: int) -> int:
     name = unit.lower()
+    if unit == "M":
+        fix = f'write "{text[:at]}min{text[at + 1 :]}"'
+        raise ConfigError(field, text, "has the unit M, which stands for millions, not minutes", fix)
     if name in _CALENDAR:
         raise ConfigError(
             field,
@@ -230,18 +240,51 @@ def parse_rates(value: RateLike, field: str = "rate") -> tuple[Rate, ...]:
     >>> parse_rates("10/s; 100/min")[1].limit
     100
     """
-    if isinstance(value, str) and ";" in value and len(value) <= _LONGEST_TEXT:
-        return tuple(_parse_text(field, part) for part in value.split(";"))
+    if isinstance(value, str) and len(value) <= _LONGEST_TEXT:
+        if len(parts := _several(value)) > 1:
+            raise ConfigError(field, value, "joins rates by something else than a semicolon", _joined(parts))
+        if ";" in value:
+            return tuple(_parse_text(field, part.strip()) for part in value.split(";"))
+    elif isinstance(value, list | tuple):
+        rates = [str(Rate.parse(part, field)) for part in value]
+        raise ConfigError(field, value, f"is a {type(value).__name__}", _joined(rates))
     return (Rate.parse(value, field),)
 
 
+def _joined(rates: Sequence[str]) -> str:
+    return f'write "{"; ".join(rates)}"' if rates else _RATE_FIX
+
+
+def _several(text: str) -> list[str]:
+    """The rates in a text that joins them by anything but a semicolon; one or none if it does not."""
+    parts = [part.strip() for part in _WRONG_JOINTS.split(text)]
+    return parts if all(map(_RATE.fullmatch, parts)) else []
+
+
 def _parse_text(field: str, text: str) -> Rate:
-    if len(text) > _LONGEST_TEXT or not (match := _RATE.fullmatch(text)):
-        more = "holds several rates where one is meant" if ";" in text else "is not a rate"
-        raise ConfigError(field, text, more, _RATE_FIX)
+    if len(text) > _LONGEST_TEXT:
+        raise ConfigError(field, text, "is not a rate", _RATE_FIX)
+    if not (match := _RATE.fullmatch(text)):
+        if ";" in text or len(_several(text)) > 1:
+            raise ConfigError(field, text, "holds several rates where one is meant", 'write one: "10/s"')
+        raise ConfigError(field, text, *_wrong_rate(text))
     count, times, unit, burst = match.groups()
-    period = Fraction(times or 1) * _unit_us(field, unit)
+    period = Fraction(times or 1) * _unit_us(field, unit, text, match.start(3))
     return _exact(field, count_of(count), period, None if burst is None else count_of(burst), text)
+
+
+def _wrong_rate(text: str) -> tuple[str, str]:
+    """What is wrong with a text that is no rate, and what was probably meant."""
+    if match := _COUNTED.fullmatch(text):
+        count, what, per = match.groups()
+        meant = f"{count}{per}" if per and per[0] == "/" else f"{count} {per}"
+        if per and len(what) > 1 and _RATE.fullmatch(meant):
+            return f"has a word too many, {shortened(what)}", f'write "{meant}"'
+        if not per and not what:
+            return "does not say in which time", f'write "{count}/s", or another unit of time'
+        if not per and what.lower() in _UNITS_US:
+            return "is a time", f'write how many calls in it: "1 per {count} {what}", or "{count}/{what}"'
+    return "is not a rate", _RATE_FIX
 
 
 def _exact(

@@ -22,7 +22,7 @@ from shapekit.clock import Clock
 from shapekit.errors import ConfigError
 from shapekit.events import Listener, Listening
 from shapekit.gate import checked_name
-from shapekit.rate import SECOND_US, Duration, RateLike, duration_us, parse_rates
+from shapekit.rate import SECOND_US, Duration, Rate, RateLike, duration_us, parse_rates
 from shapekit.stores import StoreLike, open_store
 from shapekit.stores.base import Store
 
@@ -85,7 +85,7 @@ class Shaper:
         elif rate is None and not gates:
             raise ConfigError("rate", rate, "is missing", 'write Shaper("10/s")')
         else:
-            rates = () if rate is None or rate is UNPACED else parse_rates(rate)
+            rates = () if rate is None or rate is UNPACED else checked_rates(rate, "Shaper")
             queue = LeakyQueue(rates, burst, pace, _strategies(gates), headroom)
         opened, self._owns_store = open_store(store, clock)
         self.name = checked_name(name, opened, "shaper")
@@ -295,6 +295,15 @@ class Shaper:
             return f"Shaper(adaptive={self._adaptive.bounds!r}, burst={queue.burst}, name={self.name!r})"
         rates = "; ".join(map(str, queue.rates))
         return f"Shaper({rates!r}, burst={queue.burst}, pace={queue.pace!r}, name={self.name!r})"
+
+
+def checked_rates(rate: RateLike, call: str) -> tuple[Rate, ...]:
+    """The rates; `call` is how users write what they are given to, for the fix."""
+    if isinstance(rate, Algorithm):
+        strategy = f"{type(rate).__name__}(…)"
+        fix = f"write {call}(gates=({strategy},)), or ask a Gate({strategy})"
+        raise ConfigError("rate", rate, "is a strategy, not a rate", fix)
+    return parse_rates(rate)
 
 
 def _strategies(gates: object) -> tuple[Any, ...]:

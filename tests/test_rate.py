@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapekit import ConfigError, Rate
-from shapekit.rate import MAX_COUNT, MAX_PER_SECOND, MAX_SPAN_US, SECOND_US, parse_rates, whole
+from shapekit.rate import (
+    MAX_COUNT,
+    MAX_PER_SECOND,
+    MAX_SPAN_US,
+    SECOND_US,
+    duration_us,
+    parse_rates,
+    whole,
+)
 
 MINUTE_US, HOUR_US, DAY_US = 60 * SECOND_US, 3_600 * SECOND_US, 86_400 * SECOND_US
 
@@ -361,4 +369,72 @@ def test_whole_names_its_bounds(refused, value, least, most):
     else:
         error = refused(lambda: whole("n", value, least=least, most=most), "n")
         assert str(value) in error.value
-        assert f"{least} to {most}" in error.bound
+        assert f"{least}" in error.bound if value < least else f"{most:,}" in error.fix
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fix"),
+    [
+        ("10", 'write "10/s", or another unit of time'),
+        ("0.5", 'write "0.5/s", or another unit of time'),
+        ("10 s", '"1 per 10 s", or "10/s"'),
+        ("10 requests/s", 'write "10/s"'),
+        ("10 calls per 2 s", 'write "10 per 2 s"'),
+        ("10/s, 100/min", 'write "10/s; 100/min"'),
+        ("10/s and 100/min burst 5", 'write "10/s; 100/min burst 5"'),
+        (["10/s", "100/min"], 'write "10/s; 100/min"'),
+        (("10/s", 5), 'write "10/s; 5/s"'),
+        ("100/M", 'write "100/min"'),
+        ("1.5M/M", 'write "1.5M/min"'),
+        ("10/s; 5 per 2M", 'write "5 per 2min"'),
+    ],
+)
+def test_a_wrong_spelling_is_answered_by_the_right_one(wrong, fix):
+    with pytest.raises(ConfigError) as caught:
+        parse_rates(wrong)
+    assert caught.value.fix.endswith(fix)
+    right = caught.value.fix.rpartition("write ")[2].split('"')[1]
+    assert parse_rates(right)
+
+
+@pytest.mark.parametrize("wrong", ["10m/s", "10/s,", "10/", "x", "", [], "10rps", "k" * 300])
+def test_what_cannot_be_guessed_gets_examples(wrong):
+    with pytest.raises(ConfigError, match='such as 10, "10/s"'):
+        parse_rates(wrong)
+
+
+def test_one_rate_where_several_are_written():
+    for several in ("10/s; 100/min", "10/s, 100/min"):
+        with pytest.raises(ConfigError, match="holds several rates where one is meant"):
+            Rate.parse(several)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (-1, "is negative"),
+        (0, "is no time at all"),
+        (1e12, "is longer than 71 years"),
+        ("5M", 'write "5min"'),
+        ("1h 5 M", 'write "1h 5 min"'),
+    ],
+)
+def test_a_duration_that_cannot_be_says_only_what_helps(value, told):
+    with pytest.raises(ConfigError) as caught:
+        duration_us("period", value)
+    assert told in str(caught.value)
+    assert "2251799813" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (-1, "burst=-1 is not a whole number of at least 1; pass an int, such as 1"),
+        (2.5, "burst=2.5 is not a whole number of at least 1; pass an int, such as 1"),
+        (10**6 + 1, "burst=1000001 is too large; pass at most 1,000,000"),
+    ],
+)
+def test_a_count_says_the_bound_that_it_breaks(value, told):
+    with pytest.raises(ConfigError) as caught:
+        whole("burst", value, most=10**6)
+    assert str(caught.value) == told

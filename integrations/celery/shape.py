@@ -201,7 +201,9 @@ class Shaped:
             with self._unheard():
                 hint = self.observe(response)
             hold_us = 0 if hint is None else round(hint.hold_s * SECOND_US)
-            error = RateLimitedError(Decision(False, 1, 1, 0, 0, hold_us), self.admission.key)
+            error = RateLimitedError(
+                Decision(False, 1, 1, 0, 0, hold_us), self.admission.key, self.policy.name
+            )
         return self._retry(error, 0)
 
     # what goes on around it

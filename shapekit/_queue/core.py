@@ -81,7 +81,7 @@ class Core:
     def check(self, key: str, cost: int) -> None:
         """Raise ConfigError or CostExceedsLimitError for arguments that the store need not be asked about."""
         checked_key(key)
-        check_cost(cost, self.queue.max_cost, key, "limit")
+        check_cost(cost, self.queue.max_cost, key, "limit", self.name)
 
     # reserving
 

@@ -20,12 +20,13 @@ from weakref import ref
 
 from shapekit._queue.heartbeat import STUCK_US, Call, PermitWaiter, heartbeat_of, registry_of
 from shapekit._runtime import background as afterwards
+from shapekit._runtime.blocking import callers_level
 from shapekit._runtime.drivers import Driver, run
 from shapekit._runtime.event import running_loop
-from shapekit._runtime.sleepers import Sleepers, callers_level
+from shapekit._runtime.sleepers import Sleepers
 from shapekit.algorithms.inflight import ENTER, KEEP, LEAVE, PERMITTED, REFUSED, WATCH, Concurrency, Told
 from shapekit.decision import Decision
-from shapekit.errors import ConfigError, QueueFullError, StoreUnavailableError, shortened
+from shapekit.errors import ConfigError, QueueFullError, StoreUnavailableError, gave_up, whose
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import Store
 
@@ -63,7 +64,7 @@ def begun(call: InFlight, *, is_enclosing: bool) -> None:
     _BEGUN.set((*calls, ref(call)))
 
 
-def check(key: str, limit_of: object, limit: int) -> None:
+def check(key: str, policy: str, limit_of: object, limit: int) -> None:
     """Check a call that is about to wait, without a bound, until fewer than `limit` calls are in flight.
 
     If the call is a part of all of them: ConfigError if they cannot end before it, RuntimeWarning if another
@@ -78,11 +79,11 @@ def check(key: str, limit_of: object, limit: int) -> None:
         raise ConfigError(
             "concurrency",
             limit,
-            f"is used up for key {shortened(key)} by calls that this one is made in: it would wait for ever",
+            f"is used up for {whose(key, policy)} by calls that this one is made in: it would wait for ever",
             "raise it, or give the inner call a policy or a key of its own",
         )
     warnings.warn(
-        f"concurrency={limit} is used up for key {shortened(key)} by calls that this thread or task, or "
+        f"concurrency={limit} is used up for {whose(key, policy)} by calls that this thread or task, or "
         "the one that started it, has in flight: this call waits for ever, unless others end them; end them "
         "first (close the response), raise concurrency, or give this call a policy or a key of its own",
         RuntimeWarning,
@@ -135,7 +136,9 @@ class Permit(Call):
 class Permits:
     """The permits of one policy. A call that gives up, for whatever reason, keeps no permit."""
 
-    def __init__(self, name: str, store: Store, limit: Concurrency, sleepers: Sleepers) -> None:
+    def __init__(self, policy: str, store: Store, limit: Concurrency, sleepers: Sleepers) -> None:
+        name = f"{policy}.permits"
+        self.policy = policy
         self.limit = limit
         self.instant = store.instant
         self.clock = store.clock
@@ -175,7 +178,7 @@ class Permits:
             place, came_with = await self._asked(driver, permit, int(max_wait_us != 0))
             if not self._is_permitted(permit, place, came_with, patience):
                 if max_wait_us is None and timeout_us is None:
-                    check(key, self.registry, self.limit.limit)
+                    check(key, self.policy, self.registry, self.limit.limit)
                 await self._wait(driver, permit, self.registry.join(permit, came_with), patience)
                 permit.waited_us = patience.waited_us()
             self.registry.arrive(permit)
@@ -299,11 +302,21 @@ class Permits:
 class _Patience:
     """How long a call waits for a permit."""
 
-    __slots__ = ("_asked_us", "_clock", "_gives_up_us", "_key", "_limit", "_max_wait_us", "_refused_us")
+    __slots__ = (
+        "_asked_us",
+        "_clock",
+        "_gives_up_us",
+        "_key",
+        "_limit",
+        "_max_wait_us",
+        "_policy",
+        "_refused_us",
+    )
 
     def __init__(self, permits: Permits, key: str, max_wait_us: int | None, timeout_us: int | None) -> None:
         self._clock = permits.clock
         self._key = key
+        self._policy = permits.policy
         self._limit = permits.limit.limit
         self._asked_us = now = self._clock.now_us()
         self._max_wait_us = max_wait_us
@@ -323,8 +336,7 @@ class _Patience:
             return False
         now = self._clock.now_us()
         if self._gives_up_us is not None and now >= self._gives_up_us:
-            waited = (now - self._asked_us) / SECOND_US
-            raise TimeoutError(f"gave up waiting for key {self._key!r} after {waited:.6g} s")
+            raise gave_up(self._key, self._policy, now - self._asked_us)
         return self._refused_us is not None and now >= self._refused_us
 
     def refusal(self) -> QueueFullError:
@@ -333,7 +345,7 @@ class _Patience:
         full = Decision(False, self._limit, self._limit, 0, now + RETRY_US, RETRY_US, "concurrency")
         waited_us = now - self._asked_us
         bound_us = waited_us if self._max_wait_us is None else self._max_wait_us
-        return QueueFullError(full, self._key, waited_us / SECOND_US, bound_us / SECOND_US)
+        return QueueFullError(full, self._key, waited_us / SECOND_US, bound_us / SECOND_US, self._policy)
 
     def waited_us(self) -> int:
         """How long the call waited."""

@@ -23,7 +23,13 @@ from shapekit._runtime.sleepers import Sleepers
 from shapekit.algorithms.queue.queue import LOOK, LeakyQueue
 from shapekit.algorithms.usage import QuotaUsage, quotas_of
 from shapekit.clock import Clock
-from shapekit.errors import QueueFullError, RateLimitedError, StoreUnavailableError
+from shapekit.errors import (
+    QueueFullError,
+    RateLimitedError,
+    StoreUnavailableError,
+    seconds_words,
+    span_words,
+)
 from shapekit.events import (
     BudgetReached,
     Cancelled,
@@ -163,13 +169,13 @@ class Reporter:
             import logging  # noqa: PLC0415 - loaded only to log
 
             logging.getLogger("shapekit.shaper").warning(
-                "%s: key %r waits %.6g s, and nothing bounds that: max_wait= refuses longer waits at once",
+                "%s: key %r waits %s, and nothing bounds that: max_wait= refuses longer waits at once",
                 self._name,
                 key,
-                wait_us / SECOND_US,
+                span_words(wait_us),
             )
         elif log := _log("shapekit.shaper", _DEBUG):
-            log.debug("%s: key %r waits %.6g s", self._name, key, wait_us / SECOND_US)
+            log.debug("%s: key %r waits %s", self._name, key, span_words(wait_us))
 
     def _is_first(self, key: str) -> bool:
         with self._lock:
@@ -221,7 +227,7 @@ class Reporter:
             if code is not None:
                 log.info("%s: key %r would have been refused", self._name, key)
             elif delay > 0:
-                log.info("%s: key %r would have waited %.6g s", self._name, key, delay)
+                log.info("%s: key %r would have waited %s", self._name, key, seconds_words(delay))
 
     # keys
 
@@ -235,7 +241,7 @@ class Reporter:
         # A server refuses many calls at once, and each refusal holds the key.
         level = _INFO if added_us == length_us else _DEBUG
         if log := _log("shapekit.shaper", level):
-            log.log(level, "%s: key %r is held for %.6g s", self._name, key, length_us / SECOND_US)
+            log.log(level, "%s: key %r is held for %s", self._name, key, span_words(length_us))
 
     def resumed(self, key: str, left_us: int) -> None:
         """A hold was ended early."""
@@ -248,7 +254,7 @@ class Reporter:
         if self.ears:
             self.ears.tell(Resumed(self._name, key, left_us / SECOND_US))
         if log := _log("shapekit.shaper", _INFO):
-            log.info("%s: the hold of key %r ends in %.6g s", self._name, key, left_us / SECOND_US)
+            log.info("%s: the hold of key %r ends in %s", self._name, key, span_words(left_us))
 
     def rate_changed(self, key: str, rate: float, before: float) -> None:
         """An adaptive rate has changed."""

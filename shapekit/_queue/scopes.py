@@ -33,7 +33,7 @@ from shapekit._runtime.switch import SWITCH
 from shapekit._runtime.virtual import forgets
 from shapekit.clock import Clock
 from shapekit.decision import Decision
-from shapekit.errors import QueueFullError, StoreUnavailableError
+from shapekit.errors import QueueFullError, StoreUnavailableError, after_waiting, gave_up
 from shapekit.keys import scoped
 from shapekit.rate import SECOND_US, Duration
 
@@ -168,6 +168,7 @@ class Caller:
         self,
         clock: Clock,
         known: Scopes,
+        policy: str,
         key: str,
         target: Target,
         cost: int,
@@ -199,6 +200,7 @@ class Caller:
         """The line that it has joined."""
         self._clock = clock
         self._known = known
+        self._policy = policy
         self._target = target
         self._loop = loop
         self.asked_us = clock.now_us()
@@ -234,8 +236,7 @@ class Caller:
         if self._gives_up_us is None:
             return self.held_until_us
         if now >= self._gives_up_us:
-            waited = (now - self.asked_us) / SECOND_US
-            raise TimeoutError(f"gave up waiting for key {self.key!r} after {waited:.6g} s")
+            raise gave_up(self.key, self._policy, now - self.asked_us)
         return min(self.held_until_us, self._gives_up_us)
 
     def foresee(self, first_in_s: float) -> None:
@@ -260,14 +261,15 @@ class Caller:
     def told(self, error: QueueFullError) -> QueueFullError:
         """A refusal of a slot, in terms of the whole wait."""
         bound_s = error.max_wait if self.max_wait_us is None else self.max_wait_us / SECOND_US
-        return QueueFullError(error.decision, error.key, error.delay + self._before_us / SECOND_US, bound_s)
+        return after_waiting(error, self._before_us / SECOND_US, bound_s)
 
     def _check_wait(self, wait_us: int, key: str) -> None:
         if self.max_wait_us is not None and wait_us > self.max_wait_us:
             self._before_us = 0
             over_us = wait_us - self.max_wait_us
             refusal = Decision(False, 1, 1, 0, self.asked_us + wait_us, over_us)
-            raise QueueFullError(refusal, key, wait_us / SECOND_US, self.max_wait_us / SECOND_US)
+            delay, bound = wait_us / SECOND_US, self.max_wait_us / SECOND_US
+            raise QueueFullError(refusal, key, delay, bound, self._policy)
 
 
 class Lines:
@@ -363,7 +365,9 @@ class ScopedSlots:
         core.check(key, cost)
         bound_us = core.max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
         gives_up_us = timeout_us(timeout)
-        caller = Caller(self._clock, self.scopes, key, target, cost, bound_us, gives_up_us, driver.loop())
+        caller = Caller(
+            self._clock, self.scopes, core.name, key, target, cost, bound_us, gives_up_us, driver.loop()
+        )
         try:
             while True:
                 reservation = await self._taken(driver, caller)

@@ -15,10 +15,15 @@ from shapekit._runtime.drivers import Driver
 from shapekit._runtime.sleepers import Sleepers
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.adaptive.aimd import real
-from shapekit.algorithms.queue.slots import Grant
 from shapekit.clock import Clock
 from shapekit.decision import Decision
-from shapekit.errors import QueueFullError, QuotaExhaustedError, RateLimitedError, StoreUnavailableError
+from shapekit.errors import (
+    QueueFullError,
+    QuotaExhaustedError,
+    RateLimitedError,
+    StoreUnavailableError,
+    gave_up,
+)
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import Store
 
@@ -58,7 +63,7 @@ class Waiter:
         """Sleep until the slot comes. If the sleep ends early, the error is raised and the slot is kept."""
         grant = reservation.grant
         ahead_us = 0 if self._clock_decides else self._clock.now_us() - (grant.departs_at_us - grant.wait_us)
-        patience = Patience(self._clock, reservation.key, grant, ahead_us, max_wait_us, timeout_us)
+        patience = Patience(self._clock, reservation, ahead_us, max_wait_us, timeout_us)
         if not grant.wait_us:
             return patience
         is_bounded = max_wait_us is not None or timeout_us is not None
@@ -101,7 +106,7 @@ class Waiter:
         """Time until the slot comes, with the current state of its key; negative once it has passed."""
         with self._reporter.watching(reservation.key):
             standing = await self._status.ask(driver, reservation.key)
-        patience = Patience(self._clock, reservation.key, reservation.grant, standing.ahead_us, None, None)
+        patience = Patience(self._clock, reservation, standing.ahead_us, None, None)
         patience.hear(standing)
         return patience.due_us - self._clock.now_us()
 
@@ -124,25 +129,26 @@ class Patience:
 
     __slots__ = (
         *("asked_us", "due_us", "is_held", "is_marked", "key", "order"),
-        *("_clock", "_generation", "_gives_up_us", "_max_wait_us", "_queued_us"),
+        *("_clock", "_generation", "_gives_up_us", "_max_wait_us", "_policy", "_queued_us"),
     )
 
     def __init__(
         self,
         clock: Clock,
-        key: str,
-        grant: Grant,
+        reservation: Reservation,
         ahead_us: int,
         max_wait_us: int | None,
         timeout_us: int | None,
     ) -> None:
+        grant = reservation.grant
         self._clock = clock
+        self._policy = reservation.core.name
         self._generation = grant.generation
         self._queued_us = grant.due_us
         self.order = grant.start
         self.is_held = self.is_marked = grant.held
         """Whether a part of the key may be held."""
-        self.key = key
+        self.key = reservation.key
         self._max_wait_us = max_wait_us
         self.due_us = grant.departs_at_us + ahead_us
         self.asked_us = self.due_us - grant.wait_us
@@ -155,8 +161,7 @@ class Patience:
         if self._gives_up_us is None or self.due_us <= (now := self._clock.now_us()):
             return self.due_us
         if now >= self._gives_up_us:
-            waited = (now - self.asked_us) / SECOND_US
-            raise TimeoutError(f"gave up waiting for key {self.key!r} after {waited:.6g} s")
+            raise gave_up(self.key, self._policy, now - self.asked_us)
         return min(self.due_us, self._gives_up_us)
 
     def is_over(self) -> bool:
@@ -189,13 +194,14 @@ class Patience:
         wait_us = self.due_us - self.asked_us
         if self._max_wait_us is not None and wait_us > self._max_wait_us and self.due_us > now:
             held_back = Decision(False, 1, 1, 0, self.due_us, wait_us - self._max_wait_us)
-            raise QueueFullError(held_back, self.key, wait_us / SECOND_US, self._max_wait_us / SECOND_US)
+            delay, bound = wait_us / SECOND_US, self._max_wait_us / SECOND_US
+            raise QueueFullError(held_back, self.key, delay, bound, self._policy)
 
 
 def refusal(reservation: Reservation, max_wait_us: int | None) -> RateLimitedError:
     """The error for a slot that was refused."""
-    decision = reservation.decision
+    decision, key, policy = reservation.decision, reservation.key, reservation.core.name
     if decision.binding is not None:
         # A queue sets `binding` only when a spent budget has refused the call.
-        return QuotaExhaustedError(decision, reservation.key)
-    return QueueFullError(decision, reservation.key, reservation.delay, (max_wait_us or 0) / SECOND_US)
+        return QuotaExhaustedError(decision, key, policy)
+    return QueueFullError(decision, key, reservation.delay, (max_wait_us or 0) / SECOND_US, policy)

@@ -14,8 +14,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from shapekit._runtime import background, cancellation
+from shapekit._runtime.blocking import warn_in_event_loop
 from shapekit._runtime.event import AsyncAlarm, running_loop
-from shapekit._runtime.sleepers import Sleepers, warn_in_event_loop
+from shapekit._runtime.sleepers import Sleepers
 from shapekit.clock import Clock
 
 __all__ = ["TASKS", "THREADS", "Alarm", "Driver", "Twin", "run"]

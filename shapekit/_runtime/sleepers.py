@@ -11,9 +11,7 @@ early lies down again, and whoever goes wakes the next. Only tasks of that loop 
 
 from __future__ import annotations
 
-import os
 import threading
-import warnings
 from bisect import bisect_left, insort
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -222,29 +220,3 @@ def max_wait_us(max_wait: Duration | None) -> int | None:
 def timeout_us(timeout: Duration | None) -> int | None:
     """How long to wait before giving up, in microseconds; None for as long as it takes."""
     return None if timeout is None else duration_us("timeout", timeout, least=0, most=MAX_SPAN_US)
-
-
-_OURS = os.path.dirname(os.path.dirname(__file__))
-_warned = threading.Event()
-
-
-def warn_in_event_loop() -> None:
-    """Say once that a synchronous wait stops everything else on an event loop's thread."""
-    if _warned.is_set() or running_loop() is None:
-        return
-    _warned.set()
-    warnings.warn(
-        "a synchronous wait blocks the event loop that runs on this thread; await aschedule() instead",
-        RuntimeWarning,
-        stacklevel=callers_level(),
-    )
-
-
-def callers_level() -> int:
-    """The `stacklevel` by which a warning names the first line outside of shapekit that led to it."""
-    import inspect  # noqa: PLC0415 - only what warns loads it
-
-    frame, level = inspect.currentframe(), 0
-    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
-        frame, level = frame.f_back, level + 1
-    return level

@@ -28,8 +28,8 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 from shapekit._runtime.value import Value
 from shapekit.algorithms.operation import NOWHERE, Moment, Operation, Side, Undo, side_of, turned
 from shapekit.decision import Decision, Forecast, Receipt
-from shapekit.errors import ConfigError, CostExceedsLimitError
-from shapekit.rate import MAX_COUNT, MAX_SPAN_US, Rate, RateLike, duration_us, exactly, seconds_text, whole
+from shapekit.errors import ConfigError, CostExceedsLimitError, span_words
+from shapekit.rate import MAX_COUNT, MAX_SPAN_US, Rate, RateLike, duration_us, exactly, whole
 
 __all__ = ["Algorithm", "Outcome"]
 
@@ -358,14 +358,12 @@ def decision_of(sent: Any, receipt_received: Callable[[Any], Receipt] = as_tuple
     )
 
 
-def check_cost(cost: object, max_cost: int, key: str, what: str = "burst") -> int:
+def check_cost(cost: object, max_cost: int, key: str, what: str, policy: str) -> int:
     """Return `cost` if it can ever be admitted, else raise ConfigError or CostExceedsLimitError."""
     if type(cost) is not int or cost < 1:
-        raise ConfigError(
-            "cost", cost, f"is not a whole number from 1 to {max_cost}", "pass an int such as 1"
-        )
+        raise ConfigError("cost", cost, "is not a whole number of at least 1", "pass an int such as 1")
     if cost > max_cost:
-        raise CostExceedsLimitError(cost, max_cost, key, what)
+        raise CostExceedsLimitError(cost, max_cost, key, what, policy)
     return cost
 
 
@@ -399,7 +397,7 @@ def scaled_window(limit: int, window_us: int, share: Fraction) -> tuple[int, tim
 
 
 def _too_small(share: Fraction) -> ConfigError:
-    problem = f"leaves less than a call in {seconds_text(MAX_SPAN_US)}"
+    problem = f"leaves less than a call in {span_words(MAX_SPAN_US)}"
     return ConfigError("share", share, problem, "use a larger one")
 
 

@@ -40,8 +40,8 @@ from shapekit.algorithms.base import (
     slowed,
 )
 from shapekit.decision import Decision, Forecast, Receipt
-from shapekit.errors import ConfigError
-from shapekit.rate import Rate, RateLike, seconds_text
+from shapekit.errors import ConfigError, span_words
+from shapekit.rate import Rate, RateLike
 
 __all__ = ["GCRA", "LeakyBucket", "TokenBucket"]
 
@@ -87,7 +87,7 @@ class Meter(Algorithm[Positions]):
     def __init__(self, rate: RateLike, burst: int | None = None) -> None:
         rate, burst = paced(rate, burst, self.limit_name)
         if burst * rate.period_us > MAX_TAU_US * rate.limit:
-            longest = seconds_text(MAX_TAU_US)
+            longest = span_words(MAX_TAU_US)
             raise ConfigError(
                 self.limit_name,
                 burst,

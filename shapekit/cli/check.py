@@ -28,13 +28,12 @@ from shapekit.cli.output import (
     per_words,
     print_json,
     rate_words,
-    span_words,
     window_words,
 )
-from shapekit.errors import ConfigError, shortened
+from shapekit.errors import ConfigError, shortened, span_words
 from shapekit.keys import KeyTemplate
 from shapekit.policy import Policy
-from shapekit.rate import Rate, seconds_text
+from shapekit.rate import Rate
 
 
 def meaning(policy: Policy, max_wait_us: int | None) -> list[str]:
@@ -109,7 +108,7 @@ def _waiting(queue: LeakyQueue, max_wait_us: int | None) -> str:
     if max_wait_us == 0:
         return "never waits: what cannot leave at once is refused"
     if max_wait_us is not None:
-        return f"a call waits at most {seconds_text(max_wait_us)}; a longer wait is refused at once"
+        return f"a call waits at most {span_words(max_wait_us)}; a longer wait is refused at once"
     if any(isinstance(gate, Quota) for gate in queue.gates):
         return "a call waits as long as it takes; a spent quota refuses at once"
     return "a call waits as long as it takes"

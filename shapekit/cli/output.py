@@ -5,8 +5,6 @@ colour is always said in words too.
 
 Numbers, spans, instants and rates as people read them:
 
->>> span_words(16_599_900_000), span_words(99_500), span_words(0)
-('4 h 36 min 39 s', '99.5 ms', '0 s')
 >>> ordinal(1), ordinal(22), ordinal(113), ordinal(5_000)
 ('1st', '22nd', '113th', '5,000th')
 >>> counted(1, "call"), counted(5_000, "call")
@@ -27,26 +25,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from shapekit.errors import span_words
 from shapekit.rate import SECOND_US, Rate
 
-_MINUTE_US = 60 * SECOND_US
-_UNITS = (("d", 86_400 * SECOND_US), ("h", 3_600 * SECOND_US), ("min", _MINUTE_US), ("s", SECOND_US))
-_SMALL = ((SECOND_US, "s"), (1_000, "ms"), (1, "µs"))
 _PERIODS = {unit * SECOND_US: name for unit, name in ((1, "second"), (60, "minute"), (3_600, "hour"))}
 _PERIODS |= {86_400 * SECOND_US: "day", 604_800 * SECOND_US: "week"}
-
-
-def span_words(span_us: int) -> str:
-    """A span of time: three digits after the point below a minute, whole seconds from then on."""
-    if span_us < _MINUTE_US:
-        size, unit = next(((size, unit) for size, unit in _SMALL if span_us >= size), (SECOND_US, "s"))
-        return f"{span_us / size:.3f}".rstrip("0").rstrip(".") + f" {unit}"
-    left, parts = span_us, list[str]()
-    for unit, size in _UNITS:
-        number, left = divmod(left, size)
-        if number:
-            parts.append(f"{number:02} {unit}" if parts else f"{number:,} {unit}")
-    return " ".join(parts[:3])
 
 
 def counted(number: int, what: str) -> str:

@@ -26,10 +26,10 @@ from shapekit.cli.output import (
     json_option,
     ordinal,
     print_json,
-    span_words,
     table,
 )
 from shapekit.clock import ManualClock
+from shapekit.errors import span_words
 from shapekit.policy import Policy
 from shapekit.rate import MAX_SPAN_US, SECOND_US, whole
 

@@ -31,8 +31,8 @@ from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.cli.main import Complaint
-from shapekit.cli.output import console, counted, is_plain, json_option, print_json, span_words, table
-from shapekit.errors import ConfigError, missing
+from shapekit.cli.output import console, counted, is_plain, json_option, print_json, table
+from shapekit.errors import ConfigError, missing, span_words
 from shapekit.rate import MAX_COUNT, SECOND_US, Rate, duration_us, exactly, parse_rates, whole
 from shapekit.shaper import Shaper
 

@@ -33,8 +33,8 @@ from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.algorithms.usage import leaves_of
 from shapekit.cli.main import Complaint
-from shapekit.cli.output import Command, console, counted, json_option, print_json, span_words, table
-from shapekit.errors import StoreUnavailableError
+from shapekit.cli.output import Command, console, counted, json_option, print_json, table
+from shapekit.errors import StoreUnavailableError, span_words
 from shapekit.rate import SECOND_US, Rate
 from shapekit.stores import REDIS
 from shapekit.stores.base import Store

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
@@ -92,7 +92,9 @@ class LLMBudget:
             "output": _bucket("output_tokens", output_tokens, capacity),
         }
         purses = tuple(
-            Purse(self._policy(_FAMILIES[part], gates=own), part, _FAMILIES[part])
+            Purse(
+                self._policy(_FAMILIES[part], gates=own), part, _FAMILIES[part], *_bound(part, own, capacity)
+            )
             for part, own in gates.items()
             if own
         )
@@ -163,7 +165,7 @@ class LLMBudget:
 
     async def _forecast(self, driver: Driver, calls: int, asked: Asked | None, key: str | None) -> Outlook:
         whose, reserved = self._key_of(asked) if key is None else key, self._reserved(asked)
-        costs = {purse.family: max(1, purse.cost(reserved)) for purse in self._books.purses}
+        costs = {purse.family: purse.asked(reserved, whose) for purse in self._books.purses}
         outlooks = [
             await policy.shaper.core.forecast(driver, calls, whose, costs.get(family, 1))
             for family, policy in self.policies.items()
@@ -272,6 +274,15 @@ def _bucket(
         return (TokenBucket(tokens, capacity),)
     except ConfigError as error:
         raise error.within(field) from None
+
+
+def _bound(part: str, gates: Sequence[Algorithm[Any]], capacity: int | None) -> tuple[int, str]:
+    """The most tokens of one call, and the option to raise for more."""
+    strictest = min(gates, key=lambda gate: gate.max_cost)
+    if isinstance(strictest, Quota):
+        return strictest.max_cost, "tokens_per_day="
+    tokens = _FAMILIES[part].replace("-", "_")
+    return strictest.max_cost, f"{tokens}= or capacity=" if capacity is None else "capacity="
 
 
 def _day(tokens: int | str | Quota | None) -> tuple[Quota, ...]:

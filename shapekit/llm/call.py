@@ -18,7 +18,14 @@ from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit._runtime.failures import Unheard
 from shapekit.admission import Admission, hint_of
 from shapekit.clock import Clock
-from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
+from shapekit.errors import (
+    ConfigError,
+    CostExceedsLimitError,
+    QueueFullError,
+    RateLimitedError,
+    StoreUnavailableError,
+    after_waiting,
+)
 from shapekit.feedback import Feedback, ServerHint
 from shapekit.feedback.dialects import DIALECTS, FAMILIES, heard, picked, wanted
 from shapekit.llm.usage import TokenUsage, told_usage, usage_of
@@ -98,10 +105,21 @@ class Purse(NamedTuple):
     """"total", "input" or "output"."""
     family: str
     """What servers call such tokens in their headers."""
+    most: int
+    """The most that one call may take out."""
+    bound: str
+    """The option that says so."""
 
     def cost(self, usage: TokenUsage) -> int:
         """What a usage takes out of it."""
         cost: int = getattr(usage, self.part)
+        return cost
+
+    def asked(self, usage: TokenUsage, key: str) -> int:
+        """What a call is to reserve, or CostExceedsLimitError."""
+        cost = max(1, self.cost(usage))
+        if cost > self.most:
+            raise CostExceedsLimitError(cost, self.most, key, self.bound, self.policy.name, "tokens")
         return cost
 
 
@@ -198,13 +216,19 @@ class LLMCall:
     # flows
 
     async def _enter(self, driver: Driver) -> Self:
+        began_us = asked_us = self._books.clock.now_us()
         try:
-            for admission in self._admissions():
+            for admission in self._admissions(began_us):
+                asked_us = self._books.clock.now_us()
                 await driver.ask(Twin(admission.__enter__, admission.__aenter__))
                 self._entered.append(admission)
         except BaseException as error:
             await driver.given_back(error, partial(self._give_back, driver))
-            raise
+            if not isinstance(error, QueueFullError) or "max_wait" not in self._waits:
+                raise
+            max_wait_us = duration_us("max_wait", self._waits["max_wait"], least=0)
+            told = after_waiting(error, (asked_us - began_us) / SECOND_US, max_wait_us / SECOND_US)
+            raise told.with_traceback(error.__traceback__) from error.__cause__
         return self
 
     async def _give_back(self, driver: Driver) -> None:
@@ -246,13 +270,12 @@ class LLMCall:
         if self._books.requests is not None:
             yield self._books.requests
 
-    def _admissions(self) -> Iterator[Admission]:
+    def _admissions(self, start: int) -> Iterator[Admission]:
         """One for each policy in turn; what waiting took for one is not left for the next."""
         if self._entered:
             raise ConfigError("call", self.key, "was entered before", "admit each call anew")
-        start = self._books.clock.now_us()
         bounds = {name: duration_us(name, bound, least=0) for name, bound in self._waits.items()}
-        costs = [max(1, purse.cost(self.reserved)) for purse in self._books.purses]
+        costs = [purse.asked(self.reserved, self.key) for purse in self._books.purses]
         for policy, cost in zip(self._policies(), [*costs, 1], strict=False):
             gone = self._books.clock.now_us() - start
             left = {name: max(0, bound_us - gone) / SECOND_US for name, bound_us in bounds.items()}

@@ -26,10 +26,10 @@ from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 from shapekit._runtime.drivers import Twin
-from shapekit.algorithms.compose import Composite
+from shapekit.algorithms.compose import Composite, adopted
 from shapekit.algorithms.operation import Operation
 from shapekit.clock import Clock
-from shapekit.errors import ConfigError
+from shapekit.errors import ConfigError, whose
 
 __all__ = ["Operation", "Store"]
 
@@ -205,6 +205,15 @@ def of_two_kinds(name: str, kind: str, program: Program) -> ConfigError:
     return ConfigError(
         "name", name, f"already holds a {kind}, and this is a {program.kind}", "use another name"
     )
+
+
+def continued(name: str, key: Key, reader: Program, state: Any, writer: Any, now: int, skew: int) -> Any:
+    """A state that `writer` left, as one of `reader`; the ConfigError where it cannot be names the key."""
+    try:
+        return adopted(reader, state, writer, now, skew)
+    except ConfigError as error:
+        field, value, bound, fix = error.args
+        raise ConfigError(field, value, f"{bound} ({whose(str(key), name)})", fix) from None
 
 
 def part_keys(program: Program, keys: tuple[str, ...]) -> tuple[tuple[str, str], ...]:

@@ -12,7 +12,7 @@ from weakref import ref
 from shapekit._runtime import forks
 from shapekit._runtime.virtual import forgets
 from shapekit.algorithms.base import CHECK, NEVER_US
-from shapekit.algorithms.compose import Composite, adopted
+from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.queue.queue import RESERVE
 from shapekit.clock import Clock, SystemClock
 from shapekit.errors import ConfigError, StoreUnavailableError
@@ -24,6 +24,7 @@ from shapekit.stores.base import (
     Program,
     Store,
     check_prefix,
+    continued,
     of_two_kinds,
     part_keys,
 )
@@ -202,7 +203,7 @@ class MemoryStore(Store):
                 state = (
                     entry[0]
                     if entry[2] is program
-                    else adopted(program, entry[0], entry[2], now, clock.wall_us() - now)
+                    else continued(name, key, program, entry[0], entry[2], now, clock.wall_us() - now)
                 )
             outcome = step(state, now, *args, skew=skew) if civil else step(state, now, *args)
             if reads:
@@ -223,8 +224,8 @@ class MemoryStore(Store):
             if None in entries:
                 now = self._miss(now)
             states = tuple(
-                None if entry is None else adopted(part, entry[0], entry[2], now, skew)
-                for part, entry in zip(parts, entries, strict=True)
+                None if entry is None else continued(name, key, part, entry[0], entry[2], now, skew)
+                for key, part, entry in zip(keys, parts, entries, strict=True)
             )
             outcome = step(states, now, *args, skew=skew)
             if reads:

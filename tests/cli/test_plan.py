@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from shapekit import CostExceedsLimitError, ManualClock, Policy, Quota, Shaper
 from shapekit.cli.main import Complaint
-from shapekit.cli.output import counted, instant_words, ordinal, span_words, window_words
+from shapekit.cli.output import counted, instant_words, ordinal, window_words
 from shapekit.cli.plan import Course
+from shapekit.errors import span_words
 from shapekit.rate import SECOND_US
 
 START_US = 1_772_323_200 * SECOND_US
@@ -226,7 +227,7 @@ def test_a_start_may_name_its_own_zone(start, run):
         (["10/s"], "Missing option '--calls'"),
         (["--calls", "5"], "nothing is given to plan by"),
         (["10/s", "--calls", "0"], "calls=0 is not"),
-        (["10/s", "--calls", "5", "--nth", "6"], "nth=6 is not a whole number from 1 to 5"),
+        (["10/s", "--calls", "5", "--nth", "6"], "nth=6 is too large"),
         (["10/x", "--calls", "5"], "rate='x' is an unknown unit"),
         (["10/s", "--calls", "5", "--cost", "0"], "cost=0 is not"),
         (["10/s", "--calls", "5", "--burst", "0"], "burst=0 is not"),

@@ -142,7 +142,7 @@ def test_columns_count_every_instant_once(departures, most):
         (["fixed:1/s+3"], "burst=3 means nothing to fixed"),
         (["log:20000/s"], "limit=20000 is more entries than a log may hold"),
         (["quota:3/fortnight"], "per='fortnight' is an unknown cadence"),
-        (["gcra:1/s", "--for", "0s"], "for='0s' is not between"),
+        (["gcra:1/s", "--for", "0s"], "for='0s' is no time at all"),
         (["gcra:1/s", "--max-wait", "x"], "max_wait='x' is not a duration"),
         (["gcra:1/s", "--arrivals", "poisson:1/x"], "arrivals 'poisson:1/x': rate='x'"),
         (["gcra:1/s", "--arrivals", "poisson:1/week"], "bring no call"),

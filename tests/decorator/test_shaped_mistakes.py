@@ -80,10 +80,7 @@ def test_a_store_and_a_clock_do_not_go_together(refused):
     refused(lambda: shaped(1, store=store, clock=store.clock)(function), "clock")
 
 
-def test_a_synchronous_function_that_waits_on_a_running_loop_is_told(monkeypatch, clock):
-    monkeypatch.setattr(
-        "shapekit._runtime.sleepers._warned", type("Never", (), {"is_set": bool, "set": bool})()
-    )
+def test_a_synchronous_function_that_waits_on_a_running_loop_is_told(clock):
     call = shaped("1/s", clock=clock)(function)
 
     async def on_a_loop():

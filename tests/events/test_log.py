@@ -26,7 +26,7 @@ def logged(caplog):
 def test_a_call_that_waits_and_none_that_leaves_at_once(world, policy, way, logged):
     for _ in range(2):
         world.run(policy, way, "alice")
-    assert logged() == [("DEBUG", "stripe: key 'alice' waits 0.1 s")]
+    assert logged() == [("DEBUG", "stripe: key 'alice' waits 100 ms")]
 
 
 @pytest.mark.parametrize("way", ["schedule", "admit", "scoped", "prepared", "templated"])
@@ -37,7 +37,10 @@ def test_a_call_that_is_refused(world, clock, way, logged):
         world.run(policy, way, "alice")
     ((level, message),) = logged()
     assert level == "DEBUG"
-    assert message.startswith("stripe: key 'alice' does not leave: QueueFullError: delay=0.1 s exceeds")
+    assert message.startswith(
+        "stripe: key 'alice' does not leave: QueueFullError: "
+        "policy 'stripe', key 'alice': a wait of 100 ms exceeds"
+    )
 
 
 def test_a_call_that_gives_up(world, policy, logged):
@@ -48,7 +51,10 @@ def test_a_call_that_gives_up(world, policy, logged):
         ("DEBUG", "stripe: key 'alice' waits 1 s"),
         (
             "DEBUG",
-            "stripe: key 'alice' does not leave: TimeoutError: gave up waiting for key 'alice' after 0.25 s",
+            (
+                "stripe: key 'alice' does not leave: TimeoutError: "
+                "policy 'stripe', key 'alice': gave up waiting after 250 ms"
+            ),
         ),
     ]
 
@@ -65,7 +71,7 @@ def test_holds(world, policy, clock, logged):
     assert logged() == [
         ("INFO", "stripe: key 'alice' is held for 30 s"),
         ("DEBUG", "stripe: key 'alice' is held for 30 s"),
-        ("INFO", "stripe: the hold of key 'alice' ends in 0.25 s"),
+        ("INFO", "stripe: the hold of key 'alice' ends in 250 ms"),
         ("INFO", "stripe: key 'alice' was reset"),
     ]
 
@@ -75,7 +81,7 @@ def test_what_is_measured(world, clock, logged):
     for _ in range(3):
         world.run(policy, "admit", "alice")
     assert logged("shapekit.policy") == [
-        ("INFO", "stripe: key 'alice' would have waited 0.1 s"),
+        ("INFO", "stripe: key 'alice' would have waited 100 ms"),
         ("INFO", "stripe: key 'alice' would have been refused"),
     ]
     assert logged() == []

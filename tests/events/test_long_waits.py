@@ -28,7 +28,7 @@ def test_once_for_each_key(shaper, warned):
         shaper.schedule("one")
     for _ in range(2):
         shaper.schedule("other")
-    told = "api: key {!r} waits 61 s, and nothing bounds that: max_wait= refuses longer waits at once"
+    told = "api: key {!r} waits 1 min 01 s, and nothing bounds that: max_wait= refuses longer waits at once"
     assert warned() == [told.format("one"), told.format("other")]
 
 

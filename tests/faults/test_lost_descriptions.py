@@ -221,7 +221,9 @@ def test_a_changed_rate_goes_on_on_any_number_of_keys_in_a_few_trips(opened, flu
 
 def test_another_kind_is_still_refused_where_it_is_known(opened, flushed):
     opened(GCRA("10/d")).check()
-    with pytest.raises(ConfigError, match="cannot continue the state of a gcra"):
+    with pytest.raises(
+        ConfigError, match=r"cannot continue the state of a gcra \(policy 'shared', key 'default'\)"
+    ):
         opened(SlidingWindowLog("10/d")).check()
 
 

@@ -82,12 +82,36 @@ def test_max_wait_bounds_both_waits_together(world, budget, used, clock):
     world.enter(one.admit(500, max_wait=1.0))
     assert clock.now() == 1.0
     # Half a second for the tokens, and then another for the slot: each alone would be short enough.
-    with pytest.raises(QueueFullError):
+    with pytest.raises(QueueFullError) as caught:
         world.enter(one.admit(1_000, max_wait=0.9))
+    assert (caught.value.delay, caught.value.max_wait) == (1.0, 0.9)
+    assert f"policy '{one.name}.requests', key 'default'" in str(caught.value)
+    assert "a wait of 1 s exceeds max_wait=900 ms" in str(caught.value)
     assert clock.now() == 1.5
     assert used(one) == 1_500
     world.enter(one.admit(500, max_wait=0.5))
     assert clock.now() == 2.0
+
+
+@pytest.mark.parametrize(
+    ("limits", "most", "option"),
+    [
+        ({"tokens": "1000/min"}, 1_000, "tokens= or capacity="),
+        ({"tokens": "1000/min", "capacity": 1_500}, 1_500, "capacity="),
+        ({"output_tokens": "1000/min"}, 1_000, "output_tokens= or capacity="),
+        ({"tokens": "9000/min", "tokens_per_day": 1_500}, 1_500, "tokens_per_day="),
+    ],
+)
+def test_too_many_tokens_are_told_as_tokens_with_the_option_to_raise(world, budget, limits, most, option):
+    asked = (0, 2_000) if "output_tokens" in limits else 2_000
+    one = budget(requests="1/min", name="gpt", **limits)
+    for refuse in (lambda: world.enter(one.admit(asked)), lambda: one.forecast(asked=asked)):
+        with pytest.raises(CostExceedsLimitError) as caught:
+            refuse()
+        assert (caught.value.unit, caught.value.limit) == ("tokens", most)
+        assert f"cost 2,000 tokens exceeds the budget of {most:,} tokens" in str(caught.value)
+        assert f"raise {option}, or split the call" in str(caught.value)
+    assert one.policies["requests"].forecast().first_in == 0.0
 
 
 def test_a_timeout_bounds_both_waits_together(world, budget, used, clock):

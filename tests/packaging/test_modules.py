@@ -87,3 +87,9 @@ def test_what_the_package_exports_is_public_and_told_of_where_it_lives(modules: 
         untold += [f"{node.module}.{name}" for name in names if not getattr(home, name).__doc__]
     assert untold == []
     assert hidden == []
+
+
+def test_what_is_public_is_shown_whether_it_is_loaded_or_not():
+    assert {*shapekit.__all__, *NOT_STARRED} <= set(dir(shapekit))
+    for name in dir(shapekit):
+        assert getattr(shapekit, name) is not None or name.startswith("__")

@@ -19,6 +19,7 @@ from shapekit import (
     QueueFullError,
     Quota,
     Shaper,
+    shaped,
 )
 from shapekit.config import PolicyOptions
 
@@ -169,6 +170,21 @@ def test_a_wrong_settlement_is_refused_and_changes_nothing(refused, world, polic
 
 def test_a_cost_that_can_never_be_admitted_is_told_before_anything_is_consumed(world, policy, fits):
     one = policy("100/s", gates=(GCRA("5/s"),))
-    with pytest.raises(CostExceedsLimitError, match="raise limit or split the call"):
+    with pytest.raises(CostExceedsLimitError, match="raise limit, or split the call"):
         world.enter(one.admit(cost=6))
     assert fits(one) == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "fix"),
+    [
+        (Policy, 'write Policy("10/s")'),
+        (Shaper, 'write Shaper("10/s")'),
+        (lambda: Policy(GCRA("10/s")), "write Policy(gates=(GCRA(…),)), or ask a Gate(GCRA(…))"),
+        (lambda: Shaper(GCRA("10/s")), "write Shaper(gates=(GCRA(…),)), or ask a Gate(GCRA(…))"),
+        (lambda: shaped(GCRA("10/s")), "write @shaped(gates=(GCRA(…),)), or ask a Gate(GCRA(…))"),
+        (lambda: shaped("10"), 'write "10/s", or another unit of time'),
+    ],
+)
+def test_a_missing_or_mistaken_rate_is_answered_by_the_right_call(refused, make, fix):
+    assert refused(make, "rate").fix == fix

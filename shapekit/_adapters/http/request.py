@@ -31,6 +31,7 @@ from shapekit.decision import Decision
 from shapekit.errors import ConfigError, RateLimitedError, ShapekitError
 from shapekit.policy import Policy, checked_cost
 from shapekit.rate import SECOND_US, Duration, RateLike, duration_us, one_of, parse_rates, whole
+from shapekit.shaper import checked_rates
 from shapekit.target import KeyOf, Routes, Target, constantly, key_of
 
 __all__ = [
@@ -220,11 +221,7 @@ class Outgoing:
         if rate is None and not any(self._spec.get(field) for field in _OTHER_LIMITS):
             return None
         if rate is not None:
-            try:
-                parse_rates(rate)
-            except ConfigError as error:
-                fix = f'write {self._wrapper}(rate="10/s")'
-                raise ConfigError("rate", rate, error.bound, fix) from None
+            checked_rates(rate, self._wrapper)
         return self._plan(self._made(rate, self._spec.get("name")), "host")
 
     def _route(self, url: str, spec: RouteSpec) -> _Plan:

@@ -21,12 +21,12 @@ from typing import Any, TypeAlias
 from redis.exceptions import NoScriptError
 
 from shapekit.algorithms.base import CHECK
-from shapekit.algorithms.compose import Composite, adopted
+from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.description import describe, revived
 from shapekit.algorithms.operation import Operation
 from shapekit.clock import Clock
-from shapekit.errors import ConfigError, StoreUnavailableError
-from shapekit.stores.base import Key, part_keys
+from shapekit.errors import ConfigError, StoreUnavailableError, whose
+from shapekit.stores.base import Key, continued, part_keys
 from shapekit.stores.encoding import is_misfit, plain_bytes, plain_text, shown, sound, tag
 from shapekit.stores.redis.script import Script, script_of, twins_of
 
@@ -233,38 +233,47 @@ class RedisProgram:
         adoptions: dict[int, str] = {}
         specs: dict[int, list[Any]] = {}
         problem = None
-        for _ in range(ANSWERS_AT_MOST):
-            script = self._script(operations, mode)
-            if specs and not twins_of([*specs.values()]) <= self._twins:
-                script = script_of([self._spec, *specs.values()], operations, mode)
-            head = self._parts_head if parts else self._head
-            words = adoptions.values()
-            is_known = script in self._sent_texts
-            if is_due:
-                # The descriptions go along, and are there before a state is.
-                told = _head([KNOWN_FOR_S, *self._introduction])
-                there, head = [*keys, self._programs], f"{head[:-1]},{told}]"
-                reply = yield from _run(script, there, head, calls, *words, is_known=is_known)
-                self._introduced_at, is_due = asked_at, False
-            else:
-                reply = yield from _run(script, keys, head, calls, *words, is_known=is_known)
-            if not is_known:
-                self._sent_texts.add(script)
-            problem = _problem(reply)
-            if problem == "beyond":
-                self._instants = [*self._instants[1 - _INSTANTS :], reply[1]]
-                self._spell()
-            elif problem == "foreign":
-                for index, writer_tag, looked in reply[1:]:
-                    writer = yield from self._writer(writer_tag)
-                    if writer is None:
-                        adoptions[index] = f'[{index},"lost {writer_tag}",false]'
-                        continue
-                    specs[writer_tag] = writer.twin((self._clock.wall_us(), *self._instants))
-                    met, state = self._adopted(parts[index - 1] if parts else self.program, writer, looked)
-                    adoptions[index] = f'[{index},"{met}",{state},{writer_tag},{_head(specs[writer_tag])}]'
-            else:
-                return reply
+        try:
+            for _ in range(ANSWERS_AT_MOST):
+                script = self._script(operations, mode)
+                if specs and not twins_of([*specs.values()]) <= self._twins:
+                    script = script_of([self._spec, *specs.values()], operations, mode)
+                head = self._parts_head if parts else self._head
+                words = adoptions.values()
+                is_known = script in self._sent_texts
+                if is_due:
+                    # The descriptions go along, and are there before a state is.
+                    told = _head([KNOWN_FOR_S, *self._introduction])
+                    there, head = [*keys, self._programs], f"{head[:-1]},{told}]"
+                    reply = yield from _run(script, there, head, calls, *words, is_known=is_known)
+                    self._introduced_at, is_due = asked_at, False
+                else:
+                    reply = yield from _run(script, keys, head, calls, *words, is_known=is_known)
+                if not is_known:
+                    self._sent_texts.add(script)
+                problem = _problem(reply)
+                if problem == "beyond":
+                    self._instants = [*self._instants[1 - _INSTANTS :], reply[1]]
+                    self._spell()
+                elif problem == "foreign":
+                    for index, writer_tag, looked in reply[1:]:
+                        writer = yield from self._writer(writer_tag)
+                        if writer is None:
+                            adoptions[index] = f'[{index},"lost {writer_tag}",false]'
+                            continue
+                        specs[writer_tag] = writer.twin((self._clock.wall_us(), *self._instants))
+                        reader = parts[index - 1] if parts else self.program
+                        met, state = self._adopted(keys[index - 1], reader, writer, looked)
+                        adoptions[index] = (
+                            f'[{index},"{met}",{state},{writer_tag},{_head(specs[writer_tag])}]'
+                        )
+                else:
+                    return reply
+        except StoreUnavailableError as error:
+            if "damaged" in str(error) and (len(keys) == 1 or not each):
+                name, _, key = self._keyspace.place(keys[0])
+                raise StoreUnavailableError(f"{whose(key, name)}: {error}") from error.__cause__
+            raise
         if problem == "beyond":
             raise _damaged(OverflowError("it is about too many periods"))
         raise ConfigError(
@@ -295,18 +304,20 @@ class RedisProgram:
         self._introduced_at = time.monotonic()
         return None if text is None else plain_text(text)
 
-    def _adopted(self, reader: Any, writer: Any, looked: Any) -> tuple[str, str]:
+    def _adopted(self, place: bytes, reader: Any, writer: Any, looked: Any) -> tuple[str, str]:
         """What stands at a key that another configuration wrote, and what to go on from instead.
 
         Nothing is known of that before the script has looked: but a state of another kind is refused.
         """
         raw, sent, at = looked or ("", None, 0)
+        name, _, key = self._keyspace.place(place)
         skew = self._clock.wall_us() - at if self._injected else 0
         try:
             if reader.kind == writer.kind and sent is None:
                 return plain_text(raw), "false"
             state = () if sent is None else writer.state_received(sent)
-            return plain_text(raw), _text(reader.state_sent(adopted(reader, state, writer, at, skew)))
+            state = continued(name, key, reader, state, writer, at, skew)
+            return plain_text(raw), _text(reader.state_sent(state))
         except Exception as error:
             if is_misfit(error):
                 raise _damaged(error) from error

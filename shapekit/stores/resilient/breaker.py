@@ -24,9 +24,9 @@ from typing import Any, TypeAlias
 from shapekit._runtime import background as afterwards
 from shapekit._runtime import forks
 from shapekit.clock import Clock
-from shapekit.errors import StoreUnavailableError
+from shapekit.errors import StoreUnavailableError, span_words
 from shapekit.events import EVERYWHERE, StoreBack, StoreLost
-from shapekit.rate import SECOND_US, seconds_text
+from shapekit.rate import SECOND_US
 
 FIRST_BACK_OFF_US = 250_000
 LONGEST_BACK_OFF_US = 10 * SECOND_US
@@ -74,7 +74,7 @@ class Breaker:
 
     def refusal(self) -> StoreUnavailableError:
         """What a caller is told who may not ask."""
-        wait = seconds_text(self.probe_in_us())
+        wait = span_words(self.probe_in_us())
         return StoreUnavailableError(f"{self._what()} is lost: {self._cause}; it is asked again in {wait}")
 
     def _probe(self) -> int:
@@ -104,9 +104,7 @@ class Breaker:
             self._cause = str(cause)
             self._wait(now, self._back_off_us - int(self._back_off_us / 2 * self._jitter()))
         if news:
-            _say(
-                "lost %s: %s; it is asked again in %s", self._what(), cause, seconds_text(self.probe_in_us())
-            )
+            _say("lost %s: %s; it is asked again in %s", self._what(), cause, span_words(self.probe_in_us()))
             if EVERYWHERE:
                 EVERYWHERE.tell(StoreLost(self._what(), str(cause)))
 
@@ -119,7 +117,7 @@ class Breaker:
                 return
             self.is_open = False
             away_us = max(0, self._clock.now_us() - self._lost_us)
-        _say("%s is back after %s", self._what(), seconds_text(away_us))
+        _say("%s is back after %s", self._what(), span_words(away_us))
         if EVERYWHERE:
             EVERYWHERE.tell(StoreBack(self._what(), away_us / SECOND_US))
 
@@ -256,7 +254,7 @@ class Deadline:
 
     def missed(self) -> StoreUnavailableError:
         """What is raised after the timeout."""
-        return StoreUnavailableError(f"no answer within {seconds_text(self._timeout_us)}")
+        return StoreUnavailableError(f"no answer within {span_words(self._timeout_us)}")
 
     def close(self) -> None:
         """Let the threads go; one that hangs in a call goes when the call ends."""

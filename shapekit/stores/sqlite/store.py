@@ -13,10 +13,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from shapekit.algorithms.compose import Composite, adopted
+from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.description import Described, describe, revived
 from shapekit.clock import Clock
-from shapekit.errors import ConfigError, StoreUnavailableError
+from shapekit.errors import ConfigError, StoreUnavailableError, whose
 from shapekit.stores.base import (
     Apply,
     ApplyMany,
@@ -25,6 +25,7 @@ from shapekit.stores.base import (
     Program,
     Store,
     check_prefix,
+    continued,
     of_two_kinds,
     part_keys,
 )
@@ -202,7 +203,7 @@ class SQLiteStore(Store):
             if row is None:
                 now, state = records.cold_at(execute, now), None
             else:
-                state = records.taken_over(execute, row, program, number, now, skew)
+                state = records.taken_over(execute, name, key, row, program, number, now, skew)
             outcome = step(state, now, *args, skew=skew) if civil else step(state, now, *args)
             if operation.is_look:
                 sound(program, *outcome)
@@ -223,8 +224,8 @@ class SQLiteStore(Store):
                 now = records.cold_at(execute, now)
             numbers = [records.numbered(execute, text) for text in described]
             states = tuple(
-                None if row is None else records.taken_over(execute, row, part, number, now, skew)
-                for part, row, number in zip(parts, rows, numbers, strict=True)
+                None if row is None else records.taken_over(execute, name, key, row, part, number, now, skew)
+                for key, part, row, number in zip(keys, parts, rows, numbers, strict=True)
             )
             outcome = step(states, now, *args, skew=skew)
             if reads:
@@ -310,13 +311,16 @@ class _Records:
         found: Row | None = execute(_FIND, place).fetchone()
         return found
 
-    def taken_over(self, execute: Execute, row: Row, program: Any, number: int, now: int, skew: int) -> Any:
+    def taken_over(
+        self, execute: Execute, name: str, key: str, row: Row, program: Any, number: int, now: int, skew: int
+    ) -> Any:
         """The state in a row, as one of the program that has this number."""
         if row[2] == number:
-            return self.state(row, program)
+            return self.state(name, key, row, program)
         try:
             writer = self.writer(execute, row[2])
-            return adopted(program, self.state(row, writer), writer, now, skew)
+            state = self.state(name, key, row, writer)
+            return continued(name, key, program, state, writer, now, skew)
         except ConfigError:
             # Of another kind, or of a version that knows more. What is idle may go: it would stay for
             # ever, since a call that fails sweeps nothing.
@@ -324,7 +328,7 @@ class _Records:
                 return None
             raise
 
-    def state(self, row: Row, writer: Any) -> Any:
+    def state(self, name: str, key: str, row: Row, writer: Any) -> Any:
         """The state in a row that `writer` wrote."""
         try:
             state = unpacked(row[1])
@@ -332,7 +336,8 @@ class _Records:
                 writer.inspect(state)
         except (ValueError, TypeError, RecursionError):
             raise StoreUnavailableError(
-                f"a state in {self.file.path!r} is damaged; reset the key, or remove the file"
+                f"the state of {whose(key, name)} in {self.file.path!r} is damaged; "
+                "reset the key, or remove the file"
             ) from None
         return state
 

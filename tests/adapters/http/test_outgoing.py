@@ -195,7 +195,7 @@ def test_a_quota_is_enough():
 
 
 def test_errors_show_the_right_call(refused):
-    assert 'Wrapper(rate="10/s")' in str(refused(lambda: outgoing("10"), "rate"))
+    assert 'write "10/s"' in str(refused(lambda: outgoing("10"), "rate"))
     assert 'Wrapper(rate="10/s")' in str(refused(lambda: outgoing(None), "rate"))
 
 

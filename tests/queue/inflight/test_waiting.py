@@ -157,7 +157,7 @@ async def test_a_thousand_tasks_get_through(clock):
 def test_zero_refuses_at_once_and_says_why():
     policy = Policy(concurrency=2, max_wait=0)
     with policy.admit(), policy.admit():
-        with pytest.raises(QueueFullError, match="2 calls are in flight for key 'default'") as caught:
+        with pytest.raises(QueueFullError, match="key 'default': 2 calls are in flight") as caught:
             policy.admit().__enter__()
         assert caught.value.code == "queue_full"
         assert caught.value.retry_after == 1.0

@@ -1,0 +1,192 @@
+"""The warning of a synchronous wait on an event loop: where it points, what it says, and how often."""
+
+import asyncio
+import importlib
+import inspect
+import warnings
+from contextlib import ExitStack
+
+import anyio
+import httpx
+import pytest
+import requests
+
+from shapekit import GCRA, LLMBudget, ManualClock, Policy, Shaper, shaped
+from shapekit._runtime.blocking import warn_in_event_loop
+from shapekit.integrations.httpx import ShapedTransport
+from shapekit.integrations.requests import ShapedAdapter
+from shapekit.integrations.tenacity import shaped_retrying
+
+
+def with_admit(policy):
+    with policy.admit():
+        pass
+
+
+def with_a_stack(policy):
+    with ExitStack() as stack:
+        stack.enter_context(policy.admit())
+
+
+def with_shaper(policy):
+    with policy.shaper:
+        pass
+
+
+def scheduled(policy):
+    policy.shaper.schedule()
+
+
+def decorated(policy):
+    @shaped(policy=policy)
+    def call():
+        return None
+
+    call()
+
+
+def generated(policy):
+    @shaped(policy=policy)
+    def call():
+        yield 1
+
+    list(call())
+
+
+def by_httpx(policy):
+    inner = httpx.MockTransport(lambda request: httpx.Response(200))
+    with httpx.Client(transport=ShapedTransport(inner, policy=policy)) as client:
+        client.get("http://here/")
+
+
+class Adapter(requests.adapters.BaseAdapter):
+    def send(self, request, **options):
+        response = requests.Response()
+        response.status_code, response.request, response.url = 200, request, request.url
+        return response
+
+    def close(self):
+        pass
+
+
+def by_requests(policy):
+    session = requests.Session()
+    session.mount("http://", ShapedAdapter(Adapter(), policy=policy))
+    session.get("http://here/")
+
+
+def by_tenacity(policy):
+    shaped_retrying(policy)(lambda: None)
+
+
+WAYS = {
+    with_admit: "async with policy.aadmit()",
+    with_a_stack: "async with policy.aadmit()",
+    with_shaper: "async with shaper",
+    scheduled: "await shaper.aschedule()",
+    decorated: "async def for the @shaped function",
+    generated: "async def for the @shaped generator",
+    by_httpx: "httpx.AsyncClient",
+    by_requests: "httpx.AsyncClient or aiohttp",
+    by_tenacity: "ashaped_retrying",
+}
+
+
+def heard_on_a_loop(action, *, backend="asyncio", how="always"):
+    """The warnings of a call on a loop."""
+
+    async def main():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter(how)
+            action()
+        return caught
+
+    return anyio.run(main, backend=backend)
+
+
+@pytest.fixture
+def policy():
+    """The first call waits."""
+    made = Policy("1/s", clock=ManualClock(autojump=True))
+    made.shaper.reserve()
+    return made
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize(("way", "awaited"), WAYS.items(), ids=lambda way: getattr(way, "__name__", ""))
+def test_it_names_the_line_of_the_user_and_what_to_write_there(way, awaited, backend, policy):
+    [warning] = heard_on_a_loop(lambda: way(policy), backend=backend)
+    lines, first = inspect.getsourcelines(way)
+    assert warning.category is RuntimeWarning
+    assert warning.filename == __file__
+    assert first < warning.lineno < first + len(lines)
+    assert str(warning.message) == (
+        f"a synchronous wait blocks the event loop that runs on this thread; use {awaited} instead"
+    )
+
+
+def test_a_budget_of_tokens_says_so_too():
+    budget = LLMBudget(tokens="60/min", clock=ManualClock(autojump=True))
+
+    def ask():
+        for _ in range(2):
+            with budget.admit(60):
+                pass
+
+    [warning] = heard_on_a_loop(ask)
+    assert "use async with budget.aadmit() instead" in str(warning.message)
+    assert warning.filename == __file__
+
+
+def test_it_is_shown_once_for_each_line(policy):
+    def calls():
+        for _ in range(3):
+            policy.shaper.schedule()
+        policy.shaper.schedule()
+
+    first, second = heard_on_a_loop(calls, how="default")
+    assert second.lineno == first.lineno + 1
+
+
+def test_as_an_error_it_gives_the_slot_back(policy):
+    async def main():
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(3):
+                with pytest.raises(RuntimeWarning):
+                    policy.shaper.schedule()
+
+    asyncio.run(main())
+    assert policy.shaper.reserve().delay == 1.0
+
+
+def test_a_wait_elsewhere_says_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_in_event_loop()
+
+
+def test_a_call_that_leaves_at_once_says_nothing():
+    shaper = Shaper(gates=(GCRA("10/s"),))
+    assert heard_on_a_loop(shaper.schedule) == []
+
+
+def test_what_is_named_is_there():
+    from shapekit._runtime import blocking  # noqa: PLC0415
+
+    places = {
+        "Admission": "admission",
+        "Shaper": "shaper",
+        "LLMCall": "llm.call",
+        "Transport": "_adapters.http.transport",
+        "ShapedAdapter": "integrations.requests",
+        "_ShapedRetrying": "integrations.tenacity",
+        "wait_slot": "integrations.tenacity",
+        "_plain": "decorator",
+        "_generator": "decorator",
+        "wrapped": "llm.wrap",
+    }
+    for name in blocking._AWAITED:
+        owner, _, method = name.partition(".")
+        found = getattr(importlib.import_module(f"shapekit.{places[owner]}"), owner)
+        assert method.startswith("<locals>") or callable(getattr(found, method))
