@@ -180,8 +180,8 @@ def test_what_is_printed(run):
     lines = [" ".join(line.split()) for line in told.stdout.splitlines()]
     assert lines[0] == "250 calls under 10/s and a quota of 100/day, from Sun 2026-03-01 00:00:00 UTC"
     assert "1st at once Sun 2026-03-01 00:00:00" in lines
-    assert "125th 1 d 02 s Mon 2026-03-02 00:00:02" in lines
-    assert "250th 2 d 04 s Tue 2026-03-03 00:00:04" in lines
+    assert "125th 1 d 2 s Mon 2026-03-02 00:00:02" in lines
+    assert "250th 2 d 4 s Tue 2026-03-03 00:00:04" in lines
     assert "from day to day calls each day together" in lines
     assert "Sun 2026-03-01 Mon 2026-03-02 100 200" in lines
     assert "Tue 2026-03-03 Tue 2026-03-03 50 50" in lines
