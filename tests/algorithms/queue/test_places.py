@@ -2,7 +2,7 @@
 
 import pytest
 
-from shapekit import ManualClock, Shaper
+from shapekit import ManualClock, Quota, Shaper, SlidingWindowLog
 
 from .follower import heard
 
@@ -49,7 +49,10 @@ def test_several_places_are_filled_from_the_front_whatever_the_order_of_leaving(
     assert delays(take(shaper, 5)) == [0.1, 0.3, 0.5, 0.8, 0.9]
 
 
-def test_a_place_is_taken_only_by_a_cost_that_it_can_bear(shaper):
+@pytest.mark.parametrize("rate", ["10/s", "10/s; 500/min"])
+@pytest.mark.parametrize("gates", [(), (Quota("1000/day"),), (SlidingWindowLog(500, "1m"),)])
+def test_a_place_is_taken_only_by_a_cost_that_it_can_bear(rate, gates, clock):
+    shaper = Shaper(rate, gates=gates, clock=clock)
     shaper.reserve()
     place, _ = shaper.reserve(cost=2), shaper.reserve()
     assert place.cancel()
@@ -185,6 +188,29 @@ def test_every_place_that_is_given_back_is_used_again(windowed):
     given_back = slots[1:191:2]
     assert all(slot.cancel() for slot in given_back)
     assert delays(take(windowed, 97)) == [*delays(given_back), 20.0, 20.1]
+
+
+@pytest.mark.parametrize("cost", [1, 2])
+def test_a_place_that_was_taken_again_can_be_given_back_and_taken_again(windowed, cost):
+    first, *_ = [windowed.reserve(cost=cost) for _ in range(4)][1:]
+    for _ in range(3):
+        assert first.cancel()
+        again = windowed.reserve(cost=cost)
+        assert (again.delay, again.grant.start, again.grant.end) == (
+            first.delay,
+            first.grant.start,
+            first.grant.end,
+        )
+        first = again
+
+
+def test_places_that_touch_are_one_row(windowed):
+    slots = take(windowed, 400)
+    for slot in slots[1:399]:
+        assert slot.cancel()
+    (state, _, _) = windowed.core.look.call("default")
+    (rows, _), _, _ = state[6]
+    assert [row[1] for page in rows for row in page] == [398]
 
 
 def test_a_settled_call_that_is_cancelled_frees_nobody_elses_place(shaper):
