@@ -18,12 +18,17 @@ def test_the_first_lines_of_the_tutorial_install_it(root: Path, wheel: Path, tmp
     assert 'pip install "shapekit[' in lines
     # Whatever has that name elsewhere: it is the wheel of this tree that is installed.
     here = tmp_path / "constraints.txt"
-    here.write_text(f"shapekit @ {wheel.as_uri()}\n", encoding="utf-8")
+    here.write_text(f"shapekit=={wheel.name.split('-')[1]}\n", encoding="utf-8")
     use = 'python -c "import celery, httpx, redis, shapekit; print(shapekit.__file__)" && shapekit --help'
     run = subprocess.run(
         ["bash", "-ec", f"{lines}{use}"],
         cwd=tmp_path,
-        env={**os.environ, "PIP_CONSTRAINT": str(here), "PIP_QUIET": "1", "PYTHONPATH": ""},
+        env={
+            **os.environ,
+            "PIP_CONSTRAINT": str(here),
+            "PIP_FIND_LINKS": str(wheel.parent),
+            "PIP_QUIET": "1",
+        },
         capture_output=True,
         text=True,
         check=False,
