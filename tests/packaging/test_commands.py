@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
+
+import pytest
 
 
 def shell_lines(markdown: str) -> list[str]:
@@ -20,6 +24,18 @@ def test_the_first_two_shell_lines_do_everything_from_a_clone(root: Path) -> Non
         assert "\\" not in line
     assert first.endswith('pip install -q -e ".[cli]" && .venv/bin/shapekit demo')
     assert "&& .venv/bin/pytest" in second
+
+
+@pytest.mark.long
+def test_the_first_command_shows_the_demo(root: Path, tree: Path, tmp_path: Path) -> None:
+    first, _ = shell_lines((root / "README.md").read_text(encoding="utf-8"))[:2]
+    clone = shutil.copytree(tree, tmp_path / "clone", symlinks=True)
+    quiet = {**os.environ, "PIP_QUIET": "2"}
+    run = subprocess.run(
+        ["bash", "-c", first], cwd=clone, env=quiet, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "calls wasted on a 429" in run.stdout
 
 
 def test_code_comes_before_the_commands(root: Path) -> None:
