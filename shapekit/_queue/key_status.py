@@ -13,7 +13,6 @@ that they leave in order.
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Iterable
 from functools import partial
@@ -49,7 +48,9 @@ def pause_us(left_us: int, age_us: int) -> int:
     """How long until the next poll, for a call with `left_us` to wait at a key that changed `age_us` ago."""
     least_us = max(QUICK_US, min(SLOW_US, age_us // 2))
     length_us = max(least_us, min(LONGEST_US, left_us // PART))
-    return length_us + random.randrange(length_us // JITTER)  # noqa: S311 - no secret
+    from random import randrange  # noqa: PLC0415 - only a process that polls loads it
+
+    return length_us + randrange(length_us // JITTER)  # noqa: S311 - no secret
 
 
 def notice_us(left_us: int) -> int:

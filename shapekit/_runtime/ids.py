@@ -5,7 +5,7 @@ They stay exact in a double. Call `nonce.fresh()` through the module: a fork rep
 
 from __future__ import annotations
 
-import random
+import os
 from collections.abc import Callable
 from itertools import count
 
@@ -13,7 +13,7 @@ from shapekit._runtime import forks
 
 
 def _anew() -> Callable[[], int]:
-    return count(random.SystemRandom().getrandbits(51)).__next__
+    return count(int.from_bytes(os.urandom(7)) >> 5).__next__
 
 
 fresh = _anew()

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import date, datetime, time
-from typing import Any
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from typing import TYPE_CHECKING, Any
 
 from shapekit._runtime.value import Value
 from shapekit.errors import ConfigError
 from shapekit.rate import SECOND_US, duration_us, one_of, whole
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
 
 _MONTH_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _ERA_DAYS = 146_097
@@ -238,6 +240,8 @@ def _zone(tz: object) -> ZoneInfo:
     fix = 'name a zone such as "Europe/Berlin"; where the system has no zone data, pip install tzdata'
     if not isinstance(tz, str):
         raise ConfigError("tz", tz, "is not the name of a time zone", fix)
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # noqa: PLC0415 - only quotas in a zone load it
+
     try:
         return ZoneInfo(tz)
     except (ZoneInfoNotFoundError, ValueError, OSError):
