@@ -14,20 +14,20 @@ import math
 import time
 import weakref
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, Unpack
 
 from shapekit import errors
 from shapekit._adapters.http.request import (
     Outgoing,
+    Reading,
     Shaping,
     Target,
     aobserve,
+    may_say,
     options_now,
     request_options,
     translated,
 )
-from shapekit._runtime.cancellation import giving_back
 from shapekit._runtime.failures import Unheard
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
@@ -108,7 +108,7 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
 
     Set options of a request around it: `with request_options(cost=5, key=…, max_wait=…, skip=True):`.
     """
-    outgoing = Outgoing("shaped_middleware", **shaping)
+    outgoing = Outgoing("shaped_middleware", _READING, **shaping)
     if outgoing.responds:
         raise ConfigError(
             "on_reject",
@@ -118,18 +118,15 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
         )
 
     async def shaped(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
-        url = request.url
-        target = Target(request.method, url.scheme, url.raw_host or "", url.explicit_port, url.raw_path)
         left_s = _time_left(request, handler)
-        admission = outgoing.admission(target, options_now(), request, fits_s=left_s)
-        if admission is None:
-            return await handler(request)
         try:
-            await admission.__aenter__()
+            admission = await outgoing.aenter(request, options_now(), fits_s=left_s)
         except (RateLimitedError, errors.StoreUnavailableError) as error:
             raise translated(
                 error, _REFUSALS_OF_TIME if _by_timeout(error, left_s) else _REFUSALS
             ) from error.__cause__
+        if admission is None:
+            return await handler(request)
         if request.session.closed:
             # Closed during the wait. aiohttp itself expects waits only for a connection.
             with Unheard(admission.key, "keeps what it was charged"):
@@ -141,17 +138,31 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
         except BaseException as error:
             await admission.__aexit__(type(error), error, error.__traceback__)
             raise
-        async with giving_back(partial(_closed, response)):
+        try:
             if admission.holds_permit:
                 await _hold(response, admission)
-            await aobserve(admission, response)
+            if may_say(admission, response.status, response.raw_headers):
+                admission.target = _target(request)
+                await aobserve(admission, response)
+        except BaseException as error:
+            if not isinstance(error, GeneratorExit):
+                response.close()
+            raise
         return response
 
     return shaped
 
 
-async def _closed(response: ClientResponse, _: BaseException) -> None:
-    response.close()
+def _host(request: ClientRequest) -> str:
+    return request.url.raw_host or ""
+
+
+def _target(request: ClientRequest) -> Target:
+    url = request.url
+    return Target(request.method, url.scheme, _host(request), url.explicit_port, url.raw_path)
+
+
+_READING = Reading(_host, _target)
 
 
 async def _hold(response: ClientResponse, admission: Admission) -> None:
@@ -216,9 +227,8 @@ def _closed_over(handler: Any) -> Any:
     """The timeout in the function that finally sends the request; None if it is not found."""
     while True:
         names = getattr(getattr(handler, "__code__", None), "co_freevars", ())
-        name = next((name for name in ("real_timeout", "next_h") if name in names), None)
-        if name is None:
+        if "real_timeout" in names:
+            return handler.__closure__[names.index("real_timeout")].cell_contents
+        if "next_h" not in names:
             return None
-        handler = handler.__closure__[names.index(name)].cell_contents
-        if name == "real_timeout":
-            return handler
+        handler = handler.__closure__[names.index("next_h")].cell_contents

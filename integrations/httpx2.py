@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar, Unpack
 
 from shapekit import errors
 from shapekit._adapters.http.request import Outgoing, Shaping
-from shapekit._adapters.http.transport import HeldStream, Transport, shape_client
+from shapekit._adapters.http.transport import READING, HeldStream, Transport, shape_client
 
 try:
     import httpx2
@@ -113,5 +113,5 @@ def shape(client: ClientT, **shaping: Unpack[Shaping]) -> ClientT:
     """Shape a client in place: its transport, proxies and mounts, under one limit. Returns the client."""
     if not isinstance(client, (httpx2.Client, httpx2.AsyncClient)):
         raise errors.ConfigError("client", client, "is no client of httpx2", "pass an httpx2.Client")
-    shape_client(client, ShapedTransport, Outgoing("shape", **shaping))
+    shape_client(client, ShapedTransport, Outgoing("shape", READING, **shaping))
     return client

@@ -22,8 +22,10 @@ from shapekit import errors
 from shapekit._adapters.http.request import (
     Outgoing,
     Passage,
+    Reading,
     Shaping,
     Target,
+    may_say,
     observe,
     options_now,
     refuse_rate,
@@ -99,7 +101,7 @@ class _Limit:
     """The limit that several adapters and their copies share."""
 
     def __init__(self, wrapper: str, shaping: Any, identity: str) -> None:
-        self.outgoing = Outgoing(wrapper, **shaping)
+        self.outgoing = Outgoing(wrapper, _READING, **shaping)
         self._told = wrapper, shaping, identity
 
     @classmethod
@@ -199,13 +201,12 @@ class ShapedAdapter(BaseAdapter):
             "cert": cert,
             "proxies": proxies,
         }
-        admission = self._limit.outgoing.admission(_target(request), options_now(), request)
-        if admission is None:
-            return self._sent(request, arguments)
         try:
-            admission.__enter__()
+            admission = self._limit.outgoing.enter(request, options_now())
         except (RateLimitedError, errors.StoreUnavailableError) as error:
             return self._refused(error, request)
+        if admission is None:
+            return self._sent(request, arguments)
         try:
             response = self._sent(request, arguments)
         except BaseException as error:
@@ -215,7 +216,9 @@ class ShapedAdapter(BaseAdapter):
         try:
             if admission.holds_permit:
                 _hold(response, admission)
-            observe(admission, response)
+            if may_say(admission, response.status_code, response.headers):
+                admission.target = _target(request)
+                observe(admission, response)
         except BaseException:
             response.close()
             raise
@@ -329,6 +332,10 @@ def _leaving(bearer: Any, method: str, whole: Callable[[], Any], admission: Admi
     return leaving
 
 
+def _host(request: requests.PreparedRequest) -> str:
+    return urlsplit(request.url or "").hostname or ""
+
+
 def _target(request: requests.PreparedRequest) -> Target:
     parts = urlsplit(request.url or "")
     try:
@@ -337,3 +344,6 @@ def _target(request: requests.PreparedRequest) -> Target:
         # Only for a scheme whose URLs requests itself does not parse.
         port = None
     return Target(request.method or "", parts.scheme, parts.hostname or "", port, parts.path)
+
+
+_READING = Reading(_host, _target)

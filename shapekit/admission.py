@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -39,27 +40,37 @@ _REFUSED, _FAILED, _ILL = 429, 400, 500
 
 
 class Admission:
-    """One call's leave: entered, by `with` or `async with`, when its slot has come."""
+    """One call's leave: entered, by `with` or `async with`, when its slot has come.
+
+    One that is made with its reservation is entered already, and its call leaves now.
+    """
 
     __slots__ = (
-        *("_is_enclosing", "_permit", "_policy", "_reservation", "_unheard", "_waits"),
-        *("cost", "key", "sent_at", "target"),
+        *("_is_enclosing", "_permit", "_reservation", "_unheard", "_waits"),
+        *("cost", "key", "policy", "sent_at", "target"),
     )
 
-    def __init__(self, policy: Policy, key: str, cost: int, waits: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        key: str,
+        cost: int,
+        waits: Mapping[str, Any],
+        reservation: Reservation | None = None,
+    ) -> None:
         self.key = key
         """The key whose limit the call takes from."""
         self.cost = cost
         """The cost that the call was admitted with."""
-        self._policy = policy
+        self.policy = policy
         self._waits = waits
         self._permit: Permit | None = None
         self._is_enclosing = False
         self.target: Target | None = None
         """Where the call goes, if that is known: then a hold may be for the part of the server there."""
-        self.sent_at = 0.0
+        self.sent_at = 0.0 if reservation is None else policy.shaper.core.clock.wall_us() / SECOND_US
         """When the call left, in epoch seconds on the clock of the store; 0 before."""
-        self._reservation: Reservation | None = None
+        self._reservation = reservation
         self._unheard = False
         """Whether something was said of the cost to which no answer came: it may have counted."""
 
@@ -136,9 +147,9 @@ class Admission:
 
     def leave_soon(self) -> None:
         """`leave`, for code that runs on an event loop and cannot await."""
-        if self._permit is not None and self._policy.permits is not None:
+        if self._permit is not None and self.policy.permits is not None:
             with Unheard(self.key, _KEPT):
-                self._policy.permits.leave_soon(self._permit)
+                self.policy.permits.leave_soon(self._permit)
             self._permit = None
 
     def observe(self, response: Any) -> ServerHint | None:
@@ -149,30 +160,34 @@ class Admission:
         Takes a response of httpx, requests or aiohttp, or whatever has a status and headers. Returns what
         was heard; None if nothing was said, or the policy has no feedback.
         """
-        core = self._policy.shaper.core
-        hint = hint_of(self, self._policy.feedback, response, core.clock.wall_us() / SECOND_US)
+        core = self.policy.shaper.core
+        hint = hint_of(self, self.policy.feedback, response, core.clock.wall_us() / SECOND_US)
         if hint is None and not core.queue.adapts:
             return None
         return run(self._heed, response, hint)
 
     async def aobserve(self, response: Any) -> ServerHint | None:
         """`observe`, awaitable."""
-        core = self._policy.shaper.core
-        hint = hint_of(self, self._policy.feedback, response, core.clock.wall_us() / SECOND_US)
+        core = self.policy.shaper.core
+        hint = hint_of(self, self.policy.feedback, response, core.clock.wall_us() / SECOND_US)
         if hint is None and not core.queue.adapts:
             return None
         return await self._heed(TASKS, response, hint)
 
     def __enter__(self) -> Self:
         self.__class__ = Admission  # type: ignore[assignment]  # and no longer a `Pending`
-        # As of most calls: there is a slot to wait for, and nothing else. They take no detour.
-        policy = self._policy
+        # As of most calls: there is a slot to wait for, and nothing else. They take no detour, and an empty
+        # `**` would be one.
+        policy = self.policy
         if (
             policy.enforce
             and policy.permits is None
             and (self.target is None or not policy.scoped.scopes.any_known)
         ):
-            self._reservation = policy.shaper.schedule(self.key, cost=self.cost, **self._waits)
+            schedule, waits = policy.shaper.schedule, self._waits
+            self._reservation = (
+                schedule(self.key, cost=self.cost, **waits) if waits else schedule(self.key, cost=self.cost)
+            )
             self.sent_at = policy.shaper.core.clock.wall_us() / SECOND_US
         else:
             run(self._enter)
@@ -186,13 +201,16 @@ class Admission:
 
     async def __aenter__(self) -> Self:
         self.__class__ = Admission  # type: ignore[assignment]
-        policy = self._policy
+        policy = self.policy
         if (
             policy.enforce
             and policy.permits is None
             and (self.target is None or not policy.scoped.scopes.any_known)
         ):
-            self._reservation = await policy.shaper.aschedule(self.key, cost=self.cost, **self._waits)
+            schedule, waits = policy.shaper.aschedule, self._waits
+            self._reservation = await (
+                schedule(self.key, cost=self.cost, **waits) if waits else schedule(self.key, cost=self.cost)
+            )
             self.sent_at = policy.shaper.core.clock.wall_us() / SECOND_US
         else:
             await self._enter(TASKS)
@@ -206,16 +224,16 @@ class Admission:
 
     @property
     def _core(self) -> Core:
-        return self._policy.shaper.core
+        return self.policy.shaper.core
 
     # entering
 
     async def _enter(self, driver: Driver) -> None:
-        permits = None if SWITCH.is_off else self._policy.permits
-        if not self._policy.enforce:
+        permits = None if SWITCH.is_off else self.policy.permits
+        if not self.policy.enforce:
             await self._measure(driver, permits)
         elif permits is None:
-            self._reservation = await self._scheduled(driver)
+            self._reservation = await self._scheduled(driver, self._waits)
         else:
             await self._enter_with_permit(driver, permits)
         self.sent_at = self._core.clock.wall_us() / SECOND_US
@@ -229,13 +247,13 @@ class Admission:
         except BaseException as error:
             self._core.reporter.ended(self.key, self.cost, error, had_slot=False, returned=False)
             raise
-        waited_us = permit.waited_us
+        waited_us, waits = permit.waited_us, {**self._waits}
         try:
             if waited_us and bound_us is not None:
-                self._waits["max_wait"] = timedelta(microseconds=max(0, bound_us - waited_us))
+                waits["max_wait"] = timedelta(microseconds=max(0, bound_us - waited_us))
             if waited_us and gives_up_us is not None:
-                self._waits["timeout"] = timedelta(microseconds=max(0, gives_up_us - waited_us))
-            reservation = await self._scheduled(driver)
+                waits["timeout"] = timedelta(microseconds=max(0, gives_up_us - waited_us))
+            reservation = await self._scheduled(driver, waits)
         except BaseException as error:
             await driver.given_back(error, partial(self._leave, driver))
             told = _told(error, waited_us, bound_us)
@@ -245,12 +263,12 @@ class Admission:
         permits.has_begun(permit, is_enclosing=self._is_enclosing)
         self._reservation = reservation.after_waiting(waited_us) if waited_us else reservation
 
-    async def _scheduled(self, driver: Driver) -> Reservation:
-        if self.target is not None and self._policy.scoped.scopes.any_known:
-            return await self._policy.scoped.schedule(driver, self.key, self.target, self.cost, **self._waits)
-        shaper = self._policy.shaper
+    async def _scheduled(self, driver: Driver, waits: Mapping[str, Any]) -> Reservation:
+        if self.target is not None and self.policy.scoped.scopes.any_known:
+            return await self.policy.scoped.schedule(driver, self.key, self.target, self.cost, **waits)
+        shaper = self.policy.shaper
         schedule = Twin(shaper.schedule, shaper.aschedule)
-        reservation: Reservation = await driver.ask(schedule, self.key, cost=self.cost, **self._waits)
+        reservation: Reservation = await driver.ask(schedule, self.key, cost=self.cost, **waits)
         return reservation
 
     async def _measure(self, driver: Driver, permits: Permits | None) -> None:
@@ -286,9 +304,9 @@ class Admission:
             self._permit = None
             return
         try:
-            if error is not None and self._policy.refund_on is not None:
+            if error is not None and self.policy.refund_on is not None:
                 with Unheard(self.key, "keeps what it was charged"):
-                    if self._policy.refund_on(error):
+                    if self.policy.refund_on(error):
                         with driver.shielded():
                             await self._settle(driver, 0)
         except BaseException as interrupt:
@@ -298,9 +316,9 @@ class Admission:
 
     async def _leave(self, driver: Driver) -> None:
         permit = self._permit
-        if permit is not None and self._policy.permits is not None:
+        if permit is not None and self.policy.permits is not None:
             with Unheard(self.key, _KEPT):
-                await self._policy.permits.leave(driver, permit)
+                await self.policy.permits.leave(driver, permit)
             self._permit = None
 
     # what is heard of the call
@@ -311,32 +329,32 @@ class Admission:
         if not differs or not reservation.accepted:
             return False
         was_heard, self._unheard = not self._unheard, True
-        number = await self._core.settle(driver, reservation, actual, is_told=self._policy.enforce)
+        number = await self._core.settle(driver, reservation, actual, is_told=self.policy.enforce)
         self._unheard = not number
         if number:
             self._reservation = reservation.costing(actual, number, is_placed=was_heard)
         return number > 0
 
     async def _heed(self, driver: Driver, response: Any, hint: ServerHint | None) -> ServerHint | None:
-        if self._policy.enforce and self._core.queue.adapts:
+        if self.policy.enforce and self._core.queue.adapts:
             lesson = self._lesson(response, hint)
-            await self._policy.shaper.adaptive.learn(driver, self.key, lesson)
+            await self.policy.shaper.adaptive.learn(driver, self.key, lesson)
             if lesson.is_refusal:
                 return hint
-        if hint is None or not self._policy.enforce:
+        if hint is None or not self.policy.enforce:
             return hint
         scope = self._learned(hint)
         if hint.hold_s > 0:
             if scope is None:
                 await self._core.hold(driver, hint.hold_s, self.key)
             else:
-                await self._policy.scoped.hold(driver, hint.hold_s, self.key, scope)
+                await self.policy.scoped.hold(driver, hint.hold_s, self.key, scope)
         return hint
 
     def _learned(self, hint: ServerHint) -> str | None:
         """The scope that the answer was about, of which its target is from now on; None if it named none."""
         if hint.scope is not None and self.target is not None:
-            self._policy.scoped.scopes.learn(self.key, self.target, hint.scope)
+            self.policy.scoped.scopes.learn(self.key, self.target, hint.scope)
             return hint.scope
         return None
 
@@ -350,7 +368,7 @@ class Admission:
         is_about_all = hint.scope is None or self.target is None
         refused = status == _REFUSED or (status >= _FAILED and hint.hold_s > 0)
         stated = None
-        if hint.limit and hint.window_s and getattr(self._policy.feedback, "dialect", "auto") != "auto":
+        if hint.limit and hint.window_s and getattr(self.policy.feedback, "dialect", "auto") != "auto":
             stated = hint.limit, round(hint.window_s * SECOND_US)
         return Lesson(
             age_us,
@@ -375,7 +393,7 @@ class Pending(Admission):
         if not hasattr(self, "_unheard"):
             return  # interrupted while it was made: no code ever had it
         warnings.warn(
-            f"the admission of {whose(self.key, self._policy.name)} was never entered, "
+            f"the admission of {whose(self.key, self.policy.name)} was never entered, "
             "so that it shaped nothing; write: with policy.admit(): …, or async with",
             RuntimeWarning,
             stacklevel=2,

@@ -325,10 +325,9 @@ def replacing_system_clocks(clock: ManualClock) -> Iterator[None]:
 
 async def _others_blocked() -> None:
     """Return when every other task of this loop waits for something."""
-    from anyio import wait_all_tasks_blocked  # noqa: PLC0415 - who never awaits need not load an event loop
-    from anyio.lowlevel import checkpoint  # noqa: PLC0415
-
     if not _is_asyncio(running_loop()):
+        from trio.testing import wait_all_tasks_blocked  # noqa: PLC0415 - only where trio runs already
+
         await wait_all_tasks_blocked()
         return
     asyncio = sys.modules["asyncio"]
@@ -338,7 +337,7 @@ async def _others_blocked() -> None:
     _WATCHERS.add(this)
     try:
         while True:
-            await checkpoint()
+            await asyncio.sleep(0)
             for task in asyncio.all_tasks():
                 waits_for = getattr(task, "_fut_waiter", None)
                 if task not in _WATCHERS and (waits_for is None or waits_for.done()):

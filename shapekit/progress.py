@@ -30,7 +30,6 @@ from datetime import UTC, datetime
 from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from shapekit._queue.core import MAX_PLAYED
 from shapekit._runtime.drivers import TASKS, Driver, run
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.base import check_cost
@@ -49,8 +48,9 @@ MINUTE, HOUR, DAY = 60, 3_600, 86_400
 _UNITS = ((DAY, "d", HOUR, "h"), (HOUR, "h", MINUTE, "min"), (MINUTE, "min", 1, "s"))
 TRIP_US = SECOND_US  # how long an answer is used that takes a trip; meanwhile the display counts down
 OUTAGE_US = 10 * SECOND_US  # how long a store that did not answer is left alone
-PLAY_US = 500  # how long a forecast is used, per call it simulates: some fifty times its computation
-PLAYED_AT_ONCE = 500  # the most calls simulated between two items, in some 5 ms; more on a thread
+PLAY_US = 2_000  # how long a forecast is used, per call: some fifty times what the slowest takes
+MOST_PLAY_US = 10 * SECOND_US  # how long at most: no forecast takes more than a fiftieth of this
+PLAYED_AT_ONCE = 200  # the most calls simulated between two items, in 8 ms at most; more on a thread
 TICK_S = 0.5  # how often, in real time, a thread checks for an item that takes long
 SMOOTH = 4  # the newest item has a weight of one in this many in the estimated work per item
 
@@ -322,16 +322,19 @@ class Watch:
         rest = 0 if total is None else total - self.done
 
         def play() -> None:
-            self._end_us = now - shift + (queue.outlook(state, at, rest, cost, skew)[1] if rest > 0 else 0)
+            try:
+                last = queue.outlook(state, at, rest, cost, skew)[1] if rest > 0 else 0
+            except ConfigError:  # Too many calls for limits that only playing can foresee.
+                self._end_us = None
+            else:
+                self._end_us = now - shift + last
 
         if rest <= 0 or not queue.constraints:
             play()
         elif now >= self._play_us and (self._player is None or not self._player.is_alive()):
-            self._play_us = now + rest * PLAY_US
+            self._play_us = now + min(rest * PLAY_US, MOST_PLAY_US)
             if rest <= PLAYED_AT_ONCE:
                 play()
-            elif rest > MAX_PLAYED:
-                self._end_us = None
             else:
                 self._player = threading.Thread(target=play, daemon=True)
                 _start(self._player)

@@ -95,7 +95,9 @@ class Shaper:
         self.core = Core(self.name, queue, opened, self._max_wait_us, chunk_s, prefetch)
         self._adaptive = AdaptiveRate(self.core) if queue.adapts else None
         # What every call comes by.
-        self._check, self._waiter, self._instant = self.core.check, self.core.waiter, opened.instant
+        self._check, self._waiter = self.core.check, self.core.waiter
+        # An answer that was long on its way is looked at. From a store that answers on the spot, none is.
+        self._now_us = None if opened.instant else opened.clock.now_us
         self._grant, self._agrant = self.core.grant.call, self.core.grant.acall
 
     @property
@@ -144,10 +146,12 @@ class Shaper:
         `timeout`. A call that stops waiting, for whatever reason, gives its slot back.
         """
         gives_up_us = None if timeout is None else timeout_us(timeout)
+        asked_us = self._now_us and self._now_us()
         reservation = self.reserve(key, cost=cost, max_wait=max_wait)
         granted = reservation.granted
-        if granted[WAIT_US] or not granted[ACCEPTED] or SWITCH.loud:
-            run(self._waiter.leave, reservation, self._bound_us(max_wait), gives_up_us)
+        is_slow = asked_us and not self._waiter.is_prompt(granted, asked_us)
+        if granted[WAIT_US] or is_slow or not granted[ACCEPTED] or SWITCH.loud:
+            run(self._waiter.leave, reservation, self._bound_us(max_wait), gives_up_us, is_slow=bool(is_slow))
         return reservation
 
     async def aschedule(
@@ -159,15 +163,18 @@ class Shaper:
         timeout: Duration | None = None,  # noqa: ASYNC109 - gives up the slot too, as the sync form does
     ) -> Reservation:
         """`schedule`, awaitable; a cancelled task gives its slot back."""
-        gives_up_us = timeout_us(timeout)
-        if self._instant:
+        gives_up_us = None if timeout is None else timeout_us(timeout)
+        asked_us = self._now_us and self._now_us()
+        if asked_us:
+            reservation = await self.areserve(key, cost=cost, max_wait=max_wait)
+        else:
             await stop_if_cancelled()
             reservation = self.reserve(key, cost=cost, max_wait=max_wait)
-        else:
-            reservation = await self.areserve(key, cost=cost, max_wait=max_wait)
         granted = reservation.granted
-        if granted[WAIT_US] or not granted[ACCEPTED] or SWITCH.loud:
-            await self._waiter.leave(TASKS, reservation, self._bound_us(max_wait), gives_up_us)
+        is_slow = asked_us and not self._waiter.is_prompt(granted, asked_us)
+        if granted[WAIT_US] or is_slow or not granted[ACCEPTED] or SWITCH.loud:
+            bound_us = self._bound_us(max_wait)
+            await self._waiter.leave(TASKS, reservation, bound_us, gives_up_us, is_slow=bool(is_slow))
         return reservation
 
     def cancel(self, reservation: Reservation) -> bool:
@@ -237,7 +244,11 @@ class Shaper:
         return await self.core.remaining(TASKS, reservation)
 
     def forecast(self, calls: int = 1, *, key: str = "default", cost: int = 1) -> Outlook:
-        """When `calls` more calls will have left, if they came now and no others did."""
+        """When `calls` more calls will have left, if they came now and no others did.
+
+        Takes at most some 0.2 s; ConfigError if that does not suffice for so many calls, which depends on the
+        limits: under a rate, or a rate and a quota per month, it does for any number.
+        """
         return run(self.core.forecast, calls, key, cost)
 
     async def aforecast(self, calls: int = 1, *, key: str = "default", cost: int = 1) -> Outlook:

@@ -56,7 +56,7 @@ class ShapedTask(Task):
     - `on_reject`: what happens to a task that would have to wait too long: "fail" (the default), "reject" or
       "retry".
     - `grace`: how late a task may start and still use its slot; otherwise it takes another. The default is
-      one slot, but at least 10 ms.
+      three quarters of a slot, but at least 10 ms.
 
     Unless it has a store of its own, the policy is kept in `app.conf.shapekit_store`, or else in the Redis
     that is the broker or the result backend.

@@ -221,12 +221,12 @@ class Shaped:
 
     @property
     def grace_s(self) -> float:
-        """How late a slot is still used: one slot, but at least 10 ms, unless `grace` is set."""
+        """How late a slot is still used: three quarters of one, but at least 10 ms, unless `grace` is set."""
         if self._grace_s is not None:
             return self._grace_s
         rates = self.policy.shaper.core.queue.rates
         slots = [rate.period_us / rate.limit / SECOND_US for rate in rates]
-        return max(LEAST_GRACE_S, min(slots, default=0.0))
+        return max(LEAST_GRACE_S, min(slots, default=0.0) * 3 / 4)
 
     def admission_of(self, headers: Mapping[str, Any] | None, args: Any, kwargs: Any) -> Admission:
         """The admission of one call, not yet entered."""

@@ -12,7 +12,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from heapq import heappop, heappush
@@ -32,6 +32,7 @@ from shapekit._queue.reservation import Reservation, received
 from shapekit._runtime.drivers import run
 from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
 from shapekit.integrations.celery import attach_all
+from shapekit.integrations.celery.batch import Batches
 from shapekit.integrations.celery.parking import GONE, LEAST_NEWS_S, Park, Taker, park_of
 from shapekit.integrations.celery.shape import SLIP, Settings, Shaped, Slip, attempt_of
 from shapekit.rate import SECOND_US
@@ -111,6 +112,8 @@ LOOKS = 4
 IDLE_S = 1.0
 """How often a worker polls without expecting any: others park messages, too, and may die or have no room."""
 LEAST_LOOK_S = 0.02
+SWEEP_S = 0.05
+"""How often a worker looks for slots that it has taken and no task has come for."""
 MOST_AT_ONCE = 200
 """How many messages one poll brings back."""
 
@@ -121,6 +124,7 @@ def strategy(task: Any, app: Any, consumer: Any, **_: Any) -> Callable[..., Any]
     if not task.shaped.policy.enforce:
         return handle  # measured where it runs
     lobby: Lobby = consumer.shapekit
+    batches = lobby.batches_of(task.shaped)
 
     def received_message(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any) -> None:
         if body is not None:
@@ -129,7 +133,7 @@ def strategy(task: Any, app: Any, consumer: Any, **_: Any) -> Callable[..., Any]
             return
         start = partial(handle, message, None, ack, reject, callbacks)
         refuse = partial(reject, log, consumer.connection_errors)
-        lobby.receive(Delivery(task.shaped, message, refuse, start))
+        lobby.receive(Delivery(batches, message, refuse, start))
 
     return received_message
 
@@ -158,10 +162,11 @@ class ShapingStep(bootsteps.StartStopStep):
 class Delivery:
     """A delivered message."""
 
-    __slots__ = ("_reject", "brings_slot", "message", "reservation", "shaped", "start")
+    __slots__ = ("_batches", "_reject", "brings_slot", "message", "reservation", "shaped", "start")
 
-    def __init__(self, shaped: Shaped, message: Any, reject: Any, start: Callable[[], Any]) -> None:
-        self.shaped = shaped
+    def __init__(self, batches: Batches, message: Any, reject: Any, start: Callable[[], Any]) -> None:
+        self._batches = batches
+        self.shaped = shaped = batches.shaped
         self.message = message
         self._reject = reject
         self.start = start
@@ -203,16 +208,15 @@ class Delivery:
         return _seconds_to(self.message.headers.get("eta")) or 0.0
 
     def take_slot(self) -> float:
-        """Reserve a slot; returns how long until it comes."""
+        """Take a slot; returns how long until it comes."""
         args, kwargs, _ = self.message.payload
         admission = self.shaped.admission_of(self.message.headers, args, kwargs)
-        shaper = self.shaped.policy.shaper
-        reservation = shaper.reserve(admission.key, cost=admission.cost)
+        reservation, remaining_s = self._batches.take(admission.key, admission.cost)
         if not reservation:
-            run(shaper.core.leave, reservation)
+            run(reservation.core.leave, reservation)
         self.reservation, self.brings_slot = reservation, False
         self.message.headers["eta"] = None  # it has passed
-        return reservation.delay
+        return remaining_s
 
     def remaining(self) -> float:
         """How long until the slot comes; takes another one if there is none or it passed too long ago."""
@@ -373,6 +377,14 @@ class Lobby:
         self._looks_at = 0.0
         self._is_open = False
         self._rests_until = 0.0
+        self._batches: list[Batches] = []
+        self._is_sweeping = False
+
+    def batches_of(self, shaped: Shaped) -> Batches:
+        """The slots for the messages of a task, for as long as the connection lasts."""
+        batches = Batches(shaped, self._sweep_soon)
+        self._batches.append(batches)
+        return batches
 
     def open(self) -> None:
         """Start polling for parked messages."""
@@ -399,16 +411,18 @@ class Lobby:
         """Drop all waiting messages: the broker delivers them again, and they take other slots."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
-            self._is_open = False
+            self._is_open = self._is_sweeping = False
             if self._look is not None:
                 self._alarms.cancel(self._look)
             self._look = None
         self._left = [delivery.message.delivery_tag for delivery in waiting]
         for entry, _ in waiting.values():
             self._alarms.cancel(entry)
+        batches, self._batches = self._batches, []
         for delivery in waiting:
             if not delivery.give_back():
-                break  # the store will not answer for the others either
+                return  # the store will not answer for the others either
+        _give_back(batches)
 
     def receive(self, delivery: Delivery) -> None:
         """Take in a message from the broker."""
@@ -493,6 +507,18 @@ class Lobby:
             if known[1]:
                 self._consumer.qos.decrement_eventually()
 
+    def _sweep_soon(self) -> None:
+        """Give back slots that no task has come for."""
+        with self._lock:
+            if self._is_open and not self._is_sweeping:
+                self._is_sweeping = True
+                self._alarms.call_after(SWEEP_S, self._sweep)
+
+    def _sweep(self) -> None:
+        self._is_sweeping = False
+        if _give_back(self._batches, idle_only=True):
+            self._sweep_soon()
+
     def _look_in(self, length_s: float) -> None:
         """Poll for parked messages after this time, unless a poll is due earlier."""
         at = time.monotonic() + length_s
@@ -526,6 +552,17 @@ class Lobby:
         if self._park.next_s is not None:
             ends_s.append(self._park.next_s - self._longest_s * AHEAD)
         return max(least_s, min(ends_s))
+
+
+def _give_back(batches: Sequence[Batches], *, idle_only: bool = False) -> bool:
+    """Give back slots that no task has got; returns whether any are left."""
+    is_left = False
+    try:
+        for each in batches:
+            is_left |= each.give_back(idle_only=idle_only)
+    except StoreUnavailableError as error:
+        log.info("slots that no task has got could not be given back: %s", error)
+    return is_left
 
 
 def _is_stopping() -> bool:

@@ -31,10 +31,10 @@ from shapekit.stores.base import Store
 if TYPE_CHECKING:
     from shapekit._queue.prefetch import Prefetch
 
-__all__ = ["MAX_PLAYED", "Core"]
+__all__ = ["Core"]
 
-MAX_PLAYED = 1_000_000
-"""The most calls that a forecast simulates one by one, where more than a pace binds."""
+_FORESEEN_AT_ONCE = 200
+"""The most calls that a forecast plays on the event loop; more of them take up to 0.2 s, on a thread."""
 
 
 class Core:
@@ -65,7 +65,7 @@ class Core:
             self.prefetch, self.status = prefetched(name, store, queue, prefetch)
         self.reporter = Reporter(name, store.clock, self.sleepers)
         self.budgets = Budgets(name, queue, store, self.reporter.ears)
-        self.waiter = Waiter(store, self.sleepers, self.status, self.reporter)
+        self.waiter = Waiter(name, queue, store, self.sleepers, self.status, self.reporter)
         bound, changing = (name, queue), self.status.changing
         self.grant = store.twin(*bound, RESERVE) if self.prefetch is None else self.prefetch.grant
         self.look = store.twin(*bound, LOOK)
@@ -224,10 +224,14 @@ class Core:
     async def forecast(self, driver: Driver, calls: int, key: str, cost: int) -> Outlook:
         """When the given number of further calls would leave."""
         self.check(key, cost)
-        is_paced = not self.queue.constraints and self.queue.rates
-        whole("calls", calls, most=MAX_COUNT if is_paced else MAX_PLAYED)
+        whole("calls", calls, most=MAX_COUNT)
         with self.reporter.watching(key):
-            return self.outlook(await driver.ask(self.look, key), calls, cost)
+            look = partial(self.outlook, await driver.ask(self.look, key), calls, cost)
+            if calls <= _FORESEEN_AT_ONCE or not self.queue.constraints:
+                return look()
+            from shapekit._runtime.threads import Errand, Workers  # noqa: PLC0415 - for long forecasts only
+
+            return await driver.ask(Twin(look, partial(Errand(look, lambda _: None).run, Workers())))
 
     def outlook(self, looked: tuple[Any, int, int], calls: int, cost: int) -> Outlook:
         """When further calls would leave, from the state that a look has read."""

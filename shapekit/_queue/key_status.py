@@ -1,6 +1,6 @@
 """Key status: what a call asks right before it leaves, so that holds placed while it waited still move it.
 
-If a question is a trip to the store, all calls that leave one key within 20 ms share one: the first call
+If a question is a trip to the store, all calls that leave one key within 10 ms share one: the first call
 sends it, calls that come while it is under way wait for its answer, and calls after that reuse the answer.
 When this process changes a key, its question is forgotten, so that no call leaves by an answer from before.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakValueDictionary, finalize
 
 from shapekit._runtime import forks
@@ -88,14 +88,15 @@ class Watch:
         known = self._heard.get(queue)
         return known if known is not None and known[0] > than_us else None
 
-    def forget(self, now_us: int) -> None:
+    def forget(self, now_us: int, *, is_news: bool) -> None:
         """Forget the answers: this process has changed the key.
 
         Takes no lock, because a coroutine that is thrown away may get here.
         """
         self._heard = {}
-        self.changed_us = now_us
-        self.ring()
+        if is_news:
+            self.changed_us = now_us
+            self.ring()
 
     def ring(self) -> None:
         """Announce a change."""
@@ -173,8 +174,14 @@ class Lookout:
         return any(watch.version is not seen for watch, seen in zip(self._watches, self._seen, strict=True))
 
 
-FRESH_US = 20_000
+FRESH_US = 10_000
 """How old a question may be whose answer is reused."""
+_ENOUGH = 2
+"""How many trips show what a quick one is: the first ones connect, and load what they need."""
+_SLOWLY = 16
+"""In how many slow answers a trip is taken to be longer."""
+_DRIFT = 5_000
+"""Two clocks drift apart by less than 1 µs in this many."""
 STUCK_S = 5.0
 """How long to wait for a question that another call has asked, in case its event loop was stopped."""
 
@@ -237,6 +244,49 @@ class _Question:
         return self.answer
 
 
+class StoreClock:
+    """What the answers of a store tell of time: how far the clock that callers sleep by is ahead of the
+    store's, and how long a trip takes.
+
+    An answer that tells the store's time is some time on its way, so each one shows too much by that, and the
+    least is nearest to the truth; what a question shows that left before it is too little.
+    """
+
+    __slots__ = ("_heard", "_known", "_trip_us")
+
+    def __init__(self) -> None:
+        self._heard = 0
+        self._known: tuple[int, int] | None = None
+        self._trip_us = 0
+
+    def hear(self, asked_us: int, there_us: int, now_us: int) -> int:
+        """Take in an answer that came now; returns how far ahead this clock is."""
+        ahead_us = self.ahead_us(there_us, now_us)
+        if ahead_us is None or ahead_us < asked_us - there_us:
+            ahead_us = now_us - there_us
+        self._known = ahead_us, now_us
+        trip_us, known_us = max(0, now_us - asked_us), self._trip_us
+        is_quick = not self._heard or trip_us < known_us
+        self._trip_us = trip_us if is_quick else known_us + (trip_us - known_us) // _SLOWLY
+        self._heard += 1
+        return ahead_us
+
+    @property
+    def trip_us(self) -> int:
+        """How long a quick trip takes; 0 until enough were made to tell."""
+        return self._trip_us if self._heard >= _ENOUGH else 0
+
+    def ahead_us(self, there_us: int, now_us: int) -> int | None:
+        """How far ahead this clock is, if it shows `now_us` and the store has just answered `there_us`.
+
+        None if nothing was heard before.
+        """
+        if self._known is None:
+            return None
+        ahead_us, since_us = self._known
+        return min(now_us - there_us, ahead_us + max(0, now_us - since_us) // _DRIFT)
+
+
 class _Questions:
     """The questions that this process has asked one store, by name and key; old ones are dropped."""
 
@@ -247,6 +297,7 @@ class _Questions:
     def begin(self) -> None:
         """Start empty: at first, and in a forked child, because the answers go to its parent."""
         self._lock = forks.lock()
+        self.clock = StoreClock()
         self._asked: dict[tuple[str, str], _Question] = {}
         self._watches: WeakValueDictionary[tuple[str, str], Watch] = WeakValueDictionary()
         self._swept_us = 0
@@ -270,14 +321,15 @@ class _Questions:
         with self._lock:
             return self._put(place, queue, now_us)
 
-    def forget(self, place: tuple[str, str], now_us: int) -> None:
-        """Forget what is known about a key that this process has changed, and wake the calls that wait there.
+    def forget(self, place: tuple[str, str], now_us: int, *, is_news: bool) -> None:
+        """Forget what is known about a key that this process has changed; if that is news for the calls that
+        wait there, wake them.
 
         Takes no lock, as `_Question.close` does not.
         """
         self._asked.pop(place, None)
         if (watch := self._watches.get(place)) is not None:
-            watch.forget(now_us)
+            watch.forget(now_us, is_news=is_news)
 
     def drop(self, place: tuple[str, str], question: _Question) -> None:
         """Drop a question that failed. Takes no lock either."""
@@ -337,6 +389,9 @@ forks.in_child(_forked)
 class KeyStatus:
     """The questions of one shaper, shared with all shapers of the same name in its process."""
 
+    is_direct: ClassVar[bool] = True
+    """Whether every slot comes from the store at the time of its call."""
+
     def __init__(self, store: Store, name: str, queue: LeakyQueue) -> None:
         self.instant = store.instant
         self.hears_all = store.instant and not store.shared
@@ -349,9 +404,9 @@ class KeyStatus:
         self._questions = _questions_to(store)
 
     async def ask(self, driver: Driver, key: str) -> Standing:
-        """The state of a key, at most 20 ms old."""
+        """The state of a key, at most 10 ms old."""
         if self.instant:
-            return self._standing(self._confirm.call(key))
+            return self._standing(self._confirm.call(key), 0)
         while True:
             alarm = driver.alarm()
             question, is_mine = self._shared(key, alarm)
@@ -366,7 +421,7 @@ class KeyStatus:
                 return told
         driver.may_be_thrown()
         try:
-            question.answer = self._standing(await driver.ask(self._confirm, key))
+            question.answer = self._standing(await driver.ask(self._confirm, key), question.asked_us)
         except BaseException as error:
             await driver.given_back(error, partial(self._failed, key, question, error), question.close)
             raise
@@ -387,22 +442,22 @@ class KeyStatus:
         known = self.watch(key).since(self._queue, than_us)
         return (self._clock.now_us(), await self.ask(driver, key)) if known is None else known
 
-    def changing(self, change: Twin[Any]) -> Twin[Any]:
-        """Wrap an operation that changes a key: what is known about it is forgotten, and waiting calls are
-        woken.
+    def changing(self, change: Twin[Any], *, is_news: bool = True) -> Twin[Any]:
+        """Wrap an operation that changes a key: what is known about it is forgotten. Waiting calls are woken,
+        unless all that they could hear is that they have to wait longer.
         """
 
         def changed(key: str, *args: Any) -> Any:
             try:
                 return change.call(key, *args)
             finally:
-                self._forget(key)
+                self._forget(key, is_news=is_news)
 
         async def achanged(key: str, *args: Any) -> Any:
             try:
                 return await change.acall(key, *args)
             finally:
-                self._forget(key)
+                self._forget(key, is_news=is_news)
 
         return Twin(changed, achanged)
 
@@ -422,10 +477,27 @@ class KeyStatus:
         # The traceback of its error refers to the store and would keep it alive.
         self._questions.drop((self._name, key), question)
 
-    def _forget(self, key: str) -> None:
-        self._questions.forget((self._name, key), self._clock.now_us())
+    def _forget(self, key: str, *, is_news: bool) -> None:
+        self._questions.forget((self._name, key), self._clock.now_us(), is_news=is_news)
 
-    def _standing(self, confirmed: tuple[int, ...]) -> Standing:
-        generation, shift, until, now, mark, *clock = confirmed
-        ahead = 0 if self._clock_decides else self._clock.now_us() - now
+    def _standing(self, confirmed: tuple[int, ...], asked_us: int) -> Standing:
+        generation, shift, until, there, mark, *clock = confirmed
+        ahead = 0 if self.instant else self.hear(asked_us, there)
         return Standing(generation, shift, until, ahead, tuple(clock), mark)
+
+    def hear(self, asked_us: int, there_us: int) -> int:
+        """Take in the store's time in an answer; returns how far ahead the clock is that callers sleep by."""
+        ahead_us = self._questions.clock.hear(asked_us, there_us, self._clock.now_us())
+        return 0 if self._clock_decides else ahead_us
+
+    @property
+    def trip_us(self) -> int:
+        """How long a quick trip to the store takes, for a call that is about to leave."""
+        return self._questions.clock.trip_us if self.is_direct else 0
+
+    def ahead_us(self, there_us: int) -> int | None:
+        """How far ahead the clock is that callers sleep by, if the store has just answered `there_us`.
+
+        None if that is not known yet.
+        """
+        return 0 if self._clock_decides else self._questions.clock.ahead_us(there_us, self._clock.now_us())

@@ -681,6 +681,8 @@ class PrefetchedStatus(KeyStatus):
     old.
     """
 
+    is_direct = False
+
     def __init__(self, store: Store, name: str, queue: LeakyQueue, prefetch: Prefetch) -> None:
         super().__init__(store, name, queue)
         self._prefetch = prefetch
@@ -701,8 +703,8 @@ class PrefetchedStatus(KeyStatus):
         super()._dropped(key, question)
         self._prefetch.doubt(key)
 
-    def _forget(self, key: str) -> None:
-        super()._forget(key)
+    def _forget(self, key: str, *, is_news: bool) -> None:
+        super()._forget(key, is_news=is_news)
         self._prefetch.doubt(key)
 
 

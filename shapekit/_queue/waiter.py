@@ -1,6 +1,8 @@
 """Waiter: takes a call from its reserved slot to its departure.
 
 A waiting call sleeps until its slot, asks the store whether the slot has moved, and leaves or sleeps on.
+Where something has kept it until the next slot (a blocked event loop, the collector, a stopped process, a
+slow answer), it tells the store, which gives it the next slot and moves the line behind it.
 """
 
 from __future__ import annotations
@@ -9,12 +11,16 @@ from contextlib import suppress
 from functools import partial
 
 from shapekit._queue.key_status import AT_ONCE_US, KeyStatus, Lookout, Standing, notice_us
+from shapekit._queue.latecomers import Latecomers
 from shapekit._queue.reporter import Reporter
 from shapekit._queue.reservation import Reservation
+from shapekit._runtime import ids as nonce
 from shapekit._runtime.drivers import Driver
 from shapekit._runtime.sleepers import Sleepers
 from shapekit._runtime.switch import SWITCH
-from shapekit.algorithms.adaptive.aimd import real
+from shapekit.algorithms.adaptive.aimd import FULL
+from shapekit.algorithms.queue.queue import END_US, LATE, SOON_US, UNKNOWN, LeakyQueue
+from shapekit.algorithms.queue.slots import DEPARTS_AT_US, GENERATION, WAIT_US, Granted
 from shapekit.clock import Clock
 from shapekit.decision import Decision
 from shapekit.errors import (
@@ -27,72 +33,146 @@ from shapekit.errors import (
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import Store
 
+MOST_MOVES = 3
+"""How often a call gets another slot: where the answers themselves take longer than a slot, it would be for
+ever.
+"""
+
+FAR = 4
+"""How many trips have to fit into the grace, or a store is far away."""
+
 
 class Waiter:
     """The departures of one shaper. A call that does not leave, for whatever reason, gives its slot back."""
 
-    def __init__(self, store: Store, sleepers: Sleepers, status: KeyStatus, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        name: str,
+        queue: LeakyQueue,
+        store: Store,
+        sleepers: Sleepers,
+        status: KeyStatus,
+        reporter: Reporter,
+    ) -> None:
         self._clock = store.clock
         self._clock_decides = store.clock_decides
         self._sleepers = sleepers
         self._status = status
         self._reporter = reporter
+        # Who has taken slots ahead does not hear of others that are late, nor they of this.
+        self._grace_us = queue.grace_us if status.is_direct else END_US
+        self._latecomers = Latecomers(status.changing(store.twin(name, queue, LATE), is_news=False))
 
     async def leave(
-        self, driver: Driver, reservation: Reservation, max_wait_us: int | None, timeout_us: int | None
+        self,
+        driver: Driver,
+        reservation: Reservation,
+        max_wait_us: int | None,
+        timeout_us: int | None,
+        *,
+        is_slow: bool = False,
     ) -> None:
-        """Sleep until the slot comes, or raise the error of a refusal."""
+        """Sleep until the slot comes, or raise the error of a refusal. If the answer was slow to come, a slot
+        for now may have passed.
+        """
         if not reservation:
             error = refusal(reservation, max_wait_us)
             self._reporter.stopped(reservation.key, error)
             raise error
-        if reservation.leaves_now:
+        if reservation.leaves_now and not is_slow and self.is_prompt(reservation.granted):
             self._reporter.departed(reservation.key, reservation.cost)
             return
         try:
-            patience = await self.stay(driver, reservation, max_wait_us, timeout_us)
+            patience = await self.stay(driver, reservation, max_wait_us, timeout_us, is_slow=is_slow)
         except BaseException as error:
             await driver.given_back(error, partial(self.give_up, driver, reservation, error))
             raise
         if SWITCH.loud:
             self._reporter.departed(reservation.key, reservation.cost, *patience.waited_us())
 
+    def is_prompt(self, granted: Granted, asked_us: int | None = None) -> bool:
+        """Whether a call that leaves at once may follow its answer, because that was not long on its way."""
+        if self._status.instant or granted[GENERATION] < 0 or self._grace_us == END_US:
+            return True
+        there_us, now_us = granted[DEPARTS_AT_US] - granted[WAIT_US], self._clock.now_us()
+        if asked_us is not None and now_us - asked_us <= self._grace_us:
+            self._status.hear(asked_us, there_us)
+            return True
+        ahead_us = self._status.ahead_us(there_us)
+        if ahead_us is None:
+            return asked_us is None
+        return now_us - there_us - ahead_us <= self._grace_us
+
     async def stay(
-        self, driver: Driver, reservation: Reservation, max_wait_us: int | None, timeout_us: int | None
+        self,
+        driver: Driver,
+        reservation: Reservation,
+        max_wait_us: int | None,
+        timeout_us: int | None,
+        *,
+        is_slow: bool = False,
     ) -> Patience:
         """Sleep until the slot comes. If the sleep ends early, the error is raised and the slot is kept."""
         grant = reservation.grant
-        ahead_us = 0 if self._clock_decides else self._clock.now_us() - (grant.departs_at_us - grant.wait_us)
+        there_us = grant.departs_at_us - grant.wait_us
+        ahead_us = 0 if self._clock_decides else self._status.ahead_us(there_us)
+        if ahead_us is None:
+            ahead_us = self._clock.now_us() - there_us
         patience = Patience(self._clock, reservation, ahead_us, max_wait_us, timeout_us)
-        if not grant.wait_us:
+        if grant.wait_us:
+            is_bounded = max_wait_us is not None or timeout_us is not None
+            self._reporter.waits(reservation.key, grant.wait_us, is_bounded=is_bounded)
+        elif not is_slow and self.is_prompt(reservation.granted):
             return patience
-        is_bounded = max_wait_us is not None or timeout_us is not None
-        self._reporter.waits(reservation.key, grant.wait_us, is_bounded=is_bounded)
         # Answers may reach several tasks at once, and trio then resumes them in any order.
         is_awaited = not self._status.instant
         lookout: Lookout | None = None
         while True:
+            asks_at_us = patience.asks_at_us(self._allowed_us())
             if not patience.is_held:
-                until_us = patience.nap_until_us()
+                until_us = patience.nap_until_us(asks_at_us)
                 await driver.sleep(self._sleepers, until_us, patience.order, others_too=is_awaited)
             else:
                 lookout = lookout or Lookout(self._status, (patience.key,), patience.asked_us)
                 alarm = driver.alarm()
                 lookout.lie_down(alarm)
                 try:
-                    until_us = min(patience.nap_until_us(), lookout.until_us(patience.due_us))
+                    until_us = min(patience.nap_until_us(asks_at_us), lookout.until_us(patience.due_us))
                     await driver.sleep(self._sleepers, until_us, patience.order, others_too=True, news=alarm)
                 finally:
                     lookout.get_up(alarm)
-            if patience.is_over():
-                patience.hear(await self._status.leaving(driver, reservation.key))
-                if patience.is_over():
-                    break
+            if asks_at_us <= self._clock.now_us():
+                if not patience.moves:
+                    patience.heard_after = self._latecomers.trips
+                    patience.hear(await self._status.leaving(driver, reservation.key))
+                if is_awaited and patience.is_over():
+                    await driver.fall_in(self._sleepers, patience.due_us, patience.order)
+                if await self._may_leave(driver, reservation.key, patience):
+                    return patience
             elif lookout is not None and lookout.is_time(self._clock.now_us()):
                 patience.hear(*await lookout.look(driver))
-        if is_awaited:
-            await driver.fall_in(self._sleepers, patience.nap_until_us(), patience.order)
-        return patience
+
+    def _allowed_us(self) -> int:
+        """How late a call may be. A slot that comes sooner than two trips is missed by as much, and that is
+        no stall; from a store that is far away, no new slot would come in time.
+        """
+        trip_us = self._status.trip_us
+        return self._grace_us + 2 * trip_us if trip_us * FAR <= self._grace_us else END_US
+
+    async def _may_leave(self, driver: Driver, key: str, patience: Patience) -> bool:
+        """Whether the slot of a call has come, and may be used. A call that is late asks for another one."""
+        is_late = patience.late_us() > self._allowed_us()
+        if is_late and patience.moves < MOST_MOVES and patience.is_over(SOON_US):
+            late = patience.late_call()
+            patience.move(*await self._latecomers.ask(driver, key, patience.order, late))
+            return False
+        if not patience.is_over():
+            return False
+        if patience.moves:
+            return True
+        latecomers = self._latecomers
+        is_behind = await latecomers.let_go(driver, key, patience.order)
+        return not is_behind and patience.heard_after == latecomers.trips
 
     async def give_up(self, driver: Driver, reservation: Reservation, error: BaseException) -> None:
         """Give back the slot of a call that will not leave, and report it."""
@@ -128,8 +208,9 @@ class Patience:
     """
 
     __slots__ = (
-        *("asked_us", "due_us", "is_held", "is_marked", "key", "order"),
-        *("_clock", "_generation", "_gives_up_us", "_max_wait_us", "_policy", "_queued_us"),
+        *("asked_us", "due_us", "heard_after", "is_held", "is_marked", "key", "moves", "order"),
+        *("_ahead_us", "_clock", "_cost", "_generation", "_gives_up_us", "_leaves_by_us", "_max_wait_us"),
+        *("_policy", "_queued_us", "_slot_us"),
     )
 
     def __init__(
@@ -145,28 +226,62 @@ class Patience:
         self._policy = reservation.core.name
         self._generation = grant.generation
         self._queued_us = grant.due_us
+        self._ahead_us = ahead_us
+        self._cost = grant.cost
+        # A slot of a share of the limits is on the grid of that share.
+        is_own = grant.generation >= 0
+        self._leaves_by_us = reservation.core.queue.leaves_by(grant) if is_own else grant.due_us
         self.order = grant.start
+        self.heard_after = 0
+        """How many trips of latecomers had been made when the key was last asked about."""
+        self.moves = 0
+        """How often the call came too late to its slot and got another one, which nothing else moves."""
         self.is_held = self.is_marked = grant.held
         """Whether a part of the key may be held."""
         self.key = reservation.key
         self._max_wait_us = max_wait_us
-        self.due_us = grant.departs_at_us + ahead_us
+        self.due_us = self._slot_us = grant.departs_at_us + ahead_us
         self.asked_us = self.due_us - grant.wait_us
         self._gives_up_us = None if timeout_us is None else self.asked_us + timeout_us
 
-    def nap_until_us(self) -> int:
-        """Until when to sleep before asking again; in the past once the slot has come. TimeoutError when time
-        is up.
+    def asks_at_us(self, allowed_us: int) -> int:
+        """When to ask about the slot: when it comes. A call that is late asks before a hold ends, to stand
+        behind others that are.
         """
-        if self._gives_up_us is None or self.due_us <= (now := self._clock.now_us()):
+        if self.due_us == self._slot_us or self.late_us() <= allowed_us:
             return self.due_us
+        return self.due_us - SOON_US
+
+    def nap_until_us(self, until_us: int) -> int:
+        """Until then, or until time is up; TimeoutError if it is."""
+        if self._gives_up_us is None or until_us <= (now := self._clock.now_us()):
+            return until_us
         if now >= self._gives_up_us:
             raise gave_up(self.key, self._policy, now - self.asked_us)
-        return min(self.due_us, self._gives_up_us)
+        return min(until_us, self._gives_up_us)
 
-    def is_over(self) -> bool:
-        """Whether the slot has come, as far as is known."""
-        return self.due_us <= self._clock.now_us()
+    def is_over(self, early_us: int = 0) -> bool:
+        """Whether the slot has come, or comes so soon, as far as is known."""
+        return self.due_us - early_us <= self._clock.now_us()
+
+    def late_us(self) -> int:
+        """How long ago the slot could last be used; negative while it can.
+
+        The end of a hold is no slot for a call whose slot had passed before.
+        """
+        return self._clock.now_us() - self._slot_us - (self._leaves_by_us - self._queued_us)
+
+    def late_call(self) -> tuple[int, int, int, int]:
+        """What the store is told of a call that is late."""
+        return self._generation, self._leaves_by_us, self._cost, nonce.fresh()
+
+    def move(self, leaves_at_us: int, slot_us: int) -> None:
+        """Apply the answer to that."""
+        self.due_us = self._slot_us = leaves_at_us + self._ahead_us
+        if slot_us != UNKNOWN or self.is_over():
+            self.moves, self.is_held = self.moves + 1, False
+            # If it is late again, that is known by the clock: the queue's time has stood still for others.
+            self._queued_us = self._leaves_by_us = 0
 
     def waited_us(self, asked_us: int | None = None) -> tuple[int, int]:
         """How long ago the call asked, and how long ago its slot came."""
@@ -180,19 +295,26 @@ class Patience:
         move it.
         """
         generation, shift_us, until_us, ahead_us, clock, mark_us = standing
+        self._ahead_us = ahead_us
         now = self._clock.now_us()
         self.is_marked = mark_us + ahead_us > now
         if generation != self._generation:
             self.is_held = False
             return
-        self.is_held = until_us + ahead_us > now or bool(clock)
-        due_us = self._queued_us + shift_us
+        # A hold that ends soon cannot be ended sooner, and need not be watched.
+        self.is_held = until_us + ahead_us > now + SOON_US or bool(clock)
+        slot_us = self._queued_us + shift_us
         if clock:
             shown_us, share = clock
-            due_us = real(until_us, shown_us, share, self._queued_us)
-        self.due_us = max(due_us, until_us) + ahead_us
+            slot_us = until_us - (shown_us - self._queued_us) * FULL // share
+        self._slot_us = slot_us + ahead_us
+        self.due_us = max(slot_us, until_us) + ahead_us
         wait_us = self.due_us - self.asked_us
-        if self._max_wait_us is not None and wait_us > self._max_wait_us and self.due_us > now:
+        if self._max_wait_us is None or wait_us <= self._max_wait_us or self.due_us <= now:
+            return
+        # Late calls of others move the line a little: no call is refused for that after it has waited.
+        is_little = wait_us - self._max_wait_us <= min(self._max_wait_us, SECOND_US)
+        if not is_little or until_us + ahead_us > now + SOON_US:
             held_back = Decision(False, 1, 1, 0, self.due_us, wait_us - self._max_wait_us)
             delay, bound = wait_us / SECOND_US, self._max_wait_us / SECOND_US
             raise QueueFullError(held_back, self.key, delay, bound, self._policy)

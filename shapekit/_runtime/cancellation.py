@@ -7,16 +7,17 @@ may hold any lock. What it took expires unused; what has no end of its own it le
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 from shapekit._runtime import background as afterwards
 
-__all__ = ["given_back", "giving_back", "shielded", "stop_if_cancelled", "within"]
+__all__ = ["given_back", "giving_back", "running_trio", "shielded", "stop_if_cancelled", "within"]
 
 
 class giving_back:  # noqa: N801 - reads as what it does: `async with giving_back(…):`
@@ -82,14 +83,21 @@ class _Scope(AbstractContextManager[object]):
 
 def shielded() -> AbstractContextManager[object]:
     """What a cancelled task may still finish: giving back its slot."""
-    from anyio import CancelScope  # noqa: PLC0415 - who never awaits need not load it
+    if (trio := running_trio()) is not None:
+        return _Scope(trio.CancelScope(shield=True))
+    if _anyio() is None:
+        # What cancels once, as asyncio does, cancels nothing that is awaited afterwards.
+        return nullcontext()
+    from anyio import CancelScope  # noqa: PLC0415 - loaded already
 
     return _Scope(CancelScope(shield=True))
 
 
 def within(seconds: float | None) -> AbstractContextManager[object]:
     """A context whose body is cancelled after so long; None for never."""
-    from anyio import move_on_after  # noqa: PLC0415
+    if (trio := running_trio()) is not None:
+        return _Scope(trio.move_on_after(math.inf if seconds is None else seconds))
+    from anyio import move_on_after  # noqa: PLC0415 - who never awaits need not load it
 
     return _Scope(move_on_after(seconds))
 
@@ -99,7 +107,6 @@ async def stop_if_cancelled() -> None:
 
     Does not wait, and lets no other task run: so a slot that has come is no slower for it.
     """
-    global _checkpoint  # noqa: PLW0603 - who never awaits need not load it
     modules: Any = sys.modules
     try:
         # What strikes at the next wait: anyio knows only of its scopes.
@@ -109,12 +116,30 @@ async def stop_if_cancelled() -> None:
             modules["trio"].lowlevel.current_task()
         except (KeyError, AttributeError, RuntimeError):
             return  # a coroutine that is driven by hand, without a loop
-        is_struck = False
-    if _checkpoint is None:
-        from anyio.lowlevel import checkpoint_if_cancelled as _checkpoint  # noqa: PLC0415
+        await modules["trio"].lowlevel.checkpoint_if_cancelled()
+        return
     if is_struck:
         await modules["asyncio"].sleep(0)
-    await _checkpoint()
+    if _ANYIO in modules and (anyio := _anyio()) is not None:
+        await anyio.checkpoint_if_cancelled()
 
 
-_checkpoint: Any = None
+def running_trio() -> Any:
+    """trio, if a task of its runs here; None if not."""
+    trio: Any = sys.modules.get("trio")
+    try:
+        trio.lowlevel.current_task()
+    except (AttributeError, RuntimeError):  # not loaded, or by half; or not at work here
+        return None
+    return trio
+
+
+def _anyio() -> Any:
+    """How anyio does things on asyncio; None if that is not loaded, so that no task there is in its scopes.
+
+    To load it takes longer than a slot. This name is the last in its module: where it is, all else is.
+    """
+    return getattr(sys.modules.get(_ANYIO), "backend_class", None)
+
+
+_ANYIO = "anyio._backends._asyncio"

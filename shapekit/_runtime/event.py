@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from shapekit._runtime.cancellation import within
+from shapekit._runtime.cancellation import running_trio, within
 
 __all__ = ["AsyncAlarm", "has_ended", "others_first", "running_loop"]
 
@@ -63,9 +63,7 @@ class AsyncAlarm:
                     timer.cancel()
 
     async def _wait_on_trio(self, seconds: float | None) -> None:
-        from anyio import Event  # noqa: PLC0415 - who never awaits need not load it
-
-        sleeper = Event()
+        sleeper = sys.modules["trio"].Event()
         self._sleepers.append(sleeper)
         try:
             with within(seconds):
@@ -87,9 +85,10 @@ def _wake(sleeper: Any) -> None:
 
 async def others_first() -> None:
     """Let those run who are ready already."""
-    from anyio.lowlevel import checkpoint  # noqa: PLC0415
-
-    await checkpoint()
+    if (trio := running_trio()) is not None:
+        await trio.lowlevel.checkpoint()
+    else:
+        await sys.modules["asyncio"].sleep(0)
 
 
 def running_loop() -> Any:

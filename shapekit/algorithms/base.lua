@@ -22,6 +22,22 @@ function Algorithm:check(s, now, skew, cost)
     return self:decide(s, now, skew, cost)
 end
 
+-- Several calls of an operation that ask the same, made one by one: the answer holds theirs.
+local function one_by_one(program, operation, times, s, ...)
+    local answers, life, persist = {}, 0, false
+    for place = 1, Exact.whole("calls", times, 1, 2^16) do
+        local after, answer, lives, keeps = operation(program, s, ...)
+        if keeps then s, life, persist = after, lives, true end
+        answers[place] = answer
+    end
+    return s, answers, life, persist
+end
+
+-- A run of checks: where a limit can tell their sum, the answer is now and the state before.
+function Algorithm:check_run(s, now, skew, cost, times)
+    return one_by_one(self, self.check, times, s, now, skew, cost)
+end
+
 -- The state without later charges, which were all given back before.
 function Algorithm:cut(s, now, charged_at)
     return s

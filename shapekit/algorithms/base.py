@@ -26,7 +26,8 @@ from math import ceil
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 from shapekit._runtime.value import Value
-from shapekit.algorithms.operation import NOWHERE, Moment, Operation, Side, Undo, side_of, turned
+from shapekit.algorithms.operation import NOWHERE, Moment, Operation, Run, Side, Undo, side_of, turned
+from shapekit.algorithms.prospects import Prospect
 from shapekit.decision import Decision, Forecast, Receipt
 from shapekit.errors import ConfigError, CostExceedsLimitError, span_words
 from shapekit.rate import MAX_COUNT, MAX_SPAN_US, Rate, RateLike, duration_us, exactly, whole
@@ -159,6 +160,10 @@ class Algorithm(Value, ABC, Generic[S]):
         """The state without later charges, which were all given back before."""
         return state
 
+    def prospect(self, state: S | None, at: int, cost: int, skew: int = 0) -> Prospect | None:
+        """What delays further calls of this cost from `at` on; None if only playing them can tell."""
+        return None
+
     def together(self, charged_at: int) -> int | None:
         """A value that is equal for charges that are given back in the same way.
 
@@ -217,6 +222,10 @@ class Algorithm(Value, ABC, Generic[S]):
         """A state from the twin."""
         state: S = as_tuple(sent)
         return state
+
+    def before_run(self, sent: Any) -> S | None:
+        """The state that a run of checks began with, as far as they go by it."""
+        raise NotImplementedError(self.kind)
 
     def receipt_sent(self, receipt: Receipt) -> Any:
         """A receipt in the form of the twin."""
@@ -469,6 +478,11 @@ class _Check(_Charging):
         return decision._replace(receipt=program.uncharged)
 
 
+class _CheckRun(Run):
+    name = "check_run"
+    most_cost = "true"
+
+
 class _Refund(_Charging):
     name = "refund"
     most_cost = str(MAX_COUNT)
@@ -521,3 +535,4 @@ class _Forecast(Operation):
 
 CHECK, REFUND, DEBIT, PEEK, FORECAST = _Check(), _Refund(), _Debit(), _Peek(), _Forecast()
 _Refund.instead = PEEK
+_CheckRun.one, _Check.run = CHECK, _CheckRun()

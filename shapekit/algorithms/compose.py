@@ -287,9 +287,9 @@ class Composite(Algorithm[States]):
 
 def named(name: str, decision: Decision, receipt: Receipt) -> Decision:
     """The decision of a part as that of the whole."""
-    inner = decision[6]
+    allowed, limit, current, remaining, full, wait, inner, _, _ = decision
     binding = name if inner is None else f"{name}.{inner}"
-    return _new(Decision, (*decision[:6], binding, receipt, 0))
+    return _new(Decision, (allowed, limit, current, remaining, full, wait, binding, receipt, 0))
 
 
 def _out_of_reach(decision: Decision) -> Decision:
@@ -341,24 +341,22 @@ class AllOf(Composite):
         return min(self._max_costs)
 
     def decide(self, state: States | None, now: int, cost: int, skew: int = 0) -> Decided[States]:
-        states = state or self._cold
         after: list[Any] = []
-        decisions: list[Decision] = []
-        least = NEVER_US
-        life = binding = 0
-        for index, step in enumerate(self._steps):
-            part, decision, ttl, admitted = step(states[index], now, cost, skew)
+        receipts: list[Receipt] = []
+        binding: Any = None
+        by = ""
+        least, life = NEVER_US, 0
+        for name, step, before in zip(self.names, self._steps, state or self._cold):  # noqa: B905 - for speed
+            part, decision, ttl, admitted = step(before, now, cost, skew)
             if not admitted:
                 return self._denied(state, now, cost, skew)
             after.append(part)
-            decisions.append(decision)
+            receipts.append(decision[7])
             if decision[3] < least:
-                least = decision[3]
-                binding = index
+                least, binding, by = decision[3], decision, name
             if ttl > life:
                 life = ttl
-        receipts = tuple([decision[7] for decision in decisions])
-        return tuple(after), named(self.names[binding], decisions[binding], receipts), life, True
+        return tuple(after), named(by, binding, tuple(receipts)), life, True
 
     def charge(self, state: States | None, now: int, due: int, cost: int, skew: int = 0) -> Decided[States]:
         return self._charged(state, [True] * len(self.parts), now, due, cost, skew)
@@ -406,28 +404,30 @@ class _Alternatives(Composite):
         return max(self._max_costs)
 
     def decide(self, state: States | None, now: int, cost: int, skew: int = 0) -> Decided[States]:
-        after = list(state or self._cold)
-        receipts: list[Receipt] = [None] * len(after)
+        after: list[Any] = []
+        receipts: list[Receipt] = []
         life = 0
-        paid: list[tuple[int, Decision]] = []
-        for index, step in enumerate(self._steps):
-            if cost > self._max_costs[index]:
-                continue
-            part, decision, ttl, admitted = step(after[index], now, cost, skew)
-            if admitted:
-                after[index] = part
-                receipts[index] = decision[7]
-                life = max(life, ttl)
-                paid.append((index, decision))
-                if not self._charges_all:
-                    break
-        if not paid:
+        binding, by = None, ""
+        for name, step, most, part, before in zip(  # noqa: B905 - for speed
+            self.names, self._steps, self._max_costs, self.parts, state or self._cold
+        ):
+            if cost <= most and (binding is None or self._charges_all):
+                own, decision, ttl, admitted = step(before, now, cost, skew)
+                if admitted:
+                    after.append(own)
+                    receipts.append(decision[7])
+                    if ttl > life:
+                        life = ttl
+                    if binding is None or decision[3] > binding[3]:
+                        binding, by = decision, name
+                    continue
+            after.append(before)
+            receipts.append(None)
+            if before is not None and (ttl := part.life(before, now, skew)) > life:
+                life = ttl
+        if binding is None:
             return self._denied(state, now, cost, skew)
-        for index, before in enumerate(after):
-            if receipts[index] is None and before is not None:
-                life = max(life, self.parts[index].life(before, now, skew))
-        index, decision = max(paid, key=lambda charge: charge[1][3])
-        return tuple(after), named(self.names[index], decision, tuple(receipts)), life, True
+        return tuple(after), named(by, binding, tuple(receipts)), life, True
 
     def charge(self, state: States | None, now: int, due: int, cost: int, skew: int = 0) -> Decided[States]:
         admits = [

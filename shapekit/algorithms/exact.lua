@@ -18,7 +18,7 @@ end
 
 -- The error for a stored state that no program of this kind can have written.
 local function damaged()
-    error("a stored state is damaged; reset the key", 0)
+    error("DAMAGED it is no state of this kind", 0)
 end
 
 -- Refuses a stored list that does not begin with this many numbers.
@@ -69,6 +69,18 @@ function Exact.part(n, a, q)
     local low = rest * step + (n - high * step) * a
     rest = low % q
     return whole * step + (low - rest) / q, rest
+end
+
+-- The most, up to `many`, that fits, where fewer fit whenever more do.
+function Exact.greatest(many, fits)
+    Exact.whole("calls", many, 1, LARGEST)
+    if fits(many) then return many end
+    local least, above = 0, many
+    while above - least > 1 do
+        local middle = floor((least + above) / 2)
+        if fits(middle) then least = middle else above = middle end
+    end
+    return least
 end
 
 Exact.LARGEST = LARGEST

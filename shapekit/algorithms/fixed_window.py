@@ -19,6 +19,7 @@ from shapekit.algorithms.base import (
     share_of,
     windowed,
 )
+from shapekit.algorithms.prospects import Periodic
 from shapekit.decision import Decision, Receipt
 from shapekit.rate import Duration, Rate
 
@@ -116,6 +117,16 @@ class FixedWindow(Window[Counts]):
                 parts += (kept[done:at], (start, left) if left > 0 else ())
                 done = at + 2
         return (*chain.from_iterable(parts), *kept[done:]) if done else state
+
+    def prospect(self, state: Counts | None, at: int, cost: int, skew: int = 0) -> Periodic:
+        window = self.window_us
+
+        def bounds(instant: int) -> tuple[int, int]:
+            start = instant - instant % window
+            return start, start + window
+
+        known = [(state[-2], state[-1], state[-2])] if state else []
+        return Periodic(self.limit, bounds, window, 0, known)
 
     def together(self, charged_at: int) -> int:
         return charged_at // self.window_us

@@ -79,6 +79,20 @@ function Meter:admit(s, now, cost)
     return {after, after_rest, newest, 0, 0, after, after_rest}
 end
 
+-- How many of so many calls are admitted, the state after them, and that before in short; nil if it is longer.
+function Meter:admit_run(s, now, cost, times)
+    local drained, drained_rest = self:drained(s, now)
+    if s and (s[4] > 0 or s[5] > 0 or #s > 7 or less(drained, drained_rest, s[6], s[7])) then return nil end
+    local room, room_rest = minus(self.tau, self.tau_rest, drained - now, drained_rest, self.q)
+    local count = Exact.greatest(times, function(count)
+        return count * cost <= self.burst and not less(room, room_rest, self:width(count * cost))
+    end)
+    local width, width_rest = self:width(count * cost)
+    local after, after_rest = plus(drained, drained_rest, width, width_rest, self.q)
+    local newest = (s and s[3] > now) and s[3] or now
+    return count, {after, after_rest, newest, 0, 0, after, after_rest}, s and {s[1], s[2], s[3]}
+end
+
 function Meter:earliest(s, at, skew, cost)
     if not s then return at end
     local width, width_rest = self:width(cost)

@@ -39,6 +39,7 @@ from shapekit.algorithms.base import (
     share_of,
     slowed,
 )
+from shapekit.algorithms.prospects import Metered
 from shapekit.decision import Decision, Forecast, Receipt
 from shapekit.errors import ConfigError, span_words
 from shapekit.rate import Rate, RateLike
@@ -142,8 +143,11 @@ class Meter(Algorithm[Positions]):
     def earliest(self, state: Positions | None, at: int, cost: int, skew: int = 0) -> int:
         if state is None:
             return at
-        ready = -((self._tau - state[0] - self._p * cost) // self._q)
-        return max(at, ready)
+        ready = state[0] + self._p * cost - self._tau
+        return at if ready <= at * self._q else -(-ready // self._q)
+
+    def prospect(self, state: Positions | None, at: int, cost: int, skew: int = 0) -> Metered:
+        return Metered((state or _COLD)[0], self._p * cost, self._tau, self._q)
 
     def peek(self, state: Positions | None, now: int, skew: int = 0) -> Decision:
         wait = self.earliest(state, now, 1) - now
@@ -202,16 +206,18 @@ class Meter(Algorithm[Positions]):
         self, state: Positions | None, now: int, due: int, cost: int, skew: int = 0
     ) -> Decided[Positions]:
         before = state or _COLD
+        q, tail, width = self._q, before[0], self._p * cost
+        start = now * q
         # A slot delayed by this meter alone is charged from its exact position, not from the whole
         # microsecond at which it is taken: otherwise a long queue would drift by the rounding.
-        exact = before[0] + self._p * cost - self._tau
-        leaves = exact if exact > now * self._q and due == -(-exact // self._q) else due * self._q
-        base = max(before[0], leaves)
-        drained = self._drained(state, now)
+        exact = tail + width - self._tau
+        leaves = exact if exact > start and due == -(-exact // q) else due * q
+        base = tail if tail > leaves else leaves
+        drained = tail if tail > start else start
         if base > drained and len(before) < 2 * _MAX_STRETCHES:
             # Another limit moved the slot: the skipped stretch is free again once the slot is given back.
             before = (before[0], before[1], before[2], before[3], *before[4:], drained, base)
-        return self._charged(before, now, due, base + self._p * cost)
+        return self._charged(before, now, due, base + width)
 
     def scaled(self, share: float | Fraction) -> Self:
         part = share_of(share)
@@ -242,6 +248,12 @@ class Meter(Algorithm[Positions]):
         positions = (whole * q + part for whole, part in zip(flat[::2], flat[1::2], strict=True))
         return (tail * q + rest, newest, *positions)
 
+    def before_run(self, sent: Any) -> Positions:
+        # Nothing was ever given back.
+        tail, rest, newest = sent
+        position = tail * self._q + rest
+        return (position, newest, 0, position)
+
     def receipt_sent(self, receipt: Receipt) -> Any:
         return divmod(receipt, self._q) if isinstance(receipt, int) else None
 
@@ -262,18 +274,23 @@ class Meter(Algorithm[Positions]):
         return max(now * self._q, 0 if state is None else state[0])
 
     def _charged(self, state: Positions, now: int, due: int, after: int) -> Decided[Positions]:
-        current = -((due * self._q - after) // self._p)
-        full = -(-after // self._q)
+        q, burst = self._q, self.burst
+        current = -((due * q - after) // self._p)
+        full = after if q == 1 else -(-after // q)
         moved = self._moved(state, now, due, after)
-        decision = Decision(True, self.burst, current, self.burst - current, full, 0, None, moved[3])
-        return moved, decision, self.life(moved, now), True
+        receipt = moved[3]
+        decision = _new(Decision, (True, burst, current, burst - current, full, 0, None, receipt, 0))
+        return moved, decision, full - now if receipt == after else self.life(moved, now), True
 
     def _moved(self, state: Positions, now: int, due: int, after: int) -> Positions:
         """The state with a charge that ends at `after`, and a receipt that no other charge has."""
         start = now * self._q
         tail, newest, retracted, top, *stretches = state
-        if top <= start and not stretches:
-            return (after, due, 0, after)
+        if not stretches:
+            if top <= start:
+                return (after, due, 0, after)
+            if not retracted and top <= tail:
+                return (after, due if due > newest else newest, 0, after)
         # Any position below the newest receipt may have been used: count on from there.
         retracted = max(retracted, top - max(tail, start))
         kept = (

@@ -43,6 +43,17 @@ function Ledger:check(s, now, skew, cost)
     return book, {told, book[2], book[3], cost}, life, true
 end
 
+function Ledger:check_run(s, now, skew, cost, times)
+    local count, after, before
+    if self.limit.admit_run and (not s or s[3] + cost * times <= Exact.LARGEST) then
+        count, after, before = self.limit:admit_run(s and s[1], now, cost, times)
+    end
+    if not count then return one_by_one(self, self.check, times, s, now, skew, cost) end
+    local told = s and {now, s[2], s[3], unpack(before)} or {now}
+    if count == 0 then return s, told, 0, false end
+    return self:counted(s, after, now, count * cost), told, self.limit:life(after, now), true
+end
+
 function Ledger:earliest(s, at, skew, cost)
     return self.limit:earliest(s and s[1], at, skew, cost)
 end

@@ -195,6 +195,12 @@ class Ledger(Algorithm[Book]):
         before, *rest = sent
         return self.limit.state_received(before), *as_tuple(rest)
 
+    def before_run(self, sent: Any) -> Book | None:
+        if not sent:
+            return None
+        born, charged, *limit = sent
+        return self.limit.before_run(limit), born, charged, ()
+
     def receipt_sent(self, receipt: Receipt) -> Any:
         if not isinstance(receipt, tuple):
             return None

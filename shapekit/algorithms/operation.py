@@ -62,12 +62,14 @@ class Operation:
     """Whether it also goes to the place that replaces a lost store, because it does not know where its permit
     is.
     """
-    nothing: ClassVar[int | None] = None
+    nothing: ClassVar[Any] = None
     """The answer if there is nothing to change, if that is the same for every key."""
     instead: ClassVar[Operation | None] = None
     """The operation to run instead if there is nothing to change, if the answer depends on the key."""
     needs_store: ClassVar[bool] = True
     """Whether it raises under on_outage="raise"."""
+    run: ClassVar[Run | None] = None
+    """The operation that makes several such calls at once, if there is one."""
 
     def __repr__(self) -> str:
         return self.name
@@ -84,6 +86,10 @@ class Operation:
     def received(self, program: Any, sent: Any) -> Any:
         """The answer of the twin, in the form of the program's."""
         return tuple(sent) if isinstance(sent, list) else sent
+
+    def asks(self, args: tuple[Any, ...]) -> Any:
+        """What is equal for calls that ask the same, and so can be one run."""
+        return args
 
     def undone(self, args: tuple[Any, ...], answer: Any) -> tuple[Undo, ...]:
         """The operations that give back what was taken for a caller that has gone, in order.
@@ -128,6 +134,35 @@ class Operation:
     def given(self, program: Any, part: Any, answer: Any) -> Any:
         """Convert a local answer for the caller."""
         return answer
+
+
+class Run(Operation):
+    """Calls of one operation that ask the same, one right after the other: one step of a store.
+
+    Its arguments are those of each call. The twin changes the state as all of them together do, and answers
+    with the time and the state before, if that is short and nothing in it makes a difference between them.
+    Then the program itself tells the answers, by the very steps that it decides by in process. Otherwise the
+    twin makes the calls one by one, and returns their answers.
+    """
+
+    one: ClassVar[Operation]
+    """The operation of each call."""
+
+    def sent(self, program: Any, args: tuple[Any, ...]) -> Sequence[Any]:
+        return (*self.one.sent(program, args[0]), len(args))
+
+    def received_each(self, program: Any, args: tuple[Any, ...], sent: Any) -> list[Any]:
+        """The answer to each call."""
+        if sent[0].__class__ is list:
+            return [self.one.received(program, each) for each in sent]
+        now, *before = sent
+        state, step, answers = program.before_run(before), self.one.step(program), []
+        for own in args:
+            after, answer, _, persist = step(state, now, *own)
+            if persist:
+                state = after
+            answers.append(answer)
+        return answers
 
 
 def side_of(taken: Receipt) -> Side:

@@ -22,7 +22,8 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
 
-PAGE = 32
+PAGE = 64
+"""So that few pages hold what a line may remember, and to copy one is little beside the rest of a call."""
 _DIGITS = 8
 
 Page: TypeAlias = tuple[Any, ...]
@@ -31,8 +32,9 @@ Pages: TypeAlias = tuple[Page, ...]
 
 
 def paged(rows: Sequence[Any]) -> Pages:
-    """The rows in pages."""
-    return tuple([tuple(rows[at : at + PAGE]) for at in range(0, len(rows), PAGE)])
+    """The rows in pages, all equally full: of one row too many, no page is left with that row alone."""
+    size = -(-len(rows) // -(-len(rows) // PAGE)) if rows else 1
+    return tuple([tuple(rows[at : at + size]) for at in range(0, len(rows), size)])
 
 
 def flat(pages: Pages) -> Page:
@@ -53,7 +55,7 @@ def around(pages: Pages, number: int) -> tuple[int, int, Page, int]:
         near = pages[0] if pages else ()
         return 0, 1, near, bisect_left(near, number, key=_first) if near else 0
     low = max(0, bisect_right(pages, number, key=_first_of_page) - 1)
-    near = flat(pages[low : low + 2])
+    near = pages[low] if low + 1 == len(pages) else pages[low] + pages[low + 1]
     return low, low + 2, near, bisect_left(near, number, key=_first)
 
 

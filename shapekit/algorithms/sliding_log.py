@@ -20,6 +20,7 @@ from shapekit.algorithms.base import (
     share_of,
     windowed,
 )
+from shapekit.algorithms.prospects import Rolling
 from shapekit.decision import Decision, Receipt
 from shapekit.errors import ConfigError
 from shapekit.rate import Duration, Rate
@@ -107,6 +108,12 @@ class SlidingWindowLog(Window[Log]):
         if old_totals and old_totals[-1] >= must_go:
             return max(first, old_times[bisect_left(old_totals, must_go)] + self.window_us)
         return max(first, times[bisect_left(totals, must_go)] + self.window_us)
+
+    def prospect(self, state: Log | None, at: int, cost: int, skew: int = 0) -> Rolling:
+        old_times, old_totals, times, totals = state or _EMPTY
+        leaves = [time + self.window_us for time in old_times + times]
+        newest = times[-1] if times else at
+        return Rolling(self.limit, 1, self.window_us, newest, old_totals + totals, leaves)
 
     def together(self, charged_at: int) -> int:
         return charged_at

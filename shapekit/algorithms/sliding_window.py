@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any, ClassVar, Self, TypeAlias
 
 from shapekit.algorithms.base import (
@@ -18,6 +19,7 @@ from shapekit.algorithms.base import (
     share_of,
     windowed,
 )
+from shapekit.algorithms.prospects import Rolling
 from shapekit.decision import Decision, Receipt
 from shapekit.errors import ConfigError
 from shapekit.rate import MAX_COUNT, Duration, Rate, whole
@@ -180,6 +182,15 @@ class SlidingWindow(Window[Ring]):
         if is_found and not ring[1] and ring[0] * self._width > now:
             return self._retracted(tuple(ring), now // self._width)
         return tuple(ring) if is_found else state
+
+    def prospect(self, state: Ring | None, at: int, cost: int, skew: int = 0) -> Rolling | None:
+        if not self.conservative:
+            return None
+        width, reach = self._width, (self.buckets + 1) * self._width
+        newest, *counts = (state or (0,))[: self.buckets + 2]
+        starts = range(newest - len(counts) + 1, newest + 1)
+        leaves = [start * width + reach for start in starts]
+        return Rolling(self.limit, width, reach, newest * width, [*accumulate(reversed(counts))], leaves)
 
     def together(self, charged_at: int) -> int:
         return charged_at // self._width

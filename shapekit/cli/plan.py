@@ -14,7 +14,6 @@ import click
 from rich.console import Console
 from rich.progress import track
 
-from shapekit._queue.core import MAX_PLAYED
 from shapekit.algorithms.quota.quota import Quota
 from shapekit.cli.main import Complaint
 from shapekit.cli.output import (
@@ -34,6 +33,8 @@ from shapekit.policy import Policy
 from shapekit.rate import MAX_SPAN_US, SECOND_US, whole
 
 _LONGEST_S = MAX_SPAN_US / SECOND_US
+MAX_PLAYED = 1_000_000
+"""The most calls that are asked for one after the other."""
 
 
 class Days(NamedTuple):

@@ -100,13 +100,19 @@ class Wanted(NamedTuple):
     texts: frozenset[str]
     encoded: frozenset[bytes]
     lengths: frozenset[int]
+    telling: frozenset[int]
+    """The lengths without that of the Date, which is in every answer and alone says nothing."""
 
 
 def wanted(fields_read: Iterable[str]) -> Wanted:
     """These fields, and those that every dialect reads."""
-    texts = {*fields_read, *_RETRY, "date"}
+    telling = {*fields_read, *_RETRY}
+    texts = {*telling, "date"}
     return Wanted(
-        frozenset(texts), frozenset(text.encode() for text in texts), frozenset(len(text) for text in texts)
+        frozenset(texts),
+        frozenset(text.encode() for text in texts),
+        frozenset(len(text) for text in texts),
+        frozenset(len(text) for text in telling),
     )
 
 
@@ -117,7 +123,7 @@ def picked(headers: Headers, wanted: Wanted | None) -> list[tuple[Any, Any]]:
         lines = list(islice(lines.items() if hasattr(lines, "items") else lines, _MOST_LINES))
     if wanted is None or not lines:
         return list(lines)
-    texts, encoded, lengths = wanted
+    texts, encoded, lengths, _ = wanted
     # Two sets: equal text and bytes have the same hash, and comparing them is an error under -bb.
     names: Any = encoded if lines[0][0].__class__ is bytes else texts
     # Most names have another length, which is cheaper to compare.

@@ -14,6 +14,7 @@ at least once and at most N times per step.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 from shapekit._runtime import forks
@@ -56,20 +57,20 @@ class _Incident(NamedTuple):
 class Incidents:
     """The incidents of one process; thread-safe."""
 
-    __slots__ = ("_known", "_lock", "max_hold_s")
+    __slots__ = ("_lock", "known", "max_hold_s")
 
     def __init__(self, max_hold_s: float) -> None:
         self.max_hold_s = max_hold_s
-        self._known: dict[Place, _Incident] = {}
+        self.known: dict[Place, _Incident] = {}
         self._lock = forks.lock()
 
     def __bool__(self) -> bool:
-        return bool(self._known)
+        return bool(self.known)
 
     def unhinted(self, place: Place, first_s: float, sent_at: float, received_at: float) -> float:
         """The hold from `received_at` on: a new step, or what is left of the current hold."""
         with self._lock:
-            known = self._known.get(place)
+            known = self.known.get(place)
             step = min(first_s, self.max_hold_s)
             if known is not None:
                 if sent_at < known.until:
@@ -83,7 +84,7 @@ class Incidents:
     def hinted(self, place: Place, hold_s: float, received_at: float) -> None:
         """Note a hold that the server asked for; it also covers refusals that do not say how long."""
         with self._lock:
-            known = self._known.get(place)
+            known = self.known.get(place)
             incident = _Incident(received_at + hold_s, hold_s, known.step_s if known else 0.0)
             if known is None or known.until < incident.until:
                 self._keep(place, incident)
@@ -91,15 +92,15 @@ class Incidents:
     def over(self, place: Place, sent_at: float) -> None:
         """Note a success. Only a request that was sent after the hold ends the incident."""
         with self._lock:
-            known = self._known.get(place)
+            known = self.known.get(place)
             if known is not None and sent_at >= known.until:
-                del self._known[place]
+                del self.known[place]
 
     def _keep(self, place: Place, incident: _Incident) -> None:
-        self._known.pop(place, None)
-        if len(self._known) >= MOST_PLACES:
-            del self._known[next(iter(self._known))]  # the one that was quiet for longest
-        self._known[place] = incident
+        self.known.pop(place, None)
+        if len(self.known) >= MOST_PLACES:
+            del self.known[next(iter(self.known))]  # the one that was quiet for longest
+        self.known[place] = incident
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy in another process starts without incidents, and a lock cannot be pickled.
@@ -178,6 +179,21 @@ class Feedback:
         if hold_s == 0 and hint == SAYS_NOTHING and status != REFUSED:
             return None
         return hint._replace(hold_s=hold_s)
+
+    def hears_nothing(self, status: int, headers: Iterable[Any]) -> bool:
+        """A first look: whether to read the answer would say nothing and change nothing.
+
+        `headers` are lines, or names alone.
+        """
+        if status == REFUSED or self._wanted is None or self._incidents.known:
+            return False
+        texts, encoded, _, telling = self._wanted
+        for line in headers:
+            name = line if line.__class__ is str else line[0]
+            # Most names have another length, which is cheaper to compare.
+            if len(name) in telling and name.lower() in (encoded if name.__class__ is bytes else texts):
+                return False
+        return True
 
     def bounded(self, hint: ServerHint) -> ServerHint:
         """Bound the hold of a hint from elsewhere: 0, or from a millisecond to `max_hold`."""

@@ -31,17 +31,63 @@ from shapekit.stores.base import (
 
 __all__ = ["MemoryStore"]
 
-_Entry: TypeAlias = tuple[Any, int, Any]
-"""The state (None once reset), when it is no different from a cold one, and the program that wrote it."""
-_Space: TypeAlias = dict[Any, _Entry]
-"""By key; where the parts of a composite have keys of their own, by (part, key)."""
-
+_FEW = 3
+"""Keys that a call with a new key looks at, to see whether they are idle. Each adds one, so that of all keys
+that are kept, at least half were live or lingered at one time.
+"""
 _BATCH = 16
-"""Keys that one call looks at, to see whether they are idle."""
+"""Keys that a call with a known key looks at, if sweeping is due."""
 _PAUSE_US = 10_000
 """How long sweeping rests after a batch in which nothing was idle."""
 _LINGER_US = 1_000_000
 """How long an idle key is kept, so that a clock that goes back a little still finds it."""
+_PAGE = 64
+"""Keys that stand in line together."""
+
+
+class _Shelf:
+    """The states that one program has left under one name.
+
+    They are tuples of integers in dictionaries without anything else, and keys stand in line in tuples of
+    texts: the garbage collector stops tracking both, so that a million keys do not delay it.
+    """
+
+    __slots__ = ("ends", "page", "program", "states")
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.states: dict[Any, Any] = {}
+        """By key, or by (part, key) for parts of a composite with keys of their own; None if cold."""
+        self.ends: dict[Any, int] = {}
+        """When each state is no different from a cold one. A key that is in here stands in line once."""
+        self.page: _Page | None = None
+        """The page that is being filled."""
+
+    def chill(self, record: Any) -> None:
+        """Make a key cold. It stays in line, and is swept like any idle one."""
+        if record in self.ends:
+            self.states[record] = None
+            self.ends[record] = 0
+
+    def clear(self) -> None:
+        """Forget every key."""
+        self.states.clear()
+        self.ends.clear()
+        self.page = None
+
+
+class _Page:
+    """Keys of one shelf that stand in line together: a list while it is filled or swept."""
+
+    __slots__ = ("keys", "shelf")
+
+    def __init__(self, shelf: _Shelf) -> None:
+        self.shelf = shelf
+        self.keys: list[Any] | tuple[Any, ...] = []
+
+
+_Space: TypeAlias = dict[Program, _Shelf]
+"""The shelves of one name: more than one where a limit was changed, or has parts with keys of their own."""
 
 
 class _Records:
@@ -54,14 +100,20 @@ class _Records:
         self.lock = threading.Lock()
         self.spaces: dict[str, tuple[str, _Space]] = {}
 
-    def live(self, prefix: str = "") -> Iterator[tuple[str, _Space, Any]]:
+    def shelves(self) -> Iterator[tuple[str, _Shelf]]:
+        # Copies: other threads may bind meanwhile.
+        for name, (_, space) in list(self.spaces.items()):
+            for shelf in list(space.values()):
+                yield name, shelf
+
+    def live(self, prefix: str = "") -> Iterator[tuple[str, _Shelf, Any]]:
         check_prefix(prefix)
         now = self.clock.now_us()
-        for name, (_, space) in self.spaces.items():
-            for record, entry in space.items():
+        for name, shelf in self.shelves():
+            for record, end in shelf.ends.items():
                 shown = f"{name}:{record}" if isinstance(record, str) else f"{name}:{record[0]}:{record[1]}"
-                if entry[1] > now and shown.startswith(prefix):
-                    yield shown, space, record
+                if end > now and shown.startswith(prefix):
+                    yield shown, shelf, record
 
 
 class MemoryStore(Store):
@@ -82,7 +134,7 @@ class MemoryStore(Store):
         self._records = _Records(self.clock)
         self._lock = self._records.lock
         self._spaces = self._records.spaces
-        self._line: deque[tuple[_Space, Any]] = deque()
+        self._line: deque[_Page] = deque()
         self._sweep_due_us = NEVER_US
         self._swept_us = 0
         self._closed = False
@@ -93,9 +145,7 @@ class MemoryStore(Store):
     def _forget_all(self) -> None:
         # From now on, what was bound reads the clock as it is now.
         with self._lock:
-            for _, space in self._spaces.values():
-                space.clear()
-            self._line.clear()
+            self._clear()
             self._sweep_due_us, self._swept_us = NEVER_US, 0
             for read_clock in list(self._clock_reads.values()):
                 read_clock()
@@ -111,8 +161,9 @@ class MemoryStore(Store):
 
         if operation not in (CHECK, RESERVE):
             return apply
-        space = self._space(name, program)
-        find, step = space.get, operation.step(program)
+        shelf = self._shelf(name, program)
+        states, ends, step = shelf.states, shelf.ends, operation.step(program)
+        find = states.get
         if program.civil:
             step = _at_civil_time(step, clock)
         ticks, per_us, offset_us = _ticks_of(clock)
@@ -125,12 +176,13 @@ class MemoryStore(Store):
             # `apply`, written out for the path of every admitted call: a live key of this program.
             with lock:
                 now = ticks() // per_us + offset_us
-                entry = find(key)
-                if entry is None or entry[2] is not program or now >= self._sweep_due_us:
+                state = find(key)
+                if state is None or now >= self._sweep_due_us:
                     return run(key, now, (asked,))
-                state, result, ttl_us, persist = step(entry[0], now, asked)
+                state, result, ttl_us, persist = step(state, now, asked)
                 if persist:
-                    space[key] = (state, now + ttl_us, program)
+                    states[key] = state
+                    ends[key] = now + ttl_us
                 return result
 
         self._clock_reads[ref(charge, self._clock_reads.pop)] = read_clock
@@ -147,18 +199,18 @@ class MemoryStore(Store):
         return apply_many
 
     def reset(self, name: str, program: Program, key: Key) -> None:
-        space = self._space(name, program)
         with self._lock:
             self._check_open()
-            for record in part_keys(program, key) if isinstance(key, tuple) else (key,):
-                self._forget(space, record)
+            for shelf in list(self._space(name, program).values()):
+                for record in part_keys(program, key) if isinstance(key, tuple) else (key,):
+                    shelf.chill(record)
 
     def reset_all(self, prefix: str = "") -> int:
         with self._lock:
             self._check_open()
             live = list(self._records.live(prefix))
-            for _, space, record in live:
-                self._forget(space, record)
+            for _, shelf, record in live:
+                shelf.chill(record)
             return len(live)
 
     def keys(self, prefix: str = "") -> Iterator[str]:
@@ -169,14 +221,12 @@ class MemoryStore(Store):
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            for _, space in self._spaces.values():
-                space.clear()
-            self._line.clear()
+            self._clear()
         self.wake()
 
     def __len__(self) -> int:
         """The keys in memory, idle ones that are not swept yet included."""
-        return sum(len(space) for _, space in self._spaces.values())
+        return sum(len(shelf.ends) for _, shelf in self._records.shelves())
 
     def __repr__(self) -> str:
         return f"MemoryStore({len(self)} keys)"
@@ -184,59 +234,60 @@ class MemoryStore(Store):
     # under the lock
 
     def _runner(self, name: str, program: Program, operation: Operation) -> Callable[..., Any]:
-        space = self._space(name, program)
+        shelf, space = self._shelf(name, program), self._space(name, program)
         step = operation.step(program)
         reads = operation.is_read
         civil = program.civil
         clock = self.clock
-        find = space.get
+        find = shelf.states.get
         parts = program.parts if isinstance(program, Composite) else ()
+        apart = [space.setdefault(part, _Shelf(part)) for part in parts]
+
+        def elsewhere(own: _Shelf, key: Any, record: Any, now: int) -> tuple[_Shelf | None, Any]:
+            """The shelf of another program that has left a state, and that state as this one continues it."""
+            for shelf in list(space.values()):
+                if shelf is not own and (state := shelf.states.get(record)) is not None:
+                    skew = clock.wall_us() - now
+                    return shelf, continued(name, key, own.program, state, shelf.program, now, skew)
+            return None, None
 
         def run(key: Any, now: int, args: tuple[Any, ...]) -> Any:
             if key.__class__ is tuple:
                 return run_together(key, now, args)
             skew = clock.wall_us() - now if civil else 0
-            entry = find(key)
-            if entry is None:
-                now, state = self._miss(now), None
-            else:
-                state = (
-                    entry[0]
-                    if entry[2] is program
-                    else continued(name, key, program, entry[0], entry[2], now, clock.wall_us() - now)
-                )
+            state, left = find(key), None
+            if state is None:
+                if len(space) > 1:
+                    left, state = elsewhere(shelf, key, key, now)
+                if left is None:
+                    now = self._miss(now)
             outcome = step(state, now, *args, skew=skew) if civil else step(state, now, *args)
             if reads:
                 return outcome
             if outcome[3]:
-                if entry is None:
-                    # First: where a signal comes in between, what stands in line without a record is dropped.
-                    self._line.append((space, key))
-                space[key] = (outcome[0], now + outcome[2], program)
-                if entry is None or now >= self._sweep_due_us:
-                    self._sweep(now)
+                self._keep(shelf, key, outcome[0], now, outcome[2], left)
             return outcome[1]
 
         def run_together(keys: tuple[str, ...], now: int, args: tuple[Any, ...]) -> Any:
-            skew = clock.wall_us() - now
             records = part_keys(program, keys)
-            entries = [find(record) for record in records]
-            if None in entries:
+            befores = [
+                (None, state)
+                if (state := own.states.get(record)) is not None
+                else elsewhere(own, key, record, now)
+                for own, key, record in zip(apart, keys, records, strict=True)
+            ]
+            states = tuple([state for _, state in befores])
+            skew = clock.wall_us() - now
+            if None in states:
                 now = self._miss(now)
-            states = tuple(
-                None if entry is None else continued(name, key, part, entry[0], entry[2], now, skew)
-                for key, part, entry in zip(keys, parts, entries, strict=True)
-            )
             outcome = step(states, now, *args, skew=skew)
             if reads:
                 return outcome
             if outcome[3]:
-                for record, part, before, after in zip(records, parts, states, outcome[0], strict=True):
+                changes = zip(parts, apart, records, befores, outcome[0], strict=True)
+                for part, own, record, (left, before), after in changes:
                     if after is not before:
-                        if record not in space:
-                            self._line.append((space, record))
-                        space[record] = (after, now + part.life(after, now, skew), part)
-                self._sweep(now)
+                        self._keep(own, record, after, now, part.life(after, now, skew), left)
             return outcome[1]
 
         return run
@@ -247,6 +298,9 @@ class MemoryStore(Store):
             raise of_two_kinds(name, kind, program)
         return space
 
+    def _shelf(self, name: str, program: Program) -> _Shelf:
+        return self._space(name, program).setdefault(program, _Shelf(program))
+
     def _miss(self, now: int) -> int:
         """The time a cold key starts at: not before a time at which it may have been swept."""
         self._check_open()
@@ -256,28 +310,70 @@ class MemoryStore(Store):
         if self._closed:
             raise StoreUnavailableError("this MemoryStore is closed; make a new one")
 
-    def _forget(self, space: _Space, record: Any) -> None:
-        # The entry stays in line, cold, and is swept like any idle one.
-        entry = space.get(record)
-        if entry is not None:
-            space[record] = (None, 0, entry[2])
+    def _clear(self) -> None:
+        for _, shelf in self._records.shelves():
+            shelf.clear()
+        self._line.clear()
 
-    def _sweep(self, now: int) -> None:
+    def _keep(
+        self, shelf: _Shelf, record: Any, state: Any, now: int, ttl_us: int, left: _Shelf | None
+    ) -> None:
+        """Store a state, which no other program's shelf holds any longer, and sweep."""
+        is_new = record not in shelf.ends
+        if is_new:
+            # First: where a signal comes in between, what stands in line without a state is dropped.
+            self._line_up(shelf, record)
+        # No signal comes between these: nothing is called.
+        shelf.states[record] = state
+        shelf.ends[record] = now + ttl_us
+        if left is not None:
+            left.states[record] = None
+            left.ends[record] = 0
+        if is_new or now >= self._sweep_due_us:
+            self._sweep(now, _FEW if is_new else _BATCH)
+
+    def _line_up(self, shelf: _Shelf, record: Any) -> None:
+        page = shelf.page
+        if page is None:
+            page = _Page(shelf)
+            self._line.append(page)
+            shelf.page = page
+        keys: Any = page.keys
+        keys.append(record)
+        if len(keys) >= _PAGE:
+            page.keys = tuple(keys)
+            shelf.page = None
+
+    def _sweep(self, now: int, most: int) -> None:
         line = self._line
         found = False
-        for _ in range(min(_BATCH, len(line))):
-            space, record = line[0]
-            entry = space.get(record)
-            if entry is None:
+        for _ in range(most):
+            if not line:
+                break
+            page = line[0]
+            shelf = page.shelf
+            if shelf.page is page:
+                shelf.page = None
+            if page.keys.__class__ is tuple:
+                page.keys = list(page.keys)
+            keys: Any = page.keys
+            if keys:
+                record = keys[-1]
+                end = shelf.ends.get(record)
+                if end is None:
+                    pass
+                elif end + _LINGER_US <= now:
+                    if now > self._swept_us:
+                        self._swept_us = now
+                    del shelf.ends[record]
+                    del shelf.states[record]
+                    found = True
+                else:
+                    self._line_up(shelf, record)
+                # Last: where a signal comes in between, the key stands in line twice, not nowhere.
+                keys.pop()
+            if not keys:
                 line.popleft()
-            elif entry[1] + _LINGER_US <= now:
-                if now > self._swept_us:
-                    self._swept_us = now
-                del space[record]
-                line.popleft()
-                found = True
-            else:
-                line.rotate(-1)
         self._sweep_due_us = now if found else now + _PAUSE_US
 
 

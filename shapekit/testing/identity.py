@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from shapekit._runtime.drivers import Driver, Twin
 from shapekit.algorithms.base import DEBIT, REFUND
 from shapekit.algorithms.compose import Composite, adopted
-from shapekit.algorithms.queue.queue import CANCEL, CANCEL_MANY, RESERVE, RESERVE_MANY, SETTLE
+from shapekit.algorithms.queue.queue import CANCEL, CANCEL_MANY, LATE, RESERVE, RESERVE_MANY, SETTLE
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.clock import ManualClock
 from shapekit.decision import Decision
@@ -216,10 +216,13 @@ def _resolved(
     if step.operation is CANCEL_MANY:
         taken = batches.get(step.of)
         return None if taken is None else (taken,)
-    if step.operation in (CANCEL, SETTLE):
+    if step.operation in (CANCEL, LATE, SETTLE):
         grant = grants.get(step.of)
         if grant is None or not grant.accepted:
             return None
+        if step.operation is LATE:
+            many, nonce = step.args
+            return (((grant.generation, grant.due_us, grant.cost, nonce),) * many,)
         return (grant,) if step.operation is CANCEL else ((grant, *step.args),)
     if step.operation is REFUND:
         receipt = receipts.get(step.of)

@@ -31,6 +31,7 @@ from shapekit.algorithms.queue.queue import (
     CANCEL_MANY,
     CONFIRM,
     HOLD,
+    LATE,
     LOOK,
     MARK,
     RESERVE,
@@ -341,11 +342,11 @@ NO_EDGE = 2
 GATE_OPERATIONS = (*(CHECK,) * 9, *(REFUND,) * 4, *(DEBIT,) * 2, PEEK, FORECAST)
 QUEUE_OPERATIONS = (
     *(RESERVE,) * 9, *(CANCEL,) * 4, *(CONFIRM,) * 2, *(SETTLE,) * 2,
-    *(HOLD,) * 2, *(MARK,) * 2, RESUME, LOOK, *(RESERVE_MANY,) * 2, *(CANCEL_MANY,) * 2,
+    *(HOLD,) * 2, *(MARK,) * 2, *(LATE,) * 3, RESUME, LOOK, *(RESERVE_MANY,) * 2, *(CANCEL_MANY,) * 2,
 )  # fmt: skip
 ADAPTIVE_OPERATIONS = (
     *(RESERVE,) * 9, *(CANCEL,) * 2, *(SETTLE,) * 2, *(THROTTLED,) * 3, *(SUCCEEDED,) * 6,
-    CONFIRM, *(STATED,) * 3, HOLD, MARK, RESUME, LOOK,
+    CONFIRM, *(STATED,) * 3, *(LATE,) * 2, HOLD, MARK, RESUME, LOOK,
 )  # fmt: skip
 ROOM_OPERATIONS = (*(ENTER,) * 9, *(LEAVE,) * 5, *(WATCH,) * 3, *(KEEP,) * 3, LOOK)
 
@@ -396,7 +397,7 @@ def _step(rng: random.Random, trials: tuple[Trial, ...], number: int) -> Step:
     trial = trials[program]
     operation: Operation | None = rng.choice(_operations(trial))
     of = -1
-    of_another = (REFUND, CANCEL, CANCEL_MANY, SETTLE)
+    of_another = (REFUND, CANCEL, CANCEL_MANY, LATE, SETTLE)
     if operation in of_another or (operation is DEBIT and rng.random() < 0.5):
         if number == 0:
             operation = RESERVE if trial.is_queue else CHECK
@@ -469,6 +470,8 @@ def _arguments(rng: random.Random, trial: Trial, operation: Operation | None) ->
         return (rng.randint(0, 2 * most), rng.getrandbits(51))
     if operation in (HOLD, MARK):
         return (rng.randint(1, 2 * trial.scale_us), rng.getrandbits(51))
+    if operation is LATE:
+        return rng.choice((1, 1, 3)), rng.getrandbits(51)
     if operation is RESUME:
         return (rng.choice((0, 250_000)),)
     return _of_adaptive(rng, trial, operation)

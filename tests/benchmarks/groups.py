@@ -6,6 +6,7 @@ GROUPS = {
     "admissions": "admissions",
     "redis": "shared_decisions",
     "pacing": "pacing",
+    "strict": "strict",
     "waiters": "crowds",
     "cancellation": "cancellation",
     "memory": "memory",

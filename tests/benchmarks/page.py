@@ -6,7 +6,8 @@ import re
 from typing import Any
 
 from . import report
-from .tables import Table, from_json
+from .pictures import drawn
+from .tables import Course, Table, from_json
 
 HEAD = """
 # Benchmarks
@@ -23,7 +24,7 @@ processor time of their thread, calls on Redis in wall time.
 ```sh
 pip install -e ".[bench,all,dev]"
 python tests/benchmarks/run.py --quick          # five minutes, to try it
-python tests/benchmarks/run.py                  # forty minutes, on an idle machine
+python tests/benchmarks/run.py                  # an hour, on an idle machine
 python tests/benchmarks/run.py --only redis     # one group
 ```
 
@@ -40,10 +41,8 @@ def page(figures: dict[str, Any]) -> str:
     parts = [flowing(HEAD).format(kind=kind, date=figures["date"], machine=machine)]
     for group in from_json(figures["groups"]):
         parts += [f"## {group.title}", flowing(group.method)]
-        drawn = [table for table in group.tables if table.drawn]
-        for number, table in enumerate(drawn):
-            name = group.name if number == 0 else f"{group.name}-{number + 1}"
-            parts.append(f"![{alternative(table)}](../pictures/benchmarks/{name}.svg)")
+        for name, each in drawn(group).items():
+            parts.append(f"![{alternative(each)}](../pictures/benchmarks/{name}.svg)")
         parts.append(unpadded(report.group(group)))
     return "\n\n".join(parts) + "\n"
 
@@ -60,7 +59,12 @@ def unpadded(text: str) -> str:
     return re.sub(r"-{3,}(?=:?\|)", "---", "\n".join(lines))
 
 
-def alternative(table: Table) -> str:
+def alternative(each: Table | Course) -> str:
     """What a reader is told who sees no pictures."""
-    column = f", {table.drawn}" if len(table.columns) > 1 else ""
-    return f"Bar chart of the table below, shapekit in blue: {table.title}{column}"
+    if isinstance(each, Course):
+        most = max(map(sum, zip(*each.counts.values(), strict=True)))
+        return (
+            f"{each.title}: calls in each {each.step_s * 1_000:.0f} ms, at most {most}; limit {each.limit:g}"
+        )
+    column = f", {each.drawn}" if len(each.columns) > 1 else ""
+    return f"Bar chart of the table below, shapekit in blue: {each.title}{column}"

@@ -123,20 +123,28 @@ def on_redis() -> Iterator[tuple[str, Figures]]:
             yield name, {**_work(work_of(call)), **_sent(call, wire, client)}
         store.close()
 
-        async def awaited() -> Figures:
+        async def awaited() -> list[tuple[str, Figures]]:
             store = RedisStore.from_url(f"redis://127.0.0.1:{wire.port}/0")
             gate = Gate(GCRA("1000000/s"), store=store, name="gate")
-            for _ in range(3):
-                await asyncio.gather(*(gate.acheck("key") for _ in range(64)))
-            trips = []
-            for _ in range(CALLS):
-                before = wire.traffic
-                await asyncio.gather(*(gate.acheck("key") for _ in range(64)))
-                trips.append(wire.traffic.since(before).trips)
+            shaper = Shaper("1000000/s", store=store, name="shaper")
+            found = []
+            for name, call in {
+                "Redis, Gate(GCRA).acheck, 64 at once": gate.acheck,
+                "Redis, Shaper.areserve, 64 at once": shaper.areserve,
+            }.items():
+                for _ in range(3):
+                    await asyncio.gather(*(call("key") for _ in range(64)))
+                told = []
+                for _ in range(CALLS):
+                    before = wire.traffic
+                    await asyncio.gather(*(call("key") for _ in range(64)))
+                    told.append(wire.traffic.since(before))
+                trips, sent, received = [int(median(each)) for each in zip(*told, strict=True)]
+                found.append((name, {"trips": trips, "bytes sent": sent, "bytes received": received}))
             await store.aclose()
-            return {"trips": int(median(trips))}
+            return found
 
-        yield "Redis, Gate(GCRA).acheck, 64 at once", asyncio.run(awaited())
+        yield from asyncio.run(awaited())
 
 
 def _work(work: Work) -> Figures:

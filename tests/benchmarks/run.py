@@ -3,7 +3,7 @@
 One run on one machine: every group in a process of its own, every figure the median of interleaved rounds.
 Ratios stand first: they say the same on every machine. A goal that is missed is printed like one that is met,
 and a row that loses like one that wins. It needs
-`pip install -e ".[bench,all,dev]"`, some forty minutes, and the machine for itself.
+`pip install -e ".[bench,all,dev]"`, an hour, and the machine for itself.
 """
 
 from __future__ import annotations

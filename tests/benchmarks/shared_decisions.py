@@ -289,8 +289,8 @@ def goals(sync: Times, lone: Times, crowded: Times, sqlite: list[Line]) -> list[
     bare_many = many["bare", "the smallest script"]
     one, four = [max(line.rounds[SQLITE]) for line in sqlite]
     return [
-        Goal("Gate.check / its script bare", check / best["bare", "the script of check"], 1.15),
-        Goal("Shaper.reserve / its script bare", reserve / best["bare", "the script of reserve"], 1.15),
+        Goal("Gate.check / its script bare", check / best["bare", "the script of check"], 1.0),
+        Goal("Shaper.reserve / its script bare", reserve / best["bare", "the script of reserve"], 1.1),
         Goal("Gate.check / smallest script", check / small, 1.5),
         Goal("Shaper.reserve / smallest script", reserve / small, 1.5),
         *(
@@ -301,7 +301,7 @@ def goals(sync: Times, lone: Times, crowded: Times, sqlite: list[Line]) -> list[
         Goal(
             "async, alone: Gate.acheck / its script bare",
             alone["shapekit", "Gate(GCRA).acheck"] / alone["bare", "the script of check"],
-            1.3,
+            1.15,
         ),
         *(
             Goal(

@@ -75,6 +75,17 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Course:
+    """How many calls there were in each step of time, by who made them: drawn, and in no table."""
+
+    title: str
+    step_s: float
+    limit: float
+    """The most that a step may have, if each has its share of the limit."""
+    counts: dict[str, list[int]]
+
+
+@dataclass(frozen=True)
 class Goal:
     """What was asked for, what was measured, and whether less is better; without a bound, only told."""
 
@@ -101,6 +112,7 @@ class Group:
     tables: list[Table] = field(default_factory=list)
     goals: list[Goal] = field(default_factory=list)
     failed: str = ""
+    courses: list[Course] = field(default_factory=list)
 
 
 def to_json(groups: list[Group]) -> list[dict[str, Any]]:
@@ -118,6 +130,7 @@ def from_json(told: list[dict[str, Any]]) -> list[Group]:
             [_table(table) for table in group["tables"]],
             [Goal(**goal) for goal in group["goals"]],
             group["failed"],
+            [Course(**course) for course in group["courses"]],
         )
         for group in told
     ]

@@ -8,6 +8,7 @@ import pytest
 
 from shapekit import GCRA, Adaptive, Concurrency, ManualClock, MemoryStore, Policy, Quota, shaped
 from shapekit._adapters.http.request import Outgoing, Shaping
+from shapekit._adapters.http.transport import READING
 from shapekit.config import FIELDS, PolicyOptions
 from shapekit.feedback import Feedback
 from shapekit.integrations.aiohttp import shaped_middleware
@@ -52,7 +53,7 @@ MAKERS: dict[str, Any] = {
     "Policy": Policy,
     "shaped": lambda **said: shaped(**said)(lambda: None).policy,
     "from_dict": of_fields,
-    "wrapper": lambda **said: Outgoing("Wrapper", **said)._main.policy,
+    "wrapper": lambda **said: Outgoing("Wrapper", READING, **said)._main.policy,
 }
 TAKERS: dict[str, Any] = {
     "httpx": ShapedTransport,

@@ -39,7 +39,7 @@ INTERNAL = {
     # What a shaper and its policy are made of, and what integrations tell an admission.
     "Shaper": "core",
     "Policy": "permits scoped",
-    "Admission": "enclosing holds_permit leave_soon taken target",
+    "Admission": "enclosing holds_permit leave_soon policy taken target",
     "Reservation": "after_waiting core costing grant granted leaves_now",
     "AdaptiveRate": "learn",
     # What errors are made of again: in another process, in a message that names the file.

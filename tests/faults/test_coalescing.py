@@ -20,7 +20,8 @@ def trips(server):
 
     def trips():
         with server.client() as client:
-            return client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
+            stats = client.info("commandstats")
+        return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))
 
     return trips
 

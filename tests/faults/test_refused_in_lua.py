@@ -7,7 +7,7 @@ import redis
 
 from shapekit import GCRA, FixedWindow, Quota, Shaper, SlidingWindow, SlidingWindowLog, all_of
 from shapekit.algorithms.base import CHECK, DEBIT, FORECAST, REFUND
-from shapekit.algorithms.queue.queue import CANCEL, HOLD, MARK, RESERVE, RESUME, SETTLE
+from shapekit.algorithms.queue.queue import CANCEL, HOLD, LATE, MARK, RESERVE, RESUME, SETTLE
 from shapekit.stores.redis.script import script_of
 
 from ..redis_server import shared_server
@@ -132,6 +132,9 @@ def test_other_words(bad, door):
         door.check_refused(queue, call(lasting, NOW, 0, bad, "7"), (lasting,))
         door.check_refused(queue, call(lasting, NOW, 0, "1000", bad), (lasting,))
     door.check_refused(queue, call(RESUME, NOW, 0, bad), (RESUME,))
+    for words in ((bad, "1", "1", "7"), ("1", bad, "1", "7"), ("1", "1", bad, "7"), ("1", "1", "1", bad)):
+        door.check_refused(queue, call(LATE, NOW, 0, f"[[{','.join(words)}]]"), (LATE,))
+    door.check_refused(queue, call(LATE, NOW, 0, "7"), (LATE,))
     door.check_refused(queue, call(CANCEL, NOW, 0, bad), (CANCEL,))
     door.check_refused(queue, call(SETTLE, NOW, 0, bad, "1", "7"), (SETTLE,))
 

@@ -3,6 +3,8 @@
 import pickle
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shapekit.feedback import DIALECTS, Feedback, ServerHint
 
@@ -245,3 +247,32 @@ def test_a_copy_reads_the_same(dialect):
     copy = pickle.loads(pickle.dumps(Feedback(dialect, max_hold=5)))
     assert repr(copy) == f"Feedback({dialect!r}, max_hold=5)"
     assert read(copy, 429, {"Retry-After": "9"}).hold_s == 5
+
+
+NAMES = st.sampled_from(
+    ["Date", "Content-Length", "Retry-After", "X-RateLimit-Remaining", "RateLimit", "ETag"]
+)
+HEADERS = st.lists(st.tuples(NAMES, st.sampled_from(["0", "7", "default;r=0;t=9"])), max_size=4)
+STATUSES = st.sampled_from([200, 404, 429, 503])
+
+
+@given(STATUSES, HEADERS, st.booleans(), st.sampled_from(["auto", "github", lambda _: None]))
+def test_what_a_first_look_passes_over_says_nothing_and_changes_nothing(status, headers, refused, dialect):
+    feedback = Feedback(dialect)
+    if refused:
+        read(feedback, 429)
+    known = dict(feedback._incidents.known)
+    encoded = [(name.encode(), value.encode()) for name, value in headers]
+    looks = {feedback.hears_nothing(status, told) for told in (headers, encoded, dict(headers))}
+    if looks == {True}:
+        assert read(feedback, status, headers, sent_at=AT + 60) is None
+        assert feedback._incidents.known == known
+    else:
+        assert looks == {False}
+
+
+def test_a_first_look_passes_over_most_answers(feedback):
+    plain = {"Date": "Fri, 29 May 2026 12:00:00 GMT", "Content-Length": "0"}
+    assert feedback.hears_nothing(200, plain)
+    assert not feedback.hears_nothing(429, plain)
+    assert not feedback.hears_nothing(200, {**plain, "retry-after": "1"})

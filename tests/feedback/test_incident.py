@@ -93,7 +93,7 @@ def test_the_memory_is_bounded_and_forgets_what_was_quiet_for_longest(incidents)
         incidents.unhinted((str(number), None), 1.0, 100.0, 100.0)
     incidents.unhinted(("0", None), 1.0, 101.0, 101.0)
     incidents.unhinted(("new", None), 1.0, 101.0, 101.0)
-    assert len(incidents._known) == MOST_PLACES
+    assert len(incidents.known) == MOST_PLACES
     assert incidents.unhinted(("0", None), 1.0, 103.0, 103.0) == 4
     assert incidents.unhinted(("2", None), 1.0, 101.0, 101.0) == 2
     assert incidents.unhinted(("1", None), 1.0, 101.0, 101.0) == 1

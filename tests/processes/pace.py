@@ -43,6 +43,13 @@ class Pace:
         self.stalled = stalls.within(min(planned), max(departure.at for departure in departures))
 
     @property
+    def is_unbroken(self):
+        """Whether each who waited has the slot after the one before; or a later one, for as long as the
+        machine has kept somebody, whose late call moves the line.
+        """
+        return min(self.gaps) >= 0 and sum(self.gaps) <= self.stalled * SECOND_US
+
+    @property
     def most_in_a_second(self):
         return max(bisect_left(self._left, at + 1) - index for index, at in enumerate(self._left))
 

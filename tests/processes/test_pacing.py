@@ -24,6 +24,10 @@ RATE = 200
 SECOND = 1_000_000
 PATIENCE_S = 30.0
 
+CROWD = 600
+BEGINS_S = 0.1
+"""How long a crowd may take to begin."""
+
 
 class Departures:
     """Who left when, beside what they were promised on the shaper's own clock."""
@@ -42,12 +46,14 @@ class Departures:
 
     def check(self, stalls):
         pace = Pace(self.left, RATE, stalls)
-        assert set(pace.gaps) == {0}, pace
+        assert pace.is_unbroken, pace
         assert pace.earliest >= 0, pace
-        assert abs(pace.rate - RATE) <= RATE * 0.005, pace
-        # Whoever was stalled leaves beside those whose slot it is then.
-        assert pace.most_in_a_second <= RATE * (1 + pace.stalled) + 2, pace
-        assert pace.median <= 1 / RATE, pace
+        # What passes while the crowd begins, or the machine stalls somebody, is not made up.
+        missed_s = pace.stalled + BEGINS_S
+        assert RATE * 1.005 >= pace.rate >= RATE * 0.995 * (1 - missed_s / (CROWD / RATE)), pace
+        # In the last 10 ms of a second two more may leave.
+        assert pace.most_in_a_second <= RATE * (1 + pace.stalled) + 3, pace
+        assert pace.median <= 1 / RATE + missed_s, pace
         assert pace.idle <= pace.stalled, pace
 
 
@@ -56,9 +62,6 @@ def departures():
     departures = Departures()
     yield departures
     departures.shaper.close()
-
-
-CROWD = 600
 
 
 def test_six_hundred_waiters_on_asyncio(departures):

@@ -41,7 +41,7 @@ class SharingStore(SlowStore):
         await self.clock.asleep(self._half_s, AsyncAlarm())
         answers = [
             self._answered(self._bind_there(name, program, operation), key, args)
-            for operation, args, _, _ in batch
+            for operation, args, _ in batch
         ]
         await self.clock.asleep(self._half_s, AsyncAlarm())
         return answers

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.exceptions import ResponseError
 
 from shapekit import (
     GCRA,
@@ -21,6 +22,7 @@ from shapekit import (
     SQLiteStore,
     StoreUnavailableError,
 )
+from shapekit.algorithms.base import CHECK
 from shapekit.cli.top import row_of
 
 from ..redis_server import shared_server
@@ -96,6 +98,24 @@ def test_garbage_in_redis_is_refused_or_lost_and_a_reset_heals(server: Any, garb
         shaper.reset("k")
         assert gate.check("k").current == 1
         assert shaper.reserve("k").delay == 0
+
+
+def test_a_state_that_is_none_is_told_with_its_key(server: Any) -> None:
+    """Whatever else Redis refuses is no damage, even if it says so."""
+    with closing(opened()) as store:
+        gate = Gate(GCRA("1/day", burst=3), name="gate", store=store)
+        gate.check("my key")
+        [key] = server.keys(f"{PREFIX}:{{*")
+        tag = server.get(key)[:5]
+        server.set(key, tag + b"\xa1x")
+        for ask in (gate.check, gate.peek):
+            with pytest.raises(StoreUnavailableError, match=r"'my key'.*: a state in Redis is damaged"):
+                ask("my key")
+        remote = store._remote("gate", gate._program)
+        conversation = remote.converse(remote.keys_of("my key"), (CHECK,), "[]")
+        next(conversation)
+        with pytest.raises(StoreUnavailableError, match=r"^Redis refused: MISCONF the disk is damaged"):
+            conversation.send(ResponseError("MISCONF the disk is damaged"))
 
 
 @pytest.mark.parametrize("kind", ["list", "hash", "set"])

@@ -1,11 +1,26 @@
 """A forecast is what would happen; it takes nothing."""
 
+import threading
+from unittest.mock import patch
+
 import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shapekit import ManualClock, Shaper
+from shapekit import (
+    GCRA,
+    FixedWindow,
+    ManualClock,
+    Policy,
+    Quota,
+    Shaper,
+    SlidingWindow,
+    SlidingWindowLog,
+    any_of,
+)
+from shapekit.algorithms import prospects
+from shapekit.algorithms.queue.queue import MOST_STEPS, LeakyQueue
 
 from ..algorithms.queue.follower import SECOND, Follower
 from ..algorithms.queue.setups import ALIGNED, ALWAYS
@@ -33,6 +48,72 @@ def test_a_forecast_is_what_happens_if_it_is_done(name, story, calls):
     assert follower.shaper.forecast(calls) == seen
     waits = [follower.shaper.reserve(max_wait="10000d").delay for _ in range(calls)]
     assert seen == (waits[0], max(waits))
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "calls", "last_in"),
+    [
+        (("10/s; 100/min",), {}, 10**12, 60 * (10**10 - 1) + 9.9),
+        (("10/s; 100/min",), {"pace": "burst"}, 10**9, 60 * (10**7 - 1) + 9),
+        (("10/s; 100/min; 100000/day",), {}, 200_000, 154_949.9),
+        (("10/s",), {"gates": (GCRA("8/s", burst=100),)}, 10**9 + 100, 10**9 / 8),
+        (("10/s",), {"gates": (FixedWindow(100, "1m"),)}, 10**9, 60 * (10**7 - 1) - 40 + 9.9),
+        (("10/s",), {"gates": (Quota("1_000_000/month"),)}, 1_000_001, 31 * 86_400 - 1_000),
+        (("10/s",), {"gates": (Quota("1_000_000/month"),)}, 12_000_000, 334 * 86_400 - 1_000 + 99_999.9),
+    ],
+    ids=str,
+)
+def test_very_many_calls_under_several_limits_are_few_steps(args, options, calls, last_in):
+    shaper = Shaper(*args, clock=ManualClock(1_000), **options)
+    seen = []
+    course = prospects._Course
+
+    class Counted(course):
+        def play(self, calls):
+            seen.append(calls)
+            super().play(calls)
+
+    with patch.object(prospects, "_Course", Counted):
+        assert shaper.forecast(calls).last_in == pytest.approx(last_in, rel=1e-12)
+    assert 0 < sum(seen) <= prospects.MAX_PLAYED
+
+
+BOUNDED = {
+    "estimating window": {"rate": "10/s", "gates": (SlidingWindow("100/min"),)},
+    "any of two": {"rate": "10/s", "gates": (any_of(SlidingWindowLog("9/s"), GCRA("8/s")),)},
+    "spread": {"rate": "10/s", "quota": Quota("1_000_000/month", spread=True)},
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_more_than_can_be_played_is_refused(name, refused):
+    policy = Policy(**BOUNDED[name], clock=ManualClock(1_000))
+    with patch.object(LeakyQueue, "reserve", side_effect=AssertionError("played")):
+        error = refused(lambda: policy.forecast(MOST_STEPS + 1), "calls")
+    assert f"{MOST_STEPS} calls" in error.fix
+    assert policy.forecast(300).last_in > 29
+
+
+def test_departures_that_do_not_repeat_themselves_are_refused(refused):
+    shaper = Shaper("1000/s; 999_999/day", clock=ManualClock(1_000))
+    refused(lambda: shaper.forecast(10**7), "calls")
+
+
+def test_a_long_forecast_does_not_run_on_the_event_loop(anyio_backend):
+    shaper = Shaper("10/s; 100/min", clock=ManualClock(1_000))
+    threads = []
+    plain = LeakyQueue.outlook
+
+    def noted(*args):
+        threads.append(threading.current_thread())
+        return plain(*args)
+
+    with patch.object(LeakyQueue, "outlook", noted):
+        long = anyio.run(shaper.aforecast, 200_000, backend=anyio_backend)
+        assert long == shaper.forecast(200_000)
+        assert anyio.run(shaper.aforecast, 10, backend=anyio_backend).last_in == pytest.approx(0.9)
+    here = threading.current_thread()
+    assert [thread is here for thread in threads] == [False, True, True]
 
 
 def test_a_forecast_of_very_many_calls_is_as_quick_as_one():

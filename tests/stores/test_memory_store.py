@@ -1,17 +1,21 @@
 """MemoryStore: one truth for all threads, names with one kind each, and what can be looked at and reset."""
 
+import gc
 import time
+from functools import partial
 
 import pytest
 
 from shapekit import (
     GCRA,
+    Adaptive,
     FixedWindow,
     Gate,
     LeakyBucket,
     ManualClock,
     MemoryStore,
     Quota,
+    Shaper,
     SlidingWindow,
     SlidingWindowLog,
     StoreUnavailableError,
@@ -145,6 +149,49 @@ def test_other_numbers_continue_the_old_state(old, new, left):
     assert after.peek("key").remaining == left
     assert sum(after.check("key").allowed for _ in range(20)) == left
     assert not before.check("key", cost=old.max_cost - 6 + 1)
+
+
+# the garbage collector
+
+
+def left_by(strategy, store):
+    gate = Gate(strategy, store=store)
+    for key in map(str, range(100)):
+        gate.refund(key, gate.check(key, cost=2))
+        gate.check(key)
+        gate.debit(key, gate.check(key), cost=1)
+    gate.reset("7")
+
+
+def left_by_shaper(store, **options):
+    shaper = Shaper(store=store, **options)
+    for key in map(str, range(100)):
+        taken = [shaper.reserve(key) for _ in range(4)]
+        taken[1].cancel()
+        shaper.settle(taken[0], 3)
+    shaper.hold("1s", key="7")
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        *[pytest.param(partial(left_by, strategy), id=strategy.kind) for strategy in STRATEGIES],
+        pytest.param(partial(left_by_shaper, rate="10/s"), id="shaper"),
+        pytest.param(partial(left_by_shaper, rate="10/s; 100/min"), id="rates"),
+        pytest.param(partial(left_by_shaper, gates=(GCRA("10/s"), Quota("9/day"))), id="gates"),
+        pytest.param(partial(left_by_shaper, adaptive=Adaptive(min="1/s", max="10/s")), id="adaptive"),
+    ],
+)
+def test_the_garbage_collector_stops_tracking_what_is_kept(leave):
+    leave(store=(store := MemoryStore(ManualClock(1_000_000))))
+    # Tuples in tuples: each collection comes one level further out.
+    for _ in range(10):
+        gc.collect()
+    shelves = [shelf for _, shelf in store._records.shelves() if shelf.ends]
+    kept = [state for shelf in shelves for state in shelf.states.values()]
+    assert len(kept) == 100
+    assert not any(map(gc.is_tracked, kept))
+    assert not any(map(gc.is_tracked, (page.keys for page in store._line if len(page.keys) == 64)))
 
 
 # to look, to reset, to close

@@ -1,79 +1,94 @@
 """MemoryStore forgets idle keys as it goes: a few with each call, none that is live, no thread for it."""
 
 import threading
-from collections import deque
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapekit import GCRA, FixedWindow, Gate, ManualClock, MemoryStore, Shaper, SlidingWindowLog, all_of
+from shapekit.stores import memory
 
 MANY = 200_000
 MOST_A_CALL = 64
 """What one call may look at: far below any number of keys that would be felt."""
+PAGE = 64
+"""Keys that stand in line together, the last one first."""
 
 
-class CountingLine(deque):
-    """The line of keys to sweep, counting those that are looked at."""
+class Looks(dict):
+    """When keys are idle, counting how often sweeping looks at one."""
 
-    looked_at = 0
+    count = 0
 
-    def popleft(self):
-        self.looked_at += 1
-        return super().popleft()
+    def get(self, key):
+        Looks.count += 1
+        return super().get(key)
 
 
-def counting(store):
-    store._line = line = CountingLine()
-    return line
+class CountingShelf(memory._Shelf):
+    __slots__ = ()
+
+    def __init__(self, program):
+        super().__init__(program)
+        self.ends = Looks()
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """How many keys sweeping has looked at, in stores that are made from now on."""
+    monkeypatch.setattr(memory, "_Shelf", CountingShelf)
+    monkeypatch.setattr(Looks, "count", 0)
+    return lambda: Looks.count
+
+
+def in_line(store):
+    return sum(len(page.keys) for page in store._line)
 
 
 @pytest.mark.long
-def test_200_000_keys_of_one_second_are_gone_after_it():
+def test_200_000_keys_of_one_second_are_gone_after_it(looks):
     threads = set(threading.enumerate())
     clock = ManualClock()
     store = MemoryStore(clock)
-    line = counting(store)
     gate = Gate(GCRA("1/s", burst=1), store=store, name="api")
     most = 0
     for n in range(MANY):
-        before = line.looked_at
+        before = looks()
         assert gate.check(f"key-{n}")
-        most = max(most, line.looked_at - before)
+        most = max(most, looks() - before)
     assert len(store) == MANY
     clock.advance(60)
     calls = 0
     while len(store) > 1:
-        before = line.looked_at
+        before = looks()
         gate.check("alive")
         clock.advance(1)
-        most = max(most, line.looked_at - before)
+        most = max(most, looks() - before)
         calls += 1
         assert calls <= MANY, "sweeping has stopped"
     assert 1 < most <= MOST_A_CALL
     assert calls <= MANY / 8
-    assert len(line) == len(store) == 1
+    assert in_line(store) == len(store) == 1
     assert gate.check("alive")
     assert list(store.keys()) == ["api:alive"]
     assert set(threading.enumerate()) <= threads
 
 
 @pytest.mark.parametrize("strategy", [GCRA("1/s"), FixedWindow("1/s"), SlidingWindowLog("1/s")], ids=repr)
-def test_calls_that_change_nothing_sweep_nothing_and_yet_it_ends(strategy):
+def test_calls_that_change_nothing_sweep_nothing_and_yet_it_ends(looks, strategy):
     # Denials and looks are cheap; whoever admits pays for the sweeping.
     clock = ManualClock()
     store = MemoryStore(clock)
-    line = counting(store)
     gate = Gate(strategy, store=store, name="api")
     for n in range(100):
         gate.check(f"key-{n}")
-    looked_at = line.looked_at
+    looked_at = looks()
     for _ in range(100):
         assert not gate.check("key-0")
         gate.peek("key-1")
         gate.forecast("nobody")
-    assert line.looked_at <= looked_at + MOST_A_CALL
+    assert looks() <= looked_at + MOST_A_CALL
     assert len(store) == 100
     clock.advance(60)
     for _ in range(100):
@@ -122,17 +137,16 @@ def test_a_swept_store_decides_as_one_that_keeps_everything(calls, burst):
 def test_a_key_that_was_reset_is_swept_once():
     clock = ManualClock()
     store = MemoryStore(clock)
-    line = counting(store)
     gate = Gate(GCRA("1/s", burst=1), store=store, name="api")
     for _ in range(50):
         assert gate.check("key")
         gate.reset("key")
-    assert len(store) == len(line) == 1
+    assert len(store) == in_line(store) == 1
     clock.advance(60)
     gate.check("other")
     gate.check("third")
     assert sorted(store.keys()) == ["api:other", "api:third"]
-    assert len(store) == len(line) == 2
+    assert len(store) == in_line(store) == 2
 
 
 def test_the_parts_of_a_composite_are_swept_each_by_its_own_life():
@@ -165,3 +179,44 @@ def test_a_queue_is_kept_as_long_as_it_differs_from_a_cold_one(calls, burst):
     for number in range(100):
         shaper.reserve(f"later {number}")
     assert len(store) == 100
+
+
+@settings(max_examples=30)
+@given(
+    lives=st.lists(st.integers(1, 40), min_size=1, max_size=10),
+    gaps=st.lists(st.sampled_from([0, 1, 10, 100, 6_000]), min_size=1, max_size=20),
+    names=st.integers(1, 3),
+)
+def test_an_idle_key_is_gone_after_a_third_as_many_new_keys_as_stood_in_line(lives, gaps, names):
+    """So at least half of all keys that are kept were live or lingered at one time."""
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    gates = [
+        [Gate(GCRA(f"1 per {life} s", burst=1), store=store, name=f"{name} {life}") for life in lives]
+        for name in range(names)
+    ]
+    waiting, most, live = [], 0, []
+    for number in range(600):
+        clock.advance(gaps[number // 8 % len(gaps)] / 100)
+        which = number % len(lives)
+        # Idle from before this call on, which sweeps as the first.
+        for end in [end for end in live if end <= clock.now()]:
+            live.remove(end)
+            waiting.append(number + -(-(len(store) + 1 + PAGE) // 3))
+        assert gates[number % names][which].check(f"key-{number}")
+        live.append(clock.now() + lives[which] + 1)
+        most = max(most, len(live))
+        waiting = [gone_by for gone_by in waiting if gone_by > number]
+        assert len(store) <= len(live) + len(waiting)
+        assert len(store) <= 2 * most
+
+
+def test_two_limits_that_share_a_key_leave_it_in_line_once_each():
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    gates = [Gate(GCRA(rate, burst=1_000), store=store, name="api") for rate in ("1/s", "2/s")]
+    for number in range(100):
+        assert gates[number % 2].check("key")
+    assert gates[0].peek("key").current == 75
+    assert len(store) == in_line(store) == 2
+    assert list(store.keys()) == ["api:key"]

@@ -102,8 +102,12 @@ class Twin:
 
 
 def states(store):
-    # A space is made by binding, also where nothing is stored; sweeping depends on how often it is asked.
-    return {name: dict(space) for name, (_, space) in store._spaces.items() if space}
+    # A shelf is made by binding, also where nothing is stored; sweeping depends on how often it is asked.
+    return {
+        (name, shelf.program): (dict(shelf.states), dict(shelf.ends))
+        for name, shelf in store._records.shelves()
+        if shelf.ends
+    }
 
 
 def meddle(twin, fault, seconds):

@@ -272,7 +272,7 @@ def test_a_swept_store_decides_as_one_that_keeps_everything(calls, burst):
     clock = ManualClock()
     strategy = GCRA("1 per 5 s", burst=burst)
     alone = Gate(strategy, clock=clock)
-    alone._store._sweep = lambda now: None
+    alone._store._sweep = lambda now, most: None
     with TemporaryDirectory() as folder, closing(SQLiteStore(f"{folder}/limits.db", clock=clock)) as store:
         shared = Gate(strategy, name="api", store=store)
         for gap, key, noise in calls:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shapekit import Shaper
 from shapekit.algorithms.base import CHECK, DEBIT, FORECAST, PEEK, REFUND
 from shapekit.algorithms.compose import Composite
-from shapekit.algorithms.queue.queue import CANCEL, CONFIRM, HOLD, LOOK, MARK, RESERVE, RESUME, SETTLE
+from shapekit.algorithms.queue.queue import CANCEL, CONFIRM, HOLD, LATE, LOOK, MARK, RESERVE, RESUME, SETTLE
 from shapekit.algorithms.queue.slots import Grant
 from tests.algorithms.limits import limits, scales_us
 from tests.algorithms.stories import costs, skews, starts, steps
@@ -39,7 +39,7 @@ class Timeline(NamedTuple):
 
 
 GATE = (CHECK,) * 5 + (REFUND, REFUND, DEBIT, PEEK, FORECAST, "reset")
-QUEUE = (RESERVE,) * 5 + (CANCEL, CANCEL, SETTLE, CONFIRM, HOLD, MARK, RESUME, LOOK, "reset")
+QUEUE = (RESERVE,) * 5 + (CANCEL, CANCEL, SETTLE, LATE, CONFIRM, HOLD, MARK, RESUME, LOOK, "reset")
 FEW = st.integers(1, 14)
 
 
@@ -152,12 +152,14 @@ class Teller:
 
     def _args(self, event: Event, number: int) -> tuple[Any, ...] | None:
         what, cost = event.what, event.cost
-        if what in (REFUND, CANCEL, SETTLE):
+        if what in (REFUND, CANCEL, LATE, SETTLE):
             if not self.taken:
                 return None
             taken, units = self.taken[event.pick % len(self.taken)]
             if what == SETTLE:
                 return ((taken, event.pick, number),)
+            if what == LATE:
+                return (((taken.generation, taken.due_us, units, number),) * 2,)
             return (taken,) if what == CANCEL else (min(cost, units), taken)
         return {
             CHECK: (cost,),

@@ -34,13 +34,14 @@ class LosesUpdates(Wrapped):
     calls = 0
 
     def between(self, apply, name, program, operation, key, args):
-        space = self._space(name, program)
-        before = dict(space)
+        shelves = list(self._space(name, program).values())
+        befores = [dict(shelf.states) for shelf in shelves]
         answer = apply(key, *args)
         if operation == CHECK and answer.allowed:
             self.calls += 1
             if self.calls % 9 == 0:
-                space.update({record: (None, 0, entry[2]) for record, entry in space.items()} | before)
+                for shelf, before in zip(shelves, befores, strict=True):
+                    shelf.states.update(dict.fromkeys(shelf.states) | before)
         return answer
 
 
@@ -53,9 +54,10 @@ class ForgetsTooEarly(MemoryStore):
 
         def forgetful(key, now, args):
             answer = run(key, now, args)
-            for record, (state, until, writer) in space.items():
-                if until > now:
-                    space[record] = (state, now + (until - now) // 2, writer)
+            for shelf in space.values():
+                for record, until in shelf.ends.items():
+                    if until > now:
+                        shelf.ends[record] = now + (until - now) // 2
             return answer
 
         return forgetful
@@ -66,8 +68,9 @@ class ForgetsTooEarly(MemoryStore):
 
         def apply(key, *args):
             now = self.clock.now_us()
-            for record in [record for record, entry in space.items() if entry[1] <= now]:
-                space[record] = (None, 0, space[record][2])
+            for shelf in space.values():
+                for record in [record for record, end in shelf.ends.items() if end <= now]:
+                    shelf.chill(record)
             return run(key, now, args)
 
         return apply
@@ -126,9 +129,11 @@ class PersistsDenials(Wrapped):
         if operation == CHECK and not answer.allowed and isinstance(key, tuple):
             space = self._space(name, program)
             for part, record in zip(program.parts, zip(program.names, key, strict=True), strict=True):
-                if record not in space:
+                shelf = space[part]
+                if record not in shelf.ends:
                     now = self.clock.now_us()
-                    space[record] = (part.check(None, now, 1).state, now + 1_000, part)
+                    shelf.states[record] = part.check(None, now, 1).state
+                    shelf.ends[record] = now + 1_000
         return answer
 
 
@@ -195,22 +200,20 @@ class NotAtomic(Wrapped):
 
     def bind(self, name, program, operation):
         run = self._runner(name, program, operation)
-        space = self._space(name, program)
+        states = self._space(name, program)[program].states
 
         def apply(key, *args):
-            before = dict(space)
+            before = states.get(key)
             answer = run(key, self.clock.now_us(), args)
             if operation == CHECK and not isinstance(program, Composite) and answer.allowed:
-                after = space[key]
-                space.pop(key)
-                space.update({key: before[key]} if key in before else {})
+                after, states[key] = states[key], before
                 time.sleep(0.001)
-                space[key] = after
+                states[key] = after
             return answer
 
         return apply
 
-    def _sweep(self, now):
+    def _sweep(self, now, most):
         self._line.clear()
 
 

@@ -1,14 +1,24 @@
 """Outgoing: how the requests of an HTTP client are shaped, whichever client it is.
 
-A wrapper of a client says where a request goes, and gets the `Admission` to send it in:
+A wrapper of a client says how to read its requests, and gets the `Admission` to send each of them in:
 
-    target = Target(request.method, scheme, host, port, path)
+    outgoing = Outgoing("ShapedThing", Reading(host, target), rate="10/s")
     try:
-        with outgoing.admission(target, options, request) as admission:
-            response = send(request)
+        admission = outgoing.enter(request, options)
     except RateLimitedError as error:
         ...                                  # `too_many(error)` where `outgoing.responds`
-    observe(admission, response)
+    try:
+        response = send(request)
+    except BaseException as error:
+        admission.__exit__(type(error), error, error.__traceback__)
+        raise
+    if may_say(admission, response.status, response.headers):
+        admission.target = target(request)
+        observe(admission, response)
+
+Most requests go to a server by their host alone, and most answers say nothing of limits: neither is looked
+at more closely than that. Between two requests a program does much else, so that what each makes and runs
+is paid for at the price of cold caches.
 
 Request options: what is said of single requests, where a client has no place of its own for it.
 """
@@ -17,9 +27,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import timedelta
 from typing import Any, NamedTuple, Self, TypeAlias, TypedDict, Unpack
 
 from shapekit._queue.reservation import Reservation
@@ -29,17 +40,20 @@ from shapekit.admission import Admission
 from shapekit.config import PolicyOptions
 from shapekit.decision import Decision
 from shapekit.errors import ConfigError, RateLimitedError, ShapekitError
+from shapekit.keys import SCOPE
 from shapekit.policy import Policy, checked_cost
-from shapekit.rate import SECOND_US, Duration, RateLike, duration_us, one_of, parse_rates, whole
+from shapekit.rate import Duration, RateLike, duration_us, one_of, parse_rates, whole
 from shapekit.shaper import checked_rates
-from shapekit.target import KeyOf, Routes, Target, constantly, key_of
+from shapekit.target import Routes, Target, constantly, key_of
 
 __all__ = [
     "Outgoing",
     "Passage",
+    "Reading",
     "Shaping",
     "Target",
     "aobserve",
+    "may_say",
     "observe",
     "request_options",
     "too_many",
@@ -124,7 +138,7 @@ class Passage(NamedTuple):
     @classmethod
     def of(cls, admission: Admission) -> Self:
         """From an admission that was entered."""
-        return cls(admission.key, admission.reservation)
+        return tuple.__new__(cls, (admission.key, admission.reservation))
 
     @property
     def delay(self) -> float:
@@ -146,12 +160,28 @@ class Answer429(NamedTuple):
     passage: Passage
 
 
+class Reading(NamedTuple):
+    """How a wrapper reads the requests of its client."""
+
+    host: Callable[[Any], str]
+    """The host alone, as its `Target` has it: the key of most requests."""
+    target: Callable[[Any], Target]
+
+
 class _Plan(NamedTuple):
     """What goes for the requests of one client or route."""
 
     policy: Policy
-    key: KeyOf
+    key: Callable[[Any], str]
     cost: int | Callable[..., int]
+
+
+class _PlainPlan(NamedTuple):
+    """A plan by which requests wait for their slots and nothing else depends on them, as of most clients."""
+
+    policy: Policy
+    key: Callable[[Any], str]
+    cost: int
 
 
 class Outgoing:
@@ -160,21 +190,22 @@ class Outgoing:
     `wrapper` is how users write the wrapper, so that errors can show the right call.
     """
 
-    def __init__(self, wrapper: str, **shaping: Unpack[Shaping]) -> None:
+    def __init__(self, wrapper: str, reading: Reading, **shaping: Unpack[Shaping]) -> None:
         for field in shaping:
             if field not in Shaping.__annotations__:
                 known = ", ".join(Shaping.__annotations__)
                 raise ConfigError(field, shaping.get(field), "is unknown", f"use some of {known}")
         self.responds = one_of("on_reject", shaping.get("on_reject", "raise"), ON_REJECT) == "respond"
         self._wrapper = wrapper
+        self._reading = reading
         self._spec = shaping
         routes = shaping.get("routes") or {}
         if not isinstance(routes, Mapping):
             raise ConfigError("routes", routes, "is not a table", 'write {"https://api.x/search": "1/s"}')
         self._main = self._own_plan()
         self._routes = Routes({url: self._route(url, spec) for url, spec in routes.items()})
-        self._is_plain = not routes
-        if self._main is None and self._is_plain:
+        self._plain = self._plain_plan()
+        if self._main is None and not routes:
             raise ConfigError("rate", shaping.get("rate"), "is missing", f'write {wrapper}(rate="10/s")')
 
     @property
@@ -182,16 +213,47 @@ class Outgoing:
         """The policy of the requests that no route is for; None where they are not shaped."""
         return None if self._main is None else self._main.policy
 
-    def admission(
-        self, target: Target, options: Any = None, request: Any = None, *, fits_s: float | None = None
-    ) -> Admission | None:
-        """The admission to send a request in; None if it is not shaped.
+    def enter(self, request: Any, options: Any = None, *, fits_s: float | None = None) -> Admission | None:
+        """Wait until a request may leave, and return the admission to send it in; None if it is not shaped.
 
-        `options` is what is said of this request alone. `request` is the client's own, for whoever gave a
-        callable as key or cost. `fits_s`: a wait that is longer has no use, whatever `max_wait` says.
+        `options` is what is said of this request alone. `fits_s`: a wait that is longer has no use, whatever
+        `max_wait` says.
         """
+        # As of most requests, straight: a target and an admission to enter cost a request a fifth more.
+        plan = self._plain
+        if plan is not None and options is None and not plan.policy.scoped.scopes.any_known:
+            policy, key_of_request, cost = plan
+            key, max_wait = key_of_request(request), AS_CONFIGURED
+            if SCOPE not in key:
+                if fits_s is not None:
+                    max_wait = self._shorter(policy, AS_CONFIGURED, fits_s)
+                reservation = policy.shaper.schedule(key, cost=cost, max_wait=max_wait)
+                return Admission(policy, key, cost, _NO_WAITS, reservation)
+        admission = self.admission(request, options, fits_s=fits_s)
+        return None if admission is None else admission.__enter__()
+
+    async def aenter(
+        self, request: Any, options: Any = None, *, fits_s: float | None = None
+    ) -> Admission | None:
+        """`enter`, awaitable."""
+        plan = self._plain
+        if plan is not None and options is None and not plan.policy.scoped.scopes.any_known:
+            policy, key_of_request, cost = plan
+            key, max_wait = key_of_request(request), AS_CONFIGURED
+            if SCOPE not in key:
+                if fits_s is not None:
+                    max_wait = self._shorter(policy, AS_CONFIGURED, fits_s)
+                reservation = await policy.shaper.aschedule(key, cost=cost, max_wait=max_wait)
+                return Admission(policy, key, cost, _NO_WAITS, reservation)
+        admission = self.admission(request, options, fits_s=fits_s)
+        return None if admission is None else await admission.__aenter__()
+
+    def admission(
+        self, request: Any, options: Any = None, *, fits_s: float | None = None
+    ) -> Admission | None:
+        """The admission of a request, for its caller to enter; None if it is not shaped."""
         wishes = _NO_WISHES if options is None else _Wishes.checked(options)
-        plan = self._main if self._is_plain else self._routes.find(target) or self._main
+        plan = self._routes.find(self._reading.target(request)) or self._main
         if plan is None or wishes.skip:
             return None
         policy, key, cost = plan
@@ -202,12 +264,19 @@ class Outgoing:
             if type(cost) is not int:
                 raise ConfigError("cost", cost, "is not whole, and a callable gave it", "return an int")
         admission = policy.admit(
-            key(target, request) if wishes.key is None else wishes.key,
+            key(request) if wishes.key is None else wishes.key,
             cost=cost,
             max_wait=wishes.max_wait if fits_s is None else self._shorter(policy, wishes.max_wait, fits_s),
         )
-        admission.target = target
+        admission.target = self._reading.target(request)
         return admission
+
+    def _plain_plan(self) -> _PlainPlan | None:
+        plan = self._main
+        if plan is None or self._spec.get("routes") or not isinstance(plan.cost, int):
+            return None
+        is_plain = plan.policy.enforce and plan.policy.permits is None
+        return _PlainPlan(plan.policy, plan.key, plan.cost) if is_plain else None
 
     def _own_plan(self) -> _Plan | None:
         policy, rate = self._spec.get("policy"), self._spec.get("rate")
@@ -256,12 +325,18 @@ class Outgoing:
             key = constantly(policy.key)
         else:
             key = key_of(policy.key)
-        return _Plan(policy, key, checked_cost(self._spec.get("cost", policy.cost)))
+        target = self._reading.target
+        return _Plan(
+            policy,
+            self._reading.host if spec == "host" else lambda request: key(target(request), request),
+            checked_cost(self._spec.get("cost", policy.cost)),
+        )
 
-    def _shorter(self, policy: Policy, wished: Duration | None, fits_s: float) -> float:
-        fits_us = max(0, round(fits_s * SECOND_US))
+    def _shorter(self, policy: Policy, wished: Duration | None, fits_s: float) -> timedelta:
+        # In whole microseconds, which take the least to read.
+        fits = timedelta(seconds=max(0.0, fits_s))
         own_us = policy.shaper.core.max_wait_us if wished is AS_CONFIGURED else max_wait_us(wished)
-        return (fits_us if own_us is None else min(own_us, fits_us)) / SECOND_US
+        return fits if own_us is None else min(timedelta(microseconds=own_us), fits)
 
 
 class _Wishes(NamedTuple):
@@ -294,6 +369,7 @@ class _Wishes(NamedTuple):
 
 
 _NO_WISHES = _Wishes()
+_NO_WAITS: Mapping[str, Any] = {}
 
 
 def too_many(error: RateLimitedError) -> Answer429:
@@ -308,12 +384,26 @@ def too_many(error: RateLimitedError) -> Answer429:
     )
 
 
+def may_say(admission: Admission, status: int, headers: Iterable[Any]) -> bool:
+    """A first look at an answer: false if nothing would come of observing it, as of most.
+
+    `headers` are lines, or names.
+    """
+    policy = admission.policy
+    feedback = policy.feedback
+    try:
+        return policy.shaper.core.queue.adapts or not (
+            feedback is None or feedback.hears_nothing(status, headers)
+        )
+    except Exception:
+        return True  # who observes it says what is wrong with it
+
+
 def observe(admission: Admission, response: Any) -> None:
     """Hear what an answer says. Where that fails, the answer is the caller's all the same."""
     try:
         admission.observe(response)
     except Exception as error:
-        # Written out, for every answer comes by here.
         unheard(error, admission.key, _UNTOLD)
 
 

@@ -13,9 +13,11 @@ from typing import Any, ClassVar, Self
 from shapekit._adapters.http.request import (
     Outgoing,
     Passage,
+    Reading,
     Shaping,
     Target,
     aobserve,
+    may_say,
     observe,
     refuse_rate,
     too_many,
@@ -111,7 +113,7 @@ class Transport:
         refuse_rate("transport", transport, type(self).__name__)
         inner = {name: value for name, value in options.items() if name not in Shaping.__annotations__}
         shaping: Any = {name: value for name, value in options.items() if name not in inner}
-        self._settle_on(transport, inner, Outgoing(type(self).__name__, **shaping))
+        self._settle_on(transport, inner, Outgoing(type(self).__name__, READING, **shaping))
 
     @classmethod
     def around(cls, transport: Any, outgoing: Outgoing) -> Self:
@@ -145,15 +147,16 @@ class Transport:
 
     def handle_request(self, request: Any) -> Any:
         """Send the request when it may leave."""
-        admission = self._admission(request)
-        if admission is None:
-            return self._inner[_SYNC].handle_request(request)
+        # First: to make one takes longer than a slot.
+        inner = self._inner[_SYNC]
         try:
-            admission.__enter__()
+            admission = self._outgoing.enter(request, request.extensions.get(NAME))
         except (RateLimitedError, StoreUnavailableError) as error:
             return self._refused(error)
+        if admission is None:
+            return inner.handle_request(request)
         try:
-            response = self._inner[_SYNC].handle_request(request)
+            response = inner.handle_request(request)
         except BaseException as error:
             admission.__exit__(type(error), error, error.__traceback__)
             raise
@@ -164,7 +167,9 @@ class Transport:
                     admission.leave()
                 else:
                     response.stream = self.held_stream(response.stream, admission)
-            observe(admission, response)
+            if may_say(admission, response.status_code, response.headers.raw):
+                admission.target = _target(request)
+                observe(admission, response)
         except BaseException:
             response.close()
             raise
@@ -172,15 +177,15 @@ class Transport:
 
     async def handle_async_request(self, request: Any) -> Any:
         """`handle_request`, awaitable."""
-        admission = self._admission(request)
-        if admission is None:
-            return await self._inner[_ASYNC].handle_async_request(request)
+        inner = self._inner[_ASYNC]
         try:
-            await admission.__aenter__()
+            admission = await self._outgoing.aenter(request, request.extensions.get(NAME))
         except (RateLimitedError, StoreUnavailableError) as error:
             return self._refused(error)
+        if admission is None:
+            return await inner.handle_async_request(request)
         try:
-            response = await self._inner[_ASYNC].handle_async_request(request)
+            response = await inner.handle_async_request(request)
         except BaseException as error:
             await admission.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -191,17 +196,13 @@ class Transport:
                     await admission.aleave()
                 else:
                     response.stream = self.held_stream(response.stream, admission)
-            await aobserve(admission, response)
+            if may_say(admission, response.status_code, response.headers.raw):
+                admission.target = _target(request)
+                await aobserve(admission, response)
         except BaseException as error:
             await given_back(error, response.aclose)
             raise
         return response
-
-    def _admission(self, request: Any) -> Admission | None:
-        url = request.url
-        path = url.raw_path.decode("ascii").partition("?")[0]
-        target = Target(request.method, url.scheme, url.raw_host.decode("ascii"), url.port, path)
-        return self._outgoing.admission(target, request.extensions.get(NAME), request)
 
     def _refused(self, error: RateLimitedError | StoreUnavailableError) -> Any:
         if self._outgoing.responds and isinstance(error, RateLimitedError):
@@ -263,6 +264,21 @@ def shape_client(client: Any, kind: type[Transport], outgoing: Outgoing) -> None
     for pattern, transport in mounts.items():
         if transport is not None:
             mounts[pattern] = kind.around(transport, outgoing)
+
+
+def _host(request: Any) -> str:
+    host: str = request.url.raw_host.decode("ascii")
+    return host
+
+
+def _target(request: Any) -> Target:
+    url = request.url
+    path = url.raw_path.decode("ascii").partition("?")[0]
+    return Target(request.method, url.scheme, _host(request), url.port, path)
+
+
+READING = Reading(_host, _target)
+"""How to read an `httpx.Request`, or one of httpx2."""
 
 
 def _is_transport(transport: Any) -> bool:

@@ -51,7 +51,8 @@ def real(anchor: int, virtual: int, share: int, time: int) -> int:
     """The first real instant, not before the anchor, at which the clock shows `time` or more."""
     if time <= virtual:
         return anchor
-    return min(END_US, anchor - (virtual - time) * FULL // share)
+    at = anchor - (virtual - time) * FULL // share
+    return at if at < END_US else END_US
 
 
 Law: TypeAlias = tuple[int, int, int, int, int, int, int, int, int]
@@ -106,7 +107,8 @@ def inspect(law: Any) -> None:
 
 def present(law: Law) -> int:
     """The current share."""
-    return min(law[0], law[7])
+    share, cap = law[0], law[7]
+    return share if share < cap else cap
 
 
 def refused(law: Law, now: int, left: int, until: int, least: int) -> Law:

@@ -14,6 +14,8 @@ local up, whole = Exact.up, Exact.whole
 local UNKNOWN = -1
 local LONGEST = 2^51
 local KEPT = 3600000000
+local LEAST_GRACE = 10000
+local SOON = 250000
 
 -- spec: its name, the lowest share, and the queue at the highest rate.
 function AdaptiveQueue.new(spec)
@@ -70,6 +72,10 @@ function AdaptiveQueue:reserve(s, now, skew, cost, max_wait, nonce)
     return kept, answer, self:lasts(kept, now), true
 end
 
+function AdaptiveQueue:reserve_run(s, now, skew, cost, max_wait, nonce, times)
+    return one_by_one(self, self.reserve, times, s, now, skew, cost, max_wait, nonce)
+end
+
 function AdaptiveQueue:confirm(s, now, skew)
     local known = self:remembered(s, now)
     if not known then return {UNKNOWN, 0, 0, now, 0} end
@@ -91,6 +97,37 @@ function AdaptiveQueue:settle(s, now, skew, grant, actual, nonce)
     local at = Tempo.shown(anchor, virtual, Aimd.present(law), now)
     local after, done, _, changed = self.grid:settle(line, at, skew, grant, actual, nonce)
     return self:changed(s, now, after, anchor, virtual, law, done, changed)
+end
+
+function AdaptiveQueue:late(s, now, skew, calls)
+    if type(calls) ~= "table" then error("shapekit: nobody is late", 0) end
+    local answers, life, persists = {}, 0, false
+    for index, call in ipairs(calls) do
+        local moved, leaves_at, slot = self:moved_on(s, now, unpack(call, 1, 4))
+        answers[index] = {leaves_at, slot}
+        if moved then s, life, persists = moved, self:lasts(moved, now), true end
+    end
+    return s, answers, life, persists
+end
+
+function AdaptiveQueue:moved_on(s, now, generation, by, cost, nonce)
+    whole("generation", generation, UNKNOWN, Exact.LARGEST)
+    whole("by", by, 0, Exact.LARGEST)
+    whole("cost", cost, 1, 1e12)
+    local line, anchor, virtual, law = self:known(s, now, nonce)
+    local share = Aimd.present(law)
+    local at, free_at = Tempo.shown(anchor, virtual, share, now), math.max(now, anchor)
+    local grace = math.max(math.floor(LEAST_GRACE * share / Tempo.FULL),
+        math.floor(up(self.grid:width(1)) * 3 / 4))
+    local is_late = line[4] ~= generation or at - by > grace
+    if not is_late or free_at > now + SOON then return nil, free_at, UNKNOWN end
+    local leaves_at = free_at
+    if anchor <= now then
+        local slot = self.grid:next_slot(line[1], line[2], at)
+        leaves_at = math.max(now, Tempo.real(anchor, virtual, share, slot))
+    end
+    local ends = leaves_at + Tempo.real(0, 0, share, up(self.grid:width(cost)))
+    return joined(line, ends, at, law), leaves_at, at
 end
 
 function AdaptiveQueue:hold(s, now, skew, length, nonce)

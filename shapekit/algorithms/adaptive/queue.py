@@ -24,7 +24,18 @@ from shapekit.algorithms.adaptive.aimd import FULL, LEAST, Law, real, share_of, 
 from shapekit.algorithms.base import share_of as part_of
 from shapekit.algorithms.base import slowed
 from shapekit.algorithms.operation import Moment, Operation
-from shapekit.algorithms.queue.queue import UNKNOWN, Book, LeakyQueue, Line, marked, unused
+from shapekit.algorithms.queue.queue import (
+    LEAST_GRACE_US,
+    SOON_US,
+    UNKNOWN,
+    Book,
+    Late,
+    LeakyQueue,
+    Line,
+    Moved,
+    marked,
+    unused,
+)
 from shapekit.algorithms.queue.slots import Asked, Grant, Granted
 from shapekit.algorithms.queue.wire import REFUSED
 from shapekit.decision import Decision
@@ -128,8 +139,9 @@ class AdaptiveQueue(LeakyQueue):
         at = shown(anchor, virtual, share, now)
         after, granted, _, _ = self.grid.reserve(line, at, (cost, None, nonce))
         _, _, slot_at, _, _, _, generation, number, start, end, due, undo, _ = granted
-        departs_at = max(now, real(anchor, virtual, share, slot_at))
-        wait = departs_at - now
+        wait = real(anchor, virtual, share, slot_at) - now
+        if wait < 0:
+            wait = 0
         if max_wait is not None and wait > max_wait:
             full = real(anchor, virtual, share, -(-line[0] // self.q))
             told = Decision(False, self.burst, self.burst, 0, full, wait - max_wait)
@@ -137,9 +149,9 @@ class AdaptiveQueue(LeakyQueue):
             return state, Grant.refused(wait, now, held=held, told=told, cost=cost), 0, False
         assert after is not None  # noqa: S101 - it was admitted
         kept = self._joined(after, anchor, virtual, law)
-        held, place = wait > 0 or marked(line[6]) > now, (start, end, due, undo, (at, share))
-        answer = (True, wait, departs_at, held, None, cost, generation, number, *place)
-        return kept, answer, self._lasts(kept, now), True
+        held, told_at = wait > 0 or marked(line[6]) > now, (at, share)
+        place = (generation, number, start, end, due, undo, told_at)
+        return kept, (True, wait, now + wait, held, None, cost, *place), self._lasts(kept, now), True
 
     def confirm(self, state: Any, now: int, skew: int = 0) -> Any:
         """The state of the key: generation, 0, end of its hold, the time, its mark; then its clock."""
@@ -168,6 +180,26 @@ class AdaptiveQueue(LeakyQueue):
         at = shown(anchor, virtual, aimd.present(law), now)
         after, done, _, changed = self.grid.settle(line, at, (grant._replace(receipts=()), actual, nonce))
         return self._changed(state, now, after, (anchor, virtual, law), done, is_new=changed)
+
+    # leaving late
+
+    def _moved(self, state: Any, now: int, call: Late) -> tuple[Any, Moved]:
+        generation, by, cost, nonce = call
+        line, anchor, virtual, law = self._known(state, now, nonce)
+        share = aimd.present(law)
+        at, free_at = shown(anchor, virtual, share, now), max(now, anchor)
+        grace = max(LEAST_GRACE_US * share // FULL, self.slot_us * 3 // 4)
+        is_late = line[2] != generation or at - by > grace
+        if not is_late or free_at > now + SOON_US:
+            return None, (free_at, UNKNOWN)
+        leaves_at = free_at
+        if anchor <= now:
+            leaves_at = max(now, real(anchor, virtual, share, self.grid.next_slot(line[0], at)))
+        ends = leaves_at + real(0, 0, share, -(-self._width(cost) // self.q))
+        return self._joined(line, ends, at, law), (leaves_at, at)
+
+    def _life(self, line: Any, now: int, skew: int) -> int:
+        return self._lasts(line, now)
 
     # holding
 
@@ -299,13 +331,17 @@ class AdaptiveQueue(LeakyQueue):
 
     def _remembered(self, state: Any, now: int) -> Steered | None:
         """The state, unless it is so old that it is forgotten."""
-        return None if state is None or self._lasts(state, now) == 0 else state
+        # It lasts for as long after the anchor, which is where the rate has changed last.
+        forgotten = state is None or (state[5] + KEPT_US <= now and self._lasts(state, now) == 0)
+        return None if forgotten else state
 
     def _lasts(self, state: Steered, now: int) -> int:
         """How long from now on the state is kept."""
         tail, _, _, _, book, anchor, virtual, law = state
-        ends = real(anchor, virtual, aimd.present(law), -(-tail // self.q))
-        return max(0, ends + KEPT_US - now, marked(book) - now)
+        until = real(anchor, virtual, aimd.present(law), -(-tail // self.q)) + KEPT_US
+        if book and book[2] > until:
+            until = book[2]
+        return until - now if until > now else 0
 
     def _joined(self, line: Line, anchor: int, virtual: int, law: Law) -> Steered:
         tail, newest, generation, number, _, _, book, _ = line

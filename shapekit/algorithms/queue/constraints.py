@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from fractions import Fraction
 from typing import Any, TypeAlias
 
 from shapekit._runtime.value import Value
-from shapekit.algorithms.base import Algorithm, slowed
+from shapekit.algorithms.base import Algorithm, Decided, slowed
 from shapekit.algorithms.compose import adopted, each
 from shapekit.algorithms.gcra import GCRA
 from shapekit.algorithms.inflight import Concurrency
+from shapekit.algorithms.prospects import Periodic, Prospect
 from shapekit.algorithms.quota.quota import rolling_window
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
@@ -24,6 +25,10 @@ Receipts: TypeAlias = tuple[Receipt, ...]
 Ahead: TypeAlias = tuple[int, int]
 """How far real time is ahead of the queue's, and civil time of real time."""
 
+_Asked: TypeAlias = tuple[bool, Callable[..., int], Callable[..., Decided[Any]], Algorithm[Any] | None]
+"""What each departure asks of an algorithm: whether it is aligned, its `earliest` and `charge`, and itself if
+it can be spent.
+"""
 
 _ROLLING = {SlidingWindowLog.kind, SlidingWindow.kind}
 """The windows that can adopt each other's states, when a changed rate is kept in the other one."""
@@ -33,11 +38,12 @@ class Constraints(Value):
     """A sequence of algorithms; their states are a tuple in the same order."""
 
     fields = ("algorithms",)
-    __slots__ = (*fields, "civil", "cold")
+    __slots__ = (*fields, "_asked", "civil", "cold")
 
     algorithms: tuple[Algorithm[Any], ...]
     civil: bool
     cold: tuple[None, ...]
+    _asked: tuple[_Asked, ...]
 
     def __init__(self, algorithms: Sequence[Algorithm[Any]]) -> None:
         for algorithm in algorithms:
@@ -51,6 +57,7 @@ class Constraints(Value):
             algorithms=tuple(algorithms),
             civil=any(algorithm.civil for algorithm in algorithms),
             cold=(None,) * len(algorithms),
+            _asked=tuple([_asked(algorithm) for algorithm in algorithms]),
         )
 
     def __len__(self) -> int:
@@ -62,35 +69,51 @@ class Constraints(Value):
 
     def departure(self, states: States, at: int, cost: int, ahead: Ahead) -> tuple[int, Decision | None]:
         """The first instant from `at` on that all admit; the decision of a spent budget, if one moved it."""
+        shift, skew = ahead
         due = at
         told: Decision | None = None
         while True:
             later = due
-            for algorithm, before in zip(self.algorithms, states, strict=True):
-                real, skew = _timeline(algorithm, ahead)
-                if told is None and algorithm.spent(before, later + real, cost, skew):
-                    denial = algorithm.check(before, later + real, cost, skew).decision
+            # `_timeline` is written out: this is the path of every call.
+            for (aligned, earliest, _, limit), before in zip(self._asked, states):  # noqa: B905 - for speed
+                real, civil = (shift, skew) if aligned else (0, shift + skew)
+                if limit is not None and told is None and limit.spent(before, later + real, cost, civil):
+                    denial = limit.check(before, later + real, cost, civil).decision
                     told = denial._replace(
-                        binding=denial.binding or algorithm.kind, reset_at_us=denial.reset_at_us - real
+                        binding=denial.binding or limit.kind, reset_at_us=denial.reset_at_us - real
                     )
-                later = algorithm.earliest(before, later + real, cost, skew) - real
+                later = earliest(before, later + real, cost, civil) - real
             if later == due:
                 return due, told
             due = later
+
+    def prospects(self, states: States, at: int, cost: int, ahead: Ahead) -> Sequence[Prospect] | None:
+        """What delays further calls of this cost, on the queue's time; None if only playing them can tell."""
+        found = []
+        for algorithm, before in zip(self.algorithms, states, strict=True):
+            real, skew = _timeline(algorithm, ahead)
+            prospect = algorithm.prospect(before, at + real, cost, skew)
+            if prospect is None:
+                return None
+            found.append(prospect.later(real) if isinstance(prospect, Periodic) else prospect)
+        return found
 
     def charge(
         self, states: States, at: int, due: int, cost: int, ahead: Ahead
     ) -> tuple[States, Receipts, int]:
         """The states after a departure that all admit, the receipts, and how long the states live."""
-        charged = []
-        for algorithm, before in zip(self.algorithms, states, strict=True):
-            real, skew = _timeline(algorithm, ahead)
-            charged.append(algorithm.charge(before, at + real, due + real, cost, skew))
-        return (
-            tuple([outcome[0] for outcome in charged]),
-            tuple([outcome[1].receipt for outcome in charged]),
-            max([outcome[2] for outcome in charged]),
-        )
+        shift, skew = ahead
+        after: list[Any] = []
+        receipts: list[Receipt] = []
+        life = 0
+        for (aligned, _, charge, _), before in zip(self._asked, states):  # noqa: B905 - for speed
+            real, civil = (shift, skew) if aligned else (0, shift + skew)
+            state, decision, lives, _ = charge(before, at + real, due + real, cost, civil)
+            after.append(state)
+            receipts.append(decision[7])
+            if lives > life:
+                life = lives
+        return tuple(after), tuple(receipts), life
 
     def refund(self, states: States, at: int, cost: int, receipts: Receipts, ahead: Ahead) -> States:
         """The states after `cost` is given back to the charges with these receipts."""
@@ -206,6 +229,11 @@ class Constraints(Value):
                 same = algorithm.kind == old.kind
                 kept.append(adopted(algorithm, state, old, at + real, skew) if same else None)
         return tuple(kept)
+
+
+def _asked(algorithm: Algorithm[Any]) -> _Asked:
+    can_be_spent = type(algorithm).spent is not Algorithm.spent
+    return algorithm.aligned, algorithm.earliest, algorithm.charge, algorithm if can_be_spent else None
 
 
 def _timeline(algorithm: Algorithm[Any], ahead: Ahead) -> tuple[int, int]:

@@ -17,6 +17,9 @@ local whole, LARGEST = Exact.whole, Exact.LARGEST
 local UNKNOWN = -1
 local LONGEST = 2^51
 local END = 2^52
+local LEAST_GRACE = 10000
+local SOON = 250000
+local MOST_LATE = 1000000
 
 -- The book of a line, or an empty one.
 local function opened(book)
@@ -117,6 +120,37 @@ function LeakyQueue:reserve(s, now, skew, cost, max_wait, nonce)
     return {after, after_rest, due, generation, number, till, shift, book, parts},
         {wait, due, shift, held_at(line, now), cost, generation, number, start, start_rest,
             tail, tail_rest, newest},
+        math.max(up(after, after_rest) + shift, marked(book)) - now, true
+end
+
+-- A run of reservations. Where only the pace decides about them, the answer is now and the line before: {now,
+-- tail, tail_rest, newest, generation, number, until, shift, mark}.
+function LeakyQueue:reserve_run(s, now, skew, cost, max_wait, nonce, times)
+    whole("cost", cost, 1, self.max_cost)
+    if max_wait then whole("max_wait", max_wait, 0, LONGEST) end
+    local line = s or self:cold(nonce)
+    local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(line)
+    local at = math.max(now, till) - shift
+    local start, start_rest = later(tail, tail_rest, at, 0)
+    local leap, leap_rest = self:spread(math.max(0, self.burst - cost))
+    local ready, ready_rest = minus(start, start_rest, leap, leap_rest, self.q)
+    local function due_of(place)
+        local ahead, ahead_rest = self:spread(cost * (place - 1))
+        return math.max(at, up(plus(ready, ready_rest, ahead, ahead_rest, self.q)))
+    end
+    local function fits(count)
+        return due_of(count) + shift - now <= (max_wait or LONGEST)
+    end
+    if not self.paced or #parts > 0 or has_free(book) or cost * times > self.max_cost
+        or not (max_wait or fits(times)) then
+        return one_by_one(self, self.reserve, times, s, now, skew, cost, max_wait, nonce)
+    end
+    local told = {now, tail, tail_rest, newest, generation, number, till, shift, marked(book)}
+    local count = Exact.greatest(times, fits)
+    if count == 0 then return s, told, 0, false end
+    local width, width_rest = self:spread(cost * count)
+    local after, after_rest = plus(start, start_rest, width, width_rest, self.q)
+    return {after, after_rest, due_of(count), generation, number + count, till, shift, book, parts}, told,
         math.max(up(after, after_rest) + shift, marked(book)) - now, true
 end
 
@@ -259,6 +293,63 @@ function LeakyQueue:mark(s, now, skew, length, nonce)
     after[8] = {unpack(opened(line[8]), 1, 5)}
     after[8][6] = now + length
     return after, length, self:life(after, now, skew), true
+end
+
+-- calls: {generation, by, cost, nonce} of each.
+function LeakyQueue:late(s, now, skew, calls)
+    if type(calls) ~= "table" then error("shapekit: nobody is late", 0) end
+    local answers, life, persists = {}, 0, false
+    for index, call in ipairs(calls) do
+        local moved, leaves_at, slot = self:moved_on(s, now, unpack(call, 1, 4))
+        answers[index] = {leaves_at, slot}
+        if moved then s, life, persists = moved, self:life(moved, now, skew), true end
+    end
+    return s, answers, life, persists
+end
+
+function LeakyQueue:moved_on(s, now, generation, by, cost, nonce)
+    whole("generation", generation, UNKNOWN, LARGEST)
+    whole("by", by, 0, LARGEST)
+    whole("cost", cost, 1, 1e12)
+    local line = s or self:cold(nonce)
+    local tail, tail_rest, newest, own, number, till, shift, book, parts = unpack(line)
+    local free_at = math.max(now, till)
+    local at = free_at - shift
+    local late = own == generation and at - by or MOST_LATE + 1
+    if late <= math.max(LEAST_GRACE, math.floor(up(self:width(1)) * 3 / 4)) or free_at > now + SOON then
+        return nil, free_at, UNKNOWN
+    end
+    if #parts > 0 and late <= MOST_LATE then
+        return {tail, tail_rest, newest, own, number, till, shift + late, book, parts}, free_at, by
+    end
+    local leaves_at = till > now and free_at or self:next_slot(tail, tail_rest, at) + shift
+    local ends = leaves_at + up(self:width(cost))
+    return {tail, tail_rest, newest, own, number, ends, ends - at, book, parts}, leaves_at, at
+end
+
+function LeakyQueue:next_slot(tail, tail_rest, at)
+    if not less(at, 0, tail, tail_rest) or self.p == 0 then return at end
+    local q = self.q
+    local soonest, soonest_rest = at, 1
+    if q == 1 then soonest, soonest_rest = at + 1, 0 end
+    local function slot(back)
+        local width, width_rest = self:spread(back)
+        return minus(tail, tail_rest, width, width_rest, q)
+    end
+    -- The quotient of two doubles may be off by a slot.
+    local ahead, ahead_rest = minus(tail, tail_rest, soonest, soonest_rest, q)
+    local back = math.floor((ahead + ahead_rest / q) / (self.p + self.p_rest / q))
+    local at_slot, at_rest = slot(back)
+    while less(at_slot, at_rest, soonest, soonest_rest) do
+        back = back - 1
+        at_slot, at_rest = slot(back)
+    end
+    local before, before_rest = slot(back + 1)
+    while not less(before, before_rest, soonest, soonest_rest) do
+        back, at_slot, at_rest = back + 1, before, before_rest
+        before, before_rest = slot(back + 1)
+    end
+    return up(at_slot, at_rest)
 end
 
 -- asked: {cost, max_wait, nonce} of each call. further: {how many, their span, a nonce}. The answer is the

@@ -30,7 +30,8 @@ from typing import Any, ClassVar, TypeAlias
 
 from shapekit.algorithms.base import Algorithm, slowed
 from shapekit.algorithms.gcra import interval
-from shapekit.algorithms.operation import NOWHERE, Moment, Operation, Side, Undo, side_of
+from shapekit.algorithms.operation import NOWHERE, Moment, Operation, Run, Side, Undo, side_of
+from shapekit.algorithms.prospects import Pace, departures, unforeseeable
 from shapekit.algorithms.queue import slots
 from shapekit.algorithms.queue.constraints import Constraints, States, burst_of, part_below, unpaced
 from shapekit.algorithms.queue.slots import NONE, Asked, Grant, Granted, Places
@@ -42,9 +43,17 @@ PACES = ("smooth", "burst")
 _UNPACED = (1, 1024)
 """The grid of a queue without a paced rate: so fine that it only keeps calls in order."""
 _HOWEVER_LONG_US = 2**64
-_END_US = 2**52
+END_US = 2**52
 """Debts are cut here, so that a double can hold all that is added to them."""
+LEAST_GRACE_US = 10_000
+"""A call that is late by less moves nothing, however fast the rate: machines are not more punctual."""
+SOON_US = 250_000
+"""How far ahead a late call is given another slot."""
+_MOST_LATE_US = 1_000_000
+"""A call that is later than this moves the line by its own slot alone, whatever the limits."""
 UNKNOWN = -1
+MOST_STEPS = 5_000
+"""The most calls that a forecast plays where only the states themselves tell what delays a call."""
 
 Book: TypeAlias = tuple[()] | tuple[Any, slots.Gone, int]
 """What is free (gaps, or places under constraints), what is gone, and until when a part of the key is held;
@@ -60,6 +69,14 @@ depart, and a nonce as in Asked.
 """
 Confirmed: TypeAlias = tuple[int, int, int, int, int]
 """The state of a key: generation, shift, end of the hold, the time, end of the mark."""
+Late: TypeAlias = tuple[int, int, int, int]
+"""A call that is late: its generation, until when it could use its slot on the queue's own time, its cost,
+and a nonce as in Asked.
+"""
+Moved: TypeAlias = tuple[int, int]
+"""When a late call may leave, and its new slot on the queue's own time; UNKNOWN if it has no new one: then it
+may leave if that time has come, and has to ask again if not.
+"""
 
 
 class LeakyQueue(WiredQueue):
@@ -70,7 +87,7 @@ class LeakyQueue(WiredQueue):
     """Whether the rate is adaptive."""
 
     fields: ClassVar[tuple[str, ...]] = ("rates", "burst", "pace", "gates", "headroom")
-    __slots__ = (*fields, "constraints", "civil", "max_cost", "places", "_p", "q", "_paced")
+    __slots__ = (*fields, "constraints", "civil", "max_cost", "places", "slot_us", "_p", "q", "_paced")
 
     rates: tuple[Rate, ...]
     burst: int
@@ -79,6 +96,8 @@ class LeakyQueue(WiredQueue):
     headroom: Fraction
     constraints: Constraints
     civil: bool
+    slot_us: int
+    """The length of a slot, rounded up."""
     max_cost: int
     places: Places
     _p: int
@@ -111,6 +130,7 @@ class LeakyQueue(WiredQueue):
             civil=constraints.civil,
             max_cost=constraints.max_cost(most),
             places=Places(constraints, p, p * (burst - 1), q, paced=paced is not None),
+            slot_us=-(-p // q),
             _p=p,
             q=q,
             _paced=paced is not None,
@@ -240,7 +260,7 @@ class LeakyQueue(WiredQueue):
             parts = self.constraints.debit(parts, at, extra, grant.receipts, (shift, skew))
             if self._paced:
                 owed = max(tail, at * self.q) + self._p * extra
-                tail = max(tail, min(owed, _END_US * self.q))
+                tail = max(tail, min(owed, END_US * self.q))
         else:
             parts = self.constraints.refund(parts, at, -extra, grant.receipts, (shift, skew))
             end = self.end_of(grant, actual)
@@ -256,6 +276,61 @@ class LeakyQueue(WiredQueue):
     def end_of(self, grant: Grant, actual: int) -> int:
         """Where a grant ends once it costs `actual`; never later, because extra cost is charged elsewhere."""
         return min(grant.end, grant.start + self._p * actual) if self._paced else grant.end
+
+    # leaving late
+
+    def late(
+        self, state: Line | None, now: int, calls: Sequence[Late], skew: int = 0
+    ) -> tuple[Line | None, tuple[Moved, ...], int, bool]:
+        """Let calls leave that are later than their slots by more than the grace: move the line behind them.
+
+        Each takes the next slot, and every call that has not left yet moves one on: so calls are as far apart
+        as ever, and the time is not made up.
+
+        Under further limits, which remember when calls left, the queue's time goes back to the call's own
+        slot instead, and all others move by as much as it is late.
+        """
+        answers: list[Moved] = []
+        life, persists = 0, False
+        for call in calls:
+            moved, answer = self._moved(state, now, call)
+            answers.append(answer)
+            if moved is not None:
+                state, life, persists = moved, self._life(moved, now, skew), True
+        return state, tuple(answers), life, persists
+
+    def _moved(self, state: Line | None, now: int, call: Late) -> tuple[Line | None, Moved]:
+        generation, by, cost, nonce = call
+        line: Line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
+        tail, newest, own, number, until, shift, book, parts = line
+        free_at = max(now, until)
+        at = free_at - shift
+        late = at - by if own == generation else _MOST_LATE_US + 1
+        if late <= self.grace_us or free_at > now + SOON_US:
+            return None, (free_at, UNKNOWN)
+        if parts and late <= _MOST_LATE_US:
+            return (tail, newest, own, number, until, shift + late, book, parts), (free_at, by)
+        # Time stands still from now until the slot after that of the call. So no other is later for it.
+        leaves_at = free_at if until > now else self.next_slot(tail, at) + shift
+        ends = leaves_at - -self._width(cost) // self.q
+        return (tail, newest, own, number, ends, ends - at, book, parts), (leaves_at, at)
+
+    @property
+    def grace_us(self) -> int:
+        """How late a call may leave without moving the line: three quarters of a slot, and at least 10 ms.
+
+        The rest is for the way to a server that counts strictly.
+        """
+        is_limited = self._paced or bool(self.constraints)
+        return max(LEAST_GRACE_US, self.slot_us * 3 // 4) if is_limited else END_US
+
+    def next_slot(self, tail: int, at: int) -> int:
+        """The first instant after `at` at which a slot of the line begins; `at` itself if the line is empty,
+        or has slots at every microsecond.
+        """
+        if tail <= at * self.q or self._p < self.q:
+            return at
+        return -(-(tail - (tail - at * self.q - 1) // self._p * self._p) // self.q)
 
     # several at once: each is decided by the operation that decides a single one, in order, at one instant
 
@@ -374,11 +449,15 @@ class LeakyQueue(WiredQueue):
 
     def outlook(self, state: Line | None, now: int, calls: int, cost: int, skew: int) -> tuple[int, int]:
         """How long until the first and the last of `calls` more calls would leave."""
+        if self.constraints:
+            return self._outlook_under(
+                state or (0, 0, 0, 0, 0, 0, (), self.constraints.cold), now, calls, cost, skew
+            )
         waits: list[int] = []
         after = state
         before = -1
         while len(waits) < calls:
-            if waits and after is not None and not self.constraints and after[0] > before:
+            if waits and after is not None and after[0] > before:
                 # No gap was wide enough. From here on it is a plain grid.
                 last = after[0] + self._p * (cost * (calls - len(waits)) - max(self.burst, cost))
                 waits.append(max(0, -(-last // self.q) + after[5] - now))
@@ -443,6 +522,30 @@ class LeakyQueue(WiredQueue):
 
     # inside
 
+    def _outlook_under(self, line: Line, now: int, calls: int, cost: int, skew: int) -> tuple[int, int]:
+        """`outlook` under constraints."""
+        at = max(now, line[4]) - line[5]
+        tail, newest, generation, number, until, shift, book, parts = self._swept(line, at, skew)
+        free, ahead = book[0] if book else NONE, (shift, skew)
+        dues: list[int] = []
+        while len(dues) < calls and any(free) and (given := self.places.first(free, cost)):
+            free, (_, _, due, units, _, receipts) = given
+            parts = self.constraints.refund(parts, at, units - cost, receipts, ahead)
+            dues.append(due)
+        rest = calls - len(dues)
+        if rest and (prospects := self.constraints.prospects(parts, at, cost, ahead)) is not None:
+            lead = self._p * max(0, self.burst - cost)
+            pace = Pace(at, newest, tail, self.q, self._width(cost), lead, self._paced)
+            dues += departures(pace, prospects, cost, rest)
+        elif rest:
+            if rest > MOST_STEPS:
+                raise unforeseeable(calls, MOST_STEPS)
+            after: Line | None = (tail, newest, generation, number, until, shift, (), parts)
+            for _ in range(rest):
+                after, granted, _, _ = self.reserve(after, now, (cost, _HOWEVER_LONG_US, 0), skew)
+                dues.append(Grant(*granted).due_us)
+        return dues[0] + shift - now, max(dues) + shift - now
+
     def _reserve_marked(
         self, line: Line, now: int, asked: Asked, skew: int
     ) -> tuple[Line | None, Granted, int, bool]:
@@ -460,23 +563,24 @@ class LeakyQueue(WiredQueue):
         """`reserve` under constraints, which may move the departure off the grid."""
         cost, max_wait, _ = asked
         tail, newest, generation, number, until, shift, book, parts = line
-        held = until > now
-        due, spent = self.constraints.departure(parts, max(on_grid, newest), cost, (shift, skew))
+        held, ahead, q = until > now, (shift, skew), self.q
+        soonest = on_grid if on_grid > newest else newest
+        due, spent = self.constraints.departure(parts, soonest, cost, ahead)
         wait = due + shift - now
         if (spent is not None) if max_wait is None else wait > max_wait:
             return line, self._refused(spent, line, now, wait, asked), 0, False
-        at = max(now, until) - shift
-        anchor = due if due > on_grid else at
-        start = max(tail, anchor * self.q)
-        after = start + self._width(cost)
-        parts, receipts, life = self.constraints.charge(parts, at, due, cost, (shift, skew))
-        ends = max(-(-after // self.q), at + life)
+        at = (until if held else now) - shift
+        anchor = (due if due > on_grid else at) * q
+        start = tail if tail > anchor else anchor
+        after = start + (self._p * cost if self._paced else 1)
+        parts, receipts, life = self.constraints.charge(parts, at, due, cost, ahead)
+        lives = (after if q == 1 else -(-after // q)) - at
         undo = (tail, newest)
         number += 1
         line = (after, due, generation, number, until, shift, book, parts)
         at_us = due + shift
         granted = (True, wait, at_us, held, None, cost, generation, number, start, after, due, undo, receipts)
-        return line, granted, ends + shift - now, True
+        return line, granted, (lives if lives > life else life) + at + shift - now, True
 
     def _width(self, cost: int) -> int:
         return self._p * cost if self._paced else 1
@@ -604,6 +708,10 @@ class _Reserve(Operation):
     def received(self, program: LeakyQueue, sent: Any) -> Grant:
         return program.granted_received(sent)
 
+    def asks(self, args: tuple[Any, ...]) -> Any:
+        cost, max_wait, _ = args[0]
+        return cost, max_wait
+
     def undone(self, args: tuple[Any, ...], answer: Granted) -> tuple[Undo, ...]:
         # A slot that has passed, as one for now always has by then, cannot be cancelled. But its call never
         # leaves, so it is settled at 0, which leaves the slot where it was.
@@ -622,6 +730,10 @@ class _Reserve(Operation):
 
     def given(self, program: LeakyQueue, part: LeakyQueue, answer: Granted) -> Granted:
         return _locally(answer, program, part)
+
+
+class _ReserveRun(Run):
+    name = "reserve_run"
 
 
 class _ReserveMany(Operation):
@@ -724,6 +836,24 @@ class _Settle(Operation):
         return side, (((_taken_back(grant), *rest),) if side is Side.LOCAL else args)
 
 
+class _Late(Operation):
+    name = "late"
+    follows = True
+    nothing = ()
+    needs_store = False
+
+    def received(self, program: Any, sent: Any) -> tuple[Moved, ...]:
+        return tuple([(leaves_at, slot) for leaves_at, slot in sent])
+
+    def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
+        (calls,) = args
+        # Those on one side come together.
+        side = side_of(calls[0][0])
+        if side is Side.LOCAL:
+            args = (tuple([(-2 - generation, *rest) for generation, *rest in calls]),)
+        return side, args
+
+
 class _Hold(Operation):
     name = "hold"
 
@@ -767,3 +897,5 @@ class _Look(Operation):
 RESERVE, CONFIRM, CANCEL, SETTLE = _Reserve(), _Confirm(), _Cancel(), _Settle()
 RESERVE_MANY, CANCEL_MANY = _ReserveMany(), _CancelMany()
 HOLD, RESUME, MARK, LOOK = _Hold(), _Resume(), _Mark(), _Look()
+LATE = _Late()
+_ReserveRun.one, _Reserve.run = RESERVE, _ReserveRun()

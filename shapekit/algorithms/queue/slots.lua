@@ -2,7 +2,8 @@
 -- The twin of slots.py: same names, same steps. It works on the book of a line, {rows, other places, …}. A
 -- row is {start, start_rest, count, due, the tail, its rest and the newest departure before it, how far time
 -- was ahead}, the last two of these with 2^52 added. A place is {start, start_rest, end, end_rest, due, cost,
--- the tail, its rest and the newest departure before it, receipts}.
+-- the tail, its rest and the newest departure before it, receipts}; it is kept as the text of such a list, so
+-- that a call reads only those that it needs.
 
 local Places = {}
 Places.__index = Places
@@ -51,6 +52,23 @@ local function without(list, index)
     return kept
 end
 
+-- Numbers, false and lists of them as text that keeps every digit.
+local function written(value)
+    if type(value) ~= "table" then return value and string.format("%.0f", value) or "false" end
+    local parts = {}
+    for index, inner in ipairs(value) do parts[index] = written(inner) end
+    return "[" .. table.concat(parts, ",") .. "]"
+end
+
+-- Refuses all but whole numbers that a double holds exactly, false for None, and tables of them.
+local function refuse_others(value)
+    if type(value) == "table" then
+        for _, inner in pairs(value) do refuse_others(inner) end
+    elseif value and (type(value) ~= "number" or value % 1 ~= 0 or math.abs(value) > Exact.LARGEST) then
+        damaged()
+    end
+end
+
 -- Whether a place begins before another, or at the same position and ends before it.
 local function precedes(one, other)
     for index = 1, 4 do
@@ -63,15 +81,16 @@ end
 function Places:given_back(book, place)
     local aligned, civil = self:offsets(place)
     if not aligned then
-        local kept, placed = {}, false
-        if #book[2] >= MOST then return nil end
-        for _, old in ipairs(book[2]) do
-            if not placed and not precedes(old, place) then
-                kept[#kept + 1], placed = place, true
-            end
-            kept[#kept + 1] = old
+        local singles, low, high = book[2], 0, #book[2]
+        if high >= MOST then return nil end
+        while low < high do
+            local middle = floor((low + high + 1) / 2)
+            if precedes(self:single(singles, middle), place) then low = middle else high = middle - 1 end
         end
-        if not placed then kept[#kept + 1] = place end
+        local kept = {}
+        for index = 1, low do kept[index] = singles[index] end
+        kept[low + 1] = written(place)
+        for index = low + 1, #singles do kept[index + 1] = singles[index] end
         return changed(book, book[1], kept)
     end
     local rows, due, receipts = book[1], place[5], place[10]
@@ -96,13 +115,14 @@ end
 
 -- The first place with at least this cost, and the book without it.
 function Places:first(book, cost)
-    local rows, singles, found = book[1], book[2], nil
-    for index, place in ipairs(singles) do
-        if not found and place[6] >= cost then found = index end
+    local rows, singles, found, single = book[1], book[2], 0, nil
+    while found < #singles and not single do
+        found = found + 1
+        single = self:single(singles, found)
+        if single[6] < cost then single = nil end
     end
     if cost == 1 and rows ~= "" then
         local row = row_at(book, 1)
-        local single = found and singles[found]
         if not single or less(row[1], row[2], single[1], single[2]) then
             local rest = row[3] > 1 and text_of(self:rest(row, 1)) or ""
             local last, last_rest = plus(row[1], row[2], self.slot, self.slot_rest, self.q)
@@ -111,8 +131,8 @@ function Places:first(book, cost)
                 changed(book, Rows.replaced(rows, ROW, 1, 1, rest), singles)
         end
     end
-    if not found then return nil end
-    return singles[found], changed(book, rows, without(singles, found))
+    if not single then return nil end
+    return single, changed(book, rows, without(singles, found))
 end
 
 -- Retracts the tail over the places that end at it: the book, the tail and the newest departure before them,
@@ -120,7 +140,7 @@ end
 function Places:retracted(book, tail, tail_rest, newest, parts, at, shift, skew)
     local rows, singles = book[1], book[2]
     while true do
-        local count, last = Rows.count(rows, ROW), singles[#singles]
+        local count, last = Rows.count(rows, ROW), #singles > 0 and self:single(singles, #singles)
         local row = count > 0 and row_at({rows}, count)
         local ends, ends_rest
         if row then ends, ends_rest = self:start_of(row, row[3]) end
@@ -150,9 +170,10 @@ function Places:swept(book, parts, at, shift, skew)
         rows = Rows.replaced(rows, ROW, 1, 1, rest)
     end
     local passed = 0
-    while passed < #singles and singles[passed + 1][5] < at do
+    while passed < #singles do
+        local place = self:single(singles, passed + 1)
+        if place[5] >= at then break end
         passed = passed + 1
-        local place = singles[passed]
         parts = self.constraints:refund(parts, at, place[6], place[10], shift, skew)
     end
     if passed > 0 then
@@ -163,25 +184,22 @@ function Places:swept(book, parts, at, shift, skew)
     return changed(book, rows, singles), parts
 end
 
--- Refuses all but numbers, false for None, and tables of them.
-local function refuse_text(value)
-    local kind = type(value)
-    if kind == "string" then damaged() end
-    for _, inner in pairs(kind == "table" and value or {}) do refuse_text(inner) end
-end
-
 -- Refuses places that were read and are malformed or too many.
 function Places:check(book)
     Rows.check(book[1], ROW, MOST)
     if type(book[2]) ~= "table" or #book[2] > MOST then damaged() end
-    for _, place in ipairs(book[2]) do
-        check_numbers(place, PLACE - 1)
-        if #place ~= PLACE or #place[PLACE] ~= #self.constraints.algorithms then damaged() end
-        refuse_text(place[PLACE])
-    end
 end
 
 -- inside
+
+function Places:single(singles, index)
+    local is_text, place = pcall(cjson.decode, singles[index])
+    if not is_text or type(place) ~= "table" or #place ~= PLACE then damaged() end
+    check_numbers(place, PLACE - 1)
+    if type(place[PLACE]) ~= "table" or #place[PLACE] ~= #self.constraints.algorithms then damaged() end
+    refuse_others(place)
+    return place
+end
 
 function Places:offsets(place)
     local last, last_rest = plus(place[1], place[2], self.slot, self.slot_rest, self.q)
@@ -357,7 +375,9 @@ function Gone.with_slot(book, number, due, at)
         last, due = Rows.at(rows, ROW, right, 2), math.max(due, Rows.at(rows, ROW, right, 3))
     end
     rows = Rows.replaced(rows, ROW, left + 1, right, Rows.text(first, last, due))
-    if Rows.count(rows, ROW) % MOST_LEFT == 0 then rows, floor = Gone.forgotten(rows, floor, at) end
+    if left == right and Rows.count(rows, ROW) % MOST_LEFT == 0 then
+        rows, floor = Gone.forgotten(rows, floor, at)
+    end
     return {book[1], book[2], rows, floor, book[5], book[6]}
 end
 

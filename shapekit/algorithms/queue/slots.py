@@ -107,7 +107,9 @@ Granted: TypeAlias = tuple[
 """A Grant without names, as the hot path returns it: names would cost a tenth."""
 ACCEPTED: Final = 0
 WAIT_US: Final = 1
-"""The index of the fields that every call reads."""
+DEPARTS_AT_US: Final = 2
+GENERATION: Final = 6
+"""The index of the fields that are read there."""
 
 Asked: TypeAlias = tuple[int, int | None, int]
 """The cost, the longest wait, and a nonce that names the generation if this is the key's first call."""
@@ -367,7 +369,7 @@ def with_slot(gone: Gone, number: int, due: int, at: int) -> Gone | None:
         right += 1
         last, due = near[index][1], max(due, near[index][2])
     rows = pages.put(rows, low, high, (*near[:left], (first, last, due), *near[right:]))
-    if len(rows) * pages.PAGE >= MOST_LEFT and pages.count(rows) % MOST_LEFT == 0:
+    if left == right and pages.count(rows) % MOST_LEFT == 0:
         rows, floor = _forgotten(rows, floor, at)
     return rows, floor, words
 

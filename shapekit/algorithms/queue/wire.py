@@ -7,6 +7,7 @@ contains only what cannot be computed here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from json import dumps, loads
 from typing import Any
 
 from shapekit._runtime.value import Value
@@ -78,6 +79,12 @@ class WiredQueue(Value):
             self._book_received(book),
             self.constraints.states_received(parts),
         )
+
+    def before_run(self, sent: Any) -> Any:
+        """The line that a run of reservations began with, as far as they go by it."""
+        tail, rest, newest, generation, number, until, shift, mark = sent
+        book = ((), slots.NOTHING_GONE, mark) if mark else ()
+        return (tail * self.q + rest, newest, generation, number, until, shift, book, ())
 
     def grant_sent(self, grant: Grant) -> list[Any]:
         """A grant in the form of the twin."""
@@ -162,12 +169,14 @@ class WiredQueue(Value):
         q = self.q
         return (start * q + rest, count, due, tail * q + more, newest, aligned - _FAR, civil - _FAR)
 
-    def _single_sent(self, place: Single) -> list[Any]:
+    def _single_sent(self, place: Single) -> str:
         start, end, due, cost, undo, receipts = place
         own = self.constraints.receipts_sent(receipts)
-        return [*self._flat(start, end), due, cost, *self._flat(undo[0]), undo[1], own]
+        sent = [*self._flat(start, end), due, cost, *self._flat(undo[0]), undo[1], own]
+        return dumps(sent).replace("null", "false")
 
-    def _single_received(self, sent: Any) -> Single:
+    def _single_received(self, text: str | bytes) -> Single:
+        sent = loads((text if isinstance(text, str) else text.decode()).replace("false", "null"))
         start, rest, end, more, due, cost, tail, tail_rest, newest, receipts = sent
         q = self.q
         own = self.constraints.receipts_received(receipts)

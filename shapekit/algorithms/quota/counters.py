@@ -20,6 +20,7 @@ from shapekit.algorithms.base import (
     receipted,
     share_of,
 )
+from shapekit.algorithms.prospects import Periodic
 from shapekit.algorithms.quota.periods import Periods
 from shapekit.decision import Decision, Forecast, Receipt
 from shapekit.errors import ConfigError
@@ -127,6 +128,13 @@ class PeriodCounter(Counting[Used]):
                 parts += (before[done:at], (start, used - units, opened) if used > units else ())
                 done = at + 3
         return self._trimmed((*chain.from_iterable(parts), *before[done:]), now) if done else state
+
+    def prospect(self, state: Used | None, at: int, cost: int, skew: int = 0) -> Periodic | None:
+        known = [*triples(state or ())]
+        if any(opened + self._length(start) < start - skew for start, _, opened in known):
+            return None  # The date was set back by more than a period.
+        span = self.periods.span_us if self.periods.cadence == "fixed" else 0
+        return Periodic(self.limit, self.periods.bounds, span, skew, known)
 
     def together(self, charged_at: int) -> int:
         return self.periods.bounds(charged_at)[0]

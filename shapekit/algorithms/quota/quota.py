@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, Self
 
 from shapekit.algorithms.base import Algorithm, Book, Decided, Outcome
+from shapekit.algorithms.prospects import Prospect
 from shapekit.algorithms.quota.counters import PeriodCounter, part_of
 from shapekit.algorithms.quota.periods import CADENCES, Periods
 from shapekit.algorithms.quota.spread import SpreadCounter
@@ -163,6 +164,9 @@ class Quota(Algorithm[Any]):
 
     def refund(self, state: Any, now: int, cost: int, charged_at: Receipt, skew: int = 0) -> Outcome[Any]:
         return self.counter.refund(state, now, cost, charged_at, skew)
+
+    def prospect(self, state: Any, at: int, cost: int, skew: int = 0) -> Prospect | None:
+        return self.counter.prospect(state, at, cost, skew)
 
     def together(self, charged_at: int) -> int | None:
         return self.counter.together(charged_at)

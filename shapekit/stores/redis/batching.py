@@ -1,9 +1,9 @@
 """Lines: concurrent asynchronous callers of one key share one trip.
 
 While a trip of a key is under way, whoever else calls stands in line, and the whole line leaves as one
-script call when it is back. A caller who finds nobody there goes at once. A caller who goes away while
-the trip is under way is not missed by the others, and what was taken for it is given back, before anybody
-else takes something.
+script call when it is back; those in a row that ask the same are one run (`Run` in operation.py). A caller
+who finds nobody there goes at once. A caller who goes away while the trip is under way is not missed by the
+others, and what was taken for it is given back, before anybody else takes something.
 
 `Loop`, `Loops`: the client of each event loop, for connections belong to their loop, and the lines of those
 who call there.
@@ -26,15 +26,14 @@ from shapekit.algorithms.operation import Operation, Undo
 from shapekit.errors import ShapekitError
 from shapekit.stores.base import Key
 from shapekit.stores.redis.connections import Link
-from shapekit.stores.redis.protocol import Conversation, RedisProgram
+from shapekit.stores.redis.protocol import Asked, Conversation, RedisProgram
 
 MOST_AT_ONCE = 256
 """Callers in one trip: a script that runs longer would keep everybody else's waiting."""
 
 
-Asked: TypeAlias = "tuple[Operation, tuple[Any, ...], str, asyncio.Future[Any] | None]"
-"""One call, as it was made and as the script reads it; and who waits for its answer: nobody, where it
-only gives back."""
+Waiting: TypeAlias = "tuple[Asked, asyncio.Future[Any] | None]"
+"""One call, and who waits for its answer: nobody, where it only gives back."""
 
 
 class Line:
@@ -42,21 +41,21 @@ class Line:
 
     def __init__(
         self,
-        say: Callable[[Operation, tuple[Any, ...]], str],
+        moment: Callable[[], str],
         trip: Callable[[list[Asked]], Awaitable[list[Any]]],
         leave: Callable[[], object],
     ) -> None:
-        self._say = say
+        self._moment = moment
         self._trip = trip
         self._leave = leave
-        self._asked: deque[Asked] = deque()
-        self._under_way: list[Asked] = []
+        self._waiting: deque[Waiting] = deque()
+        self._under_way: list[Waiting] = []
         self._task: asyncio.Task[None] | None = None
 
     async def ask(self, operation: Operation, args: tuple[Any, ...]) -> Any:
         """The answer to one call."""
         waiter = asyncio.get_running_loop().create_future()
-        self._asked.append((operation, args, self._say(operation, args), waiter))
+        self._waiting.append(((operation, args, self._moment()), waiter))
         self._go()
         try:
             return await waiter
@@ -73,14 +72,14 @@ class Line:
     def _give_back(self, undos: tuple[Undo, ...]) -> None:
         if undos:
             # Ahead of all who wait, who may have the place; and the last who went first, for a tail retracts.
-            self._asked.extendleft((*undo, self._say(*undo), None) for undo in reversed(undos))
+            self._waiting.extendleft(((*undo, self._moment()), None) for undo in reversed(undos))
             self._go()
 
     async def _run(self) -> None:
         try:
-            while self._asked:
-                first = [self._asked.popleft() for _ in range(min(MOST_AT_ONCE, len(self._asked)))]
-                self._under_way = [asked for asked in first if asked[3] is None or not asked[3].done()]
+            while self._waiting:
+                first = [self._waiting.popleft() for _ in range(min(MOST_AT_ONCE, len(self._waiting)))]
+                self._under_way = [one for one in first if one[1] is None or not one[1].done()]
                 if self._under_way:
                     await self._serve(self._under_way)
                 self._under_way = []
@@ -88,7 +87,7 @@ class Line:
             raise  # thrown away, as those are who wait
         except BaseException:
             # The loop is being shut down.
-            for _, _, _, waiter in (*self._under_way, *self._asked):
+            for _, waiter in (*self._under_way, *self._waiting):
                 if waiter is not None:
                     waiter.cancel()
             raise
@@ -96,15 +95,15 @@ class Line:
             self._task = None
             self._leave()
 
-    async def _serve(self, batch: list[Asked]) -> None:
+    async def _serve(self, batch: list[Waiting]) -> None:
         try:
-            answers = await self._trip(batch)
+            answers = await self._trip([asked for asked, _ in batch])
         except Exception as error:
-            for _, _, _, waiter in batch:
+            for _, waiter in batch:
                 if waiter is not None and not waiter.done():
                     waiter.set_exception(_own(error))
             return
-        for (operation, args, _, waiter), answer in zip(batch, answers, strict=True):
+        for ((operation, args, _), waiter), answer in zip(batch, answers, strict=True):
             if waiter is None:
                 continue
             if waiter.done():
@@ -136,17 +135,11 @@ class Loop:
         line = self._lines.get(place)
         if line is None:
             keys = remote.keys_of(key)
-
-            async def trip(batch: list[Asked]) -> list[Any]:
-                calls = f"[{','.join([said for _, _, said, _ in batch])}]"
-                operations: list[Operation] = [operation for operation, _, _, _ in batch]
-                replies = await self.talk(remote.converse(keys, operations, calls))
-                return [
-                    remote.answer(operation, reply)
-                    for (operation, _, _, _), reply in zip(batch, replies, strict=True)
-                ]
-
-            line = self._lines[place] = Line(remote.call, trip, lambda: self._lines.pop(place, None))
+            line = self._lines[place] = Line(
+                remote.moment,
+                lambda calls: self.talk(remote.share(keys, calls)),
+                lambda: self._lines.pop(place, None),
+            )
         return line.ask(operation, args)
 
     async def ask_each(

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from hashlib import sha256
+from itertools import groupby
 from typing import Any, TypeAlias
 
 from redis.exceptions import NoScriptError
@@ -23,7 +24,7 @@ from redis.exceptions import NoScriptError
 from shapekit.algorithms.base import CHECK
 from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.description import describe, revived
-from shapekit.algorithms.operation import Operation
+from shapekit.algorithms.operation import Operation, Run
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, StoreUnavailableError, whose
 from shapekit.stores.base import Key, continued, part_keys
@@ -32,6 +33,10 @@ from shapekit.stores.redis.script import Script, script_of, twins_of
 
 LONGEST = 256
 _ESCAPED = {ord(mark): f"%{ord(mark):02X}" for mark in "%:{}"}
+
+
+class DamagedStateError(StoreUnavailableError):
+    """What stands at a key is no state of its program: not Redis is the trouble, but this key."""
 
 
 class Keyspace:
@@ -99,6 +104,8 @@ def _plain(escaped: str) -> str:
 Command: TypeAlias = tuple[Any, ...]
 """Its second word is a key that it concerns, by which a cluster finds the server."""
 Conversation: TypeAlias = Generator[Command, Any, Any]
+Asked: TypeAlias = tuple[Operation, tuple[Any, ...], str]
+"""One call, and the moment at which it was made."""
 
 ANSWERS_AT_MOST = 100
 """How often a conversation may begin again before something is wrong: once for each of the others, where many
@@ -119,6 +126,8 @@ return redis.call("HGET", KEYS[1], ARGV[2])
 """
 """For a cluster, where the descriptions lie on another server than a state."""
 _INSTANTS = 8
+_DAMAGED = "DAMAGED "
+"""What an error of the twins begins with, as Redis' own do with a word, where a state is none of its kind."""
 
 
 class RedisProgram:
@@ -193,29 +202,36 @@ class RedisProgram:
 
     # what is said
 
-    def call(self, operation: Operation, args: tuple[Any, ...]) -> str:
-        """One call, as the script reads it."""
-        if operation is CHECK and not self._injected:
-            # The path of nearly every call.
-            return f'["check",false,0,{args[0]}]'
-        words = "".join([f",{_text(word)}" for word in operation.sent(self.program, args)])
+    def moment(self) -> str:
+        """When a call is made, as the script reads it: by the server's clock, unless one was injected."""
         if not self._injected:
-            return f'["{operation.name}",false,0{words}]'
+            return "false,0"
         now = self._clock.now_us()
         skew = self._clock.wall_us() - now if self.program.civil else 0
-        return f'["{operation.name}",{now},{skew}{words}]'
+        return f"{now},{skew}"
+
+    def call(self, operation: Operation, args: tuple[Any, ...], moment: str | None = None) -> str:
+        """One call, as the script reads it."""
+        if operation is CHECK:
+            # The path of nearly every call.
+            return f'["check",{moment or self.moment()},{args[0]}]'
+        words = "".join([f",{_text(word)}" for word in operation.sent(self.program, args)])
+        return f'["{operation.name}",{moment or self.moment()}{words}]'
 
     def answer(self, operation: Operation, sent: Any) -> Any:
         """What the script answered to one call, as the program would have."""
+        answer = self._read(operation.received, sent)
+        if operation.is_look:
+            sound(self.program, *answer)
+        return answer
+
+    def _read(self, received: Callable[..., Any], *sent: Any) -> Any:
         try:
-            answer = operation.received(self.program, sent)
+            return received(self.program, *sent)
         except Exception as error:
             if is_misfit(error):
                 raise _damaged(error) from error
             raise
-        if operation.is_look:
-            sound(self.program, *answer)
-        return answer
 
     # conversations
 
@@ -269,16 +285,29 @@ class RedisProgram:
                         )
                 else:
                     return reply
-        except StoreUnavailableError as error:
-            if "damaged" in str(error) and (len(keys) == 1 or not each):
+        except DamagedStateError as error:
+            if len(keys) == 1 or not each:
                 name, _, key = self._keyspace.place(keys[0])
-                raise StoreUnavailableError(f"{whose(key, name)}: {error}") from error.__cause__
+                raise DamagedStateError(f"{whose(key, name)}: {error}") from error.__cause__
             raise
         if problem == "beyond":
-            raise _damaged(OverflowError("it is about too many periods"))
+            raise _damaged("it is about too many periods")
         raise ConfigError(
             "name", self.name, "is written to by programs of different numbers all the time", "use two names"
         )
+
+    def share(self, keys: list[bytes], asked: Sequence[Asked]) -> Conversation:
+        """The answers to the calls of several callers of one key, in order, on one trip."""
+        calls = _in_runs(asked) if len(asked) > 1 else asked
+        said = f"[{','.join([self.call(*call) for call in calls])}]"
+        replies = yield from self.converse(keys, [operation for operation, _, _ in calls], said)
+        answers: list[Any] = []
+        for (operation, args, _), sent in zip(calls, replies, strict=True):
+            if isinstance(operation, Run):
+                answers += self._read(operation.received_each, args, sent)
+            else:
+                answers.append(self.answer(operation, sent))
+        return answers
 
     def trips_for(
         self, keys: Sequence[Key], operation: Operation, args: tuple[Any, ...]
@@ -346,8 +375,25 @@ class RedisProgram:
             )
 
 
-def _damaged(error: Exception) -> StoreUnavailableError:
-    return StoreUnavailableError(f"a state in Redis is damaged ({error}); reset the key")
+def _in_runs(asked: Iterable[Asked]) -> list[Asked]:
+    """The same calls, where those in a row that ask the same are one run, if their operation has such."""
+    calls: list[Asked] = []
+    for (operation, _, moment), row in groupby(asked, _alike):
+        each = tuple([args for _, args, _ in row])
+        if operation.run is not None:
+            calls.append((operation.run, each, moment))
+        else:
+            calls += [(operation, args, moment) for args in each]
+    return calls
+
+
+def _alike(call: Asked) -> tuple[Operation, Any, str]:
+    operation, args, moment = call
+    return operation, operation.asks(args), moment
+
+
+def _damaged(problem: object) -> DamagedStateError:
+    return DamagedStateError(f"a state in Redis is damaged ({problem}); reset the key")
 
 
 def _run(script: Script, keys: list[bytes], *words: Any, is_known: bool = True) -> Conversation:
@@ -368,6 +414,8 @@ def _text(value: Any) -> str:
     """Numbers as JSON, and None as false: Lua has no null that a table could hold."""
     if value.__class__ is int:
         return str(value)
+    if value is None:
+        return "false"
     return json.dumps(value, separators=(",", ":")).replace("null", "false")
 
 
@@ -380,6 +428,8 @@ def _checked(reply: Any) -> Any:
     if not isinstance(reply, Exception):
         return reply
     text = str(reply)
+    if text.startswith(_DAMAGED):
+        raise _damaged(text.removeprefix(_DAMAGED)) from reply
     at = text.find("shapekit: ")
     if at >= 0:
         raise ConfigError(

@@ -140,12 +140,10 @@ class RedisStore(Store):
         return apply_many
 
     def abind(self, name: str, program: Program, operation: Operation) -> Callable[..., Awaitable[Any]]:
-        return self._on_loop(
-            Loop.ask,
-            self._remote(name, program),
-            operation,
-            otherwise=super().abind(name, program, operation),
-        )
+        remote = self._remote(name, program)
+        remote.link(operation.run or operation)
+        otherwise = super().abind(name, program, operation)
+        return self._on_loop(Loop.ask, remote, operation, otherwise=otherwise)
 
     def abind_many(
         self, name: str, program: Program, operation: Operation

@@ -2,25 +2,39 @@
 
 import json
 import math
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shapekit import ManualClock, MemoryStore, Policy, QueueFullError, Quota, SQLiteStore
-from shapekit._adapters.http.request import Outgoing, Passage, Target, aobserve, observe, too_many
+from shapekit._adapters.http.request import Outgoing, Passage, Reading, Target, aobserve, observe, too_many
 from shapekit.target import Routes, segments
 
-SEARCH = Target("GET", "https", "api.x", None, "/search/a%2Fb")
+READING = Reading(lambda request: request.target.host, lambda request: request.target)
+
+
+class Sent(NamedTuple):
+    """A request, of which more is known than its target."""
+
+    target: Target
+    body: Any = None
+
+    def to(self, **fields):
+        return self._replace(target=self.target._replace(**fields))
+
+
+SEARCH = Sent(Target("GET", "https", "api.x", None, "/search/a%2Fb"))
 ROUTES = {"https://api.x/search": "1/s"}
 
 
 def outgoing(rate="10/s", **shaping):
-    return Outgoing("Wrapper", rate=rate, **shaping)
+    return Outgoing("Wrapper", READING, rate=rate, **shaping)
 
 
-def key(target=SEARCH, request=None, **shaping):
-    return outgoing(**shaping).admission(target, None, request).unentered().key
+def key(request=SEARCH, **shaping):
+    return outgoing(**shaping).enter(request).key
 
 
 # keys
@@ -38,20 +52,20 @@ def key(target=SEARCH, request=None, **shaping):
         ({"key": "{host}/{path[1]}"}, "api.x/a%2Fb"),
         ({"key": "{host}/{path[2]}"}, "api.x/%None"),
         ({"key": "{method} {scheme} {port} {path}"}, "GET https 443 /search/a%252Fb"),
-        ({"key": lambda request: request["tenant"]}, "t1"),
+        ({"key": lambda request: request.body["tenant"]}, "t1"),
         ({"rate": None, "policy": Policy(1)}, "default"),
         ({"rate": None, "policy": Policy(1, key="stripe")}, "stripe"),
         ({"rate": None, "policy": Policy(1, key="{method}")}, "GET"),
-        ({"rate": None, "policy": Policy(1, key=lambda request: request["tenant"])}, "t1"),
+        ({"rate": None, "policy": Policy(1, key=lambda request: request.body["tenant"])}, "t1"),
         ({"rate": None, "policy": Policy(1, key="stripe"), "key": "host"}, "api.x"),
     ],
 )
 def test_the_key_of_a_request(spec, expected):
-    assert key(request={"tenant": "t1"}, **spec) == expected
+    assert key(SEARCH._replace(body={"tenant": "t1"}), **spec) == expected
 
 
 def test_an_origin_has_its_port_also_where_it_goes_without_saying():
-    assert SEARCH.origin == SEARCH._replace(port=443).origin
+    assert SEARCH.target.origin == SEARCH.to(port=443).target.origin
     assert Target("GET", "http", "::1", 8080, "/").origin == "http://[::1]:8080"
 
 
@@ -80,32 +94,32 @@ def test_the_longest_route_wins_by_whole_segments(prefixes, path):
 
 
 @pytest.mark.parametrize(
-    ("target", "found"),
+    ("sent", "found"),
     [
         (SEARCH, True),
-        (SEARCH._replace(port=443), True),
-        (SEARCH._replace(path="/search"), True),
-        (SEARCH._replace(path="/s%65arch/"), True),
-        (SEARCH._replace(path="/searching"), False),
-        (SEARCH._replace(path="/"), False),
-        (SEARCH._replace(scheme="http"), False),
-        (SEARCH._replace(host="api.y"), False),
-        (SEARCH._replace(port=8443), False),
+        (SEARCH.to(port=443), True),
+        (SEARCH.to(path="/search"), True),
+        (SEARCH.to(path="/s%65arch/"), True),
+        (SEARCH.to(path="/searching"), False),
+        (SEARCH.to(path="/"), False),
+        (SEARCH.to(scheme="http"), False),
+        (SEARCH.to(host="api.y"), False),
+        (SEARCH.to(port=8443), False),
     ],
 )
-def test_a_route_is_matched_on_scheme_host_port_and_path(target, found):
-    assert (Routes(ROUTES).find(target) is not None) is found
+def test_a_route_is_matched_on_scheme_host_port_and_path(sent, found):
+    assert (Routes(ROUTES).find(sent.target) is not None) is found
 
 
 def test_a_route_may_be_written_in_other_letters():
-    assert Routes({"https://BÜCHER.x/": 1}).find(SEARCH._replace(host="xn--bcher-kva.x")) == 1
+    assert Routes({"https://BÜCHER.x/": 1}).find(SEARCH.to(host="xn--bcher-kva.x").target) == 1
 
 
 def test_a_route_has_its_own_rate_and_else_all_that_was_said():
     both = outgoing("10/s", routes=ROUTES, max_wait=0.5, clock=ManualClock(autojump=True))
-    with both.admission(SEARCH) as first, both.admission(SEARCH._replace(path="/")) as other:
+    with both.admission(SEARCH) as first, both.admission(SEARCH.to(path="/")) as other:
         assert first.delay == other.delay == 0
-    with both.admission(SEARCH._replace(path="/")) as second:
+    with both.admission(SEARCH.to(path="/")) as second:
         assert second.delay == 0.1
     with pytest.raises(QueueFullError) as caught, both.admission(SEARCH):
         pass
@@ -116,15 +130,15 @@ def test_a_route_has_its_own_rate_and_else_all_that_was_said():
 def test_a_route_may_have_a_policy_and_the_rest_no_limit():
     policy = Policy("1/s", key="search")
     routed = outgoing(None, routes={"https://api.x/search": policy})
-    assert routed.admission(SEARCH).unentered().key == "search"
-    assert routed.admission(SEARCH._replace(host="api.y")) is None
+    assert routed.enter(SEARCH).key == "search"
+    assert routed.admission(SEARCH.to(host="api.y")) is None
 
 
 def test_routes_on_a_shared_store_are_counted_apart(tmp_path):
     store = SQLiteStore(tmp_path / "limits.db")
     both = outgoing("1/s", routes=ROUTES, name="x", store=store, max_wait=0)
     for path in ("/", "/search"):
-        with both.admission(SEARCH._replace(path=path)) as admission:
+        with both.admission(SEARCH.to(path=path)) as admission:
             assert admission.delay == 0
     store.close()
 
@@ -215,10 +229,10 @@ def test_options_of_a_request():
 
 
 def test_a_callable_cost_is_given_the_request(refused):
-    priced = outgoing(cost=lambda request: request)
-    assert priced.admission(SEARCH, None, 3).unentered().cost == 3
-    assert priced.admission(SEARCH, {"cost": 4}, 3).unentered().cost == 4
-    refused(lambda: priced.admission(SEARCH, None, 2.5), "cost")
+    priced = outgoing(cost=lambda request: request.body)
+    assert priced.enter(SEARCH._replace(body=3)).cost == 3
+    assert priced.admission(SEARCH._replace(body=3), {"cost": 4}).unentered().cost == 4
+    refused(lambda: priced.admission(SEARCH._replace(body=2.5)), "cost")
 
 
 @pytest.mark.parametrize(
@@ -256,7 +270,7 @@ def test_a_wait_that_has_no_use_is_refused_at_once(own, said, fits_s, bound):
     slow = outgoing("1/h", max_wait=own, clock=ManualClock())
     options = None if said is None else {"max_wait": said}
     with slow.admission(SEARCH), pytest.raises(QueueFullError) as caught:
-        slow.admission(SEARCH, options, fits_s=fits_s).__enter__()
+        slow.enter(SEARCH, options, fits_s=fits_s)
     assert caught.value.max_wait == bound
 
 

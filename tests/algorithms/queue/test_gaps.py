@@ -1,6 +1,7 @@
 """Gaps: where only a pace counts, a newcomer waits for nobody who is gone, whoever and how many left."""
 
 import random
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -223,3 +224,24 @@ Forgetful.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestForgetful = Forgetful.TestCase
+
+
+def test_rows_in_any_order_lie_in_few_pages():
+    kept = ()
+    for number in sorted(range(5_000), key=lambda number: number * 2_654_435_761 % 2**32):
+        low, high, near, index = rows.around(kept, number)
+        kept = rows.put(kept, low, high, (*near[:index], (number,), *near[index:]))
+    assert rows.flat(kept) == tuple((number,) for number in range(5_000))
+    assert len(kept) <= 2 * 5_000 / rows.PAGE
+
+
+def test_slots_that_join_a_row_do_not_look_for_some_to_forget():
+    gone = slots.NOTHING_GONE
+    with patch.object(slots, "_forgotten", wraps=slots._forgotten) as forgets:
+        for number in range(0, 2 * slots.MOST_LEFT, 2):
+            gone = slots.with_slot(gone, number, number, 0)
+        assert forgets.call_count == 1
+        for number in range(2 * slots.MOST_LEFT - 1, 3 * slots.MOST_LEFT):
+            gone = slots.with_slot(gone, number, number, 0)
+    assert forgets.call_count == 1
+    assert rows.count(gone[0]) == slots.MOST_LEFT

@@ -13,6 +13,7 @@ from shapekit import (
     shaped,
 )
 from shapekit._adapters.http.request import Outgoing
+from shapekit._adapters.http.transport import READING
 from shapekit.cli.check import meaning
 from shapekit.cli.top import row_of
 from shapekit.stores.encoding import Sighting
@@ -25,7 +26,7 @@ def test_it_is_said_in_all_the_places_where_a_rate_is():
         Shaper(adaptive=BETWEEN).core.queue
     )
     assert shaped(adaptive=BETWEEN)(lambda: 1).policy.shaper.core.queue.adapts
-    assert Outgoing("ShapedTransport", adaptive=BETWEEN)._main.policy.shaper.core.queue.adapts
+    assert Outgoing("ShapedTransport", READING, adaptive=BETWEEN)._main.policy.shaper.core.queue.adapts
     assert repr(BETWEEN) == "Adaptive(min='1/s', max='50/s')"
     assert eval(repr(BETWEEN)) == BETWEEN
     assert not Shaper("1/s").core.queue.adapts

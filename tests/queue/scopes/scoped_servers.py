@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shapekit._adapters.http.request import Outgoing, Passage, Target, aobserve, observe
+from shapekit._adapters.http.request import Outgoing, Passage, Reading, Target, aobserve, observe
 from shapekit._runtime.event import AsyncAlarm
 
 
@@ -96,26 +96,36 @@ FAST = {"rate": "1_000_000/s", "burst": 10_000}
 """A pace that delays nobody: what is late then, is late because of a hold."""
 
 
+TARGETS = Reading(lambda request: request.host, lambda request: request)
+"""Requests that are nothing but their targets."""
+
+
+def request_of(path, method="GET"):
+    return Target(method, "https", HOST, None, path)
+
+
 class Client:
     """What a wrapper of a client does, without the client."""
 
     def __init__(self, server, **shaping):
         self.server = server
-        self.outgoing = Outgoing("Wrapper", **{**FAST, **shaping})
+        self.outgoing = Outgoing("Wrapper", TARGETS, **{**FAST, **shaping})
         self.sent = []
 
     def admission(self, path, method="GET", fits_s=None, **options):
-        return self.outgoing.admission(Target(method, "https", HOST, None, path), options, fits_s=fits_s)
+        return self.outgoing.admission(request_of(path, method), options, fits_s=fits_s)
 
     def send(self, path, method="GET", **options):
         with self.admission(path, method, **options) as admission:
             self.sent.append((method, path, self.server.clock.now()))
+            admission.target = request_of(path, method)
             observe(admission, self.server(method, path))
         return Passage.of(admission)
 
     async def asend(self, path, method="GET", **options):
         async with self.admission(path, method, **options) as admission:
             self.sent.append((method, path, self.server.clock.now()))
+            admission.target = request_of(path, method)
             await aobserve(admission, self.server(method, path))
         return Passage.of(admission)
 

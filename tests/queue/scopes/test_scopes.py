@@ -35,7 +35,7 @@ def held(client):
 @pytest.fixture
 def alike(store):
     """What is stored, to be compared."""
-    return lambda: copy.deepcopy({name: dict(space) for name, (_, space) in store._spaces.items() if space})
+    return lambda: copy.deepcopy([(shelf.states, shelf.ends) for _, shelf in store._records.shelves()])
 
 
 # what is held

@@ -1,0 +1,149 @@
+"""Latecomers: calls of this process that came too late to their slots, and ask the store for others.
+
+Those of a key that are late together, as after a stop of the whole process, share a trip and get their new
+slots in the order of the old ones. Whoever comes while a trip is under way goes with the next, and a call
+that is in time lets those go first that were before it.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from itertools import count
+from typing import Any
+
+from shapekit._queue.key_status import STUCK_S
+from shapekit._runtime import forks
+from shapekit._runtime.drivers import Alarm, Driver, Twin
+from shapekit.algorithms.queue.queue import UNKNOWN, Late, Moved
+
+__all__ = ["Latecomers"]
+
+_numbers = count()
+
+
+class _Latecomer:
+    """A call, from when it asks until it has an answer."""
+
+    __slots__ = (
+        *("_number", "alarm", "answer", "call", "is_gone", "is_local", "is_on_trip", "order", "together"),
+    )
+
+    def __init__(self, order: int, call: Late, alarm: Alarm) -> None:
+        self.order = order
+        self._number = next(_numbers)
+        self.call = call
+        self.alarm = alarm
+        self.answer: Moved | None = None
+        self.is_gone = self.is_on_trip = False
+        self.is_local = call[0] < 0
+        """Whether its slot is one that replaces a lost store's."""
+        self.together: list[_Latecomer] = []
+        """For whom it makes a trip."""
+
+    def __lt__(self, other: _Latecomer) -> bool:
+        return (self.order, self._number) < (other.order, other._number)
+
+
+class Latecomers:
+    """The latecomers of one shaper, by key."""
+
+    def __init__(self, late: Twin[Any]) -> None:
+        self._late = late
+        self.trips = 0
+        """How many were made. What was known of a key before the last one is out of date."""
+        self.begin()
+        _ALL.add(self)
+
+    def begin(self) -> None:
+        """With nobody: at first, and in a forked child."""
+        self._lock = forks.lock()
+        self._waiting: dict[str, list[_Latecomer]] = {}
+        self._under_way: dict[str, _Latecomer] = {}
+        self._behind: dict[str, list[Alarm]] = {}
+
+    async def ask(self, driver: Driver, key: str, order: int, call: Late) -> Moved:
+        """When the call may leave, and its new slot."""
+        own = _Latecomer(order, call, driver.alarm())
+        try:
+            while own.answer is None:
+                self._join(key, own)
+                if own.together:
+                    await self._go(driver, key, own)
+                    continue
+                traveller = self._under_way.get(key)
+                await driver.wait(own.alarm, STUCK_S)
+                if not own.alarm.is_set() and traveller is not None:
+                    # The loop of whoever made that trip was stopped.
+                    self._ended(key, traveller)
+                own.alarm = driver.alarm()
+        except BaseException:
+            own.is_gone = True
+            self._ended(key, own)
+            raise
+        return own.answer
+
+    async def let_go(self, driver: Driver, key: str, order: int) -> bool:
+        """Wait until a trip is over, if some of those who make one were before; whether there were any."""
+        if key not in self._under_way and key not in self._waiting:
+            return False
+        alarm = driver.alarm()
+        with self._lock:
+            traveller = self._under_way.get(key)
+            late = (*(traveller.together if traveller else ()), *self._waiting.get(key, ()))
+            if not any(one.order < order and not one.is_gone for one in late):
+                return False
+            self._behind.setdefault(key, []).append(alarm)
+        await driver.wait(alarm, STUCK_S)
+        return True
+
+    async def _go(self, driver: Driver, key: str, own: _Latecomer) -> None:
+        together = own.together
+        answers = await driver.ask(self._late, key, tuple([one.call for one in together]))
+        # A store that is gone answers nothing: then they leave.
+        for one, answer in zip(together, answers or [(0, UNKNOWN)] * len(together), strict=True):
+            one.answer = answer
+        self.trips += 1
+        self._ended(key, own)
+
+    def _join(self, key: str, own: _Latecomer) -> None:
+        """Wait for the next trip; or make it, with all who wait, where none is under way."""
+        with self._lock:
+            if own.is_on_trip:
+                return
+            waiting = self._waiting.setdefault(key, [])
+            if own not in waiting:
+                insort(waiting, own)
+            if key not in self._under_way:
+                self._under_way[key] = own
+                side = waiting[0].is_local
+                own.together = [one for one in waiting if one.is_local is side and not one.is_gone]
+                for one in own.together:
+                    one.is_on_trip = True
+                del self._waiting[key]
+                if apart := [one for one in waiting if one.is_local is not side]:
+                    self._waiting[key] = apart
+
+    def _ended(self, key: str, traveller: _Latecomer) -> None:
+        """Wake all after a trip: those who wait begin the next one.
+
+        Takes no lock, because a coroutine that is thrown away may get here.
+        """
+        if self._under_way.get(key) is traveller:
+            self._under_way.pop(key, None)
+        together, traveller.together = traveller.together, []
+        for one in (*together, *self._waiting.get(key, ())):
+            one.is_on_trip = False
+            one.alarm.set()
+        for alarm in self._behind.pop(key, ()):
+            alarm.set()
+
+
+_ALL: forks.Living[Latecomers] = forks.Living()
+
+
+def _forked() -> None:
+    for latecomers in _ALL:
+        latecomers.begin()
+
+
+forks.in_child(_forked)

@@ -1,0 +1,285 @@
+"""Prospects: when further calls of one cost would leave, without playing each of them through the states.
+
+A state keeps all that may still be given back. A forecast gives nothing back: it needs only what makes calls
+wait that follow each other, and most limits can tell that in a few numbers. A call that they delay leaves
+
+- once enough units before it have left a rolling window: if n calls fit into it, the n-th call before;
+- once a meter has drained;
+- when the next period of a fixed window or a quota begins, if this one is used up;
+
+and not before its place on the grid. So a call takes less than a microsecond to play. Once departures repeat
+themselves, shifted in time, the rest is a multiplication.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from math import gcd, lcm
+from typing import NamedTuple, TypeAlias
+
+from shapekit.errors import ConfigError
+
+MAX_PLAYED = 400_000
+"""The most calls of one forecast that are played one by one: a fifth of a second."""
+SHORT = 256
+"""A period that fewer calls use up is short; and the fewest calls after which a repetition is looked for."""
+BEFORE_ALL = -(2**64)
+
+
+class Rolling(NamedTuple):
+    """A rolling window, exact or in ticks of which the oldest counts in full."""
+
+    limit: int
+    tick: int
+    """Instants count from the beginning of their tick."""
+    reach: int
+    """How long after that a unit counts."""
+    newest: int
+    """No call comes before this instant."""
+    totals: Sequence[int]
+    """How many units were charged before, up to and including each earlier instant."""
+    leaves: Sequence[int]
+    """When the units up to each total no longer count."""
+
+
+class Metered(NamedTuple):
+    """A meter: `tail` in 1/q µs, the interval per call and the tolerance in the same units."""
+
+    tail: int
+    width: int
+    tau: int
+    q: int
+
+
+class Periodic(NamedTuple):
+    """A counter of periods."""
+
+    limit: int
+    bounds: Callable[[int], tuple[int, int]]
+    """The period of an instant on the timeline of the periods."""
+    span: int
+    """The length of every period; 0 if they differ."""
+    ahead: int
+    """How far that timeline is ahead of the queue's."""
+    known: Sequence[tuple[int, int, int]]
+    """The beginning of each known period, the units used in it, and the instant that calls wait for if they
+    come before it.
+    """
+
+    def later(self, ahead: int) -> Periodic:
+        """The same on a timeline that so much is ahead of."""
+        known = [(start, used, opened - ahead) for start, used, opened in self.known]
+        return self._replace(ahead=self.ahead + ahead, known=known)
+
+
+Prospect: TypeAlias = Rolling | Metered | Periodic
+
+
+class Pace(NamedTuple):
+    """Where a line stands, in 1/q µs of its grid, and what a call of the forecast's cost takes on it."""
+
+    at: int
+    """The present, in µs."""
+    newest: int
+    """No call leaves before this instant, in µs."""
+    tail: int
+    q: int
+    width: int
+    """What a call takes."""
+    lead: int
+    """How much earlier than its place it may leave."""
+    is_even: bool
+    """Whether calls wait for their place; otherwise places only keep them in order."""
+
+
+def departures(pace: Pace, prospects: Sequence[Prospect], cost: int, calls: int) -> tuple[int, int]:
+    """When the first and the last of so many calls leave.
+
+    Raises ConfigError if too many would have to be played one by one.
+    """
+    course = _Course(pace, prospects, cost, calls)
+    block, span = course.cycle()
+    first, left, played = None, calls, 0
+    while left:
+        count = min(block, left)
+        played += count
+        if played > MAX_PLAYED:
+            raise unforeseeable(calls, MAX_PLAYED)
+        before = course.standing(0)
+        course.play(count)
+        left -= count
+        first = course.dues[0] if first is None else first
+        if before is not None and before == course.standing(span):
+            left -= block * course.repeat(block, span, left // block)
+    return first or 0, course.dues[-1]
+
+
+def unforeseeable(calls: int, most: int) -> ConfigError:
+    """The error for a forecast that would take too long."""
+    bound = "is more than a forecast can play call by call under these limits"
+    return ConfigError("calls", calls, bound, f"ask for up to {most} calls")
+
+
+class _Period:
+    """The period of a counter that calls have come to, and what is left of it."""
+
+    __slots__ = ("_counter", "_latest", "_used", "end", "is_short", "left")
+
+    def __init__(self, counter: Periodic, *, is_short: bool) -> None:
+        self._counter = counter
+        self._used = {start: used for start, used, _ in counter.known}
+        self._latest = max(self._used, default=None)
+        self.is_short = is_short
+        self.end = BEFORE_ALL
+        self.left = 0
+
+    def is_known_later(self, due: int) -> bool:
+        """Whether there are known periods that begin later than this."""
+        return self._latest is not None and self._latest > due + self._counter.ahead
+
+    def after(self, due: int, cost: int) -> int:
+        """The first instant from `due` on that is in a period with room for the cost; that is the period of
+        the next charge.
+        """
+        counter = self._counter
+        if self.is_known_later(due):
+            due = max(due, *(opened for start, _, opened in counter.known if start > due + counter.ahead))
+        while due >= self.end:
+            start, end = counter.bounds(due + counter.ahead)
+            self.end, self.left = end - counter.ahead, counter.limit - self._used.get(start, 0)
+        if self.left >= cost:
+            return due
+        return self.after(self.end, cost)
+
+
+class _Course:
+    """The departures so far, and what delays the next ones."""
+
+    def __init__(self, pace: Pace, prospects: Sequence[Prospect], cost: int, calls: int) -> None:
+        self.dues: list[int] = []
+        self._pace, self._cost, self._tail = pace, cost, pace.tail
+        windows = [each for each in prospects if isinstance(each, Rolling)]
+        self._newest = max([pace.newest, *(window.newest for window in windows)])
+        # A window that all of them fit into delays none.
+        over = [(window, (0, *window.totals[-1:])[-1] - window.limit) for window in windows]
+        self._windows = [
+            (window, window.limit // cost, more, window.tick, window.reach)
+            for window, more in over
+            if calls * cost + more > 0
+        ]
+        self._meters = [each for each in prospects if isinstance(each, Metered)]
+        self._drained = [meter.tail for meter in self._meters]
+        counters = [each for each in prospects if isinstance(each, Periodic)]
+        self._short = [each for each in counters if each.span and each.limit <= SHORT * cost]
+        self._periods = [_Period(each, is_short=each in self._short) for each in counters]
+        self._depth = max([1, *(fits for _, fits, *_ in self._windows)])
+        self._is_pushed = False
+
+    def play(self, calls: int) -> None:
+        """So many more departures."""
+        at, _, _, q, width, lead, is_even = self._pace
+        cost, dues, windows, tail, newest = self._cost, self.dues, self._windows, self._tail, self._newest
+        time = at * q
+        is_plain = not self._meters and not self._periods
+        self._is_pushed = False
+        for index in range(len(dues), len(dues) + calls):
+            on_grid = -((lead - tail) // q) if is_even and tail - lead > time else at
+            due = on_grid if on_grid > newest else newest
+            for window, fits, over, tick, reach in windows:
+                if index >= fits:
+                    leaves = dues[index - fits]
+                    leaves += reach if tick == 1 else reach - leaves % tick
+                elif over + (index + 1) * cost > 0:
+                    leaves = window.leaves[bisect_left(window.totals, over + (index + 1) * cost)]
+                else:
+                    continue
+                if leaves > due:
+                    due = leaves
+            if not is_plain:
+                due = self._delayed(due)
+            start = due * q if due > on_grid else time
+            tail = (start if start > tail else tail) + width
+            dues.append(due)
+            newest = due
+        self._tail, self._newest = tail, newest
+
+    def cycle(self) -> tuple[int, int]:
+        """After how many calls all of this may repeat itself, and how much later.
+
+        The limit that is the slowest in the long run decides. The ticks and short periods of the others have
+        to repeat themselves as well; what happens in a long period repeats itself until it ends.
+        """
+        cycles = [(fits, window.reach) for window, fits, *_ in self._windows]
+        cycles += [(counter.limit // self._cost, counter.span) for counter in self._short]
+        grids = [(meter.width, meter.q) for meter in self._meters]
+        if self._pace.is_even:
+            grids.append((self._pace.width, self._pace.q))
+        cycles += [(q // gcd(width, q), width // gcd(width, q)) for width, q in grids]
+        calls, span = max(cycles, key=lambda cycle: Fraction(cycle[1], cycle[0]), default=(1, 0))
+        ticks = [*(window.tick for window, *_ in self._windows), *(counter.span for counter in self._short)]
+        times = lcm(*(tick // gcd(tick, span) for tick in ticks))
+        times *= -(-max(self._depth, SHORT) // (calls * times))
+        return calls * times, span * times
+
+    def standing(self, shift: int) -> list[object] | None:
+        """All that the next departures follow from, `shift` earlier than it is.
+
+        None if they follow from charges of before, or if a long period ended meanwhile. They do not follow
+        from the present: any call leaves the grid and the meters ahead of it.
+        """
+        recent = self.dues[-self._depth :]
+        if (
+            len(recent) < self._depth
+            or any(period.is_known_later(recent[-1]) for period in self._periods)
+            or (shift and self._is_pushed)
+        ):
+            return None
+        meters = zip(self._meters, self._drained, strict=True)
+        tails = [(self._tail - shift * self._pace.q) * self._pace.is_even]
+        tails += [tail - shift * meter.q for meter, tail in meters]
+        periods = [(period.end - shift, period.left) for period in self._periods if period.is_short]
+        return [[due - shift for due in recent], tails, periods]
+
+    def repeat(self, calls: int, span: int, times: int) -> int:
+        """Repeat the last calls up to so many times, each of them `span` later; returns how many times."""
+        for period in self._periods:
+            if not period.is_short:
+                times = min(times, period.left // (calls * self._cost))
+                if span:
+                    times = min(times, (period.end - 1 - self.dues[-1]) // span)
+        later = span * times
+        self.dues[:] = [due + later for due in self.dues[-self._depth :]]
+        self._newest += later
+        self._tail += later * self._pace.q
+        for place, meter in enumerate(self._meters):
+            self._drained[place] += later * meter.q
+        for period in self._periods:
+            if period.is_short:
+                period.end += later
+            else:
+                period.left -= calls * self._cost * times
+        return times
+
+    # inside
+
+    def _delayed(self, due: int) -> int:
+        """When a call leaves that may do so from `due` on, for the meters and the periods; charges them."""
+        drained, cost, at = self._drained, self._cost, self._pace.at
+        for meter, tail in zip(self._meters, drained, strict=True):
+            due = max(due, -((meter.tau - tail - meter.width) // meter.q))
+        before, free = None, due
+        while due != before:
+            before = due
+            for period in self._periods:
+                due = period.after(due, cost)
+        for period in self._periods:
+            period.left -= cost
+            self._is_pushed |= due > free and not period.is_short
+        for place, (_, width, tau, q) in enumerate(self._meters):
+            # As its `charge`: a slot delayed by the meter alone is charged from its exact position.
+            ready = drained[place] + width - tau
+            is_exact = ready > at * q and due == -(-ready // q)
+            drained[place] = max(drained[place], ready if is_exact else due * q) + width
+        return due

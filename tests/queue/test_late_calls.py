@@ -1,0 +1,276 @@
+"""Calls that are kept from leaving at their slots, as they happen: in loops, threads and several processes.
+
+Tardy is the clock of a process that stands still: whoever sleeps by it is woken later than it has asked for.
+"""
+
+import threading
+
+import anyio
+import pytest
+
+from shapekit import ManualClock, MemoryStore, Shaper
+from shapekit._queue import latecomers as module
+from shapekit._queue.latecomers import Latecomers
+from shapekit._runtime.drivers import THREADS, Twin, run
+from shapekit._runtime.event import AsyncAlarm
+from shapekit.algorithms.queue.queue import CONFIRM, LATE, RESERVE
+from tests.algorithms.queue.test_late import worst
+from tests.crew import Crew
+from tests.stores.interrupts import Interrupt
+
+from .slow_store import FarStore, SlowStore, in_another_process
+
+SECOND = 1_000_000
+
+
+class Tardy:
+    """A clock like another; sleeps that would end within a stall end after it."""
+
+    def __init__(self, clock, begins, ends):
+        self._clock = clock
+        self._begins, self._ends = begins * SECOND, ends * SECOND
+        self.now_us, self.wall_us = clock.now_us, clock.wall_us
+
+    def _stalled(self, seconds):
+        until = self._clock.now_us() + seconds * SECOND
+        return (self._ends - self._clock.now_us()) / SECOND if self._begins < until < self._ends else seconds
+
+    def sleep(self, seconds, alarm):
+        self._clock.sleep(self._stalled(seconds), alarm)
+
+    async def asleep(self, seconds, alarm):
+        await self._clock.asleep(self._stalled(seconds), alarm)
+
+
+def process_of(store, clock=None):
+    """The same truth, for another process; with a clock of its own."""
+    other = in_another_process(store)
+    if clock is not None:
+        other.clock = clock
+    return other
+
+
+def departures(stage):
+    return [round(1_000 * SECOND + left * SECOND) for left in stage.times]
+
+
+def test_a_blocked_loop_spreads_what_it_has_missed(stage, clock):
+    shaper = Shaper("50/s", clock=clock)
+    for name in range(80):
+        stage.wait_for(shaper, name)
+    stage.at(0.21, lambda: clock.sleep(0.3, threading.Event()))
+    stage.run()
+    assert stage.names == list(range(80))
+    assert worst(departures(stage), SECOND) <= 51
+    # Of what was missed nothing is made up: from then on they follow one another as before.
+    assert stage.times[11:] == pytest.approx([0.52 + 0.02 * number for number in range(69)], abs=0.041)
+
+
+def test_threads_of_a_process_that_stood_still_are_spread_too():
+    clock = ManualClock(1_000)
+    shaper = Shaper("50/s", clock=clock)
+    left = []
+
+    def work():
+        shaper.schedule()
+        left.append(clock.now_us())
+
+    crew = Crew()
+    for number in range(20):
+        crew.start(work)
+        while number and shaper.core.sleepers.sleeping < number:
+            pass
+    # All at once, as after a stop: no sleeper is woken on the way.
+    clock._now_us += 300_000
+    while len(left) < 20:
+        clock.advance(0.005)
+    crew.join()
+    assert worst(left, 100_000) <= 6
+    # The last slot was after 380 ms; some fourteen were missed.
+    assert 640_000 <= max(left) - 1_000 * SECOND <= 780_000
+
+
+@pytest.mark.parametrize("kind", [SlowStore, FarStore])
+def test_one_process_of_two_stands_still(stage, clock, kind):
+    store = kind(clock, 0.001)
+    processes = [Shaper("50/s", store=store, name="api")]
+    tardy = process_of(store, Tardy(clock, 1_000.2, 1_000.5))
+    processes.append(Shaper("50/s", store=tardy, name="api"))
+    for name in range(60):
+        stage.wait_for(processes[name % 2], name, at=name / 10_000)
+    stage.run()
+    assert worst(departures(stage), SECOND) <= 51
+    assert worst(departures(stage), 200_000) <= 12
+    first = [left for name, left in stage.left if name % 2 == 0]
+    assert first == sorted(first)
+    assert [name for name, _ in stage.left if name % 2] == list(range(1, 60, 2))
+    missed = 8
+    assert max(stage.times) == pytest.approx(59 / 50 + missed / 50, abs=0.045)
+
+
+def test_those_who_are_late_together_share_a_trip(stage, clock):
+    store = SlowStore(clock, 0.001)
+    shaper = Shaper("100/s", store=process_of(store, Tardy(clock, 1_000.1, 1_000.3)), name="api")
+    for name in range(40):
+        stage.wait_for(shaper, name)
+    stage.run()
+    assert stage.names == sorted(stage.turns, key=lambda name: stage.turns[name].departs_at)
+    assert 1 <= store.trips[LATE] <= 4
+
+
+def test_an_answer_that_was_long_on_its_way_does_not_let_two_calls_leave_together(stage, clock):
+    """As at a cold start: the first call gets to know late that it may leave."""
+
+    delays = [0.15]
+
+    class OnceLate(FarStore):
+        def abind(self, name, program, operation):
+            ask = super().abind(name, program, operation)
+
+            async def late(*args):
+                answer = await ask(*args)
+                if operation is RESERVE and delays:
+                    await self.clock.asleep(delays.pop(), AsyncAlarm())
+                return answer
+
+            return late
+
+    store = OnceLate(clock, 0.002)
+    for name in range(6):
+        stage.wait_for(Shaper("20/s", store=process_of(store), name="api"), name, at=name / 1_000)
+    stage.run()
+    gaps = [after - before for before, after in zip(stage.times, stage.times[1:], strict=False)]
+    assert len(gaps) == 5
+    assert min(gaps) > 0.045
+    assert store.trips[LATE] == 1
+
+
+def test_a_call_that_leaves_at_once_asks_nothing_more_where_answers_are_quick(stage, clock):
+    store = FarStore(clock, 0.008)
+    shaper = Shaper("10/s", store=store, name="api")
+    for name in range(5):
+        stage.wait_for(shaper, name, at=name)
+    stage.run()
+    assert store.trips == {RESERVE: 5}
+
+
+def test_far_away_it_is_no_stall_that_an_answer_takes_its_time(stage, clock):
+    store = FarStore(clock, 0.05)
+    shaper = Shaper("100/s", store=store, name="api")
+    for name in range(60):
+        stage.wait_for(shaper, name, at=name / 50)
+    stage.run()
+    assert len(stage.left) == 60
+    assert store.trips[LATE] <= 2
+
+
+def test_a_waiting_call_is_not_refused_because_another_was_late(stage, clock):
+    store = SlowStore(clock, 0.001)
+    shaper = Shaper("50/s", store=store, name="api", max_wait=0.6)
+    tardy = Shaper("50/s", store=process_of(store, Tardy(clock, 1_000.1, 1_000.3)), name="api")
+    for name in range(30):
+        stage.wait_for(tardy if name < 10 else shaper, name, at=name / 10_000)
+    stage.run()
+    assert stage.errors == {}
+    assert max(stage.times) > 0.6
+
+
+def test_but_for_a_hold_it_is(stage, clock):
+    store = SlowStore(clock, 0.001)
+    shaper = Shaper("50/s", store=store, name="api", max_wait=0.6)
+    for name in range(30):
+        stage.wait_for(shaper, name)
+    stage.at(0.3, lambda: Shaper("50/s", store=process_of(store), name="api").ahold(0.5))
+    stage.run()
+    assert stage.errors
+    assert all(isinstance(error, Exception) for _, error in stage.errors.values())
+
+
+def test_with_slots_ahead_nobody_is_told(stage, clock):
+    store = SlowStore(clock, 0.02)
+    shaper = Shaper(
+        "50/s", store=process_of(store, Tardy(clock, 1_000.2, 1_000.5)), name="api", prefetch="1s"
+    )
+    for name in range(20):
+        stage.wait_for(shaper, name)
+    stage.run()
+    assert len(stage.left) == 20
+    assert store.trips[LATE] == 0
+    shaper.close()
+
+
+def test_a_late_call_that_is_cancelled_keeps_nobody_from_leaving(stage, clock):
+    store = SlowStore(clock, 0.004)
+    shaper = Shaper("100/s", store=process_of(store, Tardy(clock, 1_000.1, 1_000.3)), name="api")
+    scopes = []
+
+    async def cancelled():
+        with anyio.CancelScope() as scope:
+            scopes.append(scope)
+            await shaper.aschedule()
+
+    for _ in range(10):
+        stage.at(0, cancelled)
+    for name in range(30):
+        stage.wait_for(shaper, name)
+    for microseconds in range(300_000, 320_000, 700):
+        stage.at(microseconds / SECOND, lambda: scopes and scopes.pop(0).cancel())
+    stage.run()
+    assert sorted(stage.names) == list(range(30))
+    assert worst(departures(stage), SECOND) <= 101
+    assert shaper.core.waiter._latecomers._under_way == {}
+
+
+def test_whoever_is_interrupted_on_a_trip_keeps_nobody_from_the_next():
+    """At each place where a signal handler may raise."""
+    for at in range(1, 60):
+        trips = []
+
+        def late(key, calls, trips=trips):
+            trips.append(calls)
+            return tuple((1, 1) for _ in calls)
+
+        latecomers = Latecomers(Twin(late, None))
+        try:
+            with Interrupt(at):
+                run(latecomers.ask, "key", 1, (7, 1, 1, 1))
+        except KeyboardInterrupt:
+            pass
+        else:
+            break
+        assert latecomers._under_way == {}
+        assert run(latecomers.ask, "key", 2, (7, 2, 1, 2)) == (1, 1)
+        assert len(trips) <= 2
+    assert 10 < at < 59
+
+
+def test_a_trip_whose_loop_has_stopped_is_given_up(monkeypatch):
+    monkeypatch.setattr(module, "STUCK_S", 0.01)
+    latecomers = Latecomers(Twin(lambda key, calls: tuple((1, 1) for _ in calls), None))
+    latecomers._under_way["key"] = module._Latecomer(0, (7, 1, 1, 1), threading.Event())
+    assert run(latecomers.ask, "key", 1, (7, 1, 1, 1)) == (1, 1)
+
+
+def test_slots_of_two_stores_do_not_go_on_one_trip():
+    """Those that were granted while the store was gone are moved where they were granted."""
+    trips = []
+
+    def late(key, calls):
+        trips.append(calls)
+        return tuple((1, 1) for _ in calls)
+
+    latecomers = Latecomers(Twin(late, None))
+    latecomers._waiting["key"] = [
+        module._Latecomer(1, (-9, 1, 1, 1), threading.Event()),
+        module._Latecomer(2, (-8, 1, 1, 1), threading.Event()),
+    ]
+    run(latecomers.ask, "key", 3, (7, 1, 1, 1))
+    assert trips == [((-9, 1, 1, 1), (-8, 1, 1, 1)), ((7, 1, 1, 1),)]
+
+
+def test_a_store_that_only_answers_here_is_asked_on_the_spot(clock):
+    store = MemoryStore(clock)
+    shaper = Shaper("10/s", store=store)
+    assert shaper.core.waiter.is_prompt(shaper.reserve().granted)
+    assert THREADS.loop() is None
+    assert CONFIRM.is_read

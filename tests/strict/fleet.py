@@ -1,0 +1,171 @@
+"""A fleet before a strict server: processes with several callers each, which share one rate on Redis."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+
+from celery import Celery
+
+from ..benchmarks.departures import most_within, rate_reached
+from ..integrations.celery.fleet import Fleet as Workers
+from ..integrations.celery.fleet import eventually
+from ..redis_server import RedisServer, shared_server
+from ..witness import Stalls, watched
+from . import tasks
+from .server import ROOT, Arrival, StrictServer
+from .worker import EVERY_S, STALL_S, Job
+
+PATIENCE_S = 60.0
+PATIENT = "socket_timeout=20&socket_connect_timeout=20"
+"""A loop that is kept from running for a second shall be late, and not give up an answer that has come."""
+_numbers = count()
+
+
+class Plan(NamedTuple):
+    """A run of a fleet."""
+
+    client: str
+    rate: int
+    limit: int
+    """The most calls that the server takes in a second."""
+    seconds: float
+    stall: str = ""
+    """What keeps the first process from running for 300 ms every 2 s: "stopped", "blocked", "collector"."""
+    loaded: bool = False
+    """Whether clients have loaded before what they would load with their first connection."""
+    processes: int = 3
+    callers: int = 10
+
+
+@dataclass(frozen=True)
+class Run:
+    """What has come of a plan."""
+
+    plan: Plan
+    arrivals: list[Arrival]
+    by_process: list[list[float]]
+    """When the calls of each have left; of Celery's workers all together."""
+    stalls: Stalls
+    """What the machine has kept from running, the server among it."""
+
+    @property
+    def departures(self) -> list[float]:
+        """Of all processes, in order."""
+        return sorted(at for left in self.by_process for at in left)
+
+    @property
+    def refusals(self) -> int:
+        return sum(arrival.refused for arrival in self.arrivals)
+
+    @property
+    def undisturbed(self) -> list[float]:
+        """When calls would have arrived, had the machine stalled nobody while they were on their way."""
+        came = [arrival.at for arrival in self.arrivals]
+        return [self.stalls.undone(left, at) for left, at in zip(self.departures, came, strict=True)]
+
+    @property
+    def stalled(self) -> float:
+        """For which share of the time the machine has kept somebody from running; may be more than all."""
+        first, last = self.arrivals[0].at, self.arrivals[-1].at
+        return self.stalls.within(first, last) / (last - first)
+
+    @property
+    def share(self) -> float:
+        """Of the stated rate, between the first call and the last."""
+        return rate_reached([arrival.at for arrival in self.arrivals if not arrival.refused]) / self.plan.rate
+
+    @property
+    def worst_second_there(self) -> int:
+        return most_within([arrival.at for arrival in self.arrivals])
+
+    @property
+    def worst_second_here(self) -> int:
+        return most_within(self.departures)
+
+    def __repr__(self) -> str:
+        return (
+            f"{self.plan}: {self.refusals} refused of {len(self.arrivals)}, worst second "
+            f"{self.worst_second_there} at the server and {self.worst_second_here} of departures, "
+            f"{self.share:.3f} of the rate"
+        )
+
+
+def run(plan: Plan) -> Run:
+    """Start everybody, let all begin at once, and collect what was seen."""
+    crew = in_celery if plan.client == "Celery" else in_processes
+    with StrictServer(plan.limit) as server:
+        departures, stalls = crew(plan, server)
+        return Run(plan, server.arrivals(), departures, stalls)
+
+
+def in_processes(plan: Plan, server: StrictServer) -> tuple[list[list[float]], Stalls]:
+    """Workers of our own; when their calls left, and what they were kept from."""
+    redis = shared_server()
+    own = "" if plan.stall == "stopped" else plan.stall
+    url, prefix = f"{redis.url}?{PATIENT}", f"strict{next(_numbers)}"
+    job = Job(server.port, url, prefix, f"{plan.rate}/s", plan.callers, loaded=plan.loaded)
+    with ExitStack() as stack:
+        workers = []
+        for number in range(plan.processes):
+            told = json.dumps(job._replace(stall="" if number else own))
+            command = [sys.executable, "-m", "tests.strict.worker", plan.client, told]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            worker = stack.enter_context(subprocess.Popen(command, cwd=ROOT, **pipes))
+            stack.callback(worker.kill)
+            workers.append(worker)
+        for worker in workers:
+            assert worker.stdout.readline() == "ready\n", plan
+        departures = []
+        with watched(redis.pid, server.pid, *[worker.pid for worker in workers]) as witness:
+            until = time.monotonic() + plan.seconds
+            for worker in workers:
+                worker.stdin.write(f"{until}\n")
+                worker.stdin.flush()
+            if plan.stall == "stopped":
+                stop(workers[0].pid, lambda: time.monotonic() > until - EVERY_S)
+            for worker in workers:
+                told, _ = worker.communicate(timeout=plan.seconds + PATIENCE_S)
+                assert worker.returncode == 0, plan
+                departures.append(json.loads(told)["left"])
+    return departures, witness.stalls
+
+
+def in_celery(plan: Plan, server: StrictServer) -> tuple[list[list[float]], Stalls]:
+    """Celery's workers, each with a pool of threads; the tasks are there before they are."""
+    with RedisServer() as broker, closing(Workers(broker.url)) as fleet, broker.client() as client:
+        job = json.dumps(Job(server.port, f"{broker.url}?{PATIENT}", "", f"{plan.rate}/s", plan.callers))
+        calls = round(plan.rate * plan.seconds)
+        with Celery(broker=broker.url, set_as_current=False) as app:
+            for _ in range(calls):
+                app.send_task(tasks.NAME, queue=tasks.QUEUE)
+        pool = {"pool": "threads", "concurrency": plan.callers, "env": {tasks.JOB: job}}
+        workers = [fleet.launch(tasks.__name__, **pool) for _ in range(plan.processes)]
+        pids = [worker.wait_ready().process.pid for worker in workers]
+        with watched(broker.pid, server.pid, *pids) as witness:
+
+            def is_over() -> bool:
+                return client.llen(tasks.LEFT) >= calls
+
+            if plan.stall == "stopped":
+                stop(pids[0], is_over)
+            eventually(is_over, plan.seconds + PATIENCE_S)
+        return [[float(at) for at in client.lrange(tasks.LEFT, 0, -1)]], witness.stalls
+
+
+def stop(pid: int, is_over: Callable[[], bool]) -> None:
+    """Stop a process for 300 ms of every two seconds."""
+    while not is_over():
+        time.sleep(EVERY_S - STALL_S)
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(STALL_S)
+        os.kill(pid, signal.SIGCONT)
