@@ -179,7 +179,7 @@ FRESH_US = 10_000
 _ENOUGH = 2
 """How many trips show what a quick one is: the first ones connect, and load what they need."""
 _SLOWLY = 16
-"""In how many slow answers a trip is taken to be longer."""
+"""By which part of itself a trip is taken to be longer with each slow answer."""
 _DRIFT = 5_000
 """Two clocks drift apart by less than 1 µs in this many."""
 STUCK_S = 5.0
@@ -267,7 +267,8 @@ class StoreClock:
         self._known = ahead_us, now_us
         trip_us, known_us = max(0, now_us - asked_us), self._trip_us
         is_quick = not self._heard or trip_us < known_us
-        self._trip_us = trip_us if is_quick else known_us + (trip_us - known_us) // _SLOWLY
+        # A single slow answer, as after a stop of this process, does not show that the store is far away.
+        self._trip_us = trip_us if is_quick else min(trip_us, known_us + known_us // _SLOWLY + 1)
         self._heard += 1
         return ahead_us
 

@@ -33,7 +33,7 @@ from shapekit.errors import (
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import Store
 
-MOST_MOVES = 3
+MOST_MOVES = 8
 """How often a call gets another slot: where the answers themselves take longer than a slot, it would be for
 ever.
 """
@@ -161,8 +161,7 @@ class Waiter:
 
     async def _may_leave(self, driver: Driver, key: str, patience: Patience) -> bool:
         """Whether the slot of a call has come, and may be used. A call that is late asks for another one."""
-        is_late = patience.late_us() > self._allowed_us()
-        if is_late and patience.moves < MOST_MOVES and patience.is_over(SOON_US):
+        if patience.is_late(self._allowed_us()) and patience.moves < MOST_MOVES and patience.is_over(SOON_US):
             late = patience.late_call()
             patience.move(*await self._latecomers.ask(driver, key, patience.order, late))
             return False
@@ -248,9 +247,9 @@ class Patience:
         """When to ask about the slot: when it comes. A call that is late asks before a hold ends, to stand
         behind others that are.
         """
-        if self.due_us == self._slot_us or self.late_us() <= allowed_us:
-            return self.due_us
-        return self.due_us - SOON_US
+        return (
+            self.due_us - SOON_US if self.due_us > self._slot_us and self.is_late(allowed_us) else self.due_us
+        )
 
     def nap_until_us(self, until_us: int) -> int:
         """Until then, or until time is up; TimeoutError if it is."""
@@ -264,12 +263,15 @@ class Patience:
         """Whether the slot has come, or comes so soon, as far as is known."""
         return self.due_us - early_us <= self._clock.now_us()
 
-    def late_us(self) -> int:
-        """How long ago the slot could last be used; negative while it can.
+    def is_late(self, allowed_us: int) -> bool:
+        """Whether the slot could last be used longer ago than is allowed, or than time stands still.
 
         The end of a hold is no slot for a call whose slot had passed before.
         """
-        return self._clock.now_us() - self._slot_us - (self._leaves_by_us - self._queued_us)
+        usable_us = self._slot_us + self._leaves_by_us - self._queued_us
+        if self.due_us > usable_us and allowed_us != END_US:
+            return True
+        return self._clock.now_us() - usable_us > allowed_us
 
     def late_call(self) -> tuple[int, int, int, int]:
         """What the store is told of a call that is late."""
@@ -277,11 +279,15 @@ class Patience:
 
     def move(self, leaves_at_us: int, slot_us: int) -> None:
         """Apply the answer to that."""
-        self.due_us = self._slot_us = leaves_at_us + self._ahead_us
+        self.due_us = leaves_at_us + self._ahead_us
         if slot_us != UNKNOWN or self.is_over():
+            self._slot_us = self.due_us
             self.moves, self.is_held = self.moves + 1, False
             # If it is late again, that is known by the clock: the queue's time has stood still for others.
             self._queued_us = self._leaves_by_us = 0
+        elif not self.moves:
+            # It asks where its slot is by then; of one that was moved before, the store no longer knows.
+            self._slot_us = self.due_us
 
     def waited_us(self, asked_us: int | None = None) -> tuple[int, int]:
         """How long ago the call asked, and how long ago its slot came."""

@@ -2,7 +2,7 @@
 
 import anyio
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shapekit import ManualClock, MemoryStore, Policy, RateLimitedError, StoreUnavailableError, listen
@@ -11,7 +11,7 @@ from shapekit.events import Cancelled, Departed, Held, Refused, Reserved, Resume
 from shapekit.testing import FaultyStore
 
 from .calls import Tasks, Threads
-from .stories import WHO, Interrupted, play, play_in_threads, stories
+from .stories import WHO, Call, Interrupted, Story, play, play_in_threads, stories
 
 BESIDE = (Held, Resumed)
 
@@ -97,7 +97,12 @@ def check_instants(call, told, ending, trips):
         assert 0 <= departed.late <= trips + 1e-9
 
 
+AT_ZERO = Story([Call(0, way, "a", 1, {}, None) for way in ("schedule", "schedule", "scoped")], [], None)
+"""The first of these does not stop the loop, and so the clock, on its way to the store and back."""
+
+
 @settings(max_examples=200)
+@example(AT_ZERO, "asyncio", 0.03)
 @given(stories(8), st.sampled_from(["asyncio", "trio"]), st.sampled_from([None, 0.0, 0.03]))
 def test_in_tasks(story, backend, trip_s):
     clock, store, trips = world_of(ManualClock(autojump=True), trip_s)

@@ -195,6 +195,8 @@ def test_an_idle_key_is_gone_after_a_third_as_many_new_keys_as_stood_in_line(liv
         [Gate(GCRA(f"1 per {life} s", burst=1), store=store, name=f"{name} {life}") for life in lives]
         for name in range(names)
     ]
+    # A page takes keys on while it stands in line: those stand before keys of others that came earlier.
+    taken_on = PAGE * names * len(set(lives))
     waiting, most, live = [], 0, []
     for number in range(600):
         clock.advance(gaps[number // 8 % len(gaps)] / 100)
@@ -202,7 +204,7 @@ def test_an_idle_key_is_gone_after_a_third_as_many_new_keys_as_stood_in_line(liv
         # Idle from before this call on, which sweeps as the first.
         for end in [end for end in live if end <= clock.now()]:
             live.remove(end)
-            waiting.append(number + -(-(len(store) + 1 + PAGE) // 3))
+            waiting.append(number + -(-(len(store) + 1 + taken_on) // 3))
         assert gates[number % names][which].check(f"key-{number}")
         live.append(clock.now() + lives[which] + 1)
         most = max(most, len(live))

@@ -117,7 +117,7 @@ function AdaptiveQueue:moved_on(s, now, generation, by, cost, nonce)
     local line, anchor, virtual, law = self:known(s, now, nonce)
     local share = Aimd.present(law)
     local at, free_at = Tempo.shown(anchor, virtual, share, now), math.max(now, anchor)
-    local grace = math.max(math.floor(LEAST_GRACE * share / Tempo.FULL),
+    local grace = anchor > now and 0 or math.max(math.floor(LEAST_GRACE * share / Tempo.FULL),
         math.floor(up(self.grid:width(1)) * 3 / 4))
     local is_late = line[4] ~= generation or at - by > grace
     if not is_late or free_at > now + SOON then return nil, free_at, UNKNOWN end

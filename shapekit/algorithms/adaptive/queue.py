@@ -188,7 +188,7 @@ class AdaptiveQueue(LeakyQueue):
         line, anchor, virtual, law = self._known(state, now, nonce)
         share = aimd.present(law)
         at, free_at = shown(anchor, virtual, share, now), max(now, anchor)
-        grace = max(LEAST_GRACE_US * share // FULL, self.slot_us * 3 // 4)
+        grace = 0 if anchor > now else max(LEAST_GRACE_US * share // FULL, self.slot_us * 3 // 4)
         is_late = line[2] != generation or at - by > grace
         if not is_late or free_at > now + SOON_US:
             return None, (free_at, UNKNOWN)

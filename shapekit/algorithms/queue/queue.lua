@@ -316,9 +316,8 @@ function LeakyQueue:moved_on(s, now, generation, by, cost, nonce)
     local free_at = math.max(now, till)
     local at = free_at - shift
     local late = own == generation and at - by or MOST_LATE + 1
-    if late <= math.max(LEAST_GRACE, math.floor(up(self:width(1)) * 3 / 4)) or free_at > now + SOON then
-        return nil, free_at, UNKNOWN
-    end
+    local grace = till > now and 0 or math.max(LEAST_GRACE, math.floor(up(self:width(1)) * 3 / 4))
+    if late <= grace or free_at > now + SOON then return nil, free_at, UNKNOWN end
     if #parts > 0 and late <= MOST_LATE then
         return {tail, tail_rest, newest, own, number, till, shift + late, book, parts}, free_at, by
     end

@@ -306,7 +306,9 @@ class LeakyQueue(WiredQueue):
         free_at = max(now, until)
         at = free_at - shift
         late = at - by if own == generation else _MOST_LATE_US + 1
-        if late <= self.grace_us or free_at > now + SOON_US:
+        # While time stands still, calls whose slots it has passed would all leave at its end.
+        grace = 0 if until > now else self.grace_us
+        if late <= grace or free_at > now + SOON_US:
             return None, (free_at, UNKNOWN)
         if parts and late <= _MOST_LATE_US:
             return (tail, newest, own, number, until, shift + late, book, parts), (free_at, by)
