@@ -149,7 +149,9 @@ class Shaper:
         asked_us = self._now_us and self._now_us()
         reservation = self.reserve(key, cost=cost, max_wait=max_wait)
         granted = reservation.granted
-        is_slow = asked_us is not None and not self._waiter.is_prompt(granted, asked_us)
+        is_slow = False
+        if asked_us is not None:
+            is_slow = not self._waiter.is_prompt(granted, asked_us)
         if granted[WAIT_US] or is_slow or not granted[ACCEPTED] or SWITCH.loud:
             run(self._waiter.leave, reservation, self._bound_us(max_wait), gives_up_us, is_slow=is_slow)
         return reservation
@@ -165,13 +167,14 @@ class Shaper:
         """`schedule`, awaitable; a cancelled task gives its slot back."""
         gives_up_us = None if timeout is None else timeout_us(timeout)
         asked_us = self._now_us and self._now_us()
-        if asked_us is not None:
-            reservation = await self.areserve(key, cost=cost, max_wait=max_wait)
-        else:
+        is_slow = False
+        if asked_us is None:
             await stop_if_cancelled()
             reservation = self.reserve(key, cost=cost, max_wait=max_wait)
+        else:
+            reservation = await self.areserve(key, cost=cost, max_wait=max_wait)
+            is_slow = not self._waiter.is_prompt(reservation.granted, asked_us)
         granted = reservation.granted
-        is_slow = asked_us is not None and not self._waiter.is_prompt(granted, asked_us)
         if granted[WAIT_US] or is_slow or not granted[ACCEPTED] or SWITCH.loud:
             bound_us = self._bound_us(max_wait)
             await self._waiter.leave(TASKS, reservation, bound_us, gives_up_us, is_slow=is_slow)
