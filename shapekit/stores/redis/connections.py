@@ -21,6 +21,7 @@ from contextlib import suppress
 from itertools import starmap
 from math import inf
 from queue import Empty, SimpleQueue
+from types import TracebackType
 from typing import Any, TypeAlias
 
 from redis.asyncio.cluster import PipelineCommand
@@ -46,6 +47,8 @@ from shapekit.errors import StoreUnavailableError
 REDIRECTIONS_AT_MOST = 5
 REFRESH_PAUSE_S = 1.0
 """How often a cluster whose servers fail is asked how it stands now."""
+_LAST_CALL_S = 0.005
+"""How long a loop that finds the time is up has to read what came before."""
 _DOUBTFUL = (MovedError, ClusterDownError, TryAgainError, ReadOnlyError)
 
 Step: TypeAlias = "tuple[Any, bool] | None"
@@ -281,7 +284,7 @@ class AsyncKept:
             connection, since = self._idle.pop() if self._idle else (self._pool.make_connection(), 0.0)
             try:
                 # One timer for sending and receiving, where the client would make one for each.
-                async with asyncio.timeout(self._timeout_s):
+                async with _Deadline(self._timeout_s):
                     if since < self._failed_at or time.monotonic() - since > TRUSTED_S:
                         await _renew(connection)
                     await connection.send_packed_command(command)
@@ -309,7 +312,7 @@ class AsyncKept:
         if not self._room.locked():
             return await self._room.acquire()
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with _Deadline(self._timeout_s):
                 return await self._room.acquire()
         except TimeoutError:
             raise RedisConnectionError(f"no connection was free for {self._timeout_s:g} s") from None
@@ -320,6 +323,29 @@ class AsyncKept:
         while self._idle:
             connection, _ = self._idle.pop()
             await connection.disconnect()
+
+
+class _Deadline:
+    """As `asyncio.timeout`; but what came while the loop was blocked is read before time is up."""
+
+    __slots__ = ("_handle", "_seconds", "_timer")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    async def __aenter__(self) -> None:
+        self._timer = asyncio.timeout(None)
+        await self._timer.__aenter__()
+        self._handle = asyncio.get_running_loop().call_later(self._seconds, self._expire)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._handle.cancel()
+        await self._timer.__aexit__(kind, error, trace)
+
+    def _expire(self) -> None:
+        self._timer.reschedule(asyncio.get_running_loop().time() + _LAST_CALL_S)
 
 
 async def aexchange(pool: Any, command: bytes) -> Any:

@@ -1,0 +1,82 @@
+"""What is read before time is up: what has come while the loop was blocked."""
+
+import asyncio
+import time
+
+import pytest
+from redis.asyncio import ConnectionPool
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from shapekit.stores.redis import connections
+from shapekit.stores.redis.connections import AsyncKept
+
+from ..redis_server import RedisServer
+
+TIMEOUT_S = 0.05
+PING = b"*1\r\n$4\r\nPING\r\n"
+NEVER = b"*3\r\n$5\r\nBLPOP\r\n$4\r\nnone\r\n$1\r\n0\r\n"
+
+
+@pytest.fixture
+def long_last_call(monkeypatch):
+    """However busy the machine is."""
+    monkeypatch.setattr(connections, "_LAST_CALL_S", 10.0)
+
+
+@pytest.fixture(scope="module")
+def url():
+    with RedisServer() as server:
+        yield server.url
+
+
+def block_the_loop():
+    time.sleep(2 * TIMEOUT_S)
+
+
+def asked(url, question):
+    """What comes of a question to a connection that is open."""
+
+    async def main():
+        kept = AsyncKept(ConnectionPool.from_url(url), 1, TIMEOUT_S)
+        assert await kept.exchange(PING) == b"PONG"
+        try:
+            return await question(kept)
+        finally:
+            await kept.aclose()
+
+    return asyncio.run(main())
+
+
+def test_an_answer_that_came_while_the_loop_was_blocked_is_an_answer(url, long_last_call):
+    """Wherever it stands in connecting."""
+
+    async def main():
+        for rounds in range(0, 60, 3):
+            kept = AsyncKept(ConnectionPool.from_url(url), 1, TIMEOUT_S)
+            asking = asyncio.create_task(kept.exchange(PING))
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+            block_the_loop()
+            assert await asking == b"PONG"
+            await kept.aclose()
+
+    asyncio.run(main())
+
+
+def test_so_is_one_to_a_call_that_waited_for_a_connection_meanwhile(url, long_last_call):
+    async def question(kept):
+        both = [asyncio.create_task(kept.exchange(PING)) for _ in range(2)]
+        await asyncio.sleep(0)
+        block_the_loop()
+        return await asyncio.gather(*both)
+
+    assert asked(url, question) == [b"PONG", b"PONG"]
+
+
+def test_what_does_not_come_is_waited_for_until_time_is_up(url):
+    async def question(kept):
+        with pytest.raises(RedisTimeoutError, match=r"no answer within 0\.05 s"):
+            await kept.exchange(NEVER)
+        return await kept.exchange(PING)
+
+    assert asked(url, question) == b"PONG"
