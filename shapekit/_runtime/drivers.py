@@ -101,7 +101,6 @@ class _Threads(Driver):
         self, sleepers: Sleepers, until_us: int, order: int = 0, *, others_too: bool = False, news: Any = None
     ) -> None:
         if news is None:
-            warn_in_event_loop()
             sleepers.sleep(until_us)
         else:
             await sleepers.rest(self, news, until_us)

@@ -17,6 +17,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shapekit._runtime import forks
+from shapekit._runtime.blocking import warn_in_event_loop
 from shapekit._runtime.event import AsyncAlarm, others_first, running_loop
 from shapekit._runtime.virtual import VIRTUAL
 from shapekit.clock import Clock
@@ -92,6 +93,7 @@ class Sleepers:
     def sleep(self, until_us: int) -> None:
         """Block this thread until then."""
         while (left_us := until_us - self._clock.now_us()) > 0:
+            warn_in_event_loop()
             alarm = threading.Event()
             self._enter(alarm)
             try:

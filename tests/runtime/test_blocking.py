@@ -17,6 +17,8 @@ from shapekit.integrations.httpx import ShapedTransport
 from shapekit.integrations.requests import ShapedAdapter
 from shapekit.integrations.tenacity import shaped_retrying
 
+from ..queue.slow_store import SlowStore
+
 
 def with_admit(policy):
     with policy.admit():
@@ -190,3 +192,10 @@ def test_what_is_named_is_there():
         owner, _, method = name.partition(".")
         found = getattr(importlib.import_module(f"shapekit.{places[owner]}"), owner)
         assert method.startswith("<locals>") or callable(getattr(found, method))
+
+
+def test_a_slow_answer_to_a_call_that_leaves_now_is_no_wait(clock):
+    async def main():
+        Shaper("10/s", store=SlowStore(clock, 0.03), name="far").schedule()
+
+    asyncio.run(main())
