@@ -7,7 +7,7 @@ from .progress import say
 from .tables import Column, Course, Effort, Goal, Group, Line, Table
 
 NAME = "strict"
-SECONDS = 10
+SECONDS = 30
 CLIENTS = {
     "httpx": "httpx.Client",
     "httpx async": "httpx.AsyncClient",
@@ -26,7 +26,7 @@ for each row. Nothing of theirs is warm: the first calls load modules, open conn
 server answers 429 with `Retry-After: 1` to each call that is one too many in any second of arrivals, refused
 ones included; then all callers wait for a second. Reached: answered calls a second between the first and the
 last, of the stated rate. While one process is stopped, its third of the slots passes unused: 0.95 of the rate
-is all that can be reached there. Measured on 2026-11-23, after the rest.
+is all that can be reached there.
 """
 REFUSED, THERE, HERE, SHARE = "refused", "worst second at the server", "worst second of departures", "reached"
 COLUMNS = [Column(REFUSED, "calls", 0), Column(THERE, "", 0), Column(HERE, "", 0), Column(SHARE, "× rate", 3)]
