@@ -21,7 +21,17 @@ from shapekit.algorithms.adaptive.queue import AdaptiveQueue
 from shapekit.algorithms.base import CHECK, DEBIT, REFUND
 from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.ledger import Ledger, ledgered
-from shapekit.algorithms.queue.queue import CANCEL, HOLD, LOOK, MARK, RESERVE, RESUME, SETTLE, LeakyQueue
+from shapekit.algorithms.queue.queue import (
+    CANCEL,
+    HOLD,
+    LATE,
+    LOOK,
+    MARK,
+    RESERVE,
+    RESUME,
+    SETTLE,
+    LeakyQueue,
+)
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.rate import parse_rates
 
@@ -110,7 +120,7 @@ series = st.tuples(runs, st.integers(1, 3), waits)
 crowds = st.lists(series, min_size=1, max_size=4)
 picks = st.integers(0, 30)
 befores = st.lists(
-    st.sampled_from(["cancel", "cancel", "settle", "hold", "resume", "mark", "refund", "debit", "nothing"]),
+    st.sampled_from(["cancel", "cancel", "settle", "late", "hold", "resume", "mark", "refund", "debit"]),
     max_size=2,
 )
 stories = st.lists(st.tuples(steps, befores, picks, crowds, st.booleans()), min_size=1, max_size=6)
@@ -128,7 +138,12 @@ def follow_ups(kinds, taken, pick):
             yield RESUME, (100_000,)
         elif taken:
             grant = taken[pick % len(taken)]
-            yield (CANCEL, (grant,)) if kind == "cancel" else (SETTLE, ((grant, pick % 4, nonce),))
+            late = grant.generation, grant.due_us, grant.cost, nonce
+            yield {
+                "cancel": (CANCEL, (grant,)),
+                "settle": (SETTLE, ((grant, pick % 4, nonce),)),
+                "late": (LATE, ((late,),)),
+            }[kind]
 
 
 @settings(max_examples=50)
@@ -145,8 +160,13 @@ def test_each_who_reserves_is_told_what_it_would_be_alone(kind, story):
             ]
             others = list(follow_ups([one for one in before if one not in {"refund", "debit"}], taken, pick))
             place = pick % len(asked) if is_amid else 0
-            answers = await stores.tell([*asked[:place], *others, *asked[place:]])
-            taken += [Grant(*answer) for answer in answers if isinstance(answer, tuple) and answer[0]]
+            calls = [*asked[:place], *others, *asked[place:]]
+            answers = await stores.tell(calls)
+            taken += [
+                Grant(*answer)
+                for (operation, _), answer in zip(calls, answers, strict=True)
+                if operation is RESERVE and answer[0]
+            ]
         await stores.tell([(LOOK, ())])
         await stores.close()
 

@@ -100,14 +100,11 @@ function AdaptiveQueue:settle(s, now, skew, grant, actual, nonce)
 end
 
 function AdaptiveQueue:late(s, now, skew, calls)
-    if type(calls) ~= "table" then error("shapekit: nobody is late", 0) end
-    local answers, life, persists = {}, 0, false
-    for index, call in ipairs(calls) do
-        local moved, leaves_at, slot = self:moved_on(s, now, unpack(call, 1, 4))
-        answers[index] = {leaves_at, slot}
-        if moved then s, life, persists = moved, self:lasts(moved, now), true end
-    end
-    return s, answers, life, persists
+    return LeakyQueue.late(self, s, now, skew, calls)
+end
+
+function AdaptiveQueue:life(s, now)
+    return self:lasts(s, now)
 end
 
 function AdaptiveQueue:moved_on(s, now, generation, by, cost, nonce)
