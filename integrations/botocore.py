@@ -1,0 +1,340 @@
+"""botocore: clients of AWS that wait for their slots, and that all hear when AWS throttles one of them.
+
+    sqs = shape(boto3.client("sqs"), rate="20/s")
+    session = shape(boto3.Session(), adaptive=Adaptive(min="1/s", max="100/s"), store=url, name="aws")
+
+For clients and sessions of boto3, botocore and aiobotocore. Each attempt takes a slot, as it counts for AWS:
+retries by botocore do, too. An attempt waits before it is signed, so that its signature is fresh when it
+leaves, however long it waited.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, Unpack
+from weakref import WeakSet, ref
+
+from shapekit import errors
+from shapekit._adapters.http.request import (
+    Outgoing,
+    Reading,
+    Shaping,
+    Target,
+    aobserve,
+    may_say,
+    observe,
+    options_now,
+    request_options,
+    translated,
+)
+from shapekit.admission import Admission
+from shapekit.errors import ConfigError, RateLimitedError
+from shapekit.keys import KeyTemplate
+from shapekit.target import KeyOf, key_of
+
+try:
+    from botocore.client import BaseClient  # pyright: ignore[reportMissingImports]
+    from botocore.exceptions import BotoCoreError  # pyright: ignore[reportMissingImports]
+    from botocore.hooks import BaseEventHooks  # pyright: ignore[reportMissingImports]
+    from botocore.retries.standard import (  # pyright: ignore[reportMissingImports]
+        RetryEventAdapter,
+        ThrottlingErrorDetector,
+    )
+    from botocore.session import Session  # pyright: ignore[reportMissingImports]
+except ImportError as error:
+    raise errors.missing("shape", "botocore") from error
+
+__all__ = [
+    "Attempt",
+    "QueueFullError",
+    "QuotaExhaustedError",
+    "StoreUnavailableError",
+    "request_options",
+    "shape",
+]
+
+ShapedT = TypeVar("ShapedT")
+
+
+class _UnsentError(BotoCoreError):
+    """An attempt that was not sent. Its arguments are those of the shapekit error that it also is."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__()
+        self.args = args
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # botocore's own passes keywords alone.
+        return type(self), self.args
+
+
+class QueueFullError(errors.QueueFullError, _UnsentError):
+    """`shapekit.QueueFullError` that is also a `botocore.exceptions.BotoCoreError`."""
+
+
+class QuotaExhaustedError(errors.QuotaExhaustedError, _UnsentError):
+    """`shapekit.QuotaExhaustedError` that is also a `botocore.exceptions.BotoCoreError`."""
+
+
+class StoreUnavailableError(errors.StoreUnavailableError, _UnsentError):
+    """`shapekit.StoreUnavailableError` that is also a `botocore.exceptions.BotoCoreError`."""
+
+
+_REFUSALS: dict[type[errors.ShapekitError], type[_UnsentError]] = {
+    errors.QueueFullError: QueueFullError,
+    errors.QuotaExhaustedError: QuotaExhaustedError,
+    errors.StoreUnavailableError: StoreUnavailableError,
+}
+_FIELDS = ("service", "operation", "region")
+_DEFAULT_KEY = KeyTemplate("{region}:{service}.{operation}", _FIELDS)
+_PLACE = re.compile(r"([a-z0-9-]+)(?:\.([A-Za-z0-9]+))?")
+_ADMISSION = "shapekit"
+"""Where the context of a request, which botocore keeps over its attempts, holds that of the current one."""
+_SHAPED: WeakSet[Any] = WeakSet()
+"""The emitters of shaped clients and sessions."""
+_THROTTLED, _RETRY_AFTER_MS = 429, "x-amz-retry-after"
+
+
+class Attempt(NamedTuple):
+    """An attempt that is about to be made: what callables for `key` and `cost` are given."""
+
+    service: str
+    """As in `boto3.client("sqs")`."""
+    operation: str
+    """As AWS names it: "SendMessage"."""
+    region: str | None
+    request: Any
+    """botocore's `AWSRequest`, which is not signed yet."""
+
+
+def shape(client: ShapedT, **shaping: Unpack[Shaping]) -> ShapedT:
+    """Shape a client in place, or a session: then all clients that are made from it later. Returns it.
+
+    Takes clients and sessions of boto3, botocore and aiobotocore, the keywords of `Policy` or `policy=`, and:
+
+    - `key`: a template over `service`, `operation` and `region`; text for one key for all; or a callable
+      that takes an `Attempt`. By default `"{region}:{service}.{operation}"`: AWS counts for each account and
+      region, and most services count for each operation. Where a service counts all its operations
+      together, write `"{region}:{service}"`. botocore does not tell the account: where you use several, give
+      each a limit of its own, with the account in `name` or `key`.
+    - `routes`: other rates or policies for a service or one of its operations, as in
+      `{"route53": "5/s", "ec2.RunInstances": "2/s"}`.
+
+    All clients of a session share its limit; so do clients that are given the same policy, and processes that
+    share a store.
+
+    An error that AWS means as throttling (botocore knows the codes), a 429, and a 503 that says when to come
+    back hold the key for all, or lower an adaptive rate. An attempt that would wait too long raises an error
+    that is a BotoCoreError, and botocore does not retry it. With `concurrency`, an attempt is in flight until
+    its answer is there; the body of a streamed answer is read later, and not counted.
+
+    Set options of a call around it: `with request_options(cost=5, key=…, max_wait=…, skip=True):`.
+    """
+    events = _events(client)
+    if events in _SHAPED:
+        raise ConfigError(
+            "client",
+            client,
+            "is shaped already: each attempt would wait twice",
+            "shape it once, and not a client whose session is shaped; give several limits to one policy",
+        )
+    outgoing = Outgoing("shape", _READING, **shaping)
+    if outgoing.responds:
+        raise ConfigError(
+            "on_reject",
+            "respond",
+            "needs an answer, and only AWS gives one that botocore can read",
+            'leave on_reject="raise": the error is a BotoCoreError, and its retry_after says when',
+        )
+    if isinstance(client, BaseClient):
+        _shape_client(client, outgoing)
+    else:
+        events.register("creating-client-class", _client_classes(outgoing))
+        _SHAPED.add(events)
+    return client
+
+
+def _events(client: Any) -> Any:
+    if isinstance(client, BaseClient):
+        return client.meta.events
+    if isinstance(client, Session):
+        return client.get_component("event_emitter")
+    events = getattr(client, "events", None)  # a session of boto3, or made like one
+    if isinstance(events, BaseEventHooks):
+        return events
+    raise ConfigError(
+        "client",
+        client,
+        "is neither a client nor a session",
+        'pass boto3.client("sqs") or boto3.Session(); of a resource, its resource.meta.client',
+    )
+
+
+def _shape_client(client: Any, outgoing: Outgoing) -> None:
+    events, model = client.meta.events, client.meta.service_model
+    is_awaited = any(kind.__module__.startswith("aiobotocore.") for kind in type(client).__mro__)
+    kind = _AwaitedAttempts if is_awaited else _Attempts
+    attempts = kind(outgoing, model.service_name, client.meta.region_name)
+    # Of one event, botocore calls handlers for more of its name first, and signs in one for the service.
+    service = model.service_id.hyphenize()
+    events.register_first(f"request-created.{service}", attempts.wait)
+    events.register_first(f"needs-retry.{service}", attempts.hear)
+    # An attempt that is cancelled or interrupted, or that cannot be signed, has no event.
+    client._make_request = attempts.ended(ref(client))  # noqa: SLF001 - botocore has no other way to know
+    _SHAPED.add(events)
+
+
+def _client_classes(outgoing: Outgoing) -> Callable[..., None]:
+    """What makes the classes of a session's clients shape each that is made of them."""
+
+    class Shaped:
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            _shape_client(self, outgoing)
+
+    def creating(base_classes: list[type], **_: Any) -> None:
+        base_classes.insert(0, Shaped)
+
+    return creating
+
+
+class _Attempts:
+    """The attempts of one client."""
+
+    def __init__(self, outgoing: Outgoing, service: str, region: str | None) -> None:
+        self._outgoing = outgoing
+        self._service = service
+        self._region = region
+        self._detector = ThrottlingErrorDetector(RetryEventAdapter())
+
+    def wait(self, request: Any, operation_name: str, **_: Any) -> Any:
+        """Before the attempt is signed."""
+        try:
+            admission = self._outgoing.enter(self._attempt(request, operation_name), options_now())
+        except (RateLimitedError, errors.StoreUnavailableError) as error:
+            raise translated(error, _REFUSALS) from error.__cause__
+        if admission is not None:
+            request.context[_ADMISSION] = admission
+
+    def hear(self, response: Any, request_dict: Any, caught_exception: Any, **retry: Any) -> Any:
+        """After the attempt; what is returned would be taken for the seconds until a retry."""
+        admission = request_dict["context"].pop(_ADMISSION, None)
+        if admission is None:
+            return
+        try:
+            answer = self._answer(admission, response, request_dict, **retry)
+            if answer is not None:
+                observe(admission, answer)
+        finally:
+            admission.__exit__(None, caught_exception, None)
+
+    def ended(self, client: ref[Any]) -> Callable[..., Any]:
+        """The client's method that makes the attempts of a call, ending those that no answer has ended."""
+
+        def make_request(operation_model: Any, request_dict: Any, context: Any) -> Any:
+            made = client()
+            try:
+                return type(made)._make_request(made, operation_model, request_dict, context)  # noqa: SLF001
+            except BaseException as error:
+                if admission := context.pop(_ADMISSION, None):
+                    admission.__exit__(type(error), error, error.__traceback__)
+                raise
+
+        return make_request
+
+    def _attempt(self, request: Any, operation: str) -> Attempt:
+        return Attempt(self._service, operation, self._region, request)
+
+    def _answer(self, admission: Admission, response: Any, request_dict: Any, **retry: Any) -> _Answer | None:
+        """The answer as a server says it by HTTP alone; None if nothing is to be heard from it."""
+        if response is None:
+            return None
+        status, headers = response[0].status_code, response[0].headers
+        # Some services throttle by a 400, and all by the code in the body.
+        if self._detector.is_throttling_error(
+            response=response, request_dict=request_dict, caught_exception=None, **retry
+        ):
+            status = _THROTTLED
+            if _RETRY_AFTER_MS in headers:
+                headers = {**headers, "retry-after-ms": headers[_RETRY_AFTER_MS]}
+        if not may_say(admission, status, headers):
+            return None
+        admission.target = _target_of(self._service, retry["operation"].name)
+        return _Answer(status, headers)
+
+
+class _AwaitedAttempts(_Attempts):
+    """Those of a client of aiobotocore, which awaits what its handlers return."""
+
+    async def wait(self, request: Any, operation_name: str, **_: Any) -> None:
+        try:
+            admission = await self._outgoing.aenter(self._attempt(request, operation_name), options_now())
+        except (RateLimitedError, errors.StoreUnavailableError) as error:
+            raise translated(error, _REFUSALS) from error.__cause__
+        if admission is not None:
+            request.context[_ADMISSION] = admission
+
+    async def hear(self, response: Any, request_dict: Any, caught_exception: Any, **retry: Any) -> None:
+        admission = request_dict["context"].pop(_ADMISSION, None)
+        if admission is None:
+            return
+        try:
+            answer = self._answer(admission, response, request_dict, **retry)
+            if answer is not None:
+                await aobserve(admission, answer)
+        finally:
+            await admission.__aexit__(None, caught_exception, None)
+
+    def ended(self, client: ref[Any]) -> Callable[..., Any]:
+        async def make_request(operation_model: Any, request_dict: Any, context: Any) -> Any:
+            made = client()
+            try:
+                return await type(made)._make_request(made, operation_model, request_dict, context)  # noqa: SLF001
+            except BaseException as error:
+                if admission := context.pop(_ADMISSION, None):
+                    await admission.__aexit__(type(error), error, error.__traceback__)
+                raise
+
+        return make_request
+
+
+class _Answer(NamedTuple):
+    status_code: int
+    headers: Any
+
+
+def _default_key(attempt: Attempt) -> str:
+    return _DEFAULT_KEY(attempt._asdict())
+
+
+def _key_of(spec: Any) -> KeyOf:
+    if isinstance(spec, str | KeyTemplate):
+        template = KeyTemplate(spec if isinstance(spec, str) else spec.text, _FIELDS)
+        return lambda _, attempt: template(attempt._asdict())
+    if callable(spec):
+        return key_of(spec)
+    raise ConfigError(
+        "key", spec, "is neither text nor callable", 'write "{region}:{service}", or a callable'
+    )
+
+
+def _target(attempt: Attempt) -> Target:
+    return _target_of(attempt.service, attempt.operation)
+
+
+def _target_of(service: str, operation: str) -> Target:
+    return Target("", "aws", service, None, f"/{operation}")
+
+
+def _route(place: object) -> Target:
+    """Where a route leads: all of a service, or one of its operations."""
+    found = _PLACE.fullmatch(place) if isinstance(place, str) else None
+    if found is None:
+        raise ConfigError(
+            "routes", place, "is neither a service nor an operation", 'write "ec2", or "ec2.RunInstances"'
+        )
+    return _target_of(found[1], found[2] or "")
+
+
+_READING = Reading(_default_key, _target, _key_of, _route)

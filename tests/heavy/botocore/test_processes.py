@@ -1,0 +1,64 @@
+"""Three processes of one account: a stated rate is never refused, and a rate that is found is refused less.
+
+The server throttles as AWS does: 20 calls a second, after a bucket of 20.
+"""
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from ...redis_server import RedisServer
+from .server import Server
+
+WORKERS, PER_S, BURST, SECONDS = 3, 20, 20, 12
+PATIENCE_S = 60
+
+
+class Seen(NamedTuple):
+    served: int
+    refused: int
+    failed: int
+    """Calls that raised an error at last, after botocore's retries."""
+
+
+def seen(kind):
+    with ExitStack() as running:
+        server = running.enter_context(Server(PER_S, BURST))
+        redis = running.enter_context(RedisServer())
+        workers = []
+        for _ in range(WORKERS):
+            command = [sys.executable, str(Path(__file__).with_name("worker.py"))]
+            worker = subprocess.Popen(
+                [*command, kind, server.url, redis.url, str(SECONDS)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            workers.append(running.enter_context(worker))
+            running.callback(worker.kill)
+        for worker in workers:
+            assert worker.stdout.readline() == "ready\n"
+        for worker in workers:
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+        told = [json.loads(worker.communicate(timeout=PATIENCE_S)[0]) for worker in workers]
+        statuses = server.statuses
+    result = Seen(statuses.count(200), statuses.count(400), sum(failed for _, failed in told))
+    print(kind, result)
+    return result
+
+
+def test_a_stated_rate_is_kept_by_all_processes_together():
+    result = seen("shaped")
+    assert result.refused == result.failed == 0
+    assert 0.85 * PER_S * SECONDS <= result.served <= PER_S * (SECONDS + 1)
+
+
+def test_a_rate_that_all_find_together_is_refused_less_than_one_that_each_client_finds():
+    ours, theirs = seen("adaptive"), seen("botocore")
+    assert 3 * ours.refused < theirs.refused
+    assert ours.failed <= theirs.failed
+    assert ours.served > 0.4 * PER_S * SECONDS
