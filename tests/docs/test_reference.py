@@ -15,6 +15,8 @@ from shapekit import errors
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
+HEAVY = [path.name for path in (ROOT / "tests" / "heavy").iterdir()]
+"""Integrations whose packages are not there for everybody: tests/heavy sees to their names."""
 PUBLIC = [
     *("shapekit", "shapekit.events", "shapekit.feedback", "shapekit.llm", "shapekit.progress"),
     *(f"shapekit.stores.{name}" for name in ("base", "encoding", "memory", "redis", "resilient", "sqlite")),
@@ -22,7 +24,7 @@ PUBLIC = [
     *(
         f"shapekit.integrations.{path.stem}"
         for path in sorted((ROOT / "integrations").glob("*"))
-        if not path.name.startswith("_")
+        if not path.name.startswith("_") and path.stem not in HEAVY
     ),
 ]
 LOADED_WHEN_ASKED_FOR = {"shapekit": ["RedisStore"]}
@@ -32,7 +34,8 @@ NAMED = re.compile(r"^::: (\S+)$", re.MULTILINE)
 
 
 def named() -> set[str]:
-    return {name for page in REFERENCE.glob("*.md") for name in NAMED.findall(page.read_text("utf-8"))}
+    names = {name for page in REFERENCE.glob("*.md") for name in NAMED.findall(page.read_text("utf-8"))}
+    return {name for name in names if name.split(".")[:3][-1] not in HEAVY}
 
 
 def public_names(module: ModuleType) -> list[str]:

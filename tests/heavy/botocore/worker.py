@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 from shapekit import Adaptive
 from shapekit.integrations.botocore import shape
 
-KINDS = {"shaped": {"rate": "20/s"}, "adaptive": {"adaptive": Adaptive(min="1/s", max="100/s")}}
+KINDS = {"shaped": {"rate": "20/s"}, "adaptive": {"adaptive": Adaptive(min="5/s", max="100/s")}}
 
 if __name__ == "__main__":
     kind, url, store, seconds = sys.argv[1:]
