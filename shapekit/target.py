@@ -134,10 +134,10 @@ class Routes(Generic[T]):
     'slow'
     """
 
-    def __init__(self, places: Mapping[str, T]) -> None:
+    def __init__(self, places: Mapping[str, T], parse: Callable[[object], Target] | None = None) -> None:
         self._origins: dict[tuple[str, str, int | None], dict[tuple[str, ...], T]] = {}
         for url, place in places.items():
-            target = parsed(url)
+            target = (parse or parsed)(url)
             known = self._origins.setdefault(_origin_of(target), {})
             path = segments(target.path)
             if path in known:

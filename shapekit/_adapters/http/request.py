@@ -44,7 +44,7 @@ from shapekit.keys import SCOPE
 from shapekit.policy import Policy, checked_cost
 from shapekit.rate import Duration, RateLike, duration_us, one_of, parse_rates, whole
 from shapekit.shaper import checked_rates
-from shapekit.target import Routes, Target, constantly, key_of
+from shapekit.target import KeyOf, Routes, Target, constantly, key_of, parsed
 
 __all__ = [
     "Outgoing",
@@ -166,6 +166,10 @@ class Reading(NamedTuple):
     host: Callable[[Any], str]
     """The host alone, as its `Target` has it: the key of most requests."""
     target: Callable[[Any], Target]
+    key: Callable[[Any], KeyOf] = key_of
+    """Reads what is told as `key=`."""
+    route: Callable[[object], Target] = parsed
+    """Reads the keys of `routes=`."""
 
 
 class _Plan(NamedTuple):
@@ -203,7 +207,7 @@ class Outgoing:
         if not isinstance(routes, Mapping):
             raise ConfigError("routes", routes, "is not a table", 'write {"https://api.x/search": "1/s"}')
         self._main = self._own_plan()
-        self._routes = Routes({url: self._route(url, spec) for url, spec in routes.items()})
+        self._routes = Routes({url: self._route(url, spec) for url, spec in routes.items()}, reading.route)
         self._plain = self._plain_plan()
         if self._main is None and not routes:
             raise ConfigError("rate", shaping.get("rate"), "is missing", f'write {wrapper}(rate="10/s")')
@@ -320,11 +324,11 @@ class Outgoing:
         if spec is None:
             spec = otherwise
         if spec is not None:
-            key = key_of(spec)
+            key = self._reading.key(spec)
         elif isinstance(policy.key, str):
             key = constantly(policy.key)
         else:
-            key = key_of(policy.key)
+            key = self._reading.key(policy.key)
         target = self._reading.target
         return _Plan(
             policy,
