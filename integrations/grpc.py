@@ -92,14 +92,14 @@ class _Code(str):
         return self.status
 
 
-class _Unsent(aio.AioRpcError, grpc.Call, grpc.Future):
+class _Unsent(aio.AioRpcError, grpc.Call, grpc.Future):  # pyright: ignore
     """A call that was not sent. Its arguments are those of the shapekit error that it also is.
 
     Like the errors of gRPC's synchronous calls it is the call itself, too, and one that has ended: what
     `.future()`, a stream or another interceptor gets in place of the call.
     """
 
-    code: ClassVar[_Code]  # type: ignore[assignment]  # pyright: ignore
+    code: ClassVar[Any]  # pyright: ignore
 
     def __init__(self, *args: Any) -> None:
         super().__init__(self.code.status, aio.Metadata(), aio.Metadata())
@@ -144,7 +144,7 @@ class _Unsent(aio.AioRpcError, grpc.Call, grpc.Future):
     def cancelled(self) -> bool:
         return False
 
-    def time_remaining(self) -> None:
+    def time_remaining(self) -> Any:
         return None
 
     def __iter__(self) -> Self:
@@ -157,7 +157,7 @@ class _Unsent(aio.AioRpcError, grpc.Call, grpc.Future):
 class QueueFullError(errors.QueueFullError, _Unsent):
     """`shapekit.QueueFullError` that is also a `grpc.RpcError`, with the status RESOURCE_EXHAUSTED."""
 
-    code: ClassVar[_Code] = _Code(errors.QueueFullError.code, StatusCode.RESOURCE_EXHAUSTED)
+    code: ClassVar[Any] = _Code(errors.QueueFullError.code, StatusCode.RESOURCE_EXHAUSTED)
 
 
 class TimeoutTooShortError(QueueFullError):
@@ -177,13 +177,13 @@ class TimeoutTooShortError(QueueFullError):
 class QuotaExhaustedError(errors.QuotaExhaustedError, _Unsent):
     """`shapekit.QuotaExhaustedError` that is also a `grpc.RpcError`, with the status RESOURCE_EXHAUSTED."""
 
-    code: ClassVar[_Code] = _Code(errors.QuotaExhaustedError.code, StatusCode.RESOURCE_EXHAUSTED)
+    code: ClassVar[Any] = _Code(errors.QuotaExhaustedError.code, StatusCode.RESOURCE_EXHAUSTED)
 
 
 class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
     """`shapekit.StoreUnavailableError` that is also a `grpc.RpcError`, with the status UNAVAILABLE."""
 
-    code: ClassVar[_Code] = _Code(errors.StoreUnavailableError.code, StatusCode.UNAVAILABLE)
+    code: ClassVar[Any] = _Code(errors.StoreUnavailableError.code, StatusCode.UNAVAILABLE)
 
 
 _REFUSALS: dict[type[errors.ShapekitError], type[_Unsent]] = {
@@ -407,7 +407,7 @@ async def _watch(call: Any, admission: Admission) -> None:
             if call.cancelled():
                 error = asyncio.CancelledError()
             elif code is not StatusCode.OK:
-                error = aio.AioRpcError(code, trailing_metadata=metadata, details=details)
+                error = aio.AioRpcError(code, aio.Metadata(), metadata, details)
     finally:
         await admission.__aexit__(None if error is None else type(error), error, None)
 
@@ -451,7 +451,7 @@ _ROUTE_FIX = 'write "/package.Service", or "/package.Service/Method"'
 
 def _path(details: Any) -> str:
     """The path of a call: gRPC has it as text, or on asyncio as bytes."""
-    method = details.method
+    method: str | bytes = details.method
     return method.decode() if isinstance(method, bytes) else method
 
 
@@ -534,7 +534,7 @@ def _retry_info_ms(metadata: dict[str, Any]) -> int:
         for number, detail in _fields(metadata.get("grpc-status-details-bin", b"")):
             parts = dict(_fields(detail)) if number == 3 else {}
             if parts.get(1, b"").rpartition(b"/")[2] == b"google.rpc.RetryInfo":
-                delay = dict(_fields(dict(_fields(parts.get(2, b""))).get(1, b"")))
+                delay: dict[int, int] = dict(_fields(dict(_fields(parts.get(2, b""))).get(1, b"")))
                 return math.ceil(delay.get(1, 0) * 1_000 + delay.get(2, 0) / 1_000_000)
     except (AttributeError, LookupError, TypeError, ValueError):
         pass  # not what it should be: then it says nothing

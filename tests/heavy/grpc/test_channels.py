@@ -140,9 +140,7 @@ def test_errors_pickle():
 # timeouts
 
 
-def test_a_wait_that_does_not_fit_the_timeout_fails_at_once_and_costs_nothing(
-    channel, service, policy, kind
-):
+def test_a_wait_that_does_not_fit_the_timeout_fails_at_once_and_costs_nothing(channel, service, policy, kind):
     shaped = shape(channel, policy=policy)
     KINDS[kind](shaped, timeout=50)
     with pytest.raises(TimeoutTooShortError) as caught:
@@ -225,12 +223,8 @@ def test_without_feedback_nothing_is_heard(channel, service):
 
 
 def test_a_parser_of_ones_own_reads_the_trailing_metadata(channel, service):
-    policy = Policy(
-        "1000/s",
-        feedback=Feedback(lambda answer: read.append(answer)),
-        clock=ManualClock(autojump=True),
-    )
     read = []
+    policy = Policy("1000/s", feedback=Feedback(read.append), clock=ManualClock(autojump=True))
     service.says = lambda context: context.set_trailing_metadata((("x-left", "0"), ("x-bin", b"1")))
     KINDS["unary_unary"](shape(channel, policy=policy))
     assert [(answer.status, dict(answer.fields)) for answer in read] == [(200, {"x-left": "0"})]
@@ -480,7 +474,11 @@ def test_mistakes_are_named(channel, options, told):
 
 def test_what_is_no_channel_is_named(channel):
     shaped = shape(channel, rate="1/s")
-    for given, told in ((shaped, "shaped already"), ("1/s", r"write shape\(rate='1/s'\)"), (1j, "is no channel")):
+    for given, told in (
+        (shaped, "shaped already"),
+        ("1/s", r"write shape\(rate='1/s'\)"),
+        (1j, "is no channel"),
+    ):
         with pytest.raises(ConfigError, match=told):
             shape(given, rate="1/s")
 
