@@ -1,0 +1,569 @@
+"""gRPC: calls of a channel wait for their slots, and obey the server's refusals.
+
+    channel = shape(grpc.insecure_channel("localhost:50051"), rate="10/s")
+
+    channel = grpc.aio.insecure_channel("localhost:50051", interceptors=interceptors(rate="10/s"))
+
+A channel is shaped after it was made, except on asyncio: there it takes its interceptors only when it is
+made, and needs one for each kind of call. So there is one function for each.
+
+A call takes one slot when it is sent, however many messages it then carries. What gRPC repeats by itself,
+below the interceptors (the retry policy of a service config), takes none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, NamedTuple, Self, Unpack
+
+from shapekit import errors
+from shapekit._adapters.http.request import (
+    Outgoing,
+    Reading,
+    Shaping,
+    Target,
+    aobserve,
+    may_say,
+    observe,
+    options_now,
+    refuse_rate,
+    request_options,
+    translated,
+)
+from shapekit._runtime.failures import Unheard
+from shapekit.admission import Admission
+from shapekit.errors import ConfigError, RateLimitedError
+from shapekit.keys import KeySpec, KeyTemplate
+from shapekit.target import KeyOf, constantly, key_of, segments
+
+try:
+    import grpc
+    from grpc import StatusCode, aio
+except ImportError as error:
+    raise errors.missing("shape", "grpc") from error
+
+__all__ = [
+    "QueueFullError",
+    "QuotaExhaustedError",
+    "Rpc",
+    "StoreUnavailableError",
+    "TimeoutTooShortError",
+    "interceptors",
+    "request_options",
+    "shape",
+]
+
+
+class Rpc(NamedTuple):
+    """A call that is about to be sent: what a callable `key` or `cost` is given."""
+
+    service: str
+    """The full name of the service, such as "google.cloud.speech.v1.Speech"."""
+    method: str
+    """The name of the method, such as "Recognize"."""
+    request: Any
+    """The request message; None where the client sends a stream of them."""
+    details: Any
+    """The `grpc.ClientCallDetails`, with the call's metadata and timeout."""
+
+    @classmethod
+    def of(cls, details: Any, request: Any) -> Self:
+        """From what an interceptor is given."""
+        service, _, method = _path(details).strip("/").rpartition("/")
+        return cls(service, method, request, details)
+
+
+class _Code(str):
+    """The code of a shapekit error, which also answers as the method `code` of an RpcError."""
+
+    __slots__ = ("status",)
+    status: StatusCode
+
+    def __new__(cls, text: str, status: StatusCode) -> Self:
+        made = super().__new__(cls, text)
+        made.status = status
+        return made
+
+    def __call__(self) -> StatusCode:
+        return self.status
+
+
+class _Unsent(aio.AioRpcError, grpc.Call, grpc.Future):  # pyright: ignore
+    """A call that was not sent. Its arguments are those of the shapekit error that it also is.
+
+    Like the errors of gRPC's synchronous calls it is the call itself, too, and one that has ended: what
+    `.future()`, a stream or another interceptor gets in place of the call.
+    """
+
+    code: ClassVar[Any]  # pyright: ignore
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(self.code.status, aio.Metadata(), aio.Metadata())
+        self.args = args
+
+    __str__ = Exception.__str__
+    __repr__ = Exception.__repr__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args
+
+    def details(self) -> str:
+        return str(self)
+
+    def result(self, timeout: float | None = None) -> Any:
+        raise self
+
+    def exception(self, timeout: float | None = None) -> Self:
+        return self
+
+    def traceback(self, timeout: float | None = None) -> Any:
+        return self.__traceback__
+
+    def add_done_callback(self, fn: Any) -> None:
+        fn(self)
+
+    def add_callback(self, callback: Any) -> bool:
+        return False
+
+    def done(self) -> bool:
+        return True
+
+    def running(self) -> bool:
+        return False
+
+    def is_active(self) -> bool:
+        return False
+
+    def cancel(self) -> bool:
+        return False
+
+    def cancelled(self) -> bool:
+        return False
+
+    def time_remaining(self) -> Any:
+        return None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        raise self
+
+
+class QueueFullError(errors.QueueFullError, _Unsent):
+    """`shapekit.QueueFullError` that is also a `grpc.RpcError`, with the status RESOURCE_EXHAUSTED."""
+
+    code: ClassVar[Any] = _Code(errors.QueueFullError.code, StatusCode.RESOURCE_EXHAUSTED)
+
+
+class TimeoutTooShortError(QueueFullError):
+    """The timeout of the call is too short for the wait: raised at once, before anything is consumed."""
+
+    def __str__(self) -> str:
+        if self.decision.binding is not None:
+            return super().__str__()
+        return (
+            f"{errors.whose(self.key, self.policy)}: a wait of {errors.seconds_words(self.delay)} exceeds "
+            f"the call's timeout of {errors.seconds_words(self.max_wait)}; "
+            "raise timeout=…, lower the traffic, "
+            f"or retry after {errors.seconds_words(self.retry_after)}"
+        )
+
+
+class QuotaExhaustedError(errors.QuotaExhaustedError, _Unsent):
+    """`shapekit.QuotaExhaustedError` that is also a `grpc.RpcError`, with the status RESOURCE_EXHAUSTED."""
+
+    code: ClassVar[Any] = _Code(errors.QuotaExhaustedError.code, StatusCode.RESOURCE_EXHAUSTED)
+
+
+class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
+    """`shapekit.StoreUnavailableError` that is also a `grpc.RpcError`, with the status UNAVAILABLE."""
+
+    code: ClassVar[Any] = _Code(errors.StoreUnavailableError.code, StatusCode.UNAVAILABLE)
+
+
+_REFUSALS: dict[type[errors.ShapekitError], type[_Unsent]] = {
+    errors.QueueFullError: QueueFullError,
+    errors.QuotaExhaustedError: QuotaExhaustedError,
+    errors.StoreUnavailableError: StoreUnavailableError,
+}
+_REFUSALS_OF_TIME = {**_REFUSALS, errors.QueueFullError: TimeoutTooShortError}
+
+
+def shape(channel: grpc.Channel, **shaping: Unpack[Shaping]) -> grpc.Channel:
+    """A channel whose calls are shaped, to make stubs with instead of the given one.
+
+    Takes the keywords of `Policy`, or `policy=`, and:
+
+    - `key`: by default all calls of the channel share one limit, because a rate is what its server allows in
+      all. A template such as `"{service}/{method}"` or `"{request.parent}"`, or a callable that takes an
+      `Rpc`, gives each key a limit of its own.
+    - `cost`: a number, or a callable that takes an `Rpc`.
+    - `routes`: other rates or policies for a service or method, as in
+      `{"/google.cloud.speech.v1.Speech/Recognize": "300/min"}`.
+
+    The calling thread waits for the slot, also of a `.future()` or a stream: these return once the call has
+    been sent. The `timeout` of a call runs while it waits: one that is too short for the wait raises
+    TimeoutTooShortError at once, and what is left of it goes to the call.
+
+    Set options of a call around it: `with request_options(cost=5, key=…, max_wait=…, skip=True):`.
+
+    Shape the bare channel, and put other interceptors around it: calls that they repeat then wait, too.
+    """
+    refuse_rate("channel", channel, "shape")
+    if isinstance(channel, aio.Channel):
+        raise ConfigError(
+            "channel",
+            channel,
+            "is an asyncio channel, which takes interceptors only when it is made",
+            'write grpc.aio.insecure_channel(target, interceptors=interceptors(rate="10/s"))',
+        )
+    if not isinstance(channel, grpc.Channel):
+        raise ConfigError("channel", channel, "is no channel of gRPC", "pass a grpc.Channel")
+    if channel in _SHAPED:
+        raise ConfigError(
+            "channel",
+            channel,
+            "is shaped already: each call would wait twice",
+            "shape it once; give several limits to one policy, or to routes=",
+        )
+    shaped: grpc.Channel = grpc.intercept_channel(channel, _Interceptor(_outgoing("shape", shaping)))
+    _SHAPED.add(shaped)
+    return shaped
+
+
+_SHAPED: weakref.WeakSet[grpc.Channel] = weakref.WeakSet()
+
+
+def interceptors(**shaping: Unpack[Shaping]) -> list[aio.ClientInterceptor]:
+    """Interceptors under one limit, for `grpc.aio.insecure_channel` or `secure_channel`.
+
+    Takes the keywords of `shape`. They wait without blocking the event loop: awaiting or iterating a call
+    waits for its slot first, and raises the refusal. List them last, after interceptors that repeat calls.
+    """
+    outgoing = _outgoing("interceptors", shaping)
+    return [kind(outgoing) for kind in (_UnaryUnary, _UnaryStream, _StreamUnary, _StreamStream)]
+
+
+def _outgoing(wrapper: str, shaping: Shaping) -> Outgoing:
+    outgoing = Outgoing(wrapper, _READING, **shaping)
+    if outgoing.responds:
+        raise ConfigError(
+            "on_reject",
+            "respond",
+            "needs a response, and only the service can say what its messages are",
+            'leave on_reject="raise": the error is a grpc.RpcError, and its retry_after says when',
+        )
+    return outgoing
+
+
+class _Interceptor(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+):
+    """Shapes the calls of a synchronous channel, in the thread that makes them."""
+
+    def __init__(self, outgoing: Outgoing) -> None:
+        self._outgoing = outgoing
+
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return self._call(continuation, client_call_details, request, request)
+
+    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return self._call(continuation, client_call_details, request, request)
+
+    def intercept_stream_unary(
+        self, continuation: Any, client_call_details: Any, request_iterator: Any
+    ) -> Any:
+        return self._call(continuation, client_call_details, request_iterator, None)
+
+    def intercept_stream_stream(
+        self, continuation: Any, client_call_details: Any, request_iterator: Any
+    ) -> Any:
+        return self._call(continuation, client_call_details, request_iterator, None)
+
+    def _call(self, continuation: Any, details: Any, sent: Any, request: Any) -> Any:
+        began = time.monotonic()
+        try:
+            admission = self._outgoing.enter(Rpc.of(details, request), options_now(), fits_s=details.timeout)
+        except (RateLimitedError, errors.StoreUnavailableError) as error:
+            refused = _refusal(error, details.timeout)
+            if isinstance(refused, _Unsent):
+                return refused
+            raise refused from error.__cause__
+        if admission is None:
+            return continuation(details, sent)
+        try:
+            call = continuation(_waited(details, time.monotonic() - began), sent)
+        except BaseException as error:
+            admission.__exit__(type(error), error, error.__traceback__)
+            raise
+        if not (isinstance(call, grpc.Call) and isinstance(call, grpc.Future)):
+            # What another interceptor made of a call does not say when it ends.
+            admission.leave()
+            return call
+        if call.done():
+            _ended(call, admission)
+            admission.leave()
+            return call
+        # Without a reference to the call: a stream that is dropped has to be collected, and so cancelled.
+        whole = weakref.ref(call)
+
+        def over() -> None:
+            # On the thread that serves the whole channel.
+            known = whole()
+            if known is not None:
+                _ended(known, admission)
+            admission.leave_soon()
+
+        if not call.add_callback(over):
+            over()
+        return call
+
+
+def _ended(call: Any, admission: Admission) -> None:
+    """Hear what a call that has ended says of the limits, and give back what never counted."""
+    with Unheard(admission.key, "does not hear what its server says"):
+        answer = _Answer.of(call.code(), call.details(), call.trailing_metadata())
+        if answer is not None and may_say(admission, *answer):
+            observe(admission, answer)
+        if admission.policy.refund_on is not None:
+            try:
+                error = call.exception()
+            except grpc.FutureCancelledError as cancelled:
+                error = cancelled
+            if error is not None:
+                admission.__exit__(type(error), error, error.__traceback__)
+
+
+class _AioInterceptor:
+    """Shapes the calls of an asyncio channel. gRPC takes each interceptor for one kind of call only."""
+
+    def __init__(self, outgoing: Outgoing) -> None:
+        self._outgoing = outgoing
+        self._watching: set[asyncio.Task[None]] = set()
+
+    async def _call(self, continuation: Any, details: Any, sent: Any, request: Any) -> Any:
+        began = time.monotonic()
+        try:
+            admission = await self._outgoing.aenter(
+                Rpc.of(details, request), options_now(), fits_s=details.timeout
+            )
+        except (RateLimitedError, errors.StoreUnavailableError) as error:
+            raise _refusal(error, details.timeout) from error.__cause__
+        if admission is None:
+            return await continuation(details, sent)
+        try:
+            call = await continuation(_waited(details, time.monotonic() - began), sent)
+        except BaseException as error:
+            await admission.__aexit__(type(error), error, error.__traceback__)
+            raise
+        # A task, not a callback: a dropped call ends inside a finalizer, where no lock may be taken.
+        task = asyncio.get_running_loop().create_task(_watch(call, admission))
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+        return call
+
+
+class _UnaryUnary(_AioInterceptor, aio.UnaryUnaryClientInterceptor):
+    async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await self._call(continuation, client_call_details, request, request)
+
+
+class _UnaryStream(_AioInterceptor, aio.UnaryStreamClientInterceptor):
+    async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await self._call(continuation, client_call_details, request, request)
+
+
+class _StreamUnary(_AioInterceptor, aio.StreamUnaryClientInterceptor):
+    async def intercept_stream_unary(
+        self, continuation: Any, client_call_details: Any, request_iterator: Any
+    ) -> Any:
+        return await self._call(continuation, client_call_details, request_iterator, None)
+
+
+class _StreamStream(_AioInterceptor, aio.StreamStreamClientInterceptor):
+    async def intercept_stream_stream(
+        self, continuation: Any, client_call_details: Any, request_iterator: Any
+    ) -> Any:
+        return await self._call(continuation, client_call_details, request_iterator, None)
+
+
+async def _watch(call: Any, admission: Admission) -> None:
+    """Wait until a call has ended, hear what it says of the limits, and let its admission leave."""
+    error: BaseException | None = None
+    try:
+        with Unheard(admission.key, "does not hear what its server says"):
+            code, details, metadata = await call.code(), await call.details(), await call.trailing_metadata()
+            answer = _Answer.of(code, details, metadata)
+            if answer is not None and may_say(admission, *answer):
+                await aobserve(admission, answer)
+            if call.cancelled():
+                error = asyncio.CancelledError()
+            elif code is not StatusCode.OK:
+                error = aio.AioRpcError(code, aio.Metadata(), metadata, details)
+    finally:
+        await admission.__aexit__(None if error is None else type(error), error, None)
+
+
+def _refusal(error: errors.ShapekitError, timeout_s: float | None) -> Exception:
+    # Of two bounds the shorter one was applied, in whole microseconds.
+    by_timeout = (
+        isinstance(error, errors.QueueFullError)
+        and timeout_s is not None
+        and error.max_wait > timeout_s - 1e-6
+    )
+    return translated(error, _REFUSALS_OF_TIME if by_timeout else _REFUSALS)
+
+
+class _Details(grpc.ClientCallDetails):
+    """Another interceptor's details of a call, with another timeout."""
+
+    def __init__(self, details: Any, timeout: float) -> None:
+        self._details = details
+        self.timeout = timeout
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._details, name)
+
+
+def _waited(details: Any, waited_s: float) -> Any:
+    """The details of a call after a wait, which its timeout includes."""
+    if details.timeout is None:
+        return details
+    left_s = details.timeout - waited_s
+    return details._replace(timeout=left_s) if hasattr(details, "_replace") else _Details(details, left_s)
+
+
+# keys and routes
+
+_FIELDS = ("service", "method", "request")
+"""The values that a template may name."""
+_KEY_FIX = 'write a template such as "{service}/{method}", or a callable that is given an Rpc'
+_ROUTE_FIX = 'write "/package.Service", or "/package.Service/Method"'
+
+
+def _path(details: Any) -> str:
+    """The path of a call: gRPC has it as text, or on asyncio as bytes."""
+    method: str | bytes = details.method
+    return method.decode() if isinstance(method, bytes) else method
+
+
+def _target(rpc: Rpc) -> Target:
+    return Target("", "", "", None, _path(rpc.details))
+
+
+def _key(spec: KeySpec | KeyTemplate) -> KeyOf:
+    if spec in ("host", "default"):
+        return constantly("default")  # a channel has one host
+    if not isinstance(spec, (str, KeyTemplate)):
+        return key_of(spec)
+    template = KeyTemplate(spec if isinstance(spec, str) else spec.text, _FIELDS)
+    if not template.fields:
+        raise ConfigError("key", spec, "is no template", _KEY_FIX)
+    return lambda _, rpc: template(rpc._asdict())
+
+
+def _route(text: object) -> Target:
+    if not isinstance(text, str) or not text.startswith("/") or len(segments(text)) not in (1, 2):
+        raise ConfigError("routes", text, "is neither a service nor a method", _ROUTE_FIX)
+    return Target("", "", "", None, text)
+
+
+_READING = Reading(lambda _: "default", _target, _key, _route)
+
+
+# what a server says
+
+_STATUSES = {
+    StatusCode.OK: 200,
+    StatusCode.RESOURCE_EXHAUSTED: 429,
+    StatusCode.UNAVAILABLE: 503,
+    StatusCode.UNKNOWN: 500,
+    StatusCode.INTERNAL: 500,
+    StatusCode.DATA_LOSS: 500,
+    StatusCode.DEADLINE_EXCEEDED: 504,
+}
+_REJECTED = 400
+"""Every other code: the server works, and does not like this call."""
+
+
+class _Answer(NamedTuple):
+    """The end of a call, in the words of HTTP that feedback reads."""
+
+    status: int
+    headers: dict[str, str]
+
+    @classmethod
+    def of(
+        cls, code: StatusCode, details: str | None, metadata: Iterable[tuple[str, Any]] | None
+    ) -> Self | None:
+        """None if the call was cancelled: then the server said nothing."""
+        if code is StatusCode.CANCELLED:
+            return None
+        told = dict(metadata or ())
+        headers = {name: value for name, value in told.items() if isinstance(value, str)}
+        # RESOURCE_EXHAUSTED is also what gRPC itself makes of a message that is too long.
+        if code is StatusCode.RESOURCE_EXHAUSTED and "message larger than max (" in (details or ""):
+            return cls(_REJECTED, headers)
+        wait_ms = max(_pushback_ms(told), _retry_info_ms(told))
+        if wait_ms > 0:
+            headers["retry-after-ms"] = str(wait_ms)
+        return cls(_STATUSES.get(code, _REJECTED), headers)
+
+
+def _pushback_ms(metadata: dict[str, Any]) -> int:
+    """The wait in `grpc-retry-pushback-ms`; 0 if there is none: below 0 means not to repeat the call."""
+    told = metadata.get("grpc-retry-pushback-ms", "")
+    return int(told) if isinstance(told, str) and told.isascii() and told.isdecimal() else 0
+
+
+def _retry_info_ms(metadata: dict[str, Any]) -> int:
+    """The wait in `google.rpc.RetryInfo`, one of the details of a `google.rpc.Status`; 0 if there is none.
+
+    By hand, since nothing else here needs protobuf: Status.details is field 3, an Any has its type in 1 and
+    its message in 2, RetryInfo.retry_delay is field 1, and a Duration has seconds in 1 and nanoseconds in 2.
+    """
+    try:
+        for number, detail in _fields(metadata.get("grpc-status-details-bin", b"")):
+            parts = dict(_fields(detail)) if number == 3 else {}
+            if parts.get(1, b"").rpartition(b"/")[2] == b"google.rpc.RetryInfo":
+                delay: dict[int, int] = dict(_fields(dict(_fields(parts.get(2, b""))).get(1, b"")))
+                return math.ceil(delay.get(1, 0) * 1_000 + delay.get(2, 0) / 1_000_000)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        pass  # not what it should be: then it says nothing
+    return 0
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """The fields of a protobuf message, by number: whole numbers, or bytes."""
+    at = 0
+    while at < len(message):
+        tag, at = _whole(message, at)
+        kind = tag & 7
+        if kind == 0:
+            value, at = _whole(message, at)
+            yield tag >> 3, value
+            continue
+        size, at = _whole(message, at) if kind == 2 else ({1: 8, 5: 4}[kind], at)
+        if size < 0:
+            raise ValueError(size)
+        yield tag >> 3, message[at : at + size]
+        at += size
+
+
+def _whole(message: bytes, at: int) -> tuple[int, int]:
+    """A varint, signed in 64 bits, and where the next field begins."""
+    value = shift = 0
+    while True:
+        byte = message[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value - (value >> 63 << 64), at

@@ -1,0 +1,49 @@
+"""The wait in a `google.rpc.Status` is read as protobuf itself reads it, and no bytes do any harm."""
+
+import math
+
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import QuotaFailure
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shapekit.integrations.grpc import _retry_info_ms
+
+from .answers import INFO, packed, retry_in
+
+OTHERS = st.sampled_from([INFO, QuotaFailure(violations=[{"subject": "project", "description": "é" * 200}])])
+
+
+def told(status):
+    return _retry_info_ms({"grpc-status-details-bin": status})
+
+
+@given(
+    st.lists(OTHERS, max_size=2),
+    st.integers(-10, 315_576_000_000),
+    st.integers(0, 999_999_999),
+    st.lists(OTHERS, max_size=2),
+)
+def test_the_wait_is_found_among_the_details(before, seconds, nanos, after):
+    delay = Duration(seconds=seconds, nanos=nanos)
+    status = packed(*before, retry_in(seconds, nanos), *after).SerializeToString()
+    assert told(status) == math.ceil(delay.seconds * 1_000 + delay.nanos / 1_000_000)
+
+
+@given(st.lists(OTHERS, max_size=3))
+def test_a_status_without_it_says_nothing(details):
+    assert told(packed(*details).SerializeToString()) == 0
+
+
+@given(st.binary(max_size=200))
+@example(b"\x12" + b"\xff" * 9 + b"\x01")
+def test_no_bytes_do_any_harm(status):
+    assert isinstance(told(status), int)
+
+
+@given(st.data())
+def test_nor_does_a_status_that_was_damaged(data):
+    status = bytearray(packed(INFO, retry_in(3)).SerializeToString())
+    at = data.draw(st.integers(0, len(status) - 1))
+    status[at] = data.draw(st.integers(0, 255))
+    assert isinstance(told(bytes(status[: data.draw(st.integers(0, len(status)))])), int)
