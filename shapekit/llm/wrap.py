@@ -10,8 +10,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
-from types import TracebackType
-from typing import Any, Self
+from types import SimpleNamespace, TracebackType
+from typing import Any, Self, get_origin, get_type_hints
 
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit.decorator import signature_of
@@ -110,13 +110,15 @@ class AsyncSettledStream(_Listened):
         return await self._inner.aclose()
 
 
-_LATER = 'write: with budget.admit({"messages": …}) as call, client.messages.stream(…) as stream'
+_LATER = 'write: {} budget.admit({{"messages": …}}) as call, client.messages.stream(…) as stream'
 _AWAITED = "wrap the coroutine function itself"
 _NOTHING = TokenUsage(0, 0)
 
 
 def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any:
     """The function, each call of which is admitted by its arguments and settled by its answer."""
+    if (entered := _manages(function)) is not None:
+        raise _later(function, entered)
     parameters = signature_of(function)
     send: Any = _with_headers(function) or function
 
@@ -224,6 +226,42 @@ def _sends_later(function: Any, result: Any) -> ConfigError | None:
         if inspect.iscoroutine(result):
             result.close()
         return ConfigError("function", function, "returns what has to be awaited", _AWAITED)
-    if usage_of(result) is None and (hasattr(result, "__aenter__") or hasattr(result, "__enter__")):
-        return ConfigError("function", function, "returns a context that sends later", _LATER)
-    return None
+    entered = _entered_by(type(result))
+    return None if entered is None or usage_of(result) is not None else _later(function, entered)
+
+
+def _later(function: Any, entered: str) -> ConfigError:
+    return ConfigError("function", function, "returns a context that sends later", _LATER.format(entered))
+
+
+def _entered_by(kind: Any) -> str | None:
+    """How a context manager is entered; None for what is none."""
+    if hasattr(kind, "__enter__"):
+        return "with"
+    return "async with" if hasattr(kind, "__aenter__") else None
+
+
+def _manages(function: Any) -> str | None:
+    """How the context manager is entered that a function says it returns; None if it says nothing like it.
+
+    It is refused before it is made: an asynchronous one of the SDKs holds a coroutine that nothing else than
+    the manager can await or close.
+    """
+    behind = inspect.unwrap(function)
+    is_async = _is(inspect.iscoroutinefunction, function)
+    resource = getattr(getattr(function, "__wrapped__", None), "__self__", None)
+    streaming = getattr(resource, "with_streaming_response", None)
+    if streaming is not None and getattr(streaming, getattr(function, "__name__", ""), None) is function:
+        return "async with" if is_async else "with"
+    told = getattr(behind, "__annotations__", {}).get("return")
+    if is_async or told is None:
+        return None
+    try:
+        # Of all annotations this one alone, for others may need names that only type checkers have.
+        only = SimpleNamespace(__annotations__={"return": told})
+        kind = get_type_hints(only, getattr(behind, "__globals__", {}))["return"]
+    except Exception:
+        return None
+    kind = get_origin(kind) or kind
+    sends_now = any(hasattr(kind, name) for name in ("__await__", "__iter__", "__aiter__", "usage"))
+    return None if sends_now else _entered_by(kind)

@@ -17,8 +17,10 @@ from ..redis_server import shared_server
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-WITH_PYTEST = ROOT / "docs" / "how-to" / "testing-shaped-code.md"  # which test_testing_page.py runs
-RUNNING = [page for page in PAGES if page.parent.name != "tutorial" and page != WITH_PYTEST]
+HOW_TO = ROOT / "docs" / "how-to"
+WITH_PYTEST = HOW_TO / "testing-shaped-code.md"  # which test_testing_page.py runs
+WITH_SDKS = HOW_TO / "sdks-that-take-a-client.md"  # which tests/heavy/cookbook runs
+RUNNING = [page for page in PAGES if page.parent.name != "tutorial" and page not in (WITH_PYTEST, WITH_SDKS)]
 """The tutorial is walked through by test_tutorial.py."""
 LINKING = [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"))]
 

@@ -1,5 +1,7 @@
 """The SDKs of OpenAI and Anthropic, as they are: one line, and their calls are budgeted."""
 
+import operator
+
 import anthropic
 import anyio
 import httpx2
@@ -138,6 +140,24 @@ def test_a_manager_of_a_stream_is_entered_beside_the_call(model, one, used):
     with one.admit(CHAT) as call, clients.anthropic.messages.stream(**CHAT) as stream:
         call.settle(stream.get_final_message())
     assert used(one) == 48
+
+
+MANAGERS = (
+    "anthropic.messages.stream",
+    "anthropic.beta.messages.stream",
+    "anthropic.messages.with_streaming_response.create",
+    "openai.chat.completions.stream",
+    "openai.responses.stream",
+    "openai.chat.completions.with_streaming_response.create",
+)
+
+
+@pytest.mark.parametrize("path", MANAGERS)
+def test_a_manager_of_a_stream_is_refused_before_it_is_made(clients, one, refused, path):
+    method = operator.attrgetter(path)(clients)
+    told = refused(lambda: one.wrap(method), "function")
+    entered = "async with" if clients.is_async else "with"
+    assert f"write: {entered} budget.admit" in str(told)
 
 
 def test_nobody_there_costs_neither_tokens_nor_a_turn(one, used, free_port):

@@ -128,6 +128,57 @@ def test_what_only_sends_later_is_a_mistake_that_costs_nothing(one, used, refuse
     assert used(one) == 0
 
 
+class AsyncManager:
+    """As those of the SDKs are: it holds the coroutine that it awaits when it is entered."""
+
+    def __init__(self, request):
+        self.request = request
+
+    async def __aenter__(self):
+        pytest.fail("it was not entered")
+
+    async def __aexit__(self, *_):
+        pass
+
+
+class SettledAtOnce(AsyncManager):
+    usage = None
+
+    def __enter__(self):
+        pytest.fail("it was not entered")
+
+    def __exit__(self, *_):
+        pass
+
+
+def test_a_manager_that_is_told_of_is_refused_before_it_is_made(one, refused):
+    def stream(prompt: "NameForTypeCheckers") -> "AsyncManager":  # noqa: F821
+        pytest.fail("it was not called")
+
+    told = refused(lambda: one.wrap(stream), "function")
+    assert "returns a context that sends later; write: async with budget.admit" in str(told)
+
+
+def test_an_answer_that_can_be_entered_is_no_manager(one, used):
+    def ask(prompt="why?") -> SettledAtOnce:
+        answer = SettledAtOnce(None)
+        answer.usage = ANSWER["usage"]
+        return answer
+
+    assert one.wrap(ask)().usage
+    assert used(one) == 60
+
+
+@pytest.mark.parametrize("told", ["NameForTypeCheckers", "no expression", "int", None])
+def test_what_a_function_says_of_its_answer_is_no_concern_otherwise(one, used, told):
+    def ask(prompt="why?"):
+        return ANSWER
+
+    ask.__annotations__["return"] = told
+    assert one.wrap(ask)() is ANSWER
+    assert used(one) == 60
+
+
 # a store that is gone takes no answer away
 
 

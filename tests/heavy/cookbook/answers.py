@@ -1,0 +1,50 @@
+"""What the servers of the SDKs answer, by the end of the path."""
+
+from __future__ import annotations
+
+import json
+
+from ...adapters.http.server import Arrival, Reply
+from ...llm.model import CHAT, RESPONSE
+
+COHERE = {
+    "id": "1",
+    "finish_reason": "COMPLETE",
+    "message": {"role": "assistant", "content": [{"type": "text", "text": "yes"}]},
+}
+GEMINI = {"candidates": [{"content": {"role": "model", "parts": [{"text": "yes"}]}}]}
+SHEET = {"spreadsheetId": "some", "properties": {"title": "some"}, "sheets": []}
+CUSTOMERS = {"object": "list", "data": [], "has_more": False, "url": "/v1/customers"}
+OUTPUT = [
+    {
+        "id": "m",
+        "type": "message",
+        "role": "assistant",
+        "status": "completed",
+        "content": [{"type": "output_text", "text": "yes", "annotations": []}],
+    }
+]
+
+ANSWERS = {
+    "/chat/completions": CHAT,
+    "/v2/chat": COHERE,
+    ":generateContent": GEMINI,
+    "/api/models/some": {"id": "some"},
+    "/v4/spreadsheets/some": SHEET,
+    "/v1/customers": CUSTOMERS,
+    "/responses": {**RESPONSE, "output": OUTPUT},
+}
+HEADERS = {"Content-Type": "application/json", "Connection": "close"}
+"""No client keeps a connection that it would have to close in time, on the loop that it was made on."""
+
+
+def answer(arrival: Arrival) -> Reply:
+    path = arrival.path.partition("?")[0]
+    told = next((told for end, told in ANSWERS.items() if path.endswith(end)), None)
+    assert told, arrival.path
+    return Reply(200, HEADERS, json.dumps(told).encode())
+
+
+def refusal(arrival: Arrival) -> Reply:
+    """A 429 that holds for seven seconds."""
+    return Reply(429, {**HEADERS, "Retry-After": "7"}, b'{"message": "slow down"}')
