@@ -15,7 +15,7 @@ from shapekit._queue.accounts import MOST_KEYS
 from shapekit.events import Departed, Exhausted, Held, Refused, Reserved
 from shapekit.testing import FaultyStore
 
-from .calls import once_reserved, targeted
+from .calls import SCOPE, once_reserved, targeted
 
 
 class Reply:
@@ -99,8 +99,11 @@ def test_one_that_waits_is_refused_with_it_too(world, policy, heard, way):
     assert heard[-1] == Refused("stripe", "alice", 1, "account_exhausted", 50.1, True)
 
 
-def test_a_call_to_a_part_of_the_server_is_refused_with_it(world, policy):
-    policy.scoped.scopes.learn("alice", targeted(policy, "alice").unentered().target, "search")
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_call_to_a_part_of_the_server_is_refused_with_it(world, policy, is_held):
+    targeted(policy, "alice").unentered()  # from now on the key is known to have parts
+    if is_held:
+        world.flow(policy.scoped.hold, 5.0, "alice", SCOPE)
     ask(world, policy, SPENT)
     with pytest.raises(AccountExhaustedError):
         world.run(policy, "scoped", "alice", max_wait="10s")
@@ -115,7 +118,7 @@ def test_it_ends_where_the_hold_is_ended(world, policy, clock, how):
         world.do(policy.shaper.reset, "alice")
     clock.advance(1)
     world.run(policy, "admit", "alice", max_wait=0)
-    policy.shaper.hold("30s", key="alice")
+    policy.shaper.hold("2min", key="alice")
     with pytest.raises(QueueFullError):
         world.run(policy, "admit", "alice", max_wait=0)
 

@@ -1,5 +1,7 @@
 """An exhausted account, as the SDKs of OpenAI and Anthropic tell of it: the budget is held, and says why."""
 
+from types import SimpleNamespace
+
 import anthropic
 import openai
 import pytest
@@ -63,10 +65,10 @@ def test_a_call_that_may_wait_finds_out_whether_there_is_credit_again(clients, m
     assert clock.now() == pytest.approx(180.36)
 
 
-def test_an_error_that_has_no_response_body_may_have_it_itself(budget, clock):
+def test_an_error_may_have_the_body_that_its_response_has_not(budget):
     class Refused(Exception):
-        def __init__(self):
-            self.status_code, self.headers, self.body = 429, {}, QUOTA["error"]
+        response = SimpleNamespace(status_code=429, headers={})
+        body = QUOTA["error"]
 
     one = budget(requests="500/min", tokens="60k/min")
     with pytest.raises(Refused), one.admit(100):

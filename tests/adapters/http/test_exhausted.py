@@ -125,6 +125,9 @@ def test_a_body_that_is_not_unpacked_is_the_clients_to_complain_of(server, polic
     with library.Client(transport=ours.ShapedTransport(policy=policy)) as client:
         with pytest.raises(library.DecodingError):
             client.get(server.url)
+        policy.shaper.reset()
+        with client.stream("GET", server.url) as response:
+            assert b"".join(response.iter_raw()) == b"no gzip"
         assert held() == 1  # as a 429 that says no more
 
 
