@@ -123,19 +123,20 @@ def test_it_ends_where_the_hold_is_ended(world, policy, clock, how):
         world.run(policy, "admit", "alice", max_wait=0)
 
 
-def test_a_process_that_has_not_heard_it_waits_as_long(world, clock, heard):
-    store = MemoryStore(clock)
+def test_a_process_that_has_not_heard_it_waits_as_long(clock, store):
     one, other = (Policy("10/s", name="stripe", store=store) for _ in range(2))
-    ask(world, one, SPENT)
+    with one.admit("alice") as admission:
+        pass
+    admission.observe(SPENT)
     with pytest.raises(QueueFullError) as caught:
-        world.run(other, "admit", "alice", max_wait="10s")
+        other.shaper.schedule("alice", max_wait="10s")
     assert caught.value.delay == 60.1
     # Its hold is ended there, and a long line that comes after that is no exhausted account.
     other.shaper.resume(key="alice")
-    clock.advance(1)
+    clock.advance(6)
     assert other.shaper.reserve("alice", cost=300).accepted
-    with pytest.raises(QueueFullError) as caught:
-        world.run(one, "admit", "alice", max_wait=0)
+    with pytest.raises(QueueFullError):
+        one.shaper.schedule("alice", max_wait=0)
 
 
 def test_the_rate_of_an_adaptive_policy_stays(world, clock, heard):
