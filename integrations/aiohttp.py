@@ -20,9 +20,12 @@ from shapekit import errors
 from shapekit._adapters.http.request import (
     Outgoing,
     Reading,
+    Replied,
     Shaping,
     Target,
+    ahear_body,
     aobserve,
+    may_be_exhausted,
     may_say,
     options_now,
     request_options,
@@ -39,6 +42,7 @@ except ImportError as error:
     raise errors.missing("shaped_middleware", "aiohttp") from error
 
 __all__ = [
+    "AccountExhaustedError",
     "QueueFullError",
     "QuotaExhaustedError",
     "StoreUnavailableError",
@@ -81,6 +85,10 @@ class QuotaExhaustedError(errors.QuotaExhaustedError, _Unsent):
     """`shapekit.QuotaExhaustedError` that is also an `aiohttp.ClientError`."""
 
 
+class AccountExhaustedError(errors.AccountExhaustedError, QuotaExhaustedError):
+    """`shapekit.AccountExhaustedError` that is also an `aiohttp.ClientError`."""
+
+
 class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
     """`shapekit.StoreUnavailableError` that is also an `aiohttp.ClientError`."""
 
@@ -88,6 +96,7 @@ class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
 _REFUSALS: dict[type[errors.ShapekitError], type[_Unsent]] = {
     errors.QueueFullError: QueueFullError,
     errors.QuotaExhaustedError: QuotaExhaustedError,
+    errors.AccountExhaustedError: AccountExhaustedError,
     errors.StoreUnavailableError: StoreUnavailableError,
 }
 _REFUSALS_OF_TIME = {**_REFUSALS, errors.QueueFullError: TimeoutTooShortError}
@@ -144,6 +153,8 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
             if may_say(admission, response.status, response.raw_headers):
                 admission.target = _target(request)
                 await aobserve(admission, response)
+                if may_be_exhausted(admission, response.status, response.content_type):
+                    _hear_body(response, admission)
         except BaseException as error:
             if not isinstance(error, GeneratorExit):
                 response.close()
@@ -180,6 +191,20 @@ async def _hold(response: ClientResponse, admission: Admission) -> None:
             admission.leave_soon()
 
     connection.add_callback(given_up)
+
+
+def _hear_body(response: ClientResponse, admission: Admission) -> None:
+    """Look at the body when it is read, by `read`, `text` or `json`."""
+    attributes = vars(response)
+
+    async def read() -> bytes:
+        # What leads from a response to itself is cut.
+        attributes.pop("read", None)
+        body = await response.read()
+        await ahear_body(admission, Replied(response.status, response.raw_headers, body))
+        return body
+
+    attributes["read"] = read
 
 
 def _by_timeout(error: errors.ShapekitError, left_s: float | None) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar, Unpack
 
 from shapekit import errors
 from shapekit._adapters.http.request import Outgoing, Shaping
-from shapekit._adapters.http.transport import READING, HeldStream, Transport, shape_client
+from shapekit._adapters.http.transport import READING, HeardStream, HeldStream, Transport, shape_client
 
 try:
     import httpx
@@ -22,6 +22,7 @@ except ImportError as error:
     raise errors.missing("ShapedTransport", "httpx") from error
 
 __all__ = [
+    "AccountExhaustedError",
     "QueueFullError",
     "QuotaExhaustedError",
     "ShapedTransport",
@@ -64,12 +65,20 @@ class QuotaExhaustedError(errors.QuotaExhaustedError, _Unsent):
     """`shapekit.QuotaExhaustedError` that is also an `httpx.TransportError`."""
 
 
+class AccountExhaustedError(errors.AccountExhaustedError, QuotaExhaustedError):
+    """`shapekit.AccountExhaustedError` that is also an `httpx.TransportError`."""
+
+
 class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
     """`shapekit.StoreUnavailableError` that is also an `httpx.TransportError`."""
 
 
 class _HeldStream(HeldStream, httpx.SyncByteStream, httpx.AsyncByteStream):
     """A response body whose request is in flight until it ends or is closed."""
+
+
+class _HeardStream(HeardStream, httpx.SyncByteStream, httpx.AsyncByteStream):
+    """A response body that may say that the account is exhausted."""
 
 
 class ShapedTransport(Transport, httpx.BaseTransport, httpx.AsyncBaseTransport):
@@ -97,9 +106,11 @@ class ShapedTransport(Transport, httpx.BaseTransport, httpx.AsyncBaseTransport):
     refusals: ClassVar[Any] = {
         errors.QueueFullError: QueueFullError,
         errors.QuotaExhaustedError: QuotaExhaustedError,
+        errors.AccountExhaustedError: AccountExhaustedError,
         errors.StoreUnavailableError: StoreUnavailableError,
     }
     held_stream: ClassVar[Any] = _HeldStream
+    heard_stream: ClassVar[Any] = _HeardStream
 
     def __init__(
         self,

@@ -23,8 +23,11 @@ from shapekit._adapters.http.request import (
     Outgoing,
     Passage,
     Reading,
+    Replied,
     Shaping,
     Target,
+    hear_body,
+    may_be_exhausted,
     may_say,
     observe,
     options_now,
@@ -46,6 +49,7 @@ except ImportError as error:
     raise errors.missing("ShapedAdapter", "requests") from error
 
 __all__ = [
+    "AccountExhaustedError",
     "QueueFullError",
     "QuotaExhaustedError",
     "ShapedAdapter",
@@ -86,6 +90,10 @@ class QuotaExhaustedError(errors.QuotaExhaustedError, _Unsent):
     """`shapekit.QuotaExhaustedError` that is also a `requests.RequestException`."""
 
 
+class AccountExhaustedError(errors.AccountExhaustedError, QuotaExhaustedError):
+    """`shapekit.AccountExhaustedError` that is also a `requests.RequestException`."""
+
+
 class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
     """`shapekit.StoreUnavailableError` that is also a `requests.RequestException`."""
 
@@ -93,6 +101,7 @@ class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
 _REFUSALS: dict[type[errors.ShapekitError], type[_Unsent]] = {
     errors.QueueFullError: QueueFullError,
     errors.QuotaExhaustedError: QuotaExhaustedError,
+    errors.AccountExhaustedError: AccountExhaustedError,
     errors.StoreUnavailableError: StoreUnavailableError,
 }
 
@@ -219,6 +228,10 @@ class ShapedAdapter(BaseAdapter):
             if may_say(admission, response.status_code, response.headers):
                 admission.target = _target(request)
                 observe(admission, response)
+                content_type = response.headers.get("Content-Type")
+                # A session reads such a body next.
+                if not stream and may_be_exhausted(admission, response.status_code, content_type):
+                    hear_body(admission, Replied(response.status_code, response.headers, response.content))
         except BaseException:
             response.close()
             raise

@@ -67,14 +67,16 @@ _NOT_NOW = (RateLimitedError, StoreUnavailableError)
 class retry_if_throttled(retry_base):  # noqa: N801 - named as tenacity names its own
     """Retry after a 429, 503 or 529, returned or carried by an exception, and after our refusals that pass.
 
-    A spent quota does not pass before its period does: QuotaExhaustedError is not retried.
+    A spent quota does not pass before its period does, and an exhausted account not before its owner pays:
+    QuotaExhaustedError is not retried, nor an answer such as OpenAI's `insufficient_quota`.
     """
 
     def __call__(self, retry_state: RetryCallState) -> bool:  # noqa: D102 - as tenacity says
         ending = _ending(retry_state)
         if isinstance(ending.failure, RateLimitedError):
             return not isinstance(ending.failure, QuotaExhaustedError)
-        return ending.answer is not None and ending.answer.status in _THROTTLED
+        answer = ending.answer
+        return answer is not None and answer.status in _THROTTLED and not ending.is_exhausted
 
 
 class stop_when_quota_exhausted(stop_base):  # noqa: N801

@@ -24,6 +24,7 @@ from shapekit.clock import Clock, ManualClock, SystemClock
 from shapekit.decision import Decision, Forecast
 from shapekit.decorator import shaped
 from shapekit.errors import (
+    AccountExhaustedError,
     ConfigError,
     CostExceedsLimitError,
     QueueFullError,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GCRA",
+    "AccountExhaustedError",
     "Adaptive",
     "AdaptiveRate",
     "Admission",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shapekit.policy import Policy
     from shapekit.target import Target
 
-__all__ = ["Admission", "Pending", "hint_of"]
+__all__ = ["Admission", "Pending", "body_of", "hint_of"]
 
 _REFUSED, _FAILED, _ILL = 429, 400, 500
 
@@ -157,8 +157,9 @@ class Admission:
 
         If the answer names a scope and the call's `target` is known, only that scope is held.
 
-        Takes a response of httpx, requests or aiohttp, or whatever has a status and headers. Returns what
-        was heard; None if nothing was said, or the policy has no feedback.
+        Takes a response of httpx, requests or aiohttp, or whatever has a status and headers. Its body counts
+        if it was read already, and is not read here. Returns what was heard; None if nothing was said, or the
+        policy has no feedback.
         """
         core = self.policy.shaper.core
         hint = hint_of(self, self.policy.feedback, response, core.clock.wall_us() / SECOND_US)
@@ -336,6 +337,11 @@ class Admission:
         return number > 0
 
     async def _heed(self, driver: Driver, response: Any, hint: ServerHint | None) -> ServerHint | None:
+        if hint is not None and hint.exhausted:
+            # It says nothing of the rate.
+            if self.policy.enforce and hint.hold_s > 0:
+                await self._core.exhausted(driver, hint.hold_s, self.key)
+            return hint
         if self.policy.enforce and self._core.queue.adapts:
             lesson = self._lesson(response, hint)
             await self.policy.shaper.adaptive.learn(driver, self.key, lesson)
@@ -409,13 +415,26 @@ def hint_of(
     headers = getattr(response, "raw_headers", None)
     if headers is None:
         headers = getattr(response.headers, "raw", response.headers)
+    status = _status_of(response)
     return feedback.read(
-        _status_of(response),
+        status,
         headers,
         sent_at=admission.sent_at,
         received_at=received_at,
         key=admission.key,
+        body=body_of(response) if status >= _FAILED else None,
     )
+
+
+def body_of(response: Any) -> Any:
+    """The body of a response, or of an SDK's error, that was read already; None if it was not."""
+    # httpx and requests, then aiohttp, keep a body that was read under these names. By their public ones it
+    # would be read now.
+    for name in ("body", "_content", "_body"):
+        body = getattr(response, name, None)
+        if isinstance(body, bytes | Mapping):
+            return body
+    return None
 
 
 def _status_of(response: Any) -> int:

@@ -6,6 +6,7 @@
     ├── RateLimitedError                    rate_limit_exceeded   not now; `.retry_after` says when
     │   ├── QueueFullError                  queue_full            the wait is longer than `max_wait`
     │   └── QuotaExhaustedError             quota_exhausted       the budget of the period is spent
+    │       └── AccountExhaustedError       account_exhausted     the server says the account is spent
     └── StoreUnavailableError               store_unavailable     the shared truth cannot be asked
 
 Every class carries a frozen `code`, which survives where `isinstance` does not (two copies of the
@@ -19,6 +20,7 @@ from typing import ClassVar
 from shapekit.decision import Decision
 
 __all__ = [
+    "AccountExhaustedError",
     "ConfigError",
     "CostExceedsLimitError",
     "QueueFullError",
@@ -235,6 +237,18 @@ class QuotaExhaustedError(RateLimitedError):
         return (
             f"{whose(self.key, self.policy)}: the quota is spent, {_number(decision.current)} of "
             f"{_number(decision.limit)} used; the next period begins in {self._retry_words}"
+        )
+
+
+class AccountExhaustedError(QuotaExhaustedError):
+    """The server has said that the account has nothing left to spend; `retry_after` leads to the next try."""
+
+    code: ClassVar[str] = "account_exhausted"
+
+    def __str__(self) -> str:
+        return (
+            f"{whose(self.key, self.policy)}: the server says that the account has nothing left to spend; "
+            f"add credit or raise its spending limit, and retry after {self._retry_words}"
         )
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "Cancelled",
     "Departed",
     "Event",
+    "Exhausted",
     "Held",
     "Listener",
     "Listening",
@@ -96,7 +97,7 @@ class Refused(_Event):
     key: str
     cost: int
     code: str
-    """`queue_full` or `quota_exhausted`, the `code` of the error."""
+    """`queue_full`, `quota_exhausted` or `account_exhausted`, the `code` of the error."""
     delay: float
     """Seconds that the call would have had to wait."""
     waited: bool
@@ -138,6 +139,18 @@ class Held(_Event):
     """Seconds from now."""
     added: float
     """Seconds that this adds to the hold known to this process; all of them if it knew of none."""
+
+
+class Exhausted(_Event):
+    """A server has said that the account behind a key has nothing left to spend, and the key is held.
+
+    Sent once for each hold, by every process that hears it.
+    """
+
+    policy: str
+    key: str
+    length: float
+    """Seconds from now until a call may try again."""
 
 
 class Resumed(_Event):
@@ -218,6 +231,7 @@ Event: TypeAlias = (
     | Cancelled
     | Measured
     | Held
+    | Exhausted
     | Resumed
     | RateChanged
     | Settled

@@ -23,6 +23,7 @@ from shapekit import (
     errors,
 )
 from shapekit.errors import (
+    AccountExhaustedError,
     ConfigError,
     CostExceedsLimitError,
     QueueFullError,
@@ -69,6 +70,10 @@ EXAMPLES = {
         "policy 'stripe', key 'eu': the quota is spent, 1,000,000 of 1,000,000 used; "
         "the next period begins in 31 d"
     ),
+    AccountExhaustedError(DENIAL._replace(retry_after_us=50_100_000), "eu", "stripe"): (
+        "policy 'stripe', key 'eu': the server says that the account has nothing left to spend; "
+        "add credit or raise its spending limit, and retry after 50.1 s"
+    ),
     StoreUnavailableError("gone"): "gone",
 }
 EACH = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
@@ -86,6 +91,7 @@ def test_the_tree():
         "RateLimitedError": ["ShapekitError"],
         "QueueFullError": ["RateLimitedError"],
         "QuotaExhaustedError": ["RateLimitedError"],
+        "AccountExhaustedError": ["QuotaExhaustedError"],
         "StoreUnavailableError": ["ShapekitError"],
     }
 
@@ -99,6 +105,7 @@ def test_the_codes_are_frozen():
         "RateLimitedError": "rate_limit_exceeded",
         "QueueFullError": "queue_full",
         "QuotaExhaustedError": "quota_exhausted",
+        "AccountExhaustedError": "account_exhausted",
         "StoreUnavailableError": "store_unavailable",
     }
 

@@ -18,7 +18,13 @@ from shapekit.admission import Admission
 from shapekit.config import PolicyOptions
 from shapekit.decision import Decision
 from shapekit.decorator import Calls
-from shapekit.errors import ConfigError, QueueFullError, QuotaExhaustedError, RateLimitedError
+from shapekit.errors import (
+    AccountExhaustedError,
+    ConfigError,
+    QueueFullError,
+    QuotaExhaustedError,
+    RateLimitedError,
+)
 from shapekit.feedback import Feedback, ServerHint
 from shapekit.policy import Policy, checked_cost, checked_key
 from shapekit.rate import SECOND_US, Duration, RateLike, duration_us, one_of, whole
@@ -132,7 +138,7 @@ class Slip(NamedTuple):
 
 
 _REFUSALS: dict[str, Callable[..., RateLimitedError]] = {
-    kind.__name__: kind for kind in (QueueFullError, QuotaExhaustedError)
+    kind.__name__: kind for kind in (QueueFullError, QuotaExhaustedError, AccountExhaustedError)
 }
 
 

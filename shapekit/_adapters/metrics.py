@@ -69,7 +69,7 @@ OTHER = "other"
 MOST_KEYS = 10_000
 """The most keys of a policy that may have labels of their own."""
 LONGEST_KEY = 128
-OUTCOMES = ("departed", "queue_full", "quota_exhausted", "cancelled")
+OUTCOMES = ("departed", "queue_full", "quota_exhausted", "account_exhausted", "cancelled")
 """How a shaped call ends: it leaves, is refused with the error of that code, or gives its slot back."""
 WAIT_BOUNDS = (0, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 """The bounds of the histogram of waits, in seconds. The first counts those who left at once."""

@@ -13,14 +13,15 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from shapekit._adapters.http.request import aobserve, observe
+from shapekit._adapters.http.request import Replied, aobserve, observe
 from shapekit._runtime.drivers import Driver, Twin
 from shapekit._runtime.sleepers import AS_CONFIGURED, max_wait_us
-from shapekit.admission import Admission
+from shapekit.admission import Admission, body_of
 from shapekit.algorithms.base import CHECK, REFUND, share_of
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
 from shapekit.feedback import Feedback
+from shapekit.feedback.account import error_of, says_exhausted
 from shapekit.feedback.feedback import Incidents
 from shapekit.policy import Policy
 from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, whole
@@ -52,15 +53,15 @@ class Ending(NamedTuple):
         for bearer in bearers:
             for status in (getattr(bearer, "status_code", None), getattr(bearer, "status", None)):
                 if isinstance(status, int):
-                    return Replied(status, _headers_of(bearer))
+                    # Where an SDK has closed the response, its error has the body.
+                    return Replied(status, _headers_of(bearer), body_of(bearer) or body_of(self.failure))
         return None
 
-
-class Replied(NamedTuple):
-    """An answer in the form that `Admission.observe` takes."""
-
-    status: int
-    headers: Any
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the answer says that the account has nothing left to spend."""
+        answer = self.answer
+        return answer is not None and says_exhausted(error_of(answer.status, answer.body))
 
 
 class ServerWord:
@@ -93,7 +94,9 @@ class _NothingConcluded(Incidents):
 
     __slots__ = ()
 
-    def unhinted(self, place: Any, first_s: float, sent_at: float, received_at: float) -> float:
+    def unhinted(
+        self, place: Any, first_s: float, sent_at: float, received_at: float, most_s: float | None = None
+    ) -> float:
         return 0.0
 
 

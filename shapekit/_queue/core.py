@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from shapekit._queue.accounts import Accounts
 from shapekit._queue.key_status import KeyStatus
 from shapekit._queue.reporter import Budgets, Reporter
 from shapekit._queue.reservation import Outlook, Reservation
@@ -63,6 +64,7 @@ class Core:
             from shapekit._queue.prefetch import prefetched  # noqa: PLC0415 - for prefetch only
 
             self.prefetch, self.status = prefetched(name, store, queue, prefetch)
+        self.accounts = Accounts(store.clock)
         self.reporter = Reporter(name, store.clock, self.sleepers)
         self.budgets = Budgets(name, queue, store, self.reporter.ears)
         self.waiter = Waiter(name, queue, store, self.sleepers, self.status, self.reporter)
@@ -202,11 +204,20 @@ class Core:
             self.reporter.held(key, held_us)
         return held_us / SECOND_US
 
+    async def exhausted(self, driver: Driver, length_s: float, key: str) -> None:
+        """Hold a key because the server says that its account has nothing left to spend."""
+        length_us = round(length_s * SECOND_US)
+        # Told first: it is as true while the store does not answer.
+        if self.accounts.exhausted(key, length_us):
+            self.reporter.exhausted(key, length_us)
+        await self.hold(driver, length_s, key)
+
     async def resume(self, driver: Driver, key: str) -> float:
         """End a hold; returns how many seconds the key stays held, so that every waiting call hears of it."""
         notice_us = await self.waiter.notice_us(driver, checked_key(key))
         with self.reporter.watching(key):
             left_us: int = await driver.ask(self._resume, key, notice_us)
+        self.accounts.forget(key)
         if left_us == notice_us:
             self.reporter.resumed(key, left_us)
         return left_us / SECOND_US
@@ -245,6 +256,7 @@ class Core:
         """Reset a key."""
         with self.reporter.watching(checked_key(key)):
             await driver.ask(self._reset, key)
+        self.accounts.forget(key)
         self.reporter.was_reset(key)
 
     async def close(self, driver: Driver, store: Store | None) -> None:

@@ -35,6 +35,7 @@ from shapekit.events import (
     Cancelled,
     Departed,
     Ears,
+    Exhausted,
     Held,
     Measured,
     RateChanged,
@@ -135,7 +136,7 @@ class Budgets:
 MOST_HOLDS = 1_024
 """How many keys are remembered as held; for a forgotten key, a hold counts as new."""
 
-_DEBUG, _INFO = 10, 20
+_DEBUG, _INFO, _WARNING = 10, 20, 30
 LONG_US = 60 * SECOND_US
 """A wait above this that no `max_wait` bounds is worth a warning."""
 
@@ -242,6 +243,18 @@ class Reporter:
         level = _INFO if added_us == length_us else _DEBUG
         if log := _log("shapekit.shaper", level):
             log.log(level, "%s: key %r is held for %s", self._name, key, span_words(length_us))
+
+    def exhausted(self, key: str, length_us: int) -> None:
+        """The account of a key has nothing left to spend."""
+        if self.ears:
+            self.ears.tell(Exhausted(self._name, key, length_us / SECOND_US))
+        if log := _log("shapekit.shaper", _WARNING):
+            log.warning(
+                "%s: the server says that the account of key %r has nothing left to spend; held for %s",
+                self._name,
+                key,
+                span_words(length_us),
+            )
 
     def resumed(self, key: str, left_us: int) -> None:
         """A hold was ended early."""

@@ -392,7 +392,9 @@ class ScopedSlots:
         """Give the slot back; a refusal is raised in terms of the whole wait."""
         with suppress(StoreUnavailableError):
             await self._give_back(driver, caller)
-        told = caller.told(error) if isinstance(error, QueueFullError) else error
+        told = error
+        if isinstance(error, QueueFullError):
+            told = self._core.accounts.named(caller.told(error))
         self._core.reporter.ended(
             caller.key, caller.cost, told, had_slot=caller.had_slot, returned=caller.is_returned
         )

@@ -209,7 +209,7 @@ class Patience:
     __slots__ = (
         *("asked_us", "due_us", "heard_after", "is_held", "is_marked", "key", "moves", "order"),
         *("_ahead_us", "_clock", "_cost", "_generation", "_gives_up_us", "_leaves_by_us", "_max_wait_us"),
-        *("_policy", "_queued_us", "_slot_us"),
+        *("_accounts", "_policy", "_queued_us", "_slot_us"),
     )
 
     def __init__(
@@ -222,6 +222,7 @@ class Patience:
     ) -> None:
         grant = reservation.grant
         self._clock = clock
+        self._accounts = reservation.core.accounts
         self._policy = reservation.core.name
         self._generation = grant.generation
         self._queued_us = grant.due_us
@@ -323,7 +324,7 @@ class Patience:
         if not is_little or until_us + ahead_us > now + SOON_US:
             held_back = Decision(False, 1, 1, 0, self.due_us, wait_us - self._max_wait_us)
             delay, bound = wait_us / SECOND_US, self._max_wait_us / SECOND_US
-            raise QueueFullError(held_back, self.key, delay, bound, self._policy)
+            raise self._accounts.named(QueueFullError(held_back, self.key, delay, bound, self._policy))
 
 
 def refusal(reservation: Reservation, max_wait_us: int | None) -> RateLimitedError:
@@ -332,4 +333,5 @@ def refusal(reservation: Reservation, max_wait_us: int | None) -> RateLimitedErr
     if decision.binding is not None:
         # A queue sets `binding` only when a spent budget has refused the call.
         return QuotaExhaustedError(decision, key, policy)
-    return QueueFullError(decision, key, reservation.delay, (max_wait_us or 0) / SECOND_US, policy)
+    error = QueueFullError(decision, key, reservation.delay, (max_wait_us or 0) / SECOND_US, policy)
+    return reservation.core.accounts.named(error)

@@ -44,6 +44,8 @@ class ServerHint(NamedTuple):
     """When more units are available; in token-bucket dialects, when all are."""
     scope: str | None = None
     """The part of the server that the hint applies to, such as a GitHub resource or a Discord bucket."""
+    exhausted: bool = False
+    """Whether the account has nothing left to spend, so that slowing down does not help."""
 
 
 SAYS_NOTHING = ServerHint()
@@ -80,6 +82,8 @@ class Answer(NamedTuple):
     """Epoch seconds: the server's if it sent a Date, else the local clock's."""
     retry_s: float | None = None
     """The wait that `retry-after-ms` or `Retry-After` asks for, if positive."""
+    error: Mapping[str, Any] | None = None
+    """The error in the JSON body of a 400, 402, 403 or 429, if the client has read the body."""
 
     def whole(self, name: str) -> int | None:
         """The field as a whole number."""
@@ -135,7 +139,12 @@ def says_nothing(lines: list[tuple[Any, Any]]) -> bool:
     return not lines or (len(lines) == 1 and len(lines[0][0]) == len("date"))
 
 
-def heard(status: int, lines: list[tuple[Any, Any]], received_at: float) -> Answer:
+def heard(
+    status: int,
+    lines: list[tuple[Any, Any]],
+    received_at: float,
+    error: Mapping[str, Any] | None = None,
+) -> Answer:
     """Make an Answer of the picked lines."""
     told: dict[str, str] = {}
     for raw_name, raw_value in lines:
@@ -146,7 +155,7 @@ def heard(status: int, lines: list[tuple[Any, Any]], received_at: float) -> Answ
         now = received_at
     retry = fields.number(told.get("retry-after-ms"))
     retry = retry / 1_000 if retry else fields.retry_after(told.get("retry-after"), now)
-    return Answer(status, told, now, retry if retry and retry > 0 else None)
+    return Answer(status, told, now, retry if retry and retry > 0 else None, error)
 
 
 def _text(raw: Any) -> str:
@@ -181,11 +190,12 @@ def shopify_graphql(cost_extension: Mapping[str, Any] | None) -> ServerHint | No
     Such a body comes with status 200 and no header shows it, so only code that reads the body can pass it on.
     Malformed costs give None. The hold is not bounded here: see `Feedback.bounded`.
 
-        >>> shopify_graphql({
+        >>> hint = shopify_graphql({
         ...     "requestedQueryCost": 101,
         ...     "throttleStatus": {"maximumAvailable": 1000.0, "currentlyAvailable": 1, "restoreRate": 50.0},
         ... })
-        ServerHint(hold_s=2.0, remaining=1, limit=1000, window_s=None, reset_s=19.98, scope=None)
+        >>> hint.hold_s, hint.remaining, hint.limit, hint.reset_s
+        (2.0, 1, 1000, 19.98)
     """
     asked = _number(cost_extension, "requestedQueryCost")
     status = cost_extension.get("throttleStatus") if isinstance(cost_extension, Mapping) else None

@@ -19,6 +19,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 from shapekit._runtime import forks
 from shapekit._runtime.virtual import forgets
+from shapekit.feedback.account import (
+    CHALLENGES,
+    PAYMENT_REQUIRED,
+    STATUSES,
+    error_of,
+    says_exhausted,
+)
 from shapekit.feedback.dialects import (
     DIALECTS,
     FIRST_HOLD_S,
@@ -67,17 +74,21 @@ class Incidents:
     def __bool__(self) -> bool:
         return bool(self.known)
 
-    def unhinted(self, place: Place, first_s: float, sent_at: float, received_at: float) -> float:
-        """The hold from `received_at` on: a new step, or what is left of the current hold."""
+    def unhinted(
+        self, place: Place, first_s: float, sent_at: float, received_at: float, most_s: float | None = None
+    ) -> float:
+        """The hold from `received_at` on: a new step of `most_s` at most, or what is left of the last one."""
+        if most_s is None:
+            most_s = self.max_hold_s
         with self._lock:
             known = self.known.get(place)
-            step = min(first_s, self.max_hold_s)
+            step = min(first_s, most_s)
             if known is not None:
                 if sent_at < known.until:
                     # Never longer than the hold: a wall clock may have been set back.
                     return max(0.0, min(known.until - received_at, known.hold_s))
-                if sent_at - known.until <= self.max_hold_s:
-                    step = min(max(first_s, 2 * known.step_s), self.max_hold_s)
+                if sent_at - known.until <= most_s:
+                    step = min(max(first_s, 2 * known.step_s), most_s)
             self._keep(place, _Incident(received_at + step, step, step))
             return step
 
@@ -108,6 +119,11 @@ class Incidents:
 
 
 _SUCCESS_BELOW = 400
+ACCOUNT = "the account"
+"""The scope of the incidents of an exhausted account. A server's own has no blanks."""
+FIRST_PROBE_S = 60.0
+LONGEST_PROBE_S = 3_600.0
+"""How long an exhausted account is held before a call may try again: at first, and at most."""
 _LEAST_HOLD_S = 0.001
 """A shorter hold is treated as none."""
 
@@ -116,8 +132,8 @@ class Feedback:
     """Reads answers and returns holds: on which scope and for how long, at most `max_hold`.
 
         >>> feedback = Feedback()
-        >>> feedback.read(429, {"Retry-After": "2"}, sent_at=100.0, received_at=100.1)
-        ServerHint(hold_s=2.0, remaining=None, limit=None, window_s=None, reset_s=None, scope=None)
+        >>> feedback.read(429, {"Retry-After": "2"}, sent_at=100.0, received_at=100.1).hold_s
+        2.0
 
     1. A 429, 503 or 529 holds for as long as it says. Zero, or an instant in the past, is ignored.
     2. An answer of any status that leaves nothing remaining holds until the reset, if it names one.
@@ -130,7 +146,12 @@ class Feedback:
 
     - `dialect`: "auto" detects it from the fields of each answer; a name from DIALECTS reads only that one; a
       callable is a parser of your own, from an Answer (with all its fields) to a ServerHint or None.
-    - `max_hold`: the bound of every hold.
+    - `max_hold`: the bound of every other hold.
+
+    4. An answer that says that the account has nothing left to spend holds for 1 min, 2 min, 4 min … up to an
+       hour, whatever `max_hold` is: one step per incident. It says so by an error in its body, such as
+       OpenAI's `insufficient_quota`, or by a 402 that names no time and does not ask for the payment of this
+       one request.
 
     It does no I/O and has no clock; it keeps the incidents of at most 1,024 keys and scopes. It can be shared
     by threads and copied to processes.
@@ -151,29 +172,48 @@ class Feedback:
         self._incidents = Incidents(self.max_hold_s)
 
     def read(
-        self, status: int, headers: Headers, *, sent_at: float, received_at: float, key: str = "default"
+        self,
+        status: int,
+        headers: Headers,
+        *,
+        sent_at: float,
+        received_at: float,
+        key: str = "default",
+        body: object = None,
     ) -> ServerHint | None:
         """Read the answer to a request under `key`; None if it says nothing about limits.
 
         `sent_at` is when the request left, `received_at` when its answer came, in epoch seconds of the wall
-        clock.
+        clock. `body`, if it was read, is JSON text as bytes, or what was parsed from it.
         """
-        lines = picked(headers, self._wanted)
-        if status != REFUSED and self._wanted is not None and says_nothing(lines):
-            if self._incidents and status < _SUCCESS_BELOW:
-                self._incidents.over((key, None), sent_at)
+        error = error_of(status, body)
+        # A challenge to pay is in fields that no dialect reads.
+        lines = picked(headers, None if status == PAYMENT_REQUIRED else self._wanted)
+        if (
+            status not in (REFUSED, PAYMENT_REQUIRED)
+            and error is None
+            and self._wanted is not None
+            and says_nothing(lines)
+        ):
+            self._succeeded(status, key, None, sent_at)
             return None
-        answer = heard(status, lines, received_at)
+        answer = heard(status, lines, received_at, error)
         hint, first_hold_s = self._parsed(answer)
+        if _is_exhausted(answer, hint):
+            hold_s = self._incidents.unhinted(
+                (key, ACCOUNT), FIRST_PROBE_S, sent_at, received_at, LONGEST_PROBE_S
+            )
+            return (hint or SAYS_NOTHING)._replace(
+                hold_s=hold_s if hold_s >= _LEAST_HOLD_S else 0.0, scope=None, exhausted=True
+            )
         place = (key, None if hint is None else hint.scope)
         hold_s = self._within(_told(answer, hint))
         if hold_s > 0:
             self._incidents.hinted(place, hold_s, received_at)
         elif status == REFUSED:
             hold_s = self._within(self._incidents.unhinted(place, first_hold_s, sent_at, received_at))
-        elif self._incidents and status < _SUCCESS_BELOW:
-            self._incidents.over(place, sent_at)
-            self._incidents.over((key, None), sent_at)
+        else:
+            self._succeeded(status, *place, sent_at)
         if hint is None:
             hint = SAYS_NOTHING
         if hold_s == 0 and hint == SAYS_NOTHING and status != REFUSED:
@@ -185,7 +225,7 @@ class Feedback:
 
         `headers` are lines, or names alone.
         """
-        if status == REFUSED or self._wanted is None or self._incidents.known:
+        if status in STATUSES or self._wanted is None or self._incidents.known:
             return False
         texts, encoded, _, telling = self._wanted
         for line in headers:
@@ -198,6 +238,11 @@ class Feedback:
     def bounded(self, hint: ServerHint) -> ServerHint:
         """Bound the hold of a hint from elsewhere: 0, or from a millisecond to `max_hold`."""
         return hint._replace(hold_s=self._within(hint.hold_s))
+
+    def _succeeded(self, status: int, key: str, scope: str | None, sent_at: float) -> None:
+        if self._incidents and status < _SUCCESS_BELOW:
+            for ended in {scope, None, ACCOUNT}:
+                self._incidents.over((key, ended), sent_at)
 
     def _within(self, hold_s: float) -> float:
         # In this form, NaN gives no hold.
@@ -224,12 +269,19 @@ def _chosen(dialect: str | Parser) -> tuple[Dialect, ...]:
     return (DIALECTS[name]._replace(marks=()),)
 
 
+def _is_exhausted(answer: Answer, hint: ServerHint | None) -> bool:
+    if says_exhausted(answer.error) or (hint is not None and hint.exhausted):
+        return True
+    is_unhinted = answer.status == PAYMENT_REQUIRED and answer.retry_s is None
+    return is_unhinted and answer.fields.keys().isdisjoint(CHALLENGES)
+
+
 def _told(answer: Answer, hint: ServerHint | None) -> float:
     """The wait that the answer itself asks for; 0 if none."""
     said = []
     if hint is not None:
         said.append(hint.hold_s)
-    if answer.status == REFUSED or answer.status in UNAVAILABLE:
+    if answer.status in (REFUSED, PAYMENT_REQUIRED, *UNAVAILABLE):
         said.append(answer.retry_s or 0.0)
     if hint is not None and hint.remaining == 0:
         said.append(hint.reset_s or 0.0)

@@ -249,7 +249,8 @@ class LLMCall:
         hint = self._heard(response)
         if hint is not None and hint.hold_s > 0:
             for policy in self._policies():
-                await policy.shaper.core.hold(driver, hint.hold_s, self.key)
+                hold = policy.shaper.core.exhausted if hint.exhausted else policy.shaper.core.hold
+                await hold(driver, hint.hold_s, self.key)
         return hint
 
     async def _failed(self, driver: Driver, error: BaseException) -> None:

@@ -295,6 +295,7 @@ EXAMPLES = [
     events.Cancelled("stripe", "alice", 1, True),
     events.Measured("stripe", "alice", 1, 0.5, None),
     events.Held("stripe", "alice", 30.0, 30.0),
+    events.Exhausted("stripe", "alice", 60.0),
     events.Resumed("stripe", "alice", 0.25),
     events.Settled("stripe", "alice", 5, 7),
     events.RateChanged("stripe", "alice", 9.2, 10.0),

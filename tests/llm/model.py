@@ -79,13 +79,14 @@ class Model:
     def __init__(self):
         self.status = 200
         self.headers = {}
+        self.refusal = {}
         self.asked = []
 
     def __call__(self, request):
         asked = json.loads(request.content)
         self.asked.append(asked)
         if self.status != 200:
-            return httpx2.Response(self.status, headers=self.headers, json={})
+            return httpx2.Response(self.status, headers=self.headers, json=self.refusal)
         answer, stream = ANSWERS[request.url.path]
         if asked.get("stream"):
             headers = {**self.headers, "content-type": "text/event-stream"}

@@ -8,6 +8,7 @@ from shapekit.events import (
     Cancelled,
     Departed,
     Event,
+    Exhausted,
     Held,
     Listening,
     Measured,
@@ -41,6 +42,8 @@ def hears(event: Event) -> None:
             assert_type((rate, before), tuple[float, float])
         case Measured(code=wished):
             assert_type(wished, str | None)
+        case Exhausted(length=length):
+            assert_type(length, float)
         case Held(added=added):
             assert_type(added, float)
         case _:

@@ -39,7 +39,8 @@ from shapekit._runtime.sleepers import AS_CONFIGURED, max_wait_us
 from shapekit.admission import Admission
 from shapekit.config import PolicyOptions
 from shapekit.decision import Decision
-from shapekit.errors import ConfigError, RateLimitedError, ShapekitError
+from shapekit.errors import AccountExhaustedError, ConfigError, RateLimitedError, ShapekitError
+from shapekit.feedback.account import STATUSES, error_of, says_exhausted
 from shapekit.keys import SCOPE
 from shapekit.policy import Policy, checked_cost
 from shapekit.rate import Duration, RateLike, duration_us, one_of, parse_rates, whole
@@ -50,9 +51,13 @@ __all__ = [
     "Outgoing",
     "Passage",
     "Reading",
+    "Replied",
     "Shaping",
     "Target",
+    "ahear_body",
     "aobserve",
+    "hear_body",
+    "may_be_exhausted",
     "may_say",
     "observe",
     "request_options",
@@ -376,13 +381,21 @@ _NO_WISHES = _Wishes()
 _NO_WAITS: Mapping[str, Any] = {}
 
 
+REFUSED = "Shapekit-Refused"
+"""The header that tells a 429 of ours from one of the server: the `code` of the error."""
+
+
 def too_many(error: RateLimitedError) -> Answer429:
     """A 429 of our own for a request that was refused and not sent."""
     retry_after = max(1, math.ceil(error.retry_after))
     body = {"code": error.code, "key": error.key, "retry_after": error.retry_after}
+    headers = {"Retry-After": str(retry_after), "Content-Type": "application/json", REFUSED: error.code}
+    if isinstance(error, AccountExhaustedError):
+        # The SDKs of OpenAI and Anthropic obey this, and would try again otherwise.
+        headers["X-Should-Retry"] = "false"
     return Answer429(
         429,
-        {"Retry-After": str(retry_after), "Content-Type": "application/json"},
+        headers,
         json.dumps(body).encode(),
         Passage(error.key, error.decision),
     )
@@ -417,6 +430,39 @@ async def aobserve(admission: Admission, response: Any) -> None:
         await admission.aobserve(response)
     except Exception as error:
         unheard(error, admission.key, _UNTOLD)
+
+
+class Replied(NamedTuple):
+    """An answer in the form that `Admission.observe` takes."""
+
+    status: int
+    headers: Any
+    body: Any = None
+    """What was read of its body; None if nothing was."""
+
+
+def may_be_exhausted(admission: Admission, status: int, content_type: str | None) -> bool:
+    """Whether the body of an answer may say that the account is exhausted.
+
+    shapekit reads no body early: it looks at such a one when the client has read it.
+    """
+    return (
+        status in STATUSES
+        and admission.policy.feedback is not None
+        and "json" in (content_type or "").lower()
+    )
+
+
+def hear_body(admission: Admission, reply: Replied) -> None:
+    """Hear what a body adds to headers that were observed before."""
+    if says_exhausted(error_of(reply.status, reply.body)):
+        observe(admission, reply)
+
+
+async def ahear_body(admission: Admission, reply: Replied) -> None:
+    """`hear_body`, awaitable."""
+    if says_exhausted(error_of(reply.status, reply.body)):
+        await aobserve(admission, reply)
 
 
 def translated(error: ShapekitError, refusals: Mapping[type[ShapekitError], type[Exception]]) -> Exception:

@@ -1,12 +1,15 @@
 """Transport: what the wrappers of httpx and httpx2 share, which differ in whose classes they speak of.
 
 HeldStream: the body of a response, whose request is in flight until it ends, breaks or is closed.
+
+HeardStream: the body of a refusal, which may say that the account is exhausted.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
@@ -14,9 +17,13 @@ from shapekit._adapters.http.request import (
     Outgoing,
     Passage,
     Reading,
+    Replied,
     Shaping,
     Target,
+    ahear_body,
     aobserve,
+    hear_body,
+    may_be_exhausted,
     may_say,
     observe,
     refuse_rate,
@@ -27,9 +34,10 @@ from shapekit._runtime import forks
 from shapekit._runtime.cancellation import given_back, giving_back
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError, ShapekitError, StoreUnavailableError
+from shapekit.feedback.account import MOST_BYTES
 from shapekit.policy import Policy
 
-__all__ = ["HeldStream", "Transport"]
+__all__ = ["HeardStream", "HeldStream", "Transport"]
 
 
 class HeldStream:
@@ -77,6 +85,69 @@ class HeldStream:
         return getattr(self._stream, name)
 
 
+class HeardStream:
+    """The body of a response of httpx or httpx2, whose base classes go beside this one.
+
+    Nothing of it is changed, and nothing is read early: it is looked at when it has been read to its end.
+    """
+
+    def __init__(self, stream: Any, admission: Admission, library: Any, response: Any) -> None:
+        self._stream = stream
+        self._admission = admission
+        self._library = library
+        # Without the response, which has this stream: one that is dropped must be collected at once.
+        self._status, self._headers = response.status_code, response.headers
+
+    def __iter__(self) -> Iterator[bytes]:
+        parts = _Beginning()
+        for part in self._stream:
+            parts.add(part)
+            yield part
+        hear_body(self._admission, self._reply(parts))
+
+    def close(self) -> None:
+        """Close the body."""
+        self._stream.close()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        parts = _Beginning()
+        async for part in self._stream:
+            parts.add(part)
+            yield part
+        await ahear_body(self._admission, self._reply(parts))
+
+    async def aclose(self) -> None:
+        """`close`, awaitable."""
+        await self._stream.aclose()
+
+    def _reply(self, parts: _Beginning) -> Replied:
+        body = None
+        if not parts.is_too_long:
+            # What cannot be decoded the client says itself.
+            with suppress(Exception):
+                body = self._library.Response(
+                    self._status, headers=self._headers, content=bytes(parts.body)
+                ).content
+        return Replied(self._status, self._headers, body)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _Beginning:
+    """A body as it came, which is kept only if it is short."""
+
+    def __init__(self) -> None:
+        self.body = bytearray()
+        self.is_too_long = False
+
+    def add(self, part: bytes) -> None:
+        if len(self.body) + len(part) > MOST_BYTES:
+            self.is_too_long = True
+        if not self.is_too_long:
+            self.body += part
+
+
 _SYNC, _ASYNC = "HTTPTransport", "AsyncHTTPTransport"
 
 
@@ -108,6 +179,8 @@ class Transport:
     """Errors of ours as errors of the library's, too."""
     held_stream: ClassVar[Any]
     """`HeldStream` as a body of the library's."""
+    heard_stream: ClassVar[Any]
+    """`HeardStream` as a body of the library's."""
 
     def __init__(self, transport: Any = None, **options: Any) -> None:
         refuse_rate("transport", transport, type(self).__name__)
@@ -170,6 +243,7 @@ class Transport:
             if may_say(admission, response.status_code, response.headers.raw):
                 admission.target = _target(request)
                 observe(admission, response)
+                self._hear_body(admission, response)
         except BaseException:
             response.close()
             raise
@@ -199,10 +273,17 @@ class Transport:
             if may_say(admission, response.status_code, response.headers.raw):
                 admission.target = _target(request)
                 await aobserve(admission, response)
+                self._hear_body(admission, response)
         except BaseException as error:
             await given_back(error, response.aclose)
             raise
         return response
+
+    def _hear_body(self, admission: Admission, response: Any) -> None:
+        """Look at the body once it was read, unless it was before and has been observed."""
+        content_type = response.headers.get("content-type")
+        if not response.is_closed and may_be_exhausted(admission, response.status_code, content_type):
+            response.stream = self.heard_stream(response.stream, admission, self.library, response)
 
     def _refused(self, error: RateLimitedError | StoreUnavailableError) -> Any:
         if self._outgoing.responds and isinstance(error, RateLimitedError):

@@ -10,6 +10,7 @@ import pytest
 import requests
 
 from shapekit import (
+    AccountExhaustedError,
     Decision,
     MemoryStore,
     QueueFullError,
@@ -48,6 +49,7 @@ ERRORS = [
     (Fuller(DENIED, "key", 2.0, 1.0), "QueueFullError"),
     (QuotaExhaustedError(DENIED, "key"), "QuotaExhaustedError"),
     (Spent(DENIED, "key"), "QuotaExhaustedError"),
+    (AccountExhaustedError(DENIED, "key"), "AccountExhaustedError"),
     (StoreUnavailableError("gone"), "StoreUnavailableError"),
     (Partitioned("gone"), "StoreUnavailableError"),
     (Further("gone", 7), "StoreUnavailableError"),

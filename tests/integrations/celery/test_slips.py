@@ -5,7 +5,7 @@ import time
 import pytest
 from celery import Celery
 
-from shapekit import Decision, MemoryStore, Policy, QueueFullError
+from shapekit import AccountExhaustedError, Decision, MemoryStore, Policy, QueueFullError, QuotaExhaustedError
 from shapekit.integrations.celery import ShapedTask
 from shapekit.integrations.celery.shape import SLIP, Slip
 
@@ -23,10 +23,21 @@ def test_what_was_written_is_read():
     assert read.text() == slip.text()
 
 
-def test_a_refusal_is_raised_as_it_was():
-    refused = QueueFullError(Decision(False, 10, 10, 0, 0, 1_000_000), "key", 2.0, 1.0)
+DENIED = Decision(False, 10, 10, 0, 0, 1_000_000)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        QueueFullError(DENIED, "key", 2.0, 1.0),
+        QuotaExhaustedError(DENIED, "key"),
+        AccountExhaustedError(DENIED, "key"),
+    ],
+    ids=lambda refused: refused.code,
+)
+def test_a_refusal_is_raised_as_it_was(refused):
     read = Slip.of({**HEADERS, SLIP: Slip.refused(HEADERS, refused).text()})
-    assert type(read.error) is QueueFullError
+    assert type(read.error) is type(refused)
     assert str(read.error) == str(refused)
     assert travelling().error is None
 

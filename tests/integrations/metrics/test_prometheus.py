@@ -40,7 +40,8 @@ def test_calls_are_counted_by_what_became_of_them(clock, registry, scrape):
         labels["outcome"]: seen("shapekit_calls_total", **labels)
         for labels in seen.labels("shapekit_calls_total")
     }
-    assert counted == {"departed": 6, "queue_full": 1, "quota_exhausted": 1, "cancelled": 2}
+    refused = {"queue_full": 1, "quota_exhausted": 1, "account_exhausted": 0}
+    assert counted == {"departed": 6, **refused, "cancelled": 2}
 
 
 def test_waits_are_what_the_callers_waited(clock, registry, scrape):
@@ -103,7 +104,7 @@ def test_rates_begin_at_nothing(clock, registry, scrape):
     stripe = Policy("10/s", name="stripe", clock=clock)
     with instrument(stripe, registry=registry):
         seen = scrape()
-    for outcome in ("departed", "queue_full", "quota_exhausted", "cancelled"):
+    for outcome in ("departed", "queue_full", "quota_exhausted", "account_exhausted", "cancelled"):
         assert seen("shapekit_calls_total", **STRIPE, outcome=outcome) == 0
     assert seen("shapekit_wait_duration_seconds_count", **STRIPE) == 0
     assert seen("shapekit_store_errors_total", policy="stripe") == 0

@@ -4,12 +4,22 @@ import time
 from email.utils import formatdate
 
 import httpx
+import httpx2
 import pytest
 import tenacity
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapekit import GCRA, Gate, ManualClock, Policy, QueueFullError, QuotaExhaustedError, RateLimitedError
+from shapekit import (
+    GCRA,
+    AccountExhaustedError,
+    Gate,
+    ManualClock,
+    Policy,
+    QueueFullError,
+    QuotaExhaustedError,
+    RateLimitedError,
+)
 from shapekit.errors import CostExceedsLimitError, StoreUnavailableError
 from shapekit.integrations.httpx import ShapedTransport
 from shapekit.integrations.tenacity import retry_if_throttled, stop_when_quota_exhausted, wait_retry_after
@@ -54,6 +64,19 @@ def test_refusals_of_ours_are_retried_if_they_may_pass(after):
     never = [spent(), CostExceedsLimitError(2, 1, "key"), StoreUnavailableError("gone"), KeyError("no")]
     assert not any(retry_if_throttled()(after(failure=error)) for error in never)
     assert not any(retry_if_throttled()(after(result=value)) for value in (None, 429, "429", object()))
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2])
+def test_an_exhausted_account_is_not_retried(after, library):
+    for code, is_retried in (("insufficient_quota", False), ("rate_limit_exceeded", True)):
+        request = library.Request("GET", "http://test/")
+        response = library.Response(429, json={"error": {"code": code}}, request=request)
+        error = library.HTTPStatusError("told", request=request, response=response)
+        seen = [retry_if_throttled()(after(**form)) for form in ({"result": response}, {"failure": error})]
+        assert seen == [is_retried, is_retried]
+    refusal = AccountExhaustedError(limited().decision, "key")
+    assert not retry_if_throttled()(after(failure=refusal))
+    assert stop_when_quota_exhausted()(after(failure=refusal))
 
 
 def test_what_a_shaped_client_raises_is_seen_as_what_it_is(after):

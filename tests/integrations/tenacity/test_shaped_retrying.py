@@ -11,6 +11,7 @@ import tenacity
 
 import shapekit
 from shapekit import (
+    AccountExhaustedError,
     ManualClock,
     MemoryStore,
     Policy,
@@ -107,6 +108,15 @@ def test_one_is_told_and_all_wait(clock):
     other = Upstream(clock, FINE)
     shaped_retrying(yours)(other)
     assert other.asked == pytest.approx([7.1])
+
+
+def test_an_exhausted_account_is_asked_once(clock, run):
+    spent = httpx.Response(429, json={"error": {"code": "insufficient_quota"}})
+    policy, upstream = Policy("10/s", max_wait="10s", clock=clock), Upstream(clock, spent)
+    assert run(shaped_retrying(policy, wait=SECOND), upstream) is spent
+    with pytest.raises(AccountExhaustedError):
+        run(shaped_retrying(policy, wait=SECOND), upstream)
+    assert upstream.asked == [0.0]
 
 
 def test_a_first_attempt_is_shaped_too(clock):
