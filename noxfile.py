@@ -45,7 +45,7 @@ def oldest() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     texts = list(project["dependencies"])
-    for name in set(extras) - {"all", "bench", "dev", "docs"}:
+    for name in set(extras) - {"all", "bench", "dev", "docs", "heavy"}:
         texts += extras[name]
     bounds = [re.fullmatch(r"([\w-]+)>=([\d.]+)", text) for text in texts]
     return sorted({f"{bound[1]}=={bound[2]}.*" for bound in bounds if bound})
@@ -94,6 +94,13 @@ def redis(session: nox.Session, server: str) -> None:
         program = session.run("python", "-c", SERVERS[server], silent=True)
         env["SHAPEKIT_REDIS_SERVER"] = str(program).strip()
     session.run(*PYTEST, *(session.posargs or REDIS_FOLDERS), env=env)
+
+
+@nox.session
+def heavy(session: nox.Session) -> None:
+    """The tests of integrations and SDKs that are too large for `dev`."""
+    session.install("-e", ".[dev,heavy]")
+    session.run(*PYTEST, *(session.posargs or ("tests/heavy",)))
 
 
 @nox.session

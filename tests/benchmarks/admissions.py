@@ -86,7 +86,8 @@ def shared(effort: Effort) -> list[Line]:
         with server.client() as client:
 
             def scripts() -> int:
-                return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
+                stats = client.info("commandstats")
+                return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("eval", "evalsha"))
 
             made = calls(store)
             for call in made.values():
