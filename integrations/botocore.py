@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, Unpack
+from typing import Any, NamedTuple, TypeVar, Unpack, cast
 from weakref import WeakSet, ref
 
 from shapekit import errors
@@ -30,7 +30,7 @@ from shapekit._adapters.http.request import (
 )
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
-from shapekit.keys import KeyTemplate
+from shapekit.keys import KeySpec, KeyTemplate
 from shapekit.target import KeyOf, key_of
 
 try:
@@ -233,7 +233,7 @@ class _Attempts:
         """The client's method that makes the attempts of a call, ending those that no answer has ended."""
 
         def make_request(operation_model: Any, request_dict: Any, context: Any) -> Any:
-            made = client()
+            made: Any = client()
             try:
                 return type(made)._make_request(made, operation_model, request_dict, context)  # noqa: SLF001
             except BaseException as error:
@@ -288,7 +288,7 @@ class _AwaitedAttempts(_Attempts):
 
     def ended(self, client: ref[Any]) -> Callable[..., Any]:
         async def make_request(operation_model: Any, request_dict: Any, context: Any) -> Any:
-            made = client()
+            made: Any = client()
             try:
                 return await type(made)._make_request(made, operation_model, request_dict, context)  # noqa: SLF001
             except BaseException as error:
@@ -313,7 +313,7 @@ def _key_of(spec: Any) -> KeyOf:
         template = KeyTemplate(spec if isinstance(spec, str) else spec.text, _FIELDS)
         return lambda _, attempt: template(attempt._asdict())
     if callable(spec):
-        return key_of(spec)
+        return key_of(cast("KeySpec", spec))
     raise ConfigError(
         "key", spec, "is neither text nor callable", 'write "{region}:{service}", or a callable'
     )

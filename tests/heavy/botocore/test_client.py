@@ -263,13 +263,14 @@ def test_a_permit_ends_with_its_attempt_however_that_ends(server, client, option
         raise RuntimeError("no credentials")
 
     client.meta.events.register("before-sign.sqs", unsigned)
-    with pytest.raises(RuntimeError, match="no credentials"):
+    with pytest.raises(RuntimeError, match="no credentials") as kept:
         client.list_queues()
     client.meta.events.unregister("before-sign.sqs", unsigned)
     nobody = shape(boto3.client("sqs", **{**options, "endpoint_url": "http://127.0.0.1:1"}), policy=policy)
     with pytest.raises(EndpointConnectionError):
         nobody.list_queues()
     client.list_queues()
+    assert kept.traceback  # by which the frames of the call live on, and the permit is not merely collected
     nobody.close()
 
 
