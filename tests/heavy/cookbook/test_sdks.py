@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -281,4 +282,6 @@ def test_a_429_of_an_mcp_server_holds_its_messages(listed, tools):
     with suppress(httpx2.HTTPStatusError):  # over streamable HTTP the client tries an older handshake
         listed()
     assert listed() == ["add"]
-    assert tools.left[:3] == pytest.approx([0.0, 7.1, 7.2])
+    assert tools.left[:2] == pytest.approx([0.0, 7.1])
+    # A message of the first session, which fails meanwhile, may have had one of the slots.
+    assert all(later - earlier > 0.0999 for earlier, later in pairwise(tools.left))
