@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from .test_reference import PUBLIC, ROOT, named, public_names
+from .test_reference import ABSENT, PUBLIC, ROOT, named, public_names
 
 INTERNAL = {
     # A strategy and its parts, for gates, queues, stores and the Lua twin.
@@ -207,7 +207,8 @@ def test_every_public_member_has_an_anchor_and_nothing_else_has(anchors: list[st
     wanted = named() | {
         f"{shown_as(names)}.{member}" for cls, names in CLASSES.items() for member in public_members(cls)
     }
-    assert {"missing": sorted(wanted - {*anchors}), "too many": sorted({*anchors} - wanted)} == {
+    here = {one for one in anchors if one.removeprefix("shapekit.integrations.").split(".")[0] not in ABSENT}
+    assert {"missing": sorted(wanted - here), "too many": sorted(here - wanted)} == {
         "missing": [],
         "too many": [],
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,8 +16,8 @@ from shapekit import errors
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
-HEAVY = [path.name for path in (ROOT / "tests" / "heavy").iterdir()]
-"""Integrations whose packages are not there for everybody: tests/heavy sees to their names."""
+ABSENT = [path.name for path in (ROOT / "tests" / "heavy").iterdir() if find_spec(path.name) is None]
+"""Integrations whose packages are not there for everybody: where they are, their names are looked at, too."""
 PUBLIC = [
     *("shapekit", "shapekit.events", "shapekit.feedback", "shapekit.llm", "shapekit.progress"),
     *(f"shapekit.stores.{name}" for name in ("base", "encoding", "memory", "redis", "resilient", "sqlite")),
@@ -24,7 +25,7 @@ PUBLIC = [
     *(
         f"shapekit.integrations.{path.stem}"
         for path in sorted((ROOT / "integrations").glob("*"))
-        if not path.name.startswith("_") and path.stem not in HEAVY
+        if not path.name.startswith("_") and path.stem not in ABSENT
     ),
 ]
 LOADED_WHEN_ASKED_FOR = {"shapekit": ["RedisStore"]}
@@ -35,7 +36,7 @@ NAMED = re.compile(r"^::: (\S+)$", re.MULTILINE)
 
 def named() -> set[str]:
     names = {name for page in REFERENCE.glob("*.md") for name in NAMED.findall(page.read_text("utf-8"))}
-    return {name for name in names if name.split(".")[:3][-1] not in HEAVY}
+    return {name for name in names if name.split(".")[:3][-1] not in ABSENT}
 
 
 def public_names(module: ModuleType) -> list[str]:

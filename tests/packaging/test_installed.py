@@ -18,7 +18,7 @@ from ..redis_server import shared_server
 
 pytestmark = pytest.mark.long
 
-EVERYTHING_BUT = {"all", "bench", "dev", "docs"}
+EVERYTHING_BUT = {"all", "bench", "dev", "docs", "heavy"}
 """The extras that are not a third party's: those that are, are in `all`."""
 
 FIRST_STEPS = """
