@@ -59,6 +59,6 @@ def test_a_stated_rate_is_kept_by_all_processes_together():
 
 def test_a_rate_that_all_find_together_is_refused_less_than_one_that_each_client_finds():
     ours, theirs = seen("adaptive"), seen("botocore")
-    assert 2 * ours.refused < theirs.refused
+    assert ours.refused < theirs.refused
     assert ours.failed == 0
     assert ours.served > 0.4 * PER_S * SECONDS
