@@ -192,6 +192,7 @@ async def aiohttp_sends(store):
         return Plain(
             status=429,
             raw_headers=((b"Retry-After", b"60"),),
+            content_type="application/json",
             close=asyncio.get_running_loop,
             connection=None,
         )
