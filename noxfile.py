@@ -96,13 +96,33 @@ def redis(session: nox.Session, server: str) -> None:
     session.run(*PYTEST, *(session.posargs or REDIS_FOLDERS), env=env)
 
 
+QUEUES = ("arq", "dramatiq", "rq")
+APART = (*QUEUES, "litellm")
+
+
+def run_heavy(session: nox.Session, extra: str, *told: str) -> None:
+    """Tests whose packages ask for older releases of what `dev` has."""
+    session.install("-e", ".[dev]")
+    session.install("-e", f".[{extra}]")
+    session.run(*PYTEST, *(session.posargs or told))
+
+
 @nox.session
 def heavy(session: nox.Session) -> None:
     """The tests of integrations and SDKs that are too large for `dev`."""
-    session.install("-e", ".[dev]")
-    # Some ask for older releases of what `dev` has.
-    session.install("-e", ".[heavy]")
-    session.run(*PYTEST, *(session.posargs or ("tests/heavy",)))
+    run_heavy(session, "heavy", *(f"--ignore=tests/heavy/{folder}" for folder in APART), "tests/heavy")
+
+
+@nox.session
+def queues(session: nox.Session) -> None:
+    """The tests of the task queues beside Celery."""
+    run_heavy(session, ",".join(QUEUES), *(f"tests/heavy/{folder}" for folder in QUEUES))
+
+
+@nox.session
+def litellm(session: nox.Session) -> None:
+    """The tests of LiteLLM."""
+    run_heavy(session, "litellm", "tests/heavy/litellm")
 
 
 @nox.session

@@ -42,6 +42,7 @@ from shapekit.stores.base import Store
 from shapekit.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
+    from shapekit.algorithms.overrides import Override
     from shapekit.llm import LLMBudget
     from shapekit.llm.call import LLMCall
     from shapekit.llm.usage import TokenUsage
@@ -72,6 +73,7 @@ __all__ = [
     "MemoryStore",
     "Outcome",
     "Outlook",
+    "Override",
     "Policy",
     "QueueFullError",
     "Quota",
@@ -103,6 +105,7 @@ __all__ = [
 _ON_DEMAND = {
     "LLMBudget": "shapekit.llm.budget",
     "LLMCall": "shapekit.llm.call",
+    "Override": "shapekit.algorithms.overrides",
     "RedisStore": "shapekit.stores.redis.store",
     "ResilientStore": "shapekit.stores.resilient.store",
     "SQLiteStore": "shapekit.stores.sqlite.store",

@@ -31,6 +31,7 @@ __all__ = [
     "Event",
     "Exhausted",
     "Held",
+    "LimitChanged",
     "Listener",
     "Listening",
     "Measured",
@@ -172,6 +173,24 @@ class RateChanged(_Event):
     before: float
 
 
+class LimitChanged(_Event):
+    """An operator has changed a limit, or a change has ended: sent once, by every process that notices.
+
+    It is sent on a thread of its own, because any call may be the one that notices.
+    """
+
+    policy: str
+    key: str | None
+    """The key; `gold-*` for all that begin with that; None for the whole policy."""
+    limit: str
+    """What holds from now on, such as `rate 20/s`; empty if that is what the code says."""
+    before: str
+    """What held before."""
+    by: str
+    """Who set it; empty for the end of a change."""
+    why: str
+
+
 class Settled(_Event):
     """A call turned out to cost something other than it was charged."""
 
@@ -234,6 +253,7 @@ Event: TypeAlias = (
     | Exhausted
     | Resumed
     | RateChanged
+    | LimitChanged
     | Settled
     | BudgetReached
     | StoreFailed

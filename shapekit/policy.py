@@ -31,6 +31,7 @@ from shapekit.stores import StoreLike
 
 if TYPE_CHECKING:
     from shapekit._queue.inflight import Permits
+    from shapekit.algorithms.overrides import Change, Override
     from shapekit.feedback import Feedback
 
 __all__ = ["Policy"]
@@ -305,11 +306,80 @@ class Policy:
         if not self._has_quotas:
             return []
         with core.reporter.watching(whose):
-            return quotas_of(core.queue, *await driver.ask(core.look, whose))
+            looked = await driver.ask(core.look, whose)
+            return quotas_of(core.queue_of(whose), *looked)
 
     @cached_property
     def _has_quotas(self) -> bool:
         return bool(quotas_of(self.shaper.core.queue, None, 0, 0))
+
+    def configure(self, rate: str | None = None, **change: Unpack[Change]) -> Override:
+        """Set limits for all processes that share the store, instead of those in their code.
+
+            >>> stripe = Policy("5/s", name="stripe")
+            >>> stripe.configure("20/s", reason="sale").words
+            'rate 20/s'
+
+        They hold from the next decision of every process on, and calls that wait move. What is not said stays
+        as in the code. They hold until they are removed, by `unconfigure`, or until `until`.
+
+        - `key`: only for this key; `gold-*` for all that begin with that. A key goes by its own override, or
+          that of the longest beginning, or the policy's, and by one of them alone.
+        - `burst`, `concurrency`, `headroom`: as for the policy.
+        - `quota`: other limits for quotas, such as `"2_000_000/month"`. What was used stays used.
+        - `state`: `off` for no limit at all, `held` so that no call leaves until that is changed.
+        - `reason`: why, for others who look.
+        - `until`: a `datetime`, or epoch seconds.
+        """
+        return run(self._configure, rate, change)
+
+    async def aconfigure(self, rate: str | None = None, **change: Unpack[Change]) -> Override:
+        """`configure`, awaitable."""
+        return await self._configure(TASKS, rate, change)
+
+    async def _configure(self, driver: Driver, rate: str | None, change: Change) -> Override:
+        from shapekit._queue.overriding import changed, placed, set_by  # noqa: PLC0415 - operators alone
+        from shapekit.algorithms.overrides import effective, override_of  # noqa: PLC0415 - likewise
+
+        store = self.shaper.core.store
+        override = override_of(rate, change, set_by(), store.clock.now_us())
+        effective(self.shaper.core.queue, override)
+        if override.concurrency is not None and self.permits is None:
+            bound, fix = "is of a policy that counts no calls in flight", "say concurrency= in the code"
+            raise ConfigError("concurrency", override.concurrency, bound, fix)
+        await changed(driver, store, self.name, placed(override))
+        return override
+
+    def configured(self) -> list[Override]:
+        """What `configure` has set, here or in any process, and is in force."""
+        return run(self._configured)
+
+    async def aconfigured(self) -> list[Override]:
+        """`configured`, awaitable."""
+        return await self._configured(TASKS)
+
+    async def _configured(self, driver: Driver) -> list[Override]:
+        from shapekit._queue.overriding import in_force  # noqa: PLC0415 - operators alone
+
+        return list(await in_force(driver, self.shaper.core.store, self.name))
+
+    def unconfigure(self, key: str | None = None) -> bool:
+        """Remove what was set for the policy, or for a key or pattern; whether there was anything.
+
+        From then on the code's limits hold again.
+        """
+        return run(self._unconfigure, key)
+
+    async def aunconfigure(self, key: str | None = None) -> bool:
+        """`unconfigure`, awaitable."""
+        return await self._unconfigure(TASKS, key)
+
+    async def _unconfigure(self, driver: Driver, key: str | None) -> bool:
+        from shapekit._queue.overriding import changed, without  # noqa: PLC0415 - operators alone
+
+        store = self.shaper.core.store
+        before, after = await changed(driver, store, self.name, lambda overrides: without(overrides, key))
+        return len(before) > len(after)
 
     def close(self) -> None:
         """Wake all waiting calls; close the store if this policy made it."""

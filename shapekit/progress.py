@@ -307,7 +307,7 @@ class Watch:
         """Take in the state of the key, and forecast when the last call leaves, as `forecast` does."""
         shaper, _, _, cost, total, _ = self._loop
         state, at, skew = looked
-        now, queue = self.now_us(), shaper.core.queue
+        now, queue = self.now_us(), shaper.core.queue_of(self._loop.key)
         self._ask_us = now if shaper.core.store.instant else now + TRIP_US
         _, shift, until, *_ = queue.confirm(state, at)
         self._shift_us, self._held_until_us = shift, now + until - at

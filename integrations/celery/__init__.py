@@ -26,16 +26,15 @@ try:
 except ImportError as error:
     raise errors.missing("ShapedTask", "celery") from error
 
+from shapekit._adapters.tasks import Shape, checked_shape
 from shapekit._runtime.drivers import run
 from shapekit.errors import ConfigError
 from shapekit.integrations.celery.shape import (
     COST,
     SLIP,
     Settings,
-    Shape,
     Shaped,
     Slip,
-    checked_shape,
     policy_from,
 )
 

@@ -182,6 +182,26 @@ return moved
 )
 """The first worker to report an earlier end moves the messages; for the others the end is no news then."""
 
+_HASTEN = (
+    _NOW
+    + """
+local told = ARGV[1] .. '\\n'
+if redis.call('HGET', KEYS[2], told) == ARGV[2] then
+  return 0
+end
+redis.call('HSET', KEYS[2], told, ARGV[2])
+local moved = 0
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], string.format('%.6f', now), '+inf')) do
+  if string.sub(name, 1, #told) == told then
+    redis.call('ZADD', KEYS[1], string.format('%.6f', now + moved / 1000000), name)
+    moved = moved + 1
+  end
+end
+return moved
+"""
+)
+"""The first worker to report a change brings the messages of the group back, in their order."""
+
 _CLAIM = (
     _NOW
     + _READ
@@ -309,6 +329,12 @@ class Parking:
         keys = [self._keys[0], self._ends]
         return int(self._evaluate(_SHORTEN, keys, [group, f"{left_s:.6f}", LEAST_NEWS_S]))
 
+    def hasten(self, group: str, version: str) -> int:
+        """Bring all messages of a group back now, once for each version of its limits: their slots have
+        moved. Returns how many there were.
+        """
+        return int(self._evaluate(_HASTEN, [self._keys[0], self._ends], [group, version]))
+
     def claim(self, ahead_s: float, most: int, lease_s: float = LEASE_S) -> list[Claim]:
         """Claim messages that are due within `ahead_s`; the caller publishes and then drops each of them.
 
@@ -389,6 +415,10 @@ class Park(Protocol):
 
     def shorten(self, group: str, left_s: float) -> None:
         """Bring back the messages of a group earlier, if the hold of their key now ends earlier."""
+        ...
+
+    def hasten(self, group: str, version: str) -> None:
+        """Bring the messages of a group back, because an operator has changed the limit of their key."""
         ...
 
     def take_up(self, tags: Sequence[str]) -> None:
@@ -477,6 +507,9 @@ class _BrokerPark:
 
     def shorten(self, group: str, left_s: float) -> None:
         self._parking.shorten(group, left_s)
+
+    def hasten(self, group: str, version: str) -> None:
+        self._parking.hasten(group, version)
 
     def take_up(self, tags: Sequence[str]) -> None:
         for tag in tags:
@@ -589,6 +622,9 @@ class _StorePark:
 
     def shorten(self, group: str, left_s: float) -> None:
         self._parking.shorten(group, left_s)
+
+    def hasten(self, group: str, version: str) -> None:
+        self._parking.hasten(group, version)
 
     def take_up(self, tags: Sequence[str]) -> None:
         """Nothing to do: other brokers do this themselves."""

@@ -6,52 +6,28 @@ import json
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, NamedTuple, Self
 
 from celery.exceptions import Ignore, Retry
 
+from shapekit._adapters.tasks import OWN, grace_of, refusal_of, told_of
 from shapekit._queue.reservation import Reservation, received, sent
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import run
 from shapekit._runtime.failures import Unheard
 from shapekit.admission import Admission
-from shapekit.config import PolicyOptions
 from shapekit.decision import Decision
 from shapekit.decorator import Calls
-from shapekit.errors import (
-    AccountExhaustedError,
-    ConfigError,
-    QueueFullError,
-    QuotaExhaustedError,
-    RateLimitedError,
-)
+from shapekit.errors import ConfigError, RateLimitedError
 from shapekit.feedback import Feedback, ServerHint
 from shapekit.policy import Policy, checked_cost, checked_key
-from shapekit.rate import SECOND_US, Duration, RateLike, duration_us, one_of, whole
+from shapekit.rate import SECOND_US, Duration, duration_us, one_of, whole
 from shapekit.stores import open_store
 from shapekit.stores.base import Store
 
-__all__ = ["Settings", "Shape", "Shaped", "Slip"]
+__all__ = ["Settings", "Shaped", "Slip"]
 
-
-class TaskShaping(PolicyOptions, total=False):
-    """The keywords of a task's shape: those of `Policy`, and three more."""
-
-    rate: RateLike | None
-    policy: Policy | None
-    """An existing policy, instead of its keywords; only `key`, `cost` and the other two may go with it."""
-    on_reject: str
-    """What happens to a task that would have to wait too long: "fail", "reject" or "retry"."""
-    grace: Duration
-    """How late a task may start and still use its slot."""
-
-
-Shape: TypeAlias = Policy | TaskShaping
-"""A policy, or its keywords and those of a task."""
-
-OWN = ("policy", "key", "cost", "on_reject", "grace")
 ON_REJECT = ("fail", "reject", "retry")
-LEAST_GRACE_S = 0.01
 
 SLIP = "shapekit"
 COST = "shape_cost"
@@ -59,8 +35,6 @@ COST = "shape_cost"
 
 _ADMISSION = "shapekit_admission"
 """The attribute of a running task's request that holds its admission."""
-
-_EXAMPLE = 'write shape={"rate": "10/s"}, or shape=policy'
 
 
 class Settings:
@@ -121,25 +95,16 @@ class Slip(NamedTuple):
     @classmethod
     def refused(cls, headers: Mapping[str, Any], error: RateLimitedError) -> Self:
         """A slip for a message that enters the pool only to fail with this error."""
-        told = (type(error).__name__, *error.args)
-        return cls(attempt_of(headers), None, time.monotonic(), told)
+        return cls(attempt_of(headers), None, time.monotonic(), told_of(error))
 
     @property
     def error(self) -> RateLimitedError | None:
         """The error of a refusal."""
-        if self.refusal is None:
-            return None
-        kind, decision, *rest = self.refusal
-        return _REFUSALS[kind](Decision(*decision), *rest)
+        return None if self.refusal is None else refusal_of(self.refusal)
 
     def text(self) -> str:
         """The slip as text for the header."""
         return _written(self)
-
-
-_REFUSALS: dict[str, Callable[..., RateLimitedError]] = {
-    kind.__name__: kind for kind in (QueueFullError, QuotaExhaustedError, AccountExhaustedError)
-}
 
 
 class Shaped:
@@ -230,9 +195,7 @@ class Shaped:
         """How late a slot is still used: three quarters of one, but at least 10 ms, unless `grace` is set."""
         if self._grace_s is not None:
             return self._grace_s
-        rates = self.policy.shaper.core.queue.rates
-        slots = [rate.period_us / rate.limit / SECOND_US for rate in rates]
-        return max(LEAST_GRACE_S, min(slots, default=0.0) * 3 / 4)
+        return grace_of(self.policy)
 
     def admission_of(self, headers: Mapping[str, Any] | None, args: Any, kwargs: Any) -> Admission:
         """The admission of one call, not yet entered."""
@@ -318,35 +281,6 @@ class Shaped:
         most = getattr(self._task, "retry_kwargs", {}).get("max_retries")
         retry: BaseException = self._task.retry(exc=error, countdown=countdown, max_retries=most, throw=False)
         return retry
-
-
-def checked_shape(shape: object) -> tuple[Mapping[str, Any], Policy | None]:
-    """The keywords of a shape, and its policy if there is one."""
-    if isinstance(shape, Policy):
-        if shape.permits is not None:
-            raise _in_flight()
-        return {}, shape
-    if not isinstance(shape, Mapping):
-        raise ConfigError("shape", shape, "is neither a policy nor its keywords", _EXAMPLE)
-    policy = shape.get("policy")
-    known = OWN if policy is not None else TaskShaping.__annotations__
-    for field, told in shape.items():
-        if field not in known:
-            raise ConfigError(f"shape[{field!r}]", told, "is unknown here", f"use some of {', '.join(known)}")
-    if policy is not None and not isinstance(policy, Policy):
-        raise ConfigError("shape['policy']", policy, "is not a policy", 'pass one, such as Policy("10/s")')
-    if shape.get("concurrency") is not None or (policy is not None and policy.permits is not None):
-        raise _in_flight()
-    return shape, policy
-
-
-def _in_flight() -> ConfigError:
-    return ConfigError(
-        "shape['concurrency']",
-        "(given)",
-        "counts calls while they are made, and a shaped task waits elsewhere than it runs",
-        "give concurrency= to the client that the task makes its calls with",
-    )
 
 
 def policy_from(spec: Mapping[str, Any], app: Any, name: str) -> Policy:

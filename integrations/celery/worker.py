@@ -92,6 +92,54 @@ class Holds:
         return min([held.asks for held in self._keys.values()], default=float("inf")) - time.monotonic()
 
 
+class Changes:
+    """The keys under which a worker has parked messages, or was brought some back, and the version of their
+    limits by which these know their slots. Operators may change the limits meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._keys: dict[str, tuple[Shaper, str]] = {}
+        self._again: dict[str, str] = {}
+        """Keys whose messages are brought back once more: some were just about to be parked."""
+        self._looked_at = 0.0
+
+    def note(self, shaper: Shaper, key: str, park: Park, *, is_back: bool) -> None:
+        """Note the key of a message that is about to be parked, or `is_back`, so that others may be older."""
+        group, version = group_of(shaper, key), _version_of(shaper)
+        if group in self._keys:
+            return
+        if len(self._keys) >= MOST_CHANGING:
+            del self._keys[next(iter(self._keys))]
+        self._keys[group] = shaper, version
+        if is_back and version:
+            self._hasten(park, group, version)
+
+    def look(self, park: Park) -> None:
+        """Bring back the messages of keys whose limits were changed."""
+        if (now := time.monotonic()) < self._looked_at + IDLE_S or not self._keys:
+            return
+        self._looked_at = now
+        for group, version in list(self._again.items()):
+            park.hasten(group, f"{version} again")
+            del self._again[group]
+        for shaper in {shaper.name: shaper for shaper, _ in self._keys.values()}.values():
+            shaper.core.store.stated(shaper.name)
+        for group, (shaper, known) in list(self._keys.items()):
+            if (version := _version_of(shaper)) != known:
+                self._hasten(park, group, version)
+                self._keys[group] = shaper, version
+
+    def _hasten(self, park: Park, group: str, version: str) -> None:
+        park.hasten(group, version)
+        self._again[group] = version
+
+
+def _version_of(shaper: Shaper) -> str:
+    """What tells the limits of a name apart from those before: also when some have ended by themselves."""
+    known = shaper.core.store.settings(shaper.name).known
+    return f"{known.stated.version} {len(known.overrides)}" if known.stated.version else ""
+
+
 def _held(shaper: Shaper, key: str, left_s: float, since: float, now: float) -> _Held:
     pause_s = pause_us(round(left_s * SECOND_US), round((now - since) * SECOND_US)) / SECOND_US
     return _Held(shaper, key, now + left_s, since, now + pause_s)
@@ -114,6 +162,8 @@ IDLE_S = 1.0
 LEAST_LOOK_S = 0.02
 SWEEP_S = 0.05
 """How often a worker looks for slots that it has taken and no task has come for."""
+MOST_CHANGING = 1_000
+"""How many keys a worker looks after whose limits may be changed."""
 MOST_AT_ONCE = 200
 """How many messages one poll brings back."""
 
@@ -251,13 +301,14 @@ class Delivery:
         self._carry(Slip.refused(self.message.headers, error))
         self.start()
 
-    def park(self, park: Park, holds: Holds, remaining_s: float) -> None:
+    def park(self, park: Park, holds: Holds, changes: Changes, remaining_s: float) -> None:
         """Park the message with its slot."""
         is_ours, name = self.reservation is not None and not self.brings_slot, self.name
         if self.reservation is not None:
             shaper = self.shaped.policy.shaper
             if self.reservation.grant.held or self.brings_slot:
                 holds.note(shaper, self.reservation, park)
+            changes.note(shaper, self.reservation.key, park, is_back=False)
             name = f"{group_of(shaper, self.reservation.key)}\n{name}"
             self._carry(Slip.travelling(self.message.headers, self.reservation))
             # Even if no answer comes, it may be parked with the slot.
@@ -368,7 +419,7 @@ class Lobby:
         self._gone = (*GONE, *consumer.connection_errors, *consumer.channel_errors)
         self._park: Park
         self._taker = Taker()
-        self._holds = Holds()
+        self._holds, self._changes = Holds(), Changes()
         self._fanouts: set[str] = set()
         self._lock = threading.Lock()
         self._waiting: dict[Delivery, tuple[Any, bool]] = {}
@@ -463,17 +514,27 @@ class Lobby:
 
     def _settle(self, delivery: Delivery, remaining_s: float) -> None:
         """Start a message, let it wait here, or park it."""
+        self._note_back(delivery)
         if remaining_s <= 0:
             delivery.go(remaining_s)
         elif self._stays(delivery, remaining_s):
             self._wait(delivery, remaining_s)
         else:
             try:
-                delivery.park(self._park, self._holds, remaining_s)
+                delivery.park(self._park, self._holds, self._changes, remaining_s)
                 self._look_in(remaining_s - self._longest_s * AHEAD)
             except self._gone as error:
                 log.warning("task %s could not be parked: %s", delivery.name, error)
                 self._wait(delivery, min(remaining_s, AGAIN_S))
+
+    def _note_back(self, delivery: Delivery) -> None:
+        """Note a message that was parked: others of its key may not know that limits were changed."""
+        if delivery.brings_slot and delivery.reservation is not None:
+            shaper = delivery.shaped.policy.shaper
+            try:
+                self._changes.note(shaper, delivery.reservation.key, self._park, is_back=True)
+            except self._gone as error:
+                log.info("other parked tasks cannot be brought back: %s", error)
 
     def _stays(self, delivery: Delivery, remaining_s: float) -> bool:
         """Whether a message waits here: its slot is near, or every worker gets a copy of it (fanout)."""
@@ -538,6 +599,7 @@ class Lobby:
         try:
             if room > 0:
                 self._holds.look(self._park)
+                self._changes.look(self._park)
                 found = self._park.bring_back(self._longest_s * AHEAD, room)
         except self._gone as error:
             log.warning("cannot look for parked tasks: %s", error)

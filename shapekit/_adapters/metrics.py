@@ -41,6 +41,7 @@ __all__ = [
     "CALLS",
     "HOLDS",
     "HOLD_REMAINING",
+    "LIMIT_RATE",
     "OTHER",
     "OUTCOMES",
     "QUEUE_DELAY",
@@ -110,6 +111,13 @@ QUEUE_DEPTH = Metric(
 )
 QUEUE_DELAY = Metric("queue.delay", "gauge", "s", _KEY, "How long a call of cost 1 would wait that came now.")
 HOLD_REMAINING = Metric("hold.remaining", "gauge", "s", _KEY, "How long nobody leaves; 0 without a hold.")
+LIMIT_RATE = Metric(
+    "limit.rate",
+    "gauge",
+    "{call}/s",
+    (*_KEY, "set_by"),
+    "The paced rate in force, the highest if it is adaptive; and whether the code or an operator has set it.",
+)
 QUOTA_USED = Metric("quota.used", "gauge", "{unit}", _QUOTA, "What is used of the quota in this period.")
 QUOTA_LIMIT = Metric("quota.limit", "gauge", "{unit}", _QUOTA, "What the quota allows in each period.")
 STORE_UP = Metric(
@@ -118,7 +126,10 @@ STORE_UP = Metric(
 READING_ERRORS = Metric(
     "reading.errors", "counter", "{error}", ("policy",), "How often a store did not answer a collection."
 )
-READ = (QUEUE_DEPTH, QUEUE_DELAY, HOLD_REMAINING, QUOTA_USED, QUOTA_LIMIT, STORE_UP, READING_ERRORS)
+READ = (
+    *(QUEUE_DEPTH, QUEUE_DELAY, HOLD_REMAINING, LIMIT_RATE, QUOTA_USED, QUOTA_LIMIT, STORE_UP),
+    READING_ERRORS,
+)
 """What is not counted by events, but read when somebody collects."""
 
 
@@ -324,11 +335,14 @@ class Gauges:
 
 def _found(policy: Policy, key: str, seen: tuple[Any, int, int]) -> Iterator[tuple[Metric, Sample]]:
     line, now, skew = seen
-    queue, labels = policy.shaper.core.queue, (policy.name, key)
+    queue, labels = policy.shaper.core.queue_of(key), (policy.name, key)
     delay_us, _ = queue.outlook(line, now, 1, 1, skew)
     _, _, until, *_ = queue.confirm(line, now, skew)
     yield QUEUE_DELAY, Sample(labels, delay_us / SECOND_US)
     yield HOLD_REMAINING, Sample(labels, max(0, until - now) / SECOND_US)
+    if queue.paced:
+        per_second = 0.0 if queue.is_held else SECOND_US * queue.q / queue.p
+        yield LIMIT_RATE, Sample((*labels, "operator" if queue.is_set else "code"), per_second)
     names: Counter[str] = Counter()
     for quota in quotas_of(queue, line, now, skew):
         name = f"{quota.limit}/{quota.per}"

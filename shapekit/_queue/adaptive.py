@@ -167,7 +167,7 @@ class AdaptiveRate:
             for tell, args in self._words(key, lesson):
                 before, after, held_us = await driver.ask(tell, key, *args)
                 if before != after:
-                    per_second = self._queue.per_second
+                    per_second = cast("AdaptiveQueue", self._core.queue_of(key)).per_second
                     self._core.reporter.rate_changed(key, per_second(after), per_second(before))
                 if lesson.hold_us and held_us == lesson.hold_us:
                     self._core.reporter.held(key, held_us)
@@ -187,7 +187,7 @@ class AdaptiveRate:
         ):
             words.append((self._succeeded, _told(tally, now)))
         if lesson.stated is not None:
-            share = self._queue.share(*lesson.stated)
+            share = cast("AdaptiveQueue", self._core.queue_of(key)).share(*lesson.stated)
             words.append((self._stated, (share, lesson.age_us, nonce.fresh())))
         return words
 
@@ -209,8 +209,9 @@ class AdaptiveRate:
         self._core.check(key, 1)
         with self._core.reporter.watching(key):
             state, now, _ = await driver.ask(self._core.look, key)
-        _, _, _, _, _, *clock = self._queue.confirm(state, now)
-        return self._queue.per_second(clock[1] if clock else self._queue.least)
+        queue = cast("AdaptiveQueue", self._core.queue_of(key))
+        _, _, _, _, _, *clock = queue.confirm(state, now)
+        return queue.per_second(clock[1] if clock else queue.least)
 
 
 def queue_between(adaptive: object, burst: int | None, pace: str, **beside: Any) -> AdaptiveQueue:

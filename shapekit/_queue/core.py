@@ -21,6 +21,7 @@ from shapekit._runtime.sleepers import RealSleepers, Sleepers
 from shapekit._runtime.switch import SWITCH
 from shapekit._runtime.virtual import forgets
 from shapekit.algorithms.base import check_cost
+from shapekit.algorithms.queue.moves import followed
 from shapekit.algorithms.queue.queue import CANCEL, HOLD, LOOK, MARK, RESERVE, RESUME, SETTLE, LeakyQueue
 from shapekit.algorithms.queue.slots import ACCEPTED, WAIT_US, Grant, Granted
 from shapekit.clock import RealClock
@@ -66,6 +67,7 @@ class Core:
             self.prefetch, self.status = prefetched(name, store, queue, prefetch)
         self.accounts = Accounts(store.clock)
         self.reporter = Reporter(name, store.clock, self.sleepers)
+        store.settings(name).listen(self.reporter.restated)
         self.budgets = Budgets(name, queue, store, self.reporter.ears)
         self.waiter = Waiter(name, queue, store, self.sleepers, self.status, self.reporter)
         bound, changing = (name, queue), self.status.changing
@@ -163,16 +165,28 @@ class Core:
         if not reservation.accepted:
             return False
         with self.reporter.watching(reservation.key):
-            is_returned = bool(await driver.ask(self._cancel, reservation.key, reservation.grant))
+            is_returned = await self._cancelled(driver, reservation)
         if is_returned:
             self.reporter.cancelled(reservation)
         return is_returned
 
     async def give_back(self, driver: Driver, reservation: Reservation) -> bool:
         """Give back the slot of a call that never leaves; if it has passed, settle it at a cost of 0."""
-        if await driver.ask(self._cancel, reservation.key, reservation.grant):
+        if await self._cancelled(driver, reservation):
             return True
         return await self._settled(driver, reservation, 0) > 0
+
+    async def _cancelled(self, driver: Driver, reservation: Reservation) -> bool:
+        is_returned = bool(await driver.ask(self._cancel, reservation.key, reservation.grant))
+        if not is_returned and (grant := await self._moved(driver, reservation)):
+            is_returned = bool(await driver.ask(self._cancel, reservation.key, grant))
+        return is_returned
+
+    async def _moved(self, driver: Driver, reservation: Reservation) -> Grant | None:
+        """The grant of a call that has moved since, because an operator has changed the limit."""
+        if not self.store.settings(self.name).version:
+            return None
+        return followed(reservation.grant, (await self.status.ask(driver, reservation.key)).changes)
 
     async def settle(
         self, driver: Driver, reservation: Reservation, actual: int, *, is_told: bool = True
@@ -187,8 +201,11 @@ class Core:
         return follows
 
     async def _settled(self, driver: Driver, reservation: Reservation, actual: int) -> int:
-        asked = (reservation.grant, whole("actual", actual, least=0), nonce.fresh())
-        return int(await driver.ask(self._settle, reservation.key, asked))
+        cost, said = whole("actual", actual, least=0), nonce.fresh()
+        follows = int(await driver.ask(self._settle, reservation.key, (reservation.grant, cost, said)))
+        if not follows and (grant := await self._moved(driver, reservation)):
+            follows = int(await driver.ask(self._settle, reservation.key, (grant, cost, said)))
+        return follows
 
     # holding
 
@@ -237,17 +254,22 @@ class Core:
         self.check(key, cost)
         whole("calls", calls, most=MAX_COUNT)
         with self.reporter.watching(key):
-            look = partial(self.outlook, await driver.ask(self.look, key), calls, cost)
+            look = partial(self.outlook, key, await driver.ask(self.look, key), calls, cost)
             if calls <= _FORESEEN_AT_ONCE or not self.queue.constraints:
                 return look()
             from shapekit._runtime.threads import Errand, Workers  # noqa: PLC0415 - for long forecasts only
 
             return await driver.ask(Twin(look, partial(Errand(look, lambda _: None).run, Workers())))
 
-    def outlook(self, looked: tuple[Any, int, int], calls: int, cost: int) -> Outlook:
+    def queue_of(self, key: str) -> LeakyQueue:
+        """Whose numbers a key goes by, as far as this process knows: the shaper's, or an operator's."""
+        queue: LeakyQueue = self.store.settings(self.name).program(self.queue, key)
+        return queue
+
+    def outlook(self, key: str, looked: tuple[Any, int, int], calls: int, cost: int) -> Outlook:
         """When further calls would leave, from the state that a look has read."""
         state, now, skew = looked
-        first, last = self.queue.outlook(state, now, calls, cost, skew)
+        first, last = self.queue_of(key).outlook(state, now, calls, cost, skew)
         return Outlook(first / SECOND_US, last / SECOND_US)
 
     # forgetting

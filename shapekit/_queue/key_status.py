@@ -21,11 +21,13 @@ from weakref import WeakValueDictionary, finalize
 
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import Alarm, Driver, Twin
-from shapekit.algorithms.queue.queue import CONFIRM, LeakyQueue
+from shapekit.algorithms.queue.moves import Moves
+from shapekit.algorithms.queue.queue import CONFIRM, FOLLOW, LeakyQueue
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import Store
+from shapekit.stores.settings import Settings
 
-__all__ = ["AT_ONCE_US", "Lookout", "Watch", "notice_us", "pause_us"]
+__all__ = ["AT_ONCE_US", "Limits", "Lookout", "Watch", "notice_us", "pause_us"]
 
 QUICK_US = SECOND_US // 4
 """The shortest interval between polls right after a change."""
@@ -104,6 +106,11 @@ class Watch:
         for alarm in list(self._alarms):
             alarm.set()
 
+    def begin(self) -> None:
+        """With nobody who waits: in a forked child."""
+        self._alarms = {}
+        self._heard = {}
+
     def add(self, alarm: Alarm) -> None:
         """Set the alarm at the next change."""
         self._alarms[alarm] = None
@@ -113,24 +120,88 @@ class Watch:
         self._alarms.pop(alarm, None)
 
 
+def _first(pair: tuple[int, Any]) -> int:
+    return pair[0]
+
+
+class Limits(Watch):
+    """What operators may change while calls wait that are under one name: one of them asks for all.
+
+    Any question to the store tells. So whoever polls asks about its own key, and what it hears wakes the
+    others.
+    """
+
+    __slots__ = ("_dues", "_hears_all", "_poller", "settings")
+
+    def __init__(self, settings: Settings, now_us: int, *, hears_all: bool) -> None:
+        super().__init__(now_us)
+        self.settings = settings
+        self._hears_all = hears_all
+        self._poller: Alarm | None = None
+        self._dues: dict[Alarm, int] = {}
+
+    def begin(self) -> None:
+        """With nobody who waits: in a forked child."""
+        super().begin()
+        self._poller, self._dues = None, {}
+
+    def until_us(self, alarm: Alarm, now_us: int, due_us: int) -> int:
+        """When a call that lies down until its slot has to ask, if nothing wakes it before."""
+        self._dues[alarm] = due_us
+        if self._poller is None and self._is_far(due_us, now_us):
+            self._poller = alarm
+        if self._poller is not alarm:
+            if self._poller is None:
+                self.hand_over(now_us)
+            return _END_US
+        if self._hears_all:
+            ends_us = self.settings.ends_us
+            return _END_US if ends_us is None else ends_us
+        # Whoever leaves next asks in any case, and what it hears wakes the others.
+        next_us = min(list(self._dues.values()), default=due_us)
+        return now_us + pause_us(max(0, next_us - now_us), 0)
+
+    def discard(self, alarm: Alarm) -> None:
+        """Remove the alarm of a sleeper that is awake."""
+        super().discard(alarm)
+        self._dues.pop(alarm, None)
+        if self._poller is alarm:
+            self._poller = None
+
+    def hand_over(self, now_us: int) -> None:
+        """Wake the call that waits longest, so that it asks, if nobody does. Takes no lock, as
+        `Watch.forget` does not.
+        """
+        if self._poller is None and self._dues:
+            due_us, alarm = max([(due_us, alarm) for alarm, due_us in list(self._dues.items())], key=_first)
+            if self._is_far(due_us, now_us):
+                alarm.set()
+
+    def _is_far(self, due_us: int, now_us: int) -> bool:
+        """Whether an answer comes before the slot: one under way then would let other calls leave first."""
+        return self._hears_all or due_us - now_us >= 2 * QUICK_US
+
+
 class Lookout:
     """How one waiting call polls its keys and hears of changes."""
 
-    __slots__ = ("_heard_us", "_look_us", "_seen", "_status", "_watched", "_watches")
+    __slots__ = ("_heard_us", "_look_us", "_seen", "_status", "_watched", "_watches", "keys")
 
     def __init__(self, status: KeyStatus, keys: Iterable[str], heard_us: int, *beside: Watch) -> None:
         self._status = status
-        self._watched = {key: status.watch(key) for key in keys}
+        self.keys = tuple(keys)
+        self._watched = {key: status.watch(key) for key in self.keys}
         self._watches = (*self._watched.values(), *beside)
         self._heard_us = heard_us
         self._look_us: int | None = None
-        # If every change is announced, one may have been before this lookout was made.
-        self._seen = [None if status.hears_all else watch.version for watch in self._watches]
+        # If every change of a key is announced, one may have been before this lookout was made.
+        self._seen = [None if status.hears_all else watch.version for watch in self._watched.values()]
+        self._seen += [watch.version for watch in beside]
 
     def until_us(self, due_us: int) -> int:
         """Until when to sleep, unless something changes, before polling for a slot due at `due_us`."""
         if self._look_us is None:
-            if self._status.hears_all:
+            if self._status.hears_all or not self.keys:
                 self._look_us = _END_US
             else:
                 age_us = self._heard_us - max(
@@ -203,6 +274,11 @@ class Standing(NamedTuple):
     """
     mark_us: int = 0
     """Until when a part of the key is held, on the store's clock."""
+
+    changes: Moves = ()
+    """How waiting calls have moved as operators changed the limits."""
+    queue: LeakyQueue | None = None
+    """Whose numbers are in force, if operators have ever set any."""
 
     def is_like(self, other: Standing) -> bool:
         """Whether both mean the same for the calls that wait at the key."""
@@ -292,6 +368,7 @@ class _Questions:
     """The questions that this process has asked one store, by name and key; old ones are dropped."""
 
     def __init__(self) -> None:
+        self._limits: dict[str, Limits] = {}
         self.begin()
         _QUESTIONS.add(self)
 
@@ -302,6 +379,8 @@ class _Questions:
         self._asked: dict[tuple[str, str], _Question] = {}
         self._watches: WeakValueDictionary[tuple[str, str], Watch] = WeakValueDictionary()
         self._swept_us = 0
+        for limits in self._limits.values():
+            limits.begin()
 
     def shared(
         self, place: tuple[str, str], queue: LeakyQueue, alarm: Alarm, now_us: int
@@ -321,6 +400,28 @@ class _Questions:
         """A new question, whatever was asked before."""
         with self._lock:
             return self._put(place, queue, now_us)
+
+    def limits(self, settings: Settings, now_us: int, *, hears_all: bool) -> Limits:
+        """What all calls that wait under a name share."""
+        with self._lock:
+            limits = self._limits.get(settings.name)
+            if limits is None:
+                limits = self._limits[settings.name] = Limits(settings, now_us, hears_all=hears_all)
+                settings.listen(self.restated)
+            return limits
+
+    def restated(self, name: str, *_: object) -> None:
+        """Forget what was known under a name whose limits were changed, and wake who waits.
+
+        May be said under the lock of a store, and takes none.
+        """
+        for place in [place for place in list(self._asked) if place[0] == name]:
+            self._asked.pop(place, None)
+        for place, watch in list(self._watches.items()):
+            if place[0] == name:
+                watch.forget(watch.changed_us, is_news=True)
+        if (limits := self._limits.get(name)) is not None:
+            limits.ring()
 
     def forget(self, place: tuple[str, str], now_us: int, *, is_news: bool) -> None:
         """Forget what is known about a key that this process has changed; if that is news for the calls that
@@ -400,13 +501,18 @@ class KeyStatus:
         self._clock = store.clock
         self._clock_decides = store.clock_decides
         self._confirm = store.twin(name, queue, CONFIRM)
+        self._follow = store.twin(name, queue, FOLLOW)
         self._name = name
         self._queue = queue
         self._questions = _questions_to(store)
+        self._settings = store.settings(name)
+        self.limits = self._questions.limits(self._settings, store.clock.now_us(), hears_all=self.hears_all)
 
     async def ask(self, driver: Driver, key: str) -> Standing:
         """The state of a key, at most 10 ms old."""
         if self.instant:
+            if self._settings.version:
+                return self._followed(self._follow.call(key), 0)
             return self._standing(self._confirm.call(key), 0)
         while True:
             alarm = driver.alarm()
@@ -422,13 +528,23 @@ class KeyStatus:
                 return told
         driver.may_be_thrown()
         try:
-            question.answer = self._standing(await driver.ask(self._confirm, key), question.asked_us)
+            question.answer = await self._answered(driver, key, question.asked_us)
         except BaseException as error:
             await driver.given_back(error, partial(self._failed, key, question, error), question.close)
             raise
         question.close()
         self._questions.hear((self._name, key), question)
         return question.answer
+
+    async def _answered(self, driver: Driver, key: str, asked_us: int) -> Standing:
+        """What the store says. Once operators have set something, what has become of the key by that is kept
+        there: else each look would find another moment of the change.
+        """
+        if not self._settings.version:
+            confirmed = await driver.ask(self._confirm, key)
+            if not self._settings.version:
+                return self._standing(confirmed, asked_us)
+        return self._followed(await driver.ask(self._follow, key), asked_us)
 
     async def leaving(self, driver: Driver, key: str) -> Standing:
         """`ask`, for a call that is about to leave."""
@@ -485,6 +601,10 @@ class KeyStatus:
         generation, shift, until, there, mark, *clock = confirmed
         ahead = 0 if self.instant else self.hear(asked_us, there)
         return Standing(generation, shift, until, ahead, tuple(clock), mark)
+
+    def _followed(self, told: tuple[Any, ...], asked_us: int) -> Standing:
+        *confirmed, changes, queue = told
+        return self._standing(tuple(confirmed), asked_us)._replace(changes=changes, queue=queue)
 
     def hear(self, asked_us: int, there_us: int) -> int:
         """Take in the store's time in an answer; returns how far ahead the clock is that callers sleep by."""

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from shapekit._queue.reservation import Reservation
-from shapekit._runtime import forks
+from shapekit._runtime import background, forks
 from shapekit._runtime.drivers import Driver
 from shapekit._runtime.sleepers import Sleepers
 from shapekit.algorithms.queue.queue import LOOK, LeakyQueue
@@ -37,6 +37,7 @@ from shapekit.events import (
     Ears,
     Exhausted,
     Held,
+    LimitChanged,
     Measured,
     RateChanged,
     Refused,
@@ -50,6 +51,8 @@ from shapekit.stores.base import Store
 
 if TYPE_CHECKING:
     from logging import Logger
+
+    from shapekit.algorithms.overrides import Overrides
 
 __all__ = ["Budgets"]
 
@@ -80,6 +83,7 @@ class Budgets:
         self._ears = ears
         self._clock = store.clock
         self._read = store.twin(name, queue, LOOK)
+        self._settings = store.settings(name)
         self._has_quotas = bool(quotas_of(queue, None, 0, 0))
         self._lock = forks.lock()
         self.begin()
@@ -111,7 +115,8 @@ class Budgets:
         return True
 
     def _tell(self, key: str, looked: tuple[Any, int, int]) -> None:
-        for place, usage in enumerate(quotas_of(self._queue, *looked)):
+        queue = self._settings.program(self._queue, key)
+        for place, usage in enumerate(quotas_of(queue, *looked)):
             for percent in self._newly_reached(key, place, usage):
                 share = percent / 100
                 self._ears.tell(BudgetReached(self._name, key, usage.name, share, usage.used, usage.limit))
@@ -276,6 +281,25 @@ class Reporter:
         level = _INFO if rate < before else _DEBUG
         if log := _log("shapekit.shaper", level):
             log.log(level, "%s: key %r goes from %.4g/s to %.4g/s", self._name, key, before, rate)
+
+    def restated(self, _: str, before: Overrides, after: Overrides) -> None:
+        """Operators have changed limits. Whoever noticed may hold the lock of a store."""
+        if self.ears or _log("shapekit.shaper", _INFO):
+            background.ready()
+            background.do(self._tell_restated, before, after)
+
+    def _tell_restated(self, before: Overrides, after: Overrides) -> None:
+        from shapekit.algorithms.overrides import difference  # noqa: PLC0415 - only where something is set
+
+        for key, (old, new) in difference(before, after).items():
+            limit, known = (one.words if one else "" for one in (new, old))
+            by, why = (new.by, new.why) if new else ("", "")
+            if self.ears:
+                self.ears.tell(LimitChanged(self._name, key, limit, known, by, why))
+            if log := _log("shapekit.shaper", _INFO):
+                whose = "" if key is None else f", key {key!r}"
+                told = f"{limit}, set by {by}" if limit else "as in the code again"
+                log.info("%s%s: %s", self._name, whose, told)
 
     def was_reset(self, key: str) -> None:
         """A key was reset."""

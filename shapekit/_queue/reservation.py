@@ -14,6 +14,7 @@ from shapekit.rate import SECOND_US
 
 if TYPE_CHECKING:
     from shapekit._queue.core import Core
+    from shapekit.algorithms.queue.queue import LeakyQueue
 
 __all__ = ["Outlook", "Reservation", "received", "sent"]
 
@@ -61,6 +62,11 @@ class Reservation:
         return Grant(*self.granted)
 
     @property
+    def queue(self) -> LeakyQueue:
+        """Whose numbers the grant is in: the shaper's, or those that an operator has set."""
+        return self.grant.queue or self.core.queue
+
+    @property
     def cost(self) -> int:
         """The units reserved."""
         return self.grant.cost
@@ -81,7 +87,7 @@ class Reservation:
         `is_placed` is false if an earlier settlement was not heard of: the slot may no longer be in the
         queue.
         """
-        end = self.core.queue.end_of(self.grant, actual) if is_placed else self.grant.start
+        end = self.queue.end_of(self.grant, actual) if is_placed else self.grant.start
         return Reservation(self.core, self.key, self.grant._replace(cost=actual, version=number, end=end))
 
     def after_waiting(self, wait_us: int) -> Reservation:
@@ -92,7 +98,7 @@ class Reservation:
     @property
     def decision(self) -> Decision:
         """The same answer as a gate's Decision; `delay` is how far ahead the slot is."""
-        return self.core.queue.decision(self.granted)
+        return self.queue.decision(self.granted)
 
     @property
     def refusal(self) -> Decision | None:
@@ -114,13 +120,23 @@ class Reservation:
 
 def sent(reservation: Reservation) -> list[Any]:
     """Serialize an accepted reservation to plain values."""
-    return [reservation.key, *reservation.granted]
+    *plain, queue = reservation.grant
+    if queue is None:
+        return [reservation.key, *plain, None]
+    from shapekit.algorithms.description import describe  # noqa: PLC0415 - only where something is set
+
+    return [reservation.key, *plain, describe(queue)]
 
 
 def received(core: Core, told: list[Any]) -> Reservation:
     """Restore what `sent` gave, as a reservation of this shaper or of its like in another process."""
-    key, *granted = told
-    return Reservation(core, key, Grant(*map(_frozen, granted)))
+    key, *plain, described = told
+    grant = Grant(*map(_frozen, plain))
+    if described is not None:
+        from shapekit.algorithms.description import revived  # noqa: PLC0415 - only where something is set
+
+        grant = grant._replace(queue=revived(described))
+    return Reservation(core, key, grant)
 
 
 def _frozen(told: Any) -> Any:

@@ -431,7 +431,7 @@ class ScopedSlots:
                 if not caller.has_waited:
                     if caller.max_wait_us is not None:
                         looked = await driver.ask(core.look, caller.key)
-                        caller.foresee(core.outlook(looked, 1, caller.cost).first_in)
+                        caller.foresee(core.outlook(caller.key, looked, 1, caller.cost).first_in)
                     caller.has_waited = True
                 await self._sleep(driver, caller, nap_until_us)
             elif lines.is_first(caller, alarm := driver.alarm()):
@@ -452,7 +452,7 @@ class ScopedSlots:
         is_free = await self._looked(driver, caller)
         if is_free and reservation.grant.wait_us and not is_instant:
             # Several requests may hear at once, in any order: they leave in the order of their slots.
-            await driver.fall_in(self._core.sleepers, due_us, reservation.grant.start)
+            await driver.fall_in(self._core.sleepers, due_us, patience.order)
         return is_free
 
     async def _sleep(self, driver: Driver, caller: Caller, until_us: int) -> None:

@@ -19,8 +19,9 @@ from shapekit._runtime.drivers import Driver
 from shapekit._runtime.sleepers import Sleepers
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.adaptive.aimd import FULL
+from shapekit.algorithms.queue.moves import followed
 from shapekit.algorithms.queue.queue import END_US, LATE, SOON_US, UNKNOWN, LeakyQueue
-from shapekit.algorithms.queue.slots import DEPARTS_AT_US, GENERATION, WAIT_US, Granted
+from shapekit.algorithms.queue.slots import DEPARTS_AT_US, GENERATION, QUEUE, WAIT_US, Grant, Granted
 from shapekit.clock import Clock
 from shapekit.decision import Decision
 from shapekit.errors import (
@@ -40,6 +41,8 @@ ever.
 
 FAR = 4
 """How many trips have to fit into the grace, or a store is far away."""
+FINEST = 2**26
+"""No queue has positions finer than this part of a microsecond."""
 
 
 class Waiter:
@@ -95,13 +98,14 @@ class Waiter:
         if self._status.instant or granted[GENERATION] < 0 or self._grace_us == END_US:
             return True
         there_us, now_us = granted[DEPARTS_AT_US] - granted[WAIT_US], self._clock.now_us()
-        if asked_us is not None and now_us - asked_us <= self._grace_us:
+        grace_us = self._grace_of(granted[QUEUE])
+        if asked_us is not None and now_us - asked_us <= grace_us:
             self._status.hear(asked_us, there_us)
             return True
         ahead_us = self._status.ahead_us(there_us)
         if ahead_us is None:
             return asked_us is None
-        return now_us - there_us - ahead_us <= self._grace_us
+        return now_us - there_us - ahead_us <= grace_us
 
     async def stay(
         self,
@@ -124,44 +128,70 @@ class Waiter:
             self._reporter.waits(reservation.key, grant.wait_us, is_bounded=is_bounded)
         elif not is_slow and self.is_prompt(reservation.granted):
             return patience
+        try:
+            return await self._outlast(driver, patience)
+        finally:
+            self._status.limits.hand_over(patience.asked_us)
+
+    async def _outlast(self, driver: Driver, patience: Patience) -> Patience:
         # Answers may reach several tasks at once, and trio then resumes them in any order.
         is_awaited = not self._status.instant
         lookout: Lookout | None = None
+        limits = self._status.limits
+        now_us = patience.asked_us
         while True:
-            asks_at_us = patience.asks_at_us(self._allowed_us())
-            if not patience.is_held:
+            asks_at_us = patience.asks_at_us(self._allowed_us(patience))
+            polls_at_us = END_US
+            if not patience.is_held and asks_at_us - now_us <= SOON_US:
                 until_us = patience.nap_until_us(asks_at_us)
                 await driver.sleep(self._sleepers, until_us, patience.order, others_too=is_awaited)
             else:
-                lookout = lookout or Lookout(self._status, (patience.key,), patience.asked_us)
+                keys = (patience.key,) if patience.is_held else ()
+                if lookout is None or lookout.keys != keys:
+                    lookout = Lookout(self._status, keys, patience.asked_us, limits)
                 alarm = driver.alarm()
                 lookout.lie_down(alarm)
                 try:
-                    until_us = min(patience.nap_until_us(asks_at_us), lookout.until_us(patience.due_us))
+                    if not patience.is_held:
+                        polls_at_us = limits.until_us(alarm, now_us, patience.due_us)
+                    until_us = min(
+                        patience.nap_until_us(asks_at_us), lookout.until_us(patience.due_us), polls_at_us
+                    )
                     await driver.sleep(self._sleepers, until_us, patience.order, others_too=True, news=alarm)
                 finally:
                     lookout.get_up(alarm)
-            if asks_at_us <= self._clock.now_us():
+            now_us = self._clock.now_us()
+            if asks_at_us <= now_us:
                 if not patience.moves:
                     patience.heard_after = self._latecomers.trips
-                    patience.hear(await self._status.leaving(driver, reservation.key))
+                    patience.hear(await self._status.leaving(driver, patience.key))
                 if is_awaited and patience.is_over():
                     await driver.fall_in(self._sleepers, patience.due_us, patience.order)
-                if await self._may_leave(driver, reservation.key, patience):
+                if await self._may_leave(driver, patience.key, patience):
                     return patience
-            elif lookout is not None and lookout.is_time(self._clock.now_us()):
-                patience.hear(*await lookout.look(driver))
+            elif lookout is not None and (polls_at_us <= now_us or lookout.is_time(now_us)):
+                told = await lookout.look(driver)
+                for standing in told or (await self._status.ask(driver, patience.key),):
+                    patience.hear(standing)
 
-    def _allowed_us(self) -> int:
+    def _allowed_us(self, patience: Patience) -> int:
         """How late a call may be. A slot that comes sooner than two trips is missed by as much, and that is
         no stall; from a store that is far away, no new slot would come in time.
         """
-        trip_us = self._status.trip_us
-        return self._grace_us + 2 * trip_us if trip_us * FAR <= self._grace_us else END_US
+        trip_us, grace_us = self._status.trip_us, self._grace_of(patience.queue)
+        return grace_us + 2 * trip_us if trip_us * FAR <= grace_us else END_US
+
+    def _grace_of(self, queue: LeakyQueue | None) -> int:
+        """How late a call may leave, by the numbers that are in force."""
+        return self._grace_us if queue is None or self._grace_us == END_US else queue.grace_us
 
     async def _may_leave(self, driver: Driver, key: str, patience: Patience) -> bool:
         """Whether the slot of a call has come, and may be used. A call that is late asks for another one."""
-        if patience.is_late(self._allowed_us()) and patience.moves < MOST_MOVES and patience.is_over(SOON_US):
+        if (
+            patience.is_late(self._allowed_us(patience))
+            and patience.moves < MOST_MOVES
+            and patience.is_over(SOON_US)
+        ):
             late = patience.late_call()
             patience.move(*await self._latecomers.ask(driver, key, patience.order, late))
             return False
@@ -209,7 +239,7 @@ class Patience:
     __slots__ = (
         *("asked_us", "due_us", "heard_after", "is_held", "is_marked", "key", "moves", "order"),
         *("_ahead_us", "_clock", "_cost", "_generation", "_gives_up_us", "_leaves_by_us", "_max_wait_us"),
-        *("_accounts", "_policy", "_queued_us", "_slot_us"),
+        *("_accounts", "_grant", "_policy", "_queued_us", "_slot_us", "queue"),
     )
 
     def __init__(
@@ -224,14 +254,11 @@ class Patience:
         self._clock = clock
         self._accounts = reservation.core.accounts
         self._policy = reservation.core.name
-        self._generation = grant.generation
-        self._queued_us = grant.due_us
         self._ahead_us = ahead_us
         self._cost = grant.cost
-        # A slot of a share of the limits is on the grid of that share.
-        is_own = grant.generation >= 0
-        self._leaves_by_us = reservation.core.queue.leaves_by(grant) if is_own else grant.due_us
-        self.order = grant.start
+        self.queue: LeakyQueue | None = grant.queue
+        """The queue that an operator has set the numbers of, if it is one."""
+        self._take(grant, reservation.queue)
         self.heard_after = 0
         """How many trips of latecomers had been made when the key was last asked about."""
         self.moves = 0
@@ -243,6 +270,16 @@ class Patience:
         self.due_us = self._slot_us = grant.departs_at_us + ahead_us
         self.asked_us = self.due_us - grant.wait_us
         self._gives_up_us = None if timeout_us is None else self.asked_us + timeout_us
+
+    def _take(self, grant: Grant, queue: LeakyQueue) -> None:
+        """Go by this grant of a queue."""
+        self._grant = grant
+        self._generation = grant.generation
+        self._queued_us = grant.due_us
+        # A slot of a share of the limits is on the grid of that share.
+        self._leaves_by_us = queue.leaves_by(grant) if grant.generation >= 0 else grant.due_us
+        self.order = grant.start * FINEST // queue.q
+        """The place in the line, in an unit that all numbers of the line have in common."""
 
     def asks_at_us(self, allowed_us: int) -> int:
         """When to ask about the slot: when it comes. A call that is late asks before a hold ends, to stand
@@ -301,13 +338,17 @@ class Patience:
         """Apply the current state of the key. After a reset, the promised slot is kept and holds no longer
         move it.
         """
-        generation, shift_us, until_us, ahead_us, clock, mark_us = standing
+        generation, shift_us, until_us, ahead_us, clock, mark_us, *_ = standing
         self._ahead_us = ahead_us
         now = self._clock.now_us()
         self.is_marked = mark_us + ahead_us > now
         if generation != self._generation:
-            self.is_held = False
-            return
+            moved = followed(self._grant, standing.changes)
+            if moved is None or moved.generation != generation or standing.queue is None or self.moves:
+                self.is_held = False
+                return
+            self.queue = standing.queue
+            self._take(moved, standing.queue)
         # A hold that ends soon cannot be ended sooner, and need not be watched.
         self.is_held = until_us + ahead_us > now + SOON_US or bool(clock)
         slot_us = self._queued_us + shift_us

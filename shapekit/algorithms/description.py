@@ -27,6 +27,7 @@ from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import GCRA, LeakyBucket, TokenBucket
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.ledger import Ledger
+from shapekit.algorithms.queue.overridden import overridden
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
@@ -46,6 +47,8 @@ _KINDS: dict[str, Callable[..., Described]] = {
 _LATER = {"spread": False}
 """Fields added later, with their defaults; a default is left out, so that older texts stay the same."""
 _LEDGER = "ledger"
+_SET, _HELD = "set", "held"
+"""A queue with the numbers of an operator."""
 _FIX = "pass a text that describe() gave, unchanged"
 
 
@@ -70,10 +73,16 @@ def revived(text: str) -> Described:
 def _plain(program: Any) -> list[Any]:
     if type(program) is Ledger:
         return [_LEDGER, _plain(program.limit)]
+    if isinstance(program, LeakyQueue) and program.is_set:
+        return [_HELD if program.is_held else _SET, _fields(program)]
     if type(program) not in _KINDS.values():
         raise ConfigError(
             "program", program, "has no description", 'share strategies of shapekit, such as GCRA("10/s")'
         )
+    return _fields(program)
+
+
+def _fields(program: Any) -> list[Any]:
     fields = [(field, getattr(program, field)) for field in program.fields]
     values = (value for field, value in fields if field not in _LATER or value != _LATER[field])
     return [program.kind, *(_plain_value(value) for value in values)]
@@ -96,6 +105,11 @@ def _program(plain: Sequence[Any]) -> Described:
         if not isinstance(limit, Algorithm) or isinstance(limit, (Ledger, AllOf, AnyOf, FirstOf)):
             raise ValueError("a ledger is of one limit")
         return Ledger(limit)
+    if kind in (_SET, _HELD):
+        (queue,) = map(_program, fields)
+        if not isinstance(queue, LeakyQueue) or queue.is_set:
+            raise ValueError("only a queue of code can be set")
+        return overridden(queue, is_held=kind == _HELD)
     make = _KINDS[kind]
     if make is LeakyQueue:
         return _queue(*fields)

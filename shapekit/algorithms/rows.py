@@ -18,7 +18,7 @@ eight digits of seven bits.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -84,6 +84,11 @@ def without(pages: Pages, row: Any) -> Pages:
     """The pages without this row."""
     low, high, near, index = around(pages, row[0])
     return put(pages, low, high, (*near[:index], *near[index + 1 :]))
+
+
+def mapped(pages: Pages, change: Callable[[Any], Any]) -> Pages:
+    """The pages with each row changed, so that they still ascend."""
+    return tuple([tuple(map(change, page)) for page in pages])
 
 
 def inspect(pages: Any, width: int, most: int) -> None:

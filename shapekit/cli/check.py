@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import click
 
+from shapekit._queue.overriding import legible
 from shapekit._runtime.sleepers import max_wait_us
 from shapekit.algorithms.adaptive.queue import AdaptiveQueue
 from shapekit.algorithms.base import Algorithm
@@ -30,6 +32,7 @@ from shapekit.cli.output import (
     rate_words,
     window_words,
 )
+from shapekit.cli.top import open_store
 from shapekit.errors import ConfigError, shortened, span_words
 from shapekit.keys import KeyTemplate
 from shapekit.policy import Policy
@@ -137,13 +140,16 @@ class Finding(NamedTuple):
 
 @click.command
 @click.argument("file", metavar="FILE.toml", type=click.Path())
+@click.option("--store", metavar="URL|FILE", help="Also say what operators have set in this store.")
 @json_option
-def check(file: str, as_json: bool) -> None:
+def check(file: str, store: str | None, as_json: bool) -> None:
     """Validate every table of FILE.toml as a policy, and say in words what each means.
 
     Whatever is wrong is named by table and field, one line each on stderr; the exit code is then 2.
     """
-    findings = list(_findings(file, _read(file)))
+    findings = list(_findings(file, tables_of(file)))
+    if store is not None:
+        findings = [finding._replace(means=[*finding.means, *_set(store, finding)]) for finding in findings]
     if as_json:
         tables = [finding._asdict() for finding in findings]
         print_json({"file": file, "ok": not any(finding.problem for finding in findings), "tables": tables})
@@ -161,7 +167,16 @@ def check(file: str, as_json: bool) -> None:
         sys.exit(BAD_INPUT)
 
 
-def _read(file: str) -> Mapping[str, Any]:
+def _set(where: str, finding: Finding) -> Iterator[str]:
+    """What operators have set for a policy."""
+    with closing(open_store(where)) as store:
+        for one in legible(store, store.stated(finding.table)):
+            whose = "" if one.key is None else f" for the key {one.key!r}"
+            yield f"an operator has set{whose}: {one.words}, by {one.by}"
+
+
+def tables_of(file: str) -> Mapping[str, Any]:
+    """The tables of a TOML file."""
     try:
         with open(file, "rb") as opened:
             tables = tomllib.load(opened)

@@ -72,14 +72,14 @@ def hold(key: str, length: str, store: str | None, as_json: bool) -> None:
 
     Calls that wait leave later by as much, in the same order. A longer hold in place stays.
     """
-    length_us = _length_us(length)
+    held_us = length_us(length)
     with opened(store) as keys:
         if key.endswith(_EVERY):
             found, left = keys.every(key)
-            told = [_held(one, length_us) for one in found]
+            told = [_held(one, held_us) for one in found]
             _say_all(as_json, told, f"{counted(len(told), 'key')} held", left)
         else:
-            _say(as_json, *_held(_queue(keys.one(key) or keys.idle(key)), length_us))
+            _say(as_json, *_held(_queue(keys.one(key) or keys.idle(key)), held_us))
 
 
 def _held(found: Found, length_us: int) -> Told:
@@ -265,7 +265,7 @@ def _queue(found: Found) -> Found:
     return found
 
 
-def _length_us(text: str) -> int:
+def length_us(text: str) -> int:
     """A duration in the spelling of a shell: a plain number is seconds."""
     try:
         return duration_us("time", float(text) if _NUMBER.fullmatch(text) else text)

@@ -44,10 +44,13 @@ def complaint_of(error: Exception) -> Complaint | None:
 
 
 class Subcommand(NamedTuple):
-    """Which module of ours has it, under its own name, and what the list of subcommands says of it."""
+    """Which module of ours has it, what the list of subcommands says of it, and its function's name, if that
+    is not its own.
+    """
 
     module: str
     summary: str
+    function: str = ""
 
 
 COMMANDS = {
@@ -58,6 +61,10 @@ COMMANDS = {
     "top": Subcommand("top", "A live table of the keys of a store."),
     "hold": Subcommand("levers", "Stop the calls on a key for a while."),
     "resume": Subcommand("levers", "End the hold of a key early."),
+    "set": Subcommand("settings", "Set limits for every process, instead of the code's.", "set_"),
+    "unset": Subcommand("settings", "Remove what was set: the limits in the code hold again."),
+    "settings": Subcommand("settings", "What is set, by whom, until when."),
+    "apply": Subcommand("settings", "Set what a file says, and show what that changes."),
     "reset": Subcommand("levers", "Forget a key: its queue, its hold, its counts."),
 }
 
@@ -71,8 +78,9 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"shapekit.cli.{COMMANDS[cmd_name].module}")
-        command: click.Command = getattr(module, cmd_name)
+        told = COMMANDS[cmd_name]
+        module = import_module(f"shapekit.cli.{told.module}")
+        command: click.Command = getattr(module, told.function or cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -282,6 +282,11 @@ _UNITS |= {86_400 * SECOND_US: "day", 604_800 * SECOND_US: "week"}
 
 
 def _queue_text(queue: LeakyQueue) -> str:
+    words = _numbers_text(queue)
+    return f"{words}, {'held' if queue.is_held else 'set'} by an operator" if queue.is_set else words
+
+
+def _numbers_text(queue: LeakyQueue) -> str:
     if isinstance(queue, AdaptiveQueue):
         between = f"adaptive {_rate_text(queue.lowest)} to {_rate_text(queue.highest)}"
         return between if queue.burst == 1 else f"{between} burst {queue.burst}"

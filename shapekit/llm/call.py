@@ -7,8 +7,6 @@ or an error of the server nobody knows what the model did.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
 from socket import gaierror
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -21,16 +19,14 @@ from shapekit.clock import Clock
 from shapekit.errors import (
     ConfigError,
     CostExceedsLimitError,
-    QueueFullError,
     RateLimitedError,
-    StoreUnavailableError,
-    after_waiting,
 )
 from shapekit.feedback import Feedback, ServerHint
 from shapekit.feedback.dialects import DIALECTS, FAMILIES, heard, picked, wanted
-from shapekit.llm.usage import TokenUsage, told_usage, usage_of
+from shapekit.llm.line import Line, Want
+from shapekit.llm.usage import Heard, TokenUsage, estimated, told_usage, usage_of
 from shapekit.policy import Policy
-from shapekit.rate import SECOND_US, Duration, duration_us
+from shapekit.rate import SECOND_US, Duration
 
 __all__ = [
     "DIALECTS_OF_TOKENS",
@@ -131,6 +127,11 @@ class Books(NamedTuple):
     refund_on: Callable[[BaseException], bool] | None
     feedback: Feedback
     clock: Clock
+    line: Line
+    count_tokens: Callable[[str], int]
+    """Counts the tokens of a text."""
+    settles_aborted: bool
+    """Whether a stream that has not told its usage is settled at what was seen of it."""
 
 
 class LLMCall:
@@ -140,23 +141,32 @@ class LLMCall:
     somebody settles. After that the last word counts.
     """
 
-    __slots__ = ("_books", "_entered", "_is_settled", "_waits", "key", "reserved")
+    __slots__ = ("_asked", "_books", "_delay_us", "_entered", "_is_settled", "_waits", "key", "reserved")
 
-    def __init__(self, books: Books, key: str, reserved: TokenUsage, waits: dict[str, Duration]) -> None:
+    def __init__(
+        self,
+        books: Books,
+        key: str,
+        reserved: TokenUsage,
+        waits: dict[str, Duration],
+        asked: Mapping[str, Any] | None = None,
+    ) -> None:
         self.key = key
         """The key whose budget the call takes from."""
         self.reserved = reserved
         """The tokens that were reserved."""
         self._books = books
         self._waits = waits
+        self._asked = asked
         self._entered: list[Admission] = []
+        self._delay_us = 0
         self._is_settled = False
 
     @property
     def delay(self) -> float:
         """Seconds the call was delayed, for its tokens and for its slot."""
         self._check_entered()
-        return sum(admission.delay for admission in self._entered)
+        return self._delay_us / SECOND_US
 
     # the books
 
@@ -171,6 +181,16 @@ class LLMCall:
     async def asettle(self, answer: Any) -> bool:
         """`settle`, awaitable; a cancelled task still does it."""
         return await self._settle(TASKS, answer)
+
+    def seen(self, heard: Heard) -> TokenUsage | None:
+        """What a stream has used up as far as it was heard; None if the estimate is to stand instead."""
+        if not self._books.settles_aborted:
+            return None
+        given = self.reserved.input
+        if not given and self._asked is not None:
+            given = estimated(self._asked, self._books.count_tokens).input
+        usage = heard.seen(given, self._books.count_tokens)
+        return usage if usage.input else None
 
     def observe(self, response: Any) -> ServerHint | None:
         """Read what an answer's headers say, and hold the key if it asks for that.
@@ -216,25 +236,14 @@ class LLMCall:
     # flows
 
     async def _enter(self, driver: Driver) -> Self:
-        began_us = asked_us = self._books.clock.now_us()
-        try:
-            for admission in self._admissions(began_us):
-                asked_us = self._books.clock.now_us()
-                await driver.ask(Twin(admission.__enter__, admission.__aenter__))
-                self._entered.append(admission)
-        except BaseException as error:
-            await driver.given_back(error, partial(self._give_back, driver))
-            if not isinstance(error, QueueFullError) or "max_wait" not in self._waits:
-                raise
-            max_wait_us = duration_us("max_wait", self._waits["max_wait"], least=0)
-            told = after_waiting(error, (asked_us - began_us) / SECOND_US, max_wait_us / SECOND_US)
-            raise told.with_traceback(error.__traceback__) from error.__cause__
+        wants = self._wants()
+        reservations, line_us = await self._books.line.take(driver, self.key, wants, self._waits)
+        self._delay_us = line_us + max(reservation.grant.wait_us for reservation in reservations)
+        self._entered = [
+            want.policy.admit(self.key, cost=want.cost).taken(reservation)
+            for want, reservation in zip(wants, reservations, strict=True)
+        ]
         return self
-
-    async def _give_back(self, driver: Driver) -> None:
-        for admission in self._entered:
-            with suppress(StoreUnavailableError):
-                await _settled(driver, admission, 0)
 
     async def _settle(self, driver: Driver, answer: Any) -> bool:
         usage = self._usage(answer)
@@ -243,6 +252,7 @@ class LLMCall:
         self._is_settled = True
         with driver.shielded():
             changed = [await _settled(driver, admission, cost) for admission, cost in self._charges(usage)]
+        self._books.line.freed(self.key)
         return any(changed)
 
     async def _observe(self, driver: Driver, response: Any) -> ServerHint | None:
@@ -263,6 +273,7 @@ class LLMCall:
             for admission in self._free(error):
                 with unheard(self):
                     await _settled(driver, admission, 0)
+        self._books.line.freed(self.key)
 
     # inside
 
@@ -271,16 +282,12 @@ class LLMCall:
         if self._books.requests is not None:
             yield self._books.requests
 
-    def _admissions(self, start: int) -> Iterator[Admission]:
-        """One for each policy in turn; what waiting took for one is not left for the next."""
+    def _wants(self) -> list[Want]:
+        """What the call takes from each policy."""
         if self._entered:
             raise ConfigError("call", self.key, "was entered before", "admit each call anew")
-        bounds = {name: duration_us(name, bound, least=0) for name, bound in self._waits.items()}
         costs = [purse.asked(self.reserved, self.key) for purse in self._books.purses]
-        for policy, cost in zip(self._policies(), [*costs, 1], strict=False):
-            gone = self._books.clock.now_us() - start
-            left = {name: max(0, bound_us - gone) / SECOND_US for name, bound_us in bounds.items()}
-            yield policy.admit(self.key, cost=cost, **left)
+        return [Want(policy, cost) for policy, cost in zip(self._policies(), [*costs, 1], strict=False)]
 
     def _check_entered(self) -> None:
         if not self._entered:

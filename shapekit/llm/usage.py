@@ -48,6 +48,8 @@ _TOTAL = "total_tokens"
 """May hold more than input and output: some servers count there alone what a model only thought."""
 _FIELDS = (*_INPUT, *_OUTPUT, _WRITTEN, _TOTAL)
 
+_ADDED = ("content", "reasoning_content", "refusal", "text", "thinking", "partial_json", "arguments")
+"""Where the parts of an answer have their text."""
 _LAST = ("message_delta", "response.completed", "response.incomplete", "response.failed")
 """Events of streams after which the usage that they carry does not change."""
 
@@ -65,10 +67,11 @@ def usage_of(answer: Any) -> TokenUsage | None:
 class Heard:
     """What has been heard of the usage of a stream, item by item."""
 
-    __slots__ = ("_fields", "_is_whole", "is_final")
+    __slots__ = ("_fields", "_is_whole", "_texts", "is_final")
 
     def __init__(self) -> None:
         self._fields: dict[str, int] = {}
+        self._texts: list[str] = []
         self._is_whole = False
         self.is_final = False
         """Whether the usage is known, although the stream may go on."""
@@ -81,6 +84,7 @@ class Heard:
         told = _told(usage)
         self._fields |= told
         self._is_whole = self._is_whole or bool(told)
+        self._texts += _new_texts(item)
         # Chunks without choices say nothing else but the usage.
         closes = _field(item, "type") in _LAST or (bool(told) and _field(item, "choices") == [])
         self.is_final = self.is_final or (closes and bool(self._fields))
@@ -89,6 +93,28 @@ class Heard:
     def usage(self) -> TokenUsage | None:
         """The usage as it is known at the end of the stream; None if nobody has said."""
         return _from(self._fields) if self.is_final or self._is_whole else None
+
+    def seen(self, given: int, count: Callable[[str], int]) -> TokenUsage:
+        """The usage as far as the stream was read, if the input has so many tokens where nobody has said."""
+        told = _from(self._fields) or TokenUsage(given, 0)
+        texts = "".join(self._texts)
+        return TokenUsage(told.input, max(told.output, count(texts) if texts else 0))
+
+
+def _new_texts(item: Any) -> Iterator[str]:
+    """What an item of a stream adds to the answer: text, thoughts, arguments of tools."""
+    if isinstance(item, str):
+        yield item
+    bearers = [_field(item, "delta")]
+    for choice in _field(item, "choices") or ():
+        delta = _field(choice, "delta")
+        calls = _field(delta, "tool_calls") or ()
+        bearers += [_field(choice, "text"), delta, *(_field(call, "function") for call in calls)]
+    for bearer in bearers:
+        if isinstance(bearer, str):
+            yield bearer
+        else:
+            yield from (text for name in _ADDED if isinstance(text := _field(bearer, name), str))
 
 
 def _field(thing: Any, name: str) -> Any:

@@ -1,8 +1,8 @@
 """Wrapping: a function that asks a language model, whose calls are budgeted.
 
 Streams of an answer are handed on as they are, and settled as soon as they tell their usage. One that breaks
-off, is closed early or is thrown away has not told it: nobody knows how far the server went, and what was
-reserved for it stands.
+off, is closed early or is thrown away has not told it, and is settled at once at its input and what was seen
+of its answer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from functools import partial, update_wrapper
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self, get_origin, get_type_hints
 
+from shapekit._runtime import background
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
+from shapekit._runtime.event import running_loop
 from shapekit.decorator import signature_of
 from shapekit.errors import ConfigError
 from shapekit.llm.call import LLMCall, unheard
@@ -35,6 +37,9 @@ class _Listened:
         self._heard = Heard()
         self._settled: TokenUsage | None = None
         self._is_first = True
+        self._is_over = False
+        self._loop = running_loop()
+        background.ready()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -44,8 +49,11 @@ class _Listened:
         try:
             item = await driver.ask(self._items)
         except BaseException as error:
-            if self._is_first:
+            if self._is_first and isinstance(error, Exception):
+                self._is_over = True
                 await driver.ask(Twin(self._call.failed, self._call.afailed), error)
+            elif not isinstance(error, GeneratorExit):
+                await self._abort(driver)
             raise
         self._is_first = False
         if item is not _END:
@@ -54,7 +62,30 @@ class _Listened:
         if usage is not None and usage != self._settled:
             self._settled = usage
             await _settle(driver, self._call, usage)
+        if item is _END:
+            await self._abort(driver)
         return item
+
+    async def _abort(self, driver: Driver) -> None:
+        """The stream is read no further: if it has not told its usage, what was seen of it counts."""
+        if driver is TASKS and running_loop() is not self._loop:
+            return  # the collector has ended who read it, when its loop was gone: see `__del__`
+        if (usage := self._unsettled()) is not None:
+            await _settle(driver, self._call, usage)
+
+    def _unsettled(self) -> TokenUsage | None:
+        """What is to be settled when the stream is over; once."""
+        is_over, self._is_over = self._is_over, True
+        if is_over or self._settled is not None:
+            return None
+        with unheard(self._call):
+            return self._call.seen(self._heard)
+        return None
+
+    def __del__(self) -> None:
+        # The collector may run in the midst of anything: another thread counts and settles.
+        if not getattr(self, "_is_over", True) and self._settled is None:
+            background.do(_thrown_away, self._call, self._heard)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._inner!r})"
@@ -80,9 +111,19 @@ class SettledStream(_Listened):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Any:
-        if hasattr(self._inner, "__exit__"):
-            return self._inner.__exit__(kind, error, trace)
-        return self._inner.close()
+        try:
+            if hasattr(self._inner, "__exit__"):
+                return self._inner.__exit__(kind, error, trace)
+            return self._inner.close()
+        finally:
+            run(self._abort)
+
+    def close(self) -> Any:
+        """Read no further."""
+        try:
+            return self._inner.close()
+        finally:
+            run(self._abort)
 
 
 class AsyncSettledStream(_Listened):
@@ -105,9 +146,27 @@ class AsyncSettledStream(_Listened):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Any:
-        if hasattr(self._inner, "__aexit__"):
-            return await self._inner.__aexit__(kind, error, trace)
-        return await self._inner.aclose()
+        try:
+            if hasattr(self._inner, "__aexit__"):
+                return await self._inner.__aexit__(kind, error, trace)
+            return await self._inner.aclose()
+        finally:
+            if not isinstance(error, GeneratorExit):
+                await self._abort(TASKS)
+
+    async def close(self) -> Any:
+        """Read no further."""
+        try:
+            return await self._inner.close()
+        finally:
+            await self._abort(TASKS)
+
+    async def aclose(self) -> Any:
+        """Read no further."""
+        try:
+            return await self._inner.aclose()
+        finally:
+            await self._abort(TASKS)
 
 
 _LATER = 'write: {} budget.admit({{"messages": …}}) as call, client.messages.stream(…) as stream'
@@ -156,13 +215,13 @@ def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any
 
     async def agenerate(*args: Any, **kwargs: Any) -> Any:
         call = await admission(args, kwargs).__aenter__()
-        inner = function(*args, **kwargs)
+        stream = AsyncSettledStream(function(*args, **kwargs), call)
         try:
             # What goes wrong from here on the stream says itself.
-            async for item in AsyncSettledStream(inner, call):
+            async for item in stream:
                 yield item
         finally:
-            await inner.aclose()
+            await stream.aclose()
 
     made: Any = call
     if _is(inspect.isasyncgenfunction, function):
@@ -175,6 +234,12 @@ def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any
 async def _settle(driver: Driver, call: LLMCall, usage: TokenUsage) -> None:
     with unheard(call):
         await driver.ask(Twin(call.settle, call.asettle), usage)
+
+
+def _thrown_away(call: LLMCall, heard: Heard) -> None:
+    with unheard(call):
+        if (usage := call.seen(heard)) is not None:
+            call.settle(usage)
 
 
 def _is(kind: Callable[[Any], bool], function: Any) -> bool:

@@ -30,6 +30,7 @@ from shapekit.algorithms.compose import Composite, adopted
 from shapekit.algorithms.operation import Operation
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, whose
+from shapekit.stores.settings import Settings, Stated
 
 __all__ = ["Operation", "Store"]
 
@@ -128,6 +129,33 @@ class Store(ABC):
     def shard(self, name: str, program: Program, key: Key) -> Hashable:
         """On which part of the truth a key lies, as far as is known; None for the whole."""
         return None
+
+    def settings(self, name: str) -> Settings:
+        """What operators have set for a name, as this process knows it."""
+        known: dict[str, Settings] = vars(self).setdefault("_settings", {})
+        return known.setdefault(name, Settings(name))
+
+    def stated(self, name: str) -> Stated:
+        """What lies in the store for a name: asked, and heard by all here who go by it."""
+        return Stated()
+
+    def all_stated(self) -> dict[str, Stated]:
+        """What lies in the store for every name for which something was ever set."""
+        return {}
+
+    def state(self, name: str, text: str, known: Stated) -> bool:
+        """Set the overrides of a name, in one step; false if they are not what was `known` any more."""
+        raise ConfigError(
+            "store", type(self).__name__, "keeps no overrides", "use a MemoryStore, SQLiteStore or RedisStore"
+        )
+
+    async def astated(self, name: str) -> Stated:
+        """`stated`, awaitable."""
+        return await self._awaitable(self.stated)(name)
+
+    async def astate(self, name: str, text: str, known: Stated) -> bool:
+        """`state`, awaitable."""
+        return await self._awaitable(self.state)(name, text, known)
 
     @abstractmethod
     def reset(self, name: str, program: Program, key: Key) -> None:

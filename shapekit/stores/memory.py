@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 from weakref import ref
 
-from shapekit._runtime import forks
+from shapekit._runtime import forks, ids
 from shapekit._runtime.virtual import forgets
 from shapekit.algorithms.base import CHECK, NEVER_US
 from shapekit.algorithms.compose import Composite
@@ -28,6 +28,7 @@ from shapekit.stores.base import (
     of_two_kinds,
     part_keys,
 )
+from shapekit.stores.settings import Settings, Stated, settings_name
 
 __all__ = ["MemoryStore"]
 
@@ -138,7 +139,9 @@ class MemoryStore(Store):
         self._sweep_due_us = NEVER_US
         self._swept_us = 0
         self._closed = False
-        self._clock_reads: dict[ref[Any], Callable[[], None]] = {}
+        self._renewals: dict[ref[Any], Callable[[], None]] = {}
+        """What renews that which bound calls know of the clock, and whether limits are overridden."""
+        self._stated: dict[str, Stated] = {}
         _STORES.add(self._records)
         forgets(self, MemoryStore._forget_all)
 
@@ -147,8 +150,11 @@ class MemoryStore(Store):
         with self._lock:
             self._clear()
             self._sweep_due_us, self._swept_us = NEVER_US, 0
-            for read_clock in list(self._clock_reads.values()):
-                read_clock()
+            self._renew()
+
+    def _renew(self) -> None:
+        for renew in list(self._renewals.values()):
+            renew()
 
     def bind(self, name: str, program: Program, operation: Operation) -> Apply:
         run = self._runner(name, program, operation)
@@ -163,14 +169,17 @@ class MemoryStore(Store):
             return apply
         shelf = self._shelf(name, program)
         states, ends, step = shelf.states, shelf.ends, operation.step(program)
-        find = states.get
+        find: Callable[[Any], Any] = states.get
         if program.civil:
             step = _at_civil_time(step, clock)
         ticks, per_us, offset_us = _ticks_of(clock)
+        settings = self.settings(settings_name(name, program))
 
-        def read_clock() -> None:
-            nonlocal ticks, per_us, offset_us
+        def renew() -> None:
+            nonlocal find, ticks, per_us, offset_us
             ticks, per_us, offset_us = _ticks_of(clock)
+            # While something is set for the name, its calls look at that.
+            find = states.get if not settings.overrides else _nowhere
 
         def charge(key: Any, asked: Any) -> Any:
             # `apply`, written out for the path of every admitted call: a live key of this program.
@@ -185,7 +194,8 @@ class MemoryStore(Store):
                     ends[key] = now + ttl_us
                 return result
 
-        self._clock_reads[ref(charge, self._clock_reads.pop)] = read_clock
+        renew()
+        self._renewals[ref(charge, self._renewals.pop)] = renew
         return charge
 
     def bind_many(self, name: str, program: Program, operation: Operation) -> ApplyMany:
@@ -197,6 +207,25 @@ class MemoryStore(Store):
                 return [run(key, now, args) for key in keys]
 
         return apply_many
+
+    def stated(self, name: str) -> Stated:
+        with self._lock:
+            self._check_open()
+            return self._stated.get(name, Stated())
+
+    def all_stated(self) -> dict[str, Stated]:
+        with self._lock:
+            return dict(self._stated)
+
+    def state(self, name: str, text: str, known: Stated) -> bool:
+        with self._lock:
+            self._check_open()
+            is_known = self._stated.get(name, Stated()) == known
+            if is_known:
+                stated = self._stated[name] = Stated(str(ids.fresh()), text)
+                self.settings(name).hear(stated, self.clock.now_us())
+                self._renew()
+            return is_known
 
     def reset(self, name: str, program: Program, key: Key) -> None:
         with self._lock:
@@ -233,7 +262,10 @@ class MemoryStore(Store):
 
     # under the lock
 
-    def _runner(self, name: str, program: Program, operation: Operation) -> Callable[..., Any]:
+    def _runner(
+        self, name: str, program: Program, operation: Operation, *, as_it_is: bool = False
+    ) -> Callable[..., Any]:
+        """What an operation does with a state; `as_it_is` for a program with the limits of an override."""
         shelf, space = self._shelf(name, program), self._space(name, program)
         step = operation.step(program)
         reads = operation.is_read
@@ -242,6 +274,8 @@ class MemoryStore(Store):
         find = shelf.states.get
         parts = program.parts if isinstance(program, Composite) else ()
         apart = [space.setdefault(part, _Shelf(part)) for part in parts]
+        settings = Settings(name) if as_it_is else self.settings(settings_name(name, program))
+        others: dict[int, tuple[Program, Callable[..., Any]]] = {}
 
         def elsewhere(own: _Shelf, key: Any, record: Any, now: int) -> tuple[_Shelf | None, Any]:
             """The shelf of another program that has left a state, and that state as this one continues it."""
@@ -251,7 +285,21 @@ class MemoryStore(Store):
                     return shelf, continued(name, key, own.program, state, shelf.program, now, skew)
             return None, None
 
+        def overridden(key: Any, now: int) -> Callable[..., Any] | None:
+            """What decides about a key instead, while limits of its name are overridden."""
+            if settings.is_over(now):
+                settings.hear(settings.known.stated, now)
+                self._renew()
+            other = settings.program(program, key)
+            if other is program:
+                return None
+            if id(other) not in others:
+                others[id(other)] = other, self._runner(name, other, operation, as_it_is=True)
+            return others[id(other)][1]
+
         def run(key: Any, now: int, args: tuple[Any, ...]) -> Any:
+            if settings.known.overrides and (other := overridden(key, now)) is not None:
+                return other(key, now, args)
             if key.__class__ is tuple:
                 return run_together(key, now, args)
             skew = clock.wall_us() - now if civil else 0
@@ -402,6 +450,10 @@ forks.in_child(_warn)
 
 def _ticks_of(clock: Clock) -> tuple[Callable[[], int], int, int]:
     return clock.ticks() if type(clock) is SystemClock else (clock.now_us, 1, 0)
+
+
+def _nowhere(_: Any) -> None:
+    """Finds no state."""
 
 
 def _at_civil_time(step: Callable[..., Any], clock: Clock) -> Callable[..., Any]:

@@ -25,6 +25,7 @@ from shapekit._runtime.drivers import TASKS, Alarm, Driver, Twin, run
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, duration_us
 from shapekit.stores.base import Apply, ApplyMany, Key, Operation, Program, Store
+from shapekit.stores.settings import Settings, Stated
 
 __all__ = ["FaultyStore"]
 
@@ -93,6 +94,21 @@ class FaultyStore(Store):
         self, name: str, program: Program, operation: Operation
     ) -> Callable[[Sequence[Key], tuple[Any, ...]], Awaitable[list[Any]]]:
         return self._afaulty(self.inner.abind_many(name, program, operation))
+
+    def settings(self, name: str) -> Settings:
+        return self.inner.settings(name)
+
+    def stated(self, name: str) -> Stated:
+        told: Stated = self._faulty(self.inner.stated)(name)
+        return told
+
+    def all_stated(self) -> dict[str, Stated]:
+        told: dict[str, Stated] = self._faulty(self.inner.all_stated)()
+        return told
+
+    def state(self, name: str, text: str, known: Stated) -> bool:
+        is_known: bool = self._faulty(self.inner.state)(name, text, known)
+        return is_known
 
     def reset(self, name: str, program: Program, key: Key) -> None:
         self._faulty(self.inner.reset)(name, program, key)

@@ -9,10 +9,10 @@ import pytest
 from shapekit import GCRA, Adaptive, Concurrency, ManualClock, MemoryStore, Policy, Quota, shaped
 from shapekit._adapters.http.request import Outgoing, Shaping
 from shapekit._adapters.http.transport import READING
+from shapekit._adapters.tasks import checked_shape
 from shapekit.config import FIELDS, PolicyOptions
 from shapekit.feedback import Feedback
 from shapekit.integrations.aiohttp import shaped_middleware
-from shapekit.integrations.celery.shape import checked_shape
 from shapekit.integrations.httpx import ShapedTransport
 from shapekit.integrations.requests import ShapedAdapter
 

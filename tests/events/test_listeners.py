@@ -299,6 +299,7 @@ EXAMPLES = [
     events.Resumed("stripe", "alice", 0.25),
     events.Settled("stripe", "alice", 5, 7),
     events.RateChanged("stripe", "alice", 9.2, 10.0),
+    events.LimitChanged("stripe", None, "rate 20/s", "", "ann@host", "sale"),
     events.BudgetReached("stripe", "alice", "quota", 0.8, 800, 1_000),
     events.StoreFailed("stripe", "alice", "gone"),
     events.StoreLost("redis", "gone"),

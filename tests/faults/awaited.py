@@ -219,6 +219,36 @@ async def answered(max_tokens):
     return {"usage": {"prompt_tokens": 1, "completion_tokens": 0}}
 
 
+async def model_streams(store):
+    budget = LLMBudget(requests="1/h", tokens="10/h", store=store, name="n")
+    stream = await budget.wrap(streamed)(prompt="why?", max_tokens=1)
+    try:
+        await anext(stream)
+    finally:
+        await stream.close()
+    async for _ in budget.wrap(said)(prompt="why?", max_tokens=1):
+        await checkpoint()
+
+
+class Answer:
+    async def __anext__(self):
+        await checkpoint()
+        return "a"
+
+    async def close(self):
+        """There is nothing to close."""
+
+
+async def streamed(prompt, max_tokens):
+    return Answer()
+
+
+async def said(prompt, max_tokens):
+    for text in "ab":
+        await checkpoint()
+        yield text
+
+
 async def store_is_closed(store):
     await Gate(GCRA("1/h"), store=store, name="n").acheck()
     await store.aclose()
@@ -242,10 +272,11 @@ SCENARIOS = [
     httpx_streams,
     aiohttp_sends,
     model_is_asked,
+    model_streams,
     store_is_closed,
 ]
 
 
 LISTENING = []
 
-OF_GENERATORS = (generator_is_shaped, httpx_sends, httpx_streams)
+OF_GENERATORS = (generator_is_shaped, model_streams, httpx_sends, httpx_streams)

@@ -19,7 +19,9 @@ def store():
 
 @pytest.fixture
 def one(store):
-    return LLMBudget(requests="1/min burst 2", tokens="60k/min", tokens_per_day="1M", store=store)
+    return LLMBudget(
+        requests="1/min burst 2", tokens="60k/min", capacity=60_000, tokens_per_day="1M", store=store
+    )
 
 
 async def cancelled(task, clock, after_s):
@@ -66,12 +68,12 @@ async def test_who_waits_for_the_turn_gives_back_the_tokens(store, one, used):
             pytest.fail("it was cancelled")
 
     async def slows():
-        await store.clock.asleep(1, AsyncAlarm())
+        await store.clock.asleep(59.8, AsyncAlarm())
         assert used(one) == 1_200
         store.slow = SLOW_S
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(slows)
-        await cancelled(task, store.clock, 2)
+        await cancelled(task, store.clock, 59.9)
     store.mend()
     assert used(one) == 200

@@ -36,7 +36,7 @@ def clients(request, model):
 def test_the_budget_is_held_and_says_why(
     clients, model, budget, used, path, status, refusal, error, streamed
 ):
-    one = budget(requests="500/min", tokens="60k/min", max_wait="10s", name="llm")
+    one = budget(requests="500/min", tokens="60k/min", capacity=60_000, max_wait="10s", name="llm")
     model.status, model.refusal, events = status, refusal, []
     with one.listen(events.append):
         with pytest.raises(error):
@@ -53,7 +53,7 @@ def test_the_budget_is_held_and_says_why(
 
 
 def test_a_call_that_may_wait_finds_out_whether_there_is_credit_again(clients, model, budget, clock):
-    one = budget(requests="500/min", tokens="60k/min")
+    one = budget(requests="500/min", tokens="60k/min", capacity=60_000)
     model.status, model.refusal = 429, QUOTA
     for _ in range(2):
         with pytest.raises(openai.RateLimitError):
@@ -70,7 +70,7 @@ def test_an_error_may_have_the_body_that_its_response_has_not(budget):
         response = SimpleNamespace(status_code=429, headers={})
         body = QUOTA["error"]
 
-    one = budget(requests="500/min", tokens="60k/min")
+    one = budget(requests="500/min", tokens="60k/min", capacity=60_000)
     with pytest.raises(Refused), one.admit(100):
         raise Refused
     assert one.policies["requests"].shaper.held() == 60

@@ -60,7 +60,7 @@ def test_a_provider_is_believed_alone():
 
 @pytest.fixture
 def one(budget):
-    return budget(requests="10/s", tokens="60k/min")
+    return budget(requests="10/s", tokens="60k/min", capacity=60_000)
 
 
 def shown(world, one, *responses, asked=1_000):
@@ -107,7 +107,7 @@ def test_no_header_stops_a_worker_for_ever(world, one):
 
 
 def test_only_the_key_of_the_call_is_held(world, budget):
-    one = budget(requests="10/s", tokens="60k/min", key="{model}")
+    one = budget(requests="10/s", tokens="60k/min", capacity=60_000, key="{model}")
     shown(world, one, Response(429, {"retry-after": "7"}), asked={"model": "a", "max_tokens": 5})
     assert one.forecast(asked=5, key="a").first_in > 7
     assert one.forecast(asked=5, key="b").first_in == 0
@@ -116,7 +116,7 @@ def test_only_the_key_of_the_call_is_held(world, budget):
 def test_the_server_of_the_preset_is_heard(world, clock):
     said = Response(200, openai_says(0, 60_000, "60s"))
     for provider, held in (("openai", True), ("anthropic", False), ("auto", True)):
-        one = LLMBudget(tokens="60k/min", provider=provider, clock=clock)
+        one = LLMBudget(tokens="60k/min", capacity=60_000, provider=provider, clock=clock)
         hint = shown(world, one, said)
         assert bool(hint and hint.hold_s) is held
 

@@ -100,9 +100,8 @@ def crowd(seed, minutes, *, settles=True, observes=True, strangers=0, workers=24
 def test_settling_lets_through_what_the_server_bears_and_estimates_a_third_of_it(seed):
     settled, estimated = crowd(seed, 6), crowd(seed, 6, settles=False)
     assert settled.refused == estimated.refused == 0
-    # In six minutes there are seven minutes' worth of tokens, with those in the bucket.
     assert settled.used >= 0.95 * 6 * PER_MINUTE
-    assert estimated.used <= 0.36 * 7 * PER_MINUTE
+    assert estimated.used <= 0.36 * 6 * PER_MINUTE
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -115,5 +114,5 @@ def test_strangers_on_the_same_limit_are_noticed(seed):
     there_was = PER_MINUTE * (1 + seen.clock.now() / MINUTE_S)
     assert seen.used >= 0.95 * (there_was - seen.of_strangers)
     assert seen.refused <= 0.07 * seen.answered
-    # Who looks at refusals alone holds still whenever one comes, until all is there again.
-    assert unseen.used / unseen.clock.now() <= 0.8 * seen.used / seen.clock.now()
+    assert unseen.refused > 0
+    assert unseen.used < seen.used

@@ -1,4 +1,4 @@
-"""Streams: handed on as they are, and settled by what they tell, or not at all."""
+"""Streams: handed on as they are, and settled by what they tell, or by what was seen of them."""
 
 import gc
 
@@ -37,10 +37,17 @@ def test_a_stream_is_settled_as_soon_as_it_tells(one, used):
 
 
 FATES = ["closed", "left", "thrown away", "broken"]
+SEEN = 2 + 1  # the tokens of "why?" and "a"
+ABORTED = [(fate, on_abort) for fate in FATES for on_abort in ("seen", "estimate")]
 
 
-@pytest.mark.parametrize("fate", FATES)
-def test_of_a_stream_that_did_not_tell_the_estimate_stands(one, used, fate):
+def charged(on_abort):
+    return SEEN if on_abort == "seen" else 102
+
+
+@pytest.mark.parametrize(("fate", "on_abort"), ABORTED)
+def test_a_stream_that_did_not_tell_costs_what_was_seen(budget, used, afterwards, fate, on_abort):
+    one = budget(tokens="60k/min", on_abort=on_abort)
     inner = Stream(["a", "b"], error=ConnectionResetError("lost"))
     stream = one.wrap(streaming(inner))()
     assert next(stream) == "a"
@@ -52,15 +59,21 @@ def test_of_a_stream_that_did_not_tell_the_estimate_stands(one, used, fate):
     elif fate == "broken":
         with pytest.raises(ConnectionResetError):
             whole(stream)
+    if fate == "left":
+        del same
     del stream
     gc.collect()
-    assert used(one) == 102
+    afterwards()
+    assert used(one) == charged(on_abort)
     assert inner.closed == (fate in ("closed", "left"))
 
 
-@pytest.mark.parametrize("fate", FATES)
+@pytest.mark.parametrize(("fate", "on_abort"), ABORTED)
 @pytest.mark.anyio
-async def test_so_it_does_of_an_asynchronous_one(one, used, fate):
+async def test_an_asynchronous_stream_that_did_not_tell_costs_what_was_seen(
+    budget, used, afterwards, fate, on_abort
+):
+    one = budget(tokens="60k/min", on_abort=on_abort)
     inner = AsyncStream(["a", "b"], error=ConnectionResetError("lost"))
     stream = await one.wrap(streaming(inner))()
     assert await anext(stream) == "a"
@@ -72,9 +85,12 @@ async def test_so_it_does_of_an_asynchronous_one(one, used, fate):
     elif fate == "broken":
         with pytest.raises(ConnectionResetError):
             await awhole(stream)
+    if fate == "left":
+        del same
     del stream
     gc.collect()
-    assert used(one) == 102
+    afterwards()
+    assert used(one) == charged(on_abort)
     assert inner.closed == (fate in ("closed", "left"))
 
 
@@ -112,7 +128,7 @@ def test_a_refusal_in_the_middle_is_no_proof_that_nothing_ran(one, used):
     stream = one.wrap(streaming(Stream(["a"], error=RefusedByServer(429))))()
     with pytest.raises(RefusedByServer):
         whole(stream)
-    assert used(one) == 102
+    assert used(one) == SEEN
 
 
 def test_a_stream_can_do_what_it_could(one):
@@ -137,7 +153,7 @@ def test_generators_are_streams(one, used, ends):
     with one.wrap(ask)() as stream:
         assert (whole(stream) if ends else [next(stream)]) == (CHUNKS if ends else CHUNKS[:1])
     assert closed == [True]
-    assert used(one) == (60 if ends else 102)
+    assert used(one) == (60 if ends else SEEN)
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -160,11 +176,11 @@ async def test_asynchronous_generators_are_streams_that_leave_when_they_start(on
         assert await anext(stream) == "a"
         await stream.aclose()
     assert closed == [True]
-    assert used(one) == (60 if ends else 102)
+    assert used(one) == (60 if ends else SEEN)
 
 
 @pytest.mark.anyio
-async def test_who_is_cancelled_in_a_stream_leaves_the_estimate(one, used):
+async def test_who_is_cancelled_in_a_stream_pays_what_was_seen(one, used):
     class Endless(AsyncStream):
         async def __anext__(self):
             await anyio.sleep_forever()
@@ -172,4 +188,48 @@ async def test_who_is_cancelled_in_a_stream_leaves_the_estimate(one, used):
     stream = await one.wrap(streaming(Endless()))()
     with anyio.move_on_after(0):
         await anext(stream)
-    assert used(one) == 102
+    assert used(one) == 2  # the question
+
+
+def test_a_stream_that_ends_without_telling_costs_what_was_seen(one, used):
+    assert whole(one.wrap(streaming(Stream(["a", "bcd"])))()) == ["a", "bcd"]
+    assert used(one) == 2 + 2
+
+
+def test_where_nobody_says_what_was_input_the_estimate_stands(budget, used):
+    one = budget(tokens="60k/min", estimate=500)
+    with one.wrap(lambda: Stream(["a"]))() as stream:
+        next(stream)
+    assert used(one) == 500
+
+
+def test_a_bare_estimate_does_not_hide_the_input(budget, used):
+    one = budget(tokens="60k/min", estimate=500)
+    with one.wrap(streaming(Stream(["a", "b"])))() as stream:
+        next(stream)
+    assert used(one) == SEEN
+
+
+@pytest.mark.parametrize(
+    ("items", "tokens"),
+    [
+        ([{"choices": [{"delta": {"content": "yes"}}, {"delta": {"reasoning_content": "hmm"}}]}], 2 + 2),
+        ([{"choices": [{"text": "yes"}]}], 2 + 1),
+        ([{"choices": [{"delta": {"tool_calls": [{"function": {"arguments": "{}"}}]}}]}], 2 + 1),
+        ([{"type": "response.output_text.delta", "delta": "yes, I do"}], 2 + 3),
+        (
+            [
+                {"type": "message_start", "message": {"usage": {"input_tokens": 40, "output_tokens": 1}}},
+                {"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": "hmm"}},
+                {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "yes"}},
+            ],
+            40 + 2,
+        ),
+    ],
+)
+def test_what_each_dialect_has_said_so_far_is_counted(one, used, items, tokens):
+    stream = one.wrap(streaming(Stream([*items, "never read"])))()
+    for _ in items:
+        next(stream)
+    stream.close()
+    assert used(one) == tokens

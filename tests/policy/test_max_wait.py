@@ -54,7 +54,7 @@ def by_permit(clock, **told):
 
 
 def by_budget(clock, **told):
-    budget = LLMBudget(requests="1/min", tokens="1M/min", max_wait="5s", clock=clock)
+    budget = LLMBudget(requests="1/min burst 1", tokens="1M/min", max_wait="5s", clock=clock)
 
     def call():
         with budget.admit(1, **told) as admitted:

@@ -37,7 +37,7 @@ def confirmations_on(store):
 @pytest.mark.parametrize("kind", [SlowStore, FarStore])
 def test_an_immediate_call_is_one_trip_and_a_delayed_one_two(stage, clock, kind):
     store = kind(clock, 0.01)
-    shaper = shaper_on(store)
+    shaper = shaper_on(store, "20/s")
     for name in range(5):
         stage.wait_for(shaper, name, at=name / 50)
     stage.run()

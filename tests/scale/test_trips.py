@@ -78,25 +78,28 @@ def store(clock):
 
 
 @pytest.mark.parametrize("crowd", CROWDS)
-def test_who_waits_for_a_slot_asks_nothing(clock, store, crowd):
+def test_who_waits_for_a_slot_asks_once_a_minute(clock, store, crowd):
     shaper = Shaper("1/h", name="api", store=store)
     waiting = Waiting(clock, store, shaper.aschedule, shaper.areserve)
-    assert waiting.minutes(crowd, 0, 600) == [0, 0]
+    # Whether an operator has changed the limit; one asks for all.
+    assert max(waiting.minutes(crowd, 0, 600)) <= 1
 
 
 @pytest.mark.parametrize("crowd", CROWDS)
-def test_who_waits_for_a_gate_asks_nothing(clock, store, crowd):
+def test_who_waits_for_a_gate_asks_once_a_minute(clock, store, crowd):
     shaper = Shaper(gates=(FixedWindow(1, "10d"),), name="api", store=store)
     waiting = Waiting(clock, store, shaper.aschedule, shaper.areserve)
-    assert waiting.minutes(crowd, 0, 600) == [0, 0]
+    # Whether an operator has changed the limit; one asks for all.
+    assert max(waiting.minutes(crowd, 0, 600)) <= 1
 
 
 @pytest.mark.parametrize("crowd", CROWDS)
-def test_who_waits_for_days_for_a_quota_asks_nothing(clock, store, crowd):
+def test_who_waits_for_days_for_a_quota_asks_once_a_minute(clock, store, crowd):
     shaper = Policy(quota="100/month", name="api", store=store).shaper
     spend = partial(shaper.areserve, cost=100)
     waiting = Waiting(clock, store, lambda: shaper.aschedule(max_wait="1000d"), spend)
-    assert waiting.minutes(crowd, 0, 600) == [0, 0]
+    # Whether an operator has changed the limit; one asks for all.
+    assert max(waiting.minutes(crowd, 0, 600)) <= 1
 
 
 @pytest.mark.parametrize("crowd", CROWDS)

@@ -161,7 +161,7 @@ def is_answer(operation: Operation, answer: Any) -> bool:
 
 def _is_granted(answer: Any) -> bool:
     """The same of a slot, or of a refusal."""
-    _, wait, departs_at, held, denial, *numbers, undo, _ = answer
+    _, wait, departs_at, held, denial, *numbers, undo, _, _ = answer
     told = denial is None or is_answer(CHECK, denial)
     return told and _are_numbers((wait, departs_at, held, *numbers, *undo), 11)
 

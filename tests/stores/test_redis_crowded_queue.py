@@ -88,7 +88,7 @@ def test_a_crowd_that_comes_and_goes_is_the_same_in_both_languages(small, rate, 
                 grants.append(Grant(*expected))
             looked = bound[LOOK](key)[0]
             assert unpaged(looked) == unpaged(state), (seed, step, operation)
-            free, (gone_rows, *_), _ = state[6] or (((), ()), ((),), 0)
+            free, (gone_rows, *_), *_ = state[6] or (((), ()), ((),), 0)
             most_rows = max(most_rows, rows.count(gone_rows))
             most_free = max(most_free, *map(rows.count, free if gates or ";" in rate else (free,)))
     store.close()
@@ -101,6 +101,6 @@ def unpaged(state):
     """A state without its pages, which come from its history."""
     if not state[6]:
         return state
-    free, (gone_rows, *rest), mark = state[6]
+    free, (gone_rows, *rest), *beside = state[6]
     flat = rows.flat(free) if state[7] == () else tuple(map(rows.flat, free))
-    return (*state[:6], (flat, (rows.flat(gone_rows), *rest), mark), state[7])
+    return (*state[:6], (flat, (rows.flat(gone_rows), *rest), *beside), state[7])

@@ -64,9 +64,9 @@ def test_the_database_of_another_program_is_left_alone(path, mark, refused):
 def test_another_format_is_left_alone(path, refused):
     SQLiteStore(path).close()
     with closing(sqlite3.connect(path)) as newer:
-        newer.execute("PRAGMA user_version = 2")
+        newer.execute("PRAGMA user_version = 3")
     error = refused(lambda: SQLiteStore(path), "path")
-    assert "has format 2, and this version 1" in str(error)
+    assert "has format 3, and this version 2" in str(error)
 
 
 def test_an_empty_file_is_a_fresh_start(path):

@@ -10,6 +10,7 @@ from shapekit.events import (
     Event,
     Exhausted,
     Held,
+    LimitChanged,
     Listening,
     Measured,
     RateChanged,
@@ -46,6 +47,8 @@ def hears(event: Event) -> None:
             assert_type(length, float)
         case Held(added=added):
             assert_type(added, float)
+        case LimitChanged(key=whose):
+            assert_type(whose, str | None)
         case _:
             assert_never(event)
 

@@ -82,6 +82,14 @@ function AdaptiveQueue:confirm(s, now, skew)
     return {known[4], 0, known[7], now, known[6][6] or 0, known[8], Aimd.present(known[9])}
 end
 
+function AdaptiveQueue:follow(s, now, skew)
+    return LeakyQueue.follow(self, s, now, skew)
+end
+
+function AdaptiveQueue:changes(s)
+    return s[6][7] or ""
+end
+
 function AdaptiveQueue:cancel(s, now, skew, grant)
     self.grid:check(grant)
     local known = self:remembered(s, now)

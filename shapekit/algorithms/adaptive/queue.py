@@ -24,6 +24,7 @@ from shapekit.algorithms.adaptive.aimd import FULL, LEAST, Law, real, share_of, 
 from shapekit.algorithms.base import share_of as part_of
 from shapekit.algorithms.base import slowed
 from shapekit.algorithms.operation import Moment, Operation
+from shapekit.algorithms.queue.moves import MOST, NOTICE_US, Move, Moves
 from shapekit.algorithms.queue.queue import (
     LEAST_GRACE_US,
     SOON_US,
@@ -36,7 +37,8 @@ from shapekit.algorithms.queue.queue import (
     marked,
     unused,
 )
-from shapekit.algorithms.queue.slots import Asked, Grant, Granted
+from shapekit.algorithms.queue.slots import NOTHING_GONE, Asked, Grant, Granted
+from shapekit.algorithms.queue.slots import moved as moved_slots
 from shapekit.algorithms.queue.wire import REFUSED
 from shapekit.decision import Decision
 from shapekit.rate import SECOND_US, Rate
@@ -138,7 +140,7 @@ class AdaptiveQueue(LeakyQueue):
         share = aimd.present(law)
         at = shown(anchor, virtual, share, now)
         after, granted, _, _ = self.grid.reserve(line, at, (cost, None, nonce))
-        _, _, slot_at, _, _, _, generation, number, start, end, due, undo, _ = granted
+        _, _, slot_at, _, _, _, generation, number, start, end, due, undo, *_ = granted
         wait = real(anchor, virtual, share, slot_at) - now
         if wait < 0:
             wait = 0
@@ -150,7 +152,7 @@ class AdaptiveQueue(LeakyQueue):
         assert after is not None  # noqa: S101 - it was admitted
         kept = self._joined(after, anchor, virtual, law)
         held, told_at = wait > 0 or marked(line[6]) > now, (at, share)
-        place = (generation, number, start, end, due, undo, told_at)
+        place = (generation, number, start, end, due, undo, told_at, None)
         return kept, (True, wait, now + wait, held, None, cost, *place), self._lasts(kept, now), True
 
     def confirm(self, state: Any, now: int, skew: int = 0) -> Any:
@@ -289,7 +291,7 @@ class AdaptiveQueue(LeakyQueue):
 
     def decision(self, granted: Granted) -> Decision:
         """The answer to a reservation as a gate's Decision: what is used and left of the burst."""
-        _, wait, departs_at, _, refusal, _, _, _, _, after, due, _, told_at = granted
+        _, wait, departs_at, _, refusal, _, _, _, _, after, due, _, told_at, *_ = granted
         if refusal is not None or not told_at:
             return super().decision(granted)
         at, share = cast("tuple[int, int]", told_at[-2:])
@@ -299,7 +301,9 @@ class AdaptiveQueue(LeakyQueue):
 
     def adopt(self, state: Any, writer: Any, now: int, skew: int = 0) -> Any:
         """Adopt a state with other bounds: its rate, tail and holds continue, its grants become void."""
-        tail, _, generation, _, book, anchor, virtual, law = state
+        if writer.is_held and not self.is_held:
+            state = writer.resume(state, now, NOTICE_US)[0]
+        tail, newest, generation, number, book, anchor, virtual, law = state
         share, ceiling, low, *rest, cap, cap_at = law
 
         def moved(part: int) -> int:
@@ -315,10 +319,20 @@ class AdaptiveQueue(LeakyQueue):
         )
         before = aimd.present(law)
         virtual = shown(anchor, virtual, before, now)
+        if (self.is_set or writer.is_set) and tail > virtual * writer.q:
+            move = Move(generation, virtual, writer.p, writer.q, self.p, self.q, writer.burst)
+            free, left, mark, changes = book or ((), NOTHING_GONE, 0, ())
+            free, left = moved_slots(free, left, move)
+            opened = (free, left, mark, (*changes, move)[-MOST:])
+            placed = (move.place(tail), move.instant(newest), generation + 1, number, opened)
+            return *placed, max(now, anchor), virtual, kept
         ends = real(state[5], state[6], before, -(-tail // writer.q))
         anchor = max(now, anchor)
         position = (shown(anchor, virtual, aimd.present(kept), ends) + 1) * self.q if ends > anchor else 0
         return position, virtual, generation + 1, 0, unused(book, ()), anchor, virtual, kept
+
+    def _changes(self, state: Any) -> Moves:
+        return tuple([Move(*change) for change in state[4][3]]) if state[4] else ()
 
     # inside
 
@@ -358,7 +372,7 @@ class AdaptiveQueue(LeakyQueue):
     def _stopped(self, line: Line, anchor: int, virtual: int, law: Law, now: int, length: int) -> Steered:
         at = shown(anchor, virtual, aimd.present(law), now)
         # What an idle queue could have sent at once, it may not send when the hold ends.
-        idle = at * self.q + self._p * (self.burst - 1)
+        idle = at * self.q + self.p * (self.burst - 1)
         return self._joined((max(line[0], idle), *line[1:]), now + length, at, law)
 
     def _steered(

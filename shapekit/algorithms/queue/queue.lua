@@ -2,7 +2,7 @@
 -- The twin of queue.py: same names, same steps.
 --
 -- A line is {tail, tail_rest, newest, generation, number, until, shift, book, parts}; its book is empty, or
--- {what is free, other places, rows, floor, words, mark} (see slots.lua). A grant arrives as {generation,
+-- {what is free, other places, rows, floor, words, mark, changes} (see slots.lua). A grant arrives as {generation,
 -- number, due, cost, start, start_rest, end, end_rest, the tail, its rest and the newest departure before it,
 -- receipts}.
 
@@ -24,7 +24,7 @@ local MOST_LATE = 1000000
 -- The book of a line, or an empty one.
 local function opened(book)
     if #book > 0 then return book end
-    return {"", {}, "", -1, "", 0}
+    return {"", {}, "", -1, "", 0, ""}
 end
 
 -- Until when a part of the key is held.
@@ -79,7 +79,7 @@ end
 
 function LeakyQueue:check_book(book)
     if #book == 0 then return end
-    if #book ~= 6 or type(book[6]) ~= "number" then damaged() end
+    if #book ~= 7 or type(book[6]) ~= "number" or type(book[7]) ~= "string" then damaged() end
     if #self.constraints.algorithms > 0 then self.places:check(book) else Gaps.check(book) end
     Gone.check(book)
 end
@@ -157,6 +157,18 @@ end
 function LeakyQueue:confirm(s, now, skew)
     if not s then return {UNKNOWN, 0, 0, now, 0} end
     return {s[4], s[7], s[6], now, marked(s[8])}
+end
+
+function LeakyQueue:follow(s, now, skew)
+    local standing = self:confirm(s, now, skew)
+    standing[#standing + 1] = s and self:changes(s) or ""
+    if not s then return s, standing, 0, false end
+    return s, standing, self:life(s, now, skew), true
+end
+
+-- How waiting calls have moved, which is not read here.
+function LeakyQueue:changes(s)
+    return s[8][7] or ""
 end
 
 function LeakyQueue:cancel(s, now, skew, grant)
@@ -290,7 +302,7 @@ function LeakyQueue:mark(s, now, skew, length, nonce)
     local part_until = marked(line[8])
     if now + length <= part_until then return s, part_until - now, 0, false end
     local after = {unpack(line)}
-    after[8] = {unpack(opened(line[8]), 1, 5)}
+    after[8] = {unpack(opened(line[8]))}
     after[8][6] = now + length
     return after, length, self:life(after, now, skew), true
 end

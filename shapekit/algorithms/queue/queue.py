@@ -32,12 +32,14 @@ from shapekit.algorithms.base import Algorithm, slowed
 from shapekit.algorithms.gcra import interval
 from shapekit.algorithms.operation import NOWHERE, Moment, Operation, Run, Side, Undo, side_of
 from shapekit.algorithms.prospects import Pace, departures, unforeseeable
-from shapekit.algorithms.queue import slots
+from shapekit.algorithms.queue import moves, slots
 from shapekit.algorithms.queue.constraints import Constraints, States, burst_of, part_below, unpaced
+from shapekit.algorithms.queue.moves import NOTICE_US, Move, Moves
 from shapekit.algorithms.queue.slots import NONE, Asked, Grant, Granted, Places
-from shapekit.algorithms.queue.wire import REFUSED, WiredQueue
+from shapekit.algorithms.queue.wire import REFUSED, WiredQueue, moves_received
+from shapekit.algorithms.quota.quota import Quota
 from shapekit.decision import Decision
-from shapekit.rate import MAX_COUNT, MAX_SPAN_US, Rate, one_of
+from shapekit.rate import MAX_COUNT, MAX_SPAN_US, SECOND_US, Rate, one_of
 
 PACES = ("smooth", "burst")
 _UNPACED = (1, 1024)
@@ -52,12 +54,14 @@ SOON_US = 250_000
 _MOST_LATE_US = 1_000_000
 """A call that is later than this moves the line by its own slot alone, whatever the limits."""
 UNKNOWN = -1
+HELD_US = 30 * 86_400 * SECOND_US
+"""How long a hold without end is at each decision; it begins anew when half of it has passed."""
 MOST_STEPS = 5_000
 """The most calls that a forecast plays where only the states themselves tell what delays a call."""
 
-Book: TypeAlias = tuple[()] | tuple[Any, slots.Gone, int]
-"""What is free (gaps, or places under constraints), what is gone, and until when a part of the key is held;
-empty for a key on which none of this has happened.
+Book: TypeAlias = tuple[()] | tuple[Any, slots.Gone, int, Moves]
+"""What is free (gaps, or places under constraints), what is gone, until when a part of the key is held, and
+the last changes of its limits; empty for a key on which none of this has happened.
 """
 Line: TypeAlias = tuple[int, int, int, int, int, int, Book, States]
 """tail (in 1/q µs), newest departure, generation, the number of the latest slot, held until, shift, what was
@@ -85,9 +89,13 @@ class LeakyQueue(WiredQueue):
     kind: ClassVar[str] = "leaky_queue"
     adapts: ClassVar[bool] = False
     """Whether the rate is adaptive."""
+    is_set: ClassVar[bool] = False
+    """Whether an operator has set its numbers: then calls that wait move when they change."""
+    is_held: ClassVar[bool] = False
+    """Whether an operator has it held without end."""
 
     fields: ClassVar[tuple[str, ...]] = ("rates", "burst", "pace", "gates", "headroom")
-    __slots__ = (*fields, "constraints", "civil", "max_cost", "places", "slot_us", "_p", "q", "_paced")
+    __slots__ = (*fields, "constraints", "civil", "max_cost", "places", "slot_us", "p", "q", "paced")
 
     rates: tuple[Rate, ...]
     burst: int
@@ -100,9 +108,9 @@ class LeakyQueue(WiredQueue):
     """The length of a slot, rounded up."""
     max_cost: int
     places: Places
-    _p: int
+    p: int
     q: int
-    _paced: bool
+    paced: bool
 
     def __init__(
         self,
@@ -131,9 +139,9 @@ class LeakyQueue(WiredQueue):
             max_cost=constraints.max_cost(most),
             places=Places(constraints, p, p * (burst - 1), q, paced=paced is not None),
             slot_us=-(-p // q),
-            _p=p,
+            p=p,
             q=q,
-            _paced=paced is not None,
+            paced=paced is not None,
         )
 
     # reserving
@@ -148,7 +156,7 @@ class LeakyQueue(WiredQueue):
         """
         cost, max_wait, nonce = asked
         line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
-        tail, newest, generation, number, until, shift, book, parts = line
+        tail, newest, generation, slot, until, shift, book, parts = line
         held = until > now
         at = (until if held else now) - shift
         if book:
@@ -160,35 +168,33 @@ class LeakyQueue(WiredQueue):
                 moved = self._moved_in(line, now, asked, skew)
                 if moved is not None:
                     return moved
-        number += 1
+        slot += 1
         q = self.q
-        width = self._p * cost
+        width = self.p * cost
         time = at if q == 1 else at * q
         if tail <= time and not parts and not held:
             # No call waits. Inline: this is the hot path of every call that leaves at once.
-            after = time + width
+            end = time + width
             return (
-                (after, at, generation, number, until, shift, book, parts),
-                (True, 0, now, False, None, cost, generation, number, time, after, at, (tail, newest), ()),
+                (end, at, generation, slot, until, shift, book, parts),
+                (True, 0, now, False, None, cost, generation, slot, time, end, at, (tail, newest), (), None),
                 -(-width // q),
                 True,
             )
-        ready = tail if cost >= self.burst else tail - self._p * (self.burst - cost)
-        due = at if ready <= time or not self._paced else -(-ready // q)
+        ready = tail if cost >= self.burst else tail - self.p * (self.burst - cost)
+        due = at if ready <= time or not self.paced else -(-ready // q)
         if parts:
             return self._reserve_under(line, now, asked, skew, due)
         wait = due + shift - now
         if max_wait is not None and wait > max_wait:
             return state, self._refused(None, line, now, wait, asked), 0, False
         start = tail if tail > time else time
-        after = start + width
+        end = start + width
         undo = (tail, newest)
-        return (
-            (after, due, generation, number, until, shift, book, parts),
-            (True, wait, due + shift, held, None, cost, generation, number, start, after, due, undo, ()),
-            (after if q == 1 else -(-after // q)) + shift - now,
-            True,
-        )
+        at_us = due + shift
+        granted = (True, wait, at_us, held, None, cost, generation, slot, start, end, due, undo, (), None)
+        life = (end if q == 1 else -(-end // q)) + shift - now
+        return (end, due, generation, slot, until, shift, book, parts), granted, life, True
 
     def confirm(self, state: Line | None, now: int, skew: int = 0) -> Confirmed:
         """The state of the key: its generation, shift, end of the hold, the time, end of the mark.
@@ -209,7 +215,7 @@ class LeakyQueue(WiredQueue):
             return state, False, 0, False
         tail, newest, generation, number, until, shift, book, parts = line
         at = max(now, until) - shift
-        free, before, mark = _opened(book, parts)
+        free, before, mark, changes = _opened(book, parts)
         left, ahead = slots.with_slot(before, grant.version, grant.due_us, at), (shift, skew)
         if grant.due_us < at or left is None:
             return state, False, 0, False
@@ -227,7 +233,7 @@ class LeakyQueue(WiredQueue):
             if stands and grant.end == tail:
                 # The tail retracts, also over free places that now end it.
                 free, (tail, newest), parts = self.places.retracted(free, grant.undo, parts, at, ahead)
-        after = (tail, newest, generation, number, until, shift, (free, left, mark), parts)
+        after = (tail, newest, generation, number, until, shift, (free, left, mark, changes), parts)
         return after, True, self._life(after, now, skew), True
 
     def settle(
@@ -241,7 +247,7 @@ class LeakyQueue(WiredQueue):
         line: Line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
         tail, newest, generation, number, until, shift, book, parts = line
         at = max(now, until) - shift
-        free, left, mark = _opened(book, parts)
+        free, left, mark, changes = _opened(book, parts)
         is_own = generation == grant.generation
         follows, cost = grant.version, grant.cost
         if not is_own or slots.is_gone(left, follows, grant.due_us):
@@ -258,8 +264,8 @@ class LeakyQueue(WiredQueue):
         if extra > 0:
             # Used units stay used, whether or not the key was reset.
             parts = self.constraints.debit(parts, at, extra, grant.receipts, (shift, skew))
-            if self._paced:
-                owed = max(tail, at * self.q) + self._p * extra
+            if self.paced:
+                owed = max(tail, at * self.q) + self.p * extra
                 tail = max(tail, min(owed, END_US * self.q))
         else:
             parts = self.constraints.refund(parts, at, -extra, grant.receipts, (shift, skew))
@@ -270,12 +276,12 @@ class LeakyQueue(WiredQueue):
             left, number = slots.with_slot(left, follows, grant.due_us, at) or left, number + 1
             follows = number
         left = slots.with_word(left, (grant.generation, grant.version, follows, actual, nonce))
-        after = (tail, newest, generation, number, until, shift, (free, left, mark), parts)
+        after = (tail, newest, generation, number, until, shift, (free, left, mark, changes), parts)
         return after, follows, self._life(after, now, skew), True
 
     def end_of(self, grant: Grant, actual: int) -> int:
         """Where a grant ends once it costs `actual`; never later, because extra cost is charged elsewhere."""
-        return min(grant.end, grant.start + self._p * actual) if self._paced else grant.end
+        return min(grant.end, grant.start + self.p * actual) if self.paced else grant.end
 
     # leaving late
 
@@ -323,16 +329,16 @@ class LeakyQueue(WiredQueue):
 
         The rest is for the way to a server that counts strictly.
         """
-        is_limited = self._paced or bool(self.constraints)
+        is_limited = self.paced or bool(self.constraints)
         return max(LEAST_GRACE_US, self.slot_us * 3 // 4) if is_limited else END_US
 
     def next_slot(self, tail: int, at: int) -> int:
         """The first instant after `at` at which a slot of the line begins; `at` itself if the line is empty,
         or has slots at every microsecond.
         """
-        if tail <= at * self.q or self._p < self.q:
+        if tail <= at * self.q or self.p < self.q:
             return at
-        return -(-(tail - (tail - at * self.q - 1) // self._p * self._p) // self.q)
+        return -(-(tail - (tail - at * self.q - 1) // self.p * self.p) // self.q)
 
     # several at once: each is decided by the operation that decides a single one, in order, at one instant
 
@@ -384,7 +390,7 @@ class LeakyQueue(WiredQueue):
 
     def slots(self, span: int) -> int:
         """How many slots of cost 1 leave in a span that only the pace limits."""
-        return span * self.q // self._p
+        return span * self.q // self.p
 
     def leaves_by(self, grant: Grant) -> int:
         """Until when, on the queue's own time, a slot may still be used without coming too close to the next.
@@ -393,7 +399,7 @@ class LeakyQueue(WiredQueue):
         has not used the burst. Under constraints, a departure is charged exactly where it is.
         """
         due = grant.due_us
-        return due if self.constraints or not self._paced else max(due, grant.start // self.q)
+        return due if self.constraints or not self.paced else max(due, grant.start // self.q)
 
     def many_received(self, sent: Any) -> tuple[Confirmed, tuple[Grant, ...]]:
         """The answer to `reserve_many` from the twin, which sends what all slots have in common once."""
@@ -420,7 +426,7 @@ class LeakyQueue(WiredQueue):
         if end <= until:
             return line, until - now, 0, False
         # What an idle queue could have sent at once, it may not send when the hold ends.
-        idle = (max(now, until) - shift) * self.q + self._p * (self.burst - 1)
+        idle = (max(now, until) - shift) * self.q + self.p * (self.burst - 1)
         shift += end - max(now, until)
         held = (max(tail, idle), newest, generation, number, end, shift, book, parts)
         return held, length, self._life(held, now, skew), True
@@ -461,7 +467,7 @@ class LeakyQueue(WiredQueue):
         while len(waits) < calls:
             if waits and after is not None and after[0] > before:
                 # No gap was wide enough. From here on it is a plain grid.
-                last = after[0] + self._p * (cost * (calls - len(waits)) - max(self.burst, cost))
+                last = after[0] + self.p * (cost * (calls - len(waits)) - max(self.burst, cost))
                 waits.append(max(0, -(-last // self.q) + after[5] - now))
                 break
             before = -1 if after is None else after[0]
@@ -484,12 +490,12 @@ class LeakyQueue(WiredQueue):
         grid does not show: then the newest departure alone tells whether any lies ahead.
         """
         tail, newest, _, _, _, _, book, _ = line
-        if self.constraints or not self._paced:
+        if self.constraints or not self.paced:
             return 0 if newest < at + (not held) else None
         # What leaves at this very instant does not wait, unless the queue is held.
-        soonest = at * self.q + self._p * (self.burst - 1) + (not held)
-        free = slots.gaps_slots(book[0], soonest, self._p) if book else 0
-        return max(0, (tail - soonest) // self._p - free)
+        soonest = at * self.q + self.p * (self.burst - 1) + (not held)
+        free = slots.gaps_slots(book[0], soonest, self.p) if book else 0
+        return max(0, (tail - soonest) // self.p - free)
 
     def taken_since(self, line: Any, before: Any) -> int | None:
         """How many slots were taken since an earlier state of the key, also such as were given back.
@@ -505,7 +511,7 @@ class LeakyQueue(WiredQueue):
 
     def decision(self, granted: Granted) -> Decision:
         """The answer to a reservation as a gate's Decision: what is used and left of the burst."""
-        _, wait, departs_at, _, refusal, _, _, _, _, after, due, _, _ = granted
+        _, wait, departs_at, _, refusal, _, _, _, _, after, due, *_ = granted
         if refusal is not None:
             return refusal
         now = departs_at - wait
@@ -515,12 +521,58 @@ class LeakyQueue(WiredQueue):
         return Decision(True, self.burst, current, max(0, self.burst - current), full, 0, delay_us=wait)
 
     def adopt(self, state: Line, writer: Any, now: int, skew: int = 0) -> Line:
-        """Adopt a line with other numbers: its tail, hold and mark continue, its grants become void."""
-        tail, newest, generation, _, until, shift, book, parts = state
-        position = -(-tail * self.q // writer.q)
-        at = max(now, until) - shift
-        kept = self.constraints.adopt(parts, writer.constraints, at, (shift, skew))
-        return position, newest, generation + 1, 0, until, shift, unused(book, kept), kept
+        """Adopt a line with other numbers: its tail, hold and mark continue, its grants become void.
+
+        If an operator has set the numbers, or did before, those who wait move instead.
+        """
+        if writer.is_held and not self.is_held:
+            state = writer.resume(state, now, NOTICE_US)[0]
+        tail, newest, generation, number, until, shift, book, parts = state
+        at, ahead = max(now, until) - shift, (shift, skew)
+        is_idle = tail <= at * writer.q and newest < at
+        if is_idle or not (self.is_set or writer.is_set):
+            kept = self.constraints.adopt(parts, writer.constraints, at, ahead)
+            position = -(-tail * self.q // writer.q)
+            return position, newest, generation + 1, 0, until, shift, unused(book, kept), kept
+        free, left, mark, changes = _opened(book, parts)
+        move = self._move(writer, generation, at + max(0, NOTICE_US - max(0, until - now)))
+        if parts and any(free):
+            parts = writer.places.uncharged(free, parts, at, ahead)
+        kept = self.constraints.adopt(parts, writer.constraints, at, ahead)
+        if parts or kept:
+            free = NONE if kept else ()
+        free, left = slots.moved(free, left, move)
+        opened = (free, left, mark, (*changes, move)[-moves.MOST :])
+        return move.place(tail), move.instant(newest), generation + 1, number, until, shift, opened, kept
+
+    def _move(self, writer: Any, generation: int, pivot: int) -> Move:
+        """How those move who wait by the numbers of `writer`.
+
+        Further limits that count in windows have seen their slots, and let nobody come closer together: then
+        calls move later only. Calendar quotas count them in any case.
+        """
+        before, since = (writer.p, writer.q), (self.p, self.q)
+        limits = (*writer.constraints.algorithms, *self.constraints.algorithms)
+        is_bound = not all(isinstance(limit, Quota) and not limit.spread for limit in limits)
+        is_sooner = self.p * writer.q < writer.p * self.q
+        if not (self.paced and writer.paced) or (is_bound and is_sooner):
+            # At the speed of time itself.
+            before, since = (writer.q, writer.q), (self.q, self.q)
+        return Move(generation, pivot, *before, *since, writer.burst)
+
+    def follow(
+        self, state: Line | None, now: int, skew: int = 0
+    ) -> tuple[Line | None, tuple[Any, ...], int, bool]:
+        """`confirm`, and how waiting calls have moved; then whose numbers that are. Keeps what is adopted."""
+        if state is None:
+            return None, (*self.confirm(None, now), (), self), 0, False
+        told = (*self.confirm(state, now), self._changes(state), self)
+        return state, told, self._life(state, now, skew), True
+
+    def _changes(self, state: Any) -> Moves:
+        book: Book = state[6]
+        # A store may have kept them as plain numbers.
+        return tuple([Move(*change) for change in book[3]]) if book else ()
 
     # inside
 
@@ -536,8 +588,8 @@ class LeakyQueue(WiredQueue):
             dues.append(due)
         rest = calls - len(dues)
         if rest and (prospects := self.constraints.prospects(parts, at, cost, ahead)) is not None:
-            lead = self._p * max(0, self.burst - cost)
-            pace = Pace(at, newest, tail, self.q, self._width(cost), lead, self._paced)
+            lead = self.p * max(0, self.burst - cost)
+            pace = Pace(at, newest, tail, self.q, self._width(cost), lead, self.paced)
             dues += departures(pace, prospects, cost, rest)
         elif rest:
             if rest > MOST_STEPS:
@@ -574,18 +626,19 @@ class LeakyQueue(WiredQueue):
         at = (until if held else now) - shift
         anchor = (due if due > on_grid else at) * q
         start = tail if tail > anchor else anchor
-        after = start + (self._p * cost if self._paced else 1)
+        after = start + (self.p * cost if self.paced else 1)
         parts, receipts, life = self.constraints.charge(parts, at, due, cost, ahead)
         lives = (after if q == 1 else -(-after // q)) - at
         undo = (tail, newest)
         number += 1
         line = (after, due, generation, number, until, shift, book, parts)
         at_us = due + shift
-        granted = (True, wait, at_us, held, None, cost, generation, number, start, after, due, undo, receipts)
+        place = (generation, number, start, after, due, undo, receipts, None)
+        granted = (True, wait, at_us, held, None, cost, *place)
         return line, granted, (lives if lives > life else life) + at + shift - now, True
 
     def _width(self, cost: int) -> int:
-        return self._p * cost if self._paced else 1
+        return self.p * cost if self.paced else 1
 
     def _refused(self, spent: Decision | None, line: Line, now: int, wait: int, asked: Asked) -> Grant:
         cost, max_wait, _ = asked
@@ -602,12 +655,12 @@ class LeakyQueue(WiredQueue):
         tail, newest, generation, number, until, shift, book, parts = line
         if not book or not any(book[0]):
             return line
-        free, left, mark = book
+        free, left, mark, changes = book
         if parts:
             free, parts = self.places.swept(free, parts, at, (shift, skew))
         else:
             free = slots.gaps_after(free, at * self.q)
-        return tail, newest, generation, number, until, shift, (free, left, mark), parts
+        return tail, newest, generation, number, until, shift, (free, left, mark, changes), parts
 
     def _moved_in(
         self, line: Line, now: int, asked: Asked, skew: int
@@ -615,9 +668,9 @@ class LeakyQueue(WiredQueue):
         """Give a newcomer a place that was given back; None if none suits."""
         cost, max_wait, _ = asked
         tail, newest, generation, number, until, shift, book, parts = line
-        p, q = self._p, self.q
+        p, q = self.p, self.q
         at = max(now, until) - shift
-        free, left, mark = _opened(book, parts)
+        free, left, mark, changes = _opened(book, parts)
         if parts:
             given = self.places.first(free, cost)
             if given is None:
@@ -636,9 +689,9 @@ class LeakyQueue(WiredQueue):
         if max_wait is not None and wait > max_wait:
             return line, self._refused(None, line, now, wait, asked), 0, False
         number += 1
-        after = (tail, newest, generation, number, until, shift, (free, left, mark), parts)
+        after = (tail, newest, generation, number, until, shift, (free, left, mark, changes), parts)
         granted = (True, wait, due + shift, until > now, None, cost, generation, number, start, end, due)
-        return after, (*granted, undo, receipts), self._life(after, now, skew), True
+        return after, (*granted, undo, receipts, None), self._life(after, now, skew), True
 
     def _life(self, line: Line, now: int, skew: int) -> int:
         """How long the line differs from a cold one."""
@@ -648,8 +701,8 @@ class LeakyQueue(WiredQueue):
         return max(0, ends + shift - now, until - now, marked(book) - now)
 
 
-def _opened(book: Book, parts: States) -> tuple[Any, slots.Gone, int]:
-    return book or (NONE if parts else (), slots.NOTHING_GONE, 0)
+def _opened(book: Book, parts: States) -> tuple[Any, slots.Gone, int, Moves]:
+    return book or (NONE if parts else (), slots.NOTHING_GONE, 0, ())
 
 
 def marked(book: Book) -> int:
@@ -659,13 +712,13 @@ def marked(book: Book) -> int:
 
 def _remarked(line: Line, mark: int) -> Line:
     tail, newest, generation, number, until, shift, book, parts = line
-    free, left, _ = _opened(book, parts)
-    return tail, newest, generation, number, until, shift, (free, left, mark), parts
+    free, left, _, changes = _opened(book, parts)
+    return tail, newest, generation, number, until, shift, (free, left, mark, changes), parts
 
 
 def unused(book: Book, parts: States) -> Book:
     """A book that keeps only the mark."""
-    return (*_opened((), parts)[:2], book[2]) if book and book[2] else ()
+    return (*_opened((), parts)[:2], book[2], ()) if book and book[2] else ()
 
 
 def refused(program: LeakyQueue, cost: int, at: Moment) -> Grant:
@@ -694,7 +747,7 @@ def _taken_back(grant: Grant) -> Grant:
     return grant._replace(generation=-2 - grant.generation, end=kept[0], receipts=kept[1:])
 
 
-def _standing_locally(standing: Confirmed) -> Confirmed:
+def _standing_locally(standing: Any) -> Any:
     """Convert the local state of a key for the caller: it applies only to slots granted locally."""
     # UNKNOWN stays the same.
     return (-2 - standing[0], *standing[1:])
@@ -787,8 +840,28 @@ class _Confirm(Operation):
 
     closed = opened
 
-    def given(self, program: Any, part: Any, answer: Confirmed) -> Confirmed:
+    def given(self, program: Any, part: Any, answer: Any) -> Any:
         return _standing_locally(answer)
+
+
+class _Follow(Operation):
+    """`confirm` for a key whose limits an operator has changed."""
+
+    name = "follow"
+    probes = False
+    needs_store = False
+
+    def received(self, program: Any, sent: Any) -> tuple[Any, ...]:
+        *standing, changes = sent
+        return (*standing, moves_received(changes), program)
+
+    def opened(self, program: Any, at: Moment, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return UNKNOWN, 0, 0, at.instant, 0, (), program
+
+    closed = opened
+
+    def given(self, program: Any, part: Any, answer: Any) -> Any:
+        return (*_standing_locally(answer)[:-1], program)
 
 
 class _Cancel(Operation):
@@ -896,7 +969,7 @@ class _Look(Operation):
         return None if state is None else program.adopt(state, part, now, skew), now, skew
 
 
-RESERVE, CONFIRM, CANCEL, SETTLE = _Reserve(), _Confirm(), _Cancel(), _Settle()
+RESERVE, CONFIRM, FOLLOW, CANCEL, SETTLE = _Reserve(), _Confirm(), _Follow(), _Cancel(), _Settle()
 RESERVE_MANY, CANCEL_MANY = _ReserveMany(), _CancelMany()
 HOLD, RESUME, MARK, LOOK = _Hold(), _Resume(), _Mark(), _Look()
 LATE = _Late()

@@ -20,13 +20,16 @@ Grant: what a queue has agreed on with one call, in plain values that another pr
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from shapekit._runtime.value import Value
 from shapekit.algorithms import rows as pages
 from shapekit.algorithms.queue.constraints import Ahead, Constraints, Receipts, States
 from shapekit.algorithms.rows import Pages
 from shapekit.decision import Decision
+
+if TYPE_CHECKING:
+    from shapekit.algorithms.queue.moves import Move
 
 MOST = 2**16
 """How many rows, other places and gaps are remembered. Above it, a place is given back at once, and the gap
@@ -94,6 +97,8 @@ class Grant(NamedTuple):
     undo: tuple[int, int]
     """The tail and the newest departure before this call."""
     receipts: Receipts
+    queue: Any = None
+    """The queue that granted it, if an operator has set its numbers; None for the shaper's own."""
 
     @classmethod
     def refused(cls, wait_us: int, now: int, *, held: bool, told: Decision, cost: int) -> Grant:
@@ -102,13 +107,14 @@ class Grant(NamedTuple):
 
 
 Granted: TypeAlias = tuple[
-    bool, int, int, bool, Decision | None, int, int, int, int, int, int, tuple[int, int], Receipts
+    bool, int, int, bool, Decision | None, int, int, int, int, int, int, tuple[int, int], Receipts, Any
 ]
 """A Grant without names, as the hot path returns it: names would cost a tenth."""
 ACCEPTED: Final = 0
 WAIT_US: Final = 1
 DEPARTS_AT_US: Final = 2
 GENERATION: Final = 6
+QUEUE: Final = 13
 """The index of the fields that are read there."""
 
 Asked: TypeAlias = tuple[int, int | None, int]
@@ -399,6 +405,15 @@ def inspect_gone(gone: Any) -> None:
     if len(words) > MOST_SAID or any(len(word) != _WORD for word in words):
         raise ValueError("these are no words")
     sum((floor, *(number for word in words for number in word)))
+
+
+def moved(free: Any, gone: Gone, move: Move) -> tuple[Any, Gone]:
+    """Gaps, and what is gone, after the limits were changed; there are no places then."""
+    rows, floor, words = gone
+    gaps = pages.mapped(free, lambda gap: (move.place(gap[0]), move.place(gap[1])))
+    known = pages.mapped(rows, lambda row: (row[0], row[1], move.instant(row[2])))
+    later = tuple([(word[0] + (word[0] == move.generation), *word[1:]) for word in words])
+    return gaps, (known, move.instant(floor), later)
 
 
 def _forgotten(rows: Pages, floor: int, at: int) -> tuple[Pages, int]:

@@ -12,8 +12,9 @@ from typing import Any
 
 from shapekit._runtime.value import Value
 from shapekit.algorithms.base import decision_of
-from shapekit.algorithms.queue import slots
+from shapekit.algorithms.queue import moves, slots
 from shapekit.algorithms.queue.constraints import Constraints, Receipts
+from shapekit.algorithms.queue.moves import Move, Moves
 from shapekit.algorithms.queue.slots import Grant, Places, Row, Single
 from shapekit.algorithms.rows import flat, paged, read, text
 
@@ -36,15 +37,15 @@ class WiredQueue(Value):
     constraints: Constraints
     max_cost: int
     places: Places
-    _p: int
+    p: int
     q: int
-    _paced: bool
+    paced: bool
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         """What the Lua twin is constructed from."""
         constraints = self.constraints.twins(instants)
-        interval = divmod(self._p, self.q)
-        return ["queue/queue", self.burst, self.q, interval, self._paced, self.max_cost, constraints]
+        interval = divmod(self.p, self.q)
+        return ["queue/queue", self.burst, self.q, interval, self.paced, self.max_cost, constraints]
 
     def inspect(self, line: Any) -> None:
         """Check a line that was read; raise if no queue can have written it."""
@@ -53,10 +54,11 @@ class WiredQueue(Value):
             raise ValueError("this is no line")
         sum(numbers)
         if book:
-            free, left, mark = book
+            free, left, mark, changes = book
             self.places.inspect(free) if parts else slots.inspect_gaps(free)
             slots.inspect_gone(left)
             sum((mark,))
+            moves.inspect(changes)
         self.constraints.inspect(parts)
 
     def state_sent(self, line: Any) -> list[Any]:
@@ -83,7 +85,7 @@ class WiredQueue(Value):
     def before_run(self, sent: Any) -> Any:
         """The line that a run of reservations began with, as far as they go by it."""
         tail, rest, newest, generation, number, until, shift, mark = sent
-        book = ((), slots.NOTHING_GONE, mark) if mark else ()
+        book = ((), slots.NOTHING_GONE, mark, ()) if mark else ()
         return (tail * self.q + rest, newest, generation, number, until, shift, book, ())
 
     def grant_sent(self, grant: Grant) -> list[Any]:
@@ -110,7 +112,7 @@ class WiredQueue(Value):
             :_PLAIN
         ]
         start = start * q + rest
-        end = start + self._p * cost if self._paced else start + 1
+        end = start + self.p * cost if self.paced else start + 1
         receipts: Receipts = ()
         if len(sent) > _PLAIN:
             own, *moved_in = sent[_PLAIN:]
@@ -137,8 +139,8 @@ class WiredQueue(Value):
         """Rows of numbers go as strings, which the twin can search without reading all of them."""
         if not book:
             return []
-        free, (rows, floor, words), mark = book
-        own: list[Any] = [text(flat(rows)), floor, text(words), mark]
+        free, (rows, floor, words), mark, changes = book
+        own: list[Any] = [text(flat(rows)), floor, text(words), mark, dumps(changes) if changes else ""]
         if not self.constraints:
             return [text([self._flat(*gap) for gap in flat(free)]), [], *own]
         places, singles = free
@@ -151,14 +153,19 @@ class WiredQueue(Value):
     def _book_received(self, sent: Any) -> Any:
         if not sent:
             return ()
-        free, singles, rows, floor, words, mark = sent
+        free, singles, rows, floor, words, mark, changes = sent
         left = (paged(read(rows, 3)), floor, read(words, 5))
+        beside = mark, moves_received(changes)
         if not self.constraints:
             ends = read(free, 4)
             q = self.q
-            return paged([(start * q + rest, end * q + more) for start, rest, end, more in ends]), left, mark
+            return (
+                paged([(start * q + rest, end * q + more) for start, rest, end, more in ends]),
+                left,
+                *beside,
+            )
         places = paged([self._row_received(row) for row in read(free, 9)])
-        return (places, paged([self._single_received(one) for one in singles])), left, mark
+        return (places, paged([self._single_received(one) for one in singles])), left, *beside
 
     def _row_sent(self, row: Row) -> Iterable[int]:
         start, count, due, tail, newest, aligned, civil = row
@@ -184,3 +191,8 @@ class WiredQueue(Value):
 
     def _flat(self, *positions: int) -> Iterable[int]:
         return [number for position in positions for number in divmod(position, self.q)]
+
+
+def moves_received(sent: str | bytes) -> Moves:
+    """The changes of a key, which the twin keeps as text and does not read."""
+    return tuple([Move(*move) for move in loads(sent)]) if sent else ()

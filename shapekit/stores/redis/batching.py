@@ -134,10 +134,9 @@ class Loop:
         place = (remote, key)
         line = self._lines.get(place)
         if line is None:
-            keys = remote.keys_of(key)
             line = self._lines[place] = Line(
                 remote.moment,
-                lambda calls: self.talk(remote.share(keys, calls)),
+                lambda calls: self.talk(remote.share(key, calls)),
                 lambda: self._lines.pop(place, None),
             )
         return line.ask(operation, args)
@@ -161,7 +160,7 @@ class Loop:
         answers: list[Any] = []
         for trip in remote.trips_for(keys, operation, args):
             answers += await self.talk(trip)
-        return [remote.answer(operation, sent) for sent in answers]
+        return answers
 
     async def _give_back(
         self,

@@ -15,21 +15,25 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from itertools import groupby
 from typing import Any, TypeAlias
+from weakref import WeakMethod
 
 from redis.exceptions import NoScriptError
 
+from shapekit._runtime import background, ids
 from shapekit.algorithms.base import CHECK
 from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.description import describe, revived
 from shapekit.algorithms.operation import Operation, Run
 from shapekit.clock import Clock
-from shapekit.errors import ConfigError, StoreUnavailableError, whose
+from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError, whose
 from shapekit.stores.base import Key, continued, part_keys
 from shapekit.stores.encoding import is_misfit, plain_bytes, plain_text, shown, sound, tag
 from shapekit.stores.redis.script import Script, script_of, twins_of
+from shapekit.stores.settings import Settings, Stated
 
 LONGEST = 256
 _ESCAPED = {ord(mark): f"%{ord(mark):02X}" for mark in "%:{}"}
@@ -45,6 +49,7 @@ class Keyspace:
     def __init__(self, prefix: str) -> None:
         self._states = plain_bytes(f"{prefix}:{{")
         self._programs = plain_bytes(f"{prefix}:program:")
+        self._settings = plain_bytes(f"{prefix}:setting:")
 
     def of_name(self, name: str) -> bytes:
         """What all keys of a name begin with that have one state each."""
@@ -58,13 +63,23 @@ class Keyspace:
         """Where the descriptions of what runs under `name` are."""
         return self._programs + _escaped(name)
 
+    def of_settings(self, name: str) -> bytes:
+        """Where the overrides of a name are."""
+        return self._settings + _escaped(name)
+
+    def set_name(self, place: bytes) -> str:
+        """The name whose overrides are there."""
+        return _plain(plain_text(place.removeprefix(self._settings)))
+
     @property
     def pattern(self) -> bytes:
         """What every state's key matches, for SCAN."""
-        return (
-            b"".join(b"\\" + bytes([byte]) if byte in b"\\*?[]" else bytes([byte]) for byte in self._states)
-            + b"*"
-        )
+        return _beginning(self._states)
+
+    @property
+    def setting_pattern(self) -> bytes:
+        """What every key with overrides matches, for SCAN."""
+        return _beginning(self._settings)
 
     def shown(self, key: bytes) -> str:
         """A state's key as `name:key`, or `name:part:key`."""
@@ -89,6 +104,12 @@ def bounded(key: str) -> bytes:
     while text[end] & 0xC0 == 0x80:
         end -= 1
     return text[:end] + b"#" * 8 + sha256(text).hexdigest().encode()
+
+
+def _beginning(text: bytes) -> bytes:
+    """What matches all that begins with a text."""
+    plain = (b"\\" + bytes([byte]) if byte in b"\\*?[]" else bytes([byte]) for byte in text)
+    return b"".join(plain) + b"*"
 
 
 def _escaped(name: str) -> bytes:
@@ -125,6 +146,14 @@ redis.call("EXPIRE", KEYS[1], ARGV[1])
 return redis.call("HGET", KEYS[1], ARGV[2])
 """
 """For a cluster, where the descriptions lie on another server than a state."""
+_ASKED_EVERY_S = 1.0
+"""How often a cluster is asked for overrides: they may lie on another server than a state."""
+_STATING = """
+local found = redis.call("HGET", KEYS[1], "version") or ""
+if found ~= ARGV[1] then return 0 end
+redis.call("HSET", KEYS[1], "version", ARGV[2], "told", ARGV[3])
+return 1
+"""
 _INSTANTS = 8
 _DAMAGED = "DAMAGED "
 """What an error of the twins begins with, as Redis' own do with a word, where a state is none of its kind."""
@@ -140,11 +169,20 @@ class RedisProgram:
         program: Any,
         clock: Clock,
         writers: dict[int, Any],
+        settings: Settings,
+        elsewhere: WeakMethod[Callable[[str, Any], RedisProgram]],
+        hears: WeakMethod[Callable[[str], object]],
         *,
         injected: bool,
         is_cluster: bool = False,
     ) -> None:
-        """`writers` are the programs that a store has met, by their tags: it learns each once."""
+        """`writers` are the programs that a store has met, by their tags: it learns each once. `elsewhere`
+        finds that of another program, for keys with an override; `hears` asks what is set for a name.
+        """
+        self._settings = settings
+        self._elsewhere, self._hears = elsewhere, hears
+        self._place = keyspace.of_settings(settings.name)
+        self._words = (self._place,)
         self.name = name
         self.program = program
         self._clock = clock
@@ -160,6 +198,7 @@ class RedisProgram:
         self._writers.update(zip(map(tag, self._descriptions), own, strict=True))
         self._lost: set[int] = set()
         self._introduced_at = -INTRODUCED_FOR_S
+        self._heard_at = -_ASKED_EVERY_S
         self._instants: list[int] = []
         self._modes = ("one", "parts") if isinstance(program, Composite) else ("one",)
         self._scripts: dict[tuple[str, frozenset[Operation]], Script] = {}
@@ -174,8 +213,10 @@ class RedisProgram:
         own, *parts = map(tag, self._descriptions)
         self._spec = spec
         self._twins = twins_of(spec)
-        self._head = _head([own, floor_ms, spec])
-        self._parts_head = _head([parts, floor_ms, spec])
+        known = self._known = self._settings.known
+        told = not self._is_cluster and [known.stated.version, known.ends_us or False]
+        self._head = _head([own, floor_ms, spec, told])
+        self._parts_head = _head([parts, floor_ms, spec, told])
 
     # scripts
 
@@ -238,7 +279,9 @@ class RedisProgram:
     def converse(
         self, keys: list[bytes], operations: Iterable[Operation], calls: str, *, each: bool = False
     ) -> Conversation:
-        """The commands that run `calls`, all on one key, or on the parts' keys, or one on each key."""
+        """The commands that run `calls`, all on one key, or on the parts' keys, or one on each key. None
+        comes of it where operators have set something else than this process knew.
+        """
         asked_at = time.monotonic()
         is_due = asked_at - self._introduced_at >= INTRODUCED_FOR_S
         if is_due and self._is_cluster:
@@ -254,8 +297,10 @@ class RedisProgram:
                 script = self._script(operations, mode)
                 if specs and not twins_of([*specs.values()]) <= self._twins:
                     script = script_of([self._spec, *specs.values()], operations, mode)
+                if self._known is not self._settings.known:
+                    self._spell()
                 head = self._parts_head if parts else self._head
-                words = adoptions.values()
+                words = (self._place, *adoptions.values()) if adoptions else self._words
                 is_known = script in self._sent_texts
                 if is_due:
                     # The descriptions go along, and are there before a state is.
@@ -271,6 +316,10 @@ class RedisProgram:
                 if problem == "beyond":
                     self._instants = [*self._instants[1 - _INSTANTS :], reply[1]]
                     self._spell()
+                elif problem == "changed":
+                    version, told, now = reply[1:]
+                    self._settings.hear(Stated(plain_text(version), plain_text(told)), now)
+                    return None
                 elif problem == "foreign":
                     for index, writer_tag, looked in reply[1:]:
                         writer = yield from self._writer(writer_tag)
@@ -296,11 +345,31 @@ class RedisProgram:
             "name", self.name, "is written to by programs of different numbers all the time", "use two names"
         )
 
-    def share(self, keys: list[bytes], asked: Sequence[Asked]) -> Conversation:
+    def ask(self, key: Key, operation: Operation, args: tuple[Any, ...]) -> Conversation:
+        """The answer to one call."""
+        here = self
+        if self._is_cluster or self._settings.known.overrides:
+            here = self._deciding(key)
+        replies = yield from here.converse(here.keys_of(key), (operation,), f"[{here.call(operation, args)}]")
+        if replies is None:
+            return (yield from self.ask(key, operation, args))
+        return here.answer(operation, replies[0])
+
+    def share(self, key: Key, asked: Sequence[Asked]) -> Conversation:
         """The answers to the calls of several callers of one key, in order, on one trip."""
         calls = _in_runs(asked) if len(asked) > 1 else asked
-        said = f"[{','.join([self.call(*call) for call in calls])}]"
-        replies = yield from self.converse(keys, [operation for operation, _, _ in calls], said)
+        operations = [operation for operation, _, _ in calls]
+        here = self
+        if self._is_cluster or self._settings.known.overrides:
+            here = self._deciding(key)
+        said = f"[{','.join([here.call(*call) for call in calls])}]"
+        replies = yield from here.converse(here.keys_of(key), operations, said)
+        if replies is None:
+            return (yield from self.share(key, asked))
+        return here.answers(calls, replies)
+
+    def answers(self, calls: Sequence[Asked], replies: Sequence[Any]) -> list[Any]:
+        """The answers of a trip, to each caller."""
         answers: list[Any] = []
         for (operation, args, _), sent in zip(calls, replies, strict=True):
             if isinstance(operation, Run):
@@ -309,18 +378,58 @@ class RedisProgram:
                 answers.append(self.answer(operation, sent))
         return answers
 
+    def _deciding(self, key: Key) -> RedisProgram:
+        """What decides about a key: this program, or that with the limits of an override."""
+        if self._is_cluster and time.monotonic() - self._heard_at >= _ASKED_EVERY_S:
+            # Beside the call: the server that has them may be gone, and others are not.
+            self._heard_at = time.monotonic()
+            background.ready()
+            background.do(_hear, self._hears, self._settings.name)
+        program = self._settings.program(self.program, key)
+        if program is self.program or (find := self._elsewhere()) is None:
+            return self
+        return find(self.name, program)
+
+    @staticmethod
+    def stated(keyspace: Keyspace, settings: Settings, clock: Clock) -> Conversation:
+        """Read what operators have set."""
+        version, told = yield from _said(("HMGET", keyspace.of_settings(settings.name), "version", "told"))
+        settings.hear(Stated(plain_text(version or ""), plain_text(told or "")), clock.now_us())
+        return settings.known.stated
+
+    @staticmethod
+    def state(keyspace: Keyspace, settings: Settings, text: str, known: Stated) -> Conversation:
+        """Set the overrides of a name, if they are `known`; whether they were."""
+        words = known.version, str(ids.fresh()), text
+        return bool((yield from _said(("EVAL", _STATING, 1, keyspace.of_settings(settings.name), *words))))
+
     def trips_for(
         self, keys: Sequence[Key], operation: Operation, args: tuple[Any, ...]
     ) -> Iterator[Conversation]:
-        """Conversations that run one call on each key in turn: in a cluster, no script may take them all."""
-        calls = f"[{self.call(operation, args)}]"
-        if self._is_cluster or not all(isinstance(key, str) for key in keys):
+        """Conversations that run one call on each key in turn, and give their answers: in a cluster, no
+        script may take them all, and keys with overrides have programs of their own.
+        """
+        is_apart = self._is_cluster or self._settings.overrides
+        if is_apart or not all(isinstance(key, str) for key in keys):
             for key in keys:
-                yield self.converse(self.keys_of(key), (operation,), calls)
+                yield self._each((key,), operation, args)
             return
+        for first in range(0, len(keys), KEYS_AT_ONCE):
+            yield self._together(keys[first : first + KEYS_AT_ONCE], operation, args)
+
+    def _together(self, keys: Sequence[Key], operation: Operation, args: tuple[Any, ...]) -> Conversation:
         places = [place for key in keys for place in self.keys_of(key)]
-        for first in range(0, len(places), KEYS_AT_ONCE):
-            yield self.converse(places[first : first + KEYS_AT_ONCE], (operation,), calls, each=True)
+        calls = f"[{self.call(operation, args)}]"
+        replies = yield from self.converse(places, (operation,), calls, each=True)
+        if replies is None:
+            return (yield from self._each(keys, operation, args))
+        return [self.answer(operation, sent) for sent in replies]
+
+    def _each(self, keys: Sequence[Key], operation: Operation, args: tuple[Any, ...]) -> Conversation:
+        answers: list[Any] = []
+        for key in keys:
+            answers += [(yield from self.ask(key, operation, args))]
+        return answers
 
     def forget(self, key: Key) -> Conversation:
         """Make the key cold."""
@@ -373,6 +482,13 @@ class RedisProgram:
                 " afresh; does the server evict keys?",
                 self.name,
             )
+
+
+def _hear(hears: WeakMethod[Callable[[str], object]], name: str) -> None:
+    """Ask what is set for a name. Where this user may not, or there is no synchronous client, nothing is."""
+    if (ask := hears()) is not None:
+        with suppress(ShapekitError):
+            ask(name)
 
 
 def _in_runs(asked: Iterable[Asked]) -> list[Asked]:

@@ -1,9 +1,11 @@
 -- Key access: one script call runs calls on one key, on the keys of a composite's parts together, or
 -- one call on each of several keys.
 --
--- KEYS: the keys. ARGV[1]: {tag or a tag for each part, the least TTL in ms, the spec}; now and then also the
+-- KEYS: the keys. ARGV[1]: {tag or a tag for each part, the least TTL in ms, the spec, {the version
+-- of the overrides that the caller knows, when the first of them ends}}; now and then also the
 -- description of the program, {for how many seconds it is kept, field, text …}, for the last key. ARGV[2]: the
--- calls, {operation, now or false, skew, arguments …}. Then, for each key that another configuration has
+-- calls, {operation, now or false, skew, arguments …}. ARGV[3]: where the overrides of the name lie, which is no
+-- key of the call, for whoever decides need not be allowed to change it. Then, for each key that another configuration has
 -- written: {its number, the value that is to be found there, in hex, the state to go on from instead, and the
 -- tag and the spec of that configuration, to tell what is found if that is another value}. Where nothing tells
 -- any more what a tag stands for: {its number, "lost" and the tag, false}, for such a key is cold.
@@ -52,7 +54,7 @@ end
 -- What is told of keys that another configuration has written; and those that it has and that are not told of,
 -- all of them at once.
 local adopted, foreign = {}, nil
-for place = 3, #ARGV do
+for place = 4, #ARGV do
     local told = cjson.decode(ARGV[place])
     adopted[told[1]] = told
 end
@@ -161,16 +163,26 @@ local function parts()
     return answers
 end
 
+-- What operators have set, where that is not what the caller knows.
+local function restated(known)
+    if not known then return nil end
+    local version = redis.pcall("HGET", ARGV[3], "version")
+    if type(version) ~= "string" then version = "" end
+    if version == known[1] and not (known[2] and time_of(calls[1]) >= known[2]) then return nil end
+    local told = redis.pcall("HGET", ARGV[3], "told")
+    return {"changed", version, type(told) == "string" and told or "", time_of(calls[1])}
+end
+
 local function answered(run_mode)
     local ok, answer = pcall(function()
-        local told = head[4]
+        local told = head[5]
         if told then
             local place = table.remove(KEYS)
             redis.call("HSET", place, unpack(told, 2))
             redis.call("EXPIRE", place, told[1])
         end
         program = twin(head[3])
-        return run_mode()
+        return restated(head[4]) or run_mode()
     end)
     if ok then return answer end
     local problem = answer

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Self, TypeAlias
 from urllib.parse import urlsplit
+from weakref import WeakMethod
 
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import TASKS, Driver, run
@@ -47,6 +48,7 @@ from shapekit.stores.redis.batching import Loop, Loops
 from shapekit.stores.redis.connections import AsyncKept, Kept, Link, unavailable
 from shapekit.stores.redis.protocol import Conversation, Keyspace, RedisProgram
 from shapekit.stores.redis.script import survey_script
+from shapekit.stores.settings import Stated, settings_name
 
 __all__ = ["RedisStore"]
 
@@ -121,9 +123,7 @@ class RedisStore(Store):
         remote.link(operation)
 
         def apply(key: Key, *args: Any) -> Any:
-            calls = f"[{remote.call(operation, args)}]"
-            conversation = remote.converse(remote.keys_of(key), (operation,), calls)
-            return remote.answer(operation, self._talk(conversation)[0])
+            return self._talk(remote.ask(key, operation, args))
 
         return apply
 
@@ -135,7 +135,7 @@ class RedisStore(Store):
             answers: list[Any] = []
             for trip in remote.trips_for(keys, operation, args):
                 answers += self._talk(trip)
-            return [remote.answer(operation, sent) for sent in answers]
+            return answers
 
         return apply_many
 
@@ -158,6 +158,23 @@ class RedisStore(Store):
     def shard(self, name: str, program: Program, key: Key) -> Hashable:
         place = self._remote(name, program).keys_of(key)[0]
         return None if self._link is None else self._link.server_of(place)
+
+    def stated(self, name: str) -> Stated:
+        said: Stated = self._talk(RedisProgram.stated(self._keyspace, self.settings(name), self.clock))
+        return said
+
+    def all_stated(self) -> dict[str, Stated]:
+        found = {}
+        for place in set(self._every(self._keyspace.setting_pattern)):
+            version, told = self._tell("HMGET", place, "version", "told")
+            name = self._keyspace.set_name(place)
+            found[name] = Stated(plain_text(version or ""), plain_text(told or ""))
+        return found
+
+    def state(self, name: str, text: str, known: Stated) -> bool:
+        is_known = self._talk(RedisProgram.state(self._keyspace, self.settings(name), text, known))
+        self.stated(name)
+        return bool(is_known)
 
     def reset(self, name: str, program: Program, key: Key) -> None:
         self._talk(self._remote(name, program).forget(key))
@@ -227,6 +244,9 @@ class RedisStore(Store):
                     program,
                     self.clock,
                     self._writers,
+                    self.settings(settings_name(name, program)),
+                    WeakMethod(self._remote),
+                    WeakMethod(self.stated),
                     injected=self.clock_decides,
                     is_cluster=self._has_nodes,
                 )
@@ -291,16 +311,21 @@ class RedisStore(Store):
 
     def _found(self, prefix: str) -> Iterator[bytes]:
         """The keys of states whose `name:key` begins with the prefix, each once, in no order."""
-        client = self._client_to_look(prefix)
+        check_prefix(prefix)
+        met: set[bytes] = set()
+        for key in self._every(self._keyspace.pattern):
+            if key not in met and self._keyspace.shown(key).startswith(prefix):
+                met.add(key)
+                yield key
+
+    def _every(self, pattern: bytes) -> Iterator[bytes]:
+        """The keys that match, some of them perhaps twice."""
+        client = self._client_to_look("")
         # A client of redis-py that is interrupted may read the reply of another command later.
         scan = client.scan_iter if self._kept is None else self._scanned
-        met: set[bytes] = set()
         try:
-            for found in scan(match=self._keyspace.pattern, count=_SCANNED_AT_ONCE):
-                key = found if isinstance(found, bytes) else found.encode()
-                if key not in met and self._keyspace.shown(key).startswith(prefix):
-                    met.add(key)
-                    yield key
+            for found in scan(match=pattern, count=_SCANNED_AT_ONCE):
+                yield found if isinstance(found, bytes) else found.encode()
         except RedisError as error:
             raise unavailable(error) from error
 

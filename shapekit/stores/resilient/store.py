@@ -28,6 +28,7 @@ from shapekit.rate import SECOND_US, Duration, duration_us, one_of
 from shapekit.stores.base import Apply, ApplyMany, Key, Program, Store
 from shapekit.stores.memory import MemoryStore
 from shapekit.stores.resilient.breaker import Attempt, Breaker, Deadline
+from shapekit.stores.settings import Settings, Stated
 
 __all__ = ["ResilientStore"]
 
@@ -409,6 +410,18 @@ class ResilientStore(Store):
         return _each(apply) if many else apply
 
     # beside the operations
+
+    def settings(self, name: str) -> Settings:
+        return self.primary.settings(name)
+
+    def stated(self, name: str) -> Stated:
+        return self.primary.stated(name)
+
+    def all_stated(self) -> dict[str, Stated]:
+        return self.primary.all_stated()
+
+    def state(self, name: str, text: str, known: Stated) -> bool:
+        return self.primary.state(name, text, known)
 
     def reset(self, name: str, program: Program, key: Key) -> None:
         run(self._reset, name, program, key)

@@ -108,7 +108,7 @@ LOOK_EVERY_S = 0.1
 """How often a store in use looks whether its file was removed or replaced: until then it has the old one."""
 
 APPLICATION = 0x53484B54
-VERSION = 1
+VERSION = 2
 _NEW = (
     "PRAGMA page_size = 1024",
     "PRAGMA journal_mode = WAL",
@@ -123,6 +123,7 @@ _TABLES = (
         id INTEGER PRIMARY KEY, name INTEGER, part TEXT, key BLOB, state TEXT, program INTEGER,
         expires_us INTEGER, written_us INTEGER, sweep_at INTEGER, UNIQUE (name, part, key))""",
     "CREATE INDEX by_sweep ON records (sweep_at)",
+    "CREATE TABLE settings (name BLOB PRIMARY KEY, version TEXT, told TEXT)",
     "INSERT INTO host VALUES (NULL, 0, 0, 0)",
 )
 _EACH_TIME = ("PRAGMA synchronous = NORMAL", "PRAGMA wal_autocheckpoint = 1000")

@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from shapekit._runtime import ids
 from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.description import Described, describe, revived
 from shapekit.clock import Clock
@@ -40,6 +41,7 @@ from shapekit.stores.encoding import (
     sound,
     unpacked,
 )
+from shapekit.stores.settings import Settings, Stated, settings_name
 from shapekit.stores.sqlite.file import APPLICATION, PATIENCE_S, VERSION, Execute, HostClock, SharedFile
 
 __all__ = ["SQLiteStore", "SqliteSurvey"]
@@ -80,6 +82,10 @@ _LIVE = (
     "SELECT records.id, names.name, part, key FROM records JOIN names ON names.id = records.name"
     " WHERE expires_us > ?"
 )
+_VERSION_OF = "SELECT version FROM settings WHERE name = ?"
+_STATED = "SELECT version, told FROM settings WHERE name = ?"
+_ALL_STATED = "SELECT name, version, told FROM settings"
+_STATE = "INSERT OR REPLACE INTO settings (name, version, told) VALUES (?, ?, ?)"
 _WRITERS = (
     "SELECT DISTINCT description FROM names JOIN records ON records.name = names.id"
     " JOIN programs ON programs.id = records.program WHERE names.name = ?"
@@ -133,6 +139,29 @@ class SQLiteStore(Store):
 
         return apply_many
 
+    def stated(self, name: str) -> Stated:
+        def look(execute: Execute) -> Stated:
+            self._records.hear(execute, self.settings(name), self.clock.now_us())
+            return self.settings(name).known.stated
+
+        return self._file.transact(look)
+
+    def all_stated(self) -> dict[str, Stated]:
+        rows = self._file.transact(lambda execute: execute(_ALL_STATED).fetchall())
+        return {plain_text(name): Stated(version, told) for name, version, told in rows}
+
+    def state(self, name: str, text: str, known: Stated) -> bool:
+        def change(execute: Execute) -> bool:
+            settings, now = self.settings(name), self.clock.now_us()
+            self._records.hear(execute, settings, now)
+            if settings.known.stated != known:
+                return False
+            execute(_STATE, (plain_bytes(name), str(ids.fresh()), text))
+            self._records.hear(execute, settings, now)
+            return True
+
+        return self._file.transact(change)
+
     def reset(self, name: str, program: Program, key: Key) -> None:
         records = self._records
 
@@ -180,6 +209,23 @@ class SQLiteStore(Store):
 
     def _runner(self, name: str, program: Program, operation: Operation) -> Callable[..., Any]:
         """What an operation does in a transaction."""
+        records, settings = self._records, self.settings(settings_name(name, program))
+        decide = self._decider(name, program, operation)
+        others: dict[int, tuple[Program, Callable[..., Any]]] = {}
+
+        def run(execute: Execute, key: Key, now: int, args: tuple[Any, ...]) -> Any:
+            records.hear(execute, settings, now)
+            other = settings.program(program, key)
+            if other is program:
+                return decide(execute, key, now, args)
+            if id(other) not in others:
+                others[id(other)] = other, self._decider(name, other, operation)
+            return others[id(other)][1](execute, key, now, args)
+
+        return run
+
+    def _decider(self, name: str, program: Program, operation: Operation) -> Callable[..., Any]:
+        """`_runner`, whatever operators have set."""
         kind = self._kinds.setdefault(name, program.kind)
         if kind != program.kind:
             raise of_two_kinds(name, kind, program)
@@ -288,6 +334,17 @@ class _Records:
             execute("UPDATE names SET kind = ? WHERE id = ?", (program.kind, number))
         self._names[name, program.kind] = number
         return int(number)
+
+    def hear(self, execute: Execute, settings: Settings, now: int) -> None:
+        """See that the process knows what operators have set."""
+        name = plain_bytes(settings.name)
+        row = execute(_VERSION_OF, (name,)).fetchone()
+        version = "" if row is None else str(row[0])
+        if version != settings.version:
+            row = execute(_STATED, (name,)).fetchone()
+            settings.hear(Stated() if row is None else Stated(str(row[0]), str(row[1])), now)
+        elif settings.is_over(now):
+            settings.hear(settings.known.stated, now)
 
     def numbered(self, execute: Execute, description: str) -> int:
         """The number of a program."""

@@ -209,7 +209,7 @@ def test_places_that_touch_are_one_row(windowed):
     for slot in slots[1:399]:
         assert slot.cancel()
     (state, _, _) = windowed.core.look.call("default")
-    (rows, _), _, _ = state[6]
+    (rows, _), *_ = state[6]
     assert [row[1] for page in rows for row in page] == [398]
 
 

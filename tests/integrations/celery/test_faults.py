@@ -1,5 +1,6 @@
 """Workers that are killed or told to stop, and a Redis that goes away: nothing is lost, the rate holds."""
 
+import itertools
 import json
 import threading
 import time
@@ -265,6 +266,32 @@ def test_a_hold_that_is_ended_lets_them_go(server, fleet, book, app):
     check_pace([row.slot for row in rows], RATES["brisk"])
     # A hold that others share ends after a twelfth of what is left: until then all have heard of it.
     assert witness.stalls.undone(resumed, rows[-1].at) - resumed <= 20 / 12 + 40 / 20 + 1.0
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_parked_tasks_follow_a_rate_that_an_operator_has_changed(server, fleet, book, app, restarts):
+    """Sixty at 2/s would take half a minute, also where a new worker finds them parked."""
+    name = f"changed-{restarts}"
+    worker = fleet.start(MODULE, pool="threads", concurrency=4)
+    call = app.tasks["brisk"]
+    policy = call.shaped.policy
+    policy.configure("2/s", key=name)
+    for number in range(60):
+        call.delay(name, number)
+    all_are_in_hand(book, name, 60)
+    eventually(lambda: parked(book) >= 40)
+    if restarts:
+        worker.stop()
+        worker = fleet.start(MODULE, pool="threads", concurrency=4)
+    with watched(server.pid, worker.process.pid) as witness:
+        policy.configure("20/s", key=name)
+        changed = time.monotonic()
+        rows = all_have_run(book, name, 60)
+    policy.unconfigure(name)
+    assert sorted(row.number for row in rows) == list(range(60))
+    assert witness.stalls.undone(changed, rows[-1].at) - changed <= 5.0
+    after = sorted(row.slot for row in rows)
+    assert all(later - sooner >= 0.049 for sooner, later in itertools.pairwise(after))
 
 
 def test_parked_messages_that_are_lost_keep_no_other_from_running(server, fleet, book, app):

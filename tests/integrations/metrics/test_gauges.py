@@ -207,3 +207,15 @@ def test_gauges_alone(clock, registry, scrape):
     assert seen("shapekit_store_up", policy="tenants") == 1
     assert not any(name.startswith("shapekit_calls") for name, _ in seen.series)
     collector.close()
+
+
+def test_the_rate_in_force_says_who_has_set_it(clock, registry, scrape):
+    stripe = Policy("10/s", name="stripe", clock=clock)
+    with instrument(stripe, registry=registry):
+        assert scrape()("shapekit_limit_rate", **STRIPE, set_by="code") == 10
+        stripe.configure("20/s")
+        assert scrape()("shapekit_limit_rate", **STRIPE, set_by="operator") == 20
+        stripe.configure(state="held")
+        assert scrape()("shapekit_limit_rate", **STRIPE, set_by="operator") == 0
+        stripe.unconfigure()
+        assert scrape()("shapekit_limit_rate", **STRIPE, set_by="code") == 10

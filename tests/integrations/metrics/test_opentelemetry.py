@@ -111,6 +111,7 @@ def test_names_and_units(clock, provider, collect):
         "shapekit.queue.delay": "s",
         "shapekit.hold.remaining": "s",
         "shapekit.quota.used": "{unit}",
+        "shapekit.limit.rate": "{call}/s",
         "shapekit.quota.limit": "{unit}",
         "shapekit.store.up": "{store}",
         "shapekit.reading.errors": "{error}",

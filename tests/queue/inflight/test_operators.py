@@ -4,8 +4,8 @@ import pytest
 from click.testing import CliRunner
 
 from shapekit import Concurrency, Policy
+from shapekit._adapters.tasks import checked_shape
 from shapekit.cli.main import cli
-from shapekit.integrations.celery.shape import checked_shape
 from shapekit.stores.sqlite import SQLiteStore
 
 

@@ -109,7 +109,7 @@ async def test_a_request_to_a_part_that_is_not_held_costs_one_trip(far, clock, g
 async def test_a_request_that_waits_for_its_slot_costs_two(far, clock, github):
     """As any other: the slot, and whether it still stands."""
     github.limits["search"] = 10**6
-    client = Client(github, rate="1/s", burst=1, store=far, name="github")
+    client = Client(github, rate="5/s", burst=1, store=far, name="github")
     await client.asend("/search/first")
     for number in range(3):
         before = far.trips.total()

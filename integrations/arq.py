@@ -1,0 +1,119 @@
+"""arq: jobs with one rate for all workers. A job whose slot is far away goes back to its queue.
+
+    @shaped_job(rate="10/s", key="{account}", store="redis://localhost")
+    async def sync(ctx, account): ...
+
+    class WorkerSettings:
+        functions = [sync]
+
+A job whose slot is less than 1.5 s away waits in its worker. Any other is deferred until shortly before its
+slot, which waits for it in the Redis of the queue. That is no retry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, ParamSpec, TypeVar, Unpack
+
+from shapekit import errors
+from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, TaskShape
+from shapekit._runtime.drivers import TASKS
+
+try:
+    from arq.constants import retry_key_prefix  # pyright: ignore[reportMissingImports]
+    from arq.worker import Retry  # pyright: ignore[reportMissingImports]
+except ImportError as error:
+    raise errors.missing("shaped_job", "arq") from error
+
+__all__ = ["shaped_job"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+NEAR_S = 1.5
+"""The longest wait in a worker."""
+AHEAD_S = 1.0
+"""How long before its slot a job comes back. Workers look for due jobs twice a second."""
+SLIP = "shapekit:arq:"
+"""The prefix of the Redis key that holds the slot of a job."""
+KEPT_S = 88_400
+"""How long that key outlives the slot, and how long arq itself keeps the count of tries."""
+
+log = logging.getLogger("shapekit.arq")
+
+
+def shaped_job(
+    **shape: Unpack[TaskShape],
+) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
+    """Start the jobs of a coroutine function at a rate, counted over all workers.
+
+    Takes the keywords of `Policy`, of which `store` is needed: workers share it. And:
+
+    - `policy`: an existing policy, instead of its keywords.
+    - `key`, `cost`: from the job's parameters, as for `@shaped`.
+    - `on_reject`: what happens to a job that would have to wait too long: "fail" (the default), or "retry":
+      it comes back after the time that the refusal names, and no try is counted.
+    - `grace`: how late a job may start and still use its slot; otherwise it takes another. The default is
+      three quarters of a slot, but at least 10 ms and at most 5 s.
+
+    A function that is called directly, with a `ctx` that has no `job_id`, waits where it is called.
+    """
+
+    def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        tasks = ShapedTasks(function, function.__qualname__, shape, None, NEAR_S)
+
+        @functools.wraps(function)
+        async def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            ctx: Any = args[0]
+            if "job_id" not in ctx:
+                async with tasks.calls.admission(args, kwargs):
+                    return await function(*args, **kwargs)
+            try:
+                admitted = await tasks.admit(TASKS, await _take_slip(ctx), args, kwargs)
+            except asyncio.CancelledError:
+                # The worker stops: another one will run the job, for which this was no try.
+                await ctx["redis"].set(*_tries_before(ctx))
+                raise
+            if isinstance(admitted, PutBack):
+                await _note(ctx, admitted)
+                raise Retry(max(0.0, admitted.delay_s - AHEAD_S))
+            async with tasks.awithin(admitted):
+                return await function(*args, **kwargs)
+
+        return run
+
+    return decorate
+
+
+async def _take_slip(ctx: Any) -> str | None:
+    """The slot that was noted for a job. It is there once: a job that runs again takes another."""
+    async with ctx["redis"].pipeline(transaction=True) as both:
+        both.get(SLIP + ctx["job_id"])
+        both.delete(SLIP + ctx["job_id"])
+        told, _ = await both.execute()
+    return None if told is None else str(told, "utf-8")
+
+
+async def _note(ctx: Any, later: PutBack) -> None:
+    """Note the slot of a job that comes back, and that this was no try."""
+    while True:
+        try:
+            async with ctx["redis"].pipeline(transaction=True) as both:
+                if later.slip is not None:
+                    both.set(SLIP + ctx["job_id"], later.slip, ex=round(later.delay_s) + KEPT_S)
+                both.set(*_tries_before(ctx))
+                await both.execute()
+        except Exception as error:
+            # arq would say that the job has failed.
+            log.warning("job %s cannot be put back yet: %s", ctx["job_id"], error)
+            await asyncio.sleep(AGAIN_S)
+        else:
+            return
+
+
+def _tries_before(ctx: Any) -> tuple[str, int, int]:
+    """The key of arq's count of tries, what it was before this one, and for how long it is kept."""
+    return retry_key_prefix + ctx["job_id"], ctx["job_try"] - 1, KEPT_S

@@ -1,0 +1,150 @@
+"""Dramatiq: actors with one rate for all workers. A message whose slot is far away goes back to its queue.
+
+    broker.add_middleware(ShapedActors(store="redis://localhost"))
+
+    @dramatiq.actor(shape={"rate": "10/s", "key": "{account}"})
+    def sync(account): ...
+
+A message whose slot is less than half a second away waits in its worker thread. Any other is enqueued again
+with its slot, delayed until shortly before that, and acknowledged.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from contextvars import ContextVar
+from typing import Any, NoReturn
+
+from shapekit import errors
+from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks
+from shapekit._runtime.drivers import run
+from shapekit.errors import ConfigError, RateLimitedError
+from shapekit.stores import StoreLike
+
+try:
+    from dramatiq.common import q_name  # pyright: ignore[reportMissingImports]
+    from dramatiq.middleware import (  # pyright: ignore[reportMissingImports]
+        Middleware,
+        MiddlewareError,
+        SkipMessage,
+    )
+except ImportError as error:
+    raise errors.missing("ShapedActors", "dramatiq") from error
+
+__all__ = ["ShapedActors"]
+
+NEAR_S = 0.5
+"""The longest wait in a worker thread."""
+AHEAD_S = 0.4
+"""How long before its slot a message comes back."""
+POLL_MS = 50
+"""How often workers look for messages of shaped actors that have become due. Dramatiq itself slows down to
+once a second, and every message that comes back would miss its slot.
+"""
+LONGEST_S = 6 * 24 * 3600.0
+"""The longest delay at once: Dramatiq allows for less than seven days."""
+SLIP = "shapekit"
+"""The option of a message that holds its slot."""
+
+log = logging.getLogger("shapekit.dramatiq")
+
+
+class ShapedActors(Middleware):
+    """Middleware that starts messages of actors at the rate in their option `shape`, over all workers.
+
+    `shape` is a `Policy`, or a dict with the keywords of one. A dict may also contain:
+
+    - `policy`: an existing policy, instead of its keywords.
+    - `key`, `cost`: from the actor's parameters, as for `@shaped`.
+    - `on_reject`: what happens to a message that would have to wait too long: "fail" (the default), or
+      "retry": it comes back after the time that the refusal names.
+    - `grace`: how late a message may start and still use its slot; otherwise it takes another. The default is
+      three quarters of a slot, but at least 10 ms and at most 5 s.
+
+    `store` is where policies are kept that have no store of their own. Add it to the broker before the actors
+    are declared. An actor that is called directly waits where it is called.
+    """
+
+    def __init__(self, store: StoreLike | None = None) -> None:
+        self._store = store
+        self._queues: set[str] = set()
+        self._message: ContextVar[Any] = ContextVar("message", default=None)
+
+    @property
+    def actor_options(self) -> set[str]:
+        """The options of actors that this middleware reads."""
+        return {"shape"}
+
+    def before_declare_actor(self, broker: Any, actor: Any) -> None:
+        """Shape an actor that has the option."""
+        if actor.options.get("shape") is None:
+            return
+        function, name = actor.fn, actor.actor_name
+        try:
+            tasks = ShapedTasks(function, name, actor.options["shape"], self._store, NEAR_S)
+        except ConfigError as error:
+            # Of what middleware raises, Dramatiq hands on only this, and logs the rest.
+            raise MiddlewareError(f"actor {name}: {error}") from error
+        self._queues.add(actor.queue_name)
+
+        @functools.wraps(function)
+        def run_shaped(*args: Any, **kwargs: Any) -> Any:
+            message = self._message.get()
+            # An actor may also call others, or itself.
+            if message is None or message.actor_name != name:
+                with tasks.calls.admission(args, kwargs):
+                    return function(*args, **kwargs)
+            self._message.set(None)
+            # Without the slot, because what Dramatiq retries takes another.
+            slip = message.options.pop(SLIP, None)
+            try:
+                admitted = run(tasks.admit, slip, args, kwargs)
+            except RateLimitedError as error:
+                # Not to be retried as other errors are. What an option says now is sent nowhere.
+                message.options["throws"] = type(error)
+                raise
+            if isinstance(admitted, PutBack):
+                _put_back(broker, message, admitted)
+            with tasks.within(admitted):
+                return function(*args, **kwargs)
+
+        actor.fn = run_shaped
+
+    def after_consumer_thread_boot(self, broker: Any, thread: Any) -> None:
+        """Let a worker look often for messages of shaped actors, new ones and those that come back."""
+        if q_name(thread.queue_name) in self._queues:
+            thread.worker_timeout = min(thread.worker_timeout, POLL_MS)
+
+    def before_process_message(self, broker: Any, message: Any) -> None:
+        """Remember the message for the actor that runs next in this thread."""
+        self._message.set(message)
+
+    def after_process_message(
+        self, broker: Any, message: Any, *, result: Any = None, exception: BaseException | None = None
+    ) -> None:
+        """Forget the message."""
+        self._message.set(None)
+
+    def after_skip_message(self, broker: Any, message: Any) -> None:
+        """Forget the message."""
+        self._message.set(None)
+
+
+def _put_back(broker: Any, message: Any, later: PutBack) -> NoReturn:
+    """Enqueue a message again, and have this copy of it acknowledged."""
+    options = {} if later.slip is None else {SLIP: later.slip}
+    delay_s = min(max(0.0, later.delay_s - AHEAD_S), LONGEST_S)
+    while True:
+        try:
+            broker.enqueue(message.copy(options=options), delay=round(delay_s * 1000))
+        except Exception as error:
+            # Dramatiq logs what middleware raises, and acknowledges: the message would be lost.
+            log.warning("message %s cannot be put back yet: %s", message.message_id, error)
+            time.sleep(AGAIN_S)
+        else:
+            break
+    # Or a result backend would store None as the result.
+    message.options["store_results"] = False
+    raise SkipMessage(f"the slot of the message comes in {later.delay_s:.1f} s")

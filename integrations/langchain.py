@@ -1,0 +1,290 @@
+"""LangChain: chat models, agents and embeddings whose calls wait for their requests and their tokens.
+
+    limiter = ShapedRateLimiter(LLMBudget(requests="500/min", tokens="90k/min", name="gpt", store=url))
+    model = ChatOpenAI(rate_limiter=limiter, callbacks=[limiter.handler], max_retries=0)
+
+LangChain asks a chat model's rate limiter for leave once a cache has no answer, and says neither what the
+model is asked nor what it used. Its callbacks say both: they hear of a call before the limiter does, and of
+its end. Completion models (`BaseLLM`) and embeddings have no rate limiter: `ShapedEmbeddings` wraps these,
+and the page on LangChain shows how to shape those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from shapekit import errors
+from shapekit._adapters.model_calls import (
+    Limit,
+    ModelRun,
+    Runs,
+    admit,
+    checked_limit,
+    embedded,
+    through,
+    without_end,
+)
+from shapekit._runtime.drivers import TASKS, Driver, Twin, run
+from shapekit._runtime.event import running_loop
+from shapekit.errors import ConfigError, RateLimitedError
+from shapekit.llm import LLMBudget
+from shapekit.policy import Policy
+from shapekit.rate import whole
+
+try:
+    from langchain_core.callbacks import BaseCallbackHandler  # pyright: ignore[reportMissingImports]
+    from langchain_core.embeddings import Embeddings  # pyright: ignore[reportMissingImports]
+    from langchain_core.rate_limiters import BaseRateLimiter  # pyright: ignore[reportMissingImports]
+except ImportError as error:
+    raise errors.missing("ShapedRateLimiter", "langchain") from error
+
+__all__ = ["ShapedEmbeddings", "ShapedRateLimiter", "shaped_middleware"]
+
+_BEGUN: ContextVar[tuple[ModelRun, ...]] = ContextVar("shapekit.langchain", default=())
+"""The runs that were begun in this context: a batch begins all of its runs before one is admitted."""
+_RUNS = Runs()
+
+
+class ShapedRateLimiter(BaseRateLimiter):
+    """A rate limiter for chat models, over a `Policy` or an `LLMBudget`.
+
+    With a budget, `callbacks=[limiter.handler]` of the model is needed: it estimates each call's tokens, and
+    settles what the answer used. With a policy it is optional, and hears a server's 429 and its Retry-After.
+    Where models share a limiter, or processes a store, they share the limit.
+
+    A call that would wait longer than `max_wait` raises `QueueFullError`. A policy with `concurrency` is
+    refused, because LangChain does not tell when a call that was cancelled has ended.
+    """
+
+    def __init__(self, limit: Policy | LLMBudget) -> None:
+        self._limit = without_end(limit, "LangChain")
+        self.handler: BaseCallbackHandler = _Handler(limit)
+        """What hears what the model is asked, and what it used: give it to the model's `callbacks`."""
+
+    def acquire(self, *, blocking: bool = True) -> bool:
+        """Wait until the call may leave. Not blocking: whether it may leave now."""
+        return run(self._acquire, blocking)
+
+    async def aacquire(self, *, blocking: bool = True) -> bool:
+        """`acquire`, awaitable."""
+        return await self._acquire(TASKS, blocking)
+
+    async def _acquire(self, driver: Driver, blocking: bool) -> bool:
+        waits: dict[str, Any] = {} if blocking else {"max_wait": 0}
+        begun = [each for each in _BEGUN.get() if each.is_waited_for and each.limit is self._limit]
+        try:
+            if begun:
+                await self._admit(driver, begun[-1], waits)
+            elif isinstance(self._limit, Policy):
+                await admit(driver, self._limit, None, **waits)
+            else:
+                raise ConfigError(
+                    "callbacks",
+                    None,
+                    "have not said what this call asks, so its tokens are unknown",
+                    "pass callbacks=[limiter.handler] to the model that has this limiter",
+                )
+        except RateLimitedError:
+            if blocking:
+                raise
+            return False
+        return True
+
+    async def _admit(self, driver: Driver, begun: ModelRun, waits: Mapping[str, Any]) -> None:
+        begun.is_waited_for = False  # first of all, for the tasks of a batch share what was begun
+        try:
+            await begun.admit(driver, **waits)
+        except RateLimitedError:
+            begun.is_waited_for = True
+            if not waits:
+                _RUNS.over(begun.id)
+            raise
+        except BaseException:
+            _RUNS.over(begun.id)
+            raise
+        begun.asked = dict  # not to keep the messages, if the end is never told
+
+    def __repr__(self) -> str:
+        return f"ShapedRateLimiter({self._limit!r})"
+
+
+class _InLoops:
+    """A method that is awaited where an event loop runs: LangChain looks, each time, which it is."""
+
+    def __init__(self, flow: Callable[..., Any]) -> None:
+        self._flow = flow
+
+    def __get__(self, handler: Any, _: Any) -> Any:
+        if running_loop() is None:
+            return partial(run, self._flow.__get__(handler))
+        flow = self._flow
+
+        async def awaited(*args: Any, **named: Any) -> None:
+            await flow(handler, TASKS, *args, **named)
+
+        return awaited
+
+
+class _Handler(BaseCallbackHandler):
+    """Tells a limiter what its runs ask, and what became of them."""
+
+    run_inline = True
+    """Else LangChain calls it on another thread, in a copy of the context."""
+
+    def __init__(self, limit: Limit) -> None:
+        self._limit = limit
+
+    def on_chat_model_start(
+        self, serialized: Any, messages: list[list[Any]], *, run_id: UUID, **kwargs: Any
+    ) -> None:
+        """Callbacks run before the limiter is asked."""
+        begun = ModelRun((self, run_id), self._limit, partial(_asked, messages[0], kwargs))
+        _RUNS.begin(begun)
+        _BEGUN.set((*(each for each in _BEGUN.get() if each.is_waited_for), begun))
+
+    async def _ended(self, driver: Driver, response: Any, *, run_id: UUID, **_: Any) -> None:
+        if (known := _RUNS.over((self, run_id))) is not None:
+            await known.ended(driver, _usages(response))
+
+    async def _failed(self, driver: Driver, error: BaseException, *, run_id: UUID, **_: Any) -> None:
+        if (known := _RUNS.over((self, run_id))) is not None:
+            await known.failed(driver, error)
+
+    on_llm_end: Any = _InLoops(_ended)
+    on_llm_error: Any = _InLoops(_failed)
+
+
+class ShapedEmbeddings(Embeddings):
+    """Embeddings whose calls wait for a `Policy`, or for an `LLMBudget` by the length of their texts.
+
+    `embed_documents` asks for `batch_size` texts at a time, each time as one call. Let that be at most the
+    number that the wrapped embeddings send in one request. LangChain's embeddings do not say what they used,
+    so the estimate is charged.
+    """
+
+    def __init__(self, embeddings: Embeddings, limit: Policy | LLMBudget, *, batch_size: int = 100) -> None:
+        self._embeddings = embeddings
+        self._limit: Limit = checked_limit(limit)
+        self._batch_size = whole("batch_size", batch_size)
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """One vector for each text."""
+        return run(self._embed_documents, texts)
+
+    async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
+        """`embed_documents`, awaitable."""
+        return await self._embed_documents(TASKS, texts)
+
+    def embed_query(self, text: str) -> list[float]:
+        """The vector of one text."""
+        return run(self._embed_query, text)
+
+    async def aembed_query(self, text: str) -> list[float]:
+        """`embed_query`, awaitable."""
+        return await self._embed_query(TASKS, text)
+
+    async def _embed_documents(self, driver: Driver, texts: list[str]) -> list[list[float]]:
+        inner, found = self._embeddings, list[list[float]]()
+        for start in range(0, len(texts), self._batch_size):
+            batch = texts[start : start + self._batch_size]
+            embed = Twin(partial(inner.embed_documents, batch), partial(inner.aembed_documents, batch))
+            vectors = await through(driver, self._limit, embedded(batch), embed)
+            found += vectors
+        return found
+
+    async def _embed_query(self, driver: Driver, text: str) -> list[float]:
+        embed = Twin(
+            partial(self._embeddings.embed_query, text), partial(self._embeddings.aembed_query, text)
+        )
+        return await through(driver, self._limit, embedded(text), embed)
+
+
+def shaped_middleware(limit: Policy | LLMBudget) -> Any:
+    """An agent's middleware: the calls of its model wait for a `Policy` or an `LLMBudget`, and are settled.
+
+        agent = create_agent(model, tools, middleware=[shaped_middleware(budget)])
+
+    List it last: what is listed before it may repeat calls, and then each attempt waits. The model needs no
+    rate limiter.
+    """
+    # It takes ten times as long to import as all else here, and only agents need it.
+    try:
+        from langchain.agents.middleware import AgentMiddleware  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise errors.missing("shaped_middleware", "langchain") from error
+
+    class ShapedModelCalls(AgentMiddleware):
+        def wrap_model_call(self, request: Any, handler: Any) -> Any:
+            return run(model_call, request, handler)
+
+        async def awrap_model_call(self, request: Any, handler: Any) -> Any:
+            return await model_call(TASKS, request, handler)
+
+    async def model_call(driver: Driver, request: Any, handler: Any) -> Any:
+        made = Twin(partial(handler, request), partial(handler, request))
+        return await through(driver, limit, _requested(request), made, _answered)
+
+    checked_limit(limit)
+    return ShapedModelCalls()
+
+
+def _asked(messages: Sequence[Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    """What a chat model is asked, as the callbacks tell it."""
+    metadata, params = told.get("metadata") or {}, told.get("invocation_params") or {}
+    return {
+        "model": metadata.get("ls_model_name"),
+        "max_tokens": metadata.get("ls_max_tokens"),
+        **params,
+        "messages": [_message(each) for each in messages],
+    }
+
+
+def _requested(request: Any) -> dict[str, Any]:
+    """What an agent asks its model."""
+    model, system = request.model, request.system_message
+    return {
+        "model": getattr(model, "model_name", None) or getattr(model, "model", None),
+        "max_tokens": getattr(model, "max_tokens", None),
+        **request.model_settings,
+        "messages": [_message(each) for each in ([] if system is None else [system]) + request.messages],
+        "tools": [tool if isinstance(tool, dict) else _tool(tool) for tool in request.tools],
+    }
+
+
+def _message(message: Any) -> dict[str, Any]:
+    """What a model reads of a message."""
+    content = message.content
+    if isinstance(content, list):
+        content = [_block(each) for each in content]
+    calls = [(call["name"], call["args"]) for call in getattr(message, "tool_calls", ())]
+    return {"role": message.type, "content": content, **({"tool_calls": calls} if calls else {})}
+
+
+def _block(block: Any) -> Any:
+    """A part of a message. The encoding of a picture is not text to be counted."""
+    if not isinstance(block, dict) or "base64" not in block:
+        return block
+    return {("data" if name == "base64" else name): part for name, part in block.items()}
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    return {"name": tool.name, "description": tool.description, "parameters": tool.args}
+
+
+def _usages(response: Any) -> Iterator[Any]:
+    """Where an LLMResult tells its usage."""
+    for generations in response.generations:
+        for generation in generations:
+            yield getattr(getattr(generation, "message", None), "usage_metadata", None)
+    yield (response.llm_output or {}).get("token_usage")
+
+
+def _answered(response: Any) -> Iterator[Any]:
+    """Where the answer to an agent tells its usage: a ModelResponse, one within another, or a message."""
+    answer = getattr(response, "model_response", response)
+    for message in getattr(answer, "result", [answer]):
+        yield getattr(message, "usage_metadata", None)

@@ -1,0 +1,247 @@
+"""LiteLLM: each attempt at a model takes its tokens and its slot from a budget, and settles what it used.
+
+    budget = LLMBudget(requests="500/min", tokens="90k/min", name="model", store="redis://localhost")
+    litellm.callbacks = [ShapedCalls(budget, max_wait="5s")]
+
+For what is awaited: `litellm.acompletion` and its like, and those of a `Router`, where each deployment has
+the budget's limits to itself, and retries and fallbacks are attempts like any other. LiteLLM has no such hook
+for synchronous calls: those take `budget.wrap(litellm.completion)`.
+"""
+
+# Its package is not there for everybody, and types some names otherwise.
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false, reportIncompatibleVariableOverride=false
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from shapekit import errors
+from shapekit._adapters.http.request import translated
+from shapekit._runtime.failures import Unheard
+from shapekit._runtime.sleepers import AS_CONFIGURED
+from shapekit.errors import ConfigError, ShapekitError
+from shapekit.llm import LLMBudget, LLMCall
+from shapekit.rate import SECOND_US, Duration, duration_us
+
+try:
+    import httpx
+    import litellm
+    from litellm.integrations.custom_logger import CustomLogger
+except ImportError as error:
+    raise errors.missing("ShapedCalls", "litellm") from error
+
+__all__ = [
+    "AccountExhaustedError",
+    "CostExceedsLimitError",
+    "QueueFullError",
+    "QuotaExhaustedError",
+    "ShapedCalls",
+    "StoreUnavailableError",
+]
+
+_LONGEST_COOLDOWN_S = 60
+"""A router leaves a deployment out for as long as its error says. What lasts longer, `ShapedCalls` sees
+itself, and also that it is over."""
+
+
+class _LimitedError(litellm.RateLimitError):
+    """An attempt that was not sent. Its arguments are those of the shapekit error that it also is."""
+
+    def __init__(self, *args: Any) -> None:
+        retry_after = cast("errors.RateLimitedError", self).retry_after
+        wait_s = min(_LONGEST_COOLDOWN_S, max(1, math.ceil(retry_after)))
+        told = {"retry-after": str(wait_s)}
+        litellm.RateLimitError.__init__(
+            self,
+            str(self),
+            llm_provider="",
+            model="",
+            response=httpx.Response(429, headers=told),
+            category=litellm.exceptions.RateLimitErrorCategory.LITELLM_RATE_LIMIT,
+            headers=told,
+        )
+        self.args = args
+        self.__dict__.pop("code", None)  # OpenAI's, of a body that is not there
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args
+
+
+class QueueFullError(errors.QueueFullError, _LimitedError):
+    """`shapekit.QueueFullError` that is also a `litellm.RateLimitError`."""
+
+
+class QuotaExhaustedError(errors.QuotaExhaustedError, _LimitedError):
+    """`shapekit.QuotaExhaustedError` that is also a `litellm.RateLimitError`."""
+
+
+class AccountExhaustedError(errors.AccountExhaustedError, QuotaExhaustedError):
+    """`shapekit.AccountExhaustedError` that is also a `litellm.RateLimitError`."""
+
+
+class CostExceedsLimitError(errors.CostExceedsLimitError, litellm.BadRequestError):
+    """`shapekit.CostExceedsLimitError` that is also a `litellm.BadRequestError`: no retry would help."""
+
+    def __init__(self, *args: Any) -> None:
+        errors.CostExceedsLimitError.__init__(self, *args)
+        litellm.BadRequestError.__init__(self, str(self), model="", llm_provider="")
+        self.args = args
+        self.__dict__.pop("code", None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args
+
+
+class StoreUnavailableError(errors.StoreUnavailableError, litellm.APIConnectionError):
+    """`shapekit.StoreUnavailableError` that is also a `litellm.APIConnectionError`.
+
+    For an error of this kind a router leaves no deployment out.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        litellm.APIConnectionError.__init__(self, " ".join(map(str, args)), llm_provider="", model="")
+        self.args = args
+        self.__dict__.pop("code", None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args
+
+
+_REFUSALS: dict[type[ShapekitError], type[Exception]] = {
+    errors.QueueFullError: QueueFullError,
+    errors.QuotaExhaustedError: QuotaExhaustedError,
+    errors.AccountExhaustedError: AccountExhaustedError,
+    errors.CostExceedsLimitError: CostExceedsLimitError,
+    errors.StoreUnavailableError: StoreUnavailableError,
+}
+_ASKING = frozenset(("acompletion", "atext_completion", "aresponses", "anthropic_messages", "aembedding"))
+"""The calls that ask for tokens; LiteLLM's hooks see others, too, such as those for files."""
+_SENT_BY_SERVER = "llm_provider-"
+"""What LiteLLM puts before the names of a server's headers."""
+
+
+class _Answer(NamedTuple):
+    status_code: int
+    headers: Any
+
+
+class ShapedCalls(CustomLogger):
+    """A callback of LiteLLM by which each attempt waits for its tokens and its slot, or is refused.
+
+    - `budget`: what a deployment bears. Each deployment of a router has its own such limits, by its id; what
+      is called without a router, by its model.
+    - `max_wait`: what would wait longer is refused, and before that a router looks for a deployment that
+      bears the call sooner. If left out, the budget's own bound refuses, and a router does not look.
+    """
+
+    def __init__(self, budget: LLMBudget, *, max_wait: Duration | None = None) -> None:
+        super().__init__()
+        told: object = budget
+        if not isinstance(told, LLMBudget):
+            fix = 'write ShapedCalls(LLMBudget(requests="500/min", tokens="90k/min"))'
+            raise ConfigError("budget", budget, "is not an LLMBudget", fix)
+        self.budget = budget
+        """The budget that the attempts take from."""
+        self._max_wait_s = (
+            None if max_wait is None else duration_us("max_wait", max_wait, least=0) / SECOND_US
+        )
+        # LiteLLM has one such object for each request; an attempt whose end nobody tells goes with it.
+        self._calls: WeakKeyDictionary[Any, LLMCall] = WeakKeyDictionary()
+        self._requests: WeakValueDictionary[str, Any] = WeakValueDictionary()
+
+    async def async_filter_deployments(
+        self,
+        model: str,
+        healthy_deployments: list[Any],
+        messages: Any,
+        request_kwargs: dict[str, Any] | None = None,
+        parent_otel_span: Any = None,
+    ) -> list[Any]:
+        """Those that bear the call within `max_wait`; all if none does, for the refusal says how long."""
+        if self._max_wait_s is None or len(healthy_deployments) < 2:
+            return healthy_deployments
+        asked = {**(request_kwargs or {}), "messages": messages}
+        ready = [each for each in healthy_deployments if await self._is_ready(each, asked)]
+        return ready or healthy_deployments
+
+    async def _is_ready(self, deployment: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+        key = _key_of(deployment["litellm_params"] | {"model_info": deployment.get("model_info")})
+        try:
+            outlook = await self.budget.aforecast(asked=asked, key=key)
+        except errors.CostExceedsLimitError:
+            return False
+        except errors.StoreUnavailableError:
+            return True  # and the attempt will say it
+        return self._max_wait_s is None or outlook.first_in <= self._max_wait_s
+
+    async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> None:
+        """Before an attempt is sent: wait, or refuse."""
+        if getattr(call_type, "value", call_type) not in _ASKING:
+            return
+        request = kwargs["litellm_logging_obj"]
+        # What the budget remembers of the call must not keep alive what the call is known by here.
+        asked = {name: value for name, value in kwargs.items() if name != "litellm_logging_obj"}
+        max_wait = AS_CONFIGURED if self._max_wait_s is None else self._max_wait_s
+        try:
+            call = await self.budget.aadmit(asked, key=_key_of(kwargs), max_wait=max_wait).__aenter__()
+        except ShapekitError as error:
+            raise translated(error, _REFUSALS) from error.__cause__
+        self._calls[request] = call
+        self._requests[kwargs["litellm_call_id"]] = request
+
+    async def async_post_call_success_deployment_hook(
+        self, request_data: dict[str, Any], response: Any, call_type: Any
+    ) -> None:
+        """After an answer: settle what it says, and hear its headers."""
+        if (call := self._ended(request_data)) is None:
+            return
+        with Unheard(call.key, "keeps what it reserved", "shapekit.llm"):
+            await call.asettle(response)
+            told = (getattr(response, "_hidden_params", None) or {}).get("additional_headers") or {}
+            sent = {name.removeprefix(_SENT_BY_SERVER): value for name, value in told.items()}
+            await call.aobserve(_Answer(200, sent))
+
+    async def async_post_call_failure_deployment_hook(
+        self,
+        request_data: Mapping[str, Any],
+        exception: Any,
+        call_type: Any,
+        fallback_depth: int | None = None,
+    ) -> None:
+        """After an error: hear it, and give back what the attempt did not cost."""
+        if (call := self._ended(request_data)) is None:
+            return
+        # Some releases leave the server's headers out of the response. What is given here is a copy.
+        headers = getattr(exception, "litellm_response_headers", None)
+        if headers and not getattr(getattr(exception, "response", None), "headers", None):
+            exception.response = _Answer(exception.status_code, headers)
+        await call.afailed(exception)
+
+    async def async_log_success_event(
+        self, kwargs: dict[str, Any], response_obj: Any, start_time: Any, end_time: Any
+    ) -> None:
+        """After the end of a stream, of which no other hook tells the usage."""
+        if not kwargs.get("stream") or (call := self._ended(kwargs)) is None:
+            return
+        # Where the server does not tell the usage LiteLLM counts what it can see of the answer.
+        options = (
+            kwargs.get("stream_options") or kwargs.get("optional_params", {}).get("stream_options") or {}
+        )
+        if options.get("include_usage"):
+            with Unheard(call.key, "keeps what it reserved", "shapekit.llm"):
+                await call.asettle(response_obj)
+
+    def _ended(self, told: Mapping[str, Any]) -> LLMCall | None:
+        """The call of an attempt that has ended, said once."""
+        request = told.get("litellm_logging_obj") or self._requests.get(told.get("litellm_call_id", ""))
+        return None if request is None else self._calls.pop(request, None)
+
+
+def _key_of(told: Mapping[str, Any]) -> str:
+    """The id of the router's deployment, or the model."""
+    deployment = (told.get("model_info") or {}).get("id")
+    return str(told["model"] if deployment is None else deployment)

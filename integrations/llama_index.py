@@ -1,0 +1,215 @@
+"""LlamaIndex: models and embeddings whose calls wait for their requests and their tokens.
+
+    limiter = ShapedRateLimiter(LLMBudget(requests="500/min", tokens="90k/min", name="gpt", store=url))
+    llm = OpenAI(rate_limiter=limiter, max_retries=0)
+    embed_model = OpenAIEmbedding(rate_limiter=limiter)
+
+LlamaIndex asks a rate limiter for leave without saying for how many tokens. Its instrumentation says what is
+asked, what was answered and what failed, each time with the id of a span, and that id is known to the limiter
+by a context variable of LlamaIndex's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from types import AsyncGeneratorType, GeneratorType
+from typing import Any
+
+from shapekit import errors
+from shapekit._adapters.model_calls import ModelRun, Runs, admit, embedded, without_end
+from shapekit._runtime import forks
+from shapekit._runtime.drivers import TASKS, Driver, run
+from shapekit._runtime.event import running_loop
+from shapekit.llm import LLMBudget
+from shapekit.policy import Policy
+
+try:
+    from llama_index.core.instrumentation import (  # pyright: ignore[reportMissingImports]
+        event_handlers,
+        get_dispatcher,
+        span,
+        span_handlers,
+    )
+    from llama_index.core.instrumentation.events import (  # pyright: ignore[reportMissingImports]
+        exception,
+        llm,
+    )
+    from llama_index.core.rate_limiter import BaseRateLimiter  # pyright: ignore[reportMissingImports]
+except ImportError as error:
+    raise errors.missing("ShapedRateLimiter", "llama-index") from error
+
+__all__ = ["ShapedRateLimiter"]
+
+_RUNS = Runs()
+_MEDIA = ("image", "audio", "video", "document")
+
+
+class ShapedRateLimiter(BaseRateLimiter):
+    """A rate limiter for LlamaIndex's models and embeddings, over a `Policy` or an `LLMBudget`.
+
+    With a budget, each call reserves what its messages or texts and its `max_tokens` may use up, and what a
+    model's answer used is charged. Embeddings do not say what they used, so their estimate is. Where models
+    share a limiter, or processes a store, they share the limit.
+
+    A call that would wait longer than `max_wait` raises `QueueFullError`. A policy with `concurrency` is
+    refused, because LlamaIndex does not tell when a stream ends that is never read.
+    """
+
+    def __init__(self, limit: Policy | LLMBudget) -> None:
+        self._limit = without_end(limit, "LlamaIndex")
+        _listen()
+
+    def acquire(self, num_tokens: int = 0) -> None:
+        """Wait until the call may leave; `num_tokens` count where no model of LlamaIndex makes it."""
+        run(self._acquire, num_tokens)
+
+    async def async_acquire(self, num_tokens: int = 0) -> None:
+        """`acquire`, awaitable."""
+        await self._acquire(TASKS, num_tokens)
+
+    async def _acquire(self, driver: Driver, num_tokens: int) -> None:
+        begun = _RUNS.known(span.active_span_id.get())
+        if begun is None or begun.limit is not self._limit:
+            await admit(driver, self._limit, num_tokens or None)
+        elif begun.is_waited_for:
+            await begun.admit(driver)
+            if not isinstance(begun.asked, _Batches):
+                begun.is_waited_for = False
+                begun.asked = dict  # not to keep the messages, if the end is never told
+
+    def _begin(
+        self, span_id: str, parent_id: str | None, instance: Any, arguments: Mapping[str, Any]
+    ) -> None:
+        parent = _RUNS.known(parent_id)
+        if parent is not None and parent.limit is self._limit and parent.calls:
+            # A model may answer a chat by a completion, and has asked for leave already.
+            _RUNS.begin(parent, span_id)
+        else:
+            _RUNS.begin(ModelRun(span_id, self._limit, _asked(instance, arguments)))
+
+    def __repr__(self) -> str:
+        return f"ShapedRateLimiter({self._limit!r})"
+
+
+class _Spans(span_handlers.BaseSpanHandler[Any]):
+    """Hears which methods of models are called with what, and which of them fail."""
+
+    def new_span(
+        self,
+        id_: str,
+        bound_args: Any,
+        instance: Any = None,
+        parent_span_id: str | None = None,
+        tags: Any = None,
+        **_: Any,
+    ) -> None:
+        limiter = getattr(instance, "rate_limiter", None)
+        if isinstance(limiter, ShapedRateLimiter):
+            limiter._begin(id_, parent_span_id, instance, bound_args.arguments)  # noqa: SLF001
+
+    def prepare_to_exit_span(
+        self, id_: str, bound_args: Any, instance: Any = None, result: Any = None, **_: Any
+    ) -> None:
+        if not isinstance(result, GeneratorType | AsyncGeneratorType):  # these go on, and say when they end
+            _RUNS.over(id_)
+
+    def prepare_to_drop_span(
+        self, id_: str, bound_args: Any, instance: Any = None, err: BaseException | None = None, **_: Any
+    ) -> None:
+        if (known := _RUNS.over(id_)) is not None and err is not None:
+            _do(known.failed, err)
+
+
+class _Events(event_handlers.BaseEventHandler):
+    """Hears what models are asked and have answered, and which streams break."""
+
+    def handle(self, event: Any, **_: Any) -> None:
+        if isinstance(event, llm.LLMChatStartEvent | llm.LLMCompletionStartEvent):
+            if (begun := _RUNS.known(event.span_id)) is not None and isinstance(begun.asked, _Question):
+                begun.asked.event = event
+        elif isinstance(event, llm.LLMChatEndEvent | llm.LLMCompletionEndEvent):
+            if (known := _RUNS.over(event.span_id)) is not None and (answer := event.response) is not None:
+                _do(known.ended, (answer.raw, answer.additional_kwargs))
+        elif isinstance(event, exception.ExceptionEvent) and (known := _RUNS.over(event.span_id)) is not None:
+            _do(known.failed, event.exception)
+
+
+@cache
+def _listen() -> None:
+    root = get_dispatcher()
+    root.add_span_handler(_Spans())
+    root.add_event_handler(_Events())
+
+
+def _do(flow: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+    """On another thread where a loop runs: LlamaIndex awaits no handler, and the store may be far away."""
+    if running_loop() is None:
+        run(flow, *args)
+    else:
+        _threads().submit(run, flow, *args)
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """The interpreter does not end before their work is done."""
+    return ThreadPoolExecutor(8, "shapekit-llama-index")
+
+
+forks.in_child(_threads.cache_clear)
+
+
+class _Question:
+    """What a language model is asked, once its event has told it."""
+
+    def __init__(self, model: Any) -> None:
+        self.event: Any = None
+        self._model = model
+
+    def __call__(self) -> dict[str, Any] | None:
+        event = self.event
+        if event is None:
+            return None
+        return {
+            "model": getattr(self._model, "model", None),
+            "max_tokens": getattr(self._model, "max_tokens", None),
+            **event.additional_kwargs,
+            "prompt": getattr(event, "prompt", None),
+            "messages": [_message(each) for each in getattr(event, "messages", ())],
+        }
+
+
+class _Batches:
+    """What an embedding of many texts asks, one batch after the other."""
+
+    def __init__(self, texts: list[str], size: int) -> None:
+        self._batches = iter([texts[start : start + size] for start in range(0, len(texts), size)])
+
+    def __call__(self) -> dict[str, Any]:
+        return embedded(next(self._batches, []))
+
+
+def _asked(model: Any, arguments: Mapping[str, Any]) -> Callable[[], Mapping[str, Any] | None]:
+    """What tells what a method of a model asks. No event tells the texts of an embedding."""
+    if "texts" in arguments:
+        return _Batches(list(arguments["texts"]), model.embed_batch_size)
+    text = arguments.get("text", arguments.get("query"))
+    return partial(embedded, text) if isinstance(text, str) else _Question(model)
+
+
+def _message(message: Any) -> dict[str, Any]:
+    return {
+        "role": message.role.value,
+        "content": [*_blocks(message.blocks)],
+        **message.additional_kwargs,
+    }
+
+
+def _blocks(blocks: list[Any]) -> Iterator[Any]:
+    """The parts of a message. The encoding of a picture is not text to be counted."""
+    for block in blocks:
+        if block.block_type in _MEDIA:
+            yield {"data": ""}
+        else:
+            yield getattr(block, "text", block)

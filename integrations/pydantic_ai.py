@@ -1,0 +1,237 @@
+"""Pydantic AI: each request to a model takes its tokens and its slot from a budget, and settles what it used.
+
+    agent = Agent("openai:gpt-5", capabilities=[ShapedRequests(budget)])   # a whole agent
+    model = ShapedModel("openai:gpt-5", budget)                            # one model
+
+`ShapedConcurrencyLimiter` is a limit of Pydantic AI's own kind, of what is in flight over all processes.
+"""
+
+# Its package is not there for everybody, and types some names otherwise.
+# pyright: reportMissingImports=false, reportIncompatibleVariableOverride=false, reportIncompatibleMethodOverride=false
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from shapekit import errors
+from shapekit._adapters.http.request import translated
+from shapekit._runtime.failures import Unheard
+from shapekit.admission import Admission
+from shapekit.errors import ConfigError, ShapekitError
+from shapekit.llm import LLMBudget, LLMCall, TokenUsage
+from shapekit.policy import Policy
+
+try:
+    from pydantic_ai.capabilities import AbstractCapability
+    from pydantic_ai.concurrency import AbstractConcurrencyLimiter
+    from pydantic_ai.exceptions import ModelAPIError
+    from pydantic_ai.messages import BinaryContent, FileUrl, ModelMessage, ModelResponse
+    from pydantic_ai.models import KnownModelName, Model, ModelRequestParameters, StreamedResponse
+    from pydantic_ai.models.wrapper import WrapperModel
+    from pydantic_ai.settings import ModelSettings, merge_model_settings
+except ImportError as error:
+    raise errors.missing("ShapedModel", "pydantic-ai") from error
+
+__all__ = [
+    "QueueFullError",
+    "QuotaExhaustedError",
+    "ShapedConcurrencyLimiter",
+    "ShapedModel",
+    "ShapedRequests",
+    "StoreUnavailableError",
+]
+
+
+class _UnsentError(ModelAPIError):
+    """A request that was not sent. Its arguments are those of the shapekit error that it also is."""
+
+    def __init__(self, *args: Any) -> None:
+        told = str(self) if isinstance(self, errors.RateLimitedError) else " ".join(map(str, args))
+        ModelAPIError.__init__(self, "", told)
+        self.args = args
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args, {"model_name": self.model_name}
+
+
+# `ModelAPIError` would set what the decision says.
+_BY_DECISION: Any = property(
+    lambda error: error.decision.retry_after,
+    lambda error, value: None,
+    doc="Seconds until the call would be admitted.",
+)
+
+
+class QueueFullError(errors.QueueFullError, _UnsentError):
+    """`shapekit.QueueFullError` that is also a `pydantic_ai.ModelAPIError`, on which a fallback goes on."""
+
+    retry_after = _BY_DECISION
+
+
+class QuotaExhaustedError(errors.QuotaExhaustedError, _UnsentError):
+    """`shapekit.QuotaExhaustedError` that is also a `pydantic_ai.ModelAPIError`."""
+
+    retry_after = _BY_DECISION
+
+
+class StoreUnavailableError(errors.StoreUnavailableError, _UnsentError):
+    """`shapekit.StoreUnavailableError` that is also a `pydantic_ai.ModelAPIError`."""
+
+
+_REFUSALS: dict[type[ShapekitError], type[Exception]] = {
+    errors.QueueFullError: QueueFullError,
+    errors.QuotaExhaustedError: QuotaExhaustedError,
+    errors.StoreUnavailableError: StoreUnavailableError,
+}
+
+
+class ShapedModel(WrapperModel):
+    """A model, each request to which waits for its tokens and its slot, or is refused.
+
+    A stream settles when it has come to its end; one that is left before keeps what it reserved.
+    """
+
+    def __init__(self, wrapped: Model | KnownModelName | str, budget: LLMBudget) -> None:
+        super().__init__(wrapped)
+        told: object = budget
+        if not isinstance(told, LLMBudget):
+            fix = 'write ShapedModel(model, LLMBudget(requests="500/min", tokens="90k/min"))'
+            raise ConfigError("budget", budget, "is not an LLMBudget", fix)
+        self.budget = budget
+        """The budget that the requests take from."""
+
+    async def request(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+    ) -> ModelResponse:
+        """One request, when it may leave."""
+        call = await self._admitted(messages, model_settings, model_request_parameters)
+        async with _sending(call):
+            response = await self.wrapped.request(messages, model_settings, model_request_parameters)
+        await _settle(call, response)
+        return response
+
+    @asynccontextmanager
+    async def request_stream(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+        run_context: Any = None,
+    ) -> AsyncGenerator[StreamedResponse]:
+        """One request that is answered by a stream, when it may leave."""
+        call = await self._admitted(messages, model_settings, model_request_parameters)
+        async with AsyncExitStack() as stack:
+            async with _sending(call):
+                stream = await stack.enter_async_context(
+                    self.wrapped.request_stream(
+                        messages, model_settings, model_request_parameters, run_context
+                    )
+                )
+            # What is raised here is the caller's, or of an answer that has begun.
+            yield stream
+            if (response := stream.get()).state == "complete":
+                await _settle(call, response)
+
+    async def _admitted(
+        self, messages: Sequence[ModelMessage], settings: ModelSettings | None, asked: ModelRequestParameters
+    ) -> LLMCall:
+        bounds: Mapping[str, Any] = merge_model_settings(self.wrapped.settings, settings) or {}
+        tools = [*asked.function_tools, *asked.output_tools]
+        told = {
+            "model": self.model_name,
+            "messages": [_texts(message) for message in messages],
+            "tools": [(tool.name, tool.description or "", tool.parameters_json_schema) for tool in tools],
+            "max_tokens": bounds.get("max_tokens"),
+        }
+        try:
+            return await self.budget.aadmit(told).__aenter__()
+        except ShapekitError as error:
+            refusal = translated(error, _REFUSALS)
+            if isinstance(refusal, _UnsentError):
+                refusal.model_name = self.model_name
+            raise refusal from error.__cause__
+
+
+@asynccontextmanager
+async def _sending(call: LLMCall) -> AsyncGenerator[None]:
+    """Until the answer begins: an error before that says what the call cost."""
+    try:
+        yield
+    except BaseException as error:
+        await call.afailed(error)
+        raise
+
+
+async def _settle(call: LLMCall, response: ModelResponse) -> None:
+    usage = response.usage
+    # Some servers tell none.
+    if usage.input_tokens or usage.output_tokens:
+        with Unheard(call.key, "keeps what it reserved", "shapekit.llm"):
+            await call.asettle(TokenUsage(usage.input_tokens, usage.output_tokens))
+
+
+def _texts(message: ModelMessage) -> list[Any]:
+    """What a model reads of a message."""
+    said: list[Any] = [getattr(message, "instructions", None) or ""]
+    for part in message.parts:
+        said += [_text(getattr(part, name, None)) for name in ("tool_name", "content", "args")]
+    return said
+
+
+def _text(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value or ""
+    if isinstance(value, (BinaryContent, FileUrl)):
+        return {"data": ""}  # counted as a picture is
+    if isinstance(value, Mapping):
+        return {str(name): _text(part) for name, part in value.items()}
+    return [_text(part) for part in value] if isinstance(value, (list, tuple)) else str(value)
+
+
+@dataclass
+class ShapedRequests(AbstractCapability[Any]):
+    """A capability by which all requests of an agent take from a budget, whichever model serves them.
+
+    A `FallbackModel` is one model to an agent: shape the models in it instead.
+    """
+
+    budget: LLMBudget
+    """The budget that the requests take from."""
+
+    def get_wrapper_model(self, model: Model) -> Model | None:
+        """The model, shaped."""
+        return ShapedModel(model, self.budget)
+
+
+class ShapedConcurrencyLimiter(AbstractConcurrencyLimiter):
+    """A limit of what is in flight, by a policy with `concurrency`: over all processes that share its store.
+
+    For `Agent(max_concurrency=…)` and `ConcurrencyLimitedModel`. A rate of the policy is kept, too.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        if not isinstance(policy, Policy) or policy.permits is None:
+            fix = "write ShapedConcurrencyLimiter(Policy(concurrency=20))"
+            raise ConfigError("policy", policy, "is not a policy with concurrency", fix)
+        self.policy = policy
+        """The policy whose permits are taken."""
+        # `release` does not say whose, and any task may call it. All are of one key, so any will do.
+        self._taken: deque[Admission] = deque()
+
+    async def acquire(self, source: str) -> None:
+        """Wait for a permit."""
+        try:
+            self._taken.append(await self.policy.aadmit().__aenter__())
+        except ShapekitError as error:
+            raise translated(error, _REFUSALS) from error.__cause__
+
+    def release(self) -> None:
+        """Give a permit back."""
+        self._taken.popleft().leave_soon()

@@ -1,0 +1,164 @@
+"""RQ: jobs with one rate for all workers. A job whose slot is far away is scheduled for its slot.
+
+    @shaped_job(rate="10/s", key="{account}", store="redis://localhost")
+    def sync(account): ...
+
+    rq worker --worker-class shapekit.integrations.rq.ShapedWorker
+
+A worker takes the slot before it forks. A job whose slot is less than 2.5 s away waits in its worker; any
+other goes to RQ's registry of scheduled jobs until shortly before its slot. That is no retry.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, ParamSpec, TypeVar, Unpack
+
+from shapekit import errors
+from shapekit._adapters.tasks import PutBack, ShapedTasks, TaskShape, refusal_of, slip_of, told_of
+from shapekit._runtime.drivers import run
+from shapekit.errors import RateLimitedError
+
+try:
+    from rq.job import Job, get_current_job  # pyright: ignore[reportMissingImports]
+    from rq.queue import Queue  # pyright: ignore[reportMissingImports]
+    from rq.worker import BaseWorker, SimpleWorker, Worker  # pyright: ignore[reportMissingImports]
+except ImportError as error:
+    raise errors.missing("ShapedWorker", "rq") from error
+
+__all__ = ["ShapedSimpleWorker", "ShapedWorker", "Shaping", "shaped_job"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+NEAR_S = 2.5
+"""The longest wait in a worker."""
+AHEAD_S = 1.25
+"""How long before its slot a job comes back, give or take a second: RQ schedules by the second."""
+LEASE_S = 10.0
+"""When a job comes back that was waiting in a worker which has died."""
+SLIP = "shapekit"
+"""The field in the hash of a job that holds its slot."""
+_ADMITTED = "SHAPEKIT_RQ"
+"""The variable of the environment by which a worker tells the process of a job of its slot."""
+
+
+def shaped_job(**shape: Unpack[TaskShape]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Start the jobs of a function at a rate, counted over all workers.
+
+    Takes the keywords of `Policy`, of which `store` is needed: workers share it. And:
+
+    - `policy`: an existing policy, instead of its keywords.
+    - `key`, `cost`: from the job's parameters, as for `@shaped`.
+    - `on_reject`: what happens to a job that would have to wait too long: "fail" (the default), or "retry":
+      it comes back after the time that the refusal names, and no retry is counted.
+    - `grace`: how late a job may start and still use its slot; otherwise it takes another. The default is
+      three quarters of a slot, but at least 10 ms and at most 5 s.
+
+    A call waits where it is made, and so does a job in a worker of another class.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        tasks = ShapedTasks(function, f"{function.__module__}.{function.__qualname__}", shape, None, NEAR_S)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            slip, refusal = _told_by_worker()
+            if refusal is not None:
+                raise refusal_of(refusal)
+            if slip is None:
+                with tasks.calls.admission(args, kwargs):
+                    return function(*args, **kwargs)
+            with tasks.within(tasks.admission_with(slip, args, kwargs)):
+                return function(*args, **kwargs)
+
+        setattr(call, _ADMITTED, tasks)
+        return call
+
+    return decorate
+
+
+def _told_by_worker() -> tuple[str | None, Sequence[Any] | None]:
+    """The slot that the worker has taken for the running job, or its refusal. It is told once."""
+    job, told = get_current_job(), os.environ.get(_ADMITTED)
+    if job is None or told is None:
+        return None, None
+    whose, slip, refusal = json.loads(told)
+    if whose != job.id:
+        return None, None
+    del os.environ[_ADMITTED]
+    return slip, refusal
+
+
+class Shaping(BaseWorker):
+    """Mix this into a worker class of RQ: it takes the slots of shaped jobs, and runs RQ's scheduler."""
+
+    def work(self, *args: Any, **kwargs: Any) -> bool:
+        """`Worker.work`, always with a scheduler: it brings back the jobs that were put back."""
+        has_worked: bool = super().work(*args, **{**kwargs, "with_scheduler": True})
+        return has_worked
+
+    def execute_job(self, job: Job, queue: Queue) -> None:
+        """Wait for the slot of a job and run it, or schedule it for its slot."""
+        os.environ.pop(_ADMITTED, None)
+        tasks = _tasks_of(job)
+        if tasks is None or self._may_start(job, queue, tasks):
+            super().execute_job(job, queue)
+
+    def _may_start(self, job: Job, queue: Queue, tasks: ShapedTasks) -> bool:
+        key = queue.scheduled_job_registry.key
+        with self.connection.pipeline() as together:
+            together.hget(job.key, SLIP)
+            together.hdel(job.key, SLIP)
+            # If this worker dies while the job waits, the scheduler has it.
+            together.zadd(key, {job.id: int(time.time() + LEASE_S)})
+            together.lrem(queue.intermediate_queue_key, 1, job.id)
+            told, *_ = together.execute()
+        slip = None if told is None else str(told, "utf-8")
+        admitted: tuple[str | None, Sequence[Any] | None]
+        try:
+            outcome = run(tasks.admit, slip, job.args or (), job.kwargs or {})
+        except RateLimitedError as error:
+            admitted = None, told_of(error)
+        except Exception:
+            # The arguments give no valid key or cost: the job gets that error when it runs.
+            admitted = None, None
+        else:
+            if isinstance(outcome, PutBack):
+                self._put_back(job, queue, outcome)
+                return False
+            admitted = slip_of(outcome.reservation), None
+        os.environ[_ADMITTED] = json.dumps((job.id, *admitted))
+        return bool(self.connection.zrem(key, job.id))
+
+    def _put_back(self, job: Job, queue: Queue, later: PutBack) -> None:
+        at = datetime.fromtimestamp(time.time() + max(0.0, later.delay_s - AHEAD_S), UTC)
+        with self.connection.pipeline() as together:
+            if later.slip is not None:
+                together.hset(job.key, SLIP, later.slip)
+            queue.schedule_job(job, at, pipeline=together)
+            together.execute()
+        self.log.info("job %s is put back: its slot comes in %.1f s", job.id, later.delay_s)
+
+
+class ShapedWorker(Shaping, Worker):
+    """RQ's worker, which runs each job in a process of its own, with slots for shaped jobs."""
+
+
+class ShapedSimpleWorker(Shaping, SimpleWorker):
+    """RQ's worker that runs jobs in its own process, with slots for shaped jobs."""
+
+
+def _tasks_of(job: Job) -> ShapedTasks | None:
+    """How the jobs of this function are shaped; None if they are not, or it cannot be imported."""
+    try:
+        tasks: ShapedTasks | None = getattr(job.func, _ADMITTED, None)
+    except Exception:
+        # RQ says so when it runs the job.
+        return None
+    return tasks

@@ -1,0 +1,285 @@
+"""Scrapy: a downloader whose requests wait for their slots, also for those of spiders in other processes.
+
+    # settings.py
+    DOWNLOADER = "shapekit.integrations.scrapy.ShapedDownloader"
+    SHAPEKIT = {"rate": "10/s", "name": "crawl", "store": "redis://localhost"}
+
+A request waits where Scrapy's own delays make it wait, in the queue of its host, so that it does not keep
+other hosts waiting. Each request that is sent counts, as it does for the server: retries,
+redirects, robots.txt.
+"""
+
+# Its package is not there for everybody.
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
+from weakref import WeakSet
+
+from anyio import CancelScope
+
+from shapekit import errors
+from shapekit._adapters.http.request import Outgoing, Reading, Replied, Target, aobserve, may_say
+from shapekit.admission import Admission
+from shapekit.errors import ConfigError
+from shapekit.rate import whole
+from shapekit.stores import open_store
+from shapekit.stores.base import Store
+
+try:
+    from scrapy import signals  # pyright: ignore[reportMissingImports]
+    from scrapy.core.downloader import Downloader  # pyright: ignore[reportMissingImports]
+    from scrapy.exceptions import IgnoreRequest  # pyright: ignore[reportMissingImports]
+    from scrapy.utils.asyncio import is_asyncio_available  # pyright: ignore[reportMissingImports]
+    from scrapy.utils.httpobj import urlparse_cached  # pyright: ignore[reportMissingImports]
+    from scrapy.utils.misc import load_object  # pyright: ignore[reportMissingImports]
+    from twisted.internet.defer import Deferred  # pyright: ignore[reportMissingImports]
+except ImportError as error:
+    raise errors.missing("ShapedDownloader", "scrapy") from error
+
+__all__ = ["ShapedDownloader"]
+
+
+class ShapedDownloader(Downloader):
+    """A downloader that shapes requests: the value of the setting `DOWNLOADER`.
+
+    The setting `SHAPEKIT` holds the keywords of `Policy`, or `policy`, the path of one that you made
+    elsewhere: "crawler.limits.api". Scrapy copies settings, so a store is given by its URL or path. Beside
+    these:
+
+    - `key`: "host" (the default), "host+method", "origin", a template such as `"{host}/{path[0]}"`, or a
+      callable that takes the `scrapy.Request`.
+    - `routes`: other rates for a URL and everything below it, as in
+      `{"https://api.example.com/search": "30/min"}`.
+
+    Set options of a request by `meta={"shapekit": {"cost": 5, "key": …, "max_wait": …, "skip": True}}`.
+
+    Requests with the same host and key wait in one queue, a slot of the downloader; those with the same
+    `download_slot` in their `meta` do as well. Of a queue, as many reserve ahead as
+    `CONCURRENT_REQUESTS_PER_DOMAIN` says. Waiting requests do not count towards `CONCURRENT_REQUESTS`, up to
+    `SHAPEKIT_MOST_WAITING` (100) of them: the others stay with the scheduler.
+
+    A request that would wait too long calls its errback with a `QueueFullError`. When the spider closes,
+    waiting requests return to the scheduler, and what they had reserved is given back.
+    """
+
+    def __init__(self, crawler: Any) -> None:
+        # What may fail comes first: Scrapy does not close what it has opened for a downloader that fails.
+        self._outgoing, self._store = _outgoing(crawler.settings)
+        most = crawler.settings.getint("SHAPEKIT_MOST_WAITING", 100)
+        self._most_waiting = whole("SHAPEKIT_MOST_WAITING", most, least=0)
+        super().__init__(crawler)
+        self._waiting: Counter[Any] = Counter()
+        """How many requests of a slot wait outside of its queue."""
+        self._scopes: set[CancelScope] = set()
+        """Those of the waits, on the loop that they wait on."""
+        self._own_loop: _OwnLoop | None = None
+        self._is_closing = False
+        self._scheduled: WeakSet[Any] = WeakSet()
+        """Requests that came from the scheduler."""
+        handlers: Any = self.handlers
+        self._send = handlers.download_request_async
+        handlers.download_request_async = self._send_in_turn
+        crawler.signals.connect(self._opened, signals.spider_opened)
+        crawler.signals.connect(self._stopped, signals.engine_stopped)
+
+    def needs_backout(self) -> bool:
+        """Whether no more requests are to be taken from the scheduler."""
+        waiting = sum(count + len(slot.queue) for slot, count in self._waiting.items())
+        return bool(0 < self.total_concurrency <= len(self.active) - min(waiting, self._most_waiting))
+
+    def get_slot_key(self, request: Any) -> str:
+        """The name of the queue that a request waits in."""
+        slot: str = super().get_slot_key(request)
+        if self.DOWNLOAD_SLOT in request.meta or not _host(request):
+            return slot
+        admission = self._outgoing.admission(request, request.meta.get(_META))
+        if admission is None or admission.unentered().key == _host(request):
+            return slot
+        # One key would keep the others of its host waiting.
+        return f"{slot} {admission.key}"
+
+    async def _enqueue_request(self, request: Any) -> Any:
+        self._say_room()
+        try:
+            return await super()._enqueue_request(request)
+        except _SpiderClosesError as error:
+            if request not in self._scheduled:
+                # Somebody waits for the answer, as to robots.txt.
+                raise IgnoreRequest(str(error)) from None
+            # The engine schedules what comes in place of a response; with JOBDIR, it is sent another time.
+            return request.replace(dont_filter=True)
+
+    async def _send_in_turn(self, request: Any) -> Any:
+        if not _host(request):
+            return await self._send(request)
+        slot = self.slots[request.meta[self.DOWNLOAD_SLOT]]
+        self._waiting[slot] += 1
+        self._say_room()
+        try:
+            admission = await self._on_loop(self._enter, request)
+        finally:
+            self._waiting[slot] -= 1
+            if not self._waiting[slot]:
+                del self._waiting[slot]
+        if admission is None:
+            return await self._send(request)
+        try:
+            response = await self._send(request)
+        except BaseException as error:
+            if not isinstance(error, GeneratorExit):
+                await self._on_loop(admission.__aexit__, type(error), error, error.__traceback__)
+            raise
+        if admission.holds_permit:
+            await self._on_loop(admission.aleave)
+        headers = [(name, value) for name, values in response.headers.items() for value in values]
+        if may_say(admission, response.status, headers):
+            admission.target = _target(request)
+            await self._on_loop(aobserve, admission, Replied(response.status, headers, response.body))
+        return response
+
+    async def _enter(self, request: Any) -> Admission | None:
+        with CancelScope() as scope:
+            self._scopes.add(scope)
+            try:
+                if not self._is_closing:
+                    return await self._outgoing.aenter(request, request.meta.get(_META))
+            finally:
+                self._scopes.discard(scope)
+        raise _SpiderClosesError("the spider closes, and the request was not sent")
+
+    def _on_loop(self, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
+        """What to await for it to run on Scrapy's asyncio loop; where there is none, on one of our own."""
+        if is_asyncio_available():
+            return function(*args)
+        if self._own_loop is None:
+            self._own_loop = _OwnLoop()
+        return self._own_loop.run(function, *args)
+
+    def _say_room(self) -> None:
+        # By itself the engine looks whether there is room when a request ends, and every five seconds.
+        engine: Any = self.crawler.engine
+        engine._slot.nextcall.schedule()  # noqa: SLF001 - Scrapy has no other way to say it
+
+    def _opened(self) -> None:
+        engine: Any = self.crawler.engine
+        close, next_request = engine.close_spider_async, engine.scheduler.next_request
+
+        def close_spider_async(**options: Any) -> Any:
+            # No signal says that the spider begins to close, and it waits until its requests have ended.
+            self._is_closing = True
+            if self._own_loop is not None:
+                self._own_loop.call(self._stop_waiting)
+            else:
+                self._stop_waiting()
+            return close(**options)
+
+        def noted() -> Any:
+            request = next_request()
+            if request is not None:
+                self._scheduled.add(request)
+            return request
+
+        engine.close_spider_async, engine.scheduler.next_request = close_spider_async, noted
+
+    async def _stopped(self) -> None:
+        if self._store is not None:
+            await self._on_loop(self._store.aclose)
+        if self._own_loop is not None:
+            self._own_loop.stop()
+
+    def _stop_waiting(self) -> None:
+        for scope in self._scopes:
+            scope.cancel()
+
+
+class _SpiderClosesError(Exception):
+    """A request that waited when its spider closed, and was not sent."""
+
+
+class _OwnLoop:
+    """An asyncio loop in a thread, for a reactor that is not asyncio's."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        # A process that is told to end at once does not wait for it.
+        threading.Thread(target=self._work, name="shapekit-scrapy", daemon=True).start()
+
+    def run(self, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
+        """Run it as a task; a Deferred of what comes of it."""
+        from twisted.internet import reactor  # pyright: ignore[reportMissingImports] # noqa: PLC0415 - installed by now
+
+        deferred: Any = Deferred()
+
+        def begin() -> None:
+            task = self._loop.create_task(function(*args))
+            self._tasks.add(task)
+            task.add_done_callback(end)
+
+        def end(task: asyncio.Task[Any]) -> None:
+            self._tasks.discard(task)
+            reactor.callFromThread(tell, task)
+
+        def tell(task: asyncio.Task[Any]) -> None:
+            error = task.exception()
+            if error is None:
+                deferred.callback(task.result())
+            else:
+                deferred.errback(error)
+
+        self.call(begin)
+        return deferred
+
+    def call(self, function: Callable[[], object]) -> None:
+        self._loop.call_soon_threadsafe(function)
+
+    def stop(self) -> None:
+        self.call(self._loop.stop)
+
+    def _work(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+
+_META = "shapekit"
+"""The key of a request's `meta` that holds its options."""
+
+
+def _outgoing(settings: Any) -> tuple[Outgoing, Store | None]:
+    """How the setting says to shape, and the store that has to be closed in the end."""
+    shaping = settings.getdict("SHAPEKIT")
+    if isinstance(shaping.get("policy"), str):
+        shaping["policy"] = load_object(shaping["policy"])
+    store, is_ours = None, False
+    if shaping.get("store") is not None:
+        store, is_ours = open_store(shaping["store"])
+        shaping["store"] = store
+    outgoing = Outgoing("SHAPEKIT = dict", _READING, **shaping)
+    if outgoing.responds:
+        raise ConfigError(
+            "SHAPEKIT['on_reject']",
+            "respond",
+            "would have Scrapy send the request again",
+            'leave on_reject="raise": the errback is called with an error whose retry_after says when',
+        )
+    return outgoing, store if is_ours else None
+
+
+def _host(request: Any) -> str:
+    return urlparse_cached(request).hostname or ""
+
+
+def _target(request: Any) -> Target:
+    parts = urlparse_cached(request)
+    return Target(request.method, parts.scheme, _host(request), parts.port, parts.path)
+
+
+_READING = Reading(_host, _target)

@@ -1,0 +1,178 @@
+"""Calls of models that a framework makes: one hook says what is asked, another waits, a third hears the end.
+
+The hooks have no more in common than the id of a run. A run takes nothing before it is admitted, so one that
+never is (its answer was in a cache) has nothing to give back. One whose end is never told keeps what it
+reserved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, TypeAlias, TypeVar
+
+from shapekit._adapters.http.request import aobserve, observe
+from shapekit._adapters.retry import Ending
+from shapekit._runtime.drivers import THREADS, Driver, Twin
+from shapekit._runtime.failures import Unheard
+from shapekit.admission import Admission
+from shapekit.errors import ConfigError
+from shapekit.llm import LLMBudget, LLMCall
+from shapekit.llm.usage import Asked
+from shapekit.policy import Policy
+
+__all__ = ["Limit", "ModelRun", "Runs", "admit", "checked_limit", "embedded", "through", "without_end"]
+
+T = TypeVar("T")
+Limit: TypeAlias = Policy | LLMBudget
+"""What the calls are limited by: a rate of calls, or requests and tokens."""
+
+_MOST_OPEN = 10_000
+"""Runs that are remembered: the end of some is never told."""
+
+
+class ModelRun:
+    """A call of a model, from its first hook to its last."""
+
+    __slots__ = ("_driver", "asked", "calls", "id", "is_waited_for", "limit")
+
+    def __init__(self, run_id: Hashable, limit: Limit, asked: Callable[[], Asked | None]) -> None:
+        self.id = run_id
+        self.limit = limit
+        self.asked = asked
+        """What the model is asked, for the estimate."""
+        self.is_waited_for = True
+        """Whether a call is still to be admitted for it."""
+        self.calls: list[Admission | LLMCall] = []
+        """What was admitted for it."""
+        self._driver = THREADS
+
+    async def admit(self, driver: Driver, **waits: Any) -> None:
+        """Wait until a call of the run may leave."""
+        call = _call(self.limit, self.asked(), waits)
+        await driver.ask(Twin(call.__enter__, call.__aenter__))
+        self.calls.append(call)
+        self._driver = driver
+
+    async def ended(self, driver: Driver, answers: Iterable[Any]) -> None:
+        """The run has its answer; the first of `answers` that tells a usage counts."""
+        for call in self.calls:
+            await ended(self._ending(driver), call, answers)
+
+    async def failed(self, driver: Driver, error: BaseException) -> None:
+        """The run has ended in an error, which was that of its last call."""
+        if self.calls:
+            call = self.calls.pop()
+            self.calls.clear()  # an error may be told more than once, and those before have succeeded
+            await failed(self._ending(driver), call, error)
+
+    def _ending(self, driver: Driver) -> Driver:
+        """A thread's call may be ended on an event loop that lives no longer, and has no connection."""
+        return driver if self._driver is not THREADS else THREADS
+
+
+class Runs:
+    """The runs that are not over, by their ids."""
+
+    def __init__(self) -> None:
+        self._open: dict[Hashable, ModelRun] = {}
+
+    def begin(self, run: ModelRun, run_id: Hashable | None = None) -> None:
+        """Remember a run, by its own id or by another, too."""
+        self._open[run.id if run_id is None else run_id] = run
+        if len(self._open) > _MOST_OPEN:
+            with suppress(RuntimeError):  # another thread has begun or ended one meanwhile
+                self.over(next(iter(self._open)))
+
+    def known(self, run_id: Hashable) -> ModelRun | None:
+        """A run that is not over."""
+        return self._open.get(run_id)
+
+    def over(self, run_id: Hashable) -> ModelRun | None:
+        """Forget a run, and say what it was."""
+        run = self._open.pop(run_id, None)
+        if run is not None and run.id == run_id:
+            run.is_waited_for = False
+        return run
+
+
+async def admit(driver: Driver, limit: Limit, asked: Asked | None, **waits: Any) -> None:
+    """Wait until a call may leave of which nothing more will be heard."""
+    call = _call(limit, asked, waits)
+    await driver.ask(Twin(call.__enter__, call.__aenter__))
+
+
+def without_end(limit: Limit, framework: str) -> Limit:
+    """The limit of calls whose end is not always told, or ConfigError."""
+    if isinstance(limit, Policy) and limit.permits is not None:
+        raise ConfigError(
+            "limit",
+            limit,
+            f"bounds the calls in flight, and {framework} does not tell when each call ends",
+            "leave out concurrency=, and bound the calls where they are made",
+        )
+    return checked_limit(limit)
+
+
+def checked_limit(limit: Limit) -> Limit:
+    """The limit, or ConfigError."""
+    if isinstance(limit, Policy | LLMBudget):
+        return limit
+    raise ConfigError(
+        "limit",
+        limit,
+        "is neither a policy nor a budget",
+        'pass Policy("10/s"), or LLMBudget(requests="500/min", tokens="90k/min")',
+    )
+
+
+def embedded(texts: str | list[str]) -> dict[str, Any]:
+    """What an embedding model is asked; it answers with no tokens."""
+    return {"input": texts, "max_tokens": 0}
+
+
+async def through(
+    driver: Driver,
+    limit: Limit,
+    asked: Mapping[str, Any],
+    made: Twin[T],
+    answers: Callable[[T], Iterable[Any]] = lambda _: (),
+) -> T:
+    """Make a call when it may leave, and settle it by what its result tells."""
+    call = _call(limit, asked, {})
+    await driver.ask(Twin(call.__enter__, call.__aenter__))
+    try:
+        result = await driver.ask(made)
+    except BaseException as error:
+        await failed(driver, call, error)
+        raise
+    await ended(driver, call, answers(result))
+    return result
+
+
+async def ended(driver: Driver, call: Admission | LLMCall, answers: Iterable[Any]) -> None:
+    """The call has its answer: charge what it used, if one of `answers` tells that."""
+    if isinstance(call, Admission):
+        await driver.ask(Twin(call.leave, call.aleave))
+        return
+    with Unheard(call.key, "keeps what it reserved", "shapekit.llm"):
+        for answer in answers:
+            if await driver.ask(Twin(call.settle, call.asettle), answer):
+                break
+
+
+async def failed(driver: Driver, call: Admission | LLMCall, error: BaseException) -> None:
+    """The call has ended in an error: hear what the server said, and give back what cost nothing."""
+    if isinstance(call, LLMCall):
+        await driver.ask(Twin(call.failed, call.afailed), error)
+        return
+    try:
+        if not isinstance(error, GeneratorExit) and (answer := Ending(failure=error).answer) is not None:
+            with driver.shielded():
+                await driver.ask(Twin(observe, aobserve), call, answer)
+    finally:
+        await driver.ask(Twin(call.__exit__, call.__aexit__), type(error), error, error.__traceback__)
+
+
+def _call(limit: Limit, asked: Asked | None, waits: Mapping[str, Any]) -> Admission | LLMCall:
+    return limit.admit(**waits) if isinstance(limit, Policy) else limit.admit(asked, **waits)

@@ -1,0 +1,255 @@
+"""Tasks: how integrations of task queues take slots for tasks that come to a worker.
+
+A task takes a slot when a worker first looks at it. If the slot is near, it waits where it is. If the slot is
+far away, the integration puts the task back into its queue, to come back at that time, and with the slot in
+writing: then it takes no second one. A task that comes too late for its slot takes another.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from shapekit._queue.reservation import Reservation, received, sent
+from shapekit._runtime.drivers import Driver
+from shapekit._runtime.failures import Unheard
+from shapekit.admission import Admission
+from shapekit.config import PolicyOptions
+from shapekit.decision import Decision
+from shapekit.decorator import Calls
+from shapekit.errors import (
+    AccountExhaustedError,
+    ConfigError,
+    QueueFullError,
+    QuotaExhaustedError,
+    RateLimitedError,
+    StoreUnavailableError,
+)
+from shapekit.policy import Policy, checked_cost, checked_key
+from shapekit.rate import SECOND_US, Duration, RateLike, duration_us, one_of
+from shapekit.stores import StoreLike
+
+__all__ = [
+    "AGAIN_S",
+    "PutBack",
+    "Shape",
+    "ShapedTasks",
+    "TaskShape",
+    "checked_shape",
+    "grace_of",
+    "in_flight",
+    "refusal_of",
+    "told_of",
+]
+
+AGAIN_S = 1.0
+"""When a task comes back that found the store unavailable."""
+LEAST_GRACE_S = 0.01
+MOST_GRACE_S = 5.0
+"""No queue gives a task that a worker has died with to another one sooner: so no slot is used twice."""
+ON_REJECT = ("fail", "retry")
+"""What may happen to a task that would have to wait too long."""
+
+
+class TaskShape(PolicyOptions, total=False):
+    """The keywords of a task's shape: those of `Policy`, and three more."""
+
+    rate: RateLike | None
+    policy: Policy | None
+    """An existing policy, instead of its keywords; only `key`, `cost` and the other two may go with it."""
+    on_reject: str
+    """What happens to a task that would have to wait too long."""
+    grace: Duration
+    """How late a task may start and still use its slot."""
+
+
+Shape: TypeAlias = Policy | TaskShape
+"""A policy, or its keywords and those of a task."""
+
+OWN: Final = ("policy", "key", "cost", "on_reject", "grace")
+
+
+def checked_shape(shape: object) -> tuple[Mapping[str, Any], Policy | None]:
+    """The keywords of a shape, and its policy if there is one."""
+    if isinstance(shape, Policy):
+        if shape.permits is not None:
+            raise in_flight()
+        return {}, shape
+    if not isinstance(shape, Mapping):
+        example = 'write shape={"rate": "10/s"}, or shape=policy'
+        raise ConfigError("shape", shape, "is neither a policy nor its keywords", example)
+    policy = shape.get("policy")
+    known = OWN if policy is not None else TaskShape.__annotations__
+    for field, told in shape.items():
+        if field not in known:
+            raise ConfigError(f"shape[{field!r}]", told, "is unknown here", f"use some of {', '.join(known)}")
+    if policy is not None and not isinstance(policy, Policy):
+        raise ConfigError("shape['policy']", policy, "is not a policy", 'pass one, such as Policy("10/s")')
+    if shape.get("concurrency") is not None or (policy is not None and policy.permits is not None):
+        raise in_flight()
+    return shape, policy
+
+
+def in_flight() -> ConfigError:
+    """What to raise where a shape bounds the calls in flight."""
+    return ConfigError(
+        "shape['concurrency']",
+        "(given)",
+        "counts calls while they are made, and a shaped task waits elsewhere than it runs",
+        "give concurrency= to the client that the task makes its calls with",
+    )
+
+
+def grace_of(policy: Policy) -> float:
+    """How late a slot is still used, if nothing is said: three quarters of one, but at least 10 ms."""
+    slots = [rate.period_us / rate.limit / SECOND_US for rate in policy.shaper.core.queue.rates]
+    return max(LEAST_GRACE_S, min(slots, default=0.0) * 3 / 4)
+
+
+def told_of(error: RateLimitedError) -> tuple[Any, ...]:
+    """A refusal as plain values."""
+    return (type(error).__name__, *error.args)
+
+
+def refusal_of(told: Sequence[Any]) -> RateLimitedError:
+    """The refusal that these values tell of."""
+    kind, decision, *rest = told
+    return _REFUSALS[kind](Decision(*decision), *rest)
+
+
+_REFUSALS: dict[str, Callable[..., RateLimitedError]] = {
+    kind.__name__: kind for kind in (QueueFullError, QuotaExhaustedError, AccountExhaustedError)
+}
+
+
+class PutBack(NamedTuple):
+    """A task has to come back later."""
+
+    delay_s: float
+    """Seconds from now."""
+    slip: str | None
+    """What it has to bring along: its slot, as text. None if it has none."""
+
+
+def slip_of(reservation: Reservation) -> str:
+    """A slot as text."""
+    return json.dumps(sent(reservation), separators=(",", ":"))
+
+
+class ShapedTasks:
+    """How the tasks of one name are shaped: what they take slots of, and for how long they wait in a worker.
+
+    `near_s` is the longest wait in a worker.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        shape: object,
+        store: StoreLike | None,
+        near_s: float,
+    ) -> None:
+        spec, policy = checked_shape(shape)
+        if policy is None:
+            said: dict[str, Any] = {"name": name, "store": store}
+            policy = Policy(**(said | {field: told for field, told in spec.items() if field not in OWN}))
+        if not policy.shaper.core.store.shared:
+            raise ConfigError(
+                "store",
+                policy.name,
+                "is in the memory of each process",
+                'give the policy a shared one, such as "redis://localhost"',
+            )
+        key, cost = spec.get("key", policy.key), spec.get("cost", policy.cost)
+        self.policy = policy
+        self.calls = Calls(policy, function, checked_key(key), checked_cost(cost))
+        """The key and the cost that each task has under the policy."""
+        self._on_reject = one_of("on_reject", spec.get("on_reject", "fail"), ON_REJECT)
+        told = spec.get("grace")
+        self._grace_s = (
+            min(MOST_GRACE_S, grace_of(policy))
+            if told is None
+            else duration_us("grace", told, least=0) / SECOND_US
+        )
+        self._near_s = near_s
+
+    async def admit(
+        self, driver: Driver, slip: str | None, args: Any, kwargs: Mapping[str, Any]
+    ) -> Admission | PutBack:
+        """Wait for the slot of a task, and admit it; or say when it has to come back.
+
+        `slip` is what the task brings along from an earlier `PutBack`. Raises the error of a refusal, unless
+        refused tasks are to come back. A task that is interrupted while it waits gives its slot back.
+        """
+        admission = self.calls.admission(args, kwargs).unentered()
+        core = self.policy.shaper.core
+        if not self.policy.enforce:
+            measured = await core.measure(driver, admission.key, admission.cost, core.max_wait_us)
+            return admission.taken(measured)
+        reservation = self._brought(slip)
+        try:
+            while True:
+                if reservation is None:
+                    reservation = await core.reserve(driver, admission.key, admission.cost, core.max_wait_us)
+                    if not reservation:
+                        await core.leave(driver, reservation)
+                    remaining_s = reservation.delay
+                else:
+                    remaining_s = await core.remaining(driver, reservation)
+                if remaining_s < -self._grace_s:
+                    reservation = None
+                elif remaining_s <= 0:
+                    return admission.taken(reservation, -remaining_s)
+                elif remaining_s > self._near_s:
+                    return PutBack(remaining_s, slip_of(reservation))
+                else:
+                    until_us = core.clock.now_us() + round(remaining_s * SECOND_US)
+                    await driver.sleep(core.sleepers, until_us)
+        except RateLimitedError as error:
+            if self._on_reject == "fail":
+                raise
+            return PutBack(max(error.retry_after, self._near_s), None)
+        except StoreUnavailableError:
+            return PutBack(AGAIN_S, slip_of(reservation) if reservation else None)
+        except BaseException as error:
+            if reservation is not None:
+                await driver.given_back(error, partial(self._given_up, driver, reservation))
+            raise
+
+    @contextmanager
+    def within(self, admission: Admission) -> Iterator[None]:
+        """The context in which an admitted task runs."""
+        try:
+            yield
+        except BaseException as error:
+            admission.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    @asynccontextmanager
+    async def awithin(self, admission: Admission) -> AsyncIterator[None]:
+        """`within`, for tasks that are awaited."""
+        try:
+            yield
+        except BaseException as error:
+            await admission.__aexit__(type(error), error, error.__traceback__)
+            raise
+
+    def admission_with(self, slip: str, args: Any, kwargs: Mapping[str, Any]) -> Admission:
+        """The admission of a task that `admit` has admitted in another process, whose slot this is."""
+        core = self.policy.shaper.core
+        return self.calls.admission(args, kwargs).taken(received(core, json.loads(slip)))
+
+    def _brought(self, slip: str | None) -> Reservation | None:
+        """The slot that a task brings along; None if there is none to be read."""
+        try:
+            return None if slip is None else received(self.policy.shaper.core, json.loads(slip))
+        except (TypeError, ValueError):
+            return None
+
+    async def _given_up(self, driver: Driver, reservation: Reservation) -> None:
+        with Unheard(reservation.key, "keeps a slot that no task uses"):
+            await reservation.core.cancel(driver, reservation)

@@ -1,0 +1,297 @@
+"""Overrides: limits that an operator has set for a policy or some of its keys, instead of those in the code.
+
+They lie in the store, as one text for each policy, and every decision goes by them. `effective` tells what
+becomes of a program. An override says only what it changes: the rest stays as the code has it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from fractions import Fraction
+from typing import Any, NamedTuple, Self, TypeAlias, TypedDict
+
+from shapekit.algorithms.adaptive.queue import AdaptiveQueue
+from shapekit.algorithms.base import Algorithm
+from shapekit.algorithms.compose import Composite
+from shapekit.algorithms.fixed_window import FixedWindow
+from shapekit.algorithms.gcra import Meter
+from shapekit.algorithms.inflight import MOST_PERMITS, Concurrency
+from shapekit.algorithms.ledger import Ledger
+from shapekit.algorithms.queue.overridden import overridden
+from shapekit.algorithms.queue.queue import LeakyQueue
+from shapekit.algorithms.quota.quota import Quota
+from shapekit.algorithms.sliding_log import SlidingWindowLog
+from shapekit.algorithms.sliding_window import SlidingWindow
+from shapekit.errors import ConfigError
+from shapekit.rate import MAX_COUNT, MAX_PER_SECOND, SECOND_US, Rate, exactly, parse_rates, whole
+
+__all__ = ["Override"]
+
+ON, OFF, HELD = "on", "off", "held"
+STATES = (ON, OFF, HELD)
+LIMITS = ("rate", "burst", "quota", "concurrency", "headroom")
+"""What an override may change."""
+_ANY = "*"
+_LONGEST = 500
+
+
+class Override(NamedTuple):
+    """What an operator has set for a policy, or for some of its keys. What is None is as the code has it."""
+
+    key: str | None = None
+    """The key; `gold-*` for all keys that begin with that; None for the whole policy."""
+    rate: str | None = None
+    """The rates, such as `"20/s; 100/min"`."""
+    burst: int | None = None
+    """How many calls may leave at once after idling."""
+    quota: str | None = None
+    """The limits of quotas, such as `"2_000_000/month; 10_000/day"`, each instead of one of that period."""
+    concurrency: int | None = None
+    """How many calls may be in flight at once."""
+    headroom: float | None = None
+    """The part by which to stay below the rates."""
+    state: str = ON
+    """`on`; `off`, without any limit; `held`, so that no call leaves."""
+    by: str = ""
+    """Who set it."""
+    why: str = ""
+    """Why, in words."""
+    set_at: float = 0.0
+    """When it was set, in epoch seconds."""
+    until: float | None = None
+    """When it ends by itself, in epoch seconds; None for never."""
+
+    @property
+    def words(self) -> str:
+        """What it says of the limits, such as `rate 20/s, burst 5`."""
+        if self.state != ON:
+            return self.state
+        told = [(field, getattr(self, field)) for field in LIMITS]
+        return ", ".join(f"{field} {value}" for field, value in told if value is not None)
+
+    def is_over(self, now_us: int) -> bool:
+        """Whether it has ended."""
+        return self.until is not None and now_us >= self.until * SECOND_US
+
+    def checked(self) -> Self:
+        """Itself, if it could have been written in code; else the ConfigError of the constructors."""
+        for field in ("key", "by", "why", "rate", "quota"):
+            text = getattr(self, field)
+            if text is not None and (not isinstance(text, str) or len(text) > _LONGEST):
+                raise ConfigError(field, text, f"is not text of up to {_LONGEST} letters", "pass a str")
+        if self.key == "" or (self.key is not None and _ANY in self.key[:-1]):
+            fix = 'write "acme", or "acme-*" for all that begin with "acme-"'
+            raise ConfigError("key", self.key, "is no key and no beginning of keys", fix)
+        if self.state not in STATES:
+            raise ConfigError("state", self.state, "is unknown", f"use one of {', '.join(STATES)}")
+        limits = [field for field in LIMITS if getattr(self, field) is not None]
+        if (self.state == ON) is not bool(limits):
+            bound = f"comes beside {limits[0]}" if limits else "changes nothing"
+            raise ConfigError("state", self.state, bound, 'say off, held, or limits such as rate="20/s"')
+        for field in ("set_at", "until"):
+            told = getattr(self, field)
+            if told is not None and (exactly(told) is None or not 0 <= told < MAX_COUNT):
+                raise ConfigError(field, told, "is no instant", "pass epoch seconds")
+        if self.rate is not None:
+            parse_rates(self.rate)
+        if self.burst is not None:
+            whole("burst", self.burst)
+        if self.concurrency is not None:
+            whole("concurrency", self.concurrency, most=MOST_PERMITS)
+        quotas(self.quota)
+        effective(_SAMPLE, self._replace(quota=None))
+        return self
+
+
+class Change(TypedDict, total=False):
+    """What may be said beside a rate where limits are set."""
+
+    key: str | None
+    burst: int | None
+    quota: str | None
+    concurrency: int | None
+    headroom: float | None
+    state: str
+    reason: str
+    until: datetime | float | None
+
+
+def override_of(rate: str | None, change: Change, by: str, now_us: int) -> Override:
+    """The override that is set now; ConfigError if its limits could not have been written in code."""
+    told: dict[str, Any] = dict(change)
+    if isinstance(until := told.get("until"), datetime):
+        told["until"] = until.timestamp()
+    if "reason" in told:
+        told["why"] = told.pop("reason")
+    return Override(rate=rate, by=by, set_at=now_us / SECOND_US, **told).checked()
+
+
+_SAMPLE = LeakyQueue(parse_rates("1/s"), None, "smooth", ())
+"""Some queue, to try what is common to all."""
+
+Overrides: TypeAlias = tuple[Override, ...]
+
+
+def quotas(text: str | None) -> list[Quota]:
+    """The quotas that an override tells the limits of."""
+    return [Quota(part.strip()) for part in text.split(";")] if text else []
+
+
+def chosen(overrides: Iterable[Override], key: str) -> Override | None:
+    """The override of a key: its own, or else that of the longest beginning, or else the whole policy's."""
+    best: Override | None = None
+    for one in overrides:
+        if one.key == key:
+            return one
+        if (one.key is None or (one.key.endswith(_ANY) and key.startswith(one.key[:-1]))) and (
+            best is None or len(one.key or "") > len(best.key or "")
+        ):
+            best = one
+    return best
+
+
+def written(overrides: Iterable[Override]) -> str:
+    """The overrides of a policy as text; empty if there are none."""
+    plain = [
+        {field: value for field, value in one._asdict().items() if value != Override._field_defaults[field]}
+        for one in sorted(overrides, key=lambda one: one.key or "")
+    ]
+    return json.dumps(plain, separators=(",", ":")) if plain else ""
+
+
+def read(text: str) -> Overrides:
+    """The overrides in a text; ConfigError if it is illegible."""
+    if not text:
+        return ()
+    try:
+        found = tuple([Override(**fields).checked() for fields in json.loads(text)])
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError("overrides", text, f"are illegible ({error})", "set them again") from None
+    if len({one.key for one in found}) < len(found):
+        raise ConfigError("overrides", text, "name a key twice", "set them again")
+    return found
+
+
+# what becomes of a program
+
+
+def effective(program: Any, override: Override) -> Any:
+    """The program with the limits of an override; ConfigError if it cannot have them."""
+    if isinstance(program, Concurrency):
+        limit = MOST_PERMITS if override.state == OFF else override.concurrency
+        lease = timedelta(microseconds=program.lease_us)
+        return program if limit is None else Concurrency(limit, lease)
+    if isinstance(program, LeakyQueue):
+        return _queue(program, override)
+    if isinstance(program, Ledger):
+        return Ledger(_alone(program.limit, override))
+    return _alone(program, override)
+
+
+def _queue(queue: LeakyQueue, override: Override) -> LeakyQueue:
+    if override.state == HELD:
+        return overridden(queue, is_held=True)
+    is_off = override.state == OFF
+    told = (override.rate, override.burst, override.quota, override.headroom)
+    if not is_off and told.count(None) == len(told):
+        return queue
+    if isinstance(queue, AdaptiveQueue):
+        return overridden(queue, **_bounds(queue, override))
+    numbers: dict[str, Any] = {}
+    if is_off:
+        numbers = {"rates": tuple(map(_lifted_rate, queue.rates)), "gates": tuple(map(_lifted, queue.gates))}
+    if override.rate is not None:
+        numbers["rates"] = rates = parse_rates(override.rate)
+        shortest = min(rates, key=lambda rate: rate.period_us)
+        if override.burst is None and queue.paced and shortest.burst is None:
+            numbers["burst"] = queue.burst
+    if override.burst is not None:
+        rates = tuple([Rate.of(rate.limit, rate.period_us) for rate in numbers.get("rates", queue.rates)])
+        numbers |= {"rates": rates, "burst": override.burst}
+    if override.quota is not None:
+        numbers["gates"] = _with_quotas(queue.gates, quotas(override.quota))
+    numbers["headroom"] = queue.headroom if override.headroom is None else override.headroom
+    return overridden(queue, **numbers)
+
+
+def _bounds(queue: AdaptiveQueue, override: Override) -> dict[str, Any]:
+    """The bounds of an adaptive rate: what is set is the highest rate."""
+    told = override.quota or override.headroom
+    if told is not None:
+        raise ConfigError("quota or headroom", told, "means nothing to an adaptive rate", "set its rate")
+    numbers: dict[str, Any] = {} if override.burst is None else {"burst": override.burst}
+    if override.state == OFF:
+        numbers["highest"] = _lifted_rate(queue.highest)
+    if override.rate is not None:
+        highest, *more = parse_rates(override.rate)
+        if more:
+            raise ConfigError("rate", override.rate, "is several, and an adaptive rate is one", "set one")
+        numbers["highest"] = highest = Rate.of(highest.limit, highest.period_us)
+        numbers["lowest"] = min(queue.lowest, highest, key=lambda rate: Fraction(rate.limit, rate.period_us))
+    return numbers
+
+
+def _with_quotas(gates: Iterable[Algorithm[Any]], told: Iterable[Quota]) -> tuple[Algorithm[Any], ...]:
+    limits = {quota.per: quota.limit for quota in told}
+    kept = []
+    for gate in gates:
+        limit = limits.pop(gate.per, None) if isinstance(gate, Quota) else None
+        kept.append(gate if limit is None else _with_limit(gate, limit))
+    for per, limit in limits.items():
+        fix = "set the limit of one that the code has"
+        raise ConfigError("quota", f"{limit}/{per}", "is of a period for which there is no quota", fix)
+    return tuple(kept)
+
+
+def _alone(limit: Algorithm[Any], override: Override) -> Algorithm[Any]:
+    """A gate's limit."""
+    if override.state == HELD:
+        raise ConfigError("state", HELD, "is for queues, and a gate never waits", 'set rate="1/h", or off')
+    if override.state == OFF:
+        return _lifted(limit)
+    if isinstance(limit, Quota) and override.quota is not None:
+        return _with_quotas((limit,), quotas(override.quota))[0]
+    if override.rate is not None and len(rates := parse_rates(override.rate)) == 1:
+        (rate,) = rates
+        if isinstance(limit, Meter):
+            burst = override.burst if override.burst is not None else rate.burst
+            return type(limit)(Rate.of(rate.limit, rate.period_us), limit.burst if burst is None else burst)
+        if isinstance(limit, FixedWindow | SlidingWindow | SlidingWindowLog):
+            return _with_limit(limit, rate.limit, rate.period_us)
+    if isinstance(limit, Meter) and override.burst is not None and override.rate is None:
+        return type(limit)(limit.rate, override.burst)
+    raise ConfigError("override", override.words, f"means nothing to a {limit.kind}", "set what it states")
+
+
+def _lifted_rate(rate: Rate) -> Rate:
+    return Rate.of(min(MAX_COUNT, max(1, MAX_PER_SECOND * rate.period_us // SECOND_US)), rate.period_us)
+
+
+def _lifted(limit: Algorithm[Any]) -> Algorithm[Any]:
+    """The limit at the most that can be stated, so that it goes on counting and refuses nothing."""
+    if isinstance(limit, Composite):
+        return type(limit)(dict(zip(limit.names, map(_lifted, limit.parts), strict=True)))
+    if isinstance(limit, Meter):
+        return type(limit)(_lifted_rate(limit.rate), limit.burst)
+    return _with_limit(limit, MAX_COUNT)
+
+
+def _with_limit(limit: Algorithm[Any], units: int, window_us: int | None = None) -> Algorithm[Any]:
+    fields: dict[str, Any] = {field: getattr(limit, field) for field in limit.fields}
+    fields["limit"] = units
+    make: Callable[..., Algorithm[Any]] = type(limit)
+    if "window_us" in fields:
+        own_us = fields.pop("window_us")
+        fields["window"] = timedelta(microseconds=own_us if window_us is None else window_us)
+    return make(**fields)
+
+
+def difference(before: Iterable[Override], after: Iterable[Override]) -> Mapping[str | None, tuple[Any, Any]]:
+    """By key, what an override was and is, where that is not the same; None where there is none."""
+    old, new = ({one.key: one for one in overrides} for overrides in (before, after))
+    keys = sorted(old.keys() | new.keys(), key=lambda key: key or "")
+    return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}

@@ -1,0 +1,188 @@
+"""Slots of tasks: near ones are waited for, far ones travel with the task, and none is taken twice."""
+
+import json
+from contextlib import closing
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shapekit import ConfigError, ManualClock, Policy, QueueFullError, QuotaExhaustedError, SQLiteStore
+from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, refusal_of, told_of
+from shapekit._runtime.drivers import TASKS, run
+from shapekit.admission import Admission
+from shapekit.testing import FaultyStore
+
+NEAR_S = 0.5
+
+
+def job(account="anna"):
+    return account
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(autojump=True)
+
+
+@pytest.fixture
+def store(clock, tmp_path):
+    with closing(SQLiteStore(tmp_path / "limits.db", clock=clock)) as store:
+        yield FaultyStore(store)
+
+
+@pytest.fixture
+def shaped(store):
+    def shaped(**shape):
+        return ShapedTasks(job, "jobs", shape, store, NEAR_S)
+
+    return shaped
+
+
+def admit(tasks, slip=None, *args):
+    return run(tasks.admit, slip, args, {})
+
+
+def test_a_near_slot_is_waited_for_and_a_far_one_is_not(shaped, clock):
+    tasks = shaped(rate="4/s")
+    began = clock.now()
+    for number in range(3):
+        assert isinstance(admit(tasks), Admission)
+        assert clock.now() - began == pytest.approx(number / 4)
+    tasks = shaped(rate="1/s", name="slow")
+    admit(tasks)
+    began = clock.now()
+    assert [admit(tasks).delay_s for _ in range(3)] == pytest.approx([1, 2, 3])
+    assert clock.now() == began
+
+
+def test_a_task_that_comes_back_takes_no_second_slot(shaped, clock):
+    tasks = shaped(rate="1/s")
+    admit(tasks)
+    later = admit(tasks)
+    clock.advance(0.2)
+    # Too early, it goes once more with the same slot; from then on it waits for that.
+    assert admit(tasks, later.slip) == (pytest.approx(0.8), later.slip)
+    clock.advance(0.6)
+    began = clock.now()
+    admission = admit(tasks, later.slip)
+    assert isinstance(admission, Admission)
+    assert clock.now() - began == pytest.approx(0.2)
+    assert admit(tasks).delay_s == pytest.approx(1.0)
+
+
+@given(
+    late_s=st.floats(0, 3), grace=st.sampled_from([None, 0, 0.5, 2]), rate=st.sampled_from(["1/s", "1/20s"])
+)
+def test_a_task_that_comes_late_uses_its_slot_within_the_grace_alone(tmp_path_factory, late_s, grace, rate):
+    clock = ManualClock(autojump=True)
+    with closing(SQLiteStore(tmp_path_factory.mktemp("late") / "limits.db", clock=clock)) as store:
+        shape = {"rate": rate} if grace is None else {"rate": rate, "grace": grace}
+        tasks = ShapedTasks(job, "jobs", shape, store, NEAR_S)
+        admit(tasks)
+        later = admit(tasks)
+        clock.advance(later.delay_s + late_s)
+        outcome = admit(tasks, later.slip)
+        bound_s = grace if grace is not None else {"1/s": 0.75, "1/20s": 5.0}[rate]
+        next_s = tasks.policy.forecast().first_in
+        slot_s = later.delay_s
+        if abs(late_s - bound_s) < 1e-5:
+            return
+        if late_s < bound_s:
+            assert isinstance(outcome, Admission)
+            assert next_s == pytest.approx(max(0.0, slot_s - late_s), abs=1e-5)
+        else:
+            # The missed slot has passed: a whole distance lies between the other one and the next.
+            wait_s = outcome.delay_s if isinstance(outcome, PutBack) else 0.0
+            assert next_s == pytest.approx(wait_s + slot_s, abs=1e-5)
+
+
+def test_a_hold_moves_a_task_that_was_put_back(shaped, clock):
+    tasks = shaped(rate="1/s")
+    admit(tasks)
+    later = admit(tasks)
+    tasks.policy.shaper.hold("10s")
+    clock.advance(1.0)
+    assert admit(tasks, later.slip) == (pytest.approx(10.0), later.slip)
+
+
+def test_a_refused_task_fails_or_comes_back(shaped, clock):
+    tasks = shaped(rate="1/s", max_wait=0)
+    admit(tasks)
+    with pytest.raises(QueueFullError) as caught:
+        admit(tasks)
+    assert str(refusal_of(json.loads(json.dumps(told_of(caught.value))))) == str(caught.value)
+    tasks = shaped(rate="1/s", max_wait=0, on_reject="retry", name="patient")
+    admit(tasks)
+    assert admit(tasks) == (pytest.approx(1.0), None)
+    tasks = shaped(rate="1/s", quota="1/day", name="spent")
+    admit(tasks)
+    with pytest.raises(QuotaExhaustedError):
+        admit(tasks)
+
+
+@pytest.mark.parametrize("slip", ["", "[]", "null", "{", '["default"]', '["default", true]'])
+def test_what_cannot_be_read_is_no_slot(shaped, slip):
+    tasks = shaped(rate="1/s")
+    assert isinstance(admit(tasks, slip), Admission)
+
+
+def test_a_task_comes_back_with_its_slot_while_the_store_is_gone(shaped, store, clock):
+    tasks = shaped(rate="1/s")
+    admit(tasks)
+    later = admit(tasks)
+    store.down = True
+    assert admit(tasks) == (AGAIN_S, None)
+    assert admit(tasks, later.slip) == (AGAIN_S, later.slip)
+    store.mend()
+    clock.advance(1.0)
+    assert isinstance(admit(tasks, later.slip), Admission)
+
+
+@pytest.mark.anyio
+async def test_a_task_that_is_cancelled_while_it_waits_gives_its_slot_back(tmp_path):
+    with closing(SQLiteStore(tmp_path / "limits.db")) as store:
+        tasks = ShapedTasks(job, "jobs", {"rate": "1/s"}, store, 5.0)
+        await tasks.admit(TASKS, None, (), {})
+        with anyio.move_on_after(0.05) as scope:
+            await tasks.admit(TASKS, None, (), {})
+        assert scope.cancelled_caught
+        assert (await tasks.policy.aforecast()).first_in <= 1.0
+
+
+def test_each_key_has_its_own_line(shaped):
+    tasks = shaped(rate="1/s", key="{account}")
+    assert isinstance(admit(tasks, None, "anna"), Admission)
+    assert isinstance(admit(tasks, None, "ben"), Admission)
+    assert isinstance(admit(tasks, None, "ben"), PutBack)
+
+
+def test_nothing_waits_that_is_only_measured(shaped, clock):
+    tasks, began = shaped(rate="1/s", enforce=False), clock.now()
+    assert all(isinstance(admit(tasks), Admission) for _ in range(3))
+    assert clock.now() == began
+
+
+def test_a_call_that_never_counted_gives_its_slot_back(shaped):
+    tasks = shaped(rate="1/s", refund_on=ConnectionError)
+    with pytest.raises(ConnectionError), tasks.within(admit(tasks)):
+        raise ConnectionError
+    assert isinstance(admit(tasks), Admission)
+
+
+@pytest.mark.parametrize(
+    ("shape", "field"),
+    [
+        ({"rate": "1/s", "on_reject": "reject"}, "on_reject"),
+        ({"rate": "1/s", "grace": -1}, "grace"),
+        ({"rate": "1/s", "concurrency": 3}, "concurrency"),
+        ({"rate": "1/s", "burts": 3}, "burts"),
+        ({"policy": "10/s"}, "policy"),
+        ({"policy": Policy("10/s")}, "store"),
+        ("10/s", "shape"),
+    ],
+)
+def test_mistakes_are_told_when_the_task_is_defined(store, shape, field):
+    with pytest.raises(ConfigError, match=field):
+        ShapedTasks(job, "jobs", shape, store, NEAR_S)

@@ -1,0 +1,167 @@
+"""`shapekit set`, `unset`, `settings`, `apply`: limits for every process, on every store that has a URL."""
+
+import json
+
+import pytest
+
+from shapekit import Policy
+
+from .screen import shapekit as process
+from .test_levers import done, shapekit
+
+
+@pytest.fixture
+def policy(place):
+    """One that was used once, so that the store knows its program."""
+    store, where = place
+    policy = Policy("5/s", name="stripe", store=store, quota="1000/month")
+    policy.shaper.reserve()
+    yield policy
+    for name in store.all_stated():
+        done("unset", name, "--all", "--store", where) if store.stated(name).text else None
+
+
+def told(place, *args):
+    return json.loads(done(*args, "--store", place[1], "--json"))
+
+
+def test_what_is_set_holds_in_every_process(place, policy):
+    ran = process("set", "stripe", "20/s", "--why", "sale", "--by", "ann", "--store", place[1])
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "stripe: rate 20/s\n", "")
+    delays = [policy.shaper.reserve().delay for _ in range(6)]
+    assert delays[-1] - delays[-2] == pytest.approx(0.05, abs=0.005)
+    (one,) = policy.configured()
+    assert (one.rate, one.by, one.why) == ("20/s", "ann", "sale")
+    assert done("unset", "stripe", "--store", place[1]) == "stripe: no more rate 20/s\n"
+    assert policy.configured() == []
+
+
+def test_keys_and_spans(place, policy):
+    assert done("set", "stripe", "50/s", "--key", "gold-*", "--for", "2h", "--store", place[1]).startswith(
+        "stripe, key gold-*: rate 50/s, until "
+    )
+    done("set", "stripe", "--key", "acme", "--hold", "--store", place[1])
+    done("set", "stripe", "--burst", 5, "--quota", "2_000/month", "--headroom", 0.1, "--store", place[1])
+    done("set", "stripe", "--key", "free", "--off", "--store", place[1])
+    seen = told(place, "settings", "stripe")
+    assert [(one["key"], one["state"]) for one in seen] == [
+        (None, "on"),
+        ("acme", "held"),
+        ("free", "off"),
+        ("gold-*", "on"),
+    ]
+    assert seen[3]["until"] - seen[3]["set_at"] == pytest.approx(7_200, abs=0.01)
+    page = done("settings", "--store", place[1])
+    assert (seen[0]["burst"], seen[0]["quota"]) == (5, "2_000/month")
+    assert "burst 5, quota" in page
+    assert "gold-*" in page
+    assert done("unset", "stripe", "--key", "acme", "--store", place[1]) == "stripe, key acme: no more held\n"
+    assert len(told(place, "unset", "stripe", "--all")) == 3
+    assert done("settings", "--store", place[1]) == "nothing is set: the limits in the code hold\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["set", "stripe", "x"], "rate='x' is not a rate"),
+        (["set", "stripe"], "changes nothing"),
+        (["set", "stripe", "--off", "--hold"], "--off and --hold are both given"),
+        (["set", "stripe", "5/s", "--off"], "state='off' comes beside rate"),
+        (["set", "stripe", "--quota", "5/day"], "is of a period for which there is no quota"),
+        (["set", "stripe", "5/s", "--for", "soon"], "is not a duration"),
+        (["unset", "stripe"], "nothing was set for 'stripe'"),
+        (["unset", "stripe", "--key", "a"], "nothing was set for key 'a' of 'stripe'"),
+        (["unset", "stripe", "--key", "a", "--all"], "--key and --all are both given"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_stored(place, policy, args, words):
+    ran = shapekit(*args, "--store", place[1])
+    assert ran.returncode == 2
+    assert words in ran.stderr
+    assert policy.configured() == []
+
+
+def test_a_name_that_nobody_has_used_is_set_all_the_same(place):
+    ran = shapekit("set", "strype", "5/s", "--store", place[1])
+    assert ran.returncode == 0
+    assert "nobody has used the name 'strype' in this store yet" in ran.stderr
+    assert told(place, "settings", "strype")[0]["rate"] == "5/s"
+    done("unset", "strype", "--store", place[1])
+
+
+def test_top_marks_who_goes_by_it(place, policy):
+    done("set", "stripe", "1/min", "--store", place[1])
+    policy.shaper.reserve()
+    assert "1/min; quota 1000/month, set by an operator" in json.dumps(told(place, "top", "--once"))
+    done("set", "stripe", "--hold", "--store", place[1])
+    policy.shaper.reserve()
+    assert "held by an operator" in json.dumps(told(place, "top", "--once"))
+
+
+FILE = """
+[stripe]
+rate = "20/s"
+why = "sale"
+until = 2100-01-01T00:00:00Z
+
+[stripe.keys."gold-*"]
+rate = "50/s"
+
+[mail]
+state = "off"
+"""
+
+
+def test_a_file_is_applied_after_it_was_shown(place, policy, tmp_path):
+    file = tmp_path / "limits.toml"
+    file.write_text(FILE)
+    done("set", "stripe", "1/s", "--key", "old", "--store", place[1])
+    ran = shapekit("apply", file, "--dry-run", "--store", place[1])
+    assert ran.stdout.splitlines() == [
+        "stripe: as in the code → rate 20/s",
+        "stripe, key gold-*: as in the code → rate 50/s",
+        "stripe, key old: rate 1/s → as in the code",
+        "mail: as in the code → off",
+        "nothing was set: --dry-run",
+    ]
+    assert [one.key for one in policy.configured()] == ["old"]
+    shapekit("apply", file, "--by", "ann", "--store", place[1])
+    assert [(one.key, one.rate, one.by) for one in policy.configured()] == [
+        (None, "20/s", "ann"),
+        ("gold-*", "50/s", "ann"),
+    ]
+    again = shapekit("apply", file, "--by", "bob", "--store", place[1])
+    assert again.stdout == "nothing changes\n"
+    assert {one.by for one in policy.configured()} == {"ann"}
+    done("unset", "mail", "--store", place[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rate = 5", "rate stands in no table"),
+        ('[stripe]\nrate = "x"', "[stripe] rate='x' is not a rate"),
+        ("[stripe]\ncolour = 5", "[stripe] colour is unknown; use some of rate, burst"),
+        ('[stripe]\nkeys = "x"', "keys are no tables"),
+        ('[stripe.keys."a"]\nburst = -1', "[stripe.keys.'a'] burst=-1 is not a whole number"),
+        ("[stripe", "is not TOML"),
+    ],
+)
+def test_a_file_that_is_wrong_sets_nothing(place, policy, tmp_path, text, words):
+    file = tmp_path / "limits.toml"
+    file.write_text(text)
+    ran = shapekit("apply", file, "--store", place[1])
+    assert ran.returncode == 2
+    assert words in ran.stderr
+    assert policy.configured() == []
+
+
+def test_check_says_what_is_set(place, policy, tmp_path):
+    file = tmp_path / "limits.toml"
+    file.write_text('[stripe]\nrate = "5/s"\n\n[mail]\nrate = "1/s"\n')
+    done("set", "stripe", "20/s", "--by", "ann", "--store", place[1])
+    done("set", "stripe", "1/s", "--key", "acme", "--by", "bob", "--store", place[1])
+    page = done("check", file, "--store", place[1])
+    assert "  an operator has set: rate 20/s, by ann\n" in page
+    assert "  an operator has set for the key 'acme': rate 1/s, by bob\n" in page
+    assert "an operator" not in done("check", file)

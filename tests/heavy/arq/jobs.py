@@ -1,0 +1,61 @@
+"""Jobs for the workers in these tests: `arq jobs.Settings` runs them."""
+
+import os
+import time
+
+import redis
+from arq import func
+from arq.connections import RedisSettings
+
+from shapekit.integrations.arq import shaped_job
+
+URL = os.environ.get("QUEUES_REDIS", "redis://localhost")
+NOTES = redis.Redis.from_url(URL)
+
+
+def note(name, number):
+    NOTES.rpush(name, f"{time.time():.6f} {number}")
+
+
+@shaped_job(rate="40/s", store=URL)
+async def quick(ctx, number):
+    note("quick", number)
+
+
+@shaped_job(rate="40/s", store=URL)
+async def killed(ctx, number):
+    note("killed", number)
+
+
+@shaped_job(rate="1/s", key="{account}", name="slow", store=URL)
+async def slow(ctx, account, number):
+    note(f"slow:{account}", number)
+    return ctx["job_try"]
+
+
+@shaped_job(rate="1/s", max_wait="1.5s", store=URL)
+async def refused(ctx, number):
+    note("refused", number)
+
+
+@shaped_job(rate="2/s", max_wait=0, on_reject="retry", store=URL)
+async def patient(ctx, number):
+    note("patient", number)
+
+
+@shaped_job(rate="5/s", store=URL)
+async def called(ctx, number):
+    note("called", number)
+
+
+async def free(ctx, number):
+    NOTES.sadd("workers", os.getpid())
+    note("free", number)
+
+
+class Settings:
+    functions = (quick, killed, func(slow, max_tries=1), refused, func(patient, max_tries=1), free)
+    redis_settings = RedisSettings.from_dsn(URL)
+    max_jobs = 100
+    job_timeout = 6
+    keep_result = 60

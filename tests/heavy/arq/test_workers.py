@@ -1,0 +1,125 @@
+"""arq's own workers, two of them."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+from arq import create_pool
+from arq.connections import RedisSettings
+from arq.jobs import Job
+
+from shapekit import ConfigError, Policy, QueueFullError
+from shapekit.integrations.arq import shaped_job
+from tests.heavy.queues.fleet import BIN, distinct, most_in, running, span_of
+
+
+@pytest.fixture(scope="module")
+def both():
+    with running(Path(__file__).parent, "jobs", (BIN / "arq", "jobs.Settings")) as (app, fleet):
+        fleet.wait_for_all(lambda: enqueue(fleet, ("free", 0)))
+        yield app, fleet
+
+
+@pytest.fixture
+def app(both):
+    return both[0]
+
+
+@pytest.fixture
+def fleet(both):
+    return both[1]
+
+
+def enqueue(fleet, *calls):
+    """Enqueue jobs, and return their ids."""
+
+    async def all_of_them():
+        pool = await create_pool(RedisSettings.from_dsn(fleet.server.url))
+        jobs = [await pool.enqueue_job(*call) for call in calls]
+        await pool.aclose()
+        return [job.job_id for job in jobs]
+
+    return asyncio.run(all_of_them())
+
+
+def results(fleet, ids):
+    """What became of jobs: what they returned, or their errors."""
+
+    async def all_of_them():
+        pool = await create_pool(RedisSettings.from_dsn(fleet.server.url))
+        jobs = [Job(one, pool) for one in ids]
+        found = await asyncio.gather(
+            *(job.result(timeout=20, poll_delay=0.1) for job in jobs), return_exceptions=True
+        )
+        await pool.aclose()
+        return found
+
+    return asyncio.run(all_of_them())
+
+
+def test_two_workers_keep_one_rate(fleet):
+    enqueue(fleet, *(("quick", number) for number in range(200)))
+    starts = fleet.wait("quick", 200)
+    assert distinct(starts) == len(starts) == 200
+    assert most_in(starts, 1.0) <= 41
+    assert span_of(starts) <= 199 / 40 * 1.05
+
+
+def test_each_key_has_its_rate_and_a_job_that_comes_back_has_its_slot(fleet):
+    ids = enqueue(fleet, *(("slow", account, number) for number in range(5) for account in ("anna", "ben")))
+    for account in ("anna", "ben"):
+        starts = fleet.wait(f"slow:{account}", 5)
+        assert distinct(starts) == 5
+        assert 3.5 <= span_of(starts) <= 4.5
+    # No try was counted.
+    assert results(fleet, ids) == [1] * 10
+    # Nor was a slot taken twice, or the next one would come later.
+    policy = Policy("1/s", name="slow", store=fleet.server.url)
+    assert policy.forecast(key="anna").first_in <= 1.0
+    policy.close()
+
+
+def test_a_refused_job_fails_at_once_or_comes_back(fleet):
+    outcomes = results(fleet, enqueue(fleet, *(("refused", number) for number in range(4))))
+    assert [type(outcome) for outcome in outcomes].count(QueueFullError) == 2
+    enqueue(fleet, *(("patient", number) for number in range(4)))
+    starts = fleet.wait("patient", 4)
+    assert distinct(starts) == len(starts) == 4
+    assert most_in(starts, 0.4) == 1
+
+
+def test_jobs_without_a_shape_do_not_wait(fleet):
+    enqueue(fleet, *(("slow", "queue", number) for number in range(100)))
+    at = time.time()
+    enqueue(fleet, ("free", 1))
+    assert fleet.wait("free", 1)[-1][0] - at < 4.0
+
+
+def test_a_killed_worker_loses_no_job(fleet):
+    enqueue(fleet, *(("killed", number) for number in range(160)))
+    before = fleet.wait("killed", 40)
+    fleet.kill(fleet.workers[0])
+    fleet.start(1)
+    starts = fleet.wait("killed", 160, distinct)
+    assert len(before) < 160
+    assert most_in(starts, 1.0) <= 41
+    # A job whose end it was about to note runs twice, as without shapekit.
+    assert len(starts) - distinct(starts) <= 5
+
+
+def test_a_store_is_needed_that_workers_share():
+    async def job(ctx): ...
+
+    with pytest.raises(ConfigError, match="is in the memory of each process"):
+        shaped_job(rate="1/s")(job)
+
+
+def test_a_function_that_is_called_waits_where_it_is_called(app):
+    async def twice():
+        for number in range(2):
+            await app.called({}, number)
+
+    at = time.monotonic()
+    asyncio.run(twice())
+    assert time.monotonic() - at >= 0.2

@@ -1,0 +1,70 @@
+"""Actors for the workers in these tests: `dramatiq actors` runs them."""
+
+import os
+import time
+
+import dramatiq
+import redis
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import CurrentMessage
+from dramatiq.results import Results
+from dramatiq.results.backends import RedisBackend
+
+from shapekit.integrations.dramatiq import ShapedActors
+
+URL = os.environ.get("QUEUES_REDIS", "redis://localhost")
+NOTES = redis.Redis.from_url(URL)
+
+broker = RedisBroker(url=URL, heartbeat_timeout=2000, maintenance_chance=1_000_000)
+broker.add_middleware(ShapedActors(store=URL))
+broker.add_middleware(CurrentMessage())
+broker.add_middleware(Results(backend=RedisBackend(url=URL)))
+dramatiq.set_broker(broker)
+
+
+def note(name, number):
+    NOTES.rpush(name, f"{time.time():.6f} {number}")
+
+
+@dramatiq.actor(shape={"rate": "40/s"}, max_retries=0)
+def quick(number):
+    note("quick", number)
+
+
+@dramatiq.actor(shape={"rate": "40/s"}, max_retries=0)
+def killed(number):
+    note("killed", number)
+
+
+@dramatiq.actor(shape={"rate": "1/s", "key": "{account}"}, max_retries=0, store_results=True)
+def slow(account, number):
+    note(f"slow:{account}", number)
+    return CurrentMessage.get_current_message().options.get("retries", 0)
+
+
+@dramatiq.actor(shape={"rate": "1/s", "max_wait": "1.5s"}, store_results=True)
+def refused(number):
+    note("refused", number)
+    return number
+
+
+@dramatiq.actor(shape={"rate": "2/s", "max_wait": 0, "on_reject": "retry"}, max_retries=0)
+def patient(number):
+    note("patient", number)
+
+
+@dramatiq.actor(shape={"rate": "2/s"}, max_retries=1, min_backoff=10, max_backoff=10)
+def failing(number):
+    note("failing", number)
+    raise ValueError(number)
+
+
+@dramatiq.actor(shape={"rate": "5/s"})
+def called(number):
+    note("called", number)
+
+
+@dramatiq.actor
+def free(number):
+    NOTES.sadd("workers", os.getpid())
+    note("free", number)

@@ -1,0 +1,199 @@
+"""Attempts that LiteLLM awaits: they wait, are refused, settle what they used, and leave nothing behind."""
+
+import asyncio
+import gc
+import pickle
+
+import litellm
+import pytest
+
+from shapekit import ConfigError, ManualClock
+from shapekit.errors import QueueFullError as ShapekitQueueFullError
+from shapekit.integrations.litellm import CostExceedsLimitError, QueueFullError, ShapedCalls
+
+from ...crew import PATIENCE_S
+from .conftest import RESERVED
+from .server import TOTAL, refused
+
+MODEL = "openai/some"
+
+
+def used(budget, key=MODEL):
+    [day] = budget.quotas(key)
+    return day.used
+
+
+def test_an_attempt_takes_its_tokens_and_settles_what_its_answer_says(budget, shape, question, clock):
+    limits = budget()
+    shape(limits)
+
+    async def ask():
+        for _ in range(3):
+            answer = await litellm.acompletion(**question)
+            assert answer.usage.total_tokens == TOTAL
+
+    asyncio.run(ask())
+    assert used(limits) == 3 * TOTAL
+    assert round(clock.now(), 3) == 0.2  # each had a slot
+
+
+def test_a_wait_beyond_max_wait_is_refused_before_it_is_sent(budget, shape, question, server):
+    limits = budget(requests="1/h")
+    shape(limits, max_wait="1s")
+
+    async def ask():
+        await litellm.acompletion(**question)
+        with pytest.raises(QueueFullError) as caught:
+            await litellm.acompletion(**question)
+        return caught.value
+
+    error = asyncio.run(ask())
+    assert isinstance(error, litellm.RateLimitError)
+    assert isinstance(error, ShapekitQueueFullError)
+    assert error.response.headers["retry-after"] == "60"  # a router leaves the deployment out no longer
+    assert (error.status_code, error.code, error.max_wait) == (429, "queue_full", 1)
+    assert pickle.loads(pickle.dumps(error)).retry_after == error.retry_after
+    assert len(server.asked) == 1
+    assert used(limits) == TOTAL
+
+
+def test_a_call_that_is_larger_than_the_budget_is_a_bad_request(budget, shape, question, server):
+    shape(budget(tokens="50/min"))
+    with pytest.raises(CostExceedsLimitError) as caught:
+        asyncio.run(litellm.acompletion(**question))
+    assert isinstance(caught.value, litellm.BadRequestError)
+    assert caught.value.code == "cost_exceeds_limit"
+    assert not server.asked
+
+
+def test_a_refusal_by_the_server_holds_the_key_and_costs_no_tokens(budget, shape, question, server, clock):
+    limits = budget()
+    shape(limits)
+    server.answers.append(refused(429, retry_after=7))
+
+    async def ask():
+        with pytest.raises(litellm.RateLimitError):
+            await litellm.acompletion(**question)
+        assert used(limits) == 0
+        await litellm.acompletion(**question)
+
+    asyncio.run(ask())
+    assert 7 <= clock.now() < 7.2
+
+
+def test_an_error_of_the_server_keeps_the_reservation(budget, shape, question, server):
+    limits = budget()
+    shape(limits)
+    server.answers.append(refused(500))
+    with pytest.raises(litellm.InternalServerError):
+        asyncio.run(litellm.acompletion(**question))
+    assert used(limits) == RESERVED
+
+
+def test_an_answer_that_tells_of_too_few_tokens_holds_the_next_call(budget, shape, question, server, clock):
+    shape(budget())
+    told = {
+        "x_ratelimit_limit_tokens": 1000,
+        "x_ratelimit_remaining_tokens": 0,
+        "x_ratelimit_reset_tokens": "60s",
+    }
+    server.answers.append(refused(200, **told))
+
+    async def ask():
+        for _ in range(2):
+            await litellm.acompletion(**question)
+
+    asyncio.run(ask())
+    assert clock.now() > 1
+
+
+@pytest.mark.parametrize(("options", "charged"), [({"include_usage": True}, TOTAL), (None, RESERVED)])
+def test_a_stream_settles_what_the_server_tells_at_its_end(budget, shape, question, told, options, charged):
+    limits = budget()
+    shape(limits)
+
+    async def ask():
+        stream = await litellm.acompletion(**question, stream=True, stream_options=options)
+        assert used(limits) == RESERVED
+        async for _ in stream:
+            pass
+        await told()
+
+    asyncio.run(ask())
+    assert used(limits) == charged
+
+
+def test_a_stream_that_is_left_keeps_its_reservation_and_nothing_else(budget, shape, question):
+    limits = budget()
+    calls = shape(limits)
+
+    async def ask():
+        stream = await litellm.acompletion(**question, stream=True, stream_options={"include_usage": True})
+        async for _ in stream:
+            break
+        await stream.aclose()
+
+    asyncio.run(ask())
+    assert used(limits) == RESERVED
+    gc.collect()
+    assert not calls._calls
+
+
+def test_a_cancelled_wait_takes_nothing(budget, shape, question, server, until_asleep):
+    clock = ManualClock()
+    limits = budget(requests="1/h burst 1", clock=clock)
+    shape(limits)
+
+    async def ask():
+        await litellm.acompletion(**question)
+        waiting = asyncio.create_task(litellm.acompletion(**question))
+        await asyncio.to_thread(until_asleep, clock, 1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(ask())
+    assert len(server.asked) == 1
+    assert used(limits) == TOTAL
+
+
+def test_a_call_that_is_cancelled_in_flight_keeps_its_reservation_and_nothing_else(
+    budget, shape, question, server
+):
+    limits = budget()
+    calls = shape(limits)
+    server.gate.clear()
+
+    async def ask():
+        waiting = asyncio.create_task(litellm.acompletion(**question))
+        assert await asyncio.to_thread(server.came.acquire, timeout=PATIENCE_S)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(ask())
+    assert used(limits) == RESERVED
+    gc.collect()
+    assert not calls._calls
+
+
+def test_a_synchronous_call_is_wrapped(budget, question, server, clock):
+    limits = budget()
+    ask = limits.wrap(litellm.completion)
+    for _ in range(3):
+        assert ask(**question).usage.total_tokens == TOTAL
+    assert used(limits, "default") == 3 * TOTAL
+    assert round(clock.now(), 3) == 0.2
+    stream = ask(**question, stream=True, stream_options={"include_usage": True})
+    assert used(limits, "default") == 3 * TOTAL + RESERVED
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "abc"
+    assert used(limits, "default") == 4 * TOTAL
+    server.answers.append(refused(429, retry_after=7))
+    with pytest.raises(litellm.RateLimitError):
+        ask(**question)
+    assert used(limits, "default") == 4 * TOTAL
+
+
+def test_a_budget_has_to_be_one():
+    with pytest.raises(ConfigError, match="is not an LLMBudget"):
+        ShapedCalls("500/min")

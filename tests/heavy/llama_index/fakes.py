@@ -1,0 +1,122 @@
+"""Models of LlamaIndex that ask nobody, and tell what they used."""
+
+import asyncio
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, LLMMetadata
+from llama_index.core.embeddings import BaseEmbedding
+from llama_index.core.llms import LLM, CustomLLM
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from pydantic import Field
+
+RAW = {"usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}}
+TOKENS = 7
+"""What a call uses."""
+
+
+class Answering(LLM):
+    """Answers "yes", or raises what `errors` holds next; of a stream after its first piece."""
+
+    max_tokens: int = 100
+    errors: Any = Field(default_factory=list)
+    calls: Any = Field(default_factory=list)
+
+    @property
+    def metadata(self):
+        return LLMMetadata(model_name="some")
+
+    def _called(self, asked):
+        self.calls.append(asked)
+        if self.errors:
+            raise self.errors.pop(0)
+
+    @llm_chat_callback()
+    def chat(self, messages, **kwargs):
+        self._called(messages)
+        return ChatResponse(message=ChatMessage("yes"), raw=RAW)
+
+    @llm_chat_callback()
+    async def achat(self, messages, **kwargs):
+        await asyncio.sleep(0)
+        self._called(messages)
+        return ChatResponse(message=ChatMessage("yes"), additional_kwargs=RAW["usage"])
+
+    @llm_completion_callback()
+    def complete(self, prompt, formatted=False, **kwargs):
+        self._called(prompt)
+        return CompletionResponse(text="yes", raw=RAW)
+
+    @llm_completion_callback()
+    async def acomplete(self, prompt, formatted=False, **kwargs):
+        self._called(prompt)
+        return CompletionResponse(text="yes", raw=RAW)
+
+    @llm_chat_callback()
+    def stream_chat(self, messages, **kwargs):
+        def pieces():
+            yield ChatResponse(message=ChatMessage("ye"))
+            self._called(messages)
+            yield ChatResponse(message=ChatMessage("yes"), raw=RAW)
+
+        return pieces()
+
+    @llm_chat_callback()
+    async def astream_chat(self, messages, **kwargs):
+        async def pieces():
+            yield ChatResponse(message=ChatMessage("ye"))
+            self._called(messages)
+            yield ChatResponse(message=ChatMessage("yes"), raw=RAW)
+
+        return pieces()
+
+    @llm_completion_callback()
+    def stream_complete(self, prompt, formatted=False, **kwargs):
+        def pieces():
+            yield CompletionResponse(text="ye")
+            self._called(prompt)
+            yield CompletionResponse(text="yes", raw=RAW)
+
+        return pieces()
+
+    @llm_completion_callback()
+    async def astream_complete(self, prompt, formatted=False, **kwargs):
+        async def pieces():
+            yield CompletionResponse(text="ye")
+            self._called(prompt)
+            yield CompletionResponse(text="yes", raw=RAW)
+
+        return pieces()
+
+
+class Custom(CustomLLM):
+    """Answers a chat by a completion."""
+
+    @property
+    def metadata(self):
+        return LLMMetadata()
+
+    @llm_completion_callback()
+    def complete(self, prompt, formatted=False, **kwargs):
+        return CompletionResponse(text="yes", raw=RAW)
+
+    @llm_completion_callback()
+    def stream_complete(self, prompt, formatted=False, **kwargs):
+        def pieces():
+            yield CompletionResponse(text="yes", raw=RAW)
+
+        return pieces()
+
+
+class Vectors(BaseEmbedding):
+    errors: Any = Field(default_factory=list)
+
+    def _get_text_embedding(self, text):
+        if self.errors:
+            raise self.errors.pop(0)
+        return [float(len(text))]
+
+    def _get_query_embedding(self, query):
+        return self._get_text_embedding(query)
+
+    async def _aget_query_embedding(self, query):
+        return self._get_text_embedding(query)

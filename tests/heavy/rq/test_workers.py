@@ -1,0 +1,134 @@
+"""RQ's own workers, two of them."""
+
+import time
+from pathlib import Path
+
+import pytest
+from rq import Queue, Retry
+from rq.job import JobStatus
+
+from shapekit import ConfigError, Policy
+from shapekit.integrations.rq import shaped_job
+from tests.heavy.queues.fleet import BIN, distinct, most_in, running, span_of
+
+COMMAND = (BIN / "rq", "worker", "--worker-class", "shapekit.integrations.rq.ShapedSimpleWorker")
+FORKING = (BIN / "rq", "worker", "--worker-class", "shapekit.integrations.rq.ShapedWorker", "forks")
+
+
+@pytest.fixture(scope="module")
+def both():
+    with running(Path(__file__).parent, "work", COMMAND, workers=1) as (app, fleet):
+        # The first worker has the scheduler.
+        queue(fleet).enqueue(app.free, 0)
+        fleet.wait("free", 1)
+        fleet.start(1)
+        fleet.notes.delete("free")
+        fleet.wait_for_all(lambda: queue(fleet).enqueue(app.free, 0))
+        yield app, fleet
+
+
+@pytest.fixture
+def app(both):
+    return both[0]
+
+
+@pytest.fixture
+def fleet(both):
+    return both[1]
+
+
+def queue(fleet):
+    return Queue(connection=fleet.notes)
+
+
+def ended(jobs):
+    """What became of jobs."""
+    deadline = time.monotonic() + 20
+    while not all(job.get_status() in (JobStatus.FINISHED, JobStatus.FAILED) for job in jobs):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return [job.get_status() for job in jobs]
+
+
+def test_two_workers_keep_one_rate(app, fleet):
+    # Half as many as of other queues: RQ needs more time for each job.
+    for number in range(100):
+        queue(fleet).enqueue(app.quick, number)
+    starts = fleet.wait("quick", 100)
+    assert distinct(starts) == len(starts) == 100
+    assert most_in(starts, 1.0) <= 21
+    assert span_of(starts) <= 99 / 20 * 1.05
+
+
+def test_each_key_has_its_rate_and_a_job_that_comes_back_has_its_slot(app, fleet):
+    jobs = [queue(fleet).enqueue(app.slow, account, n) for n in range(3) for account in ("anna", "ben")]
+    deadline = time.monotonic() + 20
+    while jobs[-1].get_status() != JobStatus.SCHEDULED:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for account in ("anna", "ben"):
+        starts = fleet.wait(f"slow:{account}", 3)
+        assert distinct(starts) == 3
+        assert 5.5 <= span_of(starts) <= 7.5
+    assert ended(jobs) == [JobStatus.FINISHED] * 6
+    # No slot was taken twice, or the next one would come later.
+    policy = Policy("1/3s", name="slow", store=fleet.server.url)
+    assert policy.forecast(key="anna").first_in <= 3.0
+    policy.close()
+
+
+def test_a_refused_job_fails_at_once_or_comes_back(app, fleet):
+    jobs = [queue(fleet).enqueue(app.refused, number) for number in range(2)]
+    assert sorted(ended(jobs)) == [JobStatus.FAILED, JobStatus.FINISHED]
+    failed = next(job for job in jobs if job.get_status() == JobStatus.FAILED)
+    assert "QueueFullError: " in failed.latest_result().exc_string
+    jobs = [queue(fleet).enqueue(app.patient, number, retry=Retry(max=1)) for number in range(2)]
+    starts = fleet.wait("patient", 2)
+    assert span_of(starts) >= 2.9
+    assert ended(jobs) == [JobStatus.FINISHED] * 2
+    assert [job.number_of_retries for job in jobs] == [None, None]
+
+
+def test_jobs_without_a_shape_do_not_wait(app, fleet):
+    for number in range(10):
+        queue(fleet).enqueue(app.slow, "queue", number)
+    at = time.time()
+    queue(fleet).enqueue(app.free, 1)
+    assert fleet.wait("free", 1)[-1][0] - at < 3.0
+
+
+def test_a_job_that_waits_in_a_worker_that_is_killed_comes_back(app, fleet):
+    jobs = [queue(fleet).enqueue(app.killed, number) for number in range(40)]
+    fleet.wait("killed", 10)
+    fleet.kill(fleet.workers[1])
+    fleet.start(1)
+
+    def found(starts):
+        ran = {number for _, number in starts}
+        return sum(number in ran or job.get_status() == JobStatus.STARTED for number, job in enumerate(jobs))
+
+    # One that was running stays so until RQ's maintenance lets it fail, as without shapekit.
+    starts = fleet.wait("killed", 40, found)
+    assert len(starts) == distinct(starts) >= 39
+    assert most_in(starts, 1.0) <= 11
+
+
+def test_a_worker_that_forks_hands_the_slot_to_the_process_of_the_job(app, fleet):
+    fleet.start(1, FORKING)
+    for number in range(10):
+        Queue("forks", connection=fleet.notes).enqueue(app.forked, number)
+    starts = fleet.wait("forked", 10)
+    # With a second slot for each, these would take twice as long.
+    assert 1.7 <= span_of(starts) <= 2.5
+
+
+def test_a_store_is_needed_that_workers_share():
+    with pytest.raises(ConfigError, match="is in the memory of each process"):
+        shaped_job(rate="1/s")(print)
+
+
+def test_a_function_that_is_called_waits_where_it_is_called(app):
+    at = time.monotonic()
+    for number in range(2):
+        app.called(number)
+    assert time.monotonic() - at >= 0.2

@@ -1,0 +1,55 @@
+"""Jobs for the workers in these tests."""
+
+import os
+import time
+
+import redis
+
+from shapekit.integrations.rq import shaped_job
+
+URL = os.environ.get("QUEUES_REDIS", "redis://localhost")
+NOTES = redis.Redis.from_url(URL)
+
+
+def note(name, number):
+    NOTES.rpush(name, f"{time.time():.6f} {number}")
+
+
+@shaped_job(rate="20/s", store=URL)
+def quick(number):
+    note("quick", number)
+
+
+@shaped_job(rate="10/s", store=URL)
+def killed(number):
+    note("killed", number)
+
+
+@shaped_job(rate="1/3s", key="{account}", name="slow", store=URL)
+def slow(account, number):
+    note(f"slow:{account}", number)
+
+
+@shaped_job(rate="1/s", max_wait="0.5s", store=URL)
+def refused(number):
+    note("refused", number)
+
+
+@shaped_job(rate="1/3s", max_wait=0, on_reject="retry", store=URL)
+def patient(number):
+    note("patient", number)
+
+
+@shaped_job(rate="5/s", store=URL)
+def called(number):
+    note("called", number)
+
+
+@shaped_job(rate="5/s", store=URL)
+def forked(number):
+    note("forked", number)
+
+
+def free(number):
+    NOTES.sadd("workers", os.getpid())
+    note("free", number)

@@ -1,0 +1,78 @@
+"""A process that crawls: `python worker.py REACTOR URL SETTINGS`, the last as JSON.
+
+Says "ready", waits for a line, and crawls until the server says 410; then it says for how long its reactor
+stood still at most. REACTOR is "asyncio", "epoll", or "none".
+"""
+
+import json
+import sys
+import time
+
+from scrapy import Request, Spider, signals
+from scrapy.crawler import AsyncCrawlerProcess, CrawlerProcess
+from scrapy.exceptions import CloseSpider
+from scrapy.utils.asyncio import create_looping_call
+
+REACTORS = {
+    "asyncio": (CrawlerProcess, {}),
+    "epoll": (CrawlerProcess, {"TWISTED_REACTOR": "twisted.internet.epollreactor.EPollReactor"}),
+    "none": (AsyncCrawlerProcess, {"TWISTED_REACTOR_ENABLED": False}),
+}
+REQUESTS = 400
+TICK_S = 0.02
+GONE = 410
+
+
+class Crawling(Spider):
+    name = "crawling"
+    handle_httpstatus_list = (GONE,)
+    url = ""
+    stood_still = 0.0
+
+    @classmethod
+    def from_crawler(cls, crawler, *args, **options):
+        spider = super().from_crawler(crawler, *args, **options)
+        crawler.signals.connect(spider.opened, signals.spider_opened)
+        crawler.signals.connect(spider.closed_, signals.spider_closed)
+        return spider
+
+    def opened(self):
+        self.last = None
+        self.ticking = create_looping_call(self.tick)
+        self.ticking.start(TICK_S)
+
+    def tick(self):
+        now = time.monotonic()
+        if self.last is not None:
+            Crawling.stood_still = max(Crawling.stood_still, now - self.last)
+        self.last = now
+
+    def closed_(self):
+        self.ticking.stop()
+
+    async def start(self):
+        for number in range(REQUESTS):
+            yield Request(f"{self.url}/{number}", dont_filter=True)
+
+    def parse(self, response):
+        if response.status == GONE:
+            raise CloseSpider
+
+
+if __name__ == "__main__":
+    reactor, url, settings = sys.argv[1:]
+    kind, of_reactor = REACTORS[reactor]
+    process = kind(
+        {
+            "LOG_LEVEL": "ERROR",
+            "TELNETCONSOLE_ENABLED": False,
+            "RETRY_GIVE_UP_LOG_LEVEL": "DEBUG",
+            **of_reactor,
+            **json.loads(settings),
+        }
+    )
+    print("ready", flush=True)
+    sys.stdin.readline()
+    process.crawl(Crawling, url=url)
+    process.start()
+    print(json.dumps(Crawling.stood_still), flush=True)

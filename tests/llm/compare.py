@@ -1,0 +1,25 @@
+"""The tables of the pages on LangChain and LlamaIndex: `python -m tests.llm.compare [langchain|llama_index]`.
+
+Three processes ask a model without a pause, once with each limiter; the server counts strictly.
+"""
+
+import sys
+
+from .fleet import run_fleet
+from .provider import WINDOW_S, Provider
+
+KINDS = {
+    "langchain": ("shaped", "own", "divided"),
+    "llama_index": ("shaped", "bucket", "window", "divided"),
+}
+BEGIN_S, SECONDS = 1, 17.5
+
+if __name__ == "__main__":
+    print("| package | limiter | answered | refused | share of the limit |\n|---|---|---|---|---|")
+    for package in sys.argv[1:] or KINDS:
+        for kind in KINDS[package]:
+            with Provider() as provider:
+                run_fleet(f"tests.heavy.{package}.worker", kind, provider, SECONDS)
+            refused, answered = len(provider.refusals), len(provider.arrivals) - len(provider.refusals)
+            share = provider.share(BEGIN_S, BEGIN_S + 2 * WINDOW_S)
+            print(f"| {package} | {kind} | {answered} | {refused} | {share:.0%} |", flush=True)

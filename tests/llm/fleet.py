@@ -1,0 +1,111 @@
+"""Three processes that ask a model at once, and what its server says of that.
+
+A worker is a script: `python worker.py KIND URL STORE SECONDS`. It says "ready", waits for a line, and asks
+without a pause, in several threads, questions of `sizes`; at last it says how many calls were answered and
+how many raised an error.
+"""
+
+import itertools
+import json
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+
+from shapekit import LLMBudget
+
+from ..redis_server import RedisServer
+from .provider import PER_WINDOW, WINDOW_S
+
+ROOT = Path(__file__).parents[2]
+WORKERS, THREADS = 3, 8
+PATIENCE_S = 90
+SIZES = (150, 450, 750)
+"""The most tokens that answers may have, one after the other."""
+QUESTION = "why? " * 12
+
+
+class Seen(NamedTuple):
+    answered: int
+    failed: int
+
+
+def run_fleet(script, kind, provider, seconds):
+    with ExitStack() as running:
+        redis = running.enter_context(RedisServer())
+        workers = []
+        for _ in range(WORKERS):
+            command = [sys.executable, "-m", script, kind, provider.url, redis.url, str(seconds)]
+            worker = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+            )
+            workers.append(running.enter_context(worker))
+            running.callback(worker.kill)
+        for worker in workers:
+            assert worker.stdout.readline() == "ready\n"
+        for worker in workers:
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+        told = [json.loads(worker.communicate(timeout=PATIENCE_S)[0]) for worker in workers]
+    return Seen(*map(sum, zip(*told, strict=True)))
+
+
+def budget(store):
+    """What the server allows. Its worst window has 8 s of the rate and the capacity: 97.1 % of the limit."""
+    limits = {"requests": "28/s", "tokens": "9600/s", "capacity": 850, "max_wait": "5s"}
+    return LLMBudget(**limits, count=lambda text: len(text) // 4, name="model", store=store)
+
+
+def work(ask, seconds, refused=()):
+    """Calls `ask(question, most)` without a pause."""
+    counts, sizes = [0, 0], itertools.cycle(SIZES)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    end, lock = time.monotonic() + seconds, threading.Lock()
+
+    def loop():
+        while time.monotonic() < end:
+            try:
+                ask(QUESTION, next(sizes))
+            except refused:
+                answered = 0
+            else:
+                answered = 1
+            with lock:
+                counts[1 - answered] += 1
+
+    threads = [threading.Thread(target=loop) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(json.dumps(counts), flush=True)
+
+
+async def run_on_a_clock(asks, clock, seconds):
+    """What a fleet of tasks in virtual time asks: `(when, tokens)`; each of `asks` is a worker's."""
+    left, sizes = [], itertools.cycle(SIZES)
+
+    async def loop(ask):
+        while clock.now() < seconds:
+            most = next(sizes)
+            await ask(QUESTION, most)
+            left.append((clock.now(), len(QUESTION) // 3 + most))
+
+    async with anyio.create_task_group() as tasks:
+        for ask in asks:
+            for _ in range(THREADS):
+                tasks.start_soon(loop, ask)
+    return left
+
+
+def used(left, seconds):
+    """The share of the limit that was used, and what the fullest window had of it."""
+    left = [(at, tokens) for at, tokens in left if at < seconds]
+    fullest = max(sum(tokens for at, tokens in left if begin <= at < begin + WINDOW_S) for begin, _ in left)
+    return sum(tokens for _, tokens in left) / (PER_WINDOW * seconds / WINDOW_S), fullest / PER_WINDOW

@@ -1,0 +1,118 @@
+"""A loopback server that answers as OpenAI does, and counts: beyond its limits of requests or tokens, a 429.
+
+It counts strictly, over a sliding window, and a refused call costs nothing. Its answers are as long as they
+may be, three letters to a token.
+"""
+
+import json
+import math
+import threading
+import time
+from collections import deque
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
+
+WINDOW_S = 8.0
+PER_WINDOW = 80_000
+"""Tokens."""
+REQUESTS_PER_WINDOW = 240
+RETRY_AFTER_S = 1
+
+
+class Arrival(NamedTuple):
+    at: float
+    tokens: int
+    status: int
+
+
+class Provider:
+    """Counts what arrives, and refuses what is beyond its limits."""
+
+    def __init__(self, tokens=PER_WINDOW, requests=REQUESTS_PER_WINDOW, window_s=WINDOW_S):
+        self.arrivals = []
+        self.refuses_after_s = math.inf
+        """How long after the first request one is refused with a Retry-After, whatever the count is."""
+        self._limits = tokens, requests
+        self._window_s = window_s
+        self._recent, self._spent = deque(), 0
+        self._lock = threading.Lock()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def do_POST(self):
+                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                status, headers, told = outer._answer(asked)
+                body = json.dumps(told).encode()
+                self.send_response(status)
+                headers = {"Content-Type": "application/json", "Content-Length": len(body), **headers}
+                for name, value in headers.items():
+                    self.send_header(name, str(value))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        class Listening(ThreadingHTTPServer):
+            request_queue_size = 100
+
+            def handle_error(self, *_):
+                """Clients are killed with requests under way."""
+
+        self._server = Listening(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+
+    @property
+    def refusals(self):
+        return [arrival for arrival in self.arrivals if arrival.status == 429]
+
+    def share(self, begin_s, end_s):
+        """How much was used of what the limit of tokens allows in a while after the first arrival."""
+        first = self.arrivals[0].at
+        served = sum(
+            each.tokens for each in self.arrivals if each.status == 200 and begin_s <= each.at - first < end_s
+        )
+        return served / (self._limits[0] * (end_s - begin_s) / self._window_s)
+
+    def _answer(self, asked):
+        texts = [asked["prompt"]] if "prompt" in asked else [each["content"] for each in asked["messages"]]
+        prompt = sum(map(len, texts)) // 3
+        completion = asked.get("max_completion_tokens", asked.get("max_tokens"))
+        tokens = prompt + completion
+        with self._lock:
+            now = time.monotonic()
+            while self._recent and self._recent[0][0] <= now - self._window_s:
+                self._spent -= self._recent.popleft()[1]
+            is_held = bool(self.arrivals) and now >= self.arrivals[0].at + self.refuses_after_s
+            most_tokens, most_requests = self._limits
+            if is_held or self._spent + tokens > most_tokens or len(self._recent) >= most_requests:
+                self.arrivals.append(Arrival(now, tokens, 429))
+                if is_held:
+                    self.refuses_after_s = math.inf
+                headers = {"Retry-After": RETRY_AFTER_S} if is_held else {}
+                return (
+                    429,
+                    headers,
+                    {"error": {"message": "too many", "type": "tokens", "code": "rate_limit"}},
+                )
+            self._recent.append((now, tokens))
+            self._spent += tokens
+            self.arrivals.append(Arrival(now, tokens, 200))
+        usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": tokens}
+        message = {"role": "assistant", "content": "because"}
+        choice = {"index": 0, "finish_reason": "stop", "message": message, "text": "because"}
+        said = {"id": "1", "object": "chat.completion", "created": 1, "model": "some"}
+        return 200, {}, {**said, "choices": [choice], "usage": usage}
+
+    def __enter__(self):
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()

@@ -1,0 +1,263 @@
+"""What becomes of those who wait when an operator changes the numbers: the law of the moment of change.
+
+Up to the pivot, 300 ms ahead, everything leaves as promised. From there on, calls that were n intervals apart
+are n new intervals apart, in the same order, and newcomers come behind them.
+"""
+
+import itertools
+from fractions import Fraction
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shapekit import GCRA, Quota, Rate
+from shapekit.algorithms.queue.moves import MOST, NOTICE_US, Move, followed
+from shapekit.algorithms.queue.overridden import overridden
+from shapekit.algorithms.queue.queue import LeakyQueue
+from shapekit.algorithms.queue.slots import Grant
+
+START = 10**15
+RATES = ("1/s", "2/s", "3/s", "5/s", "20/s", "7 per 3 seconds", "1/min", "1000/s")
+
+
+def queue(rate, burst=1, gates=()):
+    return LeakyQueue((Rate.parse(rate),), burst, "smooth", gates)
+
+
+def changed(to, burst=1, gates=()):
+    return overridden(queue(to, burst, gates))
+
+
+class Line:
+    """One key, by the program itself; and the same in exact numbers, by the law."""
+
+    def __init__(self, rate, burst=1, gates=()):
+        self.queue = queue(rate, burst, gates)
+        self.burst, self.gates = burst, gates
+        self.now, self.state = START, None
+        self.waiting = []
+        """Each grant as it was given, and where it is in exact numbers: begin and departure."""
+        self.changes = []
+        self.room = Fraction(1)
+        """How much later than exactly they may be, in µs: each change rounds up to the grid, all calls alike,
+        and a later one that slows down stretches that, too.
+        """
+
+    @property
+    def slot(self):
+        return Fraction(self.queue.p, self.queue.q)
+
+    def reserve(self, cost=1):
+        after, granted, _, is_taken = self.queue.reserve(self.state, self.now, (cost, None, 1))
+        assert is_taken
+        self.state, grant = after, Grant(*granted)
+        start = Fraction(grant.start, self.queue.q)
+        leaves = max(Fraction(self.now), start - self.slot * max(0, self.queue.burst - cost))
+        self.waiting.append([grant, start, leaves])
+        return grant
+
+    def cancel(self, index):
+        grant = self.present(index)
+        after, is_back, _, _ = self.queue.cancel(self.state, self.now, grant)
+        if is_back:
+            self.state = after
+            del self.waiting[index]
+        return is_back
+
+    def present(self, index):
+        """The grant of one who waits, as it is now."""
+        given = self.waiting[index][0]
+        _, told, _, _ = self.queue.follow(self.state, self.now)
+        return given if given.generation == told[0] else followed(given, told[-2])
+
+    def change(self, to):
+        before, self.queue = self.queue, to
+        if self.state is None:
+            return
+        is_idle = self.state[0] <= self.now * before.q and self.state[1] < self.now
+        self.state = to.adopt(self.state, before, self.now)
+        if is_idle:
+            self.waiting = []
+            return
+        pivot = self.now + NOTICE_US
+        ratio = Fraction(to.p, to.q) / Fraction(before.p, before.q)
+        self.changes.append(pivot)
+        self.room = self.room * max(1, ratio) + 1
+        for one in self.waiting:
+            one[1:] = [at if at <= pivot else pivot + (at - pivot) * ratio for at in one[1:]]
+
+    def departures(self):
+        return [self.present(index).due_us for index in range(len(self.waiting))]
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("reserve"), st.integers(1, 3)),
+    st.tuples(st.just("pass"), st.sampled_from([1, 1_000, 50_000, 299_999, 300_000, 300_001, 2_000_000])),
+    st.tuples(st.just("cancel"), st.integers(0, 30)),
+    st.tuples(st.just("change"), st.sampled_from(RATES)),
+)
+
+
+@given(st.sampled_from(RATES), st.sampled_from([1, 1, 4]), st.lists(STEPS, max_size=60))
+@example("5/s", 1, [("reserve", 1)] * 10 + [("change", "20/s")] + [("reserve", 1)] * 3)
+@example(
+    "5/s", 1, [("reserve", 1)] * 5 + [("change", "20/s"), ("cancel", 2), ("change", "1/min"), ("reserve", 1)]
+)
+def test_all_go_where_the_law_says(rate, burst, steps):
+    line = Line(rate, burst)
+    for step, told in steps:
+        if step == "reserve":
+            line.reserve(min(told, burst))
+        elif step == "pass":
+            line.now += told
+            line.waiting = [one for one in line.waiting if one[2] > line.now]
+        elif step == "cancel" and line.waiting:
+            assert line.cancel(told % len(line.waiting))
+        elif step == "change":
+            if len(line.changes) == MOST:
+                break
+            line.change(changed(told, burst))
+        for index, (_, start, due) in enumerate(line.waiting):
+            now = line.present(index)
+            assert 0 <= Fraction(now.start, line.queue.q) - start <= line.room
+            assert 0 <= now.due_us - due <= line.room
+
+
+def closest(line, first, interval, burst=1):
+    """How much too close any two departures from `first` on are, by this interval."""
+    dues = sorted(due for due in line.departures() if due >= first)
+    return max(
+        (
+            (after - before + 1 - burst) * interval - (dues[after] - dues[before])
+            for before, after in itertools.combinations(range(len(dues)), 2)
+        ),
+        default=0,
+    )
+
+
+@pytest.mark.parametrize("before", RATES)
+@pytest.mark.parametrize("after", RATES)
+@pytest.mark.parametrize("waited", [0, 1, 299_999, 300_000, 1_000_000])
+def test_no_window_of_either_rate_is_exceeded(before, after, waited):
+    """After the pivot the new interval holds, and over the pivot the shorter of both."""
+    line = Line(before)
+    for _ in range(12):
+        line.reserve()
+    line.now += waited
+    slots = line.slot, Fraction(Rate.parse(after).period_us, Rate.parse(after).limit)
+    line.change(changed(after))
+    for _ in range(12):
+        line.reserve()
+    assert line.departures() == sorted(line.departures())
+    if line.changes:
+        assert closest(line, line.changes[0], slots[1]) <= 1
+    assert closest(line, START, min(slots)) <= 1
+    back = Line(after)
+    back.queue, back.state, back.now, back.waiting = line.queue, line.state, line.now, line.waiting
+    back.changes = line.changes
+    back.change(queue(before))
+    assert back.departures() == sorted(back.departures())
+    assert closest(back, START, min(slots)) <= 2
+
+
+def test_ten_at_five_a_second_at_twenty():
+    line = Line("5/s")
+    for _ in range(10):
+        line.reserve()
+    line.change(changed("20/s"))
+    promised = [0, 200_000, 325_000, 375_000, 425_000, 475_000, 525_000, 575_000, 625_000, 675_000]
+    assert [due - START for due in line.departures()] == promised
+    assert line.reserve().due_us - START == 725_000
+
+
+def test_a_slot_is_given_back_and_settled_after_any_number_of_changes():
+    line = Line("5/s")
+    for _ in range(6):
+        line.reserve()
+    for to in ("20/s", "3/s", "7 per 3 seconds"):
+        line.change(changed(to))
+    assert line.cancel(3)
+    given = line.waiting[4][0]
+    fifth = line.present(4)
+    after, follows, _, _ = line.queue.settle(line.state, line.now, (fifth, 0, 7))
+    assert follows
+    line.state = after
+    again = followed(given, line.queue.follow(line.state, line.now)[1][-2])
+    assert not line.queue.cancel(line.state, line.now, again)[1]
+    assert line.queue.settle(line.state, line.now, (again, 0, 7))[1] in (0, follows)
+    # What was given back in the middle goes to the next newcomer.
+    assert line.reserve().due_us < line.departures()[3]
+
+
+def test_whoever_has_waited_through_too_many_changes_keeps_the_slot():
+    line = Line("1/s")
+    first = line.reserve()
+    waiting = line.reserve()
+    for number in range(MOST + 1):
+        line.change(changed(("2/s", "1/s")[number % 2]))
+    changes = line.queue.follow(line.state, line.now)[1][-2]
+    assert len(changes) == MOST
+    assert followed(waiting, changes) is None
+    assert first.due_us == START
+
+
+def test_nobody_moves_where_only_the_code_differs():
+    """Two versions of a program side by side would move each other's calls to and fro."""
+    line = Line("5/s")
+    for _ in range(3):
+        line.reserve()
+    other = queue("20/s")
+    state = other.adopt(line.state, line.queue, line.now)
+    assert other.follow(state, line.now)[1][-2] == ()
+
+
+@pytest.mark.parametrize(
+    ("gates", "moved"),
+    [((Quota("1000/month"),), True), ((GCRA("2/s"),), False), ((Quota("1000/day", spread=True),), False)],
+)
+def test_under_further_limits_nobody_comes_closer_together(gates, moved):
+    line = Line("1/s", gates=gates)
+    for _ in range(5):
+        line.reserve()
+    before = line.departures()
+    line.change(changed("10/s", gates=gates))
+    assert (line.departures() < before) is moved
+    if not moved:
+        assert line.departures() == before
+
+
+@pytest.mark.parametrize("gates", [(Quota("1000/month"),), (GCRA("2/s"),)])
+def test_under_further_limits_they_do_leave_later(gates):
+    line = Line("2/s", gates=gates)
+    for _ in range(4):
+        line.reserve()
+    line.change(changed("1/s", gates=gates))
+    assert [due - START for due in line.departures()] == [0, 700_000, 1_700_000, 2_700_000]
+
+
+def test_while_the_key_is_held_all_of_them_move():
+    """Nobody leaves before the hold ends, so everybody hears in time."""
+    line = Line("5/s")
+    for _ in range(4):
+        line.reserve()
+    line.state = line.queue.hold(line.state, line.now, 2_000_000, 1)[0]
+    line.change(changed("20/s"))
+    assert [due - START for due in line.departures()] == [0, 50_000, 100_000, 150_000]
+
+
+@given(
+    st.integers(0, 2**40),
+    st.integers(1, 2**40),
+    st.integers(1, 2**26),
+    st.integers(1, 2**40),
+    st.integers(1, 2**26),
+)
+def test_a_move_keeps_the_order_and_whole_intervals(pivot, interval, q, since, q_since):
+    move = Move(1, pivot, interval, q, since, q_since, 1)
+    at = (pivot + 5) * q
+    places = [move.place(at + number * interval) for number in range(5)]
+    assert places == sorted(places)
+    if places[-1] < 2**52 * q_since:
+        assert {after - before for before, after in itertools.pairwise(places)} == {since}
+    assert move.instant(pivot) == pivot

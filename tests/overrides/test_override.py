@@ -1,0 +1,180 @@
+"""What an override is: what may be said, which of several counts, and what becomes of a program."""
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shapekit import (
+    GCRA,
+    Adaptive,
+    Concurrency,
+    ConfigError,
+    FixedWindow,
+    Override,
+    Policy,
+    Quota,
+    SlidingWindowLog,
+    TokenBucket,
+    all_of,
+)
+from shapekit.algorithms.description import describe, revived
+from shapekit.algorithms.ledger import Ledger
+from shapekit.algorithms.overrides import chosen, difference, effective, override_of, read, written
+
+SET = Override(rate="20/s", by="ann@host", why="sale", set_at=5.0)
+
+
+def queue_of(*rate, **options):
+    return Policy(*rate, **options).shaper.core.queue
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (Override(rate="twenty"), "rate='twenty' is not a rate"),
+        (Override(rate="10/s, 5/min"), "joins rates by something else than a semicolon"),
+        (Override(rate="10/s", burst=0), "burst=0 is not a whole number of at least 1"),
+        (Override(concurrency=10**6), "concurrency=1000000 is too large; pass at most 10,000"),
+        (Override(headroom=1.5), "headroom=1.5 is not from 0 to below 1"),
+        (Override(quota="5/fortnight"), "fortnight"),
+        (Override(), "state='on' changes nothing"),
+        (Override(rate="1/s", state="off"), "state='off' comes beside rate"),
+        (Override(state="paused"), "state='paused' is unknown; use one of on, off, held"),
+        (Override("a*b", rate="1/s"), "key='a*b' is no key and no beginning of keys"),
+        (Override("", rate="1/s"), "is no key"),
+        (Override(rate="1/s", why=5), "why=5 is not text"),
+        (Override(rate="1/s", until=float("nan")), "until=nan is no instant"),
+    ],
+)
+def test_what_could_not_have_been_constructed_is_refused_with_the_words_of_the_constructor(override, words):
+    with pytest.raises(ConfigError) as raised:
+        override.checked()
+    assert words in str(raised.value)
+
+
+def test_what_is_written_is_read_again():
+    told = (SET, Override("gold-*", state="held", until=7.5), Override("acme", quota="5/day"))
+    assert set(read(written(told))) == set(told)
+    assert read("") == ()
+
+
+@given(
+    st.text()
+    | st.sampled_from(['[{"rate":"1/s"},{"rate":"2/s"}]', '[{"rate":5}]', "[[]]", "{}", '[{"x":1}]'])
+)
+def test_what_is_illegible_is_an_error_and_never_anything_else(text):
+    try:
+        found = read(text)
+    except ConfigError:
+        return
+    assert written(found) == text or not text.strip() or found == ()
+
+
+def test_the_longest_beginning_counts():
+    told = [
+        Override(None, "1/s"),
+        Override("a*", "2/s"),
+        Override("acme-*", "3/s"),
+        Override("acme-1", "4/s"),
+    ]
+    rates = {key: chosen(told, key).rate for key in ("zoe", "abc", "acme-2", "acme-1", "acme-")}
+    assert rates == {"zoe": "1/s", "abc": "2/s", "acme-2": "3/s", "acme-1": "4/s", "acme-": "3/s"}
+    assert chosen(told[1:], "zoe") is None
+
+
+def test_only_what_is_said_is_changed():
+    queue = queue_of("5/s; 100/min", burst=3, quota="1000/month", headroom=0.1)
+    other = effective(queue, Override(rate="20/s; 300/min"))
+    assert [str(rate) for rate in other.rates] == ["20/s", "300/min"]
+    assert (other.burst, other.pace, other.gates, other.headroom) == (
+        3,
+        "smooth",
+        queue.gates,
+        queue.headroom,
+    )
+    assert effective(queue, Override(burst=7)).burst == 7
+    assert effective(queue, Override(rate="9/s burst 2")).burst == 2
+    assert effective(queue, Override(quota="5_000/month")).gates == (Quota("5_000/month"),)
+    assert float(effective(queue, Override(headroom=0.5)).headroom) == 0.5
+    assert effective(queue, Override(concurrency=5)) is queue
+    assert effective(
+        queue_of("1/s", quota=Quota("9/month", tz="Europe/Berlin")), Override(quota="5/month")
+    ).gates == (Quota("5/month", tz="Europe/Berlin"),)
+
+
+def test_off_refuses_nothing_and_goes_on_counting():
+    queue = queue_of(
+        "1/s; 5/min", quota="3/month", gates=[GCRA("1/s"), all_of(a=GCRA("1/min"), b=GCRA("2/min"))]
+    )
+    other = effective(queue, Override(state="off"))
+    state, now = None, 10**15
+    for number in range(20):
+        state, granted, _, _ = other.reserve(state, now, (1, 1_000, number))
+        assert granted[0]
+    back = queue.adopt(state, other, now)
+    _, granted, _, _ = queue.reserve(back, now, (1, None, 1))
+    assert not granted[0], "the month's three are used up by the twenty"
+
+
+def test_an_adaptive_rate_has_another_highest():
+    queue = queue_of(adaptive=Adaptive("2/s", "50/s"))
+    other = effective(queue, Override(rate="20/s"))
+    assert (str(other.lowest), str(other.highest)) == ("2/s", "20/s")
+    assert str(effective(queue, Override(rate="1/s")).lowest) == "1/s"
+    with pytest.raises(ConfigError, match="means nothing to an adaptive rate"):
+        effective(queue, Override(quota="5/month"))
+
+
+@pytest.mark.parametrize(
+    ("limit", "override", "expected"),
+    [
+        (GCRA("5/s", burst=3), Override(rate="20/s"), GCRA("20/s", burst=3)),
+        (TokenBucket("5/s"), Override(burst=9), TokenBucket("5/s", 9)),
+        (FixedWindow("100/min"), Override(rate="5/s"), FixedWindow("5/s")),
+        (SlidingWindowLog("10/min"), Override(rate="20/min"), SlidingWindowLog("20/min")),
+        (Quota("9/month"), Override(quota="5/month"), Quota("5/month")),
+        (Ledger(GCRA("5/s")), Override(rate="9/s burst 5"), Ledger(GCRA("9/s"))),
+        (Concurrency(5, "30s"), Override(concurrency=9), Concurrency(9, "30s")),
+        (Concurrency(5), Override(rate="9/s"), Concurrency(5)),
+    ],
+)
+def test_gates_and_permits_have_theirs(limit, override, expected):
+    found = effective(limit, override)
+    assert type(found) is type(expected)
+    if not isinstance(limit, Ledger):
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    "override", [Override(state="held"), Override(quota="5/month"), Override(rate="1/s; 2/min")]
+)
+def test_what_a_gate_cannot_have_is_refused(override):
+    with pytest.raises(ConfigError):
+        effective(GCRA("5/s"), override)
+
+
+@pytest.mark.parametrize("state", ["on", "held", "off"])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_the_program_can_be_described(state, adaptive):
+    queue = (
+        queue_of(adaptive=Adaptive("2/s", "50/s")) if adaptive else queue_of("5/s", burst=2, quota="5/day")
+    )
+    other = effective(queue, Override(rate="20/s" if state == "on" else None, state=state))
+    assert revived(describe(other)) == other != queue
+    assert type(revived(describe(other))) is type(other)
+
+
+def test_an_instant_may_be_a_datetime():
+    override = override_of(
+        "5/s", {"until": datetime(2030, 1, 1, tzinfo=UTC), "reason": "sale"}, "ann", 7_000_000
+    )
+    assert (override.until, override.why, override.by, override.set_at) == (1893456000.0, "sale", "ann", 7.0)
+    assert not override.is_over(1893455999_999_999)
+    assert override.is_over(1893456000_000_000)
+
+
+def test_a_difference_names_what_was_and_is():
+    old, new = (SET, Override("a", "1/s")), (SET, Override("b", "1/s"))
+    assert difference(old, new) == {"a": (old[1], None), "b": (None, new[1])}

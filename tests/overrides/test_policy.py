@@ -1,0 +1,127 @@
+"""The hands in Python: configure, configured, unconfigure, and their twins."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from shapekit import (
+    Adaptive,
+    ConfigError,
+    ManualClock,
+    MemoryStore,
+    Policy,
+    ResilientStore,
+    Shaper,
+    Store,
+)
+from shapekit._queue.reservation import received, sent
+from shapekit.testing import FaultyStore
+
+
+@pytest.fixture
+def policy(store):
+    return Policy("5/s", name="stripe", store=store)
+
+
+def test_what_is_configured_is_told_with_who_and_why(policy):
+    until = datetime.fromtimestamp(1_000_000_000, UTC) + timedelta(hours=2)
+    override = policy.configure("20/s", key="gold-*", reason="plan", until=until)
+    assert policy.configured() == [override]
+    assert (override.key, override.rate, override.why, override.until) == (
+        "gold-*",
+        "20/s",
+        "plan",
+        1_000_007_200.0,
+    )
+    assert override.set_at == 1_000_000_000.0
+    assert "@" in override.by
+    assert override.words == "rate 20/s"
+
+
+def test_a_key_has_one_override(policy):
+    policy.configure("20/s")
+    policy.configure("10/s")
+    policy.configure("1/s", key="acme")
+    assert [(one.key, one.rate) for one in policy.configured()] == [(None, "10/s"), ("acme", "1/s")]
+    assert policy.unconfigure("acme")
+    assert not policy.unconfigure("acme")
+    assert policy.unconfigure()
+    assert policy.configured() == []
+
+
+@pytest.mark.anyio
+async def test_so_it_is_where_it_is_awaited(policy):
+    await policy.aconfigure("20/s", reason="sale")
+    assert [one.rate for one in await policy.aconfigured()] == ["20/s"]
+    assert await policy.aunconfigure()
+    assert await policy.aconfigured() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "words"),
+    [
+        ({}, {"rate": "x"}, "rate='x' is not a rate"),
+        ({}, {"concurrency": 5}, "is of a policy that counts no calls in flight"),
+        ({}, {"quota": "5/month"}, "is of a period for which there is no quota"),
+        ({}, {}, "changes nothing"),
+        ({"pace": "burst"}, {"burst": 5}, "has no paced rate to apply to"),
+    ],
+)
+def test_what_the_policy_could_not_have_is_refused_before_it_is_stored(store, options, change, words):
+    policy = Policy("5/s", name="stripe", store=store, **options)
+    with pytest.raises(ConfigError) as raised:
+        policy.configure(**change)
+    assert words in str(raised.value)
+    assert policy.configured() == []
+
+
+def test_an_option_that_nobody_knows_is_a_type_error(policy):
+    with pytest.raises(TypeError, match="colour"):
+        policy.configure("5/s", colour="red")
+
+
+def test_an_adaptive_rate_has_another_highest_and_its_waiters_move():
+    clock = ManualClock(1_000)
+    shaper = Policy(adaptive=Adaptive("1/s", "4/s"), name="api", store=MemoryStore(clock)).shaper
+    waiting = [shaper.reserve() for _ in range(5)]
+    rate = shaper.adaptive.rate()
+    policy = Policy(adaptive=Adaptive("1/s", "4/s"), name="api", store=shaper.core.store)
+    policy.configure(f"{rate / 2:g}/s" if rate >= 2 else "1 per 2 seconds")
+    assert shaper.remaining(waiting[4]) > waiting[4].delay
+
+
+class Forgetful(MemoryStore):
+    """A store of one's own, that keeps nothing of the kind."""
+
+    state = Store.state
+    stated = Store.stated
+
+
+def test_a_store_that_keeps_none_says_so():
+    policy = Policy("5/s", store=Forgetful(), name="api")
+    assert policy.configured() == []
+    with pytest.raises(ConfigError, match="keeps no overrides"):
+        policy.configure("20/s")
+
+
+def test_through_a_resilient_store():
+    store = ResilientStore(FaultyStore(MemoryStore(ManualClock(1_000))), on_outage="open")
+    policy = Policy("5/s", store=store, name="api")
+    policy.configure("1/s")
+    assert [policy.shaper.reserve().delay for _ in range(3)] == [0, 1, 2]
+    assert [one.rate for one in policy.configured()] == ["1/s"]
+
+
+def test_a_reservation_goes_by_the_new_numbers_in_another_process(store):
+    policy = Policy("5/s", name="stripe", store=store)
+    policy.configure("7 per 3 seconds")
+    policy.shaper.reserve()
+    reservation = policy.shaper.reserve()
+
+    there = received(
+        Shaper("5/s", name="stripe", store=store).core, json.loads(json.dumps(sent(reservation)))
+    )
+    assert there.grant == reservation.grant
+    assert there.decision == reservation.decision
+    assert there.cancel()

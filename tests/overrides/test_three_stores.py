@@ -1,0 +1,241 @@
+"""Memory, SQLite and Redis go by what is set alike, decision for decision, on whatever is asked."""
+
+import itertools
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shapekit import (
+    GCRA,
+    Gate,
+    ManualClock,
+    MemoryStore,
+    Override,
+    Policy,
+    QueueFullError,
+    RateLimitedError,
+    Shaper,
+    SQLiteStore,
+)
+from shapekit.stores.settings import Stated
+
+from ..redis_server import shared_server
+from .conftest import fresh_redis, put
+
+RATES = st.sampled_from(["5/s", "20/s", "2/s", "7 per 3 seconds", "1/min"])
+OVERRIDES = st.one_of(
+    RATES.map(lambda rate: Override(rate=rate)),
+    st.tuples(st.sampled_from(["a", "b*", "bee"]), RATES).map(lambda told: Override(*told)),
+    st.sampled_from([Override(state="off"), Override(state="held"), Override("b*", state="held")]),
+    st.integers(1, 5).map(lambda burst: Override(burst=burst)),
+)
+STEPS = st.one_of(
+    st.tuples(st.just("reserve"), st.sampled_from(["a", "bee"]), st.sampled_from([None, 0, 2])),
+    st.tuples(st.just("cancel"), st.integers(0, 40)),
+    st.tuples(st.just("settle"), st.integers(0, 40), st.integers(0, 3)),
+    st.tuples(st.just("pass"), st.sampled_from([0.001, 0.25, 1.0, 30.0])),
+    st.tuples(st.just("set"), st.lists(OVERRIDES, max_size=3, unique_by=lambda one: one.key)),
+    st.tuples(st.just("hold"), st.sampled_from(["a", "bee"]), st.sampled_from([0.5, 3])),
+    st.tuples(st.just("forecast"), st.sampled_from(["a", "bee"])),
+)
+
+
+def played(store, clock, options, steps):
+    """What comes of the steps, in plain values."""
+    shaper = Shaper("5/s", store=store, name="api", **options)
+    taken, told = [], []
+    for step, *args in steps:
+        if step == "reserve":
+            reservation = shaper.reserve(args[0], max_wait=args[1])
+            told.append((bool(reservation), reservation.delay, reservation.decision.remaining))
+            if reservation:
+                taken.append(reservation)
+        elif step == "cancel" and taken:
+            told.append(taken[args[0] % len(taken)].cancel())
+        elif step == "settle" and taken:
+            told.append(shaper.settle(taken[args[0] % len(taken)], args[1]))
+        elif step == "pass":
+            clock.advance(args[0])
+        elif step == "set":
+            put(store, "api", *args[0])
+        elif step == "hold":
+            told.append(shaper.hold(args[1], key=args[0]))
+        elif step == "forecast":
+            told.append(shaper.forecast(3, key=args[0]))
+        told.append([shaper.remaining(reservation) for reservation in taken])
+    return told
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"gates": [GCRA("3/s")]}, {"burst": 3}], ids=["pace", "gate", "burst"]
+)
+@settings(max_examples=40)
+@given(steps=st.lists(STEPS, max_size=25))
+def test_whatever_happens(tmp_path_factory, options, steps):
+    clocks = [ManualClock(1_000_000_000) for _ in range(3)]
+    path = tmp_path_factory.mktemp("store") / "limits.db"
+    stores = [MemoryStore(clocks[0]), SQLiteStore(path, clock=clocks[1]), fresh_redis(clocks[2])]
+    told = [played(store, clock, options, steps) for store, clock in zip(stores, clocks, strict=True)]
+    for store in stores:
+        store.close()
+    assert told[0] == told[1] == told[2]
+
+
+def test_it_holds_in_every_shaper_of_the_name_and_until_it_is_removed(store):
+    old, new = Shaper("10/s", store=store, name="api"), Shaper("20/s", store=store, name="api")
+    put(store, "api", Override(rate="15/s"))
+    shapers = itertools.cycle([old, new])
+    delays = [next(shapers).reserve().delay for _ in range(31)]
+    assert delays[-1] == pytest.approx(2.0, abs=1e-5)
+    assert [after - before for before, after in itertools.pairwise(delays)] == pytest.approx(
+        [1 / 15] * 30, abs=2e-6
+    )
+    # One that starts later does not undo it.
+    assert Shaper("50/s", store=store, name="api").reserve().delay == pytest.approx(31 / 15, abs=1e-5)
+    put(store, "api")
+    old.reset()
+    assert [old.reserve().delay for _ in range(3)] == [0.0, 0.1, 0.2]
+
+
+def test_another_process_goes_by_it_from_its_next_decision_on(tmp_path):
+    for make in (lambda: SQLiteStore(tmp_path / "x.db"), _joint_redis()):
+        mine, others = make(), make()
+        shaper = Shaper("1/s", store=mine, name="api")
+        put(others, "api", Override("acme", "1000/s"))
+        shaper.reserve("acme")
+        assert shaper.reserve("acme").delay < 0.5
+        shaper.reserve("zoe")
+        assert shaper.reserve("zoe").delay > 0.5
+        mine.close()
+        others.close()
+
+
+def _joint_redis():
+    first = fresh_redis()
+
+    def make():
+        return type(first).from_url(shared_server().url, prefix=first.prefix)
+
+    return make
+
+
+def test_only_one_of_two_who_set_at_once_is_heard_and_the_other_tries_again(store):
+    known = store.stated("api")
+    assert store.state("api", '[{"rate":"1/s"}]', known)
+    assert not store.state("api", '[{"rate":"2/s"}]', known)
+    policy = Policy("1/s", name="api", store=store)
+    threads = [
+        threading.Thread(target=policy.configure, args=("2/s",), kwargs={"key": key}) for key in "abcdefgh"
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {one.key for one in policy.configured()} == {None, *"abcdefgh"}
+
+
+@pytest.mark.parametrize(
+    "text", ["rubbish", "[", '[{"rate":"x"}]', '[{"rate":"1/s","colour":"red"}]', "null"]
+)
+def test_what_is_illegible_is_ignored_and_said_once(store, caplog, text):
+    shaper = Shaper("5/s", store=store, name="api")
+    shaper.reserve()
+    store.state("api", text, store.stated("api"))
+    assert [shaper.reserve().delay for _ in range(3)] == [0.2, 0.4, 0.6]
+    assert (
+        len(
+            [
+                one
+                for one in caplog.records
+                if "illegible" in one.message or "holds" in one.message or "hold" in one.message
+            ]
+        )
+        == 1
+    )
+    # And is replaced by what is set next.
+    put(store, "api", Override(rate="1/s"))
+    assert store.settings("api").overrides[0].rate == "1/s"
+
+
+def test_what_the_program_cannot_have_leaves_the_limit_of_the_code(store, caplog):
+    """Never unlimited: another program of the name may have a quota, this one has none."""
+    put(store, "api", Override(quota="5/month"))
+    shaper = Shaper("5/s", store=store, name="api")
+    assert [shaper.reserve().delay for _ in range(3)] == [0.0, 0.2, 0.4]
+    assert "the limit in the code holds" in caplog.text
+
+
+def test_an_override_ends_by_itself(store):
+    shaper = Shaper("5/s", store=store, name="api")
+    put(store, "api", Override(rate="1/s", until=1_000_000_010.0))
+    assert [shaper.reserve().delay for _ in range(3)] == [0.0, 1.0, 2.0]
+    store.clock.advance(9.9)
+    assert [shaper.reserve().delay for _ in range(2)] == [0.0, 1.0]
+    store.clock.advance(5)
+    assert [shaper.reserve().delay for _ in range(2)] == [0.0, 0.2]
+    assert store.settings("api").overrides == ()
+
+
+def test_held_refuses_or_waits_and_goes_on_where_it_was(store):
+    shaper = Shaper("5/s", store=store, name="api")
+    put(store, "api", Override(state="held"))
+    assert not shaper.reserve(max_wait=60)
+    first, second = shaper.reserve(), shaper.reserve()
+    assert second.delay - first.delay == pytest.approx(0.2)
+    assert shaper.held() > 86_400
+    store.clock.advance(20 * 86_400)
+    assert shaper.reserve().delay > 86_400 * 20
+    put(store, "api")
+    assert shaper.remaining(first) == pytest.approx(0.3)
+    assert shaper.remaining(second) == pytest.approx(0.5)
+
+
+def test_what_was_used_of_a_quota_stays_used(store):
+    policy = Policy("1000/s", name="api", quota="10/month", store=store)
+    for _ in range(8):
+        policy.shaper.reserve()
+    policy.configure(quota="20/month")
+    (month,) = policy.quotas()
+    assert (month.used, month.limit) == (8, 20)
+    for _ in range(12):
+        assert policy.shaper.reserve(max_wait=None)
+    with pytest.raises(RateLimitedError):
+        policy.shaper.schedule()
+    policy.configure(quota="15/month")
+    with pytest.raises(RateLimitedError):
+        policy.shaper.schedule()
+
+
+def test_permits_in_flight(store):
+    policy = Policy(name="api", concurrency=1, store=store, max_wait=0)
+    policy.configure(concurrency=3)
+    with policy.admit(), policy.admit(), policy.admit(), pytest.raises(QueueFullError), policy.admit():
+        pass
+    policy.unconfigure()
+    with policy.admit(), pytest.raises(QueueFullError), policy.admit():
+        pass
+
+
+def test_gates_too(store):
+    gate = Gate(GCRA("1/min", burst=2), store=store, name="front")
+    put(store, "front", Override(burst=5, rate="1/min"))
+    assert [gate.check().allowed for _ in range(6)] == [True] * 5 + [False]
+    assert [one.allowed for one in gate.check_many(["a", "b"])] == [True, True]
+    put(store, "front")
+    assert not gate.check().allowed
+
+
+def test_keys_asked_about_together_have_each_their_own(store):
+    gate = Gate(GCRA("1/min", burst=1), store=store, name="front")
+    put(store, "front", Override("gold-*", rate="1/min", burst=3))
+    keys = ["gold-1", "plain", "gold-1", "plain", "gold-1", "gold-1"]
+    assert [one.allowed for one in gate.check_many(keys)] == [True, True, True, False, True, False]
+
+
+def test_nothing_was_ever_set(store):
+    assert store.stated("api") == Stated()
+    assert store.all_stated() == {}
+    put(store, "näme with:{all} 'sorts'", Override(rate="1/s"))
+    assert list(store.all_stated()) == ["näme with:{all} 'sorts'"]

@@ -1,0 +1,185 @@
+"""Those who wait hear of a change, and leave exactly when the new numbers say, in their order."""
+
+import threading
+
+import anyio
+import pytest
+
+from shapekit import ManualClock, MemoryStore, Override, Policy, QueueFullError, Shaper, listen
+from shapekit._queue.key_status import QUICK_US, Limits
+from shapekit._runtime.event import AsyncAlarm
+from shapekit.events import LimitChanged
+from shapekit.stores.settings import Settings
+
+from ..queue.stage import Stage
+from .conftest import put
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def stage(anyio_backend, clock):
+    return Stage(anyio_backend, clock)
+
+
+def test_thirty_at_five_a_second_then_twenty_then_two_and_back(stage, clock):
+    store = MemoryStore(clock)
+    shaper = Shaper("5/s", store=store, name="api")
+    for name in range(40):
+        stage.wait_for(shaper, name)
+    stage.at(1.0, lambda: put(store, "api", Override(rate="20/s")))
+    stage.at(2.0, lambda: put(store, "api", Override(rate="2/s")))
+    stage.at(4.0, lambda: put(store, "api"))
+    stage.run()
+    assert stage.names == list(range(40))
+    expected = [
+        *(number / 5 for number in range(7)),
+        # From 1.3 s on by twentieths of a second: the next one had 100 ms to go, and now has 25.
+        *(1.325 + number / 20 for number in range(20)),
+        # From 2.3 s on by halves: 25 ms to go become 250.
+        *(2.55 + number / 2 for number in range(4)),
+        # From 4.3 s on by fifths.
+        *(4.3 - 0.25 / 2.5 + (number + 1) / 5 for number in range(9)),
+    ]
+    assert stage.times == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_change_for_one_key_moves_nobody_else(stage, clock):
+    store = MemoryStore(clock)
+    shaper = Shaper("1/s", store=store, name="api")
+    for name in range(6):
+        stage.wait_for(shaper, name, key="ab"[name % 2])
+    stage.at(0.5, lambda: put(store, "api", Override("b", rate="10/s")))
+    stage.run()
+    told = dict(stage.left)
+    assert [told[name] for name in (0, 2, 4)] == [0, 1, 2]
+    assert [told[name] for name in (1, 3, 5)] == pytest.approx([0, 0.82, 0.92], abs=1e-5)
+
+
+def test_off_lets_all_of_them_go(stage, clock):
+    store = MemoryStore(clock)
+    shaper = Shaper("1/min", store=store, name="api")
+    for name in range(5):
+        stage.wait_for(shaper, name)
+    stage.at(10, lambda: put(store, "api", Override(state="off")))
+    stage.run()
+    assert stage.times == pytest.approx([0, *[10.3] * 4], abs=1e-3)
+    assert stage.names == list(range(5))
+
+
+def test_held_keeps_all_of_them_until_it_is_removed(stage, clock):
+    store = MemoryStore(clock)
+    shaper = Shaper("5/s", store=store, name="api")
+    for name in range(4):
+        stage.wait_for(shaper, name)
+    stage.wait_for(shaper, "bounded", at=0.05, max_wait=60)
+    stage.at(0.1, lambda: put(store, "api", Override(state="held")))
+    stage.at(3_600, lambda: put(store, "api"))
+    stage.run()
+    # Whoever does not want to wait so long is told at once.
+    at, error = stage.errors["bounded"]
+    assert isinstance(error, QueueFullError)
+    assert at == pytest.approx(0.1)
+    assert stage.times == pytest.approx([0, 3600.4, 3600.6, 3600.8], abs=1e-4)
+
+
+def test_an_override_that_ends_by_itself_wakes_them(stage, clock):
+    store = MemoryStore(clock)
+    shaper = Shaper("10/s", store=store, name="api")
+    put(store, "api", Override(rate="1/min", until=clock.now() + 30))
+    for name in range(4):
+        stage.wait_for(shaper, name)
+    stage.run()
+    assert stage.times == pytest.approx(
+        [0, 30.3 + 29.7 / 600, 30.3 + 29.7 / 600 + 0.1, 30.3 + 29.7 / 600 + 0.2], abs=1e-4
+    )
+
+
+def test_threads_move_too():
+    store = MemoryStore()
+    shaper = Shaper("1/h", store=store, name="api")
+    shaper.reserve()
+    left = threading.Event()
+
+    def wait():
+        shaper.schedule()
+        left.set()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    while not shaper.core.status.limits._alarms:
+        pass
+    put(store, "api", Override(rate="100/s"))
+    assert left.wait(PATIENCE_S)
+    thread.join()
+
+
+@pytest.mark.anyio
+async def test_whoever_goes_away_after_a_change_gives_the_slot_back(clock):
+    store = MemoryStore(clock)
+    shaper = Shaper("1/s", store=store, name="api")
+    shaper.reserve()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(shaper.aschedule)
+        await clock.asleep(0.1, AsyncAlarm())
+        put(store, "api", Override(rate="2/s"))
+        await clock.asleep(0.1, AsyncAlarm())
+        tasks.cancel_scope.cancel()
+    # As if they had never come: the first one's second, of which 0.7 are now 0.35.
+    assert shaper.reserve().delay == pytest.approx(0.4 + 0.3 - 0.1 - 0.1 + 0.05, abs=0.11)
+    assert shaper.reserve().delay < 1.2
+
+
+def test_a_call_that_leaves_by_the_new_numbers_is_settled_by_them(clock):
+    store = MemoryStore(clock)
+    policy = Policy("10/s", store=store, name="api")
+    policy.configure("1/s")
+    with policy.admit(cost=3) as admission:
+        pass
+    assert admission.settle(1)
+    assert policy.shaper.forecast().first_in == pytest.approx(1.0)
+
+
+def test_one_of_those_who_wait_asks_for_all():
+    limits = Limits(Settings("api"), 0, hears_all=False)
+    first, second = threading.Event(), threading.Event()
+    near = threading.Event()
+    assert limits.until_us(near, 0, 2 * QUICK_US - 1) > 10**12
+    assert QUICK_US <= limits.until_us(first, 1_000, 10**7) - 1_000 <= QUICK_US * 5 // 4
+    assert limits.until_us(second, 2_000, 10**8) > 10**12
+    limits.discard(first)
+    limits.hand_over(2_000)
+    assert second.is_set()
+    assert not near.is_set(), "who leaves soon does not ask"
+    limits.discard(second)
+    assert limits.until_us(second, 3_000, 10**8) > 3_000 + QUICK_US
+    limits.discard(near)
+    limits.discard(second)
+    assert limits.until_us(second, 0, 10**12) >= 60_000_000, "who waits for days asks once a minute"
+
+
+def test_every_process_that_notices_tells_once():
+    store = MemoryStore(ManualClock(1_000))
+    policy = Policy("5/s", store=store, name="api")
+    told, done = [], threading.Semaphore(0)
+
+    def hear(event):
+        if isinstance(event, LimitChanged):
+            told.append(event)
+            done.release()
+
+    with listen(hear):
+        policy.configure("20/s", reason="sale")
+        assert done.acquire(timeout=PATIENCE_S)
+        policy.shaper.reserve()
+        policy.configure("20/s", key="a*", reason="plan")
+        assert done.acquire(timeout=PATIENCE_S)
+        policy.unconfigure()
+        assert done.acquire(timeout=PATIENCE_S)
+    assert [(one.key, one.limit, one.before, one.why) for one in told] == [
+        (None, "rate 20/s", "", "sale"),
+        ("a*", "rate 20/s", "", "plan"),
+        (None, "", "rate 20/s", ""),
+    ]
+    assert "@" in told[0].by
