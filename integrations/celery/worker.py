@@ -123,7 +123,7 @@ class Changes:
             park.hasten(group, f"{version} again")
             del self._again[group]
         for shaper in {shaper.name: shaper for shaper, _ in self._keys.values()}.values():
-            shaper.core.store.stated(shaper.name)
+            shaper.core.store.read_overrides(shaper.name)
         for group, (shaper, known) in list(self._keys.items()):
             if (version := _version_of(shaper)) != known:
                 self._hasten(park, group, version)
@@ -137,7 +137,7 @@ class Changes:
 def _version_of(shaper: Shaper) -> str:
     """What tells the limits of a name apart from those before: also when some have ended by themselves."""
     known = shaper.core.store.settings(shaper.name).known
-    return f"{known.stated.version} {len(known.overrides)}" if known.stated.version else ""
+    return f"{known.stored.version} {len(known.overrides)}" if known.stored.version else ""
 
 
 def _held(shaper: Shaper, key: str, left_s: float, since: float, now: float) -> _Held:

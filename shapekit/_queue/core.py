@@ -67,7 +67,7 @@ class Core:
             self.prefetch, self.status = prefetched(name, store, queue, prefetch)
         self.accounts = Accounts(store.clock)
         self.reporter = Reporter(name, store.clock, self.sleepers)
-        store.settings(name).listen(self.reporter.restated)
+        store.settings(name).listen(self.reporter.overrides_changed)
         self.budgets = Budgets(name, queue, store, self.reporter.ears)
         self.waiter = Waiter(name, queue, store, self.sleepers, self.status, self.reporter)
         bound, changing = (name, queue), self.status.changing
@@ -255,7 +255,7 @@ class Core:
         whole("calls", calls, most=MAX_COUNT)
         with self.reporter.watching(key):
             look = partial(self.outlook, key, await driver.ask(self.look, key), calls, cost)
-            if calls <= _FORESEEN_AT_ONCE or not self.queue.constraints:
+            if calls <= _FORESEEN_AT_ONCE or not self.queue_of(key).constraints:
                 return look()
             from shapekit._runtime.threads import Errand, Workers  # noqa: PLC0415 - for long forecasts only
 

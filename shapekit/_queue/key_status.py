@@ -407,10 +407,10 @@ class _Questions:
             limits = self._limits.get(settings.name)
             if limits is None:
                 limits = self._limits[settings.name] = Limits(settings, now_us, hears_all=hears_all)
-                settings.listen(self.restated)
+                settings.listen(self.overrides_changed)
             return limits
 
-    def restated(self, name: str, *_: object) -> None:
+    def overrides_changed(self, name: str, *_: object) -> None:
         """Forget what was known under a name whose limits were changed, and wake who waits.
 
         May be said under the lock of a store, and takes none.

@@ -8,33 +8,36 @@ from shapekit._runtime.drivers import Driver, Twin
 from shapekit.algorithms.overrides import Override, Overrides, read, written
 from shapekit.errors import ConfigError
 from shapekit.stores.base import Store
-from shapekit.stores.settings import Stated
+from shapekit.stores.settings import Stored
 
 __all__ = ["changed", "in_force", "legible", "placed", "set_by", "without"]
 
 
 async def in_force(driver: Driver, store: Store, name: str) -> Overrides:
     """The overrides of a name."""
-    return legible(store, await driver.ask(Twin(store.stated, store.astated), name))
+    return legible(store, await driver.ask(Twin(store.read_overrides, store.aread_overrides), name))
 
 
 async def changed(
     driver: Driver, store: Store, name: str, change: Callable[[Overrides], Overrides]
 ) -> tuple[Overrides, Overrides]:
     """Change the overrides of a name in one step; returns those before and since."""
-    stated, state = Twin(store.stated, store.astated), Twin(store.state, store.astate)
+    look, write = (
+        Twin(store.read_overrides, store.aread_overrides),
+        Twin(store.write_overrides, store.awrite_overrides),
+    )
     while True:
-        known = await driver.ask(stated, name)
+        known = await driver.ask(look, name)
         before = legible(store, known)
         after = change(before)
-        if written(after) == known.text or await driver.ask(state, name, written(after), known):
+        if written(after) == known.text or await driver.ask(write, name, written(after), known):
             return before, after
 
 
-def legible(store: Store, stated: Stated) -> Overrides:
+def legible(store: Store, stored: Stored) -> Overrides:
     """What is said, without what has ended; nothing where it is illegible, as for those who decide by it."""
     try:
-        found = read(stated.text)
+        found = read(stored.text)
     except ConfigError:
         return ()
     now = store.clock.now_us()

@@ -282,13 +282,13 @@ class Reporter:
         if log := _log("shapekit.shaper", level):
             log.log(level, "%s: key %r goes from %.4g/s to %.4g/s", self._name, key, before, rate)
 
-    def restated(self, _: str, before: Overrides, after: Overrides) -> None:
+    def overrides_changed(self, _: str, before: Overrides, after: Overrides) -> None:
         """Operators have changed limits. Whoever noticed may hold the lock of a store."""
         if self.ears or _log("shapekit.shaper", _INFO):
             background.ready()
-            background.do(self._tell_restated, before, after)
+            background.do(self._tell_overrides, before, after)
 
-    def _tell_restated(self, before: Overrides, after: Overrides) -> None:
+    def _tell_overrides(self, before: Overrides, after: Overrides) -> None:
         from shapekit.algorithms.overrides import difference  # noqa: PLC0415 - only where something is set
 
         for key, (old, new) in difference(before, after).items():

@@ -170,7 +170,7 @@ def check(file: str, store: str | None, as_json: bool) -> None:
 def _set(where: str, finding: Finding) -> Iterator[str]:
     """What operators have set for a policy."""
     with closing(open_store(where)) as store:
-        for one in legible(store, store.stated(finding.table)):
+        for one in legible(store, store.read_overrides(finding.table)):
             whose = "" if one.key is None else f" for the key {one.key!r}"
             yield f"an operator has set{whose}: {one.words}, by {one.by}"
 

@@ -6,6 +6,7 @@ import sys
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -14,6 +15,9 @@ import click
 from rich.console import Console
 from rich.progress import track
 
+from shapekit._queue.overriding import changed, legible, placed
+from shapekit._runtime.drivers import run
+from shapekit.algorithms.overrides import HELD, Override, chosen
 from shapekit.algorithms.quota.quota import Quota
 from shapekit.cli.main import Complaint
 from shapekit.cli.output import (
@@ -27,6 +31,7 @@ from shapekit.cli.output import (
     print_json,
     table,
 )
+from shapekit.cli.top import open_store, store_option
 from shapekit.clock import ManualClock
 from shapekit.errors import span_words
 from shapekit.policy import Policy
@@ -62,7 +67,10 @@ class Course:
         self._cost = cost
         self._start_us = start_us
         self._played: list[int] | None = None
-        if self._shaper.core.queue.constraints:
+        # A first look, by which it hears of what is set.
+        self._shaper.forecast(cost=cost)
+        self.queue = self._shaper.core.queue_of("default")
+        if self.queue.constraints:
             self._played = self._play(show)
         else:
             self._bounded(calls, self._shaper.forecast(calls, cost=cost).last_in)
@@ -135,6 +143,9 @@ _LATEST_US = int(datetime(2100, 12, 31, tzinfo=UTC).timestamp()) * SECOND_US
 @click.option(
     "--tz", metavar="ZONE", help="The zone of --start, of the quota and of what is printed: Europe/Berlin."
 )
+@click.option("--policy", "name", metavar="POLICY", help="Go by what operators have set for it in --store.")
+@click.option("--key", metavar="KEY", help="Go by what they have set for this key of it.")
+@store_option
 @json_option
 def plan(
     rate: str | None,
@@ -145,6 +156,9 @@ def plan(
     cost: int,
     start: str | None,
     tz: str | None,
+    name: str | None,
+    key: str | None,
+    store: str | None,
     as_json: bool,
 ) -> None:
     """Say when the first, the n-th and the last of N calls leave under RATE.
@@ -153,10 +167,21 @@ def plan(
     begins at --start, with nobody else calling. Several rates and quotas are played call by call, up to a
     million calls.
 
+    With --policy, what operators have set for POLICY takes the place of what is given here, as it does in
+    every process. If that ends while calls wait, the plan goes on as if it did not.
+
     \b
     shapekit plan "10/s; 1000/h" --calls 5000
     shapekit plan 25/s --calls 100000 --quota 50_000/day --tz Europe/Berlin
+    shapekit plan 5/s --calls 1000 --policy stripe --key acme --store redis://localhost
     """
+    override = None if name is None else _override(store, name, key)
+    if key is not None and name is None:
+        raise Complaint(f"key={key!r} is given without a policy; add --policy")
+    if override is not None and override.state == HELD:
+        raise Complaint(f"{name!r} is held, so that no call leaves; see `shapekit settings`")
+    if rate is None and override is not None:
+        rate = override.rate
     if rate is None and quota is None:
         raise Complaint('nothing is given to plan by; give a rate such as "10/s", or --quota')
     zone = _zone(tz)
@@ -168,6 +193,8 @@ def plan(
         quota=None if quota is None else _budget(quota, tz),
         clock=ManualClock(start_us / SECOND_US),
     )
+    if override is not None:
+        run(changed, policy.shaper.core.store, policy.name, placed(override._replace(key=None, until=None)))
     course = Course(policy, calls, cost, start_us, show=sys.stderr.isatty() and not as_json)
     marks = [(number, course.leaves_us(number)) for number in numbers]
     curve = _curve(course, start_us)
@@ -177,7 +204,8 @@ def plan(
             {
                 "rate": rate,
                 "quota": quota,
-                "burst": policy.shaper.core.queue.burst,
+                "burst": course.queue.burst,
+                "set": None if override is None else override.words,
                 "cost": cost,
                 "calls": calls,
                 "start": _iso(start_us, zone),
@@ -202,6 +230,8 @@ def plan(
     limits = " and ".join(text for text in (rate, quota and f"a quota of {quota}") if text)
     zone_name = tz or "UTC"
     page.print(f"{counted(calls, 'call')} under {limits}, from {instant_words(start_us, zone)} {zone_name}\n")
+    if override is not None:
+        page.print(f"set by {override.by}: {override.words}\n", soft_wrap=True)
     rows = [
         (ordinal(number), "at once" if at == start_us else span_words(at - start_us), instant_words(at, zone))
         for number, at in marks
@@ -243,6 +273,12 @@ def _curve(course: Course, start_us: int) -> list[tuple[int, int]]:
     length = course.leaves_us(course.calls) - start_us
     steps = [-(-length * step // _STEPS) for step in range(_STEPS + 1)] if length else [0]
     return [(after, course.gone_by(start_us + after)) for after in steps]
+
+
+def _override(store: str | None, name: str, key: str | None) -> Override | None:
+    """What operators have set for a key of a policy, or for the policy."""
+    with closing(open_store(store)) as opened:
+        return chosen(legible(opened, opened.read_overrides(name)), "default" if key is None else key)
 
 
 def _budget(quota: str, tz: str | None) -> Quota:

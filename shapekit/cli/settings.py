@@ -132,8 +132,8 @@ def settings(policy: str | None, store: str | None, as_json: bool) -> None:
     opened = open_store(store)
     try:
         found = {
-            name: legible(opened, stated)
-            for name, stated in sorted(opened.all_stated().items())
+            name: legible(opened, stored)
+            for name, stored in sorted(opened.all_overrides().items())
             if policy in (None, name)
         }
     finally:
@@ -177,10 +177,10 @@ def apply(file: str, dry_run: bool, by: str | None, store: str | None, as_json: 
         for name, overrides in told.items():
             for override in overrides:
                 _check(opened, name, override)
-        stated = opened.all_stated()
+        stored = opened.all_overrides()
         changes = {}
         for name, overrides in told.items():
-            before = legible(opened, stated[name]) if name in stated else ()
+            before = legible(opened, stored[name]) if name in stored else ()
             if not dry_run and _differ(before, overrides):
                 before, _ = run(changed, opened, name, _wished(overrides))
             changes[name] = {

@@ -30,7 +30,7 @@ from shapekit.algorithms.compose import Composite, adopted
 from shapekit.algorithms.operation import Operation
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, whose
-from shapekit.stores.settings import Settings, Stated
+from shapekit.stores.settings import Settings, Stored
 
 __all__ = ["Operation", "Store"]
 
@@ -135,27 +135,27 @@ class Store(ABC):
         known: dict[str, Settings] = vars(self).setdefault("_settings", {})
         return known.setdefault(name, Settings(name))
 
-    def stated(self, name: str) -> Stated:
+    def read_overrides(self, name: str) -> Stored:
         """What lies in the store for a name: asked, and heard by all here who go by it."""
-        return Stated()
+        return Stored()
 
-    def all_stated(self) -> dict[str, Stated]:
+    def all_overrides(self) -> dict[str, Stored]:
         """What lies in the store for every name for which something was ever set."""
         return {}
 
-    def state(self, name: str, text: str, known: Stated) -> bool:
+    def write_overrides(self, name: str, text: str, known: Stored) -> bool:
         """Set the overrides of a name, in one step; false if they are not what was `known` any more."""
         raise ConfigError(
             "store", type(self).__name__, "keeps no overrides", "use a MemoryStore, SQLiteStore or RedisStore"
         )
 
-    async def astated(self, name: str) -> Stated:
-        """`stated`, awaitable."""
-        return await self._awaitable(self.stated)(name)
+    async def aread_overrides(self, name: str) -> Stored:
+        """`read_overrides`, awaitable."""
+        return await self._awaitable(self.read_overrides)(name)
 
-    async def astate(self, name: str, text: str, known: Stated) -> bool:
-        """`state`, awaitable."""
-        return await self._awaitable(self.state)(name, text, known)
+    async def awrite_overrides(self, name: str, text: str, known: Stored) -> bool:
+        """`write_overrides`, awaitable."""
+        return await self._awaitable(self.write_overrides)(name, text, known)
 
     @abstractmethod
     def reset(self, name: str, program: Program, key: Key) -> None:

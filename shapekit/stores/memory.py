@@ -28,7 +28,7 @@ from shapekit.stores.base import (
     of_two_kinds,
     part_keys,
 )
-from shapekit.stores.settings import Settings, Stated, settings_name
+from shapekit.stores.settings import Settings, Stored, settings_name
 
 __all__ = ["MemoryStore"]
 
@@ -141,7 +141,7 @@ class MemoryStore(Store):
         self._closed = False
         self._renewals: dict[ref[Any], Callable[[], None]] = {}
         """What renews that which bound calls know of the clock, and whether limits are overridden."""
-        self._stated: dict[str, Stated] = {}
+        self._stored: dict[str, Stored] = {}
         _STORES.add(self._records)
         forgets(self, MemoryStore._forget_all)
 
@@ -208,22 +208,22 @@ class MemoryStore(Store):
 
         return apply_many
 
-    def stated(self, name: str) -> Stated:
+    def read_overrides(self, name: str) -> Stored:
         with self._lock:
             self._check_open()
-            return self._stated.get(name, Stated())
+            return self._stored.get(name, Stored())
 
-    def all_stated(self) -> dict[str, Stated]:
+    def all_overrides(self) -> dict[str, Stored]:
         with self._lock:
-            return dict(self._stated)
+            return dict(self._stored)
 
-    def state(self, name: str, text: str, known: Stated) -> bool:
+    def write_overrides(self, name: str, text: str, known: Stored) -> bool:
         with self._lock:
             self._check_open()
-            is_known = self._stated.get(name, Stated()) == known
+            is_known = self._stored.get(name, Stored()) == known
             if is_known:
-                stated = self._stated[name] = Stated(str(ids.fresh()), text)
-                self.settings(name).hear(stated, self.clock.now_us())
+                stored = self._stored[name] = Stored(str(ids.fresh()), text)
+                self.settings(name).hear(stored, self.clock.now_us())
                 self._renew()
             return is_known
 
@@ -288,7 +288,7 @@ class MemoryStore(Store):
         def overridden(key: Any, now: int) -> Callable[..., Any] | None:
             """What decides about a key instead, while limits of its name are overridden."""
             if settings.is_over(now):
-                settings.hear(settings.known.stated, now)
+                settings.hear(settings.known.stored, now)
                 self._renew()
             other = settings.program(program, key)
             if other is program:

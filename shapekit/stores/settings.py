@@ -18,7 +18,7 @@ from shapekit.rate import SECOND_US
 if TYPE_CHECKING:
     from shapekit.algorithms.overrides import Override, Overrides
 
-__all__ = ["Settings", "Stated"]
+__all__ = ["Settings", "Stored"]
 
 PERMITS = ".permits"
 """What the name of a policy's permits ends with: they go by the settings of the policy."""
@@ -27,7 +27,7 @@ _MOST = 1_000
 Listener: TypeAlias = "Callable[[str, Overrides, Overrides], object]"
 
 
-class Stated(NamedTuple):
+class Stored(NamedTuple):
     """What lies in the store for a name."""
 
     version: str = ""
@@ -37,13 +37,13 @@ class Stated(NamedTuple):
 
 
 class _Known(NamedTuple):
-    stated: Stated
+    stored: Stored
     overrides: Overrides
     ends_us: int | None
     """When the first of them ends by itself."""
 
 
-_NONE = _Known(Stated(), (), None)
+_NONE = _Known(Stored(), (), None)
 
 
 class Settings:
@@ -58,7 +58,7 @@ class Settings:
     @property
     def version(self) -> str:
         """The version that this process knows."""
-        return self.known.stated.version
+        return self.known.stored.version
 
     @property
     def overrides(self) -> Overrides:
@@ -70,13 +70,13 @@ class Settings:
         """When the first of the overrides ends by itself, on the store's clock."""
         return self.known.ends_us
 
-    def hear(self, stated: Stated, now_us: int) -> None:
+    def hear(self, stored: Stored, now_us: int) -> None:
         """Take in what lies in the store, and that it is so late."""
         before = self.known
-        overrides = before.overrides if stated == before.stated else self._read(stated)
+        overrides = before.overrides if stored == before.stored else self._read(stored)
         in_force = tuple([one for one in overrides if not one.is_over(now_us)])
         ends = [round(one.until * SECOND_US) for one in in_force if one.until is not None]
-        known = _Known(stated, in_force, min(ends, default=None))
+        known = _Known(stored, in_force, min(ends, default=None))
         if known != before:
             self.known = known
         if in_force != before.overrides:
@@ -124,11 +124,11 @@ class Settings:
             self._warn("an override of %r is ignored, and the limit in the code holds: %s", error)
             return program
 
-    def _read(self, stated: Stated) -> Overrides:
+    def _read(self, stored: Stored) -> Overrides:
         from shapekit.algorithms.overrides import read  # noqa: PLC0415 - only where something is set
 
         try:
-            return read(stated.text)
+            return read(stored.text)
         except ConfigError as error:
             self._warn("the overrides of %r are ignored, and the limits in the code hold: %s", error)
             return ()

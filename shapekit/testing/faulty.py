@@ -25,7 +25,7 @@ from shapekit._runtime.drivers import TASKS, Alarm, Driver, Twin, run
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, duration_us
 from shapekit.stores.base import Apply, ApplyMany, Key, Operation, Program, Store
-from shapekit.stores.settings import Settings, Stated
+from shapekit.stores.settings import Settings, Stored
 
 __all__ = ["FaultyStore"]
 
@@ -98,16 +98,16 @@ class FaultyStore(Store):
     def settings(self, name: str) -> Settings:
         return self.inner.settings(name)
 
-    def stated(self, name: str) -> Stated:
-        told: Stated = self._faulty(self.inner.stated)(name)
+    def read_overrides(self, name: str) -> Stored:
+        told: Stored = self._faulty(self.inner.read_overrides)(name)
         return told
 
-    def all_stated(self) -> dict[str, Stated]:
-        told: dict[str, Stated] = self._faulty(self.inner.all_stated)()
+    def all_overrides(self) -> dict[str, Stored]:
+        told: dict[str, Stored] = self._faulty(self.inner.all_overrides)()
         return told
 
-    def state(self, name: str, text: str, known: Stated) -> bool:
-        is_known: bool = self._faulty(self.inner.state)(name, text, known)
+    def write_overrides(self, name: str, text: str, known: Stored) -> bool:
+        is_known: bool = self._faulty(self.inner.write_overrides)(name, text, known)
         return is_known
 
     def reset(self, name: str, program: Program, key: Key) -> None:

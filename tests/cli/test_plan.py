@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapekit import CostExceedsLimitError, ManualClock, Policy, Quota, Shaper
+from shapekit import CostExceedsLimitError, ManualClock, Policy, Quota, Shaper, SQLiteStore
 from shapekit.cli.main import Complaint
 from shapekit.cli.output import counted, instant_words, ordinal, window_words
 from shapekit.cli.plan import Course
@@ -272,3 +272,35 @@ def test_words():
         "1 min 30 s",
     )
     assert instant_words(START_US, BERLIN) == "Sun 2026-03-01 01:00:00"
+
+
+def test_a_plan_goes_by_what_operators_have_set(run, tmp_path):
+    where = str(tmp_path / "limits.db")
+    SQLiteStore(where).close()
+    for args in (
+        ("20/s",),
+        ("50/s; 100/min", "--key", "gold-*"),
+        ("--hold", "--key", "acme"),
+        ("--off", "--key", "free"),
+    ):
+        run("set", "stripe", *args, "--store", where, "--by", "ann")
+
+    def leaves(*args):
+        by_set = ("--policy", "stripe", "--store", where)
+        return planned(run, *args, *by_set)["departures"][-1]["after_s"]
+
+    assert leaves("5/s", "--calls", "101") == 5.0
+    assert leaves("--calls", "101") == 5.0
+    assert leaves("5/s", "--calls", "101", "--key", "gold-1") == 60.0
+    assert leaves("5/s", "--calls", "101", "--key", "free") < 1e-3
+    # A quota of the code stays.
+    assert leaves("5/s", "--calls", "101", "--quota", "100/day") == 86_400.0
+    held = run("plan", "5/s", "--calls", "1", "--policy", "stripe", "--key", "acme", "--store", where)
+    assert (held.exit_code, held.stdout) == (2, "")
+    assert "'stripe' is held" in held.stderr
+    assert "add --policy" in run("plan", "5/s", "--calls", "1", "--key", "acme").stderr
+    page = run("plan", "5/s", "--calls", "1", "--policy", "stripe", "--store", where)
+    assert "set by ann: rate 20/s" in page.stdout
+    # Nothing is set for it.
+    other = run("plan", "5/s", "--calls", "6", "--policy", "other", "--store", where, "--json")
+    assert json.loads(other.stdout)["set"] is None

@@ -17,8 +17,8 @@ def policy(place):
     policy = Policy("5/s", name="stripe", store=store, quota="1000/month")
     policy.shaper.reserve()
     yield policy
-    for name in store.all_stated():
-        done("unset", name, "--all", "--store", where) if store.stated(name).text else None
+    for name in store.all_overrides():
+        done("unset", name, "--all", "--store", where) if store.read_overrides(name).text else None
 
 
 def told(place, *args):

@@ -94,8 +94,8 @@ def test_an_adaptive_rate_has_another_highest_and_its_waiters_move():
 class Forgetful(MemoryStore):
     """A store of one's own, that keeps nothing of the kind."""
 
-    state = Store.state
-    stated = Store.stated
+    read_overrides = Store.read_overrides
+    write_overrides = Store.write_overrides
 
 
 def test_a_store_that_keeps_none_says_so():

@@ -19,7 +19,7 @@ from shapekit import (
     Shaper,
     SQLiteStore,
 )
-from shapekit.stores.settings import Stated
+from shapekit.stores.settings import Stored
 
 from ..redis_server import shared_server
 from .conftest import fresh_redis, put
@@ -122,9 +122,9 @@ def _joint_redis():
 
 
 def test_only_one_of_two_who_set_at_once_is_heard_and_the_other_tries_again(store):
-    known = store.stated("api")
-    assert store.state("api", '[{"rate":"1/s"}]', known)
-    assert not store.state("api", '[{"rate":"2/s"}]', known)
+    known = store.read_overrides("api")
+    assert store.write_overrides("api", '[{"rate":"1/s"}]', known)
+    assert not store.write_overrides("api", '[{"rate":"2/s"}]', known)
     policy = Policy("1/s", name="api", store=store)
     threads = [
         threading.Thread(target=policy.configure, args=("2/s",), kwargs={"key": key}) for key in "abcdefgh"
@@ -142,7 +142,7 @@ def test_only_one_of_two_who_set_at_once_is_heard_and_the_other_tries_again(stor
 def test_what_is_illegible_is_ignored_and_said_once(store, caplog, text):
     shaper = Shaper("5/s", store=store, name="api")
     shaper.reserve()
-    store.state("api", text, store.stated("api"))
+    store.write_overrides("api", text, store.read_overrides("api"))
     assert [shaper.reserve().delay for _ in range(3)] == [0.2, 0.4, 0.6]
     assert (
         len(
@@ -235,7 +235,7 @@ def test_keys_asked_about_together_have_each_their_own(store):
 
 
 def test_nothing_was_ever_set(store):
-    assert store.stated("api") == Stated()
-    assert store.all_stated() == {}
+    assert store.read_overrides("api") == Stored()
+    assert store.all_overrides() == {}
     put(store, "näme with:{all} 'sorts'", Override(rate="1/s"))
-    assert list(store.all_stated()) == ["näme with:{all} 'sorts'"]
+    assert list(store.all_overrides()) == ["näme with:{all} 'sorts'"]

@@ -60,7 +60,7 @@ def use(store, other):
     assert gate.check("k")
     assert Gate(GCRA("20/d", burst=10), name="gate", store=other).check("k").current == 3
     assert Shaper("10/s; 100/min", name="shaper", store=store).reserve().accepted
-    assert other.stated("shaper").text == ""
+    assert other.read_overrides("shaper").text == ""
     both = Gate(all_of(a=GCRA("10/s"), b=GCRA("10/s")), name="both", store=store)
     assert both.check({"a": "x", "b": "y"})
     assert [seen.program is None for seen in store.survey()] == [False] * 4

@@ -33,7 +33,7 @@ from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError, w
 from shapekit.stores.base import Key, continued, part_keys
 from shapekit.stores.encoding import is_misfit, plain_bytes, plain_text, shown, sound, tag
 from shapekit.stores.redis.script import Script, script_of, twins_of
-from shapekit.stores.settings import Settings, Stated
+from shapekit.stores.settings import Settings, Stored
 
 LONGEST = 256
 _ESCAPED = {ord(mark): f"%{ord(mark):02X}" for mark in "%:{}"}
@@ -214,7 +214,7 @@ class RedisProgram:
         self._spec = spec
         self._twins = twins_of(spec)
         known = self._known = self._settings.known
-        told = not self._is_cluster and [known.stated.version, known.ends_us or False]
+        told = not self._is_cluster and [known.stored.version, known.ends_us or False]
         self._head = _head([own, floor_ms, spec, told])
         self._parts_head = _head([parts, floor_ms, spec, told])
 
@@ -318,7 +318,7 @@ class RedisProgram:
                     self._spell()
                 elif problem == "changed":
                     version, told, now = reply[1:]
-                    self._settings.hear(Stated(plain_text(version), plain_text(told)), now)
+                    self._settings.hear(Stored(plain_text(version), plain_text(told)), now)
                     return None
                 elif problem == "foreign":
                     for index, writer_tag, looked in reply[1:]:
@@ -391,14 +391,14 @@ class RedisProgram:
         return find(self.name, program)
 
     @staticmethod
-    def stated(keyspace: Keyspace, settings: Settings, clock: Clock) -> Conversation:
+    def read_overrides(keyspace: Keyspace, settings: Settings, clock: Clock) -> Conversation:
         """Read what operators have set."""
         version, told = yield from _said(("HMGET", keyspace.of_settings(settings.name), "version", "told"))
-        settings.hear(Stated(plain_text(version or ""), plain_text(told or "")), clock.now_us())
-        return settings.known.stated
+        settings.hear(Stored(plain_text(version or ""), plain_text(told or "")), clock.now_us())
+        return settings.known.stored
 
     @staticmethod
-    def state(keyspace: Keyspace, settings: Settings, text: str, known: Stated) -> Conversation:
+    def write_overrides(keyspace: Keyspace, settings: Settings, text: str, known: Stored) -> Conversation:
         """Set the overrides of a name, if they are `known`; whether they were."""
         words = known.version, str(ids.fresh()), text
         return bool((yield from _said(("EVAL", _STATING, 1, keyspace.of_settings(settings.name), *words))))

@@ -164,7 +164,7 @@ local function parts()
 end
 
 -- What operators have set, where that is not what the caller knows.
-local function restated(known)
+local function answer_overrides(known)
     if not known then return nil end
     local version = redis.pcall("HGET", ARGV[3], "version")
     if type(version) ~= "string" then version = "" end
@@ -182,7 +182,7 @@ local function answered(run_mode)
             redis.call("EXPIRE", place, told[1])
         end
         program = twin(head[3])
-        return restated(head[4]) or run_mode()
+        return answer_overrides(head[4]) or run_mode()
     end)
     if ok then return answer end
     local problem = answer

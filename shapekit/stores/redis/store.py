@@ -48,7 +48,7 @@ from shapekit.stores.redis.batching import Loop, Loops
 from shapekit.stores.redis.connections import AsyncKept, Kept, Link, unavailable
 from shapekit.stores.redis.protocol import Conversation, Keyspace, RedisProgram
 from shapekit.stores.redis.script import survey_script
-from shapekit.stores.settings import Stated, settings_name
+from shapekit.stores.settings import Stored, settings_name
 
 __all__ = ["RedisStore"]
 
@@ -159,21 +159,23 @@ class RedisStore(Store):
         place = self._remote(name, program).keys_of(key)[0]
         return None if self._link is None else self._link.server_of(place)
 
-    def stated(self, name: str) -> Stated:
-        said: Stated = self._talk(RedisProgram.stated(self._keyspace, self.settings(name), self.clock))
+    def read_overrides(self, name: str) -> Stored:
+        said: Stored = self._talk(
+            RedisProgram.read_overrides(self._keyspace, self.settings(name), self.clock)
+        )
         return said
 
-    def all_stated(self) -> dict[str, Stated]:
+    def all_overrides(self) -> dict[str, Stored]:
         found = {}
         for place in set(self._every(self._keyspace.setting_pattern)):
             version, told = self._tell("HMGET", place, "version", "told")
             name = self._keyspace.set_name(place)
-            found[name] = Stated(plain_text(version or ""), plain_text(told or ""))
+            found[name] = Stored(plain_text(version or ""), plain_text(told or ""))
         return found
 
-    def state(self, name: str, text: str, known: Stated) -> bool:
-        is_known = self._talk(RedisProgram.state(self._keyspace, self.settings(name), text, known))
-        self.stated(name)
+    def write_overrides(self, name: str, text: str, known: Stored) -> bool:
+        is_known = self._talk(RedisProgram.write_overrides(self._keyspace, self.settings(name), text, known))
+        self.read_overrides(name)
         return bool(is_known)
 
     def reset(self, name: str, program: Program, key: Key) -> None:
@@ -246,7 +248,7 @@ class RedisStore(Store):
                     self._writers,
                     self.settings(settings_name(name, program)),
                     WeakMethod(self._remote),
-                    WeakMethod(self.stated),
+                    WeakMethod(self.read_overrides),
                     injected=self.clock_decides,
                     is_cluster=self._has_nodes,
                 )

@@ -28,7 +28,7 @@ from shapekit.rate import SECOND_US, Duration, duration_us, one_of
 from shapekit.stores.base import Apply, ApplyMany, Key, Program, Store
 from shapekit.stores.memory import MemoryStore
 from shapekit.stores.resilient.breaker import Attempt, Breaker, Deadline
-from shapekit.stores.settings import Settings, Stated
+from shapekit.stores.settings import Settings, Stored
 
 __all__ = ["ResilientStore"]
 
@@ -414,14 +414,14 @@ class ResilientStore(Store):
     def settings(self, name: str) -> Settings:
         return self.primary.settings(name)
 
-    def stated(self, name: str) -> Stated:
-        return self.primary.stated(name)
+    def read_overrides(self, name: str) -> Stored:
+        return self.primary.read_overrides(name)
 
-    def all_stated(self) -> dict[str, Stated]:
-        return self.primary.all_stated()
+    def all_overrides(self) -> dict[str, Stored]:
+        return self.primary.all_overrides()
 
-    def state(self, name: str, text: str, known: Stated) -> bool:
-        return self.primary.state(name, text, known)
+    def write_overrides(self, name: str, text: str, known: Stored) -> bool:
+        return self.primary.write_overrides(name, text, known)
 
     def reset(self, name: str, program: Program, key: Key) -> None:
         run(self._reset, name, program, key)

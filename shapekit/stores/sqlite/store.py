@@ -41,7 +41,7 @@ from shapekit.stores.encoding import (
     sound,
     unpacked,
 )
-from shapekit.stores.settings import Settings, Stated, settings_name
+from shapekit.stores.settings import Settings, Stored, settings_name
 from shapekit.stores.sqlite.file import APPLICATION, PATIENCE_S, VERSION, Execute, HostClock, SharedFile
 
 __all__ = ["SQLiteStore", "SqliteSurvey"]
@@ -139,22 +139,22 @@ class SQLiteStore(Store):
 
         return apply_many
 
-    def stated(self, name: str) -> Stated:
-        def look(execute: Execute) -> Stated:
+    def read_overrides(self, name: str) -> Stored:
+        def look(execute: Execute) -> Stored:
             self._records.hear(execute, self.settings(name), self.clock.now_us())
-            return self.settings(name).known.stated
+            return self.settings(name).known.stored
 
         return self._file.transact(look)
 
-    def all_stated(self) -> dict[str, Stated]:
+    def all_overrides(self) -> dict[str, Stored]:
         rows = self._file.transact(lambda execute: execute(_ALL_STATED).fetchall())
-        return {plain_text(name): Stated(version, told) for name, version, told in rows}
+        return {plain_text(name): Stored(version, told) for name, version, told in rows}
 
-    def state(self, name: str, text: str, known: Stated) -> bool:
+    def write_overrides(self, name: str, text: str, known: Stored) -> bool:
         def change(execute: Execute) -> bool:
             settings, now = self.settings(name), self.clock.now_us()
             self._records.hear(execute, settings, now)
-            if settings.known.stated != known:
+            if settings.known.stored != known:
                 return False
             execute(_STATE, (plain_bytes(name), str(ids.fresh()), text))
             self._records.hear(execute, settings, now)
@@ -342,9 +342,9 @@ class _Records:
         version = "" if row is None else str(row[0])
         if version != settings.version:
             row = execute(_STATED, (name,)).fetchone()
-            settings.hear(Stated() if row is None else Stated(str(row[0]), str(row[1])), now)
+            settings.hear(Stored() if row is None else Stored(str(row[0]), str(row[1])), now)
         elif settings.is_over(now):
-            settings.hear(settings.known.stated, now)
+            settings.hear(settings.known.stored, now)
 
     def numbered(self, execute: Execute, description: str) -> int:
         """The number of a program."""
