@@ -86,7 +86,8 @@ class Gate:
     async def acheck(self, key: GateKey = "default", *, cost: int = 1) -> Decision:
         """`check`, awaitable."""
         place = key if cost is _ONE and key.__class__ is str else self._admissible(key, cost)
-        await stop_if_cancelled()
+        if self._store.instant:  # else it is awaited, which is a point of cancellation
+            await stop_if_cancelled()
         return await self._acheck(place, cost)
 
     def check_many(self, keys: Iterable[GateKey], *, cost: int = 1) -> list[Decision]:

@@ -127,7 +127,8 @@ class Shaper:
         if cost is not _ONE or key.__class__ is not str:
             self._check(key, cost)
         bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
-        await stop_if_cancelled()
+        if self._now_us is None:  # else the store is awaited, which is a point of cancellation
+            await stop_if_cancelled()
         if SWITCH.loud:
             return await self.core.reserve(TASKS, key, cost, bound_us)
         return Reservation(self.core, key, await self._agrant(key, (cost, bound_us, nonce.fresh())))

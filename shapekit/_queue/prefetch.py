@@ -454,6 +454,7 @@ class Prefetch:
 
     async def _ask(self, driver: Driver, key: str, asked: Asked) -> Grant:
         """A slot, or a refusal."""
+        await driver.stop_if_cancelled()  # from the stock it would be taken without awaiting
         call = self._taken(key, asked, driver.alarm)
         if not isinstance(call, _Call):
             return call

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from copy import copy
 from typing import Any, TypeAlias
@@ -48,13 +48,14 @@ class Line:
         self._moment = moment
         self._trip = trip
         self._leave = leave
+        self._loop = asyncio.get_running_loop()
         self._waiting: deque[Waiting] = deque()
         self._under_way: list[Waiting] = []
         self._task: asyncio.Task[None] | None = None
 
     async def ask(self, operation: Operation, args: tuple[Any, ...]) -> Any:
-        """The answer to one call."""
-        waiter = asyncio.get_running_loop().create_future()
+        """The answer to one call; calls that come while a trip is under way share the next."""
+        waiter = self._loop.create_future()
         self._waiting.append(((operation, args, self._moment()), waiter))
         self._go()
         try:
@@ -67,7 +68,7 @@ class Line:
 
     def _go(self) -> None:
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task = self._loop.create_task(self._run())
 
     def _give_back(self, undos: tuple[Undo, ...]) -> None:
         if undos:
@@ -127,10 +128,8 @@ class Loop:
         self._lines: dict[tuple[RedisProgram, Key], Line] = {}
         self._errands: set[asyncio.Task[None]] = set()
 
-    def ask(
-        self, remote: RedisProgram, operation: Operation, key: Key, *args: Any
-    ) -> Coroutine[Any, Any, Any]:
-        """The answer to one call; calls that come while a trip of their key is under way share the next."""
+    def line(self, remote: RedisProgram, key: Key) -> Line:
+        """Those who call a key."""
         place = (remote, key)
         line = self._lines.get(place)
         if line is None:
@@ -139,7 +138,7 @@ class Loop:
                 lambda calls: self.talk(remote.share(key, calls)),
                 lambda: self._lines.pop(place, None),
             )
-        return line.ask(operation, args)
+        return line
 
     async def ask_each(
         self, remote: RedisProgram, operation: Operation, keys: Sequence[Key], args: tuple[Any, ...]
@@ -173,7 +172,7 @@ class Loop:
         with suppress(ShapekitError):
             for key, answer in zip(keys, await task, strict=True):
                 for undo, undo_args in operation.undone(args, answer):
-                    await self.ask(remote, undo, key, *undo_args)
+                    await self.line(remote, key).ask(undo, undo_args)
 
     def close(self) -> None:
         """Close the client. Said on the loop itself, which does it as soon as it can."""

@@ -143,17 +143,24 @@ class RedisStore(Store):
         remote = self._remote(name, program)
         remote.link(operation.run or operation)
         otherwise = super().abind(name, program, operation)
-        return self._on_loop(Loop.ask, remote, operation, otherwise=otherwise)
+
+        def asked(key: Key, *args: Any) -> Awaitable[Any]:
+            here = self._here()
+            return otherwise(key, *args) if here is None else here.line(remote, key).ask(operation, args)
+
+        return asked
 
     def abind_many(
         self, name: str, program: Program, operation: Operation
     ) -> Callable[[Sequence[Key], tuple[Any, ...]], Awaitable[list[Any]]]:
-        return self._on_loop(
-            Loop.ask_each,
-            self._remote(name, program),
-            operation,
-            otherwise=super().abind_many(name, program, operation),
-        )
+        remote = self._remote(name, program)
+        otherwise = super().abind_many(name, program, operation)
+
+        def asked(keys: Sequence[Key], args: tuple[Any, ...]) -> Awaitable[list[Any]]:
+            here = self._here()
+            return otherwise(keys, args) if here is None else here.ask_each(remote, operation, keys, args)
+
+        return asked
 
     def shard(self, name: str, program: Program, key: Key) -> Hashable:
         place = self._remote(name, program).keys_of(key)[0]
@@ -253,17 +260,6 @@ class RedisStore(Store):
                     is_cluster=self._has_nodes,
                 )
             return known[program]
-
-    def _on_loop(
-        self, ask: Callable[..., Awaitable[Any]], *what: Any, otherwise: Callable[..., Awaitable[Any]]
-    ) -> Callable[..., Awaitable[Any]]:
-        """A call by the client of the running event loop; where the loop has none, `otherwise`."""
-
-        def asked(*args: Any) -> Awaitable[Any]:
-            here = self._here()
-            return otherwise(*args) if here is None else ask(here, *what, *args)
-
-        return asked
 
     def _here(self) -> Loop | None:
         self._check_open()

@@ -58,7 +58,8 @@ def test_four_hundred_at_forty_a_second_run_once_in_order_at_that_rate(app, book
     assert min(row.late for row in rows) >= -CLOCKS_S
     # How soon after its slot somebody starts is up to the machine, too.
     rows = undisturbed(rows, witness.stalls)
-    assert most_in(rows, 1.0) <= 41
+    # The law leaves out what starts in the last 10 ms of a second.
+    assert most_in(rows, 0.99) <= 41
     # Of two whose slots are more than the grace apart, the first in line starts first.
     for one, next_one in zip(rows, rows[2:], strict=False):
         assert one.slot < next_one.slot
