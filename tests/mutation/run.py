@@ -44,7 +44,9 @@ POLICY = ("tests/policy", "tests/admission")
 QUEUE = ("tests/algorithms/queue", "tests/shaper", *files("tests/queue"), *POLICY)
 CALENDAR = "tests/algorithms/quota"
 STRATEGIES = (LUA, "tests/gate/test_gate.py", *LAWS, CALENDAR)
+OVERRIDES = (*files("tests/overrides"), "tests/cli/test_settings.py")
 TESTS = {
+    ("algorithms/overrides", "algorithms/queue/moves", "algorithms/queue/overridden"): OVERRIDES,
     ("algorithms/adaptive/",): ("tests/algorithms/adaptive", "tests/queue/adaptive", LUA),
     ("algorithms/inflight",): (LUA, "tests/algorithms/test_inflight.py", "tests/queue/inflight"),
     ("algorithms/queue/",): (LUA, *QUEUE, "tests/queue/prefetch"),
