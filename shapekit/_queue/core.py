@@ -22,7 +22,17 @@ from shapekit._runtime.switch import SWITCH
 from shapekit._runtime.virtual import forgets
 from shapekit.algorithms.base import check_cost
 from shapekit.algorithms.queue.moves import followed
-from shapekit.algorithms.queue.queue import CANCEL, HOLD, LOOK, MARK, RESERVE, RESUME, SETTLE, LeakyQueue
+from shapekit.algorithms.queue.queue import (
+    CANCEL,
+    HELD_US,
+    HOLD,
+    LOOK,
+    MARK,
+    RESERVE,
+    RESUME,
+    SETTLE,
+    LeakyQueue,
+)
 from shapekit.algorithms.queue.slots import ACCEPTED, WAIT_US, Grant, Granted
 from shapekit.clock import RealClock
 from shapekit.errors import ConfigError, StoreUnavailableError
@@ -241,7 +251,10 @@ class Core:
 
     async def held(self, driver: Driver, key: str) -> float:
         """How many seconds a key is still held; 0 if it is not."""
-        return await self.waiter.held_us(driver, checked_key(key)) / SECOND_US
+        held_us = await self.waiter.held_us(driver, checked_key(key))
+        if not held_us and self.queue_of(key).is_held:
+            held_us = HELD_US  # its first call begins the hold
+        return held_us / SECOND_US
 
     async def remaining(self, driver: Driver, reservation: Reservation) -> float:
         """Seconds until a slot comes, including holds placed since; negative once it has passed."""

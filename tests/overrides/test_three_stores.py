@@ -192,6 +192,22 @@ def test_held_refuses_or_waits_and_goes_on_where_it_was(store):
     assert shaper.remaining(second) == pytest.approx(0.5)
 
 
+def test_held_is_a_hold_of_thirty_days_that_each_decision_prolongs(store):
+    """In its first half nothing is written. A key that is not in use is not held yet, but would be."""
+    day = 86_400
+    shaper = Shaper("5/s", store=store, name="api")
+    put(store, "api", Override(state="held"))
+    assert shaper.held() == 30 * day
+    assert list(store.keys()) == []
+    shaper.reserve()
+    for passed, left in ((10, 20), (5, 15), (1 / day, 30), (14, 16), (2, 30)):
+        store.clock.advance(passed * day)
+        assert shaper.held() == pytest.approx(left * day, abs=1e-5)
+    store.clock.advance(16 * day)
+    shaper.reserve()
+    assert shaper.held() == 30 * day
+
+
 def test_what_was_used_of_a_quota_stays_used(store):
     policy = Policy("1000/s", name="api", quota="10/month", store=store)
     for _ in range(8):
