@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from itertools import pairwise
+from statistics import median
 
 import pytest
 from redis import Connection
@@ -428,8 +429,10 @@ def test_workers_keep_their_pace_meanwhile(server):
         worker.join()
     slots = sorted((turn.grant.departs_at_us, turn.delay) for turn in turns)
     assert len(slots) > 10
-    # A slot that follows later was taken by one who found nobody in line: the machine had stopped them all.
-    assert all(late == early + 50_000 or delay == 0 for (early, _), (late, delay) in pairwise(slots))
+    apart = [(late - early, delay) for (early, _), (late, delay) in pairwise(slots)]
+    # Where the machine stops them, a late call moves the line by a slot or more, or finds nobody there.
+    assert all(us >= 50_000 or delay == 0 for us, delay in apart)
+    assert median(us for us, _ in apart) == 50_000
     store.close()
 
 
