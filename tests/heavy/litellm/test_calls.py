@@ -107,38 +107,6 @@ def test_an_answer_that_tells_of_too_few_tokens_holds_the_next_call(budget, shap
     assert clock.now() > 1
 
 
-@pytest.mark.parametrize(("options", "charged"), [({"include_usage": True}, TOTAL), (None, RESERVED)])
-def test_a_stream_settles_what_the_server_tells_at_its_end(budget, shape, question, told, options, charged):
-    limits = budget()
-    shape(limits)
-
-    async def ask():
-        stream = await litellm.acompletion(**question, stream=True, stream_options=options)
-        assert used(limits) == RESERVED
-        async for _ in stream:
-            pass
-        await told()
-
-    asyncio.run(ask())
-    assert used(limits) == charged
-
-
-def test_a_stream_that_is_left_keeps_its_reservation_and_nothing_else(budget, shape, question):
-    limits = budget()
-    calls = shape(limits)
-
-    async def ask():
-        stream = await litellm.acompletion(**question, stream=True, stream_options={"include_usage": True})
-        async for _ in stream:
-            break
-        await stream.aclose()
-
-    asyncio.run(ask())
-    assert used(limits) == RESERVED
-    gc.collect()
-    assert not calls._calls
-
-
 def test_a_cancelled_wait_takes_nothing(budget, shape, question, server, until_asleep):
     clock = ManualClock()
     limits = budget(requests="1/h burst 1", clock=clock)
