@@ -123,6 +123,9 @@ _REFUSALS: dict[type[ShapekitError], type[Exception]] = {
 }
 _ASKING = frozenset(("acompletion", "atext_completion", "aresponses", "anthropic_messages", "aembedding"))
 """The calls that ask for tokens; LiteLLM's hooks see others, too, such as those for files."""
+_MODEL_FIRST = frozenset(("acompletion", "aembedding"))
+"""Those whose first argument is the model."""
+_TEXTS = ("messages", "prompt", "input")
 _SENT_BY_SERVER = "llm_provider-"
 """What LiteLLM puts before the names of a server's headers."""
 
@@ -188,9 +191,14 @@ class ShapedCalls(CustomLogger):
         request = kwargs["litellm_logging_obj"]
         # What the budget remembers of the call must not keep alive what the call is known by here.
         asked = {name: value for name, value in kwargs.items() if name != "litellm_logging_obj"}
+        # What is passed by position is not among them.
+        if asked.keys().isdisjoint(_TEXTS):
+            asked["messages"] = request.messages
+        if "model" not in asked:
+            asked["model"] = _first_of(request, call_type)
         max_wait = AS_CONFIGURED if self._max_wait_s is None else self._max_wait_s
         try:
-            call = await self.budget.aadmit(asked, key=_key_of(kwargs), max_wait=max_wait).__aenter__()
+            call = await self.budget.aadmit(asked, key=_key_of(asked), max_wait=max_wait).__aenter__()
         except ShapekitError as error:
             raise translated(error, _REFUSALS) from error.__cause__
         self._calls[request] = call
@@ -260,6 +268,14 @@ def _heard(seen: TokenUsage | None) -> Heard | None:
     heard = Heard()
     heard.hear({"usage": {"input_tokens": seen.input, "output_tokens": seen.output}})
     return heard
+
+
+def _first_of(request: Any, call_type: Any) -> Any:
+    """The model that was passed by position; LiteLLM takes the first argument for it, whatever that is."""
+    if getattr(call_type, "value", call_type) in _MODEL_FIRST:
+        return request.model
+    fix = "write model=… in this call"
+    raise ConfigError("model", None, "was passed by position, which LiteLLM does not tell its hooks", fix)
 
 
 def _key_of(told: Mapping[str, Any]) -> str:

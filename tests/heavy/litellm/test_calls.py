@@ -37,6 +37,25 @@ def test_an_attempt_takes_its_tokens_and_settles_what_its_answer_says(budget, sh
     assert round(clock.now(), 3) == 0.2  # each had a slot
 
 
+def test_what_is_passed_by_position_counts_too(budget, shape, question, server):
+    limits = budget()
+    shape(limits)
+    server.gate.clear()
+    options = {name: question[name] for name in ("max_tokens", "api_base", "api_key", "max_retries")}
+
+    async def ask():
+        waiting = asyncio.create_task(litellm.acompletion(MODEL, question["messages"], **options))
+        assert await asyncio.to_thread(server.came.acquire, timeout=PATIENCE_S)
+        assert used(limits) == RESERVED
+        server.gate.set()
+        await waiting
+        assert used(limits) == TOTAL
+        with pytest.raises(ConfigError, match="write model="):
+            await litellm.aresponses("why?", MODEL)
+
+    asyncio.run(ask())
+
+
 def test_a_wait_beyond_max_wait_is_refused_before_it_is_sent(budget, shape, question, server):
     limits = budget(requests="1/h")
     shape(limits, max_wait="1s")
