@@ -116,7 +116,10 @@ def test_another_process_goes_by_it_from_its_next_decision_on(tmp_path):
 def test_no_call_makes_a_further_trip_but_the_first_after_a_change():
     with RedisServer() as server, server.client() as client:
         mine, others = RedisStore.from_url(server.url), RedisStore.from_url(server.url)
-        shaper, gate = Shaper("5/s", store=mine, name="api"), Gate(GCRA("5/s"), store=mine, name="front")
+        shaper, gate = (
+            Shaper("5/s", store=mine, name="api"),
+            Gate(GCRA("5/s", burst=100), store=mine, name="front"),
+        )
 
         def trips():
             told = client.info("commandstats")
