@@ -38,6 +38,7 @@ from shapekit.rate import whole
 try:
     from langchain_core.callbacks import BaseCallbackHandler  # pyright: ignore[reportMissingImports]
     from langchain_core.embeddings import Embeddings  # pyright: ignore[reportMissingImports]
+    from langchain_core.messages.ai import add_usage  # pyright: ignore[reportMissingImports]
     from langchain_core.rate_limiters import BaseRateLimiter  # pyright: ignore[reportMissingImports]
 except ImportError as error:
     raise errors.missing("ShapedRateLimiter", "langchain") from error
@@ -145,6 +146,17 @@ class _Handler(BaseCallbackHandler):
         begun = ModelRun((self, run_id), self._limit, partial(_asked, messages[0], kwargs))
         _RUNS.begin(begun)
         _BEGUN.set((*(each for each in _BEGUN.get() if each.is_waited_for), begun))
+
+    def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **_: Any) -> None:
+        """The next piece of a stream, whose usage is what it adds."""
+        if (known := _RUNS.known((self, run_id))) is None:
+            return
+        message = getattr(chunk, "message", None)
+        for text in _pieces(token, message):
+            known.heard.hear({"delta": text})
+        if (usage := getattr(message, "usage_metadata", None)) is not None:
+            known.used = add_usage(known.used, usage)
+            known.heard.hear({"usage": known.used})
 
     async def _ended(self, driver: Driver, response: Any, *, run_id: UUID, **_: Any) -> None:
         if (known := _RUNS.over((self, run_id))) is not None:
@@ -269,6 +281,18 @@ def _block(block: Any) -> Any:
     if not isinstance(block, dict) or "base64" not in block:
         return block
     return {("data" if name == "base64" else name): part for name, part in block.items()}
+
+
+def _pieces(content: Any, message: Any) -> Iterator[str]:
+    """What a piece of a stream adds to the answer: text, thoughts, arguments of tools."""
+    for block in [content] if isinstance(content, str) else content:
+        if isinstance(block, str):
+            yield block
+        else:
+            yield from (block[name] for name in ("text", "thinking", "reasoning") if block.get(name))
+    yield (getattr(message, "additional_kwargs", None) or {}).get("reasoning_content") or ""
+    for call in getattr(message, "tool_call_chunks", ()):
+        yield call["args"] or ""
 
 
 def _tool(tool: Any) -> dict[str, Any]:

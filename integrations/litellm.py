@@ -21,10 +21,13 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from shapekit import errors
 from shapekit._adapters.http.request import translated
+from shapekit._adapters.model_calls import ended, failed
+from shapekit._runtime.drivers import TASKS
 from shapekit._runtime.failures import Unheard
 from shapekit._runtime.sleepers import AS_CONFIGURED
 from shapekit.errors import ConfigError, ShapekitError
 from shapekit.llm import LLMBudget, LLMCall
+from shapekit.llm.usage import Heard, TokenUsage, usage_of
 from shapekit.rate import SECOND_US, Duration, duration_us
 
 try:
@@ -120,6 +123,9 @@ _REFUSALS: dict[type[ShapekitError], type[Exception]] = {
 }
 _ASKING = frozenset(("acompletion", "atext_completion", "aresponses", "anthropic_messages", "aembedding"))
 """The calls that ask for tokens; LiteLLM's hooks see others, too, such as those for files."""
+_MODEL_FIRST = frozenset(("acompletion", "aembedding"))
+"""Those whose first argument is the model."""
+_TEXTS = ("messages", "prompt", "input")
 _SENT_BY_SERVER = "llm_provider-"
 """What LiteLLM puts before the names of a server's headers."""
 
@@ -185,9 +191,14 @@ class ShapedCalls(CustomLogger):
         request = kwargs["litellm_logging_obj"]
         # What the budget remembers of the call must not keep alive what the call is known by here.
         asked = {name: value for name, value in kwargs.items() if name != "litellm_logging_obj"}
+        # What is passed by position is not among them.
+        if asked.keys().isdisjoint(_TEXTS):
+            asked["messages"] = request.messages
+        if "model" not in asked:
+            asked["model"] = _first_of(request, call_type)
         max_wait = AS_CONFIGURED if self._max_wait_s is None else self._max_wait_s
         try:
-            call = await self.budget.aadmit(asked, key=_key_of(kwargs), max_wait=max_wait).__aenter__()
+            call = await self.budget.aadmit(asked, key=_key_of(asked), max_wait=max_wait).__aenter__()
         except ShapekitError as error:
             raise translated(error, _REFUSALS) from error.__cause__
         self._calls[request] = call
@@ -227,18 +238,44 @@ class ShapedCalls(CustomLogger):
         """After the end of a stream, of which no other hook tells the usage."""
         if not kwargs.get("stream") or (call := self._ended(kwargs)) is None:
             return
-        # Where the server does not tell the usage LiteLLM counts what it can see of the answer.
         options = (
             kwargs.get("stream_options") or kwargs.get("optional_params", {}).get("stream_options") or {}
         )
         if options.get("include_usage"):
-            with Unheard(call.key, "keeps what it reserved", "shapekit.llm"):
-                await call.asettle(response_obj)
+            await ended(TASKS, call, [response_obj])
+        else:
+            # Where the server does not tell the usage LiteLLM counts what it can see of the answer.
+            await ended(TASKS, call, (), _heard(usage_of(response_obj)))
+
+    async def async_log_failure_event(
+        self, kwargs: dict[str, Any], response_obj: Any, start_time: Any, end_time: Any
+    ) -> None:
+        """After a stream that was lost, of which LiteLLM has counted what had come."""
+        if kwargs.get("stream") and (call := self._ended(kwargs)) is not None:
+            seen = usage_of(kwargs.get("combined_usage_object"))
+            await failed(TASKS, call, kwargs["exception"], _heard(seen))
 
     def _ended(self, told: Mapping[str, Any]) -> LLMCall | None:
         """The call of an attempt that has ended, said once."""
         request = told.get("litellm_logging_obj") or self._requests.get(told.get("litellm_call_id", ""))
         return None if request is None else self._calls.pop(request, None)
+
+
+def _heard(seen: TokenUsage | None) -> Heard | None:
+    """What LiteLLM has counted of a stream."""
+    if seen is None:
+        return None
+    heard = Heard()
+    heard.hear({"usage": {"input_tokens": seen.input, "output_tokens": seen.output}})
+    return heard
+
+
+def _first_of(request: Any, call_type: Any) -> Any:
+    """The model that was passed by position; LiteLLM takes the first argument for it, whatever that is."""
+    if getattr(call_type, "value", call_type) in _MODEL_FIRST:
+        return request.model
+    fix = "write model=… in this call"
+    raise ConfigError("model", None, "was passed by position, which LiteLLM does not tell its hooks", fix)
 
 
 def _key_of(told: Mapping[str, Any]) -> str:

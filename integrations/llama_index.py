@@ -129,6 +129,12 @@ class _Events(event_handlers.BaseEventHandler):
         if isinstance(event, llm.LLMChatStartEvent | llm.LLMCompletionStartEvent):
             if (begun := _RUNS.known(event.span_id)) is not None and isinstance(begun.asked, _Question):
                 begun.asked.event = event
+        elif isinstance(event, llm.LLMChatInProgressEvent | llm.LLMCompletionInProgressEvent):
+            if (known := _RUNS.known(event.span_id)) is not None:
+                # What the server sent has more than the text. Not every model hands it on.
+                piece = event.response
+                if not known.heard.hear(piece.raw) and piece.delta:
+                    known.heard.hear({"delta": piece.delta})
         elif isinstance(event, llm.LLMChatEndEvent | llm.LLMCompletionEndEvent):
             if (known := _RUNS.over(event.span_id)) is not None and (answer := event.response) is not None:
                 _do(known.ended, (answer.raw, answer.additional_kwargs))

@@ -19,10 +19,13 @@ from typing import Any
 
 from shapekit import errors
 from shapekit._adapters.http.request import translated
-from shapekit._runtime.failures import Unheard
+from shapekit._adapters.model_calls import ended, failed
+from shapekit._runtime import background
+from shapekit._runtime.drivers import TASKS
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, ShapekitError
-from shapekit.llm import LLMBudget, LLMCall, TokenUsage
+from shapekit.llm import LLMBudget, LLMCall
+from shapekit.llm.usage import Heard
 from shapekit.policy import Policy
 
 try:
@@ -33,6 +36,7 @@ try:
     from pydantic_ai.models import KnownModelName, Model, ModelRequestParameters, StreamedResponse
     from pydantic_ai.models.wrapper import WrapperModel
     from pydantic_ai.settings import ModelSettings, merge_model_settings
+    from pydantic_ai.usage import RequestUsage
 except ImportError as error:
     raise errors.missing("ShapedModel", "pydantic-ai") from error
 
@@ -92,7 +96,7 @@ _REFUSALS: dict[type[ShapekitError], type[Exception]] = {
 class ShapedModel(WrapperModel):
     """A model, each request to which waits for its tokens and its slot, or is refused.
 
-    A stream settles when it has come to its end; one that is left before keeps what it reserved.
+    A stream settles when it has come to its end; one that is left before, at what was seen of it.
     """
 
     def __init__(self, wrapped: Model | KnownModelName | str, budget: LLMBudget) -> None:
@@ -114,7 +118,7 @@ class ShapedModel(WrapperModel):
         call = await self._admitted(messages, model_settings, model_request_parameters)
         async with _sending(call):
             response = await self.wrapped.request(messages, model_settings, model_request_parameters)
-        await _settle(call, response)
+        await ended(TASKS, call, _told(response))
         return response
 
     @asynccontextmanager
@@ -134,10 +138,16 @@ class ShapedModel(WrapperModel):
                         messages, model_settings, model_request_parameters, run_context
                     )
                 )
+            background.ready()
             # What is raised here is the caller's, or of an answer that has begun.
-            yield stream
-            if (response := stream.get()).state == "complete":
-                await _settle(call, response)
+            try:
+                yield stream
+            except BaseException as error:
+                await failed(TASKS, call, error, _heard(stream.get()))
+                raise
+            response = stream.get()
+            told = _told(response) if response.state == "complete" else ()
+            await ended(TASKS, call, told, _heard(response))
 
     async def _admitted(
         self, messages: Sequence[ModelMessage], settings: ModelSettings | None, asked: ModelRequestParameters
@@ -169,12 +179,22 @@ async def _sending(call: LLMCall) -> AsyncGenerator[None]:
         raise
 
 
-async def _settle(call: LLMCall, response: ModelResponse) -> None:
+def _told(response: ModelResponse) -> Sequence[RequestUsage]:
+    """The usage of an answer; some servers tell none."""
     usage = response.usage
-    # Some servers tell none.
-    if usage.input_tokens or usage.output_tokens:
-        with Unheard(call.key, "keeps what it reserved", "shapekit.llm"):
-            await call.asettle(TokenUsage(usage.input_tokens, usage.output_tokens))
+    return [usage] if usage.input_tokens or usage.output_tokens else []
+
+
+def _heard(response: ModelResponse) -> Heard:
+    """What is there of an answer that comes in pieces."""
+    heard = Heard()
+    for usage in _told(response):
+        heard.hear({"usage": usage})
+    for part in response.parts:
+        for said in (getattr(part, "content", None), getattr(part, "args", None)):
+            if said:
+                heard.hear({"delta": said if isinstance(said, str) else str(said)})
+    return heard
 
 
 def _texts(message: ModelMessage) -> list[Any]:

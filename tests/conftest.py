@@ -4,12 +4,14 @@ import functools
 import gc
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from shapekit import ConfigError, ManualClock, Policy
+from shapekit._runtime import background
 from shapekit._runtime.switch import SWITCH
 
 from .crew import PATIENCE_S, Crew
@@ -70,6 +72,19 @@ def anyio_backend(request):
 def clock():
     """Virtual time that jumps whenever everybody sleeps."""
     return ManualClock(autojump=True)
+
+
+@pytest.fixture
+def afterwards():
+    """Waits until all is done that was left to the background thread before."""
+
+    def wait():
+        done = threading.Event()
+        background.ready()
+        background.do(done.set)
+        assert done.wait(PATIENCE_S)
+
+    return wait
 
 
 @pytest.fixture

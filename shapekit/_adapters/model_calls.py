@@ -2,7 +2,7 @@
 
 The hooks have no more in common than the id of a run. A run takes nothing before it is admitted, so one that
 never is (its answer was in a cache) has nothing to give back. One whose end is never told keeps what it
-reserved.
+reserved. A stream that ends before it has told its usage is settled at its input and what was seen of it.
 """
 
 from __future__ import annotations
@@ -13,15 +13,27 @@ from typing import Any, TypeAlias, TypeVar
 
 from shapekit._adapters.http.request import aobserve, observe
 from shapekit._adapters.retry import Ending
-from shapekit._runtime.drivers import THREADS, Driver, Twin
-from shapekit._runtime.failures import Unheard
+from shapekit._runtime import background
+from shapekit._runtime.drivers import THREADS, Driver, Twin, run
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError
 from shapekit.llm import LLMBudget, LLMCall
-from shapekit.llm.usage import Asked
+from shapekit.llm.call import unheard
+from shapekit.llm.usage import Asked, Heard, usage_of
 from shapekit.policy import Policy
 
-__all__ = ["Limit", "ModelRun", "Runs", "admit", "checked_limit", "embedded", "through", "without_end"]
+__all__ = [
+    "Limit",
+    "ModelRun",
+    "Runs",
+    "admit",
+    "checked_limit",
+    "embedded",
+    "ended",
+    "failed",
+    "through",
+    "without_end",
+]
 
 T = TypeVar("T")
 Limit: TypeAlias = Policy | LLMBudget
@@ -34,7 +46,7 @@ _MOST_OPEN = 10_000
 class ModelRun:
     """A call of a model, from its first hook to its last."""
 
-    __slots__ = ("_driver", "asked", "calls", "id", "is_waited_for", "limit")
+    __slots__ = ("_driver", "_heard", "asked", "calls", "id", "is_waited_for", "limit", "used")
 
     def __init__(self, run_id: Hashable, limit: Limit, asked: Callable[[], Asked | None]) -> None:
         self.id = run_id
@@ -45,7 +57,18 @@ class ModelRun:
         """Whether a call is still to be admitted for it."""
         self.calls: list[Admission | LLMCall] = []
         """What was admitted for it."""
+        self.used: Any = None
+        """The usage of a stream, as far as its pieces add up to it."""
         self._driver = THREADS
+        self._heard: Heard | None = None
+
+    @property
+    def heard(self) -> Heard:
+        """What is seen of an answer that comes in pieces."""
+        if self._heard is None:
+            background.ready()
+            self._heard = Heard()
+        return self._heard
 
     async def admit(self, driver: Driver, **waits: Any) -> None:
         """Wait until a call of the run may leave."""
@@ -57,14 +80,14 @@ class ModelRun:
     async def ended(self, driver: Driver, answers: Iterable[Any]) -> None:
         """The run has its answer; the first of `answers` that tells a usage counts."""
         for call in self.calls:
-            await ended(self._ending(driver), call, answers)
+            await ended(self._ending(driver), call, answers, self._heard)
 
     async def failed(self, driver: Driver, error: BaseException) -> None:
         """The run has ended in an error, which was that of its last call."""
         if self.calls:
             call = self.calls.pop()
             self.calls.clear()  # an error may be told more than once, and those before have succeeded
-            await failed(self._ending(driver), call, error)
+            await failed(self._ending(driver), call, error, self._heard)
 
     def _ending(self, driver: Driver) -> Driver:
         """A thread's call may be ended on an event loop that lives no longer, and has no connection."""
@@ -150,20 +173,34 @@ async def through(
     return result
 
 
-async def ended(driver: Driver, call: Admission | LLMCall, answers: Iterable[Any]) -> None:
-    """The call has its answer: charge what it used, if one of `answers` tells that."""
+async def ended(
+    driver: Driver, call: Admission | LLMCall, answers: Iterable[Any], heard: Heard | None = None
+) -> None:
+    """The call has its answer: charge what one of `answers` tells that it used, or what was seen of it."""
     if isinstance(call, Admission):
         await driver.ask(Twin(call.leave, call.aleave))
         return
-    with Unheard(call.key, "keeps what it reserved", "shapekit.llm"):
-        for answer in answers:
-            if await driver.ask(Twin(call.settle, call.asettle), answer):
-                break
+    with unheard(call):
+        usage = next((usage for usage in map(usage_of, answers) if usage is not None), None)
+        if usage is not None:
+            await driver.ask(Twin(call.settle, call.asettle), usage)
+        elif heard is not None:
+            await _settle_seen(driver, call, heard)
 
 
-async def failed(driver: Driver, call: Admission | LLMCall, error: BaseException) -> None:
-    """The call has ended in an error: hear what the server said, and give back what cost nothing."""
+async def failed(
+    driver: Driver, call: Admission | LLMCall, error: BaseException, heard: Heard | None = None
+) -> None:
+    """The call has ended in an error: hear what the server said, and give back what cost nothing.
+
+    Where an answer had begun, what was seen of it is charged.
+    """
     if isinstance(call, LLMCall):
+        if heard is not None and isinstance(error, GeneratorExit):
+            # The collector may run in the midst of anything: another thread counts and settles.
+            background.do(run, _settle_seen, call, heard)
+        elif heard is not None:
+            await _settle_seen(driver, call, heard)
         await driver.ask(Twin(call.failed, call.afailed), error)
         return
     try:
@@ -172,6 +209,12 @@ async def failed(driver: Driver, call: Admission | LLMCall, error: BaseException
                 await driver.ask(Twin(observe, aobserve), call, answer)
     finally:
         await driver.ask(Twin(call.__exit__, call.__aexit__), type(error), error, error.__traceback__)
+
+
+async def _settle_seen(driver: Driver, call: LLMCall, heard: Heard) -> None:
+    with unheard(call):
+        if (usage := call.seen(heard)) is not None:
+            await driver.ask(Twin(call.settle, call.asettle), usage)
 
 
 def _call(limit: Limit, asked: Asked | None, waits: Mapping[str, Any]) -> Admission | LLMCall:

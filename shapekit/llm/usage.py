@@ -76,18 +76,23 @@ class Heard:
         self.is_final = False
         """Whether the usage is known, although the stream may go on."""
 
-    def hear(self, item: Any) -> None:
-        """The next item: a chunk, or an event. Of what is said twice, the later counts."""
+    def hear(self, item: Any) -> bool:
+        """The next item: a chunk, or an event. Of what is said twice, the later counts.
+
+        Whether it has text of the answer.
+        """
         usage = _field(item, "usage")
         for bearer in (_field(item, "message"), _field(item, "response")):
             self._fields |= _told(_field(bearer, "usage"))
         told = _told(usage)
         self._fields |= told
         self._is_whole = self._is_whole or bool(told)
-        self._texts += _new_texts(item)
+        texts = [*_new_texts(item)]
+        self._texts += texts
         # Chunks without choices say nothing else but the usage.
         closes = _field(item, "type") in _LAST or (bool(told) and _field(item, "choices") == [])
         self.is_final = self.is_final or (closes and bool(self._fields))
+        return bool(texts)
 
     @property
     def usage(self) -> TokenUsage | None:

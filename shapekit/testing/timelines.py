@@ -26,6 +26,7 @@ from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import GCRA, LeakyBucket, Meter, TokenBucket
 from shapekit.algorithms.inflight import ENTER, KEEP, LEAVE, WATCH, Concurrency
 from shapekit.algorithms.ledger import Ledger, ledgered
+from shapekit.algorithms.overrides import Override, effective
 from shapekit.algorithms.queue.queue import (
     CANCEL,
     CANCEL_MANY,
@@ -271,6 +272,14 @@ def changes() -> list[tuple[Trial, Trial]]:
         (_adaptive("1/s", "50/s"), _adaptive("2/s", Rate.of(62, 999_983), 3)),
         (_queue("10/s; 15/min"), _queue("8/s; 12/min; 30/h")),
         (_queue("5/s", gates=(GCRA("3/s", 2),)), _queue("5/s", gates=(GCRA("2/s", 4), Quota("9/day")))),
+        (_queue("5/s"), _set(_queue("5/s"), Override(rate="20/s"))),
+        (_queue("7/s burst 3"), _set(_queue("7/s burst 3"), Override(rate="3 per 2 s", burst=2))),
+        (_queue("5/s"), _set(_queue("5/s"), Override(state="held"))),
+        (
+            _queue("5/s", gates=(Quota("5/day"),)),
+            _set(_queue("5/s", gates=(Quota("5/day"),)), Override(rate="9/s", quota="9/day")),
+        ),
+        (_adaptive("1/s", "50/s"), _set(_adaptive("1/s", "50/s"), Override(rate="7/s"))),
         (_measured(Concurrency(3, "10s")), _measured(Concurrency(2, "4s"))),
         (_measured(Concurrency(1, "2s")), _measured(Concurrency(4, "30s"))),
     ]
@@ -310,6 +319,11 @@ def _queue(rate: RateLike | None, **rest: Any) -> Trial:
 
 def _adaptive(lowest: RateLike, highest: RateLike, burst: int | None = None) -> Trial:
     return _measured(AdaptiveQueue(Rate.parse(lowest), Rate.parse(highest), burst))
+
+
+def _set(trial: Trial, override: Override) -> Trial:
+    """The trial with limits that an operator has set."""
+    return trial._replace(program=effective(trial.program, override))
 
 
 def _measured(program: Any) -> Trial:

@@ -1,12 +1,10 @@
 """Helpers of the budget tests: virtual time that moves by itself, and what is charged to a budget."""
 
 import functools
-import threading
 
 import pytest
 
 from shapekit import LLMBudget
-from shapekit._runtime import background
 
 from ..redis_server import free_port as a_free_port
 
@@ -26,19 +24,6 @@ def used():
         return day.used
 
     return charged
-
-
-@pytest.fixture
-def afterwards():
-    """Waits until all is done that was left to the background thread before."""
-
-    def wait():
-        done = threading.Event()
-        background.ready()
-        background.do(done.set)
-        assert done.wait(60)
-
-    return wait
 
 
 @pytest.fixture

@@ -94,8 +94,8 @@ async def run_on_a_clock(asks, clock, seconds):
     async def loop(ask):
         while clock.now() < seconds:
             most = next(sizes)
-            await ask(QUESTION, most)
-            left.append((clock.now(), len(QUESTION) // 3 + most))
+            at = await ask(QUESTION, most)
+            left.append((at if isinstance(at, float) else clock.now(), len(QUESTION) // 3 + most))
 
     async with anyio.create_task_group() as tasks:
         for ask in asks:

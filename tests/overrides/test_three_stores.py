@@ -19,9 +19,10 @@ from shapekit import (
     Shaper,
     SQLiteStore,
 )
+from shapekit.stores.redis import RedisStore
 from shapekit.stores.settings import Stored
 
-from ..redis_server import shared_server
+from ..redis_server import RedisServer, shared_server
 from .conftest import fresh_redis, put
 
 RATES = st.sampled_from(["5/s", "20/s", "2/s", "7 per 3 seconds", "1/min"])
@@ -108,6 +109,39 @@ def test_another_process_goes_by_it_from_its_next_decision_on(tmp_path):
         assert shaper.reserve("acme").delay < 0.5
         shaper.reserve("zoe")
         assert shaper.reserve("zoe").delay > 0.5
+        mine.close()
+        others.close()
+
+
+def test_no_call_makes_a_further_trip_but_the_first_after_a_change():
+    with RedisServer() as server, server.client() as client:
+        mine, others = RedisStore.from_url(server.url), RedisStore.from_url(server.url)
+        shaper, gate = (
+            Shaper("5/s", store=mine, name="api"),
+            Gate(GCRA("5/s", burst=100), store=mine, name="front"),
+        )
+
+        def trips():
+            told = client.info("commandstats")
+            client.config_resetstat()
+            asked = {name: told[name]["calls"] for name in told if name.startswith("cmdstat_eval")}
+            assert "cmdstat_hmget" not in told
+            return sum(asked.values())
+
+        for _ in range(2):
+            shaper.reserve(), gate.check()
+        trips()
+        for _ in range(10):
+            shaper.reserve(), gate.check()
+        assert trips() == 20
+        for name in ("api", "front"):
+            put(others, name, Override("default", rate="20/s"))
+        client.config_resetstat()
+        shaper.reserve(), gate.check()
+        assert trips() <= 8  # each hears of the change, and is decided by what is set
+        for _ in range(10):
+            shaper.reserve(), gate.check()
+        assert trips() == 20
         mine.close()
         others.close()
 

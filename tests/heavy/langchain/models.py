@@ -50,6 +50,27 @@ class Stream(Chat):
         yield ChatGenerationChunk(message=AIMessageChunk("s", usage_metadata=USED))
 
 
+class Words(Chat):
+    """Answers in three words without a usage; `stuck` after two, or lost where `errors` say so."""
+
+    stuck: Any = None
+
+    def _stream(self, messages, stop=None, run_manager=None, **kwargs):
+        yield from (_piece(word) for word in ("one ", "two "))
+        self._called(messages)
+        yield _piece("three")
+
+    async def _astream(self, messages, stop=None, run_manager=None, **kwargs):
+        for piece in self._stream(messages):
+            yield piece
+            if self.stuck is not None and piece.message.content == "two ":
+                await self.stuck()
+
+
+def _piece(text):
+    return ChatGenerationChunk(message=AIMessageChunk(text))
+
+
 class Completion(BaseLLM):
     @property
     def _llm_type(self):

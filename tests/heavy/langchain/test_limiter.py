@@ -92,13 +92,6 @@ def test_a_stream_is_charged_when_it_has_ended(do, limiter, used):
     assert used() == TOKENS
 
 
-def test_a_stream_that_is_dropped_keeps_its_reservation(limiter, used):
-    stream = model_of(limiter, Stream).stream("why?")
-    next(stream)
-    stream.close()
-    assert used() > 100
-
-
 def test_a_stream_of_events_is_charged(limiter, used):
     stream = model_of(limiter, Stream).stream_events("why?", version="v3")
     assert stream.output.text == "yes"

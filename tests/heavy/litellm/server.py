@@ -23,6 +23,9 @@ class Server:
         """Answers are given while it is set."""
         self.gate.set()
         self.came = threading.Semaphore(0)
+        self.pieces = None
+        """How many pieces of a stream are sent before the connection is lost, once `cut` is set."""
+        self.cut = threading.Event()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -43,7 +46,10 @@ class Server:
                 for name, value in sent.items():
                     self.send_header(name, str(value))
                 self.end_headers()
-                self.wfile.write(body.encode())
+                if asked.get("stream") and outer.pieces is not None:
+                    outer._stop(self, body)
+                else:
+                    self.wfile.write(body.encode())
 
             def log_message(self, *_):
                 pass
@@ -55,6 +61,11 @@ class Server:
         self._server = Listening(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
 
+    def _stop(self, handler, body):
+        handler.wfile.write("".join(body.splitlines(keepends=True)[: 2 * self.pieces]).encode())
+        self.cut.wait(20)
+        handler.close_connection = True
+
     def __enter__(self):
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
@@ -62,6 +73,7 @@ class Server:
 
     def __exit__(self, *_):
         self.gate.set()
+        self.cut.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

@@ -37,6 +37,25 @@ def test_an_attempt_takes_its_tokens_and_settles_what_its_answer_says(budget, sh
     assert round(clock.now(), 3) == 0.2  # each had a slot
 
 
+def test_what_is_passed_by_position_counts_too(budget, shape, question, server):
+    limits = budget()
+    shape(limits)
+    server.gate.clear()
+    options = {name: question[name] for name in ("max_tokens", "api_base", "api_key", "max_retries")}
+
+    async def ask():
+        waiting = asyncio.create_task(litellm.acompletion(MODEL, question["messages"], **options))
+        assert await asyncio.to_thread(server.came.acquire, timeout=PATIENCE_S)
+        assert used(limits) == RESERVED
+        server.gate.set()
+        await waiting
+        assert used(limits) == TOTAL
+        with pytest.raises(ConfigError, match="write model="):
+            await litellm.aresponses("why?", MODEL)
+
+    asyncio.run(ask())
+
+
 def test_a_wait_beyond_max_wait_is_refused_before_it_is_sent(budget, shape, question, server):
     limits = budget(requests="1/h")
     shape(limits, max_wait="1s")
@@ -105,38 +124,6 @@ def test_an_answer_that_tells_of_too_few_tokens_holds_the_next_call(budget, shap
 
     asyncio.run(ask())
     assert clock.now() > 1
-
-
-@pytest.mark.parametrize(("options", "charged"), [({"include_usage": True}, TOTAL), (None, RESERVED)])
-def test_a_stream_settles_what_the_server_tells_at_its_end(budget, shape, question, told, options, charged):
-    limits = budget()
-    shape(limits)
-
-    async def ask():
-        stream = await litellm.acompletion(**question, stream=True, stream_options=options)
-        assert used(limits) == RESERVED
-        async for _ in stream:
-            pass
-        await told()
-
-    asyncio.run(ask())
-    assert used(limits) == charged
-
-
-def test_a_stream_that_is_left_keeps_its_reservation_and_nothing_else(budget, shape, question):
-    limits = budget()
-    calls = shape(limits)
-
-    async def ask():
-        stream = await litellm.acompletion(**question, stream=True, stream_options={"include_usage": True})
-        async for _ in stream:
-            break
-        await stream.aclose()
-
-    asyncio.run(ask())
-    assert used(limits) == RESERVED
-    gc.collect()
-    assert not calls._calls
 
 
 def test_a_cancelled_wait_takes_nothing(budget, shape, question, server, until_asleep):

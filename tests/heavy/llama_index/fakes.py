@@ -15,8 +15,13 @@ TOKENS = 7
 
 
 class Answering(LLM):
-    """Answers "yes", or raises what `errors` holds next; of a stream after its first piece."""
+    """Answers "yes", or raises what `errors` holds next: of a stream at once, or where it `breaks`."""
 
+    breaks: int = 0
+    """After how many pieces of a stream an error comes, or all stops that waits for more."""
+    stuck: Any = None
+    tells: bool = True
+    """Whether the last piece of a stream has a usage."""
     max_tokens: int = 100
     errors: Any = Field(default_factory=list)
     calls: Any = Field(default_factory=list)
@@ -53,39 +58,39 @@ class Answering(LLM):
 
     @llm_chat_callback()
     def stream_chat(self, messages, **kwargs):
-        def pieces():
-            yield ChatResponse(message=ChatMessage("ye"))
-            self._called(messages)
-            yield ChatResponse(message=ChatMessage("yes"), raw=RAW)
-
-        return pieces()
+        return self._chat(messages)
 
     @llm_chat_callback()
     async def astream_chat(self, messages, **kwargs):
-        async def pieces():
-            yield ChatResponse(message=ChatMessage("ye"))
-            self._called(messages)
-            yield ChatResponse(message=ChatMessage("yes"), raw=RAW)
-
-        return pieces()
+        return self._later(self._chat(messages))
 
     @llm_completion_callback()
     def stream_complete(self, prompt, formatted=False, **kwargs):
-        def pieces():
-            yield CompletionResponse(text="ye")
-            self._called(prompt)
-            yield CompletionResponse(text="yes", raw=RAW)
-
-        return pieces()
+        return self._completion(prompt)
 
     @llm_completion_callback()
     async def astream_complete(self, prompt, formatted=False, **kwargs):
-        async def pieces():
-            yield CompletionResponse(text="ye")
-            self._called(prompt)
-            yield CompletionResponse(text="yes", raw=RAW)
+        return self._later(self._completion(prompt))
 
-        return pieces()
+    def _chat(self, asked):
+        for text, piece, raw in self._pieces(asked):
+            yield ChatResponse(message=ChatMessage(text), delta=piece, raw=raw)
+
+    def _completion(self, asked):
+        for text, piece, raw in self._pieces(asked):
+            yield CompletionResponse(text=text, delta=piece, raw=raw)
+
+    def _pieces(self, asked):
+        for number, piece in enumerate(("ye", "s")):
+            if number == self.breaks:
+                self._called(asked)
+            yield "yes"[: number + 2], piece, RAW if self.tells and number == 1 else None
+
+    async def _later(self, pieces):
+        for number, piece in enumerate(pieces, 1):
+            yield piece
+            if self.stuck is not None and number == self.breaks:
+                await self.stuck()
 
 
 class Custom(CustomLLM):

@@ -94,22 +94,6 @@ def test_a_stream_is_charged_when_it_has_ended(do, limiter, used, call):
     assert used() == TOKENS
 
 
-@pytest.mark.parametrize("call", STREAMS)
-def test_a_stream_that_is_dropped_keeps_its_reservation(limiter, used, call):
-    name, asked = call
-    stream = getattr(Answering(rate_limiter=limiter), name)(asked)
-    next(stream)
-    stream.close()
-    assert used() > UNREAD
-
-
-@pytest.mark.parametrize("call", STREAMS)
-def test_a_stream_that_breaks_keeps_its_reservation(do, limiter, used, call):
-    with pytest.raises(ConnectionResetError):
-        do.stream(Answering(rate_limiter=limiter, errors=[ConnectionResetError()]), *call)
-    assert used() > UNREAD
-
-
 @pytest.mark.parametrize("call", [*CALLS, *STREAMS])
 def test_a_refused_call_costs_no_tokens(do, limiter, used, call):
     model = Answering(rate_limiter=limiter, errors=[refusal(429, **{"Retry-After": "1"})])

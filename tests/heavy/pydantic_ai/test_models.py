@@ -149,27 +149,6 @@ def test_a_stream_settles_at_its_end(budget):
     assert used(limits) == told.input_tokens + told.output_tokens < 100
 
 
-@pytest.mark.parametrize("error", [None, ValueError("mine"), ModelHTTPError(400, "another")])
-def test_a_stream_that_is_left_keeps_its_reservation(budget, error):
-    limits = budget()
-    model = ShapedModel(Model(), limits)
-
-    async def ask():
-        agent = Agent(model, model_settings=SETTINGS)
-        async with agent.run_stream("why?") as answer:
-            async for _ in answer.stream_text(debounce_by=None):
-                if error is not None:
-                    raise error
-                break
-
-    if error is None:
-        asyncio.run(ask())
-    else:
-        with pytest.raises(type(error)):
-            asyncio.run(ask())
-    assert used(limits) > 100
-
-
 def test_a_cancelled_wait_takes_nothing(budget, until_asleep):
     clock = ManualClock()
     limits, model = budget(requests="1/h burst 1", clock=clock), Model()

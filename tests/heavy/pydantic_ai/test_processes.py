@@ -1,40 +1,24 @@
 """Three processes with one budget, before a server that counts requests and tokens strictly."""
 
-import pytest
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelResponse, TextPart
+from pydantic_ai.models.function import FunctionModel
+from pydantic_ai.usage import RequestUsage
 
-from ...llm.fleet import run_fleet
-from ...llm.provider import RETRY_AFTER_S, Provider
+from shapekit.integrations.pydantic_ai import ShapedRequests
 
-CALM_S = 9
-"""Until then nothing but the limits refuses anything."""
-SECONDS = CALM_S + RETRY_AFTER_S + 1
-UNDER_WAY_S = 0.3
-"""What had left by the time that a refusal was read may still arrive."""
-
-
-@pytest.fixture(scope="module")
-def seen():
-    with Provider() as provider:
-        provider.refuses_after_s = CALM_S
-        fleet = run_fleet("tests.heavy.pydantic_ai.worker", "shaped", provider, SECONDS)
-    return provider, fleet
+from ...llm.fleet import QUESTION, budget
+from ...llm.strict import StrictFleet
 
 
-def test_no_call_is_refused_for_its_requests_or_tokens(seen):
-    provider, fleet = seen
-    assert len(provider.refusals) == fleet.failed == 1  # the one that the server was told to refuse
-    assert fleet.answered == len(provider.arrivals) - 1
+async def answer(messages, info):
+    usage = RequestUsage(input_tokens=len(QUESTION) // 3, output_tokens=info.model_settings["max_tokens"])
+    return ModelResponse(parts=[TextPart("yes")], usage=usage)
 
 
-def test_nearly_all_of_the_limit_is_used(seen):
-    provider, _ = seen
-    # 96 % is what the budget allows; the rest is room for a busy machine, on which the clients lack the time.
-    assert 0.85 <= provider.share(1, CALM_S) <= 1
+class TestPydanticAI(StrictFleet):
+    worker = "tests.heavy.pydantic_ai.worker"
 
-
-def test_a_refusal_of_one_process_stops_all_for_as_long_as_the_server_says(seen):
-    provider, _ = seen
-    [refusal] = provider.refusals
-    later = [arrival.at - refusal.at for arrival in provider.arrivals if arrival.at > refusal.at]
-    assert [at for at in later if UNDER_WAY_S < at < RETRY_AFTER_S] == []
-    assert len([at for at in later if at >= RETRY_AFTER_S]) > 10
+    def asker(self, store, clock):
+        agent = Agent(FunctionModel(answer), capabilities=[ShapedRequests(budget(store))])
+        return lambda question, most: agent.run(question, model_settings={"max_tokens": most})

@@ -1,6 +1,6 @@
 """A worker of a fleet that asks a model by Pydantic AI.
 
-KIND is how it is limited: "shaped", or "concurrency": by a limit of Pydantic AI's own, of five in flight.
+KIND is how it is limited: "shaped", or "concurrency": one in flight, by a limit of Pydantic AI's own.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from shapekit.integrations.pydantic_ai import ShapedRequests
 
-from ...llm.fleet import THREADS, budget, work
+from ...llm.fleet import budget, work
 
 if __name__ == "__main__":
     kind, url, store, seconds = sys.argv[1:]
@@ -25,7 +25,7 @@ if __name__ == "__main__":
     if kind == "shaped":
         agent = Agent(model, capabilities=[ShapedRequests(budget(store))])
     else:
-        agent = Agent(ConcurrencyLimitedModel(model, limiter=THREADS))
+        agent = Agent(ConcurrencyLimitedModel(model, limiter=1))
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
 

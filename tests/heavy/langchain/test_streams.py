@@ -1,0 +1,153 @@
+"""Streams that end before they have told their usage: they are settled at what was seen, however they end."""
+
+import asyncio
+from contextlib import aclosing, closing, suppress
+
+import pytest
+from langchain_core.messages import AIMessageChunk
+from langchain_core.outputs import ChatGenerationChunk
+
+from shapekit import LLMBudget
+from shapekit.integrations.langchain import ShapedRateLimiter
+
+from .models import Words
+
+INPUT, RESERVED = 2, 102
+SEEN = INPUT + 2
+"""After two words."""
+WAYS = ["closed", "left", "raised in", "lost"]
+
+
+@pytest.fixture
+def made(clock):
+    """Makes a model with a budget that counts words."""
+    budgets = []
+
+    def model(on_abort="seen", kind=Words, **options):
+        budget = LLMBudget(
+            tokens="60k/min",
+            tokens_per_day=1_000_000,
+            estimate=(INPUT, 100),
+            count=lambda text: len(text.split()),
+            on_abort=on_abort,
+            clock=clock,
+        )
+        budgets.append(budget)
+        limiter = ShapedRateLimiter(budget)
+        return kind(rate_limiter=limiter, callbacks=[limiter.handler], **options)
+
+    yield model
+    for budget in budgets:
+        budget.close()
+
+
+@pytest.fixture
+def used(afterwards):
+    """How many tokens a model's budget is charged."""
+
+    def count(model):
+        afterwards()
+        return model.rate_limiter._limit.quotas()[0].used
+
+    return count
+
+
+def read(model, way):
+    stream = model.stream("why?")
+    if way == "closed":
+        with closing(stream):
+            next(stream), next(stream)
+        return
+    for number, _ in enumerate(stream, 1):
+        if number == 2 and way == "left":
+            return
+        if number == 2 and way == "raised in":
+            raise LookupError
+
+
+async def aread(model, way):
+    stream = model.astream("why?")
+    if way == "closed":
+        async with aclosing(stream):
+            await anext(stream), await anext(stream)
+        return
+    number = 0
+    async for _ in stream:
+        number += 1
+        if number == 2 and way == "left":
+            return
+        if number == 2 and way == "raised in":
+            raise LookupError
+
+
+@pytest.mark.parametrize("on_abort", ["seen", "estimate"])
+@pytest.mark.parametrize("form", ["sync", "asyncio"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stream_that_did_not_tell_costs_what_was_seen(made, used, form, way, on_abort):
+    model = made(on_abort, errors=[ConnectionResetError()] if way == "lost" else [])
+    with suppress(LookupError, ConnectionResetError):
+        read(model, way) if form == "sync" else asyncio.run(aread(model, way))
+    assert used(model) == (SEEN if on_abort == "seen" else RESERVED)
+
+
+@pytest.mark.parametrize("on_abort", ["seen", "estimate"])
+def test_a_cancelled_stream_costs_what_was_seen(made, used, on_abort):
+    async def main():
+        came = asyncio.Event()
+
+        async def stuck():
+            came.set()
+            await asyncio.Event().wait()
+
+        model = made(on_abort, stuck=stuck)
+        task = asyncio.create_task(aread(model, "read"))
+        await came.wait()
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        return model
+
+    assert used(asyncio.run(main())) == (SEEN if on_abort == "seen" else RESERVED)
+
+
+def test_a_stream_that_ends_and_tells_nothing_costs_what_was_seen(made, used, do):
+    model = made()
+    assert len(do.stream(model, "why?")) >= 3
+    assert used(model) == SEEN + 1
+
+
+def test_a_stream_that_fails_before_its_first_piece_keeps_its_reservation(made, used, do):
+    class Failing(Words):
+        def _stream(self, *args, **kwargs):
+            raise ConnectionResetError
+            yield
+
+    model = made(kind=Failing)
+    with pytest.raises(ConnectionResetError):
+        do.stream(model, "why?")
+    assert used(model) == RESERVED
+
+
+def test_thoughts_arguments_of_tools_and_what_pieces_add_to_the_usage_are_seen(made, used):
+    told = {"input_tokens": 50, "output_tokens": 0, "total_tokens": 50}
+    more = {"input_tokens": 0, "output_tokens": 9, "total_tokens": 9}
+    call = {"name": "look", "args": "four five", "id": "1", "index": 0, "type": "tool_call_chunk"}
+
+    answer = [
+        AIMessageChunk([{"type": "thinking", "thinking": "one two "}], usage_metadata=told),
+        AIMessageChunk("", additional_kwargs={"reasoning_content": "three "}),
+        AIMessageChunk("", tool_call_chunks=[call]),
+        AIMessageChunk("", usage_metadata=more),
+    ]
+
+    class Thinking(Words):
+        def _stream(self, *args, **kwargs):
+            yield from (ChatGenerationChunk(message=piece) for piece in answer)
+
+    for pieces, output in [(1, 2), (2, 3), (3, 5), (4, 9)]:
+        model = made(kind=Thinking)
+        stream = model.stream("why?")
+        for _ in range(pieces):
+            next(stream)
+        stream.close()
+        assert used(model) == 50 + output

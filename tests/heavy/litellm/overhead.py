@@ -1,0 +1,35 @@
+"""What the hooks for LiteLLM cost a call: `python -m tests.heavy.litellm.overhead`."""
+
+import os
+
+# LiteLLM would ask the internet for prices while it is imported.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+
+import litellm
+from litellm.integrations.custom_logger import CustomLogger
+
+from shapekit.integrations.litellm import ShapedCalls
+
+from ...llm.overhead import BUDGET, amicros, report
+
+messages = [{"role": "user", "content": "why?"}]
+usage = litellm.Usage(prompt_tokens=3, completion_tokens=4, total_tokens=7)
+
+
+def ask():
+    answer = litellm.ModelResponse(usage=usage)
+    return litellm.acompletion(model="openai/some", messages=messages, mock_response=answer)
+
+
+def unheard():
+    litellm.callbacks = [CustomLogger()]
+    return amicros(ask)
+
+
+def shaped():
+    litellm.callbacks = [ShapedCalls(BUDGET)]
+    return amicros(ask)
+
+
+# A callback that does nothing costs as much as LiteLLM's calling it.
+report("LiteLLM", unheard(), budget=shaped())

@@ -1,0 +1,139 @@
+"""Streams: they settle what they tell, or what LiteLLM or `budget.wrap` has seen of them."""
+
+import asyncio
+import gc
+from contextlib import suppress
+
+import litellm
+import pytest
+from litellm.exceptions import MidStreamFallbackError
+
+from ...crew import PATIENCE_S
+from .conftest import RESERVED
+from .server import TOTAL
+from .test_calls import MODEL, used
+
+INPUT, WORD = 8, 1
+"""What shapekit counts of the question, and LiteLLM of the answer: "abc" is one token."""
+USAGE = {"include_usage": True}
+
+
+@pytest.mark.parametrize("on_abort", ["seen", "estimate"])
+@pytest.mark.parametrize("options", [USAGE, None])
+def test_a_stream_settles_what_is_told_at_its_end(budget, shape, question, told, options, on_abort):
+    limits = budget(on_abort=on_abort)
+    shape(limits)
+
+    async def ask():
+        stream = await litellm.acompletion(**question, stream=True, stream_options=options)
+        assert used(limits) == RESERVED
+        async for _ in stream:
+            pass
+        await told()
+
+    asyncio.run(ask())
+    if options:
+        assert used(limits) == TOTAL
+    elif on_abort == "seen":
+        assert WORD < used(limits) < RESERVED / 2
+    else:
+        assert used(limits) == RESERVED
+
+
+@pytest.mark.parametrize("on_abort", ["seen", "estimate"])
+def test_a_stream_that_is_lost_settles_what_was_seen(budget, shape, question, server, told, on_abort):
+    limits = budget(on_abort=on_abort)
+    calls = shape(limits)
+    server.pieces = 2
+    server.cut.set()
+
+    async def ask():
+        stream = await litellm.acompletion(**question, stream=True, stream_options=USAGE)
+        with pytest.raises(MidStreamFallbackError):
+            async for _ in stream:
+                pass
+        await told()
+
+    asyncio.run(ask())
+    if on_abort == "seen":
+        assert 0 < used(limits) < RESERVED / 2
+    else:
+        assert used(limits) == RESERVED
+    gc.collect()
+    assert not calls._calls
+
+
+def test_a_stream_that_is_left_keeps_its_reservation_and_nothing_else(budget, shape, question):
+    limits = budget()
+    calls = shape(limits)
+
+    async def ask():
+        stream = await litellm.acompletion(**question, stream=True, stream_options=USAGE)
+        async for _ in stream:
+            break
+        await stream.aclose()
+
+    asyncio.run(ask())
+    assert used(limits) == RESERVED
+    gc.collect()
+    assert not calls._calls
+
+
+async def read(stream, way, came):
+    number = 0
+    async for _ in stream:
+        number += 1
+        if number < 2:
+            continue
+        came.set()
+        if way == "raised in":
+            raise LookupError
+        if way == "closed":
+            await stream.aclose()
+        if way in ("left", "closed"):
+            return
+
+
+@pytest.mark.parametrize("way", ["left", "closed", "raised in", "cancelled", "lost"])
+@pytest.mark.parametrize("by", ["litellm", "router"])
+def test_a_wrapped_stream_that_does_not_tell_costs_what_was_seen(
+    budget, question, server, afterwards, way, by
+):
+    limits = budget()
+    server.pieces = 2
+    if way == "lost":
+        server.cut.set()
+
+    async def main():
+        ask = litellm.acompletion
+        if by == "router":
+            params = {"model": MODEL, "api_base": server.url, "api_key": "none"}
+            ask = litellm.Router([{"model_name": MODEL, "litellm_params": params}], num_retries=0).acompletion
+        asked = {name: question[name] for name in ("model", "messages", "max_tokens")}
+        stream = await limits.wrap(ask)(**(question if by == "litellm" else asked), stream=True)
+        came = asyncio.Event()
+        task = asyncio.create_task(read(stream, way, came))
+        await asyncio.wait_for(came.wait(), PATIENCE_S)
+        if way == "cancelled":
+            await asyncio.sleep(0)
+            task.cancel()
+        with suppress(
+            LookupError, asyncio.CancelledError, MidStreamFallbackError, litellm.APIConnectionError
+        ):
+            await task
+
+    asyncio.run(main())
+    gc.collect()  # the error has the stream in its traceback
+    afterwards()
+    assert used(limits, "default") == INPUT + WORD
+
+
+def test_a_wrapped_synchronous_stream_that_is_left_costs_what_was_seen(budget, question, server, afterwards):
+    limits = budget()
+    server.pieces = 2
+    stream = limits.wrap(litellm.completion)(**question, stream=True)
+    next(stream), next(stream)
+    del stream
+    gc.collect()
+    afterwards()
+    assert used(limits, "default") == INPUT + WORD

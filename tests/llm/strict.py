@@ -1,0 +1,60 @@
+"""What three processes with one budget show, by any framework, before a server that counts strictly."""
+
+import anyio
+import pytest
+
+from shapekit import MemoryStore
+
+from .fleet import WORKERS, run_fleet, run_on_a_clock, used
+from .provider import RETRY_AFTER_S, Provider
+
+CALM_S = 9
+"""Until then nothing but the limits refuses anything."""
+SECONDS = CALM_S + RETRY_AFTER_S + 1
+UNDER_WAY_S = 0.3
+"""What had left by the time that a refusal was read may still arrive."""
+
+
+class StrictFleet:
+    """The tests of a framework; `worker` names the module that asks by it."""
+
+    worker = ""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def seen(cls):
+        with Provider() as provider:
+            provider.refuses_after_s = CALM_S
+            fleet = run_fleet(cls.worker, "shaped", provider, SECONDS)
+        return provider, fleet
+
+    def test_no_call_is_refused_for_its_requests_or_tokens(self, seen):
+        provider, fleet = seen
+        assert len(provider.refusals) == fleet.failed == 1  # the one that the server was told to refuse
+        assert fleet.answered == len(provider.arrivals) - 1
+
+    def test_most_of_the_limit_is_used(self, seen):
+        provider, _ = seen
+        # On a busy machine calls leave late, and then all others later, too.
+        assert 0.7 <= provider.share(1, CALM_S) <= 1
+
+    def test_a_refusal_of_one_process_stops_all_for_as_long_as_the_server_says(self, seen):
+        provider, _ = seen
+        [refusal] = provider.refusals
+        later = [arrival.at - refusal.at for arrival in provider.arrivals if arrival.at > refusal.at]
+        assert [at for at in later if UNDER_WAY_S < at < RETRY_AFTER_S] == []
+        assert len([at for at in later if at >= RETRY_AFTER_S]) > 10
+
+    def test_by_the_clock_nearly_all_of_the_limit_is_used_and_never_more(self, clock):
+        store = MemoryStore(clock=clock)
+        left = anyio.run(run_on_a_clock, [self.asker(store, clock) for _ in range(WORKERS)], clock, 20)
+        share, fullest = used(left, 20)
+        assert share >= 0.95
+        assert fullest <= 1
+
+    def asker(self, store, clock):
+        """What a worker asks by, with the budget on this store: `await ask(question, most)`.
+
+        It answers when the question left, unless that is when it returns.
+        """
+        raise NotImplementedError
