@@ -174,7 +174,9 @@ async def _settle(call: LLMCall, response: ModelResponse) -> None:
     # Some servers tell none.
     if usage.input_tokens or usage.output_tokens:
         with Unheard(call.key, "keeps what it reserved", "shapekit.llm"):
-            await call.asettle(TokenUsage(usage.input_tokens, usage.output_tokens))
+            cached, written = usage.cache_read_tokens, usage.cache_write_tokens
+            thought = usage.details.get("reasoning_tokens", 0)
+            await call.asettle(TokenUsage(usage.input_tokens, usage.output_tokens, cached, written, thought))
 
 
 def _texts(message: ModelMessage) -> list[Any]:
