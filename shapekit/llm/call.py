@@ -6,7 +6,7 @@ or an error of the server nobody knows what the model did.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from socket import gaierror
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias
@@ -301,9 +301,9 @@ class LLMCall:
     async def _observe(self, driver: Driver, response: Any) -> ServerHint | None:
         hint = self._heard(response)
         if hint is not None and hint.hold_s > 0:
-            for policy in self._policies():
+            for policy, key in self._held():
                 hold = policy.shaper.core.exhausted if hint.exhausted else policy.shaper.core.hold
-                await hold(driver, hint.hold_s, self.key)
+                await hold(driver, hint.hold_s, key)
         return hint
 
     async def _failed(self, driver: Driver, error: BaseException) -> None:
@@ -320,11 +320,14 @@ class LLMCall:
 
     # inside
 
-    def _policies(self) -> Iterator[Policy]:
-        """Those that have the key of the call."""
-        yield from (purse.policy for purse in self._books.purses if purse.key is None)
-        if self._books.requests is not None:
-            yield self._books.requests
+    def _held(self) -> list[tuple[Policy, str]]:
+        """What a hold stops: the key of the call, unless all calls have only one in common."""
+        books = self._books
+        policies = [purse.policy for purse in books.purses if purse.key is None]
+        own = [*policies, *([] if books.requests is None else [books.requests])]
+        if own:
+            return [(policy, self.key) for policy in own]
+        return [(purse.policy, purse.key_of(self.key)) for purse in books.purses]
 
     def _check_entered(self) -> None:
         if not self._entered:

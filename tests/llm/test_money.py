@@ -25,6 +25,7 @@ from shapekit import (
     LLMBudget,
     ManualClock,
     MemoryStore,
+    QueueFullError,
     QuotaExhaustedError,
     RedisStore,
     SQLiteStore,
@@ -394,6 +395,16 @@ def test_a_hold_of_one_key_does_not_hold_the_others(spend):
         call.observe(refused)
     with budget.admit({**asked(5), "user": "b"}):
         pass
+    with pytest.raises(QueueFullError):
+        budget.admit({**asked(5), "user": "a"}).__enter__()
+
+
+def test_a_hold_stops_all_keys_where_only_the_account_is_limited(spend):
+    budget = spend(None, total="5 USD/day", key="{user}", max_wait=0)
+    with budget.admit({**asked(5), "user": "a"}) as call:
+        call.observe(SimpleNamespace(status_code=429, headers={"retry-after": "60"}))
+    with pytest.raises(QueueFullError):
+        budget.admit({**asked(5), "user": "b"}).__enter__()
 
 
 # laws
