@@ -111,6 +111,7 @@ class Spending(NamedTuple):
     per: str
     """The period: `"day"`, `"rolling:1hour"`."""
     currency: str
+    """What the amounts are in, such as `"USD"`."""
     limit: Decimal
     """The amount per period."""
     used: Decimal
