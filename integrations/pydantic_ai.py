@@ -36,7 +36,6 @@ try:
     from pydantic_ai.models import KnownModelName, Model, ModelRequestParameters, StreamedResponse
     from pydantic_ai.models.wrapper import WrapperModel
     from pydantic_ai.settings import ModelSettings, merge_model_settings
-    from pydantic_ai.usage import RequestUsage
 except ImportError as error:
     raise errors.missing("ShapedModel", "pydantic-ai") from error
 
@@ -179,10 +178,21 @@ async def _sending(call: LLMCall) -> AsyncGenerator[None]:
         raise
 
 
-def _told(response: ModelResponse) -> Sequence[RequestUsage]:
-    """The usage of an answer; some servers tell none."""
+def _told(response: ModelResponse) -> Sequence[Mapping[str, Any]]:
+    """The usage of an answer, in the words of OpenAI; some servers tell none."""
     usage = response.usage
-    return [usage] if usage.input_tokens or usage.output_tokens else []
+    if not usage.input_tokens and not usage.output_tokens:
+        return []
+    cached, written = usage.cache_read_tokens, usage.cache_write_tokens
+    thought = usage.details.get("reasoning_tokens", 0)
+    return [
+        {
+            "prompt_tokens": usage.input_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached, "cache_creation_tokens": written},
+            "completion_tokens": usage.output_tokens,
+            "completion_tokens_details": {"reasoning_tokens": thought},
+        }
+    ]
 
 
 def _heard(response: ModelResponse) -> Heard:

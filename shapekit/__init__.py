@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from shapekit.algorithms.overrides import Override
     from shapekit.llm import LLMBudget
     from shapekit.llm.call import LLMCall
+    from shapekit.llm.prices import Spending
     from shapekit.llm.usage import TokenUsage
     from shapekit.stores.redis import RedisStore as RedisStore
     from shapekit.stores.resilient import ResilientStore
@@ -88,6 +89,7 @@ __all__ = [
     "Shaper",
     "SlidingWindow",
     "SlidingWindowLog",
+    "Spending",
     "Store",
     "StoreUnavailableError",
     "SystemClock",
@@ -109,6 +111,7 @@ _ON_DEMAND = {
     "RedisStore": "shapekit.stores.redis.store",
     "ResilientStore": "shapekit.stores.resilient.store",
     "SQLiteStore": "shapekit.stores.sqlite.store",
+    "Spending": "shapekit.llm.prices",
     "TokenUsage": "shapekit.llm.usage",
 }
 

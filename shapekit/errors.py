@@ -85,6 +85,18 @@ def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) and abs(value) < 10**18 else shortened(value)
 
 
+def amount_text(units: int, digits: int) -> str:
+    """An amount that is counted in units of so many digits after the point.
+
+    >>> amount_text(4_998_000_000, 8), amount_text(5_000_000_000, 8), amount_text(1_500, 0)
+    ('49.98', '50', '1,500')
+    """
+    if not digits:
+        return _number(units)
+    whole, rest = divmod(units, 10**digits)
+    return f"{whole:,}.{rest:0{digits}}".rstrip("0").rstrip(".")
+
+
 def whose(key: str, policy: str | None) -> str:
     """A key and the policy that it belongs to, as every message names them."""
     where = f"key {shortened(key)}"
@@ -135,6 +147,7 @@ class CostExceedsLimitError(ShapekitError, ValueError):
         what: str = "burst",
         policy: str | None = None,
         unit: str | None = None,
+        digits: int = 0,
     ) -> None:
         self.cost = cost
         """The cost of the call."""
@@ -147,11 +160,13 @@ class CostExceedsLimitError(ShapekitError, ValueError):
         self.policy = policy
         """The name of the policy, shaper or gate."""
         self.unit = unit
-        """What the cost counts: "tokens"; None where that is not known."""
-        super().__init__(cost, limit, key, what, policy, unit)
+        """What the cost counts: "tokens", "USD"; None where that is not known."""
+        self.digits = digits
+        """How many of the last digits of cost and limit are behind the point of that unit: 8 for money."""
+        super().__init__(cost, limit, key, what, policy, unit, digits)
 
     def __str__(self) -> str:
-        cost, limit = _number(self.cost), _number(self.limit)
+        cost, limit = amount_text(self.cost, self.digits), amount_text(self.limit, self.digits)
         if self.unit is None:
             problem = f"cost={cost} exceeds {self.what}={limit}"
         else:
@@ -232,8 +247,30 @@ class QuotaExhaustedError(RateLimitedError):
 
     code: ClassVar[str] = "quota_exhausted"
 
+    def __init__(
+        self,
+        decision: Decision,
+        key: str,
+        policy: str | None = None,
+        unit: str | None = None,
+        digits: int = 0,
+    ) -> None:
+        self.unit = unit
+        """What the budget counts: "USD"; None where that is not known."""
+        self.digits = digits
+        """How many of the last digits of what is counted are behind the point of that unit: 8 for money."""
+        super().__init__(decision, key, policy)
+        self.args = (self.decision, key, policy, unit, digits)
+
     def __str__(self) -> str:
         decision = self.decision
+        if self.unit is not None:
+            used, limit = (amount_text(units, self.digits) for units in (decision.current, decision.limit))
+            return (
+                f"{whose(self.key, self.policy)}: the spend is used up: {used} of {limit} {self.unit} are "
+                "spent or reserved, and the call may cost more than is left; "
+                f"retry after {self._retry_words}"
+            )
         return (
             f"{whose(self.key, self.policy)}: the quota is spent, {_number(decision.current)} of "
             f"{_number(decision.limit)} used; the next period begins in {self._retry_words}"

@@ -203,10 +203,11 @@ class Settled(_Event):
 
 
 class BudgetReached(_Event):
-    """The calls of a key have used 80 % or 95 % of a quota: sent once per period and process.
+    """The calls of a key have used 80 % or 95 % of a quota, or a share that an `LLMBudget` has chosen: sent
+    once per period and process.
 
-    A call that takes a slot reads the usage, at most once a second per key. If both shares are reached at
-    once, both are sent, in order.
+    A call that takes a slot reads the usage, at most once a second per key. If several shares are reached at
+    once, all are sent, in order.
     """
 
     policy: str
@@ -214,7 +215,7 @@ class BudgetReached(_Event):
     quota: str
     """The name of the quota, as in `QuotaUsage.name`."""
     share: float
-    """The share of the limit that was reached: 0.8 or 0.95."""
+    """The share of the limit that was reached, such as 0.8."""
     used: int
     """Units charged in this period, including slots still to come."""
     limit: int

@@ -54,6 +54,16 @@ EXAMPLES = {
         "policy 'gpt.tokens', key 'eu': cost 2,000 tokens exceeds the budget of 1,000 tokens, "
         "so the call can never be admitted; raise tokens=, or split the call"
     ),
+    CostExceedsLimitError(40_125_000, 1_000_000, "eu", "spend=", "gpt.spend", "USD", 8): (
+        "policy 'gpt.spend', key 'eu': cost 0.40125 USD exceeds the budget of 0.01 USD, "
+        "so the call can never be admitted; raise spend=, or split the call"
+    ),
+    QuotaExhaustedError(
+        DENIAL._replace(current=4_998_000_000, limit=5_000_000_000), "eu", "gpt.spend", "USD", 8
+    ): (
+        "policy 'gpt.spend', key 'eu': the spend is used up: 49.98 of 50 USD are spent or reserved, "
+        "and the call may cost more than is left; retry after 1.25 s"
+    ),
     RateLimitedError(DENIAL, "eu"): "key 'eu': limited, 10 of 10 used; retry after 1.25 s",
     RateLimitedError(NAMED, "eu", "stripe"): (
         "policy 'stripe', key 'eu': limited by 'month', 10 of 10 used; retry after 1.25 s"

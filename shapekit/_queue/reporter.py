@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 __all__ = ["Budgets"]
 
 PERCENTS = (80, 95)
-"""The shares that are reported, in percent of the limit."""
+"""The shares that are reported unless others are set, in percent of the limit."""
 LOOK_US = SECOND_US
 """How often the usage of a key is read."""
 MOST_KEYS = 1_024
@@ -85,6 +85,7 @@ class Budgets:
         self._read = store.twin(name, queue, LOOK)
         self._settings = store.settings(name)
         self._has_quotas = bool(quotas_of(queue, None, 0, 0))
+        self.percents: tuple[int, ...] = PERCENTS
         self._lock = forks.lock()
         self.begin()
 
@@ -123,7 +124,7 @@ class Budgets:
 
     def _newly_reached(self, key: str, place: int, usage: QuotaUsage) -> tuple[int, ...]:
         """The percentages reached that were not reported in this period."""
-        reached = tuple(percent for percent in PERCENTS if usage.used * 100 >= percent * usage.limit)
+        reached = tuple(percent for percent in self.percents if usage.used * 100 >= percent * usage.limit)
         with self._lock:
             known = self._keys.get(key)
             if known is None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from fractions import Fraction
+from functools import partial
 from typing import Any, TypeGuard, TypeVar
 
 from shapekit._queue.reservation import Outlook
@@ -23,12 +24,14 @@ from shapekit.events import Listener
 from shapekit.feedback import Feedback
 from shapekit.gate import checked_name
 from shapekit.keys import KeySpec, KeyTemplate
-from shapekit.llm.call import DIALECTS_OF_TOKENS, Books, LLMCall, Purse, checked_parts
+from shapekit.llm.call import DIALECTS_OF_TOKENS, Books, Lesson, LLMCall, Purse, checked_parts
+from shapekit.llm.learning import Learning
 from shapekit.llm.line import Line
+from shapekit.llm.prices import Price, PriceSpec, Spending, limits_of_money, money
 from shapekit.llm.usage import Asked, CountSpec, EstimateSpec, TokenUsage, counter, estimated, told_usage
 from shapekit.llm.wrap import wrapped
 from shapekit.policy import Policy, checked_key, never_counted
-from shapekit.rate import SECOND_US, Duration, Rate, RateLike, one_of, parse_rates
+from shapekit.rate import SECOND_US, Duration, Rate, RateLike, exactly, one_of, parse_rates
 from shapekit.stores import StoreLike, open_store
 
 __all__ = ["LLMBudget"]
@@ -40,6 +43,8 @@ PARTS = 120
 """In how many parts a period is counted where its limit is never to be exceeded."""
 MOST_SOON_US = 250_000
 """How far ahead a call takes its slots at most; half a part of a minute."""
+_ALL = "all"
+"""The key of a limit over all keys."""
 _FIX = 'write LLMBudget(requests="500/min", tokens="90k/min")'
 
 
@@ -60,11 +65,21 @@ class LLMBudget:
       hundred-and-twentieth of that longer than others to arrive. This costs 1.7 % of the tokens and 0.8 % of
       the requests.
     - `tokens_per_day`: how many in a day, or a `Quota`.
+    - `spend`: how much money: `"50 USD/day"`, of a week or a month too; in any other period, such as
+      `"5 USD/hour"`, wherever that begins. A call reserves the most that it can cost, and one that would
+      spend more than is left is refused: `QuotaExhaustedError`.
+    - `total`: such a limit over all keys together.
+    - `prices`: what a million tokens of each model cost, as a table or the path of a TOML or JSON file:
+      `{"currency": "USD", "some-model": {"input": "2.50", "output": "10"}}`. `cached`, `written` (to a cache)
+      and `reasoning` cost what the input, or the output, costs, where the table says nothing else.
+    - `tz`: the time zone in which the days, weeks and months of `spend` and `total` begin, instead of UTC.
+    - `alerts`: the shares of a day's tokens and of money that are reported by a `BudgetReached`.
     - `capacity`: lets more through: the tokens are kept by a `TokenBucket` of this capacity, which is full at
       first and refilled at the rate. The worst window has the limit and the capacity. It is also the most
       that one call may ask for.
     - `estimate`: what a call may use up: tokens, (input, output), or a callable that is given what the call
       is given. Else the length of its texts and the most that it may be answered with.
+    - `learn=False`: estimates by the length of texts stay as they are, whatever earlier calls have used.
     - `count`: what counts the tokens of a text: a function, or a tiktoken encoding. Else three bytes are one.
     - `key`: whose limit it is: a text, a template over what the call is given (`"{model}"`), or a callable.
     - `max_wait`: what would wait longer, for its tokens and its slot together, is refused.
@@ -84,8 +99,14 @@ class LLMBudget:
         input_tokens: RateLike | Algorithm[Any] | None = None,
         output_tokens: RateLike | Algorithm[Any] | None = None,
         tokens_per_day: int | str | Quota | None = None,
+        spend: str | None = None,
+        total: str | None = None,
+        prices: PriceSpec | None = None,
+        tz: str | None = None,
+        alerts: Sequence[float] = (0.8, 0.95),
         capacity: int | None = None,
         estimate: EstimateSpec | None = None,
+        learn: bool = True,
         count: CountSpec | None = None,
         key: KeySpec = "default",
         max_wait: Duration | None = None,
@@ -112,6 +133,19 @@ class LLMBudget:
             for part, own in gates.items()
             if own
         )
+        limits, self._prices = limits_of_money(spend, total, prices, tz)
+        purses += tuple(
+            Purse(
+                self._policy(name, quota=limit.quota),
+                "money",
+                name,
+                limit.quota.limit,
+                f"{name}=",
+                _ALL if name == "total" else None,
+                limit.currency,
+            )
+            for name, limit in limits.items()
+        )
         if not purses:
             raise ConfigError("tokens", tokens, "is missing", _FIX)
         self.policies = {purse.family: purse.policy for purse in purses}
@@ -120,6 +154,9 @@ class LLMBudget:
             is_strict = capacity is None and all(rate.burst is None for rate in parse_rates(requests))
             headroom = Fraction(1, PARTS + 1) if is_strict else 0.0
             self.policies["requests"] = self._policy("requests", rate=requests, headroom=headroom)
+        percents = _percents(alerts)
+        for policy in self.policies.values():
+            policy.shaper.core.budgets.percents = percents
         paced = self.policies.get("requests")
         rates = [limit for limit in (requests, tokens, input_tokens, output_tokens) if _is_rate(limit)]
         periods_us = [rate.period_us for told in rates for rate in parse_rates(told)] or [60 * SECOND_US]
@@ -139,6 +176,11 @@ class LLMBudget:
         self._estimate: TokenUsage | Callable[..., Any] | None = None
         if estimate is not None:
             self._estimate = estimate if callable(estimate) else self._told("estimate", estimate)
+        if type(learn) is not bool:
+            raise ConfigError("learn", learn, "is neither True nor False", "pass a bool")
+        gates_of_all = [gate for purse in purses for gate in purse.policy.shaper.core.queue.gates]
+        lowers = all(isinstance(gate, TokenBucket) for gate in gates_of_all)
+        self._learning = Learning(scales_input=count is None, lowers=lowers) if learn else None
         self._key = checked_key(key)
         self._max_wait = max_wait
 
@@ -147,29 +189,32 @@ class LLMBudget:
         asked: Asked | None = None,
         *,
         key: str | None = None,
+        model: str | None = None,
         max_wait: Duration | None = AS_CONFIGURED,
         timeout: Duration | None = None,
     ) -> LLMCall:
         """A context that is entered when the call may leave, and yields its `LLMCall`.
 
-        `asked` is how many tokens to reserve, or what the call is given, as a dict.
+        `asked` is how many tokens to reserve, or what the call is given, as a dict. `model` is the one that
+        is to be paid, where that dict does not name it.
         """
         told = {"max_wait": self._max_wait if max_wait is AS_CONFIGURED else max_wait, "timeout": timeout}
         waits = {name: bound for name, bound in told.items() if bound is not None}
-        whose = self._key_of(asked) if key is None else key
         given = asked if isinstance(asked, Mapping) else None
-        return LLMCall(self._books, whose, self._reserved(asked), waits, given)
+        whose, reserved, price, lesson = self._estimated(asked, key, model)
+        return LLMCall(self._books, whose, reserved, waits, given, price, lesson)
 
     def aadmit(
         self,
         asked: Asked | None = None,
         *,
         key: str | None = None,
+        model: str | None = None,
         max_wait: Duration | None = AS_CONFIGURED,
         timeout: Duration | None = None,
     ) -> LLMCall:
         """`admit`, for `async with`."""
-        return self.admit(asked, key=key, max_wait=max_wait, timeout=timeout)
+        return self.admit(asked, key=key, model=model, max_wait=max_wait, timeout=timeout)
 
     def wrap(self, function: F) -> F:
         """The function, whose calls leave when they may and are settled by the usage in their answers.
@@ -183,27 +228,28 @@ class LLMBudget:
         made: F = wrapped(function, self.admit)
         return made
 
-    def forecast(self, calls: int = 1, asked: Asked | None = None, *, key: str | None = None) -> Outlook:
+    def forecast(
+        self, calls: int = 1, asked: Asked | None = None, *, key: str | None = None, model: str | None = None
+    ) -> Outlook:
         """When `calls` more such calls will have left, if they came now and no others did."""
-        return run(self._forecast, calls, asked, key)
+        return run(self._forecast, calls, asked, key, model)
 
     async def aforecast(
-        self, calls: int = 1, asked: Asked | None = None, *, key: str | None = None
+        self, calls: int = 1, asked: Asked | None = None, *, key: str | None = None, model: str | None = None
     ) -> Outlook:
         """`forecast`, awaitable."""
-        return await self._forecast(TASKS, calls, asked, key)
+        return await self._forecast(TASKS, calls, asked, key, model)
 
-    async def _forecast(self, driver: Driver, calls: int, asked: Asked | None, key: str | None) -> Outlook:
-        whose, reserved = self._key_of(asked) if key is None else key, self._reserved(asked)
-        costs = {purse.family: purse.asked(reserved, whose) for purse in self._books.purses}
-        outlooks = [
-            await policy.shaper.core.forecast(driver, calls, whose, costs.get(family, 1))
-            for family, policy in self.policies.items()
-        ]
+    async def _forecast(
+        self, driver: Driver, calls: int, asked: Asked | None, key: str | None, model: str | None
+    ) -> Outlook:
+        whose, reserved, price, _ = self._estimated(asked, key, model)
+        wants = self._books.wants(reserved, price, whose)
+        outlooks = [await want.core.forecast(driver, calls, want.key, want.cost) for want in wants]
         return Outlook(max(each.first_in for each in outlooks), max(each.last_in for each in outlooks))
 
     def quotas(self, key: str | None = None) -> list[QuotaUsage]:
-        """How much of each quota is used, and what is left of it, for a key. Consumes nothing."""
+        """How much of each quota of tokens is used, and what is left of it, for a key. Consumes nothing."""
         return run(self._quotas, key)
 
     async def aquotas(self, key: str | None = None) -> list[QuotaUsage]:
@@ -212,9 +258,29 @@ class LLMBudget:
 
     async def _quotas(self, driver: Driver, key: str | None) -> list[QuotaUsage]:
         whose, used = self._key_of(None) if key is None else key, list[QuotaUsage]()
-        for policy in self.policies.values():
-            used += await driver.ask(Twin(policy.quotas, policy.aquotas), whose)
+        for purse in self._books.purses:
+            if purse.currency is None:
+                used += await driver.ask(Twin(purse.policy.quotas, purse.policy.aquotas), whose)
         return used
+
+    def spending(self, key: str | None = None) -> list[Spending]:
+        """How much money of each limit is spent, and what is left of it, for a key. Consumes nothing."""
+        return run(self._spending, key)
+
+    async def aspending(self, key: str | None = None) -> list[Spending]:
+        """`spending`, awaitable."""
+        return await self._spending(TASKS, key)
+
+    async def _spending(self, driver: Driver, key: str | None) -> list[Spending]:
+        whose, found = self._key_of(None) if key is None else key, list[Spending]()
+        for purse in self._books.purses:
+            if purse.currency is not None:
+                ask = Twin(purse.policy.quotas, purse.policy.aquotas)
+                (quota,) = await driver.ask(ask, purse.key_of(whose))
+                limit, used, left = map(money, (quota.limit, quota.used, quota.remaining))
+                times = quota.resets_at, quota.resets_in
+                found.append(Spending(purse.family, quota.per, purse.currency, limit, used, left, *times))
+        return found
 
     def listen(self, listener: Listener) -> ExitStack:
         """Tell the listener what happens here, until what is returned is closed; see `events`."""
@@ -240,12 +306,24 @@ class LLMBudget:
     def _policy(self, family: str, **limits: Any) -> Policy:
         return Policy(**limits, name=f"{self.name}.{family}", store=self._store, feedback=self._feedback)
 
-    def _reserved(self, asked: Asked | None) -> TokenUsage:
+    def _estimated(
+        self, asked: Asked | None, key: str | None, model: str | None
+    ) -> tuple[str, TokenUsage, Price | None, Lesson]:
+        """The key of a call, what it reserves and by which price, and what is to be told its usage."""
+        whose = self._key_of(asked) if key is None else key
+        if model is None and isinstance(asked, Mapping):
+            model = asked.get("model")
+        price = None if self._prices is None else self._prices.of(model)
+        reserved, lesson = self._reserved(asked, price, repr((whose, model)))
+        return whose, reserved, price, lesson
+
+    def _reserved(self, asked: Asked | None, price: Price | None, whose: str) -> tuple[TokenUsage, Lesson]:
+        """What a call reserves, and what is to be told its usage."""
         if asked is not None and not isinstance(asked, Mapping):
-            return self._told("asked", asked)
+            return self._told("asked", asked), None
         estimate = self._estimate
         if isinstance(estimate, TokenUsage):
-            return estimate
+            return estimate, None
         if asked is None:
             raise ConfigError(
                 "asked",
@@ -253,9 +331,15 @@ class LLMBudget:
                 "is missing, and the estimate depends on it",
                 "say how many tokens, or for what",
             )
-        if estimate is None:
-            return estimated(asked, self._count)
-        return self._told("estimate", estimate(**asked))
+        if estimate is not None:
+            return self._told("estimate", estimate(**asked)), None
+        usage = estimated(asked, self._count)
+        if self._learning is None:
+            return usage, None
+        learned = self._learning.scaled(whose, usage)
+        # What was learned never decides whether a call can be admitted at all.
+        fits = self._books.fits(usage, price) and self._books.fits(learned, price)
+        return learned if fits else usage, partial(self._learning.learn, whose, usage)
 
     def _told(self, field: str, told: Any) -> TokenUsage:
         usage = told if isinstance(told, TokenUsage) else told_usage(field, told)
@@ -323,6 +407,19 @@ def _bound(part: str, gates: Sequence[Algorithm[Any]], capacity: int | None) -> 
         return strictest.max_cost, "tokens_per_day="
     tokens = _FAMILIES[part].replace("-", "_")
     return strictest.max_cost, f"{tokens}= or capacity=" if capacity is None else "capacity="
+
+
+def _percents(alerts: Sequence[float]) -> tuple[int, ...]:
+    fix = "write shares such as alerts=(0.5, 0.8, 0.95)"
+    if not isinstance(alerts, list | tuple):
+        raise ConfigError("alerts", alerts, "is not a list of shares", fix)
+    percents = set[int]()
+    for share in alerts:
+        percent = (exactly(share) or Fraction(0)) * 100
+        if percent.denominator != 1 or not 1 <= percent <= 100:
+            raise ConfigError("alerts", share, "is not a share of 0.01, 0.02 … 1", fix)
+        percents.add(int(percent))
+    return tuple(sorted(percents))
 
 
 def _day(tokens: int | str | Quota | None) -> tuple[Quota, ...]:

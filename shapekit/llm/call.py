@@ -6,10 +6,10 @@ or an error of the server nobody knows what the model did.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from socket import gaierror
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from shapekit._adapters.retry import Ending
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
@@ -24,6 +24,7 @@ from shapekit.errors import (
 from shapekit.feedback import Feedback, ServerHint
 from shapekit.feedback.dialects import DIALECTS, FAMILIES, heard, picked, wanted
 from shapekit.llm.line import Line, Want
+from shapekit.llm.prices import DIGITS, Price
 from shapekit.llm.usage import Heard, TokenUsage, estimated, told_usage, usage_of
 from shapekit.policy import Policy
 from shapekit.rate import SECOND_US, Duration
@@ -31,6 +32,7 @@ from shapekit.rate import SECOND_US, Duration
 __all__ = [
     "DIALECTS_OF_TOKENS",
     "LLMCall",
+    "Lesson",
     "Purse",
     "checked_parts",
     "hold_s",
@@ -93,30 +95,50 @@ def never_ran(error: BaseException) -> bool:
     return never_sent(error)
 
 
+Lesson: TypeAlias = Callable[[TokenUsage], None] | None
+"""What is told the usage of a call, to estimate the next ones by it."""
+
+
 class Purse(NamedTuple):
-    """A limit of tokens: all of them, or only those of the input, or of the output."""
+    """A limit of tokens: all of them, or only those of the input, or of the output. Or one of money."""
 
     policy: Policy
     part: str
-    """"total", "input" or "output"."""
+    """"total", "input" or "output"; "money" for what they cost."""
     family: str
     """What servers call such tokens in their headers."""
     most: int
     """The most that one call may take out."""
     bound: str
     """The option that says so."""
+    key: str | None = None
+    """The key of a limit that all calls share."""
+    currency: str | None = None
 
-    def cost(self, usage: TokenUsage) -> int:
+    def key_of(self, key: str) -> str:
+        """The key that a call with this key takes from."""
+        return key if self.key is None else self.key
+
+    def cost(self, usage: TokenUsage, price: Price | None) -> int:
         """What a usage takes out of it."""
+        if self.part == "money" and price is not None:
+            return price.cost(usage)
         cost: int = getattr(usage, self.part)
         return cost
 
-    def asked(self, usage: TokenUsage, key: str) -> int:
-        """What a call is to reserve, or CostExceedsLimitError."""
-        cost = max(1, self.cost(usage))
+    def reserved(self, usage: TokenUsage, price: Price | None) -> int:
+        """What a call of this estimate is to reserve."""
+        if self.part == "money" and price is not None:
+            return max(1, price.most(usage))
+        return max(1, self.cost(usage, price))
+
+    def want(self, usage: TokenUsage, price: Price | None, key: str) -> Want:
+        """What a call takes from it, or CostExceedsLimitError."""
+        cost, whose = self.reserved(usage, price), self.key_of(key)
         if cost > self.most:
-            raise CostExceedsLimitError(cost, self.most, key, self.bound, self.policy.name, "tokens")
-        return cost
+            unit, digits = ("tokens", 0) if self.currency is None else (self.currency, DIGITS)
+            raise CostExceedsLimitError(cost, self.most, whose, self.bound, self.policy.name, unit, digits)
+        return Want(self.policy, whose, cost, self.currency)
 
 
 class Books(NamedTuple):
@@ -133,6 +155,15 @@ class Books(NamedTuple):
     settles_aborted: bool
     """Whether a stream that has not told its usage is settled at what was seen of it."""
 
+    def fits(self, usage: TokenUsage, price: Price | None) -> bool:
+        """Whether a call of this estimate can ever be admitted."""
+        return all(purse.reserved(usage, price) <= purse.most for purse in self.purses)
+
+    def wants(self, usage: TokenUsage, price: Price | None, key: str) -> list[Want]:
+        """What a call of this estimate takes from each policy."""
+        wants = [purse.want(usage, price, key) for purse in self.purses]
+        return wants if self.requests is None else [*wants, Want(self.requests, key, 1)]
+
 
 class LLMCall:
     """One call's leave: entered, by `with` or `async with`, when its tokens and its slot have come.
@@ -141,7 +172,10 @@ class LLMCall:
     somebody settles. After that the last word counts.
     """
 
-    __slots__ = ("_asked", "_books", "_delay_us", "_entered", "_is_settled", "_waits", "key", "reserved")
+    __slots__ = (
+        *("_asked", "_books", "_delay_us", "_entered", "_is_settled", "_lesson", "_price", "_waits"),
+        *("key", "reserved"),
+    )
 
     def __init__(
         self,
@@ -150,6 +184,8 @@ class LLMCall:
         reserved: TokenUsage,
         waits: dict[str, Duration],
         asked: Mapping[str, Any] | None = None,
+        price: Price | None = None,
+        lesson: Lesson = None,
     ) -> None:
         self.key = key
         """The key whose budget the call takes from."""
@@ -158,6 +194,8 @@ class LLMCall:
         self._books = books
         self._waits = waits
         self._asked = asked
+        self._price = price
+        self._lesson = lesson
         self._entered: list[Admission] = []
         self._delay_us = 0
         self._is_settled = False
@@ -186,6 +224,7 @@ class LLMCall:
         """What a stream has used up as far as it was heard; None if the estimate is to stand instead."""
         if not self._books.settles_aborted:
             return None
+        self._lesson = None  # what was counted here says nothing of how to count
         given = self.reserved.input
         if not given and self._asked is not None:
             given = estimated(self._asked, self._books.count_tokens).input
@@ -236,11 +275,13 @@ class LLMCall:
     # flows
 
     async def _enter(self, driver: Driver) -> Self:
-        wants = self._wants()
+        if self._entered:
+            raise ConfigError("call", self.key, "was entered before", "admit each call anew")
+        wants = self._books.wants(self.reserved, self._price, self.key)
         reservations, line_us = await self._books.line.take(driver, self.key, wants, self._waits)
         self._delay_us = line_us + max(reservation.grant.wait_us for reservation in reservations)
         self._entered = [
-            want.policy.admit(self.key, cost=want.cost).taken(reservation)
+            want.policy.admit(want.key, cost=want.cost).taken(reservation)
             for want, reservation in zip(wants, reservations, strict=True)
         ]
         return self
@@ -253,14 +294,16 @@ class LLMCall:
         with driver.shielded():
             changed = [await _settled(driver, admission, cost) for admission, cost in self._charges(usage)]
         self._books.line.freed(self.key)
+        if self._lesson is not None and type(answer) is not int:
+            self._lesson(usage)
         return any(changed)
 
     async def _observe(self, driver: Driver, response: Any) -> ServerHint | None:
         hint = self._heard(response)
         if hint is not None and hint.hold_s > 0:
-            for policy in self._policies():
+            for policy, key in self._held():
                 hold = policy.shaper.core.exhausted if hint.exhausted else policy.shaper.core.hold
-                await hold(driver, hint.hold_s, self.key)
+                await hold(driver, hint.hold_s, key)
         return hint
 
     async def _failed(self, driver: Driver, error: BaseException) -> None:
@@ -277,17 +320,14 @@ class LLMCall:
 
     # inside
 
-    def _policies(self) -> Iterator[Policy]:
-        yield from (purse.policy for purse in self._books.purses)
-        if self._books.requests is not None:
-            yield self._books.requests
-
-    def _wants(self) -> list[Want]:
-        """What the call takes from each policy."""
-        if self._entered:
-            raise ConfigError("call", self.key, "was entered before", "admit each call anew")
-        costs = [purse.asked(self.reserved, self.key) for purse in self._books.purses]
-        return [Want(policy, cost) for policy, cost in zip(self._policies(), [*costs, 1], strict=False)]
+    def _held(self) -> list[tuple[Policy, str]]:
+        """What a hold stops: the key of the call, unless all calls have only one in common."""
+        books = self._books
+        policies = [purse.policy for purse in books.purses if purse.key is None]
+        own = [*policies, *([] if books.requests is None else [books.requests])]
+        if own:
+            return [(policy, self.key) for policy in own]
+        return [(purse.policy, purse.key_of(self.key)) for purse in books.purses]
 
     def _check_entered(self) -> None:
         if not self._entered:
@@ -307,7 +347,7 @@ class LLMCall:
     def _charges(self, usage: TokenUsage) -> list[tuple[Admission, int]]:
         """What each purse is charged; the request, which was one, is none of them."""
         return [
-            (admission, purse.cost(usage))
+            (admission, purse.cost(usage, self._price))
             for purse, admission in zip(self._books.purses, self._entered, strict=False)
         ]
 
@@ -331,7 +371,7 @@ class LLMCall:
         answer = Ending(result=response).answer
         if answer is None:
             return hint
-        needs = {purse.family: purse.cost(self.reserved) for purse in self._books.purses}
+        needs = {purse.family: purse.cost(self.reserved, self._price) for purse in self._books.purses}
         wait_s = hold_s(str(self._books.feedback.dialect), answer.headers, needs, now)
         own = self._books.feedback.bounded(ServerHint(hold_s=wait_s))
         if hint is None:

@@ -20,11 +20,18 @@ from shapekit._queue.core import Core
 from shapekit._queue.reservation import Reservation
 from shapekit._queue.waiter import refusal
 from shapekit._runtime import background, forks
-from shapekit._runtime.drivers import Driver, Twin
+from shapekit._runtime.drivers import Driver
 from shapekit._runtime.sleepers import max_wait_us, timeout_us
-from shapekit.algorithms.quota.quota import Quota
 from shapekit.clock import Clock
-from shapekit.errors import QueueFullError, RateLimitedError, StoreUnavailableError, after_waiting, gave_up
+from shapekit.errors import (
+    QueueFullError,
+    QuotaExhaustedError,
+    RateLimitedError,
+    StoreUnavailableError,
+    after_waiting,
+    gave_up,
+)
+from shapekit.llm.prices import DIGITS
 from shapekit.policy import Policy
 from shapekit.rate import SECOND_US, Duration
 
@@ -38,7 +45,10 @@ class Want(NamedTuple):
     """What a call takes from one policy."""
 
     policy: Policy
+    key: str
     cost: int
+    unit: str | None = None
+    """The currency of what it takes; None for tokens and requests."""
 
     @property
     def core(self) -> Core:
@@ -122,6 +132,7 @@ class Line:
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._places: dict[str, deque[_Place]] = {}
+        self._freed = 0
 
     async def take(
         self, driver: Driver, key: str, wants: Sequence[Want], waits: dict[str, Duration]
@@ -131,7 +142,7 @@ class Line:
         A call that takes none, for whatever reason, keeps none.
         """
         for want in wants:
-            want.core.check(key, want.cost)
+            want.core.check(want.key, want.cost)
         patience = _Patience(self._clock, key, wants[0].policy.name, waits)
         await driver.stop_if_cancelled()
         asking = _Asking(driver, key, wants, patience)
@@ -143,6 +154,7 @@ class Line:
 
     def freed(self, key: str) -> None:
         """Something was given back: the first one asks again."""
+        self._freed += 1
         if self._places:
             with self._lock:
                 places = self._places.get(key)
@@ -150,6 +162,7 @@ class Line:
                     places[0].ring()
 
     async def _take(self, asking: _Asking) -> tuple[list[Reservation], int]:
+        freed = self._freed
         if not self._is_waited_for(asking.key) or asking.patience.left_us() == 0:
             if await asking.ask(self._soon_us):
                 return await asking.leave(0)
@@ -158,6 +171,8 @@ class Line:
         place = _Place()
         try:
             self._join(asking.key, place)
+            # What was given back after it was refused, and before it stood here, has rung for nobody.
+            place.is_rung = self._freed != freed
             await self._wait(asking, place)
             return await asking.leave(asking.patience.waited_us)
         finally:
@@ -245,8 +260,8 @@ class _Asking:
             want, left_us = self.wants[place], self.patience.left_us()
             bounds = [bound for bound in (soon_us, left_us) if bound is not None]
             bound_us = min(bounds, default=None)
-            with want.core.reporter.watching(self.key):
-                taken = await want.core.reserve_untold(self.driver, self.key, want.cost, bound_us)
+            with want.core.reporter.watching(want.key):
+                taken = await want.core.reserve_untold(self.driver, want.key, want.cost, bound_us)
             if not taken:
                 self._refused, self._is_refused = taken, True
                 self._order.remove(place)
@@ -268,13 +283,14 @@ class _Asking:
             error.decision = error.decision._replace(retry_after_us=delay_us - left_us)
             error.args = (error.decision, *error.args[1:])
             raise self._told(want, error)
-        if not patience.waits_for_quotas and await self._is_spent(want):
-            # Asked without a bound, a quota that is spent says so.
-            spent = await want.core.reserve_untold(self.driver, self.key, want.cost, None)
+        if not patience.waits_for_quotas and refused.decision.binding is not None:
+            # A quota is spent: asked without a bound, it says until when.
+            spent = await want.core.reserve_untold(self.driver, want.key, want.cost, None)
             if not spent:
                 raise self._told(want, refusal(spent, None))
             await want.core.give_back(self.driver, spent)
-        want.core.reporter.waits(self.key, delay_us, is_bounded=patience.is_bounded)
+            self._is_refused = False  # it was given something back meanwhile
+        want.core.reporter.waits(want.key, delay_us, is_bounded=patience.is_bounded)
 
     def nap_us(self, soon_us: int) -> int:
         """How long to rest before asking again; nothing before the first question."""
@@ -289,7 +305,7 @@ class _Asking:
             for place, want in enumerate(self.wants):
                 taken = self._taken[place]
                 want.core.reporter.reserved(taken.after_waiting(line_us) if line_us else taken)
-                await want.core.budgets.look(self.driver, self.key)
+                await want.core.budgets.look(self.driver, want.key)
             for place, want in enumerate(self.wants):
                 left_us, gives_up_us = self._bounds_us[place], self.patience.timeout_left_us()
                 await want.core.waiter.leave(self.driver, self._taken[place], left_us, gives_up_us)
@@ -307,14 +323,9 @@ class _Asking:
             with suppress(StoreUnavailableError):
                 await reservation.core.give_back(self.driver, reservation)
 
-    async def _is_spent(self, want: Want) -> bool:
-        policy = want.policy
-        if not any(isinstance(gate, Quota) for gate in want.core.queue.gates):
-            return False
-        usages = await self.driver.ask(Twin(policy.quotas, policy.aquotas), self.key)
-        return any(usage.used + want.cost > usage.limit for usage in usages)
-
     def _told(self, want: Want, error: RateLimitedError) -> RateLimitedError:
         waited = self.patience.waited_us > 0
-        want.core.reporter.refused(self.key, want.cost, error, waited=waited)
+        if want.unit is not None and isinstance(error, QuotaExhaustedError):
+            error = QuotaExhaustedError(error.decision, error.key, error.policy, want.unit, DIGITS)
+        want.core.reporter.refused(want.key, want.cost, error, waited=waited)
         return self.patience.told(error)

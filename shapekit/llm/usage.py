@@ -32,21 +32,37 @@ class TokenUsage(NamedTuple):
     """Tokens of the question."""
     output: int
     """Tokens of the answer."""
+    cached: int = 0
+    """Of the input, those that were read from a cache."""
+    written: int = 0
+    """Of the input, those that were written to a cache."""
+    reasoning: int = 0
+    """Of the output, those that the model only thought."""
+    uncounted: int = 0
+    """Tokens that were read from a cache and are not in `input`: no limit counts them, but they are paid."""
 
     @property
     def total(self) -> int:
-        """Both."""
+        """Input and output."""
         return self.input + self.output
 
 
 _INPUT = ("input_tokens", "prompt_tokens")
 _OUTPUT = ("output_tokens", "completion_tokens")
-_WRITTEN = "cache_creation_input_tokens"
+_WRITTEN, _READ = "cache_creation_input_tokens", "cache_read_input_tokens"
 """What Anthropic puts into its cache comes on top of its input, and counts. What it reads from there is in
-neither, and does not count."""
+neither, and does not count. Where others say so, both are in `prompt_tokens`."""
 _TOTAL = "total_tokens"
 """May hold more than input and output: some servers count there alone what a model only thought."""
-_FIELDS = (*_INPUT, *_OUTPUT, _WRITTEN, _TOTAL)
+_FIELDS = (*_INPUT, *_OUTPUT, _WRITTEN, _READ, _TOTAL)
+_CACHED, _PART_WRITTEN, _THOUGHT = "cached_tokens", "cache_creation_tokens", "reasoning_tokens"
+_DETAILS = {
+    ("prompt_tokens_details", "input_tokens_details"): {_CACHED: _CACHED, _PART_WRITTEN: _PART_WRITTEN},
+    ("completion_tokens_details", "output_tokens_details"): {_THOUGHT: _THOUGHT},
+    ("input_token_details",): {"cache_read": _CACHED, "cache_creation": _PART_WRITTEN},
+    ("output_token_details",): {"reasoning": _THOUGHT},
+}
+"""Where a usage says what its input and output consist of: as OpenAI does, and as LangChain does."""
 
 _ADDED = ("content", "reasoning_content", "refusal", "text", "thinking", "partial_json", "arguments")
 """Where the parts of an answer have their text."""
@@ -57,8 +73,8 @@ _LAST = ("message_delta", "response.completed", "response.incomplete", "response
 def usage_of(answer: Any) -> TokenUsage | None:
     """The usage of an answer, or of a usage itself, be it an object or a dict; None if there is none.
 
-    >>> usage_of({"usage": {"prompt_tokens": 10, "completion_tokens": 50, "total_tokens": 60}})
-    TokenUsage(input=10, output=50)
+    >>> usage_of({"usage": {"prompt_tokens": 10, "completion_tokens": 50, "total_tokens": 60}}).total
+    60
     """
     usage = _field(answer, "usage")
     return _from(_told(answer if usage is None else usage))
@@ -103,7 +119,7 @@ class Heard:
         """The usage as far as the stream was read, if the input has so many tokens where nobody has said."""
         told = _from(self._fields) or TokenUsage(given, 0)
         texts = "".join(self._texts)
-        return TokenUsage(told.input, max(told.output, count(texts) if texts else 0))
+        return told._replace(output=max(told.output, count(texts) if texts else 0))
 
 
 def _new_texts(item: Any) -> Iterator[str]:
@@ -131,18 +147,31 @@ def _told(usage: Any) -> dict[str, int]:
 
 
 def _counts(usage: Any) -> Iterator[tuple[str, int]]:
-    for name in _FIELDS:
-        count = _field(usage, name)
-        if type(count) is int and 0 <= count <= MAX_COUNT // 4:
-            yield name, count
+    places = [(usage, dict(zip(_FIELDS, _FIELDS, strict=True)))]
+    places += [(_field(usage, place), names) for where, names in _DETAILS.items() for place in where]
+    for place, names in places:
+        for name, known_as in names.items():
+            count = _field(place, name)
+            if type(count) is int and 0 <= count <= MAX_COUNT // 4:
+                yield known_as, count
 
 
 def _from(told: Mapping[str, int]) -> TokenUsage | None:
     if told.keys().isdisjoint((*_INPUT, *_OUTPUT, _TOTAL)):
         return None
-    given = next((told[name] for name in _INPUT if name in told), 0) + told.get(_WRITTEN, 0)
-    answered = next((told[name] for name in _OUTPUT if name in told), 0)
-    return TokenUsage(given, max(answered, told.get(_TOTAL, 0) - given))
+    given = next((told[name] for name in _INPUT if name in told), 0)
+    cached, written, uncounted = told.get(_CACHED, 0), told.get(_PART_WRITTEN, 0), 0
+    if "prompt_tokens" in told:
+        cached, written = max(cached, told.get(_READ, 0)), max(written, told.get(_WRITTEN, 0))
+    else:
+        beside, uncounted = told.get(_WRITTEN, 0), told.get(_READ, 0)
+        given, written = given + beside, written + beside
+    answered = next((told[name] for name in _OUTPUT if name in told), None)
+    output = max(answered or 0, told.get(_TOTAL, 0) - given)
+    # What only the total holds was thought, if the answer was told beside it.
+    thought = max(told.get(_THOUGHT, 0), 0 if answered is None else output - answered)
+    cached = min(cached, given)
+    return TokenUsage(given, output, cached, min(written, given - cached), min(thought, output), uncounted)
 
 
 Tokens: TypeAlias = int | tuple[int, int]

@@ -45,6 +45,7 @@ INTERNAL = {
     # What errors are made of again: in another process, in a message that names the file.
     "ConfigError": "within",
     "QueueFullError": "args",
+    "QuotaExhaustedError": "args",
     "_Unsent": "args",
     # What the package's own stores do beyond the primitive, and what they answer while they are gone.
     "Store": "twin",

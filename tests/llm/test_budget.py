@@ -430,5 +430,5 @@ def test_a_call_says_what_it_needs_to_be_told(refused, budget):
 
 def test_a_usage_is_a_plain_value():
     usage = TokenUsage(3, 4)
-    assert pickle.loads(pickle.dumps(usage)) == usage == (3, 4)
+    assert pickle.loads(pickle.dumps(usage)) == usage == (3, 4, 0, 0, 0, 0)
     assert usage.total == 7

@@ -30,11 +30,57 @@ ANSWERS = {
                 "prompt_tokens_details": {"cached_tokens": 1_920},
             }
         },
-        (2_000, 5),
+        (2_000, 5, 1_920),
+    ),
+    "responses, of which some was cached and some thought": (
+        {
+            "usage": {
+                "input_tokens": 36,
+                "input_tokens_details": {"cached_tokens": 20},
+                "output_tokens": 87,
+                "output_tokens_details": {"reasoning_tokens": 64},
+                "total_tokens": 123,
+            }
+        },
+        (36, 87, 20, 0, 64),
+    ),
+    "LangChain's message": (
+        {
+            "input_tokens": 350,
+            "output_tokens": 240,
+            "total_tokens": 590,
+            "input_token_details": {"cache_read": 100, "cache_creation": 200},
+            "output_token_details": {"reasoning": 200},
+        },
+        (350, 240, 100, 200, 200),
+    ),
+    "LiteLLM's, with Anthropic's cache in its prompt": (
+        {
+            "usage": {
+                "prompt_tokens": 5_298,
+                "completion_tokens": 503,
+                "total_tokens": 5_801,
+                "prompt_tokens_details": {"cached_tokens": 5_000, "cache_creation_tokens": 248},
+                "cache_creation_input_tokens": 248,
+                "cache_read_input_tokens": 5_000,
+            }
+        },
+        (5_298, 503, 5_000, 248),
+    ),
+    "more details than there are tokens": (
+        {
+            "usage": {
+                "prompt_tokens": 10,
+                "prompt_tokens_details": {"cached_tokens": 8, "cache_creation_tokens": 8},
+                "completion_tokens": 5,
+                "completion_tokens_details": {"reasoning_tokens": 9},
+            }
+        },
+        (10, 5, 8, 2, 5),
     ),
     "a total with thoughts in it": (
         {"usage": {"prompt_tokens": 10, "completion_tokens": 50, "total_tokens": 100}},
-        (10, 90),
+        (10, 90, 0, 0, 40),
     ),
     "embeddings": ({"usage": {"prompt_tokens": 8, "total_tokens": 8}}, (8, 0)),
     "responses": (
@@ -51,7 +97,7 @@ ANSWERS = {
                 "output_tokens": 503,
             }
         },
-        (298, 503),
+        (298, 503, 0, 248, 0, 100_000),
     ),
     "a cache that is not used": (
         {"usage": {"input_tokens": 50, "cache_creation_input_tokens": None, "output_tokens": 5}},
@@ -102,11 +148,19 @@ def test_an_answer_that_does_not_is_none(answer):
             ]
         ),
         st.none() | st.integers(-5, 10**6) | st.text(max_size=3) | st.booleans(),
-    )
+    ),
+    st.none()
+    | st.dictionaries(
+        st.sampled_from(["cached_tokens", "cache_creation_tokens", "reasoning_tokens"]),
+        st.none() | st.integers(-5, 10**6),
+    ),
 )
-def test_whatever_an_answer_says_a_usage_is_two_counts(usage):
-    told = usage_of({"usage": usage})
-    assert told is None or (told.input >= 0 and told.output >= 0)
+def test_whatever_an_answer_says_a_usage_is_counts(usage, details):
+    told = usage_of(
+        {"usage": {**usage, "prompt_tokens_details": details, "completion_tokens_details": details}}
+    )
+    assert told is None or (min(told) >= 0 and told.reasoning <= told.output)
+    assert told is None or told.cached + told.written <= told.input
     total = usage.get("total_tokens")
     if type(total) is int and total >= 0:
         assert told.total >= total
@@ -131,7 +185,7 @@ CUT = {"type": "response.incomplete", "response": {"usage": {"input_tokens": 36,
 STREAMS = {
     # items, after how many it is known, what it is at the end
     "messages": ([START, TEXT, DELTA, STOP], 3, (25, 15)),
-    "messages with a cache": ([CACHED, TEXT, DELTA, STOP], 3, (125, 15)),
+    "messages with a cache": ([CACHED, TEXT, DELTA, STOP], 3, (125, 15, 0, 100)),
     "messages cut off": ([START, TEXT], None, None),
     "chat": ([CHUNK, CHUNK, LAST], 3, (5, 7)),
     "chat without": ([CHUNK, CHUNK], None, None),

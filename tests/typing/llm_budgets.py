@@ -4,10 +4,11 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from typing import assert_type
 
-from shapekit import LLMBudget, LLMCall, QuotaUsage, SlidingWindow, TokenUsage
+from shapekit import LLMBudget, LLMCall, QuotaUsage, SlidingWindow, Spending, TokenUsage
 
 budget = LLMBudget(requests="500/min", tokens="90k/min", tokens_per_day=2_000_000, key="{model}")
 strict = LLMBudget(tokens=SlidingWindow(90_000, "1min"), estimate=lambda prompt, **_: (len(prompt), 500))
+paid = LLMBudget(spend="50 USD/day", prices={"some": {"input": "2.50", "output": 10}}, alerts=(0.5, 0.9))
 
 
 @budget.wrap
@@ -40,6 +41,7 @@ def threads() -> None:
         assert_type(call.settle(60), bool)
         assert_type(call.delay, float)
     assert_type(budget.quotas("tenant"), list[QuotaUsage])
+    assert_type(budget.spending("tenant"), list[Spending])
     assert_type(budget.listen(print), ExitStack)
 
 

@@ -1,0 +1,289 @@
+"""Estimates that learn: what they go by, their bounds, the promise that they keep, and what they gain."""
+
+import os
+import random
+import signal
+import threading
+from contextlib import suppress
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shapekit import ConfigError, LLMBudget, ManualClock, TokenBucket, TokenUsage
+from shapekit._runtime.event import AsyncAlarm
+from shapekit.llm.learning import ENOUGH, LAST, MOST_KEYS, Learning
+
+PRICES = {"some": {"input": "2.50", "output": "10"}}
+ESTIMATE = TokenUsage(1_000, 1_000)
+
+
+def taught(usages, *, estimate=ESTIMATE, **said):
+    learning = Learning(**{"scales_input": True, "lowers": True, **said})
+    for usage in usages:
+        learning.learn("me", estimate, usage)
+    return learning
+
+
+COUNT = st.integers(0, 10_000)
+USAGES = st.lists(st.builds(TokenUsage, COUNT, COUNT, uncounted=COUNT), max_size=50)
+ESTIMATES = st.builds(TokenUsage, COUNT, COUNT)
+
+
+@given(USAGES, ESTIMATES, ESTIMATES, st.booleans(), st.booleans())
+def test_a_learned_estimate_has_bounds_both_ways(usages, learned_by, estimate, lowers, scales_input):
+    learning = taught(usages, estimate=learned_by, lowers=lowers, scales_input=scales_input)
+    given_, answered = learning.scaled("me", estimate)[:2]
+    assert estimate.input <= 2 * given_
+    assert given_ <= 2 * estimate.input
+    assert estimate.output <= 4 * answered
+    assert answered <= estimate.output
+    if not scales_input:
+        assert given_ == estimate.input
+    if not lowers or len(usages) < ENOUGH:
+        # The promise of the strict mode: nothing is reserved that is less than the worst case.
+        assert given_ >= estimate.input
+        assert answered == estimate.output
+
+
+@given(USAGES.filter(lambda usages: len(usages) >= ENOUGH))
+def test_within_its_bounds_it_covers_the_calls_it_goes_by(usages):
+    given_, answered = taught(usages).scaled("me", ESTIMATE)[:2]
+    for usage in usages[-LAST:]:
+        assert given_ >= min(usage.input + usage.uncounted, 2_000)
+        assert answered >= min(usage.output, 1_000)
+
+
+def test_what_is_long_ago_is_forgotten():
+    learning = taught([TokenUsage(2_000, 1_000), *[TokenUsage(500, 250)] * LAST])
+    assert learning.scaled("me", ESTIMATE) == TokenUsage(500, 250)
+    assert learning.scaled("you", ESTIMATE) == ESTIMATE
+
+
+def test_it_remembers_so_many_keys_and_models():
+    learning = Learning(scales_input=True, lowers=True)
+    for number in range(MOST_KEYS + 5):
+        learning.learn("kept", ESTIMATE, TokenUsage(2_000, 0))
+        learning.learn(str(number), ESTIMATE, TokenUsage(2_000, 0))
+    known = [learning.scaled(str(number), ESTIMATE) != ESTIMATE for number in range(MOST_KEYS + 5)]
+    assert known == [False] * 6 + [True] * (MOST_KEYS - 1)
+    assert learning.scaled("kept", ESTIMATE) != ESTIMATE
+
+
+# budgets
+
+
+def ask(budget, used, times=1, **asked):
+    """Calls of a prompt of a hundred tokens by its bytes; what the last one reserved."""
+    reserved = None
+    for _ in range(times):
+        with budget.admit({"model": "some", "prompt": "abc" * 100, "max_tokens": 1_000, **asked}) as call:
+            reserved = call.reserved
+            call.settle(used)
+    return reserved
+
+
+def answer(given_, answered):
+    return {"usage": {"prompt_tokens": given_, "completion_tokens": answered}}
+
+
+WORST, LEARNED = (100, 1_000), (61, 250)
+
+
+@pytest.mark.parametrize(
+    ("said", "reserved"),
+    [
+        ({"tokens": "90k/min", "capacity": 90_000}, LEARNED),
+        ({"tokens": "90k/min burst 90k"}, LEARNED),
+        ({"tokens": TokenBucket("90k/min")}, LEARNED),
+        ({"input_tokens": "9k/min", "output_tokens": "90k/min", "capacity": 90_000}, LEARNED),
+        ({"tokens": "90k/min", "capacity": 90_000, "count": lambda text: len(text) // 3}, (100, 250)),
+        ({"tokens": "90k/min"}, WORST),
+        ({"tokens": "90k/min", "capacity": 90_000, "learn": False}, WORST),
+        ({"tokens": "90k/min", "capacity": 90_000, "tokens_per_day": "5M"}, WORST),
+        ({"tokens": "90k/min", "capacity": 90_000, "spend": "50 USD/day", "prices": PRICES}, WORST),
+        ({"tokens": "90k/min", "capacity": 90_000, "estimate": (100, 1_000)}, WORST),
+        ({"tokens": "90k/min", "capacity": 90_000, "estimate": lambda **_: (100, 1_000)}, WORST),
+    ],
+)
+def test_only_what_token_buckets_keep_is_estimated_below_the_worst_case(said, reserved):
+    budget = LLMBudget(**said, clock=ManualClock(autojump=True))
+    assert ask(budget, answer(60, 100), times=ENOUGH)[:2] == WORST
+    assert ask(budget, answer(60, 100))[:2] == reserved
+
+
+def test_an_input_that_was_counted_too_low_is_raised_at_once():
+    budget = LLMBudget(tokens="90k/min", clock=ManualClock(autojump=True))
+    ask(budget, answer(130, 10))
+    assert ask(budget, answer(130, 10))[:2] == (131, 1_000)  # in parts of 1,024, rounded up
+
+
+def test_keys_and_models_learn_apart():
+    clock = ManualClock(autojump=True)
+    budget = LLMBudget(tokens="90k/min", capacity=90_000, key="{user}", clock=clock)
+    ask(budget, answer(60, 100), times=ENOUGH, user="a")
+    assert ask(budget, answer(60, 100), user="a")[:2] == LEARNED
+    assert ask(budget, answer(60, 100), user="b")[:2] == WORST
+    assert ask(budget, answer(60, 100), user="a", model="other")[:2] == WORST
+    assert ask(budget, answer(60, 100), user="a", model=["odd"])[:2] == WORST
+
+
+def test_what_was_learned_never_decides_whether_a_call_can_be_admitted():
+    budget = LLMBudget(tokens="1100/min", clock=ManualClock(autojump=True))
+    for _ in range(2):
+        assert ask(budget, answer(150, 10))[:2] == WORST
+
+
+def test_bare_numbers_and_what_was_only_seen_teach_nothing():
+    budget = LLMBudget(tokens="90k/min", clock=ManualClock(autojump=True))
+    ask(budget, 1_000)
+
+    def create(*, model, prompt, max_tokens):
+        yield {"choices": [{"delta": {"content": "one two"}}]}
+
+    stream = budget.wrap(create)(model="some", prompt="abc" * 100, max_tokens=1_000)
+    next(stream)
+    stream.close()
+    assert budget._learning._known == {}
+
+
+def test_learn_is_a_bool():
+    with pytest.raises(ConfigError, match="learn"):
+        LLMBudget(tokens=5, learn="no")
+
+
+def test_threads_learn_together():
+    learning = taught([])
+    barrier = threading.Barrier(4)
+
+    def work(number):
+        barrier.wait()
+        for count in range(2_000):
+            learning.learn(str(count % 5), ESTIMATE, TokenUsage(number, number))
+            learning.scaled(str(count % 5), ESTIMATE)
+
+    crew = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in crew:
+        thread.start()
+    for thread in crew:
+        thread.join()
+    assert [len(last) for last in learning._known.values()] == [LAST] * 5
+
+
+def test_a_forked_child_knows_what_its_parent_did():
+    learning = taught([TokenUsage(2_000, 0)])
+    with learning._lock:
+        child = os.fork()
+        if not child:
+            code = 1
+            with suppress(BaseException):
+                code = int(learning.scaled("me", ESTIMATE).input != 2_000)
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_an_interrupt_loses_nothing():
+    """A signal at any line: what was known before is known, and another call learns on."""
+    learning, before = taught([TokenUsage(2_000, 0)]), signal.getsignal(signal.SIGALRM)
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(*_):
+        raise Interrupted
+
+    signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(100):
+            with suppress(Interrupted):
+                signal.setitimer(signal.ITIMER_REAL, 0.0005)
+                while True:
+                    learning.learn("me", ESTIMATE, TokenUsage(2_000, 0))
+            assert learning.scaled("me", ESTIMATE).input == 2_000
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# the promise, and the gain
+
+
+class Crowd:
+    """Tasks that ask one after the other, on virtual time; when each left, and with what usage."""
+
+    def __init__(self, **said):
+        self.clock = ManualClock(autojump=True)
+        self.budget = LLMBudget(**said, clock=self.clock)
+        self.left = []
+
+    async def one(self, prompt, most, used, lasts_s):
+        async with self.budget.aadmit({"model": "some", "prompt": prompt, "max_tokens": most}) as call:
+            self.left.append((self.clock.now(), sum(used)))
+            await self.clock.asleep(lasts_s, AsyncAlarm())
+            await call.asettle(TokenUsage(*used))
+
+    def worst_minute(self):
+        return max(
+            sum(tokens for at, tokens in self.left if start <= at < start + 60) for start, _ in self.left
+        )
+
+
+ANY_CALL = st.tuples(
+    st.integers(0, 80),
+    st.floats(0, 90),
+    *[st.integers(0, 600)] * 2,
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.floats(0, 30),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ANY_CALL, min_size=1, max_size=60))
+def test_with_learned_estimates_no_minute_has_more_than_the_limit(calls):
+    """Whatever is used within the bytes of the prompt and max_tokens, and whatever earlier calls taught."""
+    crowd = Crowd(tokens="3000/min")
+
+    async def later(_, at_s, given_, most, share, rest, lasts_s):
+        await crowd.clock.asleep(at_s, AsyncAlarm())
+        await crowd.one("abc" * given_, most, (int(given_ * share), int(most * rest)), lasts_s)
+
+    async def main():
+        async with anyio.create_task_group() as tasks:
+            for call in calls:
+                tasks.start_soon(later, *call)
+
+    anyio.run(main)
+    assert len(crowd.left) == len(calls)
+    assert crowd.worst_minute() <= 3_000
+
+
+def share_used(minutes=10, workers=60, **said):
+    """The share of the limit that is used by answers of a tenth of `max_tokens` that take 10 to 30 s."""
+    crowd, chance = Crowd(tokens="60k/min", **said), random.Random(7)
+
+    async def work():
+        while crowd.clock.now() < minutes * 60:
+            used = (100, chance.randint(150, 250))
+            await crowd.one("abc" * 130, 2_000, used, chance.uniform(10, 30))
+
+    async def main():
+        async with anyio.create_task_group() as tasks:
+            for _ in range(workers):
+                tasks.start_soon(work)
+
+    anyio.run(main)
+    used = sum(tokens for at, tokens in crowd.left if at < minutes * 60)
+    return used / (minutes * 60_000), crowd.worst_minute()
+
+
+@pytest.mark.long
+def test_what_learning_gains_where_answers_use_a_tenth_of_their_bound():
+    learned, worst = share_used(capacity=20_000)
+    plain, worst_plain = share_used(capacity=20_000, learn=False)
+    strict, worst_strict = share_used()
+    print(f"learned {learned:.3f} of the limit, else {plain:.3f}; strict {strict:.3f}")
+    assert learned >= 2.5 * plain
+    assert max(worst, worst_plain) <= 60_000 + 20_000
+    assert worst_strict <= 60_000
