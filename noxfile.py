@@ -96,7 +96,7 @@ def redis(session: nox.Session, server: str) -> None:
     session.run(*PYTEST, *(session.posargs or REDIS_FOLDERS), env=env)
 
 
-QUEUES = ("arq", "dramatiq", "rq")
+QUEUES = ("arq", "dramatiq", "rq", "taskiq")
 APART = (*QUEUES, "litellm")
 
 

@@ -1,0 +1,262 @@
+"""taskiq: tasks with one rate for all workers. A task whose slot is far away comes back shortly before it.
+
+    @broker.task
+    @shaped_task(rate="10/s", key="{account}", store="redis://localhost")
+    async def sync(account: str): ...
+
+    taskiq worker --receiver shapekit.integrations.taskiq:ShapedReceiver tasks:broker
+
+A worker takes the slot before it resolves the dependencies of a task. A task whose slot is less than a second
+away waits in its worker. Any other waits in the Redis of the broker, with its slot. That is no retry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, ParamSpec, TypeVar, Unpack
+
+from shapekit import errors
+from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, TaskShape
+from shapekit._runtime.drivers import TASKS
+from shapekit.errors import ConfigError, RateLimitedError
+
+try:
+    from redis.asyncio import Redis
+    from taskiq.exceptions import NoResultError  # pyright: ignore[reportMissingImports]
+    from taskiq.labels import prepare_label  # pyright: ignore[reportMissingImports]
+    from taskiq.receiver import Receiver  # pyright: ignore[reportMissingImports]
+    from taskiq.receiver.params_parser import parse_params  # pyright: ignore[reportMissingImports]
+    from taskiq.result import TaskiqResult  # pyright: ignore[reportMissingImports]
+    from taskiq_redis import ListQueueBroker, RedisStreamBroker  # pyright: ignore[reportMissingImports]
+except ImportError as error:
+    raise errors.missing("ShapedReceiver", "taskiq") from error
+
+__all__ = ["ShapedReceiver", "shaped_task"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+NEAR_S = 1.0
+"""The longest wait in a worker."""
+AHEAD_S = 0.5
+"""How long before its slot a task comes back."""
+POLL_S = 0.1
+"""How often workers look for tasks that have become due."""
+LEASE_S = 10.0
+"""When a task comes back that was waiting in a worker which has died, if its broker does not hand it out."""
+SLIP = "shapekit"
+"""The label of a message that holds its slot."""
+PARKED = "shapekit:taskiq:"
+"""The prefix of the Redis key where the messages of a queue are that come back later."""
+_SHAPED = "_shapekit_taskiq"
+"""The attribute of a task's function that says how it is shaped, and what it was made from."""
+
+_PARK = """
+local now = redis.call('TIME')
+redis.call('ZREM', KEYS[1], ARGV[3])
+redis.call('ZADD', KEYS[1], now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[1], ARGV[2])
+"""
+_UNPARK = """
+local now = redis.call('TIME')
+now = now[1] * 1000 + math.floor(now[2] / 1000)
+for _, message in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, 100)) do
+    if ARGV[1] == 'list' then
+        -- At the end that workers take from.
+        redis.call('RPUSH', KEYS[2], message)
+    else
+        redis.call('XADD', KEYS[2], '*', 'data', message)
+    end
+    redis.call('ZREM', KEYS[1], message)
+end
+"""
+
+log = logging.getLogger("shapekit.taskiq")
+
+
+def shaped_task(**shape: Unpack[TaskShape]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Start the tasks of a function at a rate, counted over all workers.
+
+    Write it below `@broker.task`. Takes the keywords of `Policy`, of which `store` is needed: workers share
+    it. And:
+
+    - `policy`: an existing policy, instead of its keywords.
+    - `key`, `cost`: from the task's parameters, as for `@shaped`.
+    - `on_reject`: what happens to a task that would have to wait too long: "fail" (the default), or "retry":
+      it comes back after the time that the refusal names, and no retry is counted.
+    - `grace`: how late a task may start and still use its slot; otherwise it takes another. The default is
+      three quarters of a slot, but at least 10 ms and at most 5 s.
+
+    A call waits where it is made, and so does a task in a worker with another receiver.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        tasks = ShapedTasks(function, f"{function.__module__}.{function.__qualname__}", shape, None, NEAR_S)
+        call: Callable[P, R] = _in_context(function, tasks.calls.admission)
+        setattr(call, _SHAPED, (tasks, function))
+        return call
+
+    return decorate
+
+
+class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
+    """taskiq's receiver, with slots for shaped tasks. It needs a list or stream broker of taskiq-redis."""
+
+    def __init__(self, broker: Any, executor: Any = None, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(broker, ListQueueBroker | RedisStreamBroker):
+            raise ConfigError(
+                "broker",
+                broker,
+                "keeps no list or stream to put tasks back into",
+                "use RedisStreamBroker or ListQueueBroker of taskiq_redis",
+            )
+        if isinstance(executor, ProcessPoolExecutor):
+            raise ConfigError(
+                "--use-process-pool", "(given)", "leaves this process before a slot is used", "use threads"
+            )
+        super().__init__(broker, executor, *args, **kwargs)
+        self._parking = _Parking(broker)
+
+    async def listen(self, finish_event: asyncio.Event) -> None:
+        """Listen for tasks, and bring back those that have become due."""
+        bringing = asyncio.create_task(self._parking.bring_back())
+        try:
+            await super().listen(finish_event)
+        finally:
+            bringing.cancel()
+
+    async def run_task(self, target: Callable[..., Any], message: Any, **kwargs: Any) -> Any:
+        """Wait for the slot of a task and run it, or put it back."""
+        shaped: tuple[ShapedTasks, Callable[..., Any]] | None = getattr(target, _SHAPED, None)
+        if shaped is None:
+            return await super().run_task(target=target, message=message, **kwargs)
+        tasks, function = shaped
+        # Without the slot, because what taskiq sends again takes another.
+        slip = message.labels.pop(SLIP, None)
+        lease = await self._parking.leased(message)
+        try:
+            admitted = await tasks.admit(TASKS, slip, *self._arguments(function, message))
+        except Exception as error:
+            if isinstance(error, RateLimitedError):
+                # Not to be retried as other errors are.
+                message.labels["retry_on_error"] = False
+            target = _raising(function, error)
+        else:
+            if isinstance(admitted, PutBack):
+                await self._parking.keep(message, max(0.0, admitted.delay_s - AHEAD_S), admitted.slip, lease)
+                if (ack := kwargs.get("ack_controller")) is not None and ack.is_ackable:
+                    await ack.ack()
+                return _no_result(message)
+            within = tasks.awithin if inspect.iscoroutinefunction(function) else tasks.within
+            target = _in_context(function, lambda args, kwargs: within(admitted))
+        if lease is not None and not await self._parking.end(lease):
+            return _no_result(message)
+        return await super().run_task(target=target, message=message, **kwargs)
+
+    def _arguments(self, function: Callable[..., Any], message: Any) -> tuple[Any, Any]:
+        """The arguments of a task as its function will get them, with None for what taskiq injects."""
+        signature = inspect.signature(function)
+        parsed = message.model_copy(update={"args": [*message.args], "kwargs": {**message.kwargs}})
+        if self.validate_params:
+            parse_params(signature, self.task_hints.get(message.task_name, {}), parsed)
+        bound = signature.bind_partial(*parsed.args, **parsed.kwargs)
+        bound.arguments = dict.fromkeys(_needed(signature)) | bound.arguments
+        return bound.args, bound.kwargs
+
+
+class _Parking:
+    """The messages of a queue that come back later, in a sorted set in the Redis of its broker."""
+
+    def __init__(self, broker: Any) -> None:
+        self._redis = Redis(connection_pool=broker.connection_pool)
+        self._park, self._unpark = map(self._redis.register_script, (_PARK, _UNPARK))
+        self._key, self._queue = PARKED + broker.queue_name, broker.queue_name
+        self._dumps = broker.formatter.dumps
+        self._is_list = isinstance(broker, ListQueueBroker)
+
+    async def leased(self, message: Any) -> bytes | None:
+        """See to it that a message comes back, if its broker does not; returns how to end that."""
+        return await self.keep(message, LEASE_S) if self._is_list else None
+
+    async def end(self, lease: bytes) -> bool:
+        """End a lease. False if the message has come back already."""
+        try:
+            return bool(await self._redis.zrem(self._key, lease))
+        except Exception as error:
+            # It may run twice, but it is not lost.
+            log.warning("a lease cannot be ended: %s", error)
+            return True
+
+    async def keep(
+        self, message: Any, delay_s: float, slip: str | None = None, lease: bytes | None = None
+    ) -> bytes:
+        """Have a message come back after so many seconds, with its slot, and in place of its lease."""
+        told = message.labels if slip is None else {**message.labels, SLIP: slip}
+        labels = {label: prepare_label(value) for label, value in told.items()}
+        texts = {label: text for label, (text, _) in labels.items()}
+        kinds = {label: kind for label, (_, kind) in labels.items()}
+        data: bytes = self._dumps(message.model_copy(update={"labels": texts, "labels_types": kinds})).message
+        while True:
+            try:
+                await self._park([self._key], [round(delay_s * 1000), data, lease or b""])
+            except Exception as error:
+                # taskiq would take the task for done: it would be lost.
+                log.warning("task %s cannot be put back yet: %s", message.task_id, error)
+                await asyncio.sleep(AGAIN_S)
+            else:
+                return data
+
+    async def bring_back(self) -> None:
+        """Bring back messages when they become due, until this is cancelled."""
+        while True:
+            try:
+                await self._unpark([self._key, self._queue], ["list" if self._is_list else "stream"])
+            except Exception as error:
+                log.warning("tasks cannot be brought back yet: %s", error)
+                await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(POLL_S)
+
+
+def _in_context(function: Callable[..., Any], context: Callable[[Any, Any], Any]) -> Any:
+    """The function, each call of which runs in a context."""
+
+    @functools.wraps(function)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        async with context(args, kwargs):
+            return await function(*args, **kwargs)
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with context(args, kwargs):
+            return function(*args, **kwargs)
+
+    return awaited if inspect.iscoroutinefunction(function) else called
+
+
+def _needed(signature: inspect.Signature) -> Iterator[str]:
+    """The parameters without a default."""
+    for name, parameter in signature.parameters.items():
+        is_one = parameter.kind not in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}
+        if is_one and parameter.default is parameter.empty:
+            yield name
+
+
+def _raising(target: Callable[..., Any], error: Exception) -> Callable[..., Any]:
+    """In place of a task's function: what raises an error."""
+
+    @functools.wraps(target)
+    async def refuse(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    return refuse
+
+
+def _no_result(message: Any) -> Any:
+    """What taskiq neither stores nor retries."""
+    return TaskiqResult(
+        is_err=True, return_value=None, execution_time=0, labels=message.labels, error=NoResultError()
+    )
