@@ -97,7 +97,7 @@ def redis(session: nox.Session, server: str) -> None:
 
 
 QUEUES = ("arq", "dramatiq", "rq")
-APART = (*QUEUES, "litellm")
+APART = (*QUEUES, "instructor", "litellm")
 
 
 def run_heavy(session: nox.Session, extra: str, *told: str) -> None:
@@ -115,8 +115,9 @@ def heavy(session: nox.Session) -> None:
 
 @nox.session
 def queues(session: nox.Session) -> None:
-    """The tests of the task queues beside Celery."""
-    run_heavy(session, ",".join(QUEUES), *(f"tests/heavy/{folder}" for folder in QUEUES))
+    """The tests of the task queues beside Celery, and of instructor."""
+    session.install("instructor>=1.17")
+    run_heavy(session, ",".join(QUEUES), *(f"tests/heavy/{folder}" for folder in (*QUEUES, "instructor")))
 
 
 @nox.session
