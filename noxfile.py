@@ -14,7 +14,7 @@ import nox
 
 ROOT = Path(__file__).parent
 PYTHONS = ("3.11", "3.12", "3.13")
-REDIS_FOLDERS = ("tests/stores", "tests/faults", "tests/processes", "tests/security")
+REDIS_FOLDERS = ("tests/stores", "tests/overrides", "tests/faults", "tests/processes", "tests/security")
 OLDEST_FOLDERS = (
     "tests/adapters",
     "tests/cli",
@@ -100,10 +100,10 @@ QUEUES = ("arq", "dramatiq", "rq")
 APART = (*QUEUES, "instructor", "litellm")
 
 
-def run_heavy(session: nox.Session, extra: str, *told: str) -> None:
+def run_heavy(session: nox.Session, extra: str, *told: str, packages: tuple[str, ...] = ()) -> None:
     """Tests whose packages ask for older releases of what `dev` has."""
     session.install("-e", ".[dev]")
-    session.install("-e", f".[{extra}]")
+    session.install("-e", f".[{extra}]", *packages)
     session.run(*PYTEST, *(session.posargs or told))
 
 
@@ -116,8 +116,8 @@ def heavy(session: nox.Session) -> None:
 @nox.session
 def queues(session: nox.Session) -> None:
     """The tests of the task queues beside Celery, and of instructor."""
-    session.install("instructor>=1.17")
-    run_heavy(session, ",".join(QUEUES), *(f"tests/heavy/{folder}" for folder in (*QUEUES, "instructor")))
+    folders = (f"tests/heavy/{folder}" for folder in (*QUEUES, "instructor"))
+    run_heavy(session, ",".join(QUEUES), *folders, packages=("instructor>=1.17",))
 
 
 @nox.session
