@@ -23,12 +23,13 @@ def cost(model):
     return amicros(lambda: model.request(messages, {"max_tokens": 100}, parameters))
 
 
-model = FunctionModel(answer)
-permits = ShapedConcurrencyLimiter(Policy(concurrency=10))
-report(
-    "Pydantic AI, request of a model",
-    cost(model),
-    budget=cost(ShapedModel(model, BUDGET)),
-    permit=cost(ConcurrencyLimitedModel(model, permits)),
-)
-print(f"Pydantic AI, run of an agent: {amicros(lambda: Agent(model).run('why?')):.0f} µs without")
+if __name__ == "__main__":
+    model = FunctionModel(answer)
+    permits = ShapedConcurrencyLimiter(Policy(concurrency=10))
+    report(
+        "Pydantic AI, request of a model",
+        cost(model),
+        budget=cost(ShapedModel(model, BUDGET)),
+        permit=cost(ConcurrencyLimitedModel(model, permits)),
+    )
+    print(f"Pydantic AI, run of an agent: {amicros(lambda: Agent(model).run('why?')):.0f} µs without")
