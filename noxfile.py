@@ -14,7 +14,7 @@ import nox
 
 ROOT = Path(__file__).parent
 PYTHONS = ("3.11", "3.12", "3.13")
-REDIS_FOLDERS = ("tests/stores", "tests/faults", "tests/processes", "tests/security")
+REDIS_FOLDERS = ("tests/stores", "tests/overrides", "tests/faults", "tests/processes", "tests/security")
 OLDEST_FOLDERS = (
     "tests/adapters",
     "tests/cli",
@@ -97,13 +97,14 @@ def redis(session: nox.Session, server: str) -> None:
 
 
 QUEUES = ("arq", "dramatiq", "rq", "taskiq")
-APART = (*QUEUES, "litellm")
+BESIDE_QUEUES = ("instructor", "niquests")
+APART = (*QUEUES, *BESIDE_QUEUES, "litellm")
 
 
-def run_heavy(session: nox.Session, extra: str, *told: str) -> None:
+def run_heavy(session: nox.Session, extra: str, *told: str, packages: tuple[str, ...] = ()) -> None:
     """Tests whose packages ask for older releases of what `dev` has."""
     session.install("-e", ".[dev]")
-    session.install("-e", f".[{extra}]")
+    session.install("-e", f".[{extra}]", *packages)
     session.run(*PYTEST, *(session.posargs or told))
 
 
@@ -115,8 +116,9 @@ def heavy(session: nox.Session) -> None:
 
 @nox.session
 def queues(session: nox.Session) -> None:
-    """The tests of the task queues beside Celery."""
-    run_heavy(session, ",".join(QUEUES), *(f"tests/heavy/{folder}" for folder in QUEUES))
+    """The tests of the task queues beside Celery, of instructor, and of niquests, which replaces urllib3."""
+    folders = (f"tests/heavy/{folder}" for folder in (*QUEUES, *BESIDE_QUEUES))
+    run_heavy(session, ",".join(QUEUES), *folders, packages=("instructor>=1.17", "niquests"))
 
 
 @nox.session

@@ -54,10 +54,11 @@ def free_port() -> int:
 class RedisServer:
     """One server process, its data in memory alone."""
 
-    def __init__(self, *options: str, port: int | None = None) -> None:
+    def __init__(self, *options: str, port: int | None = None, program: str | None = None) -> None:
         self.port = free_port() if port is None else port
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._options = options
+        self._program = program
         self._folder = tempfile.TemporaryDirectory()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -82,7 +83,7 @@ class RedisServer:
         """Start it with what it may have saved, and do not wait."""
         self._process = subprocess.Popen(
             [
-                redis_program(),
+                self._program or redis_program(),
                 *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._folder.name),
                 *("--save", "", "--appendonly", "no", "--loglevel", "warning"),
                 *self._options,

@@ -31,5 +31,6 @@ def shaped():
     return amicros(ask)
 
 
-# A callback that does nothing costs as much as LiteLLM's calling it.
-report("LiteLLM", unheard(), budget=shaped())
+if __name__ == "__main__":
+    # A callback that does nothing costs as much as LiteLLM's calling it.
+    report("LiteLLM", unheard(), budget=shaped())

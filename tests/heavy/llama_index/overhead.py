@@ -5,18 +5,19 @@ from shapekit.integrations.llama_index import ShapedRateLimiter
 from ...llm.overhead import BUDGET, POLICY, micros, report
 from . import fakes
 
-bare, embedding = fakes.Answering(), fakes.Vectors()
-asked = [fakes.ChatMessage("why?")]
-# Its handlers are added with the first limiter: until then nothing of shapekit is called.
-without, embedded = micros(lambda: bare.chat(asked)), micros(lambda: embedding.get_text_embedding("abc"))
+if __name__ == "__main__":
+    bare, embedding = fakes.Answering(), fakes.Vectors()
+    asked = [fakes.ChatMessage("why?")]
+    # Its handlers are added with the first limiter: until then nothing of shapekit is called.
+    without, embedded = micros(lambda: bare.chat(asked)), micros(lambda: embedding.get_text_embedding("abc"))
 
-paced = fakes.Answering(rate_limiter=ShapedRateLimiter(POLICY))
-counted = fakes.Answering(rate_limiter=ShapedRateLimiter(BUDGET))
-embedding.rate_limiter = ShapedRateLimiter(BUDGET)
-report(
-    "LlamaIndex, chat model",
-    without,
-    policy=micros(lambda: paced.chat(asked)),
-    budget=micros(lambda: counted.chat(asked)),
-)
-report("LlamaIndex, embedding", embedded, budget=micros(lambda: embedding.get_text_embedding("abc")))
+    paced = fakes.Answering(rate_limiter=ShapedRateLimiter(POLICY))
+    counted = fakes.Answering(rate_limiter=ShapedRateLimiter(BUDGET))
+    embedding.rate_limiter = ShapedRateLimiter(BUDGET)
+    report(
+        "LlamaIndex, chat model",
+        without,
+        policy=micros(lambda: paced.chat(asked)),
+        budget=micros(lambda: counted.chat(asked)),
+    )
+    report("LlamaIndex, embedding", embedded, budget=micros(lambda: embedding.get_text_embedding("abc")))
