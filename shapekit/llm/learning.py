@@ -7,9 +7,9 @@ output between 1/4 and 1, since no answer is longer than its bound.
 Lowering lets calls through that may use more than they reserve: all calls in flight may come to their worst
 case at once, and no smaller reservation holds that. So only a limit that lets more through anyway, a token
 bucket, is estimated that way, where reserving at least a quarter of the output and half of the input bounds
-what is used by four times what is reserved. Windows, quotas and money know one direction: an input that was
-counted too low is raised, and with it the promise that no window has more than the limit is kept by more
-calls, not by fewer.
+what is used by four times what is reserved. Windows, quotas and money never reserve less than the plain
+estimate: an input that was counted too low is raised, and nothing is lowered, so no window has more than the
+limit whatever was learned.
 """
 
 from __future__ import annotations

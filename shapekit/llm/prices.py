@@ -60,10 +60,8 @@ class Price(NamedTuple):
 
     def cost(self, usage: TokenUsage) -> int:
         """What a call has cost, rounded up. A cost above all budgets is cut to the largest one."""
-        fresh, said = (
-            max(0, usage.input - usage.cached - usage.written),
-            max(0, usage.output - usage.reasoning),
-        )
+        fresh = max(0, usage.input - usage.cached - usage.written)
+        said = max(0, usage.output - usage.reasoning)
         cost = (
             fresh * self.input
             + (usage.cached + usage.uncounted) * self.cached

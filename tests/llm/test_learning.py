@@ -61,14 +61,13 @@ def test_what_is_long_ago_is_forgotten():
     assert learning.scaled("you", ESTIMATE) == ESTIMATE
 
 
-def test_it_remembers_so_many_keys_and_models():
+def test_it_remembers_the_keys_and_models_that_were_settled_last():
     learning = Learning(scales_input=True, lowers=True)
-    for number in range(MOST_KEYS + 5):
-        learning.learn("kept", ESTIMATE, TokenUsage(2_000, 0))
-        learning.learn(str(number), ESTIMATE, TokenUsage(2_000, 0))
-    known = [learning.scaled(str(number), ESTIMATE) != ESTIMATE for number in range(MOST_KEYS + 5)]
-    assert known == [False] * 6 + [True] * (MOST_KEYS - 1)
-    assert learning.scaled("kept", ESTIMATE) != ESTIMATE
+    settled = ["kept", *map(str, range(MOST_KEYS - 1)), "kept", "new", "newer"]
+    for whose in settled:
+        learning.learn(whose, ESTIMATE, TokenUsage(2_000, 0))
+    forgotten = [whose for whose in settled if learning.scaled(whose, ESTIMATE) == ESTIMATE]
+    assert forgotten == ["0", "1"]
 
 
 # budgets
@@ -224,38 +223,46 @@ class Crowd:
             await call.asettle(TokenUsage(*used))
 
     def worst_minute(self):
-        return max(
-            sum(tokens for at, tokens in self.left if start <= at < start + 60) for start, _ in self.left
-        )
+        minutes = [[tokens for at, tokens in self.left if start <= at < start + 60] for start, _ in self.left]
+        return max(map(sum, minutes), default=0)
 
 
-ANY_CALL = st.tuples(
-    st.integers(0, 80),
-    st.floats(0, 90),
-    *[st.integers(0, 600)] * 2,
-    st.floats(0, 1),
-    st.floats(0, 1),
-    st.floats(0, 30),
-)
+def calls(begins_s, most_share):
+    """Calls (instant, prompt, bound, shares that are used of both, length)."""
+    share = st.floats(0, most_share)
+    return st.tuples(
+        st.floats(begins_s, begins_s + 20),
+        st.integers(0, 80),
+        st.integers(0, 600),
+        share,
+        share,
+        st.floats(0, 30),
+    )
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(ANY_CALL, min_size=1, max_size=60))
-def test_with_learned_estimates_no_minute_has_more_than_the_limit(calls):
+@given(
+    taught=st.lists(calls(0, 0.1), min_size=ENOUGH, max_size=20),
+    asked=st.lists(
+        calls(100, 1) | st.tuples(st.just(100.0), st.just(0), *[st.just(n) for n in (600, 0, 1, 20)]),
+        max_size=40,
+    ),
+)
+def test_with_learned_estimates_no_minute_has_more_than_the_limit(taught, asked):
     """Whatever is used within the bytes of the prompt and max_tokens, and whatever earlier calls taught."""
     crowd = Crowd(tokens="3000/min")
 
-    async def later(_, at_s, given_, most, share, rest, lasts_s):
+    async def later(at_s, given_, most, share, rest, lasts_s):
         await crowd.clock.asleep(at_s, AsyncAlarm())
         await crowd.one("abc" * given_, most, (int(given_ * share), int(most * rest)), lasts_s)
 
     async def main():
         async with anyio.create_task_group() as tasks:
-            for call in calls:
+            for call in taught + asked:
                 tasks.start_soon(later, *call)
 
     anyio.run(main)
-    assert len(crowd.left) == len(calls)
+    assert len(crowd.left) == len(taught) + len(asked)
     assert crowd.worst_minute() <= 3_000
 
 
