@@ -97,13 +97,13 @@ def redis(session: nox.Session, server: str) -> None:
 
 
 QUEUES = ("arq", "dramatiq", "rq", "taskiq")
-APART = (*QUEUES, "litellm")
+APART = (*QUEUES, "litellm", "niquests")
 
 
-def run_heavy(session: nox.Session, extra: str, *told: str) -> None:
+def run_heavy(session: nox.Session, extra: str, *told: str, beside: tuple[str, ...] = ()) -> None:
     """Tests whose packages ask for older releases of what `dev` has."""
     session.install("-e", ".[dev]")
-    session.install("-e", f".[{extra}]")
+    session.install("-e", f".[{extra}]", *beside)
     session.run(*PYTEST, *(session.posargs or told))
 
 
@@ -115,8 +115,9 @@ def heavy(session: nox.Session) -> None:
 
 @nox.session
 def queues(session: nox.Session) -> None:
-    """The tests of the task queues beside Celery."""
-    run_heavy(session, ",".join(QUEUES), *(f"tests/heavy/{folder}" for folder in QUEUES))
+    """The tests of the task queues beside Celery, and of niquests, which replaces urllib3."""
+    folders = (f"tests/heavy/{folder}" for folder in (*QUEUES, "niquests"))
+    run_heavy(session, ",".join(QUEUES), *folders, beside=("niquests",))
 
 
 @nox.session
