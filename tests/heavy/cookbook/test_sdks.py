@@ -251,8 +251,8 @@ def test_after_a_429_the_next_request_waits_whoever_sends_it(sdk, page, server, 
 
 def test_the_page_has_a_section_for_each_sdk():
     headings = re.findall(r"^## (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    # Below; and in an environment of its own.
-    run = {heading for heading, _ in CALLS} | {"MCP", "instructor"}
+    # Below, in test_hooks.py, and in an environment of its own.
+    run = {heading for heading, _ in CALLS} | {"MCP", "Clients with hooks of their own", "instructor"}
     assert {heading for heading in headings if list(blocks(part(heading)))} == run
 
 
