@@ -37,6 +37,8 @@ KEYS = 100_000
 TICK_S = 0.05
 LIFE_S = 2
 """How long a key lives after its last call."""
+PATIENCE_S = 10.0
+"""How long a thread that was let go may take to end."""
 AT_ONCE = {"memory": 8, "sqlite": 2, "redis": 2, "resilient": 2}
 """Operations a tick, of the threads and of the tasks of a store each: less than a machine can do, so that as
 many keys live at any time."""
@@ -202,6 +204,13 @@ def _give_back_what_is_free():
         trim(0)
 
 
+def wait_for_threads(most):
+    """Threads that were let go end a moment later: until then, or until they have had long enough."""
+    deadline = time.monotonic() + PATIENCE_S
+    while threading.active_count() > most and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def tell(word, told):
     print(json.dumps([word, told]), flush=True)
 
@@ -242,6 +251,7 @@ def main(options):
     over.set()
     for thread in crew:
         thread.join()
+    wait_for_threads(2)
     tell("after", sample(loop, loads))
     tell("done", {load.kind: [load.done, load.failed] for load in (*loads, visits)})
 
