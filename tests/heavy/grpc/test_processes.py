@@ -1,0 +1,76 @@
+"""Three processes and a server that allows 20 calls a second, after a bucket of 20: by one limit of them all
+nothing is refused. `python -m tests.heavy.grpc.test_processes` compares that with limits in each process.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from concurrent import futures
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+
+from ...redis_server import RedisServer
+from .answers import EXHAUSTED, refusing, retry_in
+from .conftest import Service
+
+WORKERS, PER_S, BURST, SECONDS = 3, 20, 20, 10
+PATIENCE_S = 60
+KINDS = ("shared", "apart", "none")
+
+
+class Bucket:
+    """Refuses what is too much, and asks for a second's patience."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._left, self._at = BURST, time.monotonic()
+        self._refuse = refusing(EXHAUSTED, retry_info=[retry_in(1)])
+
+    def __call__(self, context):
+        with self._lock:
+            now = time.monotonic()
+            self._left, self._at = min(BURST, self._left + (now - self._at) * PER_S), now
+            is_empty = self._left < 1
+            self._left -= not is_empty
+        if is_empty:
+            self._refuse(context)
+
+
+def seen(kind):
+    """How many calls were answered and refused."""
+    service = Service()
+    service.says = Bucket()
+    with ExitStack() as running:
+        server = grpc.server(running.enter_context(futures.ThreadPoolExecutor(8)), handlers=(service,))
+        target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        running.callback(lambda: server.stop(None).wait())
+        redis = running.enter_context(RedisServer())
+        command = [sys.executable, str(Path(__file__).with_name("worker.py")), kind, target, redis.url]
+        workers = []
+        for _ in range(WORKERS):
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            workers.append(running.enter_context(subprocess.Popen([*command, str(SECONDS)], **pipes)))
+            running.callback(workers[-1].kill)
+        for worker in workers:
+            assert worker.stdout.readline() == "ready\n"
+        for worker in workers:
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+        told = [json.loads(worker.communicate(timeout=PATIENCE_S)[0]) for worker in workers]
+    return tuple(map(sum, zip(*told, strict=True)))
+
+
+def test_one_limit_of_all_processes_is_never_refused():
+    answered, refused = seen("shared")
+    assert refused == 0
+    assert 0.85 * PER_S * SECONDS <= answered <= PER_S * (SECONDS + 1)
+
+
+if __name__ == "__main__":
+    for each in KINDS:
+        print(each, *seen(each))
