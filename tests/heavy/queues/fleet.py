@@ -10,12 +10,14 @@ import sys
 import time
 from bisect import bisect_left
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
 from tests.redis_server import RedisServer
+from tests.witness import watched
 
 BIN = Path(sys.executable).parent
 PATIENCE_S = 40.0
@@ -91,6 +93,10 @@ class Fleet:
             self.kill(worker)
         self.notes.close()
 
+    def watched(self):
+        """A witness of what the machine does to the workers and their server meanwhile."""
+        return watched(self.server.pid, *[worker.pid for worker in self.workers])
+
     def starts(self, name):
         """When the tasks of a name started, in order, and their numbers."""
         noted = [note.decode().split() for note in self.notes.lrange(name, 0, -1)]
@@ -118,6 +124,14 @@ def most_in(starts, seconds):
     return max(bisect_left(instants, at + seconds) - place for place, at in enumerate(instants))
 
 
-def span_of(starts):
-    """Seconds from the first start to the last."""
-    return starts[-1][0] - starts[0][0]
+def most_in_a_second(starts, witness):
+    """The most starts in any second, without its last 10 ms, which the law of departures leaves out, and
+    without the longest time for which the machine kept somebody from running: a start may be as late.
+    """
+    return most_in(starts, 0.99 - witness.stalls.longest(0, inf))
+
+
+def span_of(starts, witness=None):
+    """Seconds from the first start to the last, without those in which somebody was kept from running."""
+    stalled_s = 0.0 if witness is None else witness.stalls.within(0, inf)
+    return starts[-1][0] - starts[0][0] - stalled_s
