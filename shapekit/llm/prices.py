@@ -134,8 +134,9 @@ def money(units: int) -> Decimal:
 def spend_from(field: str, told: object, tz: str | None) -> Spend:
     """A budget of money: of a day, a week or a month, or in any other period wherever that begins.
 
-    >>> spend_from("spend", "5 USD/hour", None).quota
-    Quota(500000000, 'rolling:1hour')
+    >>> quota = spend_from("spend", "5 USD/hour", None).quota
+    >>> quota.limit, quota.per
+    (500000000, 'rolling:1hour')
     """
     match = _SPEND.fullmatch(told) if isinstance(told, str) and len(told) <= 100 else None
     if match is None:

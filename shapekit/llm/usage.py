@@ -208,8 +208,9 @@ def estimated(arguments: Mapping[str, Any], count: Callable[[str], int]) -> Toke
     """What a call with these arguments may use up: what it says, and the most that it may be answered with.
 
     >>> ask = {"messages": [{"role": "user", "content": "why? " * 60}], "max_tokens": 500}
-    >>> estimated(ask, counter(None))
-    TokenUsage(input=106, output=500)
+    >>> usage = estimated(ask, counter(None))
+    >>> usage.input, usage.output
+    (106, 500)
     """
     texts: list[str] = []
     media = 0
