@@ -102,13 +102,18 @@ class TestInAWorker:
             assert [start["id"] for start in starts] == [result.id for result in results]
             assert starts[-1]["slot"] - starts[0]["slot"] == pytest.approx(0.5, abs=1e-5)
 
-    def test_a_cost_is_charged_once(self, app, records, account):
-        results = [shape_publish(app.tasks["weighed"], (account,), shape_cost=5) for _ in range(3)]
-        for result in results:
-            result.get(timeout=PATIENCE_S)
+    def test_a_cost_is_charged_once(self, app, broker, worker, records, account):
+        with watched(os.getpid(), broker.pid, worker.process.pid) as witness:
+            began = time.monotonic()
+            results = [shape_publish(app.tasks["weighed"], (account,), shape_cost=5) for _ in range(3)]
+            for result in results:
+                result.get(timeout=PATIENCE_S)
+            ended = time.monotonic()
         starts = records.paced(account, 3, "20/s burst 5")
         assert [start["cost"] for start in starts] == [5] * 3
-        assert starts[-1]["slot"] - starts[0]["slot"] == pytest.approx(0.5, abs=1e-5)
+        # Three quarters of a slot later, it would have taken another slot.
+        if witness.stalls.within(began, ended) < 3 / 80:
+            assert starts[-1]["slot"] - starts[0]["slot"] == pytest.approx(0.5, abs=1e-5)
 
     def test_a_task_far_away_is_parked(self, app, records, account, broker):
         add = app.tasks["add"]
