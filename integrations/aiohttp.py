@@ -18,20 +18,20 @@ from typing import Any, Unpack
 
 from shapekit import errors
 from shapekit._adapters.http.request import (
-    Outgoing,
     Reading,
-    Replied,
+    RequestShaper,
+    ResponseView,
     Shaping,
     Target,
-    ahear_body,
     aobserve,
+    aobserve_body,
     may_be_exhausted,
     may_say,
     options_now,
     request_options,
     translated,
 )
-from shapekit._runtime.failures import Unheard
+from shapekit._runtime.failures import ErrorsLogged
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
 
@@ -117,8 +117,8 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
 
     Set options of a request around it: `with request_options(cost=5, key=…, max_wait=…, skip=True):`.
     """
-    outgoing = Outgoing("shaped_middleware", _READING, **shaping)
-    if outgoing.responds:
+    request_shaper = RequestShaper("shaped_middleware", _READING, **shaping)
+    if request_shaper.responds:
         raise ConfigError(
             "on_reject",
             "respond",
@@ -129,7 +129,7 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
     async def shaped(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         left_s = _time_left(request, handler)
         try:
-            admission = await outgoing.aenter(request, options_now(), fits_s=left_s)
+            admission = await request_shaper.aenter(request, options_now(), fits_s=left_s)
         except (RateLimitedError, errors.StoreUnavailableError) as error:
             raise translated(
                 error, _REFUSALS_OF_TIME if _by_timeout(error, left_s) else _REFUSALS
@@ -138,7 +138,7 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
             return await handler(request)
         if request.session.closed:
             # Closed during the wait. aiohttp itself expects waits only for a connection.
-            with Unheard(admission.key, "keeps what it was charged"):
+            with ErrorsLogged(admission.key, "keeps what it was charged"):
                 await admission.asettle(0)
             await admission.aleave()
             raise aiohttp.ClientConnectionError("Session is closed")
@@ -154,7 +154,7 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
                 admission.target = _target(request)
                 await aobserve(admission, response)
                 if may_be_exhausted(admission, response.status, response.content_type):
-                    _hear_body(response, admission)
+                    _observe_body(response, admission)
         except BaseException as error:
             if not isinstance(error, GeneratorExit):
                 response.close()
@@ -193,7 +193,7 @@ async def _hold(response: ClientResponse, admission: Admission) -> None:
     connection.add_callback(given_up)
 
 
-def _hear_body(response: ClientResponse, admission: Admission) -> None:
+def _observe_body(response: ClientResponse, admission: Admission) -> None:
     """Look at the body when it is read, by `read`, `text` or `json`."""
     attributes = vars(response)
 
@@ -201,7 +201,7 @@ def _hear_body(response: ClientResponse, admission: Admission) -> None:
         # What leads from a response to itself is cut.
         attributes.pop("read", None)
         body = await response.read()
-        await ahear_body(admission, Replied(response.status, response.raw_headers, body))
+        await aobserve_body(admission, ResponseView(response.status, response.raw_headers, body))
         return body
 
     attributes["read"] = read

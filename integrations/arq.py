@@ -37,7 +37,7 @@ NEAR_S = 1.5
 """The longest wait in a worker."""
 AHEAD_S = 1.0
 """How long before its slot a job comes back. Workers look for due jobs twice a second."""
-SLIP = "shapekit:arq:"
+SLOT_HEADER = "shapekit:arq:"
 """The prefix of the Redis key that holds the slot of a job."""
 KEPT_S = 88_400
 """How long that key outlives the slot, and how long arq itself keeps the count of tries."""
@@ -72,7 +72,7 @@ def shaped_job(
                 async with tasks.calls.admission(args, kwargs):
                     return await function(*args, **kwargs)
             try:
-                admitted = await tasks.admit(TASKS, await _take_slip(ctx), args, kwargs)
+                admitted = await tasks.admit(TASKS, await _take_slot_header(ctx), args, kwargs)
             except asyncio.CancelledError:
                 # The worker stops: another one will run the job, for which this was no try.
                 await ctx["redis"].set(*_tries_before(ctx))
@@ -88,11 +88,11 @@ def shaped_job(
     return decorate
 
 
-async def _take_slip(ctx: Any) -> str | None:
+async def _take_slot_header(ctx: Any) -> str | None:
     """The slot that was noted for a job. It is there once: a job that runs again takes another."""
     async with ctx["redis"].pipeline(transaction=True) as both:
-        both.get(SLIP + ctx["job_id"])
-        both.delete(SLIP + ctx["job_id"])
+        both.get(SLOT_HEADER + ctx["job_id"])
+        both.delete(SLOT_HEADER + ctx["job_id"])
         told, _ = await both.execute()
     return None if told is None else str(told, "utf-8")
 
@@ -102,8 +102,8 @@ async def _note(ctx: Any, later: PutBack) -> None:
     while True:
         try:
             async with ctx["redis"].pipeline(transaction=True) as both:
-                if later.slip is not None:
-                    both.set(SLIP + ctx["job_id"], later.slip, ex=round(later.delay_s) + KEPT_S)
+                if later.slot_header is not None:
+                    both.set(SLOT_HEADER + ctx["job_id"], later.slot_header, ex=round(later.delay_s) + KEPT_S)
                 both.set(*_tries_before(ctx))
                 await both.execute()
         except Exception as error:

@@ -17,8 +17,8 @@ from weakref import WeakSet, ref
 
 from shapekit import errors
 from shapekit._adapters.http.request import (
-    Outgoing,
     Reading,
+    RequestShaper,
     Shaping,
     Target,
     aobserve,
@@ -139,8 +139,8 @@ def shape(client: ShapedT, **shaping: Unpack[Shaping]) -> ShapedT:
             "is shaped already: each attempt would wait twice",
             "shape it once, and not a client whose session is shaped; give several limits to one policy",
         )
-    outgoing = Outgoing("shape", _READING, **shaping)
-    if outgoing.responds:
+    request_shaper = RequestShaper("shape", _READING, **shaping)
+    if request_shaper.responds:
         raise ConfigError(
             "on_reject",
             "respond",
@@ -148,9 +148,9 @@ def shape(client: ShapedT, **shaping: Unpack[Shaping]) -> ShapedT:
             'leave on_reject="raise": the error is a BotoCoreError, and its retry_after says when',
         )
     if isinstance(client, BaseClient):
-        _shape_client(client, outgoing)
+        _shape_client(client, request_shaper)
     else:
-        events.register("creating-client-class", _client_classes(outgoing))
+        events.register("creating-client-class", _client_classes(request_shaper))
         _SHAPED.add(events)
     return client
 
@@ -171,11 +171,11 @@ def _events(client: Any) -> Any:
     )
 
 
-def _shape_client(client: Any, outgoing: Outgoing) -> None:
+def _shape_client(client: Any, request_shaper: RequestShaper) -> None:
     events, model = client.meta.events, client.meta.service_model
     is_awaited = any(kind.__module__.startswith("aiobotocore.") for kind in type(client).__mro__)
     kind = _AwaitedAttempts if is_awaited else _Attempts
-    attempts = kind(outgoing, model.service_name, client.meta.region_name)
+    attempts = kind(request_shaper, model.service_name, client.meta.region_name)
     # Of one event, botocore calls handlers for more of its name first, and signs in one for the service.
     service = model.service_id.hyphenize()
     events.register_first(f"request-created.{service}", attempts.wait)
@@ -185,13 +185,13 @@ def _shape_client(client: Any, outgoing: Outgoing) -> None:
     _SHAPED.add(events)
 
 
-def _client_classes(outgoing: Outgoing) -> Callable[..., None]:
+def _client_classes(request_shaper: RequestShaper) -> Callable[..., None]:
     """What makes the classes of a session's clients shape each that is made of them."""
 
     class Shaped:
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
-            _shape_client(self, outgoing)
+            _shape_client(self, request_shaper)
 
     def creating(base_classes: list[type], **_: Any) -> None:
         base_classes.insert(0, Shaped)
@@ -202,8 +202,8 @@ def _client_classes(outgoing: Outgoing) -> Callable[..., None]:
 class _Attempts:
     """The attempts of one client."""
 
-    def __init__(self, outgoing: Outgoing, service: str, region: str | None) -> None:
-        self._outgoing = outgoing
+    def __init__(self, request_shaper: RequestShaper, service: str, region: str | None) -> None:
+        self._request_shaper = request_shaper
         self._service = service
         self._region = region
         self._detector = ThrottlingErrorDetector(RetryEventAdapter())
@@ -211,7 +211,7 @@ class _Attempts:
     def wait(self, request: Any, operation_name: str, **_: Any) -> Any:
         """Before the attempt is signed."""
         try:
-            admission = self._outgoing.enter(self._attempt(request, operation_name), options_now())
+            admission = self._request_shaper.enter(self._attempt(request, operation_name), options_now())
         except (RateLimitedError, errors.StoreUnavailableError) as error:
             raise translated(error, _REFUSALS) from error.__cause__
         if admission is not None:
@@ -269,7 +269,9 @@ class _AwaitedAttempts(_Attempts):
 
     async def wait(self, request: Any, operation_name: str, **_: Any) -> None:
         try:
-            admission = await self._outgoing.aenter(self._attempt(request, operation_name), options_now())
+            admission = await self._request_shaper.aenter(
+                self._attempt(request, operation_name), options_now()
+            )
         except (RateLimitedError, errors.StoreUnavailableError) as error:
             raise translated(error, _REFUSALS) from error.__cause__
         if admission is not None:

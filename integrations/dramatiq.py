@@ -45,7 +45,7 @@ once a second, and every message that comes back would miss its slot.
 """
 LONGEST_S = 6 * 24 * 3600.0
 """The longest delay at once: Dramatiq allows for less than seven days."""
-SLIP = "shapekit"
+SLOT_HEADER = "shapekit"
 """The option of a message that holds its slot."""
 
 log = logging.getLogger("shapekit.dramatiq")
@@ -98,9 +98,9 @@ class ShapedActors(Middleware):
                     return function(*args, **kwargs)
             self._message.set(None)
             # Without the slot, because what Dramatiq retries takes another.
-            slip = message.options.pop(SLIP, None)
+            slot_header = message.options.pop(SLOT_HEADER, None)
             try:
-                admitted = run(tasks.admit, slip, args, kwargs)
+                admitted = run(tasks.admit, slot_header, args, kwargs)
             except RateLimitedError as error:
                 # Not to be retried as other errors are. What an option says now is sent nowhere.
                 message.options["throws"] = type(error)
@@ -134,7 +134,7 @@ class ShapedActors(Middleware):
 
 def _put_back(broker: Any, message: Any, later: PutBack) -> NoReturn:
     """Enqueue a message again, and have this copy of it acknowledged."""
-    options = {} if later.slip is None else {SLIP: later.slip}
+    options = {} if later.slot_header is None else {SLOT_HEADER: later.slot_header}
     delay_s = min(max(0.0, later.delay_s - AHEAD_S), LONGEST_S)
     while True:
         try:

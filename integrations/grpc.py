@@ -22,8 +22,8 @@ from typing import Any, ClassVar, NamedTuple, Self, Unpack
 
 from shapekit import errors
 from shapekit._adapters.http.request import (
-    Outgoing,
     Reading,
+    RequestShaper,
     Shaping,
     Target,
     aobserve,
@@ -34,7 +34,7 @@ from shapekit._adapters.http.request import (
     request_options,
     translated,
 )
-from shapekit._runtime.failures import Unheard
+from shapekit._runtime.failures import ErrorsLogged
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
 from shapekit.keys import KeySpec, KeyTemplate
@@ -231,7 +231,7 @@ def shape(channel: grpc.Channel, **shaping: Unpack[Shaping]) -> grpc.Channel:
             "is shaped already: each call would wait twice",
             "shape it once; give several limits to one policy, or to routes=",
         )
-    shaped: grpc.Channel = grpc.intercept_channel(channel, _Interceptor(_outgoing("shape", shaping)))
+    shaped: grpc.Channel = grpc.intercept_channel(channel, _Interceptor(_request_shaper("shape", shaping)))
     _SHAPED.add(shaped)
     return shaped
 
@@ -245,20 +245,20 @@ def interceptors(**shaping: Unpack[Shaping]) -> list[aio.ClientInterceptor]:
     Takes the keywords of `shape`. They wait without blocking the event loop: awaiting or iterating a call
     waits for its slot first, and raises the refusal. List them last, after interceptors that repeat calls.
     """
-    outgoing = _outgoing("interceptors", shaping)
-    return [kind(outgoing) for kind in (_UnaryUnary, _UnaryStream, _StreamUnary, _StreamStream)]
+    request_shaper = _request_shaper("interceptors", shaping)
+    return [kind(request_shaper) for kind in (_UnaryUnary, _UnaryStream, _StreamUnary, _StreamStream)]
 
 
-def _outgoing(wrapper: str, shaping: Shaping) -> Outgoing:
-    outgoing = Outgoing(wrapper, _READING, **shaping)
-    if outgoing.responds:
+def _request_shaper(wrapper: str, shaping: Shaping) -> RequestShaper:
+    request_shaper = RequestShaper(wrapper, _READING, **shaping)
+    if request_shaper.responds:
         raise ConfigError(
             "on_reject",
             "respond",
             "needs a response, and only the service can say what its messages are",
             'leave on_reject="raise": the error is a grpc.RpcError, and its retry_after says when',
         )
-    return outgoing
+    return request_shaper
 
 
 class _Interceptor(
@@ -269,8 +269,8 @@ class _Interceptor(
 ):
     """Shapes the calls of a synchronous channel, in the thread that makes them."""
 
-    def __init__(self, outgoing: Outgoing) -> None:
-        self._outgoing = outgoing
+    def __init__(self, request_shaper: RequestShaper) -> None:
+        self._request_shaper = request_shaper
 
     def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         return self._call(continuation, client_call_details, request, request)
@@ -291,7 +291,9 @@ class _Interceptor(
     def _call(self, continuation: Any, details: Any, sent: Any, request: Any) -> Any:
         began = time.monotonic()
         try:
-            admission = self._outgoing.enter(Rpc.of(details, request), options_now(), fits_s=details.timeout)
+            admission = self._request_shaper.enter(
+                Rpc.of(details, request), options_now(), fits_s=details.timeout
+            )
         except (RateLimitedError, errors.StoreUnavailableError) as error:
             refused = _refusal(error, details.timeout)
             if isinstance(refused, _Unsent):
@@ -329,7 +331,7 @@ class _Interceptor(
 
 def _ended(call: Any, admission: Admission) -> None:
     """Hear what a call that has ended says of the limits, and give back what never counted."""
-    with Unheard(admission.key, "does not hear what its server says"):
+    with ErrorsLogged(admission.key, "does not hear what its server says"):
         answer = _Answer.of(call.code(), call.details(), call.trailing_metadata())
         if answer is not None and may_say(admission, *answer):
             observe(admission, answer)
@@ -345,14 +347,14 @@ def _ended(call: Any, admission: Admission) -> None:
 class _AioInterceptor:
     """Shapes the calls of an asyncio channel. gRPC takes each interceptor for one kind of call only."""
 
-    def __init__(self, outgoing: Outgoing) -> None:
-        self._outgoing = outgoing
+    def __init__(self, request_shaper: RequestShaper) -> None:
+        self._request_shaper = request_shaper
         self._watching: set[asyncio.Task[None]] = set()
 
     async def _call(self, continuation: Any, details: Any, sent: Any, request: Any) -> Any:
         began = time.monotonic()
         try:
-            admission = await self._outgoing.aenter(
+            admission = await self._request_shaper.aenter(
                 Rpc.of(details, request), options_now(), fits_s=details.timeout
             )
         except (RateLimitedError, errors.StoreUnavailableError) as error:
@@ -399,7 +401,7 @@ async def _watch(call: Any, admission: Admission) -> None:
     """Wait until a call has ended, hear what it says of the limits, and let its admission leave."""
     error: BaseException | None = None
     try:
-        with Unheard(admission.key, "does not hear what its server says"):
+        with ErrorsLogged(admission.key, "does not hear what its server says"):
             code, details, metadata = await call.code(), await call.details(), await call.trailing_metadata()
             answer = _Answer.of(code, details, metadata)
             if answer is not None and may_say(admission, *answer):

@@ -13,8 +13,8 @@ from ssl import SSLContext
 from typing import Any, ClassVar, TypeVar, Unpack
 
 from shapekit import errors
-from shapekit._adapters.http.request import Outgoing, Shaping
-from shapekit._adapters.http.transport import READING, HeardStream, HeldStream, Transport, shape_client
+from shapekit._adapters.http.request import RequestShaper, Shaping
+from shapekit._adapters.http.transport import READING, HeldStream, ObservedStream, Transport, shape_client
 
 try:
     import httpx2
@@ -77,7 +77,7 @@ class _HeldStream(HeldStream, httpx2.SyncByteStream, httpx2.AsyncByteStream):
     """A response body whose request is in flight until it ends or is closed."""
 
 
-class _HeardStream(HeardStream, httpx2.SyncByteStream, httpx2.AsyncByteStream):
+class _ObservedStream(ObservedStream, httpx2.SyncByteStream, httpx2.AsyncByteStream):
     """A response body that may say that the account is exhausted."""
 
 
@@ -110,7 +110,7 @@ class ShapedTransport(Transport, httpx2.BaseTransport, httpx2.AsyncBaseTransport
         errors.StoreUnavailableError: StoreUnavailableError,
     }
     held_stream: ClassVar[Any] = _HeldStream
-    heard_stream: ClassVar[Any] = _HeardStream
+    heard_stream: ClassVar[Any] = _ObservedStream
 
     def __init__(
         self,
@@ -124,5 +124,5 @@ def shape(client: ClientT, **shaping: Unpack[Shaping]) -> ClientT:
     """Shape a client in place: its transport, proxies and mounts, under one limit. Returns the client."""
     if not isinstance(client, (httpx2.Client, httpx2.AsyncClient)):
         raise errors.ConfigError("client", client, "is no client of httpx2", "pass an httpx2.Client")
-    shape_client(client, ShapedTransport, Outgoing("shape", READING, **shaping))
+    shape_client(client, ShapedTransport, RequestShaper("shape", READING, **shaping))
     return client

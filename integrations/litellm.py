@@ -23,11 +23,11 @@ from shapekit import errors
 from shapekit._adapters.http.request import translated
 from shapekit._adapters.model_calls import ended, failed
 from shapekit._runtime.drivers import TASKS
-from shapekit._runtime.failures import Unheard
+from shapekit._runtime.failures import ErrorsLogged
 from shapekit._runtime.sleepers import AS_CONFIGURED
 from shapekit.errors import ConfigError, ShapekitError
 from shapekit.llm import LLMBudget, LLMCall
-from shapekit.llm.usage import Heard, TokenUsage, usage_of
+from shapekit.llm.usage import StreamUsage, usage_of
 from shapekit.rate import SECOND_US, Duration, duration_us
 
 try:
@@ -210,7 +210,7 @@ class ShapedCalls(CustomLogger):
         """After an answer: settle what it says, and hear its headers."""
         if (call := self._ended(request_data)) is None:
             return
-        with Unheard(call.key, "keeps what it reserved", "shapekit.llm"):
+        with ErrorsLogged(call.key, "keeps what it reserved", "shapekit.llm"):
             await call.asettle(response)
             told = (getattr(response, "_hidden_params", None) or {}).get("additional_headers") or {}
             sent = {name.removeprefix(_SENT_BY_SERVER): value for name, value in told.items()}
@@ -245,15 +245,15 @@ class ShapedCalls(CustomLogger):
             await ended(TASKS, call, [response_obj])
         else:
             # Where the server does not tell the usage LiteLLM counts what it can see of the answer.
-            await ended(TASKS, call, (), _heard(usage_of(response_obj)))
+            await ended(TASKS, call, (), _counted(response_obj))
 
     async def async_log_failure_event(
         self, kwargs: dict[str, Any], response_obj: Any, start_time: Any, end_time: Any
     ) -> None:
         """After a stream that was lost, of which LiteLLM has counted what had come."""
         if kwargs.get("stream") and (call := self._ended(kwargs)) is not None:
-            seen = usage_of(kwargs.get("combined_usage_object"))
-            await failed(TASKS, call, kwargs["exception"], _heard(seen))
+            seen = _counted({"usage": kwargs.get("combined_usage_object")})
+            await failed(TASKS, call, kwargs["exception"], seen)
 
     def _ended(self, told: Mapping[str, Any]) -> LLMCall | None:
         """The call of an attempt that has ended, said once."""
@@ -261,13 +261,13 @@ class ShapedCalls(CustomLogger):
         return None if request is None else self._calls.pop(request, None)
 
 
-def _heard(seen: TokenUsage | None) -> Heard | None:
-    """What LiteLLM has counted of a stream."""
-    if seen is None:
+def _counted(answer: Any) -> StreamUsage | None:
+    """What LiteLLM has counted of a stream, with what was read from a cache; None if nothing."""
+    if usage_of(answer) is None:
         return None
-    heard = Heard()
-    heard.hear({"usage": {"input_tokens": seen.input, "output_tokens": seen.output}})
-    return heard
+    counted = StreamUsage()
+    counted.hear(answer)
+    return counted
 
 
 def _first_of(request: Any, call_type: Any) -> Any:

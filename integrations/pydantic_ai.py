@@ -25,7 +25,7 @@ from shapekit._runtime.drivers import TASKS
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, ShapekitError
 from shapekit.llm import LLMBudget, LLMCall
-from shapekit.llm.usage import Heard
+from shapekit.llm.usage import StreamUsage
 from shapekit.policy import Policy
 
 try:
@@ -195,9 +195,9 @@ def _told(response: ModelResponse) -> Sequence[Mapping[str, Any]]:
     ]
 
 
-def _heard(response: ModelResponse) -> Heard:
+def _heard(response: ModelResponse) -> StreamUsage:
     """What is there of an answer that comes in pieces."""
-    heard = Heard()
+    heard = StreamUsage()
     for usage in _told(response):
         heard.hear({"usage": usage})
     for part in response.parts:

@@ -20,16 +20,16 @@ from urllib.parse import urlsplit
 
 from shapekit import errors
 from shapekit._adapters.http.request import (
-    Outgoing,
-    Passage,
     Reading,
-    Replied,
+    RequestShaper,
+    ResponseView,
     Shaping,
+    ShapingInfo,
     Target,
-    hear_body,
     may_be_exhausted,
     may_say,
     observe,
+    observe_body,
     options_now,
     refuse_rate,
     request_options,
@@ -110,7 +110,7 @@ class _Limit:
     """The limit that several adapters and their copies share."""
 
     def __init__(self, wrapper: str, shaping: Any, identity: str) -> None:
-        self.outgoing = Outgoing(wrapper, _READING, **shaping)
+        self.request_shaper = RequestShaper(wrapper, _READING, **shaping)
         self._told = wrapper, shaping, identity
 
     @classmethod
@@ -191,7 +191,7 @@ class ShapedAdapter(BaseAdapter):
     @property
     def policy(self) -> Policy | None:
         """The policy for requests that match no route, to hold, resume or forecast it; None without one."""
-        return self._limit.outgoing.policy
+        return self._limit.request_shaper.policy
 
     def send(
         self,
@@ -211,7 +211,7 @@ class ShapedAdapter(BaseAdapter):
             "proxies": proxies,
         }
         try:
-            admission = self._limit.outgoing.enter(request, options_now())
+            admission = self._limit.request_shaper.enter(request, options_now())
         except (RateLimitedError, errors.StoreUnavailableError) as error:
             return self._refused(error, request)
         if admission is None:
@@ -221,7 +221,7 @@ class ShapedAdapter(BaseAdapter):
         except BaseException as error:
             admission.__exit__(type(error), error, error.__traceback__)
             raise
-        response.shapekit = Passage.of(admission)
+        response.shapekit = ShapingInfo.of(admission)
         try:
             if admission.holds_permit:
                 _hold(response, admission)
@@ -231,7 +231,9 @@ class ShapedAdapter(BaseAdapter):
                 content_type = response.headers.get("Content-Type")
                 # A session reads such a body next.
                 if not stream and may_be_exhausted(admission, response.status_code, content_type):
-                    hear_body(admission, Replied(response.status_code, response.headers, response.content))
+                    observe_body(
+                        admission, ResponseView(response.status_code, response.headers, response.content)
+                    )
         except BaseException:
             response.close()
             raise
@@ -247,14 +249,14 @@ class ShapedAdapter(BaseAdapter):
     def _refused(
         self, error: RateLimitedError | errors.StoreUnavailableError, request: requests.PreparedRequest
     ) -> Any:
-        if self._limit.outgoing.responds and isinstance(error, RateLimitedError):
-            status, headers, body, passage = too_many(error)
+        if self._limit.request_shaper.responds and isinstance(error, RateLimitedError):
+            status, headers, body, info = too_many(error)
             raw = HTTPResponse(
                 BytesIO(body), headers, status, reason="Too Many Requests", preload_content=False
             )
             builder: Any = self
             response: Any = HTTPAdapter.build_response(builder, request, raw)
-            response.shapekit = passage
+            response.shapekit = info
             return response
         told = translated(error, _REFUSALS)
         if isinstance(told, _Unsent):

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from shapekit import errors
-from shapekit._adapters.tasks import PutBack, ShapedTasks, TaskShape, refusal_of, slip_of, told_of
+from shapekit._adapters.tasks import PutBack, ShapedTasks, TaskShape, refusal_of, slot_header_of, told_of
 from shapekit._runtime.drivers import run
 from shapekit.errors import RateLimitedError
 
@@ -42,7 +42,7 @@ AHEAD_S = 1.25
 """How long before its slot a job comes back, give or take a second: RQ schedules by the second."""
 LEASE_S = 10.0
 """When a job comes back that was waiting in a worker which has died."""
-SLIP = "shapekit"
+SLOT_HEADER = "shapekit"
 """The field in the hash of a job that holds its slot."""
 _ADMITTED = "SHAPEKIT_RQ"
 """The variable of the environment by which a worker tells the process of a job of its slot."""
@@ -68,13 +68,13 @@ def shaped_job(**shape: Unpack[TaskShape]) -> Callable[[Callable[P, R]], Callabl
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            slip, refusal = _told_by_worker()
+            slot_header, refusal = _told_by_worker()
             if refusal is not None:
                 raise refusal_of(refusal)
-            if slip is None:
+            if slot_header is None:
                 with tasks.calls.admission(args, kwargs):
                     return function(*args, **kwargs)
-            with tasks.within(tasks.admission_with(slip, args, kwargs)):
+            with tasks.within(tasks.admission_with(slot_header, args, kwargs)):
                 return function(*args, **kwargs)
 
         setattr(call, _ADMITTED, tasks)
@@ -88,11 +88,11 @@ def _told_by_worker() -> tuple[str | None, Sequence[Any] | None]:
     job, told = get_current_job(), os.environ.get(_ADMITTED)
     if job is None or told is None:
         return None, None
-    whose, slip, refusal = json.loads(told)
+    whose, slot_header, refusal = json.loads(told)
     if whose != job.id:
         return None, None
     del os.environ[_ADMITTED]
-    return slip, refusal
+    return slot_header, refusal
 
 
 class Shaping(BaseWorker):
@@ -113,16 +113,16 @@ class Shaping(BaseWorker):
     def _may_start(self, job: Job, queue: Queue, tasks: ShapedTasks) -> bool:
         key = queue.scheduled_job_registry.key
         with self.connection.pipeline() as together:
-            together.hget(job.key, SLIP)
-            together.hdel(job.key, SLIP)
+            together.hget(job.key, SLOT_HEADER)
+            together.hdel(job.key, SLOT_HEADER)
             # If this worker dies while the job waits, the scheduler has it.
             together.zadd(key, {job.id: int(time.time() + LEASE_S)})
             together.lrem(queue.intermediate_queue_key, 1, job.id)
             told, *_ = together.execute()
-        slip = None if told is None else str(told, "utf-8")
+        slot_header = None if told is None else str(told, "utf-8")
         admitted: tuple[str | None, Sequence[Any] | None]
         try:
-            outcome = run(tasks.admit, slip, job.args or (), job.kwargs or {})
+            outcome = run(tasks.admit, slot_header, job.args or (), job.kwargs or {})
         except RateLimitedError as error:
             admitted = None, told_of(error)
         except Exception:
@@ -132,15 +132,15 @@ class Shaping(BaseWorker):
             if isinstance(outcome, PutBack):
                 self._put_back(job, queue, outcome)
                 return False
-            admitted = slip_of(outcome.reservation), None
+            admitted = slot_header_of(outcome.reservation), None
         os.environ[_ADMITTED] = json.dumps((job.id, *admitted))
         return bool(self.connection.zrem(key, job.id))
 
     def _put_back(self, job: Job, queue: Queue, later: PutBack) -> None:
         at = datetime.fromtimestamp(time.time() + max(0.0, later.delay_s - AHEAD_S), UTC)
         with self.connection.pipeline() as together:
-            if later.slip is not None:
-                together.hset(job.key, SLIP, later.slip)
+            if later.slot_header is not None:
+                together.hset(job.key, SLOT_HEADER, later.slot_header)
             queue.schedule_job(job, at, pipeline=together)
             together.execute()
         self.log.info("job %s is put back: its slot comes in %.1f s", job.id, later.delay_s)

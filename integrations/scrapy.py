@@ -24,7 +24,7 @@ from weakref import WeakSet
 from anyio import CancelScope
 
 from shapekit import errors
-from shapekit._adapters.http.request import Outgoing, Reading, Replied, Target, aobserve, may_say
+from shapekit._adapters.http.request import Reading, RequestShaper, ResponseView, Target, aobserve, may_say
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError
 from shapekit.rate import whole
@@ -70,7 +70,7 @@ class ShapedDownloader(Downloader):
 
     def __init__(self, crawler: Any) -> None:
         # What may fail comes first: Scrapy does not close what it has opened for a downloader that fails.
-        self._outgoing, self._store = _outgoing(crawler.settings)
+        self._request_shaper, self._store = _request_shaper(crawler.settings)
         most = crawler.settings.getint("SHAPEKIT_MOST_WAITING", 100)
         self._most_waiting = whole("SHAPEKIT_MOST_WAITING", most, least=0)
         super().__init__(crawler)
@@ -98,7 +98,7 @@ class ShapedDownloader(Downloader):
         slot: str = super().get_slot_key(request)
         if self.DOWNLOAD_SLOT in request.meta or not _host(request):
             return slot
-        admission = self._outgoing.admission(request, request.meta.get(_META))
+        admission = self._request_shaper.admission(request, request.meta.get(_META))
         if admission is None or admission.unentered().key == _host(request):
             return slot
         # One key would keep the others of its host waiting.
@@ -140,7 +140,7 @@ class ShapedDownloader(Downloader):
         headers = [(name, value) for name, values in response.headers.items() for value in values]
         if may_say(admission, response.status, headers):
             admission.target = _target(request)
-            await self._on_loop(aobserve, admission, Replied(response.status, headers, response.body))
+            await self._on_loop(aobserve, admission, ResponseView(response.status, headers, response.body))
         return response
 
     async def _enter(self, request: Any) -> Admission | None:
@@ -148,7 +148,7 @@ class ShapedDownloader(Downloader):
             self._scopes.add(scope)
             try:
                 if not self._is_closing:
-                    return await self._outgoing.aenter(request, request.meta.get(_META))
+                    return await self._request_shaper.aenter(request, request.meta.get(_META))
             finally:
                 self._scopes.discard(scope)
         raise _SpiderClosesError("the spider closes, and the request was not sent")
@@ -253,7 +253,7 @@ _META = "shapekit"
 """The key of a request's `meta` that holds its options."""
 
 
-def _outgoing(settings: Any) -> tuple[Outgoing, Store | None]:
+def _request_shaper(settings: Any) -> tuple[RequestShaper, Store | None]:
     """How the setting says to shape, and the store that has to be closed in the end."""
     shaping = settings.getdict("SHAPEKIT")
     if isinstance(shaping.get("policy"), str):
@@ -262,15 +262,15 @@ def _outgoing(settings: Any) -> tuple[Outgoing, Store | None]:
     if shaping.get("store") is not None:
         store, is_ours = open_store(shaping["store"])
         shaping["store"] = store
-    outgoing = Outgoing("SHAPEKIT = dict", _READING, **shaping)
-    if outgoing.responds:
+    request_shaper = RequestShaper("SHAPEKIT = dict", _READING, **shaping)
+    if request_shaper.responds:
         raise ConfigError(
             "SHAPEKIT['on_reject']",
             "respond",
             "would have Scrapy send the request again",
             'leave on_reject="raise": the errback is called with an error whose retry_after says when',
         )
-    return outgoing, store if is_ours else None
+    return request_shaper, store if is_ours else None
 
 
 def _host(request: Any) -> str:

@@ -49,7 +49,7 @@ POLL_S = 0.1
 """How often workers look for tasks that have become due."""
 LEASE_S = 10.0
 """When a task comes back that was waiting in a worker which has died, if its broker does not hand it out."""
-SLIP = "shapekit"
+SLOT_HEADER = "shapekit"
 """The label of a message that holds its slot."""
 PARKED = "shapekit:taskiq:"
 """The prefix of the Redis key where the messages of a queue are that come back later."""
@@ -136,10 +136,10 @@ class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
             return await super().run_task(target=target, message=message, **kwargs)
         tasks, function = shaped
         # Without the slot, because what taskiq sends again takes another.
-        slip = message.labels.pop(SLIP, None)
+        slot_header = message.labels.pop(SLOT_HEADER, None)
         lease = await self._parking.leased(message)
         try:
-            admitted = await tasks.admit(TASKS, slip, *self._arguments(function, message))
+            admitted = await tasks.admit(TASKS, slot_header, *self._arguments(function, message))
         except Exception as error:
             if isinstance(error, RateLimitedError):
                 # Not to be retried as other errors are.
@@ -147,7 +147,9 @@ class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
             target = _raising(function, error)
         else:
             if isinstance(admitted, PutBack):
-                await self._parking.keep(message, max(0.0, admitted.delay_s - AHEAD_S), admitted.slip, lease)
+                await self._parking.keep(
+                    message, max(0.0, admitted.delay_s - AHEAD_S), admitted.slot_header, lease
+                )
                 if (ack := kwargs.get("ack_controller")) is not None and ack.is_ackable:
                     await ack.ack()
                 return _no_result(message)
@@ -192,10 +194,10 @@ class _Parking:
             return True
 
     async def keep(
-        self, message: Any, delay_s: float, slip: str | None = None, lease: bytes | None = None
+        self, message: Any, delay_s: float, slot_header: str | None = None, lease: bytes | None = None
     ) -> bytes:
         """Have a message come back after so many seconds, with its slot, and in place of its lease."""
-        told = message.labels if slip is None else {**message.labels, SLIP: slip}
+        told = message.labels if slot_header is None else {**message.labels, SLOT_HEADER: slot_header}
         labels = {label: prepare_label(value) for label, value in told.items()}
         texts = {label: text for label, (text, _) in labels.items()}
         kinds = {label: kind for label, (_, kind) in labels.items()}

@@ -23,9 +23,9 @@ from weakref import WeakKeyDictionary
 from shapekit import errors
 from shapekit._adapters.retry import (
     Attempts,
-    Ending,
+    CallOutcome,
     RetryBudget,
-    ServerWord,
+    StatedDelay,
     checked_cost_of,
     checked_key_of,
     checked_policy,
@@ -103,7 +103,7 @@ class wait_retry_after(wait_base):  # noqa: N801
             raise ConfigError("fallback", fallback, "is not a wait", "pass one, such as wait_fixed(1)")
         self.fallback = tenacity.wait_random_exponential(max=60) if fallback is None else fallback
         """Says how long to wait where neither the server nor a refusal does."""
-        self._word = ServerWord(max_hold)
+        self._word = StatedDelay(max_hold)
 
     def __call__(self, retry_state: RetryCallState) -> float:  # noqa: D102
         return self._word.seconds(_ending(retry_state)) or self.fallback(retry_state)
@@ -195,7 +195,7 @@ class _Shaped(tenacity.BaseRetrying):
     """What the two below have in common."""
 
     attempts: Attempts
-    word: ServerWord
+    word: StatedDelay
     ended: WeakKeyDictionary[RetryCallState, tenacity.Future]
     stops: type[_StopWithin]
     nap: Callable[[Clock, float], Any]
@@ -206,7 +206,7 @@ class _Shaped(tenacity.BaseRetrying):
 
     def shaped(self, attempts: Attempts) -> Self:
         self.attempts = attempts
-        self.word = ServerWord()
+        self.word = StatedDelay()
         self.ended = WeakKeyDictionary()
         if not isinstance(self.stop, _StopWithin):
             self.stop = self.stops(self.stop, attempts.budget)
@@ -220,7 +220,7 @@ class _Shaped(tenacity.BaseRetrying):
         self.statistics["waited_for_slots"] = 0.0
         self.statistics["waited_for_server"] = 0.0
 
-    def ending(self, state: RetryCallState) -> Ending:
+    def ending(self, state: RetryCallState) -> CallOutcome:
         if state.outcome is not None:
             self.ended[state] = state.outcome
         return _ending(state)
@@ -377,12 +377,12 @@ def _completed(options: _Options) -> dict[str, Any]:
     }
 
 
-def _ending(state: RetryCallState) -> Ending:
+def _ending(state: RetryCallState) -> CallOutcome:
     outcome = state.outcome
     if outcome is None:
-        return Ending()
+        return CallOutcome()
     failure = outcome.exception()
-    return Ending(failure=failure) if failure is not None else Ending(outcome.result())
+    return CallOutcome(failure=failure) if failure is not None else CallOutcome(outcome.result())
 
 
 def _as_it_ended(state: RetryCallState) -> Any:

@@ -15,10 +15,10 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from shapekit._queue.adaptive import Lesson
+from shapekit._queue.adaptive import RateSignal
 from shapekit._queue.reservation import Reservation
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
-from shapekit._runtime.failures import Unheard
+from shapekit._runtime.failures import ErrorsLogged
 from shapekit._runtime.sleepers import max_wait_us, timeout_us
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.base import NEVER_US
@@ -148,7 +148,7 @@ class Admission:
     def leave_soon(self) -> None:
         """`leave`, for code that runs on an event loop and cannot await."""
         if self._permit is not None and self.policy.permits is not None:
-            with Unheard(self.key, _KEPT):
+            with ErrorsLogged(self.key, _KEPT):
                 self.policy.permits.leave_soon(self._permit)
             self._permit = None
 
@@ -306,7 +306,7 @@ class Admission:
             return
         try:
             if error is not None and self.policy.refund_on is not None:
-                with Unheard(self.key, "keeps what it was charged"):
+                with ErrorsLogged(self.key, "keeps what it was charged"):
                     if self.policy.refund_on(error):
                         with driver.shielded():
                             await self._settle(driver, 0)
@@ -318,7 +318,7 @@ class Admission:
     async def _leave(self, driver: Driver) -> None:
         permit = self._permit
         if permit is not None and self.policy.permits is not None:
-            with Unheard(self.key, _KEPT):
+            with ErrorsLogged(self.key, _KEPT):
                 await self.policy.permits.leave(driver, permit)
             self._permit = None
 
@@ -343,9 +343,9 @@ class Admission:
                 await self._core.exhausted(driver, hint.hold_s, self.key)
             return hint
         if self.policy.enforce and self._core.queue.adapts:
-            lesson = self._lesson(response, hint)
-            await self.policy.shaper.adaptive.learn(driver, self.key, lesson)
-            if lesson.is_refusal:
+            signal = self._signal(response, hint)
+            await self.policy.shaper.adaptive.learn(driver, self.key, signal)
+            if signal.is_refusal:
                 return hint
         if hint is None or not self.policy.enforce:
             return hint
@@ -364,19 +364,19 @@ class Admission:
             return hint.scope
         return None
 
-    def _lesson(self, response: Any, hint: ServerHint | None) -> Lesson:
+    def _signal(self, response: Any, hint: ServerHint | None) -> RateSignal:
         """What the answer says of the rate: a refusal that is about a part of the server says nothing."""
         status = _status_of(response)
         age_us = max(0, round((self._core.clock.wall_us() / SECOND_US - self.sent_at) * SECOND_US))
         waited = self.reservation.delay > 0
         if hint is None:
-            return Lesson(age_us, is_refusal=False, is_success=status < _ILL, waited=waited)
+            return RateSignal(age_us, is_refusal=False, is_success=status < _ILL, waited=waited)
         is_about_all = hint.scope is None or self.target is None
         refused = status == _REFUSED or (status >= _FAILED and hint.hold_s > 0)
         stated = None
         if hint.limit and hint.window_s and getattr(self.policy.feedback, "dialect", "auto") != "auto":
             stated = hint.limit, round(hint.window_s * SECOND_US)
-        return Lesson(
+        return RateSignal(
             age_us,
             is_refusal=refused and is_about_all,
             is_success=not refused and status < _ILL,

@@ -222,25 +222,25 @@ class ManualClock:
         self._threads.add(thread)
         sleeper = _Sleeper(alarm, thread)
         try:
-            self._lie_down(seconds, sleeper)
+            self._begin_wait(seconds, sleeper)
             if self._autojump:
                 self._jump_until(alarm)
             else:
                 alarm.wait()
         finally:
-            self._get_up(sleeper)
+            self._end_wait(sleeper)
 
     async def asleep(self, seconds: float, alarm: AsyncAlarm) -> None:
         sleeper = _Sleeper(alarm, None)
         try:
-            self._lie_down(seconds, sleeper)
+            self._begin_wait(seconds, sleeper)
             if self._autojump:
                 self._start_driver()
             await alarm.wait()
         finally:
-            self._get_up(sleeper)
+            self._end_wait(sleeper)
 
-    def _lie_down(self, seconds: float, sleeper: _Sleeper) -> None:
+    def _begin_wait(self, seconds: float, sleeper: _Sleeper) -> None:
         with self._lock:
             sleeper.due_us = self._now_us + max(0, round(seconds * SECOND_US))
             if sleeper.thread is not None:
@@ -252,7 +252,7 @@ class ManualClock:
             self._sleeps += 1
             self._changed.notify_all()
 
-    def _get_up(self, sleeper: _Sleeper) -> None:
+    def _end_wait(self, sleeper: _Sleeper) -> None:
         was_early = self._sleepers.pop(sleeper, self) is None
         if was_early and sleeper.thread is not None:
             self._roused.add(sleeper.thread)

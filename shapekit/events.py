@@ -264,14 +264,14 @@ Event: TypeAlias = (
 Listener: TypeAlias = Callable[[Event], object]
 
 
-class Ears:
+class Listeners:
     """The listeners of one shaper, or of the whole process. Listeners may come and go at any time."""
 
-    __slots__ = ("__weakref__", "_lock", "listeners")
+    __slots__ = ("__weakref__", "_lock", "each")
 
     def __init__(self) -> None:
         self._lock = forks.lock()
-        self.listeners: tuple[Callable[[Event], None], ...] = ()
+        self.each: tuple[Callable[[Event], None], ...] = ()
 
     def add(self, listener: Listener) -> Listening:
         """Call the listener with each event from now on."""
@@ -285,14 +285,14 @@ class Ears:
         with self._lock:
             # An entry goes with its shaper. The weakref callback is C code alone and takes no lock.
             SWITCH.loud[ref(self, SWITCH.loud.pop)] = None
-            self.listeners = (*self.listeners, hear)
+            self.each = (*self.each, hear)
         return Listening(self, hear)
 
     def drop(self, hear: Callable[[Event], None]) -> None:
         """Remove a listener."""
         with self._lock:
-            self.listeners = tuple([one for one in self.listeners if one is not hear])
-            if not self.listeners:
+            self.each = tuple([one for one in self.each if one is not hear])
+            if not self.each:
                 SWITCH.loud.pop(ref(self), None)
 
     def tell(self, event: Event) -> None:
@@ -303,8 +303,8 @@ class Ears:
         called.
         """
         raised: BaseException | None = None
-        elsewhere = () if self is EVERYWHERE else EVERYWHERE.listeners
-        for hear in (*self.listeners, *elsewhere):
+        elsewhere = () if self is EVERYWHERE else EVERYWHERE.each
+        for hear in (*self.each, *elsewhere):
             try:
                 hear(event)
             except BaseException as error:
@@ -316,7 +316,7 @@ class Ears:
         """Whether there are listeners for events from here."""
         if not SWITCH.loud or SWITCH.offs:
             return False
-        return bool(self.listeners or EVERYWHERE.listeners)
+        return bool(self.each or EVERYWHERE.each)
 
 
 def _hearing(listener: Listener) -> Callable[[Event], None]:
@@ -344,16 +344,16 @@ class Listening:
 
     __slots__ = ("_ears", "_hear")
 
-    def __init__(self, ears: Ears, hear: Callable[[Event], None]) -> None:
+    def __init__(self, listeners: Listeners, hear: Callable[[Event], None]) -> None:
         # A weak reference, so that a kept registration does not keep the shaper alive.
-        self._ears = ref(ears)
+        self._ears = ref(listeners)
         self._hear = hear
 
     def close(self) -> None:
         """Stop listening. A thread that is just sending an event may still deliver it."""
-        ears = self._ears()
-        if ears is not None:
-            ears.drop(self._hear)
+        listeners = self._ears()
+        if listeners is not None:
+            listeners.drop(self._hear)
 
     def __enter__(self) -> Self:
         return self
@@ -364,7 +364,7 @@ class Listening:
         self.close()
 
 
-EVERYWHERE = Ears()
+EVERYWHERE = Listeners()
 
 
 def listen(listener: Listener) -> Listening:

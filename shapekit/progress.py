@@ -14,7 +14,7 @@ The policy forecasts the rest from the state of the key, with its rate, holds, q
 processes. Only if the loop is slower than its limits, its own pace decides. On a terminal, rich draws the
 progress; otherwise it is logged:
 
->>> in_log(Told(370, 1_000, 37.0, 63.0, 12.0, 0.0, 1_795_305_600.0))
+>>> in_log(Report(370, 1_000, 37.0, 63.0, 12.0, 0.0, 1_795_305_600.0))
 '370/1,000 (37%), 37 s, 10.0/s, held 12 s, ETA 1 min 3 s'
 """
 
@@ -58,7 +58,7 @@ log = logging.getLogger("shapekit.progress")
 T = TypeVar("T")
 
 
-class Told(NamedTuple):
+class Report(NamedTuple):
     """The progress of a loop, in items and seconds."""
 
     done: int
@@ -88,7 +88,7 @@ class Log:
     def pause_us(self, elapsed_us: int) -> int:
         return min(max(elapsed_us, 10 * SECOND_US), 10 * MINUTE * SECOND_US)
 
-    def tell(self, told: Told) -> None:
+    def tell(self, told: Report) -> None:
         log.info("%s: %s", self._name, in_log(told), extra={"progress": told._asdict()})
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class Terminal:
     def pause_us(self, elapsed_us: int) -> int:
         return SECOND_US // 10
 
-    def tell(self, told: Told) -> None:
+    def tell(self, told: Report) -> None:
         count, passed, coming = _parts(told)
         line = "  ".join((count, *coming, *passed))
         try:
@@ -160,13 +160,13 @@ def opened(name: str) -> Terminal | Log:
     return Terminal(console) if console.is_interactive and _DRAWN.acquire(blocking=False) else Log(name)
 
 
-def in_log(told: Told) -> str:
+def in_log(told: Report) -> str:
     """The progress as one line of text."""
     count, passed, coming = _parts(told)
     return ", ".join((count, *passed, *coming))
 
 
-def _parts(told: Told) -> tuple[str, list[str], list[str]]:
+def _parts(told: Report) -> tuple[str, list[str], list[str]]:
     """The count, what has passed, and what is to come or how the loop ended."""
     share = f" ({100 * told.done // told.total}%)" if told.total else ""
     count = f"{told.done:,} done" if told.total is None else f"{told.done:,}/{told.total:,}{share}"
@@ -285,11 +285,14 @@ class Watch:
             return
         if self._sees_holds and self._is_shaped():
             try:
-                standing = run(self._loop.shaper.core.status.ask, self._loop.key)
+                key_state = run(self._loop.shaper.core.status.ask, self._loop.key)
             except ShapekitError:
                 self._sees_holds = False  # the store is gone, or async-only
             else:
-                self._shift_us, self._held_until_us = standing.shift_us, standing.until_us + standing.ahead_us
+                self._shift_us, self._held_until_us = (
+                    key_state.shift_us,
+                    key_state.until_us + key_state.ahead_us,
+                )
         self._tell()
 
     def end(self, handed: int, *, is_through: bool) -> None:
@@ -357,7 +360,7 @@ class Watch:
             spans_us = passed_us, self._held_until_us - now, self._continues_us - now
             elapsed, held, continues = (max(0, span_us) / SECOND_US for span_us in spans_us)
             eta, at = self._eta(now), self._clock.wall_us() / SECOND_US
-            self._output.tell(Told(self.done, self._loop.total, elapsed, eta, held, continues, at, ending))
+            self._output.tell(Report(self.done, self._loop.total, elapsed, eta, held, continues, at, ending))
             self._next_us = now + self._output.pause_us(passed_us)
             self.due_us = self._next_us if self._in_hand is None else 0
 

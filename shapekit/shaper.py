@@ -9,7 +9,7 @@ from typing import Any, Self
 from shapekit._queue.adaptive import AdaptiveRate, queue_between
 from shapekit._queue.core import Core
 from shapekit._queue.reservation import Outlook, Reservation
-from shapekit._runtime import ids as nonce
+from shapekit._runtime import ids
 from shapekit._runtime.cancellation import stop_if_cancelled
 from shapekit._runtime.drivers import TASKS, run
 from shapekit._runtime.sleepers import AS_CONFIGURED, CHUNK_S, max_wait_us, timeout_us
@@ -118,7 +118,7 @@ class Shaper:
         if SWITCH.loud:
             return run(self.core.reserve, key, cost, self._bound_us(max_wait))
         bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
-        return Reservation(self.core, key, self._grant(key, (cost, bound_us, nonce.fresh())))
+        return Reservation(self.core, key, self._grant(key, (cost, bound_us, ids.fresh())))
 
     async def areserve(
         self, key: str = "default", *, cost: int = 1, max_wait: Duration | None = AS_CONFIGURED
@@ -131,7 +131,7 @@ class Shaper:
             await stop_if_cancelled()
         if SWITCH.loud:
             return await self.core.reserve(TASKS, key, cost, bound_us)
-        return Reservation(self.core, key, await self._agrant(key, (cost, bound_us, nonce.fresh())))
+        return Reservation(self.core, key, await self._agrant(key, (cost, bound_us, ids.fresh())))
 
     def schedule(
         self,
@@ -287,7 +287,7 @@ class Shaper:
 
     def listen(self, listener: Listener) -> Listening:
         """Tell the listener what happens here from now on, until what is returned is closed; see `events`."""
-        return self.core.reporter.ears.add(listener)
+        return self.core.reporter.listeners.add(listener)
 
     def close(self) -> None:
         """Wake all waiting calls with StoreUnavailableError; close the store if this shaper made it."""

@@ -31,10 +31,10 @@ from shapekit._runtime.drivers import run
 from shapekit.errors import ConfigError
 from shapekit.integrations.celery.shape import (
     COST,
-    SLIP,
+    SLOT_HEADER,
     Settings,
     Shaped,
-    Slip,
+    SlotHeader,
     policy_from,
 )
 
@@ -148,7 +148,7 @@ def shape_publish(task: Any, args: Any = (), kwargs: Any = None, **options: Any)
         run(shaper.core.leave, reservation)
     if reservation.delay <= Settings(app).max_eta_s:
         options["eta"] = datetime.now(UTC) + timedelta(seconds=reservation.delay)
-    headers[SLIP] = Slip.travelling({"id": options["task_id"]}, reservation).text()
+    headers[SLOT_HEADER] = SlotHeader.travelling({"id": options["task_id"]}, reservation).text()
     try:
         return task.apply_async(args, kwargs, **options)
     except BaseException:

@@ -27,7 +27,7 @@ from kombu.utils.json import dumps, loads
 from redis.exceptions import RedisError
 
 from shapekit.errors import ConfigError, StoreUnavailableError
-from shapekit.integrations.celery.shape import SLIP, store_of
+from shapekit.integrations.celery.shape import SLOT_HEADER, store_of
 from shapekit.stores.redis import RedisStore
 from shapekit.stores.resilient import ResilientStore
 
@@ -459,8 +459,8 @@ class _BrokerPark:
 
     def put(self, name: str, wait_s: float, message: Any) -> bool:
         tag = message.delivery_tag
-        if SLIP in message.headers:
-            # The slip knows of it. From here on, the flag says that the message was delivered before with
+        if SLOT_HEADER in message.headers:
+            # The header says so. From here on, the flag says that the message was delivered before with
             # this slot.
             message.headers.pop("redelivered", None)
             message.delivery_info.pop("redelivered", None)
@@ -605,7 +605,7 @@ class _StorePark:
                     options, body = loads(claim.record[0]), base64.b64decode(claim.record[1], validate=True)
                     if claim.again:
                         # A copy may be under way, with the slot.
-                        options["headers"].pop(SLIP, None)
+                        options["headers"].pop(SLOT_HEADER, None)
                     producer.publish(body, retry=True, retry_policy=ONCE_MORE, **options)
                 except self._gone:
                     raise

@@ -1,4 +1,4 @@
-"""How Celery tasks are shaped: the policy of a task, and the slip that a message carries."""
+"""How Celery tasks are shaped: the policy of a task, and the header with its slot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shapekit._adapters.tasks import OWN, grace_of, refusal_of, told_of
 from shapekit._queue.reservation import Reservation, received, sent
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import run
-from shapekit._runtime.failures import Unheard
+from shapekit._runtime.failures import ErrorsLogged
 from shapekit.admission import Admission
 from shapekit.decision import Decision
 from shapekit.decorator import Calls
@@ -25,11 +25,11 @@ from shapekit.rate import SECOND_US, Duration, duration_us, one_of, whole
 from shapekit.stores import open_store
 from shapekit.stores.base import Store
 
-__all__ = ["Settings", "Shaped", "Slip"]
+__all__ = ["Settings", "Shaped", "SlotHeader"]
 
 ON_REJECT = ("fail", "reject", "retry")
 
-SLIP = "shapekit"
+SLOT_HEADER = "shapekit"
 COST = "shape_cost"
 """The message headers that shapekit adds."""
 
@@ -60,7 +60,7 @@ def attempt_of(headers: Mapping[str, Any]) -> str:
     return f"{headers.get('id')}:{headers.get('retries') or 0}:{nesting}"
 
 
-class Slip(NamedTuple):
+class SlotHeader(NamedTuple):
     """What a message carries: its slot; on its way into the pool, also when that came or its refusal."""
 
     attempt: str
@@ -73,28 +73,28 @@ class Slip(NamedTuple):
 
     @classmethod
     def of(cls, headers: Mapping[str, Any]) -> Self | None:
-        """The slip in a message's headers; None if it is missing, malformed or of another attempt."""
-        text = headers.get(SLIP)
+        """The slot in a message's headers; None if it is missing, malformed or of another attempt."""
+        text = headers.get(SLOT_HEADER)
         if text is None:
             return None
         try:
-            slip = cls(*json.loads(text))
+            slot_header = cls(*json.loads(text))
         except (TypeError, ValueError):
             return None
-        return slip if slip.attempt == attempt_of(headers) else None
+        return slot_header if slot_header.attempt == attempt_of(headers) else None
 
     @classmethod
     def travelling(cls, headers: Mapping[str, Any], reservation: Reservation) -> Self:
-        """A slip for a message that waits elsewhere for its slot."""
+        """A header for a message that waits elsewhere for its slot."""
         return cls(attempt_of(headers), sent(reservation), was_redelivered=bool(headers.get("redelivered")))
 
     def at(self, slot: float) -> Self:
-        """The slip of a message that enters the pool."""
+        """The header of a message that enters the pool."""
         return self._replace(slot=slot)
 
     @classmethod
     def refused(cls, headers: Mapping[str, Any], error: RateLimitedError) -> Self:
-        """A slip for a message that enters the pool only to fail with this error."""
+        """A header for a message that enters the pool only to fail with this error."""
         return cls(attempt_of(headers), None, time.monotonic(), told_of(error))
 
     @property
@@ -103,7 +103,7 @@ class Slip(NamedTuple):
         return None if self.refusal is None else refusal_of(self.refusal)
 
     def text(self) -> str:
-        """The slip as text for the header."""
+        """The slot as text for the header."""
         return _written(self)
 
 
@@ -155,7 +155,7 @@ class Shaped:
         if isinstance(answer, RateLimitedError):
             error, bounds = answer, self.policy.feedback or Feedback()
             if error.retry_after > 0 and self.policy.enforce:
-                with self._unheard():
+                with self._errors_logged():
                     self.hold(min(error.retry_after, bounds.max_hold_s))
         else:
             response = getattr(answer, "response", None)
@@ -169,7 +169,7 @@ class Shaped:
                     "pass one of these; for any other error there is self.retry",
                 )
             hint = None
-            with self._unheard():
+            with self._errors_logged():
                 hint = self.observe(response)
             hold_us = 0 if hint is None else round(hint.hold_s * SECOND_US)
             error = RateLimitedError(
@@ -210,15 +210,17 @@ class Shaped:
         admission = self.admission_of(request.headers, args, kwargs)
         # A task may also call its own `run`.
         is_called = request.called_directly or request.is_eager or request.get(_ADMISSION) is not None
-        slip = None if is_called else Slip.of(vars(request))
-        if slip is None or slip.slot is None:
+        slot_header = None if is_called else SlotHeader.of(vars(request))
+        if slot_header is None or slot_header.slot is None:
             admission.__enter__()
-        elif slip.error is not None:
-            raise self._refused(slip.error)
-        elif slip.reservation is None or (late_s := time.monotonic() - slip.slot) > self.grace_s:
+        elif slot_header.error is not None:
+            raise self._refused(slot_header.error)
+        elif (
+            slot_header.reservation is None or (late_s := time.monotonic() - slot_header.slot) > self.grace_s
+        ):
             admission.taken(self._another(admission))
         else:
-            admission.taken(received(self.policy.shaper.core, slip.reservation), late_s)
+            admission.taken(received(self.policy.shaper.core, slot_header.reservation), late_s)
         try:
             return self._called(admission, args, kwargs)
         except BaseException as error:
@@ -226,8 +228,8 @@ class Shaped:
             admission.__exit__(type(why), why, why.__traceback__)
             raise
 
-    def _unheard(self) -> Unheard:
-        return Unheard(self.admission.key, "does not hear what its server says")
+    def _errors_logged(self) -> ErrorsLogged:
+        return ErrorsLogged(self.admission.key, "does not hear what its server says")
 
     def _called(self, admission: Admission, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         request = self._task.request
@@ -265,7 +267,10 @@ class Shaped:
     def _come_back(self, reservation: Reservation) -> None:
         """Send the same message once more, with its slot."""
         request = self._task.request
-        headers = {**(request.headers or {}), SLIP: Slip.travelling(vars(request), reservation).text()}
+        headers = {
+            **(request.headers or {}),
+            SLOT_HEADER: SlotHeader.travelling(vars(request), reservation).text(),
+        }
         try:
             self._task.signature_from_request(headers=headers, retries=request.retries).apply_async()
         except BaseException:

@@ -34,7 +34,7 @@ from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
 from shapekit.integrations.celery import attach_all
 from shapekit.integrations.celery.batch import Batches
 from shapekit.integrations.celery.parking import GONE, LEAST_NEWS_S, Park, Taker, park_of
-from shapekit.integrations.celery.shape import SLIP, Settings, Shaped, Slip, attempt_of
+from shapekit.integrations.celery.shape import SLOT_HEADER, Settings, Shaped, SlotHeader, attempt_of
 from shapekit.rate import SECOND_US
 from shapekit.shaper import Shaper
 
@@ -173,8 +173,8 @@ def strategy(task: Any, app: Any, consumer: Any, **_: Any) -> Callable[..., Any]
     handle: Callable[..., Any] = default(task, app, consumer)
     if not task.shaped.policy.enforce:
         return handle  # measured where it runs
-    lobby: Lobby = consumer.shapekit
-    batches = lobby.batches_of(task.shaped)
+    buffer: MessageBuffer = consumer.shapekit
+    batches = buffer.batches_of(task.shaped)
 
     def received_message(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any) -> None:
         if body is not None:
@@ -183,13 +183,13 @@ def strategy(task: Any, app: Any, consumer: Any, **_: Any) -> Callable[..., Any]
             return
         start = partial(handle, message, None, ack, reject, callbacks)
         refuse = partial(reject, log, consumer.connection_errors)
-        lobby.receive(Delivery(batches, message, refuse, start))
+        buffer.receive(Delivery(batches, message, refuse, start))
 
     return received_message
 
 
 class ShapingStep(bootsteps.StartStopStep):
-    """Opens the lobby when a worker is connected, and closes it when the connection is lost or the worker
+    """Opens the buffer when a worker is connected, and closes it when the connection is lost or the worker
     ends.
     """
 
@@ -197,15 +197,15 @@ class ShapingStep(bootsteps.StartStopStep):
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         attach_all(parent.app)
-        parent.shapekit = Lobby(parent)
+        parent.shapekit = MessageBuffer(parent)
         super().__init__(parent, **kwargs)
 
     def start(self, parent: Any) -> None:
-        """Open the lobby on a new connection."""
+        """Open the buffer on a new connection."""
         parent.shapekit.open()
 
     def stop(self, parent: Any) -> None:
-        """Close the lobby; the broker delivers unacknowledged messages again."""
+        """Close the buffer; the broker delivers unacknowledged messages again."""
         parent.shapekit.close()
 
 
@@ -224,20 +224,20 @@ class Delivery:
         self.reservation: Reservation | None = None
         self.brings_slot = False
         """Whether the slot came with the message."""
-        slip = Slip.of(message.headers)
-        if slip is None:
+        slot_header = SlotHeader.of(message.headers)
+        if slot_header is None:
             return
         headers, info = message.headers, message.delivery_info
         again = headers.get("redelivered") or info.get("redelivered")
-        if slip.was_redelivered:
+        if slot_header.was_redelivered:
             headers["redelivered"] = info["redelivered"] = True
-        if slip.reservation is not None:
+        if slot_header.reservation is not None:
             headers["eta"] = None  # the eta is for workers that know no slots
             # The worker that had it before may have used the slot, or be alive and about to use it. In-memory
             # and file brokers return the very headers that the message had on its way into the pool.
-            if not again and slip.slot is None:
+            if not again and slot_header.slot is None:
                 self.reservation, self.brings_slot = (
-                    received(shaped.policy.shaper.core, slip.reservation),
+                    received(shaped.policy.shaper.core, slot_header.reservation),
                     True,
                 )
 
@@ -288,8 +288,8 @@ class Delivery:
     def go(self, remaining_s: float) -> None:
         """Hand the message to the pool, now that its slot has come."""
         if self.reservation is not None:
-            slip = Slip.travelling(self.message.headers, self.reservation)
-            self._carry(slip.at(time.monotonic() + remaining_s))
+            slot_header = SlotHeader.travelling(self.message.headers, self.reservation)
+            self._carry(slot_header.at(time.monotonic() + remaining_s))
         self.start()
 
     def refuse(self, error: RateLimitedError) -> None:
@@ -298,7 +298,7 @@ class Delivery:
             log.error("task %s is rejected: %s", self.name, error)
             self._reject(requeue=False)
             return
-        self._carry(Slip.refused(self.message.headers, error))
+        self._carry(SlotHeader.refused(self.message.headers, error))
         self.start()
 
     def park(self, park: Park, holds: Holds, changes: Changes, remaining_s: float) -> None:
@@ -310,15 +310,15 @@ class Delivery:
                 holds.note(shaper, self.reservation, park)
             changes.note(shaper, self.reservation.key, park, is_back=False)
             name = f"{group_of(shaper, self.reservation.key)}\n{name}"
-            self._carry(Slip.travelling(self.message.headers, self.reservation))
+            self._carry(SlotHeader.travelling(self.message.headers, self.reservation))
             # Even if no answer comes, it may be parked with the slot.
             self.brings_slot = True
         if not park.put(name, remaining_s, self.message) and is_ours:
             # A duplicate delivery whose first copy is parked already, with a slot.
             self.give_back()
 
-    def _carry(self, slip: Slip) -> None:
-        self.message.headers[SLIP] = slip.text()
+    def _carry(self, slot_header: SlotHeader) -> None:
+        self.message.headers[SLOT_HEADER] = slot_header.text()
 
 
 class PromptTimer(timer2.Timer):
@@ -404,7 +404,7 @@ def timer_of(consumer: Any) -> Any:
     return Alarms(timer) if type(timer) is LoopTimer else timer
 
 
-class Lobby:
+class MessageBuffer:
     """Where messages wait whose slots are near; messages whose slots are far away are parked from here.
 
     A waiting message is not acknowledged, and does not count towards the worker's prefetch limit, so it keeps

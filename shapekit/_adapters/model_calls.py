@@ -12,14 +12,14 @@ from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 from shapekit._adapters.http.request import aobserve, observe
-from shapekit._adapters.retry import Ending
+from shapekit._adapters.retry import CallOutcome
 from shapekit._runtime import background
 from shapekit._runtime.drivers import THREADS, Driver, Twin, run
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError
 from shapekit.llm import LLMBudget, LLMCall
-from shapekit.llm.call import unheard
-from shapekit.llm.usage import Asked, Heard, usage_of
+from shapekit.llm.call import log_errors
+from shapekit.llm.usage import Asked, StreamUsage, usage_of
 from shapekit.policy import Policy
 
 __all__ = [
@@ -60,14 +60,14 @@ class ModelRun:
         self.used: Any = None
         """The usage of a stream, as far as its pieces add up to it."""
         self._driver = THREADS
-        self._heard: Heard | None = None
+        self._heard: StreamUsage | None = None
 
     @property
-    def heard(self) -> Heard:
+    def heard(self) -> StreamUsage:
         """What is seen of an answer that comes in pieces."""
         if self._heard is None:
             background.ready()
-            self._heard = Heard()
+            self._heard = StreamUsage()
         return self._heard
 
     async def admit(self, driver: Driver, **waits: Any) -> None:
@@ -174,13 +174,13 @@ async def through(
 
 
 async def ended(
-    driver: Driver, call: Admission | LLMCall, answers: Iterable[Any], heard: Heard | None = None
+    driver: Driver, call: Admission | LLMCall, answers: Iterable[Any], heard: StreamUsage | None = None
 ) -> None:
     """The call has its answer: charge what one of `answers` tells that it used, or what was seen of it."""
     if isinstance(call, Admission):
         await driver.ask(Twin(call.leave, call.aleave))
         return
-    with unheard(call):
+    with log_errors(call):
         usage = next((usage for usage in map(usage_of, answers) if usage is not None), None)
         if usage is not None:
             await driver.ask(Twin(call.settle, call.asettle), usage)
@@ -189,7 +189,7 @@ async def ended(
 
 
 async def failed(
-    driver: Driver, call: Admission | LLMCall, error: BaseException, heard: Heard | None = None
+    driver: Driver, call: Admission | LLMCall, error: BaseException, heard: StreamUsage | None = None
 ) -> None:
     """The call has ended in an error: hear what the server said, and give back what cost nothing.
 
@@ -204,15 +204,15 @@ async def failed(
         await driver.ask(Twin(call.failed, call.afailed), error)
         return
     try:
-        if not isinstance(error, GeneratorExit) and (answer := Ending(failure=error).answer) is not None:
+        if not isinstance(error, GeneratorExit) and (answer := CallOutcome(failure=error).answer) is not None:
             with driver.shielded():
                 await driver.ask(Twin(observe, aobserve), call, answer)
     finally:
         await driver.ask(Twin(call.__exit__, call.__aexit__), type(error), error, error.__traceback__)
 
 
-async def _settle_seen(driver: Driver, call: LLMCall, heard: Heard) -> None:
-    with unheard(call):
+async def _settle_seen(driver: Driver, call: LLMCall, heard: StreamUsage) -> None:
+    with log_errors(call):
         if (usage := call.seen(heard)) is not None:
             await driver.ask(Twin(call.settle, call.asettle), usage)
 

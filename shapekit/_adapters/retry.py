@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from shapekit._adapters.http.request import Replied, aobserve, observe
+from shapekit._adapters.http.request import ResponseView, aobserve, observe
 from shapekit._runtime.drivers import Driver, Twin
 from shapekit._runtime.sleepers import AS_CONFIGURED, max_wait_us
 from shapekit.admission import Admission, body_of
@@ -29,23 +29,23 @@ from shapekit.stores.base import Store
 
 __all__ = [
     "Attempts",
-    "Ending",
+    "CallOutcome",
     "RetryBudget",
-    "ServerWord",
+    "StatedDelay",
     "checked_cost_of",
     "checked_key_of",
     "checked_policy",
 ]
 
 
-class Ending(NamedTuple):
+class CallOutcome(NamedTuple):
     """What a call returned, or what it raised."""
 
     result: Any = None
     failure: BaseException | None = None
 
     @property
-    def answer(self) -> Replied | None:
+    def answer(self) -> ResponseView | None:
         """The server's answer: what was returned, or what the exception carries, or is."""
         bearers = [self.result]
         if self.failure is not None:
@@ -54,7 +54,7 @@ class Ending(NamedTuple):
             for status in (getattr(bearer, "status_code", None), getattr(bearer, "status", None)):
                 if isinstance(status, int):
                     # Where an SDK has closed the response, its error has the body.
-                    return Replied(status, _headers_of(bearer), body_of(bearer) or body_of(self.failure))
+                    return ResponseView(status, _headers_of(bearer), body_of(bearer) or body_of(self.failure))
         return None
 
     @property
@@ -64,13 +64,13 @@ class Ending(NamedTuple):
         return answer is not None and says_exhausted(error_of(answer.status, answer.body))
 
 
-class ServerWord:
+class StatedDelay:
     """How long the ending of a call itself says to wait: nothing is concluded where it is silent."""
 
     def __init__(self, max_hold: Duration = "15m") -> None:
         self._feedback = _Literal(max_hold)
 
-    def seconds(self, ending: Ending) -> float:
+    def seconds(self, ending: CallOutcome) -> float:
         """At most `max_hold`; 0 if nothing is said."""
         if isinstance(ending.failure, RateLimitedError):
             return min(ending.failure.retry_after, self._feedback.max_hold_s)
@@ -198,7 +198,7 @@ class Attempts:
             await self.budget.earn(driver)
         return waited
 
-    async def end(self, driver: Driver, call: object, ending: Ending) -> None:
+    async def end(self, driver: Driver, call: object, ending: CallOutcome) -> None:
         """Hear what the server says, and give back what never counted."""
         admission, answer, failure = self._admissions[call], ending.answer, ending.failure
         if answer is not None:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from shapekit._queue.reservation import Reservation, received, sent
 from shapekit._runtime.drivers import Driver
-from shapekit._runtime.failures import Unheard
+from shapekit._runtime.failures import ErrorsLogged
 from shapekit.admission import Admission
 from shapekit.config import PolicyOptions
 from shapekit.decision import Decision
@@ -130,11 +130,11 @@ class PutBack(NamedTuple):
 
     delay_s: float
     """Seconds from now."""
-    slip: str | None
+    slot_header: str | None
     """What it has to bring along: its slot, as text. None if it has none."""
 
 
-def slip_of(reservation: Reservation) -> str:
+def slot_header_of(reservation: Reservation) -> str:
     """A slot as text."""
     return json.dumps(sent(reservation), separators=(",", ":"))
 
@@ -178,19 +178,20 @@ class ShapedTasks:
         self._near_s = near_s
 
     async def admit(
-        self, driver: Driver, slip: str | None, args: Any, kwargs: Mapping[str, Any]
+        self, driver: Driver, slot_header: str | None, args: Any, kwargs: Mapping[str, Any]
     ) -> Admission | PutBack:
         """Wait for the slot of a task, and admit it; or say when it has to come back.
 
-        `slip` is what the task brings along from an earlier `PutBack`. Raises the error of a refusal, unless
-        refused tasks are to come back. A task that is interrupted while it waits gives its slot back.
+        `slot_header` is what the task brings along from an earlier `PutBack`. Raises the error of a
+        refusal, unless refused tasks are to come back. A task that is interrupted while it waits gives its
+        slot back.
         """
         admission = self.calls.admission(args, kwargs).unentered()
         core = self.policy.shaper.core
         if not self.policy.enforce:
             measured = await core.measure(driver, admission.key, admission.cost, core.max_wait_us)
             return admission.taken(measured)
-        reservation = self._brought(slip)
+        reservation = self._brought(slot_header)
         try:
             while True:
                 if reservation is None:
@@ -205,7 +206,7 @@ class ShapedTasks:
                 elif remaining_s <= 0:
                     return admission.taken(reservation, -remaining_s)
                 elif remaining_s > self._near_s:
-                    return PutBack(remaining_s, slip_of(reservation))
+                    return PutBack(remaining_s, slot_header_of(reservation))
                 else:
                     until_us = core.clock.now_us() + round(remaining_s * SECOND_US)
                     await driver.sleep(core.sleepers, until_us)
@@ -214,7 +215,7 @@ class ShapedTasks:
                 raise
             return PutBack(max(error.retry_after, self._near_s), None)
         except StoreUnavailableError:
-            return PutBack(AGAIN_S, slip_of(reservation) if reservation else None)
+            return PutBack(AGAIN_S, slot_header_of(reservation) if reservation else None)
         except BaseException as error:
             if reservation is not None:
                 await driver.given_back(error, partial(self._given_up, driver, reservation))
@@ -238,18 +239,18 @@ class ShapedTasks:
             await admission.__aexit__(type(error), error, error.__traceback__)
             raise
 
-    def admission_with(self, slip: str, args: Any, kwargs: Mapping[str, Any]) -> Admission:
+    def admission_with(self, slot_header: str, args: Any, kwargs: Mapping[str, Any]) -> Admission:
         """The admission of a task that `admit` has admitted in another process, whose slot this is."""
         core = self.policy.shaper.core
-        return self.calls.admission(args, kwargs).taken(received(core, json.loads(slip)))
+        return self.calls.admission(args, kwargs).taken(received(core, json.loads(slot_header)))
 
-    def _brought(self, slip: str | None) -> Reservation | None:
+    def _brought(self, slot_header: str | None) -> Reservation | None:
         """The slot that a task brings along; None if there is none to be read."""
         try:
-            return None if slip is None else received(self.policy.shaper.core, json.loads(slip))
+            return None if slot_header is None else received(self.policy.shaper.core, json.loads(slot_header))
         except (TypeError, ValueError):
             return None
 
     async def _given_up(self, driver: Driver, reservation: Reservation) -> None:
-        with Unheard(reservation.key, "keeps a slot that no task uses"):
+        with ErrorsLogged(reservation.key, "keeps a slot that no task uses"):
             await reservation.core.cancel(driver, reservation)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from shapekit._runtime import forks
-from shapekit._runtime import ids as nonce
+from shapekit._runtime import forks, ids
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit._runtime.virtual import forgets
 from shapekit.algorithms.adaptive.aimd import Adaptive
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from shapekit._queue.core import Core
     from shapekit.algorithms.adaptive.queue import AdaptiveQueue
 
-__all__ = ["AdaptiveRate", "Lesson", "Tallies"]
+__all__ = ["AdaptiveRate", "RateSignal", "Tallies"]
 
 PAUSE_US = 1_000_000
 """How long successes are gathered before they are reported."""
@@ -73,7 +72,7 @@ class Tallies:
             return tally
 
 
-class Lesson(NamedTuple):
+class RateSignal(NamedTuple):
     """What the answer to one call says about the rate."""
 
     age_us: int
@@ -158,52 +157,52 @@ class AdaptiveRate:
         """`stated`, awaitable."""
         await self.learn(TASKS, key, self._statement(key, limit, window, age))
 
-    async def learn(self, driver: Driver, key: str, lesson: Lesson) -> float:
+    async def learn(self, driver: Driver, key: str, signal: RateSignal) -> float:
         """Report what an answer says to the store, if a report is due; returns how many seconds the key is
         held.
         """
         held_us = 0
         with self._core.reporter.watching(key):
-            for tell, args in self._words(key, lesson):
+            for tell, args in self._words(key, signal):
                 before, after, held_us = await driver.ask(tell, key, *args)
                 if before != after:
                     per_second = cast("AdaptiveQueue", self._core.queue_of(key)).per_second
                     self._core.reporter.rate_changed(key, per_second(after), per_second(before))
-                if lesson.hold_us and held_us == lesson.hold_us:
+                if signal.hold_us and held_us == signal.hold_us:
                     self._core.reporter.held(key, held_us)
         return held_us / SECOND_US
 
-    def _words(self, key: str, lesson: Lesson) -> list[tuple[Twin[Any], tuple[int, ...]]]:
+    def _words(self, key: str, signal: RateSignal) -> list[tuple[Twin[Any], tuple[int, ...]]]:
         """The operations to send to the store now, with their arguments."""
         now = self._core.store.clock.now_us()
         words: list[tuple[Twin[Any], tuple[int, ...]]] = []
-        if lesson.is_refusal:
+        if signal.is_refusal:
             # Earlier successes separate this refusal from those of the last incident.
             if tally := self._tallies.take(key, now):
                 words.append((self._succeeded, _told(tally, now)))
-            words.append((self._throttled, (lesson.age_us, lesson.hold_us, nonce.fresh())))
-        elif lesson.is_success and (
-            tally := self._tallies.add(key, now - lesson.age_us, now, waited=lesson.waited)
+            words.append((self._throttled, (signal.age_us, signal.hold_us, ids.fresh())))
+        elif signal.is_success and (
+            tally := self._tallies.add(key, now - signal.age_us, now, waited=signal.waited)
         ):
             words.append((self._succeeded, _told(tally, now)))
-        if lesson.stated is not None:
-            share = cast("AdaptiveQueue", self._core.queue_of(key)).share(*lesson.stated)
-            words.append((self._stated, (share, lesson.age_us, nonce.fresh())))
+        if signal.stated is not None:
+            share = cast("AdaptiveQueue", self._core.queue_of(key)).share(*signal.stated)
+            words.append((self._stated, (share, signal.age_us, ids.fresh())))
         return words
 
-    def _refusal(self, key: str, age: Duration, hold: Duration) -> Lesson:
+    def _refusal(self, key: str, age: Duration, hold: Duration) -> RateSignal:
         self._core.check(key, 1)
         hold_us = duration_us("hold", hold, least=0)
-        return Lesson(_age_us(age), is_refusal=True, is_success=False, waited=True, hold_us=hold_us)
+        return RateSignal(_age_us(age), is_refusal=True, is_success=False, waited=True, hold_us=hold_us)
 
-    def _success(self, key: str, age: Duration, *, waited: bool) -> Lesson:
+    def _success(self, key: str, age: Duration, *, waited: bool) -> RateSignal:
         self._core.check(key, 1)
-        return Lesson(_age_us(age), is_refusal=False, is_success=True, waited=bool(waited))
+        return RateSignal(_age_us(age), is_refusal=False, is_success=True, waited=bool(waited))
 
-    def _statement(self, key: str, limit: int, window: Duration, age: Duration) -> Lesson:
+    def _statement(self, key: str, limit: int, window: Duration, age: Duration) -> RateSignal:
         self._core.check(key, 1)
         stated = whole("limit", limit, most=MAX_COUNT), duration_us("window", window)
-        return Lesson(_age_us(age), is_refusal=False, is_success=False, waited=True, stated=stated)
+        return RateSignal(_age_us(age), is_refusal=False, is_success=False, waited=True, stated=stated)
 
     async def _rate(self, driver: Driver, key: str) -> float:
         self._core.check(key, 1)
@@ -235,7 +234,7 @@ def queue_between(adaptive: object, burst: int | None, pace: str, **beside: Any)
 
 def _told(tally: Tally, now: int) -> tuple[int, ...]:
     first_us = now if tally.left_us is None else tally.left_us
-    return tally.waited, max(0, now - first_us), nonce.fresh()
+    return tally.waited, max(0, now - first_us), ids.fresh()
 
 
 def _age_us(age: Duration) -> int:

@@ -15,7 +15,7 @@ from shapekit._queue.key_status import KeyStatus
 from shapekit._queue.reporter import Budgets, Reporter
 from shapekit._queue.reservation import Outlook, Reservation
 from shapekit._queue.waiter import Waiter, refusal
-from shapekit._runtime import ids as nonce
+from shapekit._runtime import ids
 from shapekit._runtime.drivers import Driver, Twin, run
 from shapekit._runtime.sleepers import RealSleepers, Sleepers
 from shapekit._runtime.switch import SWITCH
@@ -78,7 +78,7 @@ class Core:
         self.accounts = Accounts(store.clock)
         self.reporter = Reporter(name, store.clock, self.sleepers)
         store.settings(name).listen(self.reporter.overrides_changed)
-        self.budgets = Budgets(name, queue, store, self.reporter.ears)
+        self.budgets = Budgets(name, queue, store, self.reporter.listeners)
         self.waiter = Waiter(name, queue, store, self.sleepers, self.status, self.reporter)
         bound, changing = (name, queue), self.status.changing
         self.grant = store.twin(*bound, RESERVE) if self.prefetch is None else self.prefetch.grant
@@ -109,7 +109,7 @@ class Core:
         try:
             if reservation.accepted:
                 self.reporter.reserved(reservation)
-            elif self.reporter.ears:
+            elif self.reporter.listeners:
                 self.reporter.refused(key, cost, refusal(reservation, bound_us))
             await self.budgets.look(driver, key)
         except BaseException as error:
@@ -122,7 +122,7 @@ class Core:
         """`reserve` without events, for a flow that reports the whole call itself."""
         if SWITCH.is_off:
             return Reservation(self, key, _unshaped(cost))
-        return Reservation(self, key, await driver.ask(self.grant, key, (cost, bound_us, nonce.fresh())))
+        return Reservation(self, key, await driver.ask(self.grant, key, (cost, bound_us, ids.fresh())))
 
     async def take(self, driver: Driver, key: str, cost: int) -> Reservation | None:
         """`reserve` for a call that leaves as soon as it may; None if it has left at once."""
@@ -142,7 +142,7 @@ class Core:
         def take() -> Reservation | None:
             if SWITCH.loud:
                 return run(self.take, key, cost)
-            granted: Granted = grant(key, (cost, bound_us, nonce.fresh()))
+            granted: Granted = grant(key, (cost, bound_us, ids.fresh()))
             # A plain tuple: most of these calls leave at once and need no Reservation.
             return None if granted[ACCEPTED] and not granted[WAIT_US] else Reservation(self, key, granted)
 
@@ -211,7 +211,7 @@ class Core:
         return follows
 
     async def _settled(self, driver: Driver, reservation: Reservation, actual: int) -> int:
-        cost, said = whole("actual", actual, least=0), nonce.fresh()
+        cost, said = whole("actual", actual, least=0), ids.fresh()
         follows = int(await driver.ask(self._settle, reservation.key, (reservation.grant, cost, said)))
         if not follows and (grant := await self._moved(driver, reservation)):
             follows = int(await driver.ask(self._settle, reservation.key, (grant, cost, said)))
@@ -225,8 +225,8 @@ class Core:
         with self.reporter.watching(key):
             if whole_key is not None:
                 # The mark comes first: if the hold then fails, calls only check the scope in vain.
-                await driver.ask(self._mark, whole_key, length_us, nonce.fresh())
-            held_us: int = await driver.ask(self._hold, key, length_us, nonce.fresh())
+                await driver.ask(self._mark, whole_key, length_us, ids.fresh())
+            held_us: int = await driver.ask(self._hold, key, length_us, ids.fresh())
         if held_us == length_us:
             self.reporter.held(key, held_us)
         return held_us / SECOND_US
@@ -270,9 +270,9 @@ class Core:
             look = partial(self.outlook, key, await driver.ask(self.look, key), calls, cost)
             if calls <= _FORESEEN_AT_ONCE or not self.queue_of(key).constraints:
                 return look()
-            from shapekit._runtime.threads import Errand, Workers  # noqa: PLC0415 - for long forecasts only
+            from shapekit._runtime.threads import ThreadCall, Workers  # noqa: PLC0415 - for long forecasts only
 
-            return await driver.ask(Twin(look, partial(Errand(look, lambda _: None).run, Workers())))
+            return await driver.ask(Twin(look, partial(ThreadCall(look, lambda _: None).run, Workers())))
 
     def queue_of(self, key: str) -> LeakyQueue:
         """Whose numbers a key goes by, as far as this process knows: the shaper's, or an operator's."""

@@ -17,12 +17,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, finalize
 
-from shapekit._runtime import forks
-from shapekit._runtime import ids as nonce
+from shapekit._runtime import forks, ids
 from shapekit._runtime.drivers import TASKS, Alarm, Driver, Twin, run
 from shapekit._runtime.event import has_ended, running_loop
 from shapekit._runtime.sleepers import CHUNK_S
-from shapekit.algorithms.inflight import Told
+from shapekit.algorithms.inflight import PermitAnswer
 from shapekit.errors import ShapekitError
 from shapekit.rate import MAX_SPAN_US, SECOND_US
 from shapekit.stores.base import Store
@@ -113,7 +112,7 @@ class PermitWaiter:
         """Whether the store has meanwhile forgotten the calls of this process at the key."""
         return self.came_with != self._at_key.came_with
 
-    def lie_down(self, alarm: Alarm, now_us: int) -> bool:
+    def begin_wait(self, alarm: Alarm, now_us: int) -> bool:
         """Set what rings on a change; returns whether this waiter checks the store for all."""
         with self._registry.lock:
             self._alarm = alarm
@@ -160,7 +159,7 @@ class Registry:
     def begin(self) -> None:
         """Start empty: in a new process, and in a forked child."""
         self.lock = threading.RLock()
-        self.owner = nonce.fresh()
+        self.owner = ids.fresh()
         self.is_kept = False
         self.due_us = 0
         """When the leases are due for renewal."""
@@ -213,7 +212,7 @@ class Registry:
             waiter = at_key.waiting[call.number] = PermitWaiter(self, at_key, call.number, came_with)
             return waiter
 
-    def hear(self, key: str, told: Told) -> None:
+    def hear(self, key: str, told: PermitAnswer) -> None:
         """Take in an answer of the store: wake calls that got their permit or that the store forgot."""
         with self.lock:
             at_key = self._keys.get(key)
@@ -252,7 +251,7 @@ class Registry:
                 self._forget_lost(at_key, now_us)
             return self.owner, self._newest, tuple(sorted(at_key.alive)) if at_key is not None else ()
 
-    def renewed(self, key: str, told: Told | None, since_us: int, now_us: int) -> None:
+    def renewed(self, key: str, told: PermitAnswer | None, since_us: int, now_us: int) -> None:
         """Take in the answer to a renewal sent at `since_us`; None if the store did not answer."""
         if told is not None and told[0] < 0:
             told = None  # a fallback answered: the store itself was not reached
@@ -441,7 +440,7 @@ class Heartbeat:
 
     async def _renewed(self, driver: Driver, registry: Registry, key: str, renew: Twin[Any]) -> bool:
         since_us = self._clock.now_us()
-        told: Told | None = None
+        told: PermitAnswer | None = None
         try:
             told = await driver.ask(renew, key, *registry.alive(key, since_us))
         except ShapekitError as error:

@@ -19,12 +19,21 @@ from typing import Any, Protocol
 from weakref import ref
 
 from shapekit._queue.heartbeat import STUCK_US, Call, PermitWaiter, heartbeat_of, registry_of
-from shapekit._runtime import background as afterwards
+from shapekit._runtime import background
 from shapekit._runtime.blocking import callers_level
 from shapekit._runtime.drivers import Driver, run
 from shapekit._runtime.event import running_loop
 from shapekit._runtime.sleepers import Sleepers
-from shapekit.algorithms.inflight import ENTER, KEEP, LEAVE, PERMITTED, REFUSED, WATCH, Concurrency, Told
+from shapekit.algorithms.inflight import (
+    ENTER,
+    KEEP,
+    LEAVE,
+    PERMITTED,
+    REFUSED,
+    WATCH,
+    Concurrency,
+    PermitAnswer,
+)
 from shapekit.decision import Decision
 from shapekit.errors import ConfigError, QueueFullError, StoreUnavailableError, gave_up, whose
 from shapekit.rate import SECOND_US
@@ -130,7 +139,7 @@ class Permit(Call):
     def __del__(self) -> None:
         # A call interrupted before it could ask has no number.
         if not getattr(self, "is_over", True):
-            afterwards.do(self._permits.give_back, self.key, self.owner, self.number)
+            background.do(self._permits.give_back, self.key, self.owner, self.number)
 
 
 class Permits:
@@ -171,36 +180,38 @@ class Permits:
         await driver.stop_if_cancelled()
         if self.registry.is_unsure(key):
             await self._heal(driver, key)
-        patience = _Patience(self, key, max_wait_us, timeout_us)
+        pending = _PendingWait(self, key, max_wait_us, timeout_us)
         permit = self._begun(key, driver.loop())
         # A coroutine that is thrown away runs no cleanup here: its permit is given back by `Permit.__del__`.
         try:
             place, came_with = await self._asked(driver, permit, int(max_wait_us != 0))
-            if not self._is_permitted(permit, place, came_with, patience):
+            if not self._is_permitted(permit, place, came_with, pending):
                 if max_wait_us is None and timeout_us is None:
                     check(key, self.policy, self.registry, self.limit.limit)
-                await self._wait(driver, permit, self.registry.join(permit, came_with), patience)
-                permit.waited_us = patience.waited_us()
+                await self._wait(driver, permit, self.registry.join(permit, came_with), pending)
+                permit.waited_us = pending.waited_us()
             self.registry.arrive(permit)
         except BaseException as error:
             await driver.given_back(error, partial(self.leave, driver, permit))
             raise
         return permit
 
-    async def _wait(self, driver: Driver, permit: Permit, waiter: PermitWaiter, patience: _Patience) -> None:
+    async def _wait(
+        self, driver: Driver, permit: Permit, waiter: PermitWaiter, pending: _PendingWait
+    ) -> None:
         key = permit.key
         while not waiter.has_permit:
             if waiter.is_lost:
                 place, came_with = await self._asked(driver, permit, 1)
                 waiter.came_with = came_with
-                self._is_permitted(permit, place, came_with, patience)
+                self._is_permitted(permit, place, came_with, pending)
                 continue
             alarm = driver.alarm()
-            is_looker = waiter.lie_down(alarm, self.clock.now_us())
-            until_us = patience.nap_until_us(self._pause_us(waiter, is_looker))
+            is_looker = waiter.begin_wait(alarm, self.clock.now_us())
+            until_us = pending.sleeps_until_us(self._pause_us(waiter, is_looker))
             await self._sleepers.rest(driver, alarm, until_us)
-            if patience.is_over(waiter):
-                raise patience.refusal()
+            if pending.is_over(waiter):
+                raise pending.refusal()
             if not is_looker or waiter.has_permit:
                 continue
             if self.registry.has_lost(key):
@@ -223,7 +234,7 @@ class Permits:
         place = (permit.key, permit.owner, permit.number)
         try:
             if self.instant:
-                told: Told = self._leave.call(*place)
+                told: PermitAnswer = self._leave.call(*place)
             else:
                 with driver.shielded():
                     told = await driver.ask(self._leave, *place)
@@ -235,14 +246,14 @@ class Permits:
         if self.registry.has_lost(permit.key) and not self._is_awaited:
             # The store may have given the permit to a call whose event loop is closed: the next in line gets
             # it.
-            afterwards.do(run, self._heal, permit.key)
+            background.do(run, self._heal, permit.key)
 
     def leave_soon(self, permit: Permit) -> None:
         """`leave` for a caller that runs on an event loop and cannot await."""
         if self.instant:
             run(self.leave, permit)
         elif not permit.is_over:
-            afterwards.do(self.give_back, permit.key, permit.owner, permit.number)
+            background.do(self.give_back, permit.key, permit.owner, permit.number)
             permit.is_over = True
 
     def give_back(self, key: str, owner: int, number: int) -> None:
@@ -260,18 +271,18 @@ class Permits:
 
     def _begun(self, key: str, loop: object = None) -> Permit:
         """Register a call that is about to ask the store."""
-        afterwards.ready()
+        background.ready()
         permit = Permit(self, key)
         is_kept = self.registry.admit(permit, loop)
         if self._heartbeat is not None and not is_kept:
             self._heartbeat.keep(self.registry, self.keep)
         return permit
 
-    def _is_permitted(self, permit: Permit, place: int, came_with: int, patience: _Patience) -> bool:
+    def _is_permitted(self, permit: Permit, place: int, came_with: int, pending: _PendingWait) -> bool:
         """Whether the store gave a permit; QueueFullError if it refused."""
         if place == REFUSED:
             self._end(permit, is_sure=True)
-            raise patience.refusal()
+            raise pending.refusal()
         self.registry.hear(permit.key, (came_with, permit.number) if place == PERMITTED else (came_with,))
         return place == PERMITTED
 
@@ -299,7 +310,7 @@ class Permits:
         return waiter.look_after_us(self.clock.now_us()) if is_looker else STUCK_US
 
 
-class _Patience:
+class _PendingWait:
     """How long a call waits for a permit."""
 
     __slots__ = (
@@ -323,7 +334,7 @@ class _Patience:
         self._refused_us = None if max_wait_us is None else now + max_wait_us
         self._gives_up_us = None if timeout_us is None else now + timeout_us
 
-    def nap_until_us(self, pause_us: int | None) -> int | None:
+    def sleeps_until_us(self, pause_us: int | None) -> int | None:
         """Until when to sleep if nothing happens before; None for no bound."""
         ends = [self._refused_us, self._gives_up_us]
         if pause_us is not None:

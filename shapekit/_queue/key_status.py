@@ -27,7 +27,7 @@ from shapekit.rate import SECOND_US
 from shapekit.stores.base import Store
 from shapekit.stores.settings import Settings
 
-__all__ = ["AT_ONCE_US", "Limits", "Lookout", "Watch", "notice_us", "pause_us"]
+__all__ = ["AT_ONCE_US", "KeyPoller", "Limits", "Watch", "notice_us", "pause_us"]
 
 QUICK_US = SECOND_US // 4
 """The shortest interval between polls right after a change."""
@@ -70,22 +70,22 @@ class Watch:
 
     def __init__(self, now_us: int) -> None:
         self._alarms: dict[Alarm, None] = {}
-        self._heard: dict[object, tuple[int, Standing]] = {}
+        self._heard: dict[object, tuple[int, KeyState]] = {}
         self.changed_us = now_us
         self.version = object()
         """A new object after each change."""
 
-    def hear(self, queue: object, standing: Standing, asked_us: int) -> None:
+    def hear(self, queue: object, key_state: KeyState, asked_us: int) -> None:
         """Take in the store's answer to a question asked at `asked_us`."""
         known = self._heard.get(queue)
         if known is not None and known[0] > asked_us:
             return
-        self._heard[queue] = asked_us, standing
-        if known is None or not standing.is_like(known[1]):
+        self._heard[queue] = asked_us, key_state
+        if known is None or not key_state.is_like(known[1]):
             self.changed_us = asked_us
             self.ring()
 
-    def since(self, queue: object, than_us: int) -> tuple[int, Standing] | None:
+    def since(self, queue: object, than_us: int) -> tuple[int, KeyState] | None:
         """The last answer and when it was asked for; None if that was not after `than_us`."""
         known = self._heard.get(queue)
         return known if known is not None and known[0] > than_us else None
@@ -182,7 +182,7 @@ class Limits(Watch):
         return self._hears_all or due_us - now_us >= 2 * QUICK_US
 
 
-class Lookout:
+class KeyPoller:
     """How one waiting call polls its keys and hears of changes."""
 
     __slots__ = ("_heard_us", "_look_us", "_seen", "_status", "_watched", "_watches", "keys")
@@ -194,7 +194,7 @@ class Lookout:
         self._watches = (*self._watched.values(), *beside)
         self._heard_us = heard_us
         self._look_us: int | None = None
-        # If every change of a key is announced, one may have been before this lookout was made.
+        # If every change of a key is announced, one may have been before this poller was made.
         self._seen = [None if status.hears_all else watch.version for watch in self._watched.values()]
         self._seen += [watch.version for watch in beside]
 
@@ -214,14 +214,14 @@ class Lookout:
                     self._look_us = due_us
         return min(due_us, self._look_us)
 
-    def lie_down(self, alarm: Alarm) -> None:
+    def begin_wait(self, alarm: Alarm) -> None:
         """Set the alarm when something changes."""
         for watch in self._watches:
             watch.add(alarm)
         if self._has_news():
             alarm.set()
 
-    def get_up(self, alarm: Alarm) -> None:
+    def end_wait(self, alarm: Alarm) -> None:
         """Remove the alarm after the sleep."""
         for watch in self._watches:
             watch.discard(alarm)
@@ -230,7 +230,7 @@ class Lookout:
         """Whether something has changed, or the next poll is due."""
         return (self._look_us is not None and now_us >= self._look_us) or self._has_news()
 
-    async def look(self, driver: Driver) -> list[Standing]:
+    async def look(self, driver: Driver) -> list[KeyState]:
         """The states of the keys: from answers that this process got since the last look, else from the
         store.
         """
@@ -239,7 +239,7 @@ class Lookout:
         told = [await self._status.looking(driver, key, than_us) for key in self._watched]
         self._heard_us = min([asked_us for asked_us, _ in told], default=than_us)
         self._look_us = None
-        return [standing for _, standing in told]
+        return [key_state for _, key_state in told]
 
     def _has_news(self) -> bool:
         return any(watch.version is not seen for watch, seen in zip(self._watches, self._seen, strict=True))
@@ -257,7 +257,7 @@ STUCK_S = 5.0
 """How long to wait for a question that another call has asked, in case its event loop was stopped."""
 
 
-class Standing(NamedTuple):
+class KeyState(NamedTuple):
     """The state of a key."""
 
     generation: int
@@ -280,7 +280,7 @@ class Standing(NamedTuple):
     queue: LeakyQueue | None = None
     """Whose numbers are in force, if operators have ever set any."""
 
-    def is_like(self, other: Standing) -> bool:
+    def is_like(self, other: KeyState) -> bool:
         """Whether both mean the same for the calls that wait at the key."""
         return (self[:3], self.clock) == (other[:3], other.clock)
 
@@ -294,7 +294,7 @@ class _Question:
         self.queue = queue
         self.asked_us = asked_us
         self.is_open = True
-        self.answer: Standing | None = None
+        self.answer: KeyState | None = None
         self.error: Exception | None = None
         self._alarms: list[Alarm] = []
 
@@ -313,7 +313,7 @@ class _Question:
         for alarm in alarms:
             alarm.set()
 
-    def told(self) -> Standing | None:
+    def told(self) -> KeyState | None:
         """The answer; None if the call that asked has gone."""
         if self.error is not None:
             raise self.error
@@ -464,7 +464,7 @@ class _Questions:
         return question
 
 
-_QUESTIONS: forks.Living[_Questions] = forks.Living()
+_QUESTIONS: forks.WeakRegistry[_Questions] = forks.WeakRegistry()
 _ASKED: dict[int, _Questions] = {}
 """Per store, by id, while it lives: a store need not be hashable."""
 _lock = threading.Lock()
@@ -508,7 +508,7 @@ class KeyStatus:
         self._settings = store.settings(name)
         self.limits = self._questions.limits(self._settings, store.clock.now_us(), hears_all=self.hears_all)
 
-    async def ask(self, driver: Driver, key: str) -> Standing:
+    async def ask(self, driver: Driver, key: str) -> KeyState:
         """The state of a key, at most 10 ms old."""
         if self.instant:
             if self._settings.version:
@@ -536,7 +536,7 @@ class KeyStatus:
         self._questions.hear((self._name, key), question)
         return question.answer
 
-    async def _answered(self, driver: Driver, key: str, asked_us: int) -> Standing:
+    async def _answered(self, driver: Driver, key: str, asked_us: int) -> KeyState:
         """What the store says. Once operators have set something, what has become of the key by that is kept
         there: else each look would find another moment of the change.
         """
@@ -546,7 +546,7 @@ class KeyStatus:
                 return self._standing(confirmed, asked_us)
         return self._followed(await driver.ask(self._follow, key), asked_us)
 
-    async def leaving(self, driver: Driver, key: str) -> Standing:
+    async def leaving(self, driver: Driver, key: str) -> KeyState:
         """`ask`, for a call that is about to leave."""
         return await self.ask(driver, key)
 
@@ -554,7 +554,7 @@ class KeyStatus:
         """The watch of a key at which calls wait."""
         return self._questions.watch((self._name, key), self._clock.now_us())
 
-    async def looking(self, driver: Driver, key: str, than_us: int) -> tuple[int, Standing]:
+    async def looking(self, driver: Driver, key: str, than_us: int) -> tuple[int, KeyState]:
         """The state of a key, and when it was asked for: an answer since `than_us` is reused."""
         known = self.watch(key).since(self._queue, than_us)
         return (self._clock.now_us(), await self.ask(driver, key)) if known is None else known
@@ -597,12 +597,12 @@ class KeyStatus:
     def _forget(self, key: str, *, is_news: bool) -> None:
         self._questions.forget((self._name, key), self._clock.now_us(), is_news=is_news)
 
-    def _standing(self, confirmed: tuple[int, ...], asked_us: int) -> Standing:
+    def _standing(self, confirmed: tuple[int, ...], asked_us: int) -> KeyState:
         generation, shift, until, there, mark, *clock = confirmed
         ahead = 0 if self.instant else self.hear(asked_us, there)
-        return Standing(generation, shift, until, ahead, tuple(clock), mark)
+        return KeyState(generation, shift, until, ahead, tuple(clock), mark)
 
-    def _followed(self, told: tuple[Any, ...], asked_us: int) -> Standing:
+    def _followed(self, told: tuple[Any, ...], asked_us: int) -> KeyState:
         *confirmed, changes, queue = told
         return self._standing(tuple(confirmed), asked_us)._replace(changes=changes, queue=queue)
 

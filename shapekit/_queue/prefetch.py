@@ -1,12 +1,12 @@
 """Prefetch: slots that a process reserves ahead of its calls, so that few calls wait for a trip to the store.
 
-Each key in use has a desk with a stock, which holds the slots that the process owns but no call has asked for
-yet. A call takes a slot from the stock; if there is none, it waits at the desk, and the next trip serves all
-calls that wait there. Each desk has a thread (its tender) that makes the trips. So a call that gives up does
-not abort a trip, and a stock is refilled and given back even while there are no calls.
+Each key in use has a buffer of the slots that the process owns but no call has asked for yet. A call takes a
+slot from the buffer; if it is empty, the call waits, and the next trip serves all calls that wait for the
+key. Each key has a thread (its fetcher) that makes the trips. So a call that gives up does not abort a trip,
+and a buffer is refilled and given back even while there are no calls.
 
-The stock only decides: it reads no clock and asks no store. Its tender asks it what to do `next`, does that,
-and passes the result back to it.
+The buffer only decides: it reads no clock and asks no store. Its fetcher asks it what to do `next`, does
+that, and passes the result back to it.
 
 Instants are on the clock that callers sleep by, unless said otherwise. Slots are on the queue's own time;
 each answer of the store tells how far apart the two are.
@@ -22,11 +22,10 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakSet
 
-from shapekit._queue.key_status import KeyStatus, Standing
-from shapekit._runtime import forks
-from shapekit._runtime import ids as nonce
+from shapekit._queue.key_status import KeyState, KeyStatus
+from shapekit._runtime import forks, ids
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
-from shapekit._runtime.threads import Errand, Workers
+from shapekit._runtime.threads import ThreadCall, Workers
 from shapekit.algorithms.queue.queue import CANCEL_MANY, CONFIRM, RESERVE_MANY, LeakyQueue
 from shapekit.algorithms.queue.slots import Asked, Grant
 from shapekit.errors import StoreUnavailableError
@@ -45,7 +44,7 @@ _WORTH = 8
 _FEW, _ENOUGH = 4, 32
 """How many slots are needed to judge: more for larger trips, because a machine stalls now and then."""
 _MOST_STRIKES = 5
-"""A stock that keeps wasting slots does not grow for up to 2 to the power of this spans."""
+"""A buffer that keeps wasting slots does not grow for up to 2 to the power of this spans."""
 _PATIENCE = 4
 """The part of a span after which unused slots are given back."""
 _DRIFT = 1_000
@@ -78,13 +77,13 @@ class Ask(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """Nothing is owned and no call waits: the tender can end."""
+    """Nothing is owned and no call waits: the fetcher can end."""
 
 
 Next: TypeAlias = Refill | GiveBack | Wait | Ask | Rest
 
 
-class Stock:
+class SlotBuffer:
     """The slots that one process owns at one key."""
 
     def __init__(
@@ -162,7 +161,7 @@ class Stock:
         return granted
 
     def put_back(self, granted: Grant) -> None:
-        """Return a slot whose caller has gone: to the stock, or else to the store."""
+        """Return a slot whose caller has gone: to the buffer, or else to the store."""
         if granted.cost == 1 and granted.generation == self._standing[0]:
             self._slots = deque(sorted([*self._slots, granted], key=_due_us))
         else:
@@ -171,7 +170,7 @@ class Stock:
     # the store's answers
 
     def hear(
-        self, standing: tuple[int, int, int, int], ahead_us: int, asked_us: int, now_us: int, doubts: object
+        self, key_state: tuple[int, int, int, int], ahead_us: int, asked_us: int, now_us: int, doubts: object
     ) -> None:
         """Take in the state of the key: generation, shift, end of the hold, end of the mark; and the trip's
         times.
@@ -184,12 +183,12 @@ class Stock:
             self._set_clock(ahead_us, trip_us, now_us)
         if doubts is not self.doubts:
             return
-        if standing[0] != self._standing[0]:
+        if key_state[0] != self._standing[0]:
             # A new generation of the key: slots of the old one mean nothing there.
             self._returning += self._slots
             self._slots.clear()
             self._last_us = self._last_taken_us = 0
-        self._standing = standing
+        self._standing = key_state
         self._sure_by = doubts
         self._may_refill = True
         self._heard_us = asked_us
@@ -248,18 +247,18 @@ class Stock:
         """A trip failed: no refill until a call needs one."""
         self._may_refill = False
 
-    def known(self, now_us: int) -> Standing | None:
+    def known(self, now_us: int) -> KeyState | None:
         """The state of the key, if it is at most one span old."""
         if self._is_sure and 0 <= now_us - self._heard_us <= self._prefetch_us:
             generation, shift_us, until_us, mark_us = self._standing
             ahead_us = self._ahead_at(now_us - self._ahead_us)
-            return Standing(generation, shift_us, until_us, ahead_us, mark_us=mark_us)
+            return KeyState(generation, shift_us, until_us, ahead_us, mark_us=mark_us)
         return None
 
     # tending
 
     def next(self, now_us: int, waiting: int) -> Next:
-        """What the tender does next, while `waiting` calls wait that the stock cannot serve."""
+        """What the fetcher does next, while `waiting` calls wait that the buffer cannot serve."""
         self._pass_by(now_us)
         if waiting:
             return Ask() if self._slots and not self._is_sure else self._refill(now_us, waiting)
@@ -381,7 +380,7 @@ LONGEST_US = 60 * SECOND_US
 _TRIPS = 32
 """Trips at the same time, each on a connection."""
 _DESKS = 256
-"""The number of keys at which unused desks are first dropped."""
+"""The number of keys at which unused entries are first dropped."""
 _NAP_S = 60.0
 
 
@@ -408,16 +407,16 @@ class _Call:
             error = None
 
 
-class _Desk:
-    """One key: its stock, the calls that wait, and the event that wakes its tender."""
+class _KeyEntry:
+    """One key: its buffer, the calls that wait, and the event that wakes its fetcher."""
 
-    __slots__ = ("calls", "news", "stock", "tender")
+    __slots__ = ("buffer", "calls", "fetcher", "news")
 
-    def __init__(self, stock: Stock) -> None:
-        self.stock = stock
+    def __init__(self, buffer: SlotBuffer) -> None:
+        self.buffer = buffer
         self.calls: list[_Call] = []
         self.news = threading.Event()
-        self.tender: threading.Thread | None = None
+        self.fetcher: threading.Thread | None = None
 
 
 class Prefetch:
@@ -441,7 +440,7 @@ class Prefetch:
         """Start empty: a forked child has neither its parent's slots nor its threads."""
         self._lock = threading.Lock()
         self._trips = threading.BoundedSemaphore(_TRIPS)
-        self._desks: dict[str, _Desk] = {}
+        self._entries: dict[str, _KeyEntry] = {}
         self._sweeps_at = _DESKS
         self._is_closed = False
 
@@ -454,7 +453,7 @@ class Prefetch:
 
     async def _ask(self, driver: Driver, key: str, asked: Asked) -> Grant:
         """A slot, or a refusal."""
-        await driver.stop_if_cancelled()  # from the stock it would be taken without awaiting
+        await driver.stop_if_cancelled()  # from the buffer it would be taken without awaiting
         call = self._taken(key, asked, driver.alarm)
         if not isinstance(call, _Call):
             return call
@@ -466,19 +465,19 @@ class Prefetch:
         return call.answered()
 
     def _taken(self, key: str, asked: Asked, alarm: Callable[[], Any]) -> Grant | _Call:
-        """A slot from the stock, or else a call to wait for."""
+        """A slot from the buffer, or else a call to wait for."""
         cost, bound_us, _ = asked
         with self._lock:
             self._check_open()
             now = self._clock.now_us()
-            desk = self._desk(key)
+            entry = self._entry(key)
             if cost == 1:
-                desk.stock.come(now)
-            if not desk.calls and (granted := desk.stock.take(now, cost, bound_us)) is not None:
+                entry.buffer.come(now)
+            if not entry.calls and (granted := entry.buffer.take(now, cost, bound_us)) is not None:
                 return granted
             call = _Call(asked, alarm())
-            desk.calls.append(call)
-            self._attend(key, desk)
+            entry.calls.append(call)
+            self._wake_fetcher(key, entry)
             return call
 
     async def _leave(self, key: str, call: _Call) -> None:
@@ -486,65 +485,65 @@ class Prefetch:
         with self._lock:
             call.is_gone = True
             if call.granted is not None and call.granted.accepted:
-                desk = self._desk(key)
-                desk.stock.put_back(call.granted)
-                self._attend(key, desk)
+                entry = self._entry(key)
+                entry.buffer.put_back(call.granted)
+                self._wake_fetcher(key, entry)
 
     # how a key stands
 
-    def known(self, key: str) -> Standing | None:
+    def known(self, key: str) -> KeyState | None:
         """The state of a key, if it is at most one span old."""
-        desk = self._desks.get(key)
-        return None if desk is None else desk.stock.known(self._clock.now_us())
+        entry = self._entries.get(key)
+        return None if entry is None else entry.buffer.known(self._clock.now_us())
 
     def doubts(self, key: str) -> object:
         """The token to take before a question, and to pass to `hear` with its answer."""
-        desk = self._desks.get(key)
-        return None if desk is None else desk.stock.doubts
+        entry = self._entries.get(key)
+        return None if entry is None else entry.buffer.doubts
 
-    def hear(self, key: str, standing: Standing, asked_us: int, doubts: object) -> None:
+    def hear(self, key: str, key_state: KeyState, asked_us: int, doubts: object) -> None:
         """Take in the state of a key that the store has just answered with."""
         with self._lock:
-            desk = self._desks.get(key)
-            if desk is not None:
+            entry = self._entries.get(key)
+            if entry is not None:
                 now = self._clock.now_us()
-                known = (*standing[:3], standing.mark_us)
-                desk.stock.hear(known, standing.ahead_us, asked_us, now, doubts)
-                if desk.tender is not None:
-                    desk.news.set()
+                known = (*key_state[:3], key_state.mark_us)
+                entry.buffer.hear(known, key_state.ahead_us, asked_us, now, doubts)
+                if entry.fetcher is not None:
+                    entry.news.set()
 
     def doubt(self, key: str) -> None:
         """Note a change of the key by this process.
 
         Takes no lock, because a coroutine that is thrown away may get here.
         """
-        desk = self._desks.get(key)
-        if desk is not None:
-            desk.stock.doubt()
+        entry = self._entries.get(key)
+        if entry is not None:
+            entry.buffer.doubt()
 
     # the end
 
     def close(self) -> None:
         """Give back all slots, and serve no further calls."""
-        for tender in self._end():
-            tender.join()
+        for fetcher in self._end():
+            fetcher.join()
 
     def store_closed(self) -> None:
         """`close` for a store that is closed already: nothing can be given back."""
         self._end()
 
     def _end(self) -> list[threading.Thread]:
-        """Stop all desks; returns the threads that give back their slots and end."""
+        """Stop all fetchers; returns the threads that give back their slots and end."""
         with self._lock:
             self._is_closed = True
-            desks = list(self._desks.values())
-            for desk in desks:
-                desk.news.set()
-            return [desk.tender for desk in desks if desk.tender is not None]
+            entries = list(self._entries.values())
+            for entry in entries:
+                entry.news.set()
+            return [entry.fetcher for entry in entries if entry.fetcher is not None]
 
     async def aclose(self) -> None:
         """`close`, awaitable."""
-        await Errand(self.close, lambda _: None).run(Workers())
+        await ThreadCall(self.close, lambda _: None).run(Workers())
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -552,129 +551,131 @@ class Prefetch:
 
     # under the lock
 
-    def _desk(self, key: str) -> _Desk:
-        desk = self._desks.get(key)
-        if desk is None:
-            if len(self._desks) >= self._sweeps_at:
-                self._desks = {key: desk for key, desk in self._desks.items() if desk.tender is not None}
-                self._sweeps_at = max(_DESKS, 2 * len(self._desks))
-            stock = Stock(
+    def _entry(self, key: str) -> _KeyEntry:
+        entry = self._entries.get(key)
+        if entry is None:
+            if len(self._entries) >= self._sweeps_at:
+                self._entries = {
+                    key: entry for key, entry in self._entries.items() if entry.fetcher is not None
+                }
+                self._sweeps_at = max(_DESKS, 2 * len(self._entries))
+            buffer = SlotBuffer(
                 self._prefetch_us,
                 self._queue.leaves_by,
                 slots=self._queue.slots(self._prefetch_us),
                 clock_decides=self._clock_decides,
                 counted=bool(self._queue.constraints),
             )
-            desk = self._desks[key] = _Desk(stock)
-        return desk
+            entry = self._entries[key] = _KeyEntry(buffer)
+        return entry
 
-    def _attend(self, key: str, desk: _Desk) -> None:
-        if desk.tender is None:
-            tender = threading.Thread(
-                target=self._tend, args=(key, desk), name="shapekit-prefetch", daemon=True
+    def _wake_fetcher(self, key: str, entry: _KeyEntry) -> None:
+        if entry.fetcher is None:
+            fetcher = threading.Thread(
+                target=self._fetch_on, args=(key, entry), name="shapekit-prefetch", daemon=True
             )
-            desk.tender = tender
+            entry.fetcher = fetcher
             try:
-                tender.start()
+                fetcher.start()
             except RuntimeError:
                 # No more threads: the interpreter is shutting down, or the system limit is reached.
-                desk.tender = None
-                calls, desk.calls = desk.calls, []
+                entry.fetcher = None
+                calls, entry.calls = entry.calls, []
                 _fail(calls, StoreUnavailableError("there is no thread left to ask the store on"))
-        desk.news.set()
+        entry.news.set()
 
-    def _serve(self, desk: _Desk, now: int) -> None:
-        """Serve the waiting calls in order, as far as the stock goes."""
-        while desk.calls:
-            call = desk.calls[0]
+    def _serve(self, entry: _KeyEntry, now: int) -> None:
+        """Serve the waiting calls in order, as far as the buffer goes."""
+        while entry.calls:
+            call = entry.calls[0]
             if not call.is_gone:
                 cost, bound_us, _ = call.asked
-                granted = desk.stock.take(now, cost, bound_us)
+                granted = entry.buffer.take(now, cost, bound_us)
                 if granted is None:
                     return
                 call.granted = granted
                 call.alarm.set()
-            del desk.calls[0]
+            del entry.calls[0]
 
     # tending
 
-    def _tend(self, key: str, desk: _Desk) -> None:
+    def _fetch_on(self, key: str, entry: _KeyEntry) -> None:
         try:
-            self._work(key, desk)
+            self._work(key, entry)
         except BaseException:
             with self._lock:
-                desk.tender = None
-                calls, desk.calls = desk.calls, []
+                entry.fetcher = None
+                calls, entry.calls = entry.calls, []
                 _fail(calls, StoreUnavailableError("whoever asked the store has gone"))
             raise
 
-    def _work(self, key: str, desk: _Desk) -> None:
-        """Tend the stock until nothing is owned and no call waits."""
+    def _work(self, key: str, entry: _KeyEntry) -> None:
+        """Refill the buffer until nothing is owned and no call waits."""
         while True:
             with self._lock:
-                desk.news = threading.Event()
+                entry.news = threading.Event()
                 now = self._clock.now_us()
-                self._serve(desk, now)
-                todo = self._next(desk, now)
+                self._serve(entry, now)
+                todo = self._next(entry, now)
                 if isinstance(todo, Rest):
-                    desk.tender = None
+                    entry.fetcher = None
                     return
-                calls = desk.calls[:MOST] if isinstance(todo, Refill) else []
-                del desk.calls[: len(calls)]
+                calls = entry.calls[:MOST] if isinstance(todo, Refill) else []
+                del entry.calls[: len(calls)]
             if isinstance(todo, Wait):
-                self._clock.sleep(min(_NAP_S, (todo.until_us - now) / SECOND_US), desk.news)
+                self._clock.sleep(min(_NAP_S, (todo.until_us - now) / SECOND_US), entry.news)
             else:
-                self._go(key, desk, todo, calls)
+                self._go(key, entry, todo, calls)
 
-    def _next(self, desk: _Desk, now: int) -> Next:
+    def _next(self, entry: _KeyEntry, now: int) -> Next:
         if not self._is_closed:
-            return desk.stock.next(now, len(desk.calls))
-        _fail(desk.calls, StoreUnavailableError(f"{self._what} was closed"))
-        desk.calls = []
-        return desk.stock.surrender()
+            return entry.buffer.next(now, len(entry.calls))
+        _fail(entry.calls, StoreUnavailableError(f"{self._what} was closed"))
+        entry.calls = []
+        return entry.buffer.surrender()
 
-    def _go(self, key: str, desk: _Desk, todo: Next, calls: Sequence[_Call]) -> None:
+    def _go(self, key: str, entry: _KeyEntry, todo: Next, calls: Sequence[_Call]) -> None:
         """Make one trip. An error goes to the calls that wait for it; without any, only an unexpected one is
         raised.
         """
-        asked_us, doubts = self._clock.now_us(), desk.stock.doubts
+        asked_us, doubts = self._clock.now_us(), entry.buffer.doubts
         try:
             with self._trips:
                 if isinstance(todo, Refill):
-                    further = (todo.further, todo.span_us, nonce.fresh())
-                    standing, granted = self._reserve_many(key, [call.asked for call in calls], further)
+                    further = (todo.further, todo.span_us, ids.fresh())
+                    key_state, granted = self._reserve_many(key, [call.asked for call in calls], further)
                 elif isinstance(todo, GiveBack):
                     self._cancel_many(key, todo.grants)
                     return
                 else:
-                    standing, granted = self._confirm(key), ()
+                    key_state, granted = self._confirm(key), ()
         except Exception as error:
             with self._lock:
-                desk.stock.failed()
+                entry.buffer.failed()
                 if isinstance(todo, Ask):
-                    calls, desk.calls = desk.calls, []
+                    calls, entry.calls = entry.calls, []
                 _fail(calls, error)
             if not calls and not isinstance(error, StoreUnavailableError):
                 raise
             return
         except BaseException:
-            # Its calls fail together with those at the desk.
+            # Its calls fail together with those that wait.
             with self._lock:
-                desk.calls[:0] = calls
+                entry.calls[:0] = calls
             raise
         with self._lock:
             now = self._clock.now_us()
-            known = (*standing[:3], standing[4])
-            desk.stock.hear(known, now - standing[3], asked_us, now, doubts)
+            known = (*key_state[:3], key_state[4])
+            entry.buffer.hear(known, now - key_state[3], asked_us, now, doubts)
             if isinstance(todo, Ask):
                 return
-            answers = desk.stock.fill(granted[: len(calls)], granted[len(calls) :], now)
+            answers = entry.buffer.fill(granted[: len(calls)], granted[len(calls) :], now)
             for call, answer in zip(calls, answers, strict=True):
                 if not call.is_gone:
                     call.granted = answer
                     call.alarm.set()
                 elif answer[0]:
-                    desk.stock.put_back(answer)
+                    entry.buffer.put_back(answer)
 
 
 class PrefetchedStatus(KeyStatus):
@@ -688,16 +689,16 @@ class PrefetchedStatus(KeyStatus):
         super().__init__(store, name, queue)
         self._prefetch = prefetch
 
-    async def leaving(self, driver: Driver, key: str) -> Standing:
+    async def leaving(self, driver: Driver, key: str) -> KeyState:
         known = self._prefetch.known(key)
         if known is not None:
             return known
         asked_us, doubts = self._clock.now_us(), self._prefetch.doubts(key)
-        standing = await self.ask(driver, key)
-        self._prefetch.hear(key, standing, asked_us, doubts)
-        return standing
+        key_state = await self.ask(driver, key)
+        self._prefetch.hear(key, key_state, asked_us, doubts)
+        return key_state
 
-    async def looking(self, driver: Driver, key: str, than_us: int) -> tuple[int, Standing]:
+    async def looking(self, driver: Driver, key: str, than_us: int) -> tuple[int, KeyState]:
         return self._clock.now_us(), await self.leaving(driver, key)
 
     def _dropped(self, key: str, question: Any) -> None:

@@ -34,10 +34,10 @@ from shapekit.events import (
     BudgetReached,
     Cancelled,
     Departed,
-    Ears,
     Exhausted,
     Held,
     LimitChanged,
+    Listeners,
     Measured,
     RateChanged,
     Refused,
@@ -77,10 +77,10 @@ class _Watched:
 class Budgets:
     """The quotas of one shaper, and which shares this process has reported."""
 
-    def __init__(self, name: str, queue: LeakyQueue, store: Store, ears: Ears) -> None:
+    def __init__(self, name: str, queue: LeakyQueue, store: Store, listeners: Listeners) -> None:
         self._name = name
         self._queue = queue
-        self._ears = ears
+        self._ears = listeners
         self._clock = store.clock
         self._read = store.twin(name, queue, LOOK)
         self._settings = store.settings(name)
@@ -151,7 +151,7 @@ class Reporter:
     """The events of one shaper. While there are no listeners, no event is made."""
 
     def __init__(self, name: str, clock: Clock, sleepers: Sleepers) -> None:
-        self.ears = Ears()
+        self.listeners = Listeners()
         self._name = name
         self._clock = clock
         self._sleepers = sleepers
@@ -167,8 +167,8 @@ class Reporter:
 
     def reserved(self, reservation: Reservation) -> None:
         """A call took a slot."""
-        if self.ears:
-            self.ears.tell(Reserved(self._name, reservation.key, reservation.cost, reservation.delay))
+        if self.listeners:
+            self.listeners.tell(Reserved(self._name, reservation.key, reservation.cost, reservation.delay))
 
     def waits(self, key: str, wait_us: int, *, is_bounded: bool) -> None:
         """A call begins to wait. A long wait without a bound is warned about once per key."""
@@ -193,22 +193,22 @@ class Reporter:
 
     def departed(self, key: str, cost: int, delay_us: int = 0, late_us: int = 0) -> None:
         """A call left."""
-        if self.ears:
-            self.ears.tell(Departed(self._name, key, cost, delay_us / SECOND_US, late_us / SECOND_US))
+        if self.listeners:
+            self.listeners.tell(Departed(self._name, key, cost, delay_us / SECOND_US, late_us / SECOND_US))
 
     def refused(self, key: str, cost: int, error: RateLimitedError, *, waited: bool = False) -> None:
         """A call was refused."""
-        if self.ears:
+        if self.listeners:
             delay = error.delay if isinstance(error, QueueFullError) else error.retry_after
-            self.ears.tell(Refused(self._name, key, cost, error.code, delay, waited))
+            self.listeners.tell(Refused(self._name, key, cost, error.code, delay, waited))
 
     def ended(self, key: str, cost: int, error: BaseException, *, had_slot: bool, returned: bool) -> None:
         """A call that waited will not leave."""
         self.failed(key, error)
         if isinstance(error, RateLimitedError):
             self.refused(key, cost, error, waited=had_slot)
-        elif had_slot and self.ears:
-            self.ears.tell(Cancelled(self._name, key, cost, returned))
+        elif had_slot and self.listeners:
+            self.listeners.tell(Cancelled(self._name, key, cost, returned))
         self.stopped(key, error)
 
     def stopped(self, key: str, error: BaseException) -> None:
@@ -218,18 +218,18 @@ class Reporter:
 
     def cancelled(self, reservation: Reservation) -> None:
         """A slot was given back."""
-        if self.ears:
-            self.ears.tell(Cancelled(self._name, reservation.key, reservation.cost, True))
+        if self.listeners:
+            self.listeners.tell(Cancelled(self._name, reservation.key, reservation.cost, True))
 
     def settled(self, reservation: Reservation, actual: int) -> None:
         """The actual cost of a call is known."""
-        if self.ears:
-            self.ears.tell(Settled(self._name, reservation.key, reservation.cost, actual))
+        if self.listeners:
+            self.listeners.tell(Settled(self._name, reservation.key, reservation.cost, actual))
 
     def measured(self, key: str, cost: int, delay: float, code: str | None) -> None:
         """A call passed at once under `enforce=False`, and what shaping would have done is known."""
-        if self.ears:
-            self.ears.tell(Measured(self._name, key, cost, delay, code))
+        if self.listeners:
+            self.listeners.tell(Measured(self._name, key, cost, delay, code))
         if log := _log("shapekit.policy", _INFO):
             if code is not None:
                 log.info("%s: key %r would have been refused", self._name, key)
@@ -243,8 +243,8 @@ class Reporter:
         added_us = self._longer_by_us(key, length_us)
         if not added_us:
             return
-        if self.ears:
-            self.ears.tell(Held(self._name, key, length_us / SECOND_US, added_us / SECOND_US))
+        if self.listeners:
+            self.listeners.tell(Held(self._name, key, length_us / SECOND_US, added_us / SECOND_US))
         # A server refuses many calls at once, and each refusal holds the key.
         level = _INFO if added_us == length_us else _DEBUG
         if log := _log("shapekit.shaper", level):
@@ -252,8 +252,8 @@ class Reporter:
 
     def exhausted(self, key: str, length_us: int) -> None:
         """The account of a key has nothing left to spend."""
-        if self.ears:
-            self.ears.tell(Exhausted(self._name, key, length_us / SECOND_US))
+        if self.listeners:
+            self.listeners.tell(Exhausted(self._name, key, length_us / SECOND_US))
         if log := _log("shapekit.shaper", _WARNING):
             log.warning(
                 "%s: the server says that the account of key %r has nothing left to spend; held for %s",
@@ -270,22 +270,22 @@ class Reporter:
                 self._held_until_us[key] = until
         if before == until:
             return  # reported just now
-        if self.ears:
-            self.ears.tell(Resumed(self._name, key, left_us / SECOND_US))
+        if self.listeners:
+            self.listeners.tell(Resumed(self._name, key, left_us / SECOND_US))
         if log := _log("shapekit.shaper", _INFO):
             log.info("%s: the hold of key %r ends in %s", self._name, key, span_words(left_us))
 
     def rate_changed(self, key: str, rate: float, before: float) -> None:
         """An adaptive rate has changed."""
-        if self.ears:
-            self.ears.tell(RateChanged(self._name, key, rate, before))
+        if self.listeners:
+            self.listeners.tell(RateChanged(self._name, key, rate, before))
         level = _INFO if rate < before else _DEBUG
         if log := _log("shapekit.shaper", level):
             log.log(level, "%s: key %r goes from %.4g/s to %.4g/s", self._name, key, before, rate)
 
     def overrides_changed(self, _: str, before: Overrides, after: Overrides) -> None:
         """Operators have changed limits. Whoever noticed may hold the lock of a store."""
-        if self.ears or _log("shapekit.shaper", _INFO):
+        if self.listeners or _log("shapekit.shaper", _INFO):
             background.ready()
             background.do(self._tell_overrides, before, after)
 
@@ -295,8 +295,8 @@ class Reporter:
         for key, (old, new) in difference(before, after).items():
             limit, known = (one.words if one else "" for one in (new, old))
             by, why = (new.by, new.why) if new else ("", "")
-            if self.ears:
-                self.ears.tell(LimitChanged(self._name, key, limit, known, by, why))
+            if self.listeners:
+                self.listeners.tell(LimitChanged(self._name, key, limit, known, by, why))
             if log := _log("shapekit.shaper", _INFO):
                 whose = "" if key is None else f", key {key!r}"
                 told = f"{limit}, set by {by}" if limit else "as in the code again"
@@ -333,8 +333,8 @@ class Reporter:
     def failed(self, key: str, error: BaseException | None) -> None:
         """A call ended with an error, perhaps because the store did not answer."""
         # A closed shaper raises the same error.
-        if isinstance(error, StoreUnavailableError) and self.ears and not self._sleepers.is_closed:
-            self.ears.tell(StoreFailed(self._name, key, str(error)))
+        if isinstance(error, StoreUnavailableError) and self.listeners and not self._sleepers.is_closed:
+            self.listeners.tell(StoreFailed(self._name, key, str(error)))
 
 
 class _Watch:

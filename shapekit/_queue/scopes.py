@@ -23,9 +23,9 @@ from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from shapekit._queue.key_status import FRESH_US, STUCK_S, Lookout, Watch
+from shapekit._queue.key_status import FRESH_US, STUCK_S, KeyPoller, Watch
 from shapekit._queue.reservation import Reservation
-from shapekit._queue.waiter import Patience, refusal
+from shapekit._queue.waiter import PendingWait, refusal
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import Alarm, Driver
 from shapekit._runtime.sleepers import AS_CONFIGURED, max_wait_us, timeout_us
@@ -62,7 +62,7 @@ class _Node(NamedTuple):
     """All scopes seen here and below; None if there are too many to tell apart."""
 
 
-class _Heard(NamedTuple):
+class _Observed(NamedTuple):
     until_us: int
     at_us: int
 
@@ -83,7 +83,7 @@ class Scopes:
         self.any_known = False
         """Whether any answer has named a scope yet."""
         self._nodes: OrderedDict[Path, _Node] = OrderedDict()
-        self._heard: dict[tuple[str, str], _Heard] = {}
+        self._heard: dict[tuple[str, str], _Observed] = {}
         self._lock = Lock()
 
     def learn(self, key: str, target: Target, scope: str) -> None:
@@ -115,7 +115,7 @@ class Scopes:
             heard.pop((key, scope), None)
             if len(heard) >= MOST_HOLDS:
                 del heard[next(iter(heard))]  # the oldest
-            heard[key, scope] = _Heard(until_us, now_us if is_own else 0)
+            heard[key, scope] = _Observed(until_us, now_us if is_own else 0)
             self._heard = heard
 
     def find(self, key: str, target: Target, now_us: int) -> tuple[str, ...]:
@@ -188,10 +188,10 @@ class Caller:
         """Whether it has checked its scopes before taking its slot."""
         self.is_behind = False
         """Whether it came while calls that had waited were taking their slots."""
-        self.lookout: Lookout | None = None
+        self.poller: KeyPoller | None = None
         """Polls the scopes that it waits for."""
         self.watched: tuple[str, ...] = ()
-        """The scopes that the lookout polls."""
+        """The scopes that the poller asks about."""
         self.alarm: Alarm | None = None
         self.left_us = max_wait_us
         """How long it may still wait, as of its last reservation."""
@@ -229,7 +229,7 @@ class Caller:
         """The line it belongs to."""
         return self.key, self.scopes, self._loop
 
-    def nap_until_us(self) -> int:
+    def sleeps_until_us(self) -> int:
         """Until when to sleep before asking again while a scope is held; raises the error when time is up."""
         now = self._clock.now_us()
         self._check_wait(self.held_until_us - self.asked_us, " ".join(self.scoped_keys()))
@@ -374,10 +374,8 @@ class ScopedSlots:
                 self._stand(caller, reservation)
                 await core.budgets.look(driver, key)
                 if caller.has_looked or not reservation.grant.held or await self._looked(driver, caller):
-                    patience = await core.waiter.stay(
-                        driver, reservation, caller.left_us, caller.time_left_us
-                    )
-                    if await self._is_free_to_leave(driver, caller, reservation, patience):
+                    pending = await core.waiter.stay(driver, reservation, caller.left_us, caller.time_left_us)
+                    if await self._is_free_to_leave(driver, caller, reservation, pending):
                         break
                 with driver.shielded():
                     await self._give_back(driver, caller)
@@ -385,7 +383,7 @@ class ScopedSlots:
         except BaseException as error:
             await driver.given_back(error, partial(self._give_up, driver, caller, error))
             raise
-        core.reporter.departed(key, cost, *patience.waited_us(caller.asked_us))
+        core.reporter.departed(key, cost, *pending.waited_us(caller.asked_us))
         return caller.late(reservation)
 
     async def _give_up(self, driver: Driver, caller: Caller, error: BaseException) -> None:
@@ -427,13 +425,13 @@ class ScopedSlots:
             caller.has_looked = is_instant or caller.has_waited or self._has_heard(caller)
             if caller.has_looked and not await self._looked(driver, caller):
                 lines.join(caller)
-                nap_until_us = caller.nap_until_us()
+                sleeps_until_us = caller.sleeps_until_us()
                 if not caller.has_waited:
                     if caller.max_wait_us is not None:
                         looked = await driver.ask(core.look, caller.key)
                         caller.foresee(core.outlook(caller.key, looked, 1, caller.cost).first_in)
                     caller.has_waited = True
-                await self._sleep(driver, caller, nap_until_us)
+                await self._sleep(driver, caller, sleeps_until_us)
             elif lines.is_first(caller, alarm := driver.alarm()):
                 if not is_instant and not caller.has_waited and not caller.is_behind:
                     # No hold: as always, requests that come together share a trip.
@@ -443,33 +441,33 @@ class ScopedSlots:
                 await driver.wait(alarm, STUCK_S)
 
     async def _is_free_to_leave(
-        self, driver: Driver, caller: Caller, reservation: Reservation, patience: Patience
+        self, driver: Driver, caller: Caller, reservation: Reservation, pending: PendingWait
     ) -> bool:
         is_instant, due_us = self._status.instant, self._clock.now_us()
         caller.look_up()
-        if not is_instant and not patience.is_marked and not self._has_heard(caller):
+        if not is_instant and not pending.is_marked and not self._has_heard(caller):
             return True
         is_free = await self._looked(driver, caller)
         if is_free and reservation.grant.wait_us and not is_instant:
             # Several requests may hear at once, in any order: they leave in the order of their slots.
-            await driver.fall_in(self._core.sleepers, due_us, patience.order)
+            await driver.let_earlier_go(self._core.sleepers, due_us, pending.order)
         return is_free
 
     async def _sleep(self, driver: Driver, caller: Caller, until_us: int) -> None:
         """Sleep until then, unless something changes at the scopes before."""
-        if caller.lookout is None or caller.watched != caller.scopes:
+        if caller.poller is None or caller.watched != caller.scopes:
             keys, now = caller.scoped_keys(), self._clock.now_us()
-            caller.lookout = Lookout(self._status, keys, now, self.scopes.learned)
+            caller.poller = KeyPoller(self._status, keys, now, self.scopes.learned)
             caller.watched = caller.scopes
-        lookout = caller.lookout
-        while not lookout.is_time(now := self._clock.now_us()) and now < until_us:
+        poller = caller.poller
+        while not poller.is_time(now := self._clock.now_us()) and now < until_us:
             alarm = driver.alarm()
-            lookout.lie_down(alarm)
+            poller.begin_wait(alarm)
             try:
-                nap_until_us = min(until_us, lookout.until_us(caller.held_until_us))
-                await driver.sleep(self._core.sleepers, nap_until_us, caller.number, news=alarm)
+                sleeps_until_us = min(until_us, poller.until_us(caller.held_until_us))
+                await driver.sleep(self._core.sleepers, sleeps_until_us, caller.number, news=alarm)
             finally:
-                lookout.get_up(alarm)
+                poller.end_wait(alarm)
 
     def _has_heard(self, caller: Caller) -> bool:
         """Whether this process knows of a hold in force."""
@@ -479,14 +477,14 @@ class ScopedSlots:
     async def _looked(self, driver: Driver, caller: Caller) -> bool:
         """Whether all the scopes are free, as the store says."""
         caller.look_up()
-        if caller.lookout is not None and caller.still_waits:
-            standings = await caller.lookout.look(driver)
+        if caller.poller is not None and caller.still_waits:
+            key_states = await caller.poller.look(driver)
         else:
-            standings = [await self._status.ask(driver, key) for key in caller.scoped_keys()]
+            key_states = [await self._status.ask(driver, key) for key in caller.scoped_keys()]
         known, now = self.scopes, self._clock.now_us()
         caller.held_until_us = 0
-        for scope, standing in zip(caller.scopes, standings, strict=True):
-            until_us = standing.until_us + standing.ahead_us
+        for scope, key_state in zip(caller.scopes, key_states, strict=True):
+            until_us = key_state.until_us + key_state.ahead_us
             if until_us > max(now, known.heard_until_us(caller.key, scope, 0) + FRESH_US):
                 # The next call then need not take a slot to find out.
                 known.hear(caller.key, scope, until_us, now, is_own=False)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 
-from shapekit._queue.key_status import AT_ONCE_US, KeyStatus, Lookout, Standing, notice_us
-from shapekit._queue.latecomers import Latecomers
+from shapekit._queue.key_status import AT_ONCE_US, KeyPoller, KeyState, KeyStatus, notice_us
+from shapekit._queue.late_calls import LateCalls
 from shapekit._queue.reporter import Reporter
 from shapekit._queue.reservation import Reservation
-from shapekit._runtime import ids as nonce
+from shapekit._runtime import ids
 from shapekit._runtime.drivers import Driver
 from shapekit._runtime.sleepers import Sleepers
 from shapekit._runtime.switch import SWITCH
@@ -64,7 +64,7 @@ class Waiter:
         self._reporter = reporter
         # Who has taken slots ahead does not hear of others that are late, nor they of this.
         self._grace_us = queue.grace_us if status.is_direct else END_US
-        self._latecomers = Latecomers(status.changing(store.twin(name, queue, LATE), is_news=False))
+        self._late_calls = LateCalls(status.changing(store.twin(name, queue, LATE), is_news=False))
 
     async def leave(
         self,
@@ -86,12 +86,12 @@ class Waiter:
             self._reporter.departed(reservation.key, reservation.cost)
             return
         try:
-            patience = await self.stay(driver, reservation, max_wait_us, timeout_us, is_slow=is_slow)
+            pending = await self.stay(driver, reservation, max_wait_us, timeout_us, is_slow=is_slow)
         except BaseException as error:
             await driver.given_back(error, partial(self.give_up, driver, reservation, error))
             raise
         if SWITCH.loud:
-            self._reporter.departed(reservation.key, reservation.cost, *patience.waited_us())
+            self._reporter.departed(reservation.key, reservation.cost, *pending.waited_us())
 
     def is_prompt(self, granted: Granted, asked_us: int | None = None) -> bool:
         """Whether a call that leaves at once may follow its answer, because that was not long on its way."""
@@ -115,93 +115,93 @@ class Waiter:
         timeout_us: int | None,
         *,
         is_slow: bool = False,
-    ) -> Patience:
+    ) -> PendingWait:
         """Sleep until the slot comes. If the sleep ends early, the error is raised and the slot is kept."""
         grant = reservation.grant
         there_us = grant.departs_at_us - grant.wait_us
         ahead_us = 0 if self._clock_decides else self._status.ahead_us(there_us)
         if ahead_us is None:
             ahead_us = self._clock.now_us() - there_us
-        patience = Patience(self._clock, reservation, ahead_us, max_wait_us, timeout_us)
+        pending = PendingWait(self._clock, reservation, ahead_us, max_wait_us, timeout_us)
         if grant.wait_us:
             is_bounded = max_wait_us is not None or timeout_us is not None
             self._reporter.waits(reservation.key, grant.wait_us, is_bounded=is_bounded)
         elif not is_slow and self.is_prompt(reservation.granted):
-            return patience
+            return pending
         try:
-            return await self._outlast(driver, patience)
+            return await self._outlast(driver, pending)
         finally:
-            self._status.limits.hand_over(patience.asked_us)
+            self._status.limits.hand_over(pending.asked_us)
 
-    async def _outlast(self, driver: Driver, patience: Patience) -> Patience:
+    async def _outlast(self, driver: Driver, pending: PendingWait) -> PendingWait:
         # Answers may reach several tasks at once, and trio then resumes them in any order.
         is_awaited = not self._status.instant
-        lookout: Lookout | None = None
+        poller: KeyPoller | None = None
         limits = self._status.limits
-        now_us = patience.asked_us
+        now_us = pending.asked_us
         while True:
-            asks_at_us = patience.asks_at_us(self._allowed_us(patience))
+            asks_at_us = pending.asks_at_us(self._allowed_us(pending))
             polls_at_us = END_US
-            if not patience.is_held and asks_at_us - now_us <= SOON_US:
-                until_us = patience.nap_until_us(asks_at_us)
-                await driver.sleep(self._sleepers, until_us, patience.order, others_too=is_awaited)
+            if not pending.is_held and asks_at_us - now_us <= SOON_US:
+                until_us = pending.sleeps_until_us(asks_at_us)
+                await driver.sleep(self._sleepers, until_us, pending.order, others_too=is_awaited)
             else:
-                keys = (patience.key,) if patience.is_held else ()
-                if lookout is None or lookout.keys != keys:
-                    lookout = Lookout(self._status, keys, patience.asked_us, limits)
+                keys = (pending.key,) if pending.is_held else ()
+                if poller is None or poller.keys != keys:
+                    poller = KeyPoller(self._status, keys, pending.asked_us, limits)
                 alarm = driver.alarm()
-                lookout.lie_down(alarm)
+                poller.begin_wait(alarm)
                 try:
-                    if not patience.is_held:
-                        polls_at_us = limits.until_us(alarm, now_us, patience.due_us)
+                    if not pending.is_held:
+                        polls_at_us = limits.until_us(alarm, now_us, pending.due_us)
                     until_us = min(
-                        patience.nap_until_us(asks_at_us), lookout.until_us(patience.due_us), polls_at_us
+                        pending.sleeps_until_us(asks_at_us), poller.until_us(pending.due_us), polls_at_us
                     )
-                    await driver.sleep(self._sleepers, until_us, patience.order, others_too=True, news=alarm)
+                    await driver.sleep(self._sleepers, until_us, pending.order, others_too=True, news=alarm)
                 finally:
-                    lookout.get_up(alarm)
+                    poller.end_wait(alarm)
             now_us = self._clock.now_us()
             if asks_at_us <= now_us:
-                if not patience.moves:
-                    patience.heard_after = self._latecomers.trips
-                    patience.hear(await self._status.leaving(driver, patience.key))
-                if is_awaited and patience.is_over():
-                    await driver.fall_in(self._sleepers, patience.due_us, patience.order)
-                if await self._may_leave(driver, patience.key, patience):
-                    return patience
-            elif lookout is not None and (polls_at_us <= now_us or lookout.is_time(now_us)):
-                told = await lookout.look(driver)
-                for standing in told or (await self._status.ask(driver, patience.key),):
-                    patience.hear(standing)
+                if not pending.moves:
+                    pending.heard_after = self._late_calls.trips
+                    pending.hear(await self._status.leaving(driver, pending.key))
+                if is_awaited and pending.is_over():
+                    await driver.let_earlier_go(self._sleepers, pending.due_us, pending.order)
+                if await self._may_leave(driver, pending.key, pending):
+                    return pending
+            elif poller is not None and (polls_at_us <= now_us or poller.is_time(now_us)):
+                told = await poller.look(driver)
+                for key_state in told or (await self._status.ask(driver, pending.key),):
+                    pending.hear(key_state)
 
-    def _allowed_us(self, patience: Patience) -> int:
+    def _allowed_us(self, pending: PendingWait) -> int:
         """How late a call may be. A slot that comes sooner than two trips is missed by as much, and that is
         no stall; from a store that is far away, no new slot would come in time.
         """
-        trip_us, grace_us = self._status.trip_us, self._grace_of(patience.queue)
+        trip_us, grace_us = self._status.trip_us, self._grace_of(pending.queue)
         return grace_us + 2 * trip_us if trip_us * FAR <= grace_us else END_US
 
     def _grace_of(self, queue: LeakyQueue | None) -> int:
         """How late a call may leave, by the numbers that are in force."""
         return self._grace_us if queue is None or self._grace_us == END_US else queue.grace_us
 
-    async def _may_leave(self, driver: Driver, key: str, patience: Patience) -> bool:
+    async def _may_leave(self, driver: Driver, key: str, pending: PendingWait) -> bool:
         """Whether the slot of a call has come, and may be used. A call that is late asks for another one."""
         if (
-            patience.is_late(self._allowed_us(patience))
-            and patience.moves < MOST_MOVES
-            and patience.is_over(SOON_US)
+            pending.is_late(self._allowed_us(pending))
+            and pending.moves < MOST_MOVES
+            and pending.is_over(SOON_US)
         ):
-            late = patience.late_call()
-            patience.move(*await self._latecomers.ask(driver, key, patience.order, late))
+            late = pending.late_call()
+            pending.move(*await self._late_calls.ask(driver, key, pending.order, late))
             return False
-        if not patience.is_over():
+        if not pending.is_over():
             return False
-        if patience.moves:
+        if pending.moves:
             return True
-        latecomers = self._latecomers
-        is_behind = await latecomers.let_go(driver, key, patience.order)
-        return not is_behind and patience.heard_after == latecomers.trips
+        late_calls = self._late_calls
+        is_behind = await late_calls.let_go(driver, key, pending.order)
+        return not is_behind and pending.heard_after == late_calls.trips
 
     async def give_up(self, driver: Driver, reservation: Reservation, error: BaseException) -> None:
         """Give back the slot of a call that will not leave, and report it."""
@@ -214,23 +214,23 @@ class Waiter:
     async def remaining_us(self, driver: Driver, reservation: Reservation) -> int:
         """Time until the slot comes, with the current state of its key; negative once it has passed."""
         with self._reporter.watching(reservation.key):
-            standing = await self._status.ask(driver, reservation.key)
-        patience = Patience(self._clock, reservation, standing.ahead_us, None, None)
-        patience.hear(standing)
-        return patience.due_us - self._clock.now_us()
+            key_state = await self._status.ask(driver, reservation.key)
+        pending = PendingWait(self._clock, reservation, key_state.ahead_us, None, None)
+        pending.hear(key_state)
+        return pending.due_us - self._clock.now_us()
 
     async def held_us(self, driver: Driver, key: str) -> int:
         """How long a key is still held."""
         with self._reporter.watching(key):
-            standing = await self._status.ask(driver, key)
-        return max(0, standing.until_us + standing.ahead_us - self._clock.now_us())
+            key_state = await self._status.ask(driver, key)
+        return max(0, key_state.until_us + key_state.ahead_us - self._clock.now_us())
 
     async def notice_us(self, driver: Driver, key: str) -> int:
         """How far ahead the end of a hold has to be set, so that every waiting call hears of it in time."""
         return AT_ONCE_US if self._status.hears_all else notice_us(await self.held_us(driver, key))
 
 
-class Patience:
+class PendingWait:
     """The wait of one call: the promised slot, how it has moved since, and when to give up.
 
     All instants are on the clock that the caller sleeps by.
@@ -260,7 +260,7 @@ class Patience:
         """The queue that an operator has set the numbers of, if it is one."""
         self._take(grant, reservation.queue)
         self.heard_after = 0
-        """How many trips of latecomers had been made when the key was last asked about."""
+        """How many trips for late calls had been made when the key was last asked about."""
         self.moves = 0
         """How often the call came too late to its slot and got another one, which nothing else moves."""
         self.is_held = self.is_marked = grant.held
@@ -289,7 +289,7 @@ class Patience:
             self.due_us - SOON_US if self.due_us > self._slot_us and self.is_late(allowed_us) else self.due_us
         )
 
-    def nap_until_us(self, until_us: int) -> int:
+    def sleeps_until_us(self, until_us: int) -> int:
         """Until then, or until time is up; TimeoutError if it is."""
         if self._gives_up_us is None or until_us <= (now := self._clock.now_us()):
             return until_us
@@ -313,7 +313,7 @@ class Patience:
 
     def late_call(self) -> tuple[int, int, int, int]:
         """What the store is told of a call that is late."""
-        return self._generation, self._leaves_by_us, self._cost, nonce.fresh()
+        return self._generation, self._leaves_by_us, self._cost, ids.fresh()
 
     def move(self, leaves_at_us: int, slot_us: int) -> None:
         """Apply the answer to that."""
@@ -334,21 +334,21 @@ class Patience:
             asked_us = self.asked_us
         return max(0, now - asked_us), max(0, now - self.due_us)
 
-    def hear(self, standing: Standing) -> None:
+    def hear(self, key_state: KeyState) -> None:
         """Apply the current state of the key. After a reset, the promised slot is kept and holds no longer
         move it.
         """
-        generation, shift_us, until_us, ahead_us, clock, mark_us, *_ = standing
+        generation, shift_us, until_us, ahead_us, clock, mark_us, *_ = key_state
         self._ahead_us = ahead_us
         now = self._clock.now_us()
         self.is_marked = mark_us + ahead_us > now
         if generation != self._generation:
-            moved = followed(self._grant, standing.changes)
-            if moved is None or moved.generation != generation or standing.queue is None or self.moves:
+            moved = followed(self._grant, key_state.changes)
+            if moved is None or moved.generation != generation or key_state.queue is None or self.moves:
                 self.is_held = False
                 return
-            self.queue = standing.queue
-            self._take(moved, standing.queue)
+            self.queue = key_state.queue
+            self._take(moved, key_state.queue)
         # A hold that ends soon cannot be ended sooner, and need not be watched.
         self.is_held = until_us + ahead_us > now + SOON_US or bool(clock)
         slot_us = self._queued_us + shift_us

@@ -2,7 +2,7 @@
 
 A cancelled task gives back what it took. A coroutine that is thrown away gives back nothing: its loop was
 closed under it, and the collector ends it by GeneratorExit in the midst of anything, where this very thread
-may hold any lock. What it took expires unused; what has no end of its own it leaves to `afterwards`.
+may hold any lock. What it took expires unused; what has no end of its own it leaves to `background`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from shapekit._runtime import background as afterwards
+from shapekit._runtime import background
 
 __all__ = ["given_back", "giving_back", "running_trio", "shielded", "stop_if_cancelled", "within"]
 
@@ -37,7 +37,7 @@ class giving_back:  # noqa: N801 - reads as what it does: `async with giving_bac
         self._give_back = give_back
         self._thrown = thrown
         if thrown is not None:
-            afterwards.ready()
+            background.ready()
 
     async def __aenter__(self) -> None:
         """Nothing has failed yet."""
@@ -46,7 +46,7 @@ class giving_back:  # noqa: N801 - reads as what it does: `async with giving_bac
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is GeneratorExit and self._thrown is not None:
-            afterwards.do(self._thrown)
+            background.do(self._thrown)
         if error is not None:
             await given_back(error, partial(self._give_back, error))
 

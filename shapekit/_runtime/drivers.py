@@ -50,11 +50,11 @@ class Driver(ABC):
         """Until then, or until the alarm `news` rings; tasks of one loop go in the order given."""
 
     @abstractmethod
-    async def fall_in(self, sleepers: Sleepers, due_us: int, order: int) -> None:
+    async def let_earlier_go(self, sleepers: Sleepers, due_us: int, order: int) -> None:
         """Let the tasks of this loop go first that are due as well, and have a lower one."""
 
     @abstractmethod
-    async def nap(self, clock: Clock, seconds: float, alarm: Any) -> None:
+    async def pause(self, clock: Clock, seconds: float, alarm: Any) -> None:
         """Until the alarm rings, or for so long on the clock."""
 
     @abstractmethod
@@ -105,10 +105,10 @@ class _Threads(Driver):
         else:
             await sleepers.rest(self, news, until_us)
 
-    async def fall_in(self, sleepers: Sleepers, due_us: int, order: int) -> None:
+    async def let_earlier_go(self, sleepers: Sleepers, due_us: int, order: int) -> None:
         """Threads have no order among each other."""
 
-    async def nap(self, clock: Clock, seconds: float, alarm: Any) -> None:
+    async def pause(self, clock: Clock, seconds: float, alarm: Any) -> None:
         warn_in_event_loop()
         clock.sleep(seconds, alarm)
 
@@ -147,10 +147,10 @@ class _Tasks(Driver):
     ) -> None:
         await sleepers.asleep(until_us, order, others_too=others_too, news=news)
 
-    async def fall_in(self, sleepers: Sleepers, due_us: int, order: int) -> None:
+    async def let_earlier_go(self, sleepers: Sleepers, due_us: int, order: int) -> None:
         await sleepers.asleep(due_us, order, others_too=True)
 
-    async def nap(self, clock: Clock, seconds: float, alarm: Any) -> None:
+    async def pause(self, clock: Clock, seconds: float, alarm: Any) -> None:
         await clock.asleep(seconds, alarm)
 
     async def wait(self, alarm: Any, seconds: float | None = None) -> None:

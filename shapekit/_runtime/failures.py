@@ -1,4 +1,4 @@
-"""Unheard: what fails after a call was made is logged, and replaces neither its answer nor its error."""
+"""ErrorsLogged: what fails after a call was made is logged, and replaces neither its answer nor its error."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from types import TracebackType
 
 from shapekit.errors import StoreUnavailableError
 
-__all__ = ["Unheard", "unheard"]
+__all__ = ["ErrorsLogged", "log_failure"]
 
 
-def unheard(error: Exception, key: str, what: str, log: str = "shapekit.policy") -> None:
+def log_failure(error: Exception, key: str, what: str, log: str = "shapekit.policy") -> None:
     """Log what has failed after a call of the user's."""
     import logging  # noqa: PLC0415 - only who has something to say loads it
 
@@ -19,7 +19,7 @@ def unheard(error: Exception, key: str, what: str, log: str = "shapekit.policy")
         logging.getLogger(log).error("key %r %s: %s", key, what, error, exc_info=error)
 
 
-class Unheard:
+class ErrorsLogged:
     """A context for what shapekit does after a call of the user's: it raises no Exception.
 
     A store that is gone is logged as a warning, everything else as a mistake, with its traceback. What is no
@@ -41,5 +41,5 @@ class Unheard:
     ) -> bool:
         if not isinstance(error, Exception):
             return False
-        unheard(error, self._key, self._what, self._log)
+        log_failure(error, self._key, self._what, self._log)
         return True

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 from weakref import ref
 
-__all__ = ["Living", "in_child", "lock", "resting"]
+__all__ = ["WeakRegistry", "in_child", "lock", "resting"]
 
 T = TypeVar("T")
 _Rest = Iterator[None]
 
 
-class Living(Generic[T]):
+class WeakRegistry(Generic[T]):
     """A registry of all of a kind that live. It takes no lock: they come and go at any line of any thread."""
 
     __slots__ = ("_refs",)
@@ -36,7 +36,7 @@ class Living(Generic[T]):
         return iter([one for known in list(self._refs) if (one := known()) is not None])
 
 
-_LOCKS: Living[threading.Lock] = Living()
+_LOCKS: WeakRegistry[threading.Lock] = WeakRegistry()
 _RESTING: list[Callable[[], Iterable[_Rest]]] = []
 _IN_CHILD: list[Callable[[], object]] = []
 _FORKING = threading.Lock()

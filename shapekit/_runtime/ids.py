@@ -1,6 +1,6 @@
-"""Nonces: numbers that no other process, and no forked child, is likely to give out too.
+"""Ids: numbers that no other process, and no forked child, is likely to give out too.
 
-They stay exact in a double. Call `nonce.fresh()` through the module: a fork replaces it.
+They stay exact in a double. Call `ids.fresh()` through the module: a fork replaces it.
 """
 
 from __future__ import annotations

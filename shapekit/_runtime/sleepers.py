@@ -49,7 +49,7 @@ class Line:
         insort(self._places, place)
         return place
 
-    def lie_down(self, place: Place, alarm: AsyncAlarm) -> None:
+    def begin_wait(self, place: Place, alarm: AsyncAlarm) -> None:
         """Say what wakes whoever stands at this place."""
         self._alarms[place] = alarm
 
@@ -124,7 +124,7 @@ class Sleepers:
                     if news.is_set():
                         break
                     alarm = news
-                line.lie_down(place, alarm)
+                line.begin_wait(place, alarm)
                 self._enter(alarm)
                 try:
                     if left_us > 0:
@@ -143,15 +143,15 @@ class Sleepers:
 
     async def rest(self, driver: Driver, alarm: Any, until_us: int | None) -> None:
         """Sleep until the alarm rings, or until then; None for as long as it takes."""
-        while not alarm.is_set() and (nap_s := self._nap_s(until_us)) > 0:
+        while not alarm.is_set() and (step_s := self._step_s(until_us)) > 0:
             self._enter(alarm)
             try:
-                await driver.nap(self._clock, nap_s, alarm)
+                await driver.pause(self._clock, step_s, alarm)
             finally:
                 self._alarms.discard(alarm)
         self._check_open()
 
-    def _nap_s(self, until_us: int | None) -> float:
+    def _step_s(self, until_us: int | None) -> float:
         if until_us is None:
             return self._chunk_s
         return min((until_us - self._clock.now_us()) / SECOND_US, self._chunk_s)

@@ -1,4 +1,4 @@
-"""Errand: a blocking call that runs on a worker thread while a task awaits it."""
+"""ThreadCall: a blocking call that runs on a worker thread while a task awaits it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from shapekit._runtime import background as afterwards
+from shapekit._runtime import background
 from shapekit._runtime.cancellation import stop_if_cancelled
 from shapekit._runtime.event import AsyncAlarm
 from shapekit.errors import StoreUnavailableError
@@ -51,7 +51,7 @@ class Workers:
         self._pools.clear()
 
 
-class Errand(Generic[T]):
+class ThreadCall(Generic[T]):
     """Runs `call` once. If the task goes away meanwhile, what the call took is handed to `give_back`.
 
     A cancelled task does not wait for the thread: whichever of the two comes last sees to it that what was
@@ -72,7 +72,7 @@ class Errand(Generic[T]):
     async def run(self, workers: Workers) -> T:
         """The result of the call, from any event loop."""
         await stop_if_cancelled()
-        afterwards.ready()
+        background.ready()
         self._alarm = AsyncAlarm()
         try:
             workers.start(copy_context().run, self.work)
@@ -81,7 +81,7 @@ class Errand(Generic[T]):
             self._abandoned = True
             if self._done:
                 if isinstance(error, GeneratorExit):
-                    afterwards.do(self._send_back)  # a thread that is being started takes locks
+                    background.do(self._send_back)  # a thread that is being started takes locks
                 else:
                     self._send_back()
             raise

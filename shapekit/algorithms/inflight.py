@@ -121,10 +121,10 @@ Owner: TypeAlias = tuple[int, int, int]
 """Its nonce, the end of its lease, and its first call, which changes if the owner was dropped meanwhile."""
 Room: TypeAlias = tuple[int, tuple[Owner, ...], Runs, Runs]
 """The latest instant seen, the owners, the permits, and the line."""
-Told: TypeAlias = tuple[int, ...]
+PermitAnswer: TypeAlias = tuple[int, ...]
 """The owner's first call, or 0 if it has nothing here; then those of its calls that hold a permit."""
 
-_NOWHERE: Told = (0,)
+_NOWHERE: PermitAnswer = (0,)
 
 
 class Concurrency(Value):
@@ -201,13 +201,13 @@ class Concurrency(Value):
 
     def watch(
         self, state: Room | None, now: int, owner: int, skew: int = 0
-    ) -> tuple[Room | None, Told, int, bool]:
+    ) -> tuple[Room | None, PermitAnswer, int, bool]:
         """Return which of the owner's calls hold a permit by now."""
         return self._told(state, self._settled(state, now), now, owner)
 
     def leave(
         self, state: Room | None, now: int, owner: int, number: int, skew: int = 0
-    ) -> tuple[Room | None, Told, int, bool]:
+    ) -> tuple[Room | None, PermitAnswer, int, bool]:
         """Give back a permit or a place in line; too late or again, it does nothing. Returns as `watch`."""
         time, owners, permits, line = self._settled(state, now)
         room = (time, owners, without(permits, owner, number), without(line, owner, number))
@@ -215,7 +215,7 @@ class Concurrency(Value):
 
     def keep(
         self, state: Room | None, now: int, owner: int, upto: int, numbers: Iterable[int], skew: int = 0
-    ) -> tuple[Room | None, Told, int, bool]:
+    ) -> tuple[Room | None, PermitAnswer, int, bool]:
         """Renew the owner's lease; its calls up to `upto` that are not among `numbers` are over. Returns as
         `watch`.
         """
@@ -301,7 +301,7 @@ class Concurrency(Value):
 
     def _told(
         self, before: Room | None, after: Room, now: int, owner: int
-    ) -> tuple[Room | None, Told, int, bool]:
+    ) -> tuple[Room | None, PermitAnswer, int, bool]:
         """The answer for an owner that has taken nothing. The state is stored only if permits or line
         changed.
         """
@@ -343,12 +343,12 @@ class _Enter(Operation):
 class _Watch(Operation):
     name = "watch"
 
-    def opened(self, program: Any, at: Moment, args: tuple[Any, ...]) -> Told:
+    def opened(self, program: Any, at: Moment, args: tuple[Any, ...]) -> PermitAnswer:
         return (_UNHEARD,)
 
     closed = opened
 
-    def given(self, program: Any, part: Any, answer: Told) -> Told:
+    def given(self, program: Any, part: Any, answer: PermitAnswer) -> PermitAnswer:
         came_with, *holding = answer
         return (_UNHEARD - came_with, *holding)
 

@@ -99,21 +99,21 @@ def departures(pace: Pace, prospects: Sequence[Prospect], cost: int, calls: int)
 
     Raises ConfigError if too many would have to be played one by one.
     """
-    course = _Course(pace, prospects, cost, calls)
-    block, span = course.cycle()
+    simulation = _Simulation(pace, prospects, cost, calls)
+    block, span = simulation.cycle()
     first, left, played = None, calls, 0
     while left:
         count = min(block, left)
         played += count
         if played > MAX_PLAYED:
             raise unforeseeable(calls, MAX_PLAYED)
-        before = course.standing(0)
-        course.play(count)
+        before = simulation.standing(0)
+        simulation.play(count)
         left -= count
-        first = course.dues[0] if first is None else first
-        if before is not None and before == course.standing(span):
-            left -= block * course.repeat(block, span, left // block)
-    return first or 0, course.dues[-1]
+        first = simulation.dues[0] if first is None else first
+        if before is not None and before == simulation.standing(span):
+            left -= block * simulation.repeat(block, span, left // block)
+    return first or 0, simulation.dues[-1]
 
 
 def unforeseeable(calls: int, most: int) -> ConfigError:
@@ -154,7 +154,7 @@ class _Period:
         return self.after(self.end, cost)
 
 
-class _Course:
+class _Simulation:
     """The departures so far, and what delays the next ones."""
 
     def __init__(self, pace: Pace, prospects: Sequence[Prospect], cost: int, calls: int) -> None:

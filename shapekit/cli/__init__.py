@@ -1,4 +1,4 @@
-"""The `shapekit` command: look at limits instead of guessing, and pull an operator's levers."""
+"""The `shapekit` command: look at limits instead of guessing, and hold, resume or reset keys."""
 
 BAD_INPUT = 2
 """The exit code where something cannot be done as asked."""

@@ -21,7 +21,7 @@ from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.cli import BAD_INPUT
-from shapekit.cli.main import Complaint
+from shapekit.cli.main import CommandError
 from shapekit.cli.output import (
     console,
     counted,
@@ -162,7 +162,7 @@ def check(file: str, store: str | None, as_json: bool) -> None:
                     page.print(f"  {line}", soft_wrap=True)
     problems = [finding.problem for finding in findings if finding.problem is not None]
     for problem in problems:
-        Complaint(problem).show()
+        CommandError(problem).show()
     if problems:
         sys.exit(BAD_INPUT)
 
@@ -181,12 +181,12 @@ def tables_of(file: str) -> Mapping[str, Any]:
         with open(file, "rb") as opened:
             tables = tomllib.load(opened)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Complaint(f"{file} is not TOML: {error}; mend that place") from None
+        raise CommandError(f"{file} is not TOML: {error}; mend that place") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise Complaint(f"{file} cannot be read: {reason}; name a TOML file") from None
+        raise CommandError(f"{file} cannot be read: {reason}; name a TOML file") from None
     if not tables:
-        raise Complaint(f'{file} holds no policy; write a table such as [stripe] with rate = "25/s"')
+        raise CommandError(f'{file} holds no policy; write a table such as [stripe] with rate = "25/s"')
     return tables
 
 

@@ -26,7 +26,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from shapekit.cli.main import Complaint
+from shapekit.cli.main import CommandError
 from shapekit.cli.output import console, is_plain, json_option, print_json, table
 from shapekit.shaper import Shaper
 
@@ -155,7 +155,7 @@ def run(seconds: float, store: str) -> Generator[Log]:
             for worker in workers:
                 if worker.poll() is not None:
                     said = cast("IO[str]", worker.stderr).read().splitlines()
-                    raise Complaint(f"a process of the demo ended: {(said or ['without a word'])[-1]}")
+                    raise CommandError(f"a process of the demo ended: {(said or ['without a word'])[-1]}")
             if api.calls:
                 lasted = min(time.monotonic() - api.began, seconds)
                 yield Log([call for call in api.calls if call.arrived < lasted], lasted)

@@ -1,6 +1,6 @@
 """The `shapekit` command: its subcommands by name, each loaded when it is asked for.
 
-Whatever is wrong is a Complaint: one line that says what, and how to fix it.
+Whatever is wrong is a CommandError: one line that says what, and how to fix it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shapekit.cli import BAD_INPUT, INTERRUPTED
 from shapekit.errors import ShapekitError
 
 
-class Complaint(click.ClickException):
+class CommandError(click.ClickException):
     """What ends a command that cannot do what it was asked: one line on stderr, exit code 2."""
 
     exit_code = BAD_INPUT
@@ -25,22 +25,22 @@ class Complaint(click.ClickException):
         click.echo(f"shapekit: {' '.join(self.message.split())}", file=file, err=file is None)
 
 
-def complaint_of(error: Exception) -> Complaint | None:
+def command_error(error: Exception) -> CommandError | None:
     """What to tell of an error; None if it is no fault of the input, but ours."""
-    if isinstance(error, Complaint):
+    if isinstance(error, CommandError):
         return error
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx else "shapekit"
-        return Complaint(f"{error.format_message().rstrip('.')}; see {where} --help")
+        return CommandError(f"{error.format_message().rstrip('.')}; see {where} --help")
     if isinstance(error, click.ClickException):
-        return Complaint(error.format_message())
+        return CommandError(error.format_message())
     if isinstance(error, OSError) and error.filename is not None:
-        return Complaint(f"{error.filename}: {error.strerror}; check the path and who may use it")
+        return CommandError(f"{error.filename}: {error.strerror}; check the path and who may use it")
     # An ImportError without a name is of errors.missing, and tells the line that installs it.
     is_told = isinstance(error, ShapekitError | OSError) or (
         isinstance(error, ImportError) and error.name is None
     )
-    return Complaint(str(error)) if is_told else None
+    return CommandError(str(error)) if is_told else None
 
 
 class Subcommand(NamedTuple):
@@ -59,13 +59,13 @@ COMMANDS = {
     "simulate": Subcommand("simulate", "What strategies make of the same arrivals."),
     "check": Subcommand("check", "Validate a file of policies and say what each means."),
     "top": Subcommand("top", "A live table of the keys of a store."),
-    "hold": Subcommand("levers", "Stop the calls on a key for a while."),
-    "resume": Subcommand("levers", "End the hold of a key early."),
+    "hold": Subcommand("control", "Stop the calls on a key for a while."),
+    "resume": Subcommand("control", "End the hold of a key early."),
     "set": Subcommand("settings", "Set limits for every process, instead of the code's.", "set_"),
     "unset": Subcommand("settings", "Remove what was set: the limits in the code hold again."),
     "settings": Subcommand("settings", "What is set, by whom, until when."),
     "apply": Subcommand("settings", "Set what a file says, and show what that changes."),
-    "reset": Subcommand("levers", "Forget a key: its queue, its hold, its counts."),
+    "reset": Subcommand("control", "Forget a key: its queue, its hold, its counts."),
 }
 
 
@@ -98,11 +98,11 @@ class LazyGroup(click.Group):
         except click.Abort:
             sys.exit(INTERRUPTED)
         except Exception as error:
-            complaint = complaint_of(error)
-            if complaint is None:
+            problem = command_error(error)
+            if problem is None:
                 raise
-            complaint.show()
-            sys.exit(complaint.exit_code)
+            problem.show()
+            sys.exit(problem.exit_code)
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -113,7 +113,7 @@ class LazyGroup(click.Group):
 )
 @click.version_option(package_name="shapekit", prog_name="shapekit")
 def cli() -> None:
-    """Shape outgoing calls: look at limits, try them out, and pull an operator's levers.
+    """Shape outgoing calls: look at limits, try them out, and hold, resume or reset keys.
 
     Every subcommand has --help, and --json for machines. Exit codes: 0 done, 2 not possible as asked
     (one line on stderr says what and how to fix it), 130 interrupted.

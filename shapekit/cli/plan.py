@@ -19,7 +19,7 @@ from shapekit._queue.overriding import changed, legible, placed
 from shapekit._runtime.drivers import run
 from shapekit.algorithms.overrides import HELD, Override, chosen
 from shapekit.algorithms.quota.quota import Quota
-from shapekit.cli.main import Complaint
+from shapekit.cli.main import CommandError
 from shapekit.cli.output import (
     bar,
     console,
@@ -54,7 +54,7 @@ class Days(NamedTuple):
     """On a single one."""
 
 
-class Course:
+class PlannedDepartures:
     """The departures of `calls` calls that all ask at `start_us`, and of nobody else.
 
     Without windows, gates and quotas the shaper foretells any one of them at once. With them it is asked
@@ -107,7 +107,7 @@ class Course:
 
     def _play(self, show: bool) -> list[int]:
         if self.calls > MAX_PLAYED:
-            raise Complaint(
+            raise CommandError(
                 f"calls={self.calls} is more than {MAX_PLAYED} and each is played under several limits; "
                 "plan fewer calls, or one rate alone"
             )
@@ -124,7 +124,7 @@ class Course:
     def _bounded(self, number: int, delay_s: float) -> None:
         if delay_s > _LONGEST_S:
             bound = span_words(MAX_SPAN_US)
-            raise Complaint(f"call {number} leaves more than {bound} after the start; plan fewer calls")
+            raise CommandError(f"call {number} leaves more than {bound} after the start; plan fewer calls")
 
 
 _STEPS = 12
@@ -177,13 +177,13 @@ def plan(
     """
     override = None if name is None else _override(store, name, key)
     if key is not None and name is None:
-        raise Complaint(f"key={key!r} is given without a policy; add --policy")
+        raise CommandError(f"key={key!r} is given without a policy; add --policy")
     if override is not None and override.state == HELD:
-        raise Complaint(f"{name!r} is held, so that no call leaves; see `shapekit settings`")
+        raise CommandError(f"{name!r} is held, so that no call leaves; see `shapekit settings`")
     if rate is None and override is not None:
         rate = override.rate
     if rate is None and quota is None:
-        raise Complaint('nothing is given to plan by; give a rate such as "10/s", or --quota')
+        raise CommandError('nothing is given to plan by; give a rate such as "10/s", or --quota')
     zone = _zone(tz)
     start_us = _instant_us(start, zone)
     numbers = _marks(whole("calls", calls), nth)
@@ -195,16 +195,16 @@ def plan(
     )
     if override is not None:
         run(changed, policy.shaper.core.store, policy.name, placed(override._replace(key=None, until=None)))
-    course = Course(policy, calls, cost, start_us, show=sys.stderr.isatty() and not as_json)
-    marks = [(number, course.leaves_us(number)) for number in numbers]
-    curve = _curve(course, start_us)
-    days = [] if quota is None else list(course.days(zone))
+    planned = PlannedDepartures(policy, calls, cost, start_us, show=sys.stderr.isatty() and not as_json)
+    marks = [(number, planned.leaves_us(number)) for number in numbers]
+    curve = _curve(planned, start_us)
+    days = [] if quota is None else list(planned.days(zone))
     if as_json:
         print_json(
             {
                 "rate": rate,
                 "quota": quota,
-                "burst": course.queue.burst,
+                "burst": planned.queue.burst,
                 "set": None if override is None else override.words,
                 "cost": cost,
                 "calls": calls,
@@ -268,11 +268,11 @@ def _marks(calls: int, nth: tuple[int, ...]) -> list[int]:
     return sorted({1, *quarters, calls, *nth})
 
 
-def _curve(course: Course, start_us: int) -> list[tuple[int, int]]:
+def _curve(planned: PlannedDepartures, start_us: int) -> list[tuple[int, int]]:
     """How many have left after each of a few equal steps of time."""
-    length = course.leaves_us(course.calls) - start_us
+    length = planned.leaves_us(planned.calls) - start_us
     steps = [-(-length * step // _STEPS) for step in range(_STEPS + 1)] if length else [0]
-    return [(after, course.gone_by(start_us + after)) for after in steps]
+    return [(after, planned.gone_by(start_us + after)) for after in steps]
 
 
 def _override(store: str | None, name: str, key: str | None) -> Override | None:
@@ -292,7 +292,7 @@ def _zone(tz: str | None) -> tzinfo:
         return UTC if tz is None else ZoneInfo(tz)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         fix = 'name one such as "Europe/Berlin"; where the system has no zone data, pip install tzdata'
-        raise Complaint(f"tz={tz!r} is not a known time zone; {fix}") from None
+        raise CommandError(f"tz={tz!r} is not a known time zone; {fix}") from None
 
 
 def _instant_us(text: str | None, zone: tzinfo) -> int:
@@ -304,9 +304,9 @@ def _instant_us(text: str | None, zone: tzinfo) -> int:
         instant_us = round(instant.timestamp() * SECOND_US)
     except (ValueError, OverflowError):
         fix = "write 2026-11-21, 2026-11-21T09:00 or 2026-11-21T09:00+01:00"
-        raise Complaint(f"start={text!r} is not an instant; {fix}") from None
+        raise CommandError(f"start={text!r} is not an instant; {fix}") from None
     if not 0 <= instant_us <= _LATEST_US:
-        raise Complaint(f"start={text!r} is not between the years 1970 and 2100; begin later or earlier")
+        raise CommandError(f"start={text!r} is not between the years 1970 and 2100; begin later or earlier")
     return instant_us
 
 

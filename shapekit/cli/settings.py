@@ -19,8 +19,8 @@ from shapekit.algorithms.overrides import (
     override_of,
 )
 from shapekit.cli.check import tables_of
-from shapekit.cli.levers import length_us
-from shapekit.cli.main import Complaint
+from shapekit.cli.control import length_us
+from shapekit.cli.main import CommandError
 from shapekit.cli.output import console, instant_words, json_option, print_json, table
 from shapekit.cli.top import open_store, store_option
 from shapekit.errors import ConfigError
@@ -73,7 +73,7 @@ def set_(
     shapekit set stripe --hold
     """
     if off and hold:
-        raise Complaint("--off and --hold are both given; give one of them")
+        raise CommandError("--off and --hold are both given; give one of them")
     opened = open_store(store)
     try:
         now = opened.clock.now_us()
@@ -105,7 +105,7 @@ def _say(as_json: bool, policy: str, override: Override) -> None:
 def unset(policy: str, key: str | None, is_all: bool, store: str | None, as_json: bool) -> None:
     """Remove what was set for POLICY: the limits in the code hold again."""
     if key is not None and is_all:
-        raise Complaint("--key and --all are both given; give one of them")
+        raise CommandError("--key and --all are both given; give one of them")
     opened = open_store(store)
     try:
         before, after = run(
@@ -116,7 +116,7 @@ def unset(policy: str, key: str | None, is_all: bool, store: str | None, as_json
     gone = [old for old, _ in difference(before, after).values()]
     if not gone:
         whose = f"key {key!r} of {policy!r}" if key else repr(policy)
-        raise Complaint(f"nothing was set for {whose}; `shapekit settings` shows what is")
+        raise CommandError(f"nothing was set for {whose}; `shapekit settings` shows what is")
     if as_json:
         print_json([_plain(policy, one) for one in gone])
     for one in gone if not as_json else ():
@@ -232,16 +232,16 @@ def _key_of(override: Override) -> str:
 def _overrides(file: str, name: str, fields: Any, by: str, now_us: int) -> Iterator[Override]:
     """The overrides that a table says."""
     if not isinstance(fields, dict):
-        raise Complaint(f"{file}: {name} stands in no table; put it under one such as [stripe]")
+        raise CommandError(f"{file}: {name} stands in no table; put it under one such as [stripe]")
     own = {field: value for field, value in fields.items() if field != _KEYS}
     keys = fields.get(_KEYS, {})
     if not isinstance(keys, dict) or not all(isinstance(value, dict) for value in keys.values()):
-        raise Complaint(f'{file} [{name}]: keys are no tables; write [{name}.keys."gold-*"]')
+        raise CommandError(f'{file} [{name}]: keys are no tables; write [{name}.keys."gold-*"]')
     for key, said in [*([(None, own)] if own else []), *keys.items()]:
         where = f"{file} [{name}{f'.keys.{key!r}' if key else ''}]"
         for field in said:
             if field not in _FIELDS:
-                raise Complaint(f"{where} {field} is unknown; use some of {', '.join(_FIELDS)}")
+                raise CommandError(f"{where} {field} is unknown; use some of {', '.join(_FIELDS)}")
         change = {field: value for field, value in said.items() if field not in ("rate", "why")}
         try:
             told: Any = {**change, "key": key, "reason": said.get("why", "")}

@@ -30,7 +30,7 @@ from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
-from shapekit.cli.main import Complaint
+from shapekit.cli.main import CommandError
 from shapekit.cli.output import console, counted, is_plain, json_option, print_json, table
 from shapekit.errors import ConfigError, missing, span_words
 from shapekit.rate import MAX_COUNT, SECOND_US, Rate, duration_us, exactly, parse_rates, whole
@@ -70,15 +70,15 @@ class Arrivals(NamedTuple):
             except ConfigError as error:
                 raise error.within(f"arrivals {text!r}:") from None
             if not instants:
-                raise Complaint(f"arrivals={text!r} bring no call; raise the rate, or give a longer --for")
+                raise CommandError(f"arrivals={text!r} bring no call; raise the rate, or give a longer --for")
             return cls(text, instants, 0, length_us)
         path = Path(text)
         read = _READERS.get(path.suffix.lower())
         if read is None:
-            raise Complaint(f"arrivals={text!r} is not understood; {FORMS}")
+            raise CommandError(f"arrivals={text!r} is not understood; {FORMS}")
         instants = sorted(_taken(text, _instants(path, read)))
         if not instants:
-            raise Complaint(f"{text} holds no instant; write one a line")
+            raise CommandError(f"{text} holds no instant; write one a line")
         start = instants[0]
         if length is not None:
             end = start + duration_us("for", length)
@@ -91,7 +91,7 @@ def _taken(text: str, instants: Iterator[int]) -> list[int]:
     for instant in instants:
         taken.append(instant)
         if len(taken) > MOST:
-            raise Complaint(
+            raise CommandError(
                 f"arrivals={text!r} are more than {MOST}; lower the rate, or give a shorter --for"
             )
     return taken
@@ -117,7 +117,7 @@ def _uniform(text: str, length_us: int, _: random.Random) -> Iterator[int]:
 def _burst(text: str, length_us: int, _: random.Random) -> Iterator[int]:
     told = _BURST.fullmatch(text.strip())
     if told is None:
-        raise Complaint(f'arrivals={f"burst:{text}"!r} is not understood; write "burst:50 every 10s"')
+        raise CommandError(f'arrivals={f"burst:{text}"!r} is not understood; write "burst:50 every 10s"')
     calls, every_us = whole("burst", int(told[1])), duration_us("every", told[2])
     for at in range(0, length_us, every_us):
         for _call in range(calls):
@@ -138,10 +138,10 @@ def _instants(path: Path, read: Callable[[Any], Iterator[tuple[int, Any]]]) -> I
                 instant = _instant_us(value)
                 if instant is None:
                     fix = "write epoch seconds from 0 to 2**32, or 2026-11-21T09:00:00Z"
-                    raise Complaint(f"{path} line {line}: {value!r} is not an instant; {fix}")
+                    raise CommandError(f"{path} line {line}: {value!r} is not an instant; {fix}")
                 yield instant
     except UnicodeDecodeError as error:
-        raise Complaint(f"{path} is not UTF-8 text ({error.reason}); save it as such") from None
+        raise CommandError(f"{path} is not UTF-8 text ({error.reason}); save it as such") from None
 
 
 def _of_csv(lines: Any) -> Iterator[tuple[int, Any]]:
@@ -157,7 +157,9 @@ def _of_csv(lines: Any) -> Iterator[tuple[int, Any]]:
                 continue
             yield reader.line_num, row[column] if column < len(row) else ""
     except csv.Error as error:
-        raise Complaint(f"{lines.name} line {reader.line_num} is not CSV: {error}; mend that line") from None
+        raise CommandError(
+            f"{lines.name} line {reader.line_num} is not CSV: {error}; mend that line"
+        ) from None
 
 
 def _of_jsonl(lines: Any) -> Iterator[tuple[int, Any]]:
@@ -167,12 +169,12 @@ def _of_jsonl(lines: Any) -> Iterator[tuple[int, Any]]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise Complaint(f"{lines.name} line {number} is not JSON: {error}; mend that line") from None
+            raise CommandError(f"{lines.name} line {number} is not JSON: {error}; mend that line") from None
         if isinstance(value, dict):
             field = next((field for field in FIELDS if field in value), None)
             if field is None:
                 fields = ", ".join(FIELDS)
-                raise Complaint(f"{lines.name} line {number} tells no instant; name it one of {fields}")
+                raise CommandError(f"{lines.name} line {number} tells no instant; name it one of {fields}")
             value = value[field]
         yield number, value
 
@@ -251,7 +253,9 @@ class Contender(NamedTuple):
         """What `gcra:10/s+20` means."""
         kind, _, limit = text.partition(":")
         if kind not in NAMES:
-            raise Complaint(f"strategy={text!r} is unknown; write NAME:RATE with one of {', '.join(NAMES)}")
+            raise CommandError(
+                f"strategy={text!r} is unknown; write NAME:RATE with one of {', '.join(NAMES)}"
+            )
         try:
             return cls(text, *_strategy(kind, limit))
         except ConfigError as error:
@@ -421,9 +425,9 @@ _UNITS = ((2 * 86_400, 86_400, "days"), (2 * 3_600, 3_600, "hours"), (180, 60, "
 def check_target(out: str) -> None:
     """Complain before anything is computed for a picture that cannot be drawn."""
     if Path(out).suffix.lower() not in FORMATS:
-        raise Complaint(f"out={out!r} is no kind of picture that can be drawn; end it in .svg or .png")
+        raise CommandError(f"out={out!r} is no kind of picture that can be drawn; end it in .svg or .png")
     if not Path(out).parent.is_dir():
-        raise Complaint(f"out={out!r} lies in no folder; make {Path(out).parent} first")
+        raise CommandError(f"out={out!r} lies in no folder; make {Path(out).parent} first")
     _matplotlib()
 
 

@@ -32,13 +32,13 @@ from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.algorithms.usage import leaves_of
-from shapekit.cli.main import Complaint
+from shapekit.cli.main import CommandError
 from shapekit.cli.output import Command, console, counted, json_option, print_json, table
 from shapekit.errors import StoreUnavailableError, span_words
 from shapekit.rate import SECOND_US, Rate
 from shapekit.stores import REDIS
 from shapekit.stores.base import Store
-from shapekit.stores.encoding import Sighting
+from shapekit.stores.encoding import LiveKey
 
 if TYPE_CHECKING:
     from shapekit.stores.redis import RedisStore
@@ -62,18 +62,18 @@ def store_option(command: Command) -> Command:
 def open_store(where: str | None) -> Store:
     """The store at a URL or in a file. A file that is not there is a mistake."""
     if not where:
-        raise Complaint(f"no store is given; {_FIX}")
+        raise CommandError(f"no store is given; {_FIX}")
     scheme, separator, _ = where.partition("://")
     if separator and not where.startswith(REDIS):
         # What follows may hold a password.
-        raise Complaint(f"store='{scheme}://…' has an unknown scheme; {_FIX}")
+        raise CommandError(f"store='{scheme}://…' has an unknown scheme; {_FIX}")
     if not separator and not Path(where).is_file():
         told = "(not shown)" if "@" in where else repr(where)
-        raise Complaint(f"store={told} is not a file; {_FIX}")
+        raise CommandError(f"store={told} is not a file; {_FIX}")
     return stores.open_store(where)[0]
 
 
-Survey: TypeAlias = Callable[[str], Iterator[Sighting]]
+Survey: TypeAlias = Callable[[str], Iterator[LiveKey]]
 """The live keys whose `name:key` begins with a text; it may be asked again and again."""
 
 
@@ -84,7 +84,7 @@ def open_survey(where: str | None) -> Iterator[Survey]:
         # A SQLiteStore would queue with those who decide; to look, nobody has to.
         from shapekit.stores.sqlite.store import SqliteSurvey  # noqa: PLC0415 - who asks Redis need not load it
 
-        yield SqliteSurvey(where).sightings
+        yield SqliteSurvey(where).live_keys
         return
     # All that is left: a Redis, or nothing that could be opened.
     with closing(cast("RedisStore", open_store(where))) as store:
@@ -133,7 +133,7 @@ def _nobody(seconds: float) -> str:
 UNKNOWN = "(unknown: its program has not told its name)"
 
 
-class Use(NamedTuple):
+class LimitUse(NamedTuple):
     """How much of one limit is in use."""
 
     limit: str
@@ -153,7 +153,7 @@ class Row(NamedTuple):
     held: float
     """Seconds for which nobody leaves."""
     held_until: float | None
-    uses: tuple[Use, ...]
+    uses: tuple[LimitUse, ...]
     waiting: int | None
     """Calls that have a slot, or wait for a permit, and have not left; None where the store does not tell."""
     per_second: float | None
@@ -165,7 +165,7 @@ class Row(NamedTuple):
         return max([use.used / use.most for use in self.uses], default=0.0)
 
 
-def row_of(seen: Sighting, per_second: float | None = None) -> Row:
+def row_of(seen: LiveKey, per_second: float | None = None) -> Row:
     """The row of a key that was seen."""
     wait_us, held_us = 0, 0
     waiting = None
@@ -197,19 +197,19 @@ class Looks:
 
     def __init__(self, survey: Survey) -> None:
         self._survey = survey
-        self._seen: dict[tuple[str, str, str], Sighting] = {}
+        self._seen: dict[tuple[str, str, str], LiveKey] = {}
 
     def rows(self) -> list[Row]:
         """A row for each key in use."""
-        before, self._seen = self._seen, {sighting[:3]: sighting for sighting in self._survey("")}
+        before, self._seen = self._seen, {live_key[:3]: live_key for live_key in self._survey("")}
         # Of a key that was not in use then, it is known when the others were looked at.
-        last_us = max((sighting.now_us for sighting in before.values()), default=None)
+        last_us = max((live_key.now_us for live_key in before.values()), default=None)
         return [
             row_of(seen, _per_second(seen, before.get(place), last_us)) for place, seen in self._seen.items()
         ]
 
 
-def _per_second(seen: Sighting, before: Sighting | None, last_us: int | None) -> float | None:
+def _per_second(seen: LiveKey, before: LiveKey | None, last_us: int | None) -> float | None:
     """Slots taken per second since the look before, in which the key may not have been in use."""
     if last_us is None or not isinstance(seen.program, LeakyQueue):
         return None
@@ -223,7 +223,7 @@ def _per_second(seen: Sighting, before: Sighting | None, last_us: int | None) ->
     return None if taken is None or passed_s <= 0 else taken / passed_s
 
 
-def _found(seen: Sighting) -> str:
+def _found(seen: LiveKey) -> str:
     """The rate that a key has now, where that is found."""
     if not isinstance(seen.program, AdaptiveQueue):
         return ""
@@ -231,16 +231,16 @@ def _found(seen: Sighting) -> str:
     return f", now {seen.program.per_second(clock[1]):.3g}/s" if clock else ""
 
 
-def _uses(seen: Sighting) -> tuple[Use, ...]:
+def _uses(seen: LiveKey) -> tuple[LimitUse, ...]:
     """Of all that is limited beside a pace."""
     if seen.program is None:
         return ()
     if isinstance(seen.program, Concurrency):
         in_flight, _ = seen.program.standing(seen.state, seen.now_us)
-        return (Use(limit_text(seen.program), in_flight, seen.program.limit),)
+        return (LimitUse(limit_text(seen.program), in_flight, seen.program.limit),)
     leaves = leaves_of(seen.program, seen.state, seen.now_us, seen.skew_us)
     told = [(limit_text(leaf.limit), leaf.peek()) for leaf in leaves]
-    return tuple(Use(limit, peeked.current, peeked.limit) for limit, peeked in told)
+    return tuple(LimitUse(limit, peeked.current, peeked.limit) for limit, peeked in told)
 
 
 def limit_text(program: Described) -> str:

@@ -98,7 +98,7 @@ class Answer(NamedTuple):
         return fields.label(self.fields.get(name))
 
 
-class Wanted(NamedTuple):
+class FieldNames(NamedTuple):
     """The names to pick in lower case, in the two types that clients use, and their lengths."""
 
     texts: frozenset[str]
@@ -108,11 +108,11 @@ class Wanted(NamedTuple):
     """The lengths without that of the Date, which is in every answer and alone says nothing."""
 
 
-def wanted(fields_read: Iterable[str]) -> Wanted:
+def wanted(fields_read: Iterable[str]) -> FieldNames:
     """These fields, and those that every dialect reads."""
     telling = {*fields_read, *_RETRY}
     texts = {*telling, "date"}
-    return Wanted(
+    return FieldNames(
         frozenset(texts),
         frozenset(text.encode() for text in texts),
         frozenset(len(text) for text in texts),
@@ -120,7 +120,7 @@ def wanted(fields_read: Iterable[str]) -> Wanted:
     )
 
 
-def picked(headers: Headers, wanted: Wanted | None) -> list[tuple[Any, Any]]:
+def picked(headers: Headers, wanted: FieldNames | None) -> list[tuple[Any, Any]]:
     """The header lines with a wanted name; all lines if `wanted` is None."""
     lines: Any = headers
     if headers.__class__ is not list or len(lines) > _MOST_LINES:

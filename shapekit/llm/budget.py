@@ -24,7 +24,7 @@ from shapekit.events import Listener
 from shapekit.feedback import Feedback
 from shapekit.gate import checked_name
 from shapekit.keys import KeySpec, KeyTemplate
-from shapekit.llm.call import DIALECTS_OF_TOKENS, Books, Lesson, LLMCall, Purse, checked_parts
+from shapekit.llm.call import DIALECTS_OF_TOKENS, Books, BudgetLimit, Learn, LLMCall, checked_parts
 from shapekit.llm.learning import Learning
 from shapekit.llm.line import Line
 from shapekit.llm.prices import Price, PriceSpec, Spending, limits_of_money, money
@@ -126,16 +126,16 @@ class LLMBudget:
             "input": _counted("input_tokens", input_tokens, capacity),
             "output": _counted("output_tokens", output_tokens, capacity),
         }
-        purses = tuple(
-            Purse(
+        budget_limits = tuple(
+            BudgetLimit(
                 self._policy(_FAMILIES[part], gates=own), part, _FAMILIES[part], *_bound(part, own, capacity)
             )
             for part, own in gates.items()
             if own
         )
         limits, self._prices = limits_of_money(spend, total, prices, tz)
-        purses += tuple(
-            Purse(
+        budget_limits += tuple(
+            BudgetLimit(
                 self._policy(name, quota=limit.quota),
                 "money",
                 name,
@@ -146,9 +146,9 @@ class LLMBudget:
             )
             for name, limit in limits.items()
         )
-        if not purses:
+        if not budget_limits:
             raise ConfigError("tokens", tokens, "is missing", _FIX)
-        self.policies = {purse.family: purse.policy for purse in purses}
+        self.policies = {budget_limit.family: budget_limit.policy for budget_limit in budget_limits}
         """The policies it is made of, by what they count: "tokens", "input-tokens", "requests" …"""
         if requests is not None:
             is_strict = capacity is None and all(rate.burst is None for rate in parse_rates(requests))
@@ -164,7 +164,7 @@ class LLMBudget:
         line = Line(self._store.clock, soon_us, max(periods_us))
         self._count = counter(count)
         self._books = Books(
-            purses,
+            budget_limits,
             paced,
             never_counted(refund_on),
             self._feedback,
@@ -178,7 +178,9 @@ class LLMBudget:
             self._estimate = estimate if callable(estimate) else self._told("estimate", estimate)
         if type(learn) is not bool:
             raise ConfigError("learn", learn, "is neither True nor False", "pass a bool")
-        gates_of_all = [gate for purse in purses for gate in purse.policy.shaper.core.queue.gates]
+        gates_of_all = [
+            gate for budget_limit in budget_limits for gate in budget_limit.policy.shaper.core.queue.gates
+        ]
         lowers = all(isinstance(gate, TokenBucket) for gate in gates_of_all)
         self._learning = Learning(scales_input=count is None, lowers=lowers) if learn else None
         self._key = checked_key(key)
@@ -201,8 +203,8 @@ class LLMBudget:
         told = {"max_wait": self._max_wait if max_wait is AS_CONFIGURED else max_wait, "timeout": timeout}
         waits = {name: bound for name, bound in told.items() if bound is not None}
         given = asked if isinstance(asked, Mapping) else None
-        whose, reserved, price, lesson = self._estimated(asked, key, model)
-        return LLMCall(self._books, whose, reserved, waits, given, price, lesson)
+        whose, reserved, price, learn_from = self._estimated(asked, key, model)
+        return LLMCall(self._books, whose, reserved, waits, given, price, learn_from)
 
     def aadmit(
         self,
@@ -244,8 +246,8 @@ class LLMBudget:
         self, driver: Driver, calls: int, asked: Asked | None, key: str | None, model: str | None
     ) -> Outlook:
         whose, reserved, price, _ = self._estimated(asked, key, model)
-        wants = self._books.wants(reserved, price, whose)
-        outlooks = [await want.core.forecast(driver, calls, want.key, want.cost) for want in wants]
+        charges = self._books.charges(reserved, price, whose)
+        outlooks = [await charge.core.forecast(driver, calls, charge.key, charge.cost) for charge in charges]
         return Outlook(max(each.first_in for each in outlooks), max(each.last_in for each in outlooks))
 
     def quotas(self, key: str | None = None) -> list[QuotaUsage]:
@@ -258,9 +260,9 @@ class LLMBudget:
 
     async def _quotas(self, driver: Driver, key: str | None) -> list[QuotaUsage]:
         whose, used = self._key_of(None) if key is None else key, list[QuotaUsage]()
-        for purse in self._books.purses:
-            if purse.currency is None:
-                used += await driver.ask(Twin(purse.policy.quotas, purse.policy.aquotas), whose)
+        for budget_limit in self._books.budget_limits:
+            if budget_limit.currency is None:
+                used += await driver.ask(Twin(budget_limit.policy.quotas, budget_limit.policy.aquotas), whose)
         return used
 
     def spending(self, key: str | None = None) -> list[Spending]:
@@ -273,13 +275,15 @@ class LLMBudget:
 
     async def _spending(self, driver: Driver, key: str | None) -> list[Spending]:
         whose, found = self._key_of(None) if key is None else key, list[Spending]()
-        for purse in self._books.purses:
-            if purse.currency is not None:
-                ask = Twin(purse.policy.quotas, purse.policy.aquotas)
-                (quota,) = await driver.ask(ask, purse.key_of(whose))
+        for budget_limit in self._books.budget_limits:
+            if budget_limit.currency is not None:
+                ask = Twin(budget_limit.policy.quotas, budget_limit.policy.aquotas)
+                (quota,) = await driver.ask(ask, budget_limit.key_of(whose))
                 limit, used, left = map(money, (quota.limit, quota.used, quota.remaining))
                 times = quota.resets_at, quota.resets_in
-                found.append(Spending(purse.family, quota.per, purse.currency, limit, used, left, *times))
+                found.append(
+                    Spending(budget_limit.family, quota.per, budget_limit.currency, limit, used, left, *times)
+                )
         return found
 
     def listen(self, listener: Listener) -> ExitStack:
@@ -308,16 +312,16 @@ class LLMBudget:
 
     def _estimated(
         self, asked: Asked | None, key: str | None, model: str | None
-    ) -> tuple[str, TokenUsage, Price | None, Lesson]:
+    ) -> tuple[str, TokenUsage, Price | None, Learn]:
         """The key of a call, what it reserves and by which price, and what is to be told its usage."""
         whose = self._key_of(asked) if key is None else key
         if model is None and isinstance(asked, Mapping):
             model = asked.get("model")
         price = None if self._prices is None else self._prices.of(model)
-        reserved, lesson = self._reserved(asked, price, repr((whose, model)))
-        return whose, reserved, price, lesson
+        reserved, learn_from = self._reserved(asked, price, repr((whose, model)))
+        return whose, reserved, price, learn_from
 
-    def _reserved(self, asked: Asked | None, price: Price | None, whose: str) -> tuple[TokenUsage, Lesson]:
+    def _reserved(self, asked: Asked | None, price: Price | None, whose: str) -> tuple[TokenUsage, Learn]:
         """What a call reserves, and what is to be told its usage."""
         if asked is not None and not isinstance(asked, Mapping):
             return self._told("asked", asked), None
@@ -344,7 +348,7 @@ class LLMBudget:
     def _told(self, field: str, told: Any) -> TokenUsage:
         usage = told if isinstance(told, TokenUsage) else told_usage(field, told)
         if type(told) is int:
-            checked_parts(field, told, self._books.purses)
+            checked_parts(field, told, self._books.budget_limits)
         return usage
 
     def _key_of(self, asked: Asked | None) -> str:

@@ -11,9 +11,9 @@ from socket import gaierror
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias
 
-from shapekit._adapters.retry import Ending
+from shapekit._adapters.retry import CallOutcome
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
-from shapekit._runtime.failures import Unheard
+from shapekit._runtime.failures import ErrorsLogged
 from shapekit.admission import Admission, hint_of
 from shapekit.clock import Clock
 from shapekit.errors import (
@@ -23,22 +23,22 @@ from shapekit.errors import (
 )
 from shapekit.feedback import Feedback, ServerHint
 from shapekit.feedback.dialects import DIALECTS, FAMILIES, heard, picked, wanted
-from shapekit.llm.line import Line, Want
+from shapekit.llm.line import Charge, Line
 from shapekit.llm.prices import DIGITS, Price
-from shapekit.llm.usage import Heard, TokenUsage, estimated, told_usage, usage_of
+from shapekit.llm.usage import StreamUsage, TokenUsage, estimated, told_usage, usage_of
 from shapekit.policy import Policy
 from shapekit.rate import SECOND_US, Duration
 
 __all__ = [
     "DIALECTS_OF_TOKENS",
+    "BudgetLimit",
     "LLMCall",
-    "Lesson",
-    "Purse",
+    "Learn",
     "checked_parts",
     "hold_s",
+    "log_errors",
     "never_ran",
     "never_sent",
-    "unheard",
 ]
 
 DIALECTS_OF_TOKENS = tuple(FAMILIES)
@@ -89,17 +89,17 @@ def never_sent(error: BaseException) -> bool:
 
 def never_ran(error: BaseException) -> bool:
     """Whether no model did anything: it was never sent, or the server refused it (a 4xx, 429 too)."""
-    answer = Ending(failure=error).answer
+    answer = CallOutcome(failure=error).answer
     if answer is not None:
         return 400 <= answer.status < 500 and answer.status not in _UNKNOWN
     return never_sent(error)
 
 
-Lesson: TypeAlias = Callable[[TokenUsage], None] | None
+Learn: TypeAlias = Callable[[TokenUsage], None] | None
 """What is told the usage of a call, to estimate the next ones by it."""
 
 
-class Purse(NamedTuple):
+class BudgetLimit(NamedTuple):
     """A limit of tokens: all of them, or only those of the input, or of the output. Or one of money."""
 
     policy: Policy
@@ -132,19 +132,19 @@ class Purse(NamedTuple):
             return max(1, price.most(usage))
         return max(1, self.cost(usage, price))
 
-    def want(self, usage: TokenUsage, price: Price | None, key: str) -> Want:
+    def charge(self, usage: TokenUsage, price: Price | None, key: str) -> Charge:
         """What a call takes from it, or CostExceedsLimitError."""
         cost, whose = self.reserved(usage, price), self.key_of(key)
         if cost > self.most:
             unit, digits = ("tokens", 0) if self.currency is None else (self.currency, DIGITS)
             raise CostExceedsLimitError(cost, self.most, whose, self.bound, self.policy.name, unit, digits)
-        return Want(self.policy, whose, cost, self.currency)
+        return Charge(self.policy, whose, cost, self.currency)
 
 
 class Books(NamedTuple):
     """What the calls of one budget are counted by."""
 
-    purses: tuple[Purse, ...]
+    budget_limits: tuple[BudgetLimit, ...]
     requests: Policy | None
     refund_on: Callable[[BaseException], bool] | None
     feedback: Feedback
@@ -157,12 +157,14 @@ class Books(NamedTuple):
 
     def fits(self, usage: TokenUsage, price: Price | None) -> bool:
         """Whether a call of this estimate can ever be admitted."""
-        return all(purse.reserved(usage, price) <= purse.most for purse in self.purses)
+        return all(
+            budget_limit.reserved(usage, price) <= budget_limit.most for budget_limit in self.budget_limits
+        )
 
-    def wants(self, usage: TokenUsage, price: Price | None, key: str) -> list[Want]:
+    def charges(self, usage: TokenUsage, price: Price | None, key: str) -> list[Charge]:
         """What a call of this estimate takes from each policy."""
-        wants = [purse.want(usage, price, key) for purse in self.purses]
-        return wants if self.requests is None else [*wants, Want(self.requests, key, 1)]
+        charges = [budget_limit.charge(usage, price, key) for budget_limit in self.budget_limits]
+        return charges if self.requests is None else [*charges, Charge(self.requests, key, 1)]
 
 
 class LLMCall:
@@ -173,7 +175,7 @@ class LLMCall:
     """
 
     __slots__ = (
-        *("_asked", "_books", "_delay_us", "_entered", "_is_settled", "_lesson", "_price", "_waits"),
+        *("_asked", "_books", "_delay_us", "_entered", "_is_settled", "_learn_from", "_price", "_waits"),
         *("key", "reserved"),
     )
 
@@ -185,7 +187,7 @@ class LLMCall:
         waits: dict[str, Duration],
         asked: Mapping[str, Any] | None = None,
         price: Price | None = None,
-        lesson: Lesson = None,
+        learn_from: Learn = None,
     ) -> None:
         self.key = key
         """The key whose budget the call takes from."""
@@ -195,7 +197,7 @@ class LLMCall:
         self._waits = waits
         self._asked = asked
         self._price = price
-        self._lesson = lesson
+        self._learn_from = learn_from
         self._entered: list[Admission] = []
         self._delay_us = 0
         self._is_settled = False
@@ -220,11 +222,11 @@ class LLMCall:
         """`settle`, awaitable; a cancelled task still does it."""
         return await self._settle(TASKS, answer)
 
-    def seen(self, heard: Heard) -> TokenUsage | None:
+    def seen(self, heard: StreamUsage) -> TokenUsage | None:
         """What a stream has used up as far as it was heard; None if the estimate is to stand instead."""
         if not self._books.settles_aborted:
             return None
-        self._lesson = None  # what was counted here says nothing of how to count
+        self._learn_from = None  # what was counted here says nothing of how to count
         given = self.reserved.input
         if not given and self._asked is not None:
             given = estimated(self._asked, self._books.count_tokens).input
@@ -277,12 +279,12 @@ class LLMCall:
     async def _enter(self, driver: Driver) -> Self:
         if self._entered:
             raise ConfigError("call", self.key, "was entered before", "admit each call anew")
-        wants = self._books.wants(self.reserved, self._price, self.key)
-        reservations, line_us = await self._books.line.take(driver, self.key, wants, self._waits)
+        charges = self._books.charges(self.reserved, self._price, self.key)
+        reservations, line_us = await self._books.line.take(driver, self.key, charges, self._waits)
         self._delay_us = line_us + max(reservation.grant.wait_us for reservation in reservations)
         self._entered = [
-            want.policy.admit(want.key, cost=want.cost).taken(reservation)
-            for want, reservation in zip(wants, reservations, strict=True)
+            charge.policy.admit(charge.key, cost=charge.cost).taken(reservation)
+            for charge, reservation in zip(charges, reservations, strict=True)
         ]
         return self
 
@@ -294,8 +296,8 @@ class LLMCall:
         with driver.shielded():
             changed = [await _settled(driver, admission, cost) for admission, cost in self._charges(usage)]
         self._books.line.freed(self.key)
-        if self._lesson is not None and type(answer) is not int:
-            self._lesson(usage)
+        if self._learn_from is not None and type(answer) is not int:
+            self._learn_from(usage)
         return any(changed)
 
     async def _observe(self, driver: Driver, response: Any) -> ServerHint | None:
@@ -310,11 +312,11 @@ class LLMCall:
         if isinstance(error, GeneratorExit):
             return
         with driver.shielded():
-            with unheard(self):
-                if (answer := Ending(failure=error).answer) is not None:
+            with log_errors(self):
+                if (answer := CallOutcome(failure=error).answer) is not None:
                     await self._observe(driver, answer)
             for admission in self._free(error):
-                with unheard(self):
+                with log_errors(self):
                     await _settled(driver, admission, 0)
         self._books.line.freed(self.key)
 
@@ -323,11 +325,11 @@ class LLMCall:
     def _held(self) -> list[tuple[Policy, str]]:
         """What a hold stops: the key of the call, unless all calls have only one in common."""
         books = self._books
-        policies = [purse.policy for purse in books.purses if purse.key is None]
+        policies = [budget_limit.policy for budget_limit in books.budget_limits if budget_limit.key is None]
         own = [*policies, *([] if books.requests is None else [books.requests])]
         if own:
             return [(policy, self.key) for policy in own]
-        return [(purse.policy, purse.key_of(self.key)) for purse in books.purses]
+        return [(budget_limit.policy, budget_limit.key_of(self.key)) for budget_limit in books.budget_limits]
 
     def _check_entered(self) -> None:
         if not self._entered:
@@ -341,37 +343,40 @@ class LLMCall:
             return usage_of(answer)
         usage = told_usage("answer", answer)
         if type(answer) is int:
-            checked_parts("answer", answer, self._books.purses)
+            checked_parts("answer", answer, self._books.budget_limits)
         return usage
 
     def _charges(self, usage: TokenUsage) -> list[tuple[Admission, int]]:
-        """What each purse is charged; the request, which was one, is none of them."""
+        """What each limit is charged; the request, which was one, is none of them."""
         return [
-            (admission, purse.cost(usage, self._price))
-            for purse, admission in zip(self._books.purses, self._entered, strict=False)
+            (admission, budget_limit.cost(usage, self._price))
+            for budget_limit, admission in zip(self._books.budget_limits, self._entered, strict=False)
         ]
 
     def _free(self, error: BaseException) -> list[Admission]:
         """What an error gives back. A request that the server has refused was one all the same."""
         if self._is_settled:
             return []
-        with unheard(self):
+        with log_errors(self):
             if self._books.refund_on is not None:
                 return self._entered if self._books.refund_on(error) else []
             if never_sent(error):
                 return self._entered
             if never_ran(error):
-                return self._entered[: len(self._books.purses)]
+                return self._entered[: len(self._books.budget_limits)]
         return []
 
     def _heard(self, response: Any) -> ServerHint | None:
         self._check_entered()
         last, now = self._entered[-1], self._books.clock.wall_us() / SECOND_US
         hint = hint_of(last, self._books.feedback, response, now)
-        answer = Ending(result=response).answer
+        answer = CallOutcome(result=response).answer
         if answer is None:
             return hint
-        needs = {purse.family: purse.cost(self.reserved, self._price) for purse in self._books.purses}
+        needs = {
+            budget_limit.family: budget_limit.cost(self.reserved, self._price)
+            for budget_limit in self._books.budget_limits
+        }
         wait_s = hold_s(str(self._books.feedback.dialect), answer.headers, needs, now)
         own = self._books.feedback.bounded(ServerHint(hold_s=wait_s))
         if hint is None:
@@ -384,14 +389,14 @@ async def _settled(driver: Driver, admission: Admission, cost: int) -> bool:
     return changed
 
 
-def unheard(call: LLMCall) -> Unheard:
+def log_errors(call: LLMCall) -> ErrorsLogged:
     """A context for what is done after a call was made."""
-    return Unheard(call.key, "keeps what it reserved", "shapekit.llm")
+    return ErrorsLogged(call.key, "keeps what it reserved", "shapekit.llm")
 
 
-def checked_parts(field: str, told: object, purses: Sequence[Purse]) -> None:
+def checked_parts(field: str, told: object, budget_limits: Sequence[BudgetLimit]) -> None:
     """A bare number says nothing to who counts input and output apart."""
-    if any(purse.part != "total" for purse in purses):
+    if any(budget_limit.part != "total" for budget_limit in budget_limits):
         raise ConfigError(
             field, told, "does not say how much of it is input", "pass (input, output), or the answer"
         )

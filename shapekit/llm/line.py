@@ -35,13 +35,13 @@ from shapekit.llm.prices import DIGITS
 from shapekit.policy import Policy
 from shapekit.rate import SECOND_US, Duration
 
-__all__ = ["Line", "Want"]
+__all__ = ["Charge", "Line"]
 
 LOOK_US = SECOND_US
 """How often the first one asks at most; after a twentieth of its wait if that is longer."""
 
 
-class Want(NamedTuple):
+class Charge(NamedTuple):
     """What a call takes from one policy."""
 
     policy: Policy
@@ -71,7 +71,7 @@ class _Place:
             self.alarm.set()
 
 
-class _Patience:
+class _PendingWait:
     """How long one call waits, for everything it takes together."""
 
     def __init__(self, clock: Clock, key: str, policy: str, waits: dict[str, Duration]) -> None:
@@ -107,9 +107,9 @@ class _Patience:
             raise gave_up(self._key, self._policy, waited_us)
         return self._timeout_us - waited_us
 
-    def nap_until_us(self, nap_us: int | None) -> int | None:
+    def sleeps_until_us(self, nap_us: int | None) -> int | None:
         """Until when to rest, at most."""
-        naps = [nap for nap in (nap_us, self.left_us(), self.timeout_left_us()) if nap is not None]
+        naps = [pause for pause in (nap_us, self.left_us(), self.timeout_left_us()) if pause is not None]
         return self._clock.now_us() + min(naps) if naps else None
 
     def told(self, error: RateLimitedError) -> RateLimitedError:
@@ -135,17 +135,17 @@ class Line:
         self._freed = 0
 
     async def take(
-        self, driver: Driver, key: str, wants: Sequence[Want], waits: dict[str, Duration]
+        self, driver: Driver, key: str, charges: Sequence[Charge], waits: dict[str, Duration]
     ) -> tuple[list[Reservation], int]:
         """A slot of each policy, all of which have come; and for how long the call stood in line.
 
         A call that takes none, for whatever reason, keeps none.
         """
-        for want in wants:
-            want.core.check(want.key, want.cost)
-        patience = _Patience(self._clock, key, wants[0].policy.name, waits)
+        for charge in charges:
+            charge.core.check(charge.key, charge.cost)
+        pending = _PendingWait(self._clock, key, charges[0].policy.name, waits)
         await driver.stop_if_cancelled()
-        asking = _Asking(driver, key, wants, patience)
+        asking = _Asking(driver, key, charges, pending)
         try:
             return await self._take(asking)
         except BaseException as error:
@@ -163,7 +163,7 @@ class Line:
 
     async def _take(self, asking: _Asking) -> tuple[list[Reservation], int]:
         freed = self._freed
-        if not self._is_waited_for(asking.key) or asking.patience.left_us() == 0:
+        if not self._is_waited_for(asking.key) or asking.pending.left_us() == 0:
             if await asking.ask(self._soon_us):
                 return await asking.leave(0)
             await asking.check()
@@ -174,7 +174,7 @@ class Line:
             # What was given back after it was refused, and before it stood here, has rung for nobody.
             place.is_rung = self._freed != freed
             await self._wait(asking, place)
-            return await asking.leave(asking.patience.waited_us)
+            return await asking.leave(asking.pending.waited_us)
         finally:
             if isinstance(sys.exception(), GeneratorExit):
                 # The collector ends it in the midst of anything, where this thread may hold the lock.
@@ -189,13 +189,13 @@ class Line:
             nap_us = asking.nap_us(self._soon_us) if self._is_first(asking.key, place) else None
             await self._rest(asking, place, nap_us)
             is_first = self._is_first(asking.key, place)
-            if not is_first and asking.patience.left_us() != 0:
-                asking.patience.timeout_left_us()
+            if not is_first and asking.pending.left_us() != 0:
+                asking.pending.timeout_left_us()
                 continue
             if is_first and first_since_us is None:
                 first_since_us = self._clock.now_us()
             is_fence = first_since_us is not None and self._clock.now_us() - first_since_us >= self._fence_us
-            asking.patience.timeout_left_us()
+            asking.pending.timeout_left_us()
             if await asking.ask(None if is_fence else self._soon_us):
                 return
             await asking.check()
@@ -207,8 +207,8 @@ class Line:
             place.alarm = None if is_rung else alarm
         if not is_rung:
             try:
-                until_us = asking.patience.nap_until_us(nap_us)
-                await asking.wants[0].core.sleepers.rest(driver, alarm, until_us)
+                until_us = asking.pending.sleeps_until_us(nap_us)
+                await asking.charges[0].core.sleepers.rest(driver, alarm, until_us)
             finally:
                 # Who rings meanwhile rings for nothing: the call is about to ask.
                 place.alarm, place.is_rung = None, False
@@ -243,12 +243,12 @@ class Line:
 class _Asking:
     """What one call asks for, and what it was answered."""
 
-    def __init__(self, driver: Driver, key: str, wants: Sequence[Want], patience: _Patience) -> None:
+    def __init__(self, driver: Driver, key: str, charges: Sequence[Charge], pending: _PendingWait) -> None:
         self.driver = driver
         self.key = key
-        self.wants = wants
-        self.patience = patience
-        self._order = [*range(len(wants))]
+        self.charges = charges
+        self.pending = pending
+        self._order = [*range(len(charges))]
         self._taken: dict[int, Reservation] = {}
         self._refused: Reservation
         self._is_refused = False
@@ -257,11 +257,11 @@ class _Asking:
     async def ask(self, soon_us: int | None) -> bool:
         """Take all, or nothing. The policy that has refused last is asked first."""
         for place in self._order:
-            want, left_us = self.wants[place], self.patience.left_us()
+            charge, left_us = self.charges[place], self.pending.left_us()
             bounds = [bound for bound in (soon_us, left_us) if bound is not None]
             bound_us = min(bounds, default=None)
-            with want.core.reporter.watching(want.key):
-                taken = await want.core.reserve_untold(self.driver, want.key, want.cost, bound_us)
+            with charge.core.reporter.watching(charge.key):
+                taken = await charge.core.reserve_untold(self.driver, charge.key, charge.cost, bound_us)
             if not taken:
                 self._refused, self._is_refused = taken, True
                 self._order.remove(place)
@@ -274,23 +274,23 @@ class _Asking:
 
     async def check(self) -> None:
         """Raise the error of the last refusal, unless the call may wait for what refused it."""
-        refused, patience, place = self._refused, self.patience, self._order[0]
-        want, left_us = self.wants[place], patience.left_us()
+        refused, pending, place = self._refused, self.pending, self._order[0]
+        charge, left_us = self.charges[place], pending.left_us()
         delay_us = round(refused.delay * SECOND_US)
         if left_us is not None and delay_us > left_us:
             error = refusal(refused, left_us)
             # It was asked whether the slot is near; the same call would be admitted earlier than that.
             error.decision = error.decision._replace(retry_after_us=delay_us - left_us)
             error.args = (error.decision, *error.args[1:])
-            raise self._told(want, error)
-        if not patience.waits_for_quotas and refused.decision.binding is not None:
+            raise self._told(charge, error)
+        if not pending.waits_for_quotas and refused.decision.binding is not None:
             # A quota is spent: asked without a bound, it says until when.
-            spent = await want.core.reserve_untold(self.driver, want.key, want.cost, None)
+            spent = await charge.core.reserve_untold(self.driver, charge.key, charge.cost, None)
             if not spent:
-                raise self._told(want, refusal(spent, None))
-            await want.core.give_back(self.driver, spent)
+                raise self._told(charge, refusal(spent, None))
+            await charge.core.give_back(self.driver, spent)
             self._is_refused = False  # it was given something back meanwhile
-        want.core.reporter.waits(want.key, delay_us, is_bounded=patience.is_bounded)
+        charge.core.reporter.waits(charge.key, delay_us, is_bounded=pending.is_bounded)
 
     def nap_us(self, soon_us: int) -> int:
         """How long to rest before asking again; nothing before the first question."""
@@ -302,19 +302,19 @@ class _Asking:
     async def leave(self, line_us: int) -> tuple[list[Reservation], int]:
         """Wait until all slots have come, and say so."""
         try:
-            for place, want in enumerate(self.wants):
+            for place, charge in enumerate(self.charges):
                 taken = self._taken[place]
-                want.core.reporter.reserved(taken.after_waiting(line_us) if line_us else taken)
-                await want.core.budgets.look(self.driver, want.key)
-            for place, want in enumerate(self.wants):
-                left_us, gives_up_us = self._bounds_us[place], self.patience.timeout_left_us()
-                await want.core.waiter.leave(self.driver, self._taken[place], left_us, gives_up_us)
+                charge.core.reporter.reserved(taken.after_waiting(line_us) if line_us else taken)
+                await charge.core.budgets.look(self.driver, charge.key)
+            for place, charge in enumerate(self.charges):
+                left_us, gives_up_us = self._bounds_us[place], self.pending.timeout_left_us()
+                await charge.core.waiter.leave(self.driver, self._taken[place], left_us, gives_up_us)
         except RateLimitedError as error:
-            told = self.patience.told(error)
+            told = self.pending.told(error)
             if told is error:
                 raise
             raise told.with_traceback(error.__traceback__) from error.__cause__
-        return [self._taken[place] for place in range(len(self.wants))], line_us
+        return [self._taken[place] for place in range(len(self.charges))], line_us
 
     async def give_back(self) -> None:
         """Give back what was taken."""
@@ -323,9 +323,9 @@ class _Asking:
             with suppress(StoreUnavailableError):
                 await reservation.core.give_back(self.driver, reservation)
 
-    def _told(self, want: Want, error: RateLimitedError) -> RateLimitedError:
-        waited = self.patience.waited_us > 0
-        if want.unit is not None and isinstance(error, QuotaExhaustedError):
-            error = QuotaExhaustedError(error.decision, error.key, error.policy, want.unit, DIGITS)
-        want.core.reporter.refused(want.key, want.cost, error, waited=waited)
-        return self.patience.told(error)
+    def _told(self, charge: Charge, error: RateLimitedError) -> RateLimitedError:
+        waited = self.pending.waited_us > 0
+        if charge.unit is not None and isinstance(error, QuotaExhaustedError):
+            error = QuotaExhaustedError(error.decision, error.key, error.policy, charge.unit, DIGITS)
+        charge.core.reporter.refused(charge.key, charge.cost, error, waited=waited)
+        return self.pending.told(error)

@@ -16,7 +16,7 @@ __all__ = [
     "Asked",
     "CountSpec",
     "EstimateSpec",
-    "Heard",
+    "StreamUsage",
     "TokenUsage",
     "counter",
     "estimated",
@@ -80,7 +80,7 @@ def usage_of(answer: Any) -> TokenUsage | None:
     return _from(_told(answer if usage is None else usage))
 
 
-class Heard:
+class StreamUsage:
     """What has been heard of the usage of a stream, item by item."""
 
     __slots__ = ("_fields", "_is_whole", "_texts", "is_final")

@@ -18,8 +18,8 @@ from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit._runtime.event import running_loop
 from shapekit.decorator import signature_of
 from shapekit.errors import ConfigError
-from shapekit.llm.call import LLMCall, unheard
-from shapekit.llm.usage import Heard, TokenUsage, usage_of
+from shapekit.llm.call import LLMCall, log_errors
+from shapekit.llm.usage import StreamUsage, TokenUsage, usage_of
 
 __all__ = ["AsyncSettledStream", "SettledStream", "wrapped"]
 
@@ -34,7 +34,7 @@ class _Listened:
         self._inner = inner
         self._call = call
         self._items = Twin(partial(next, inner, _END), partial(anext, inner, _END))
-        self._heard = Heard()
+        self._heard = StreamUsage()
         self._settled: TokenUsage | None = None
         self._is_first = True
         self._is_over = False
@@ -78,7 +78,7 @@ class _Listened:
         is_over, self._is_over = self._is_over, True
         if is_over or self._settled is not None:
             return None
-        with unheard(self._call):
+        with log_errors(self._call):
             return self._call.seen(self._heard)
         return None
 
@@ -188,7 +188,7 @@ def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any
         """What the function has answered, once it is heard and settled."""
         is_awaited = driver is TASKS
         if (answer := _bearer(result) if send is function else result) is not None:
-            with unheard(call):
+            with log_errors(call):
                 await driver.ask(Twin(call.observe, call.aobserve), answer)
         if send is not function:
             result = result.parse()
@@ -232,12 +232,12 @@ def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any
 
 
 async def _settle(driver: Driver, call: LLMCall, usage: TokenUsage) -> None:
-    with unheard(call):
+    with log_errors(call):
         await driver.ask(Twin(call.settle, call.asettle), usage)
 
 
-def _thrown_away(call: LLMCall, heard: Heard) -> None:
-    with unheard(call):
+def _thrown_away(call: LLMCall, heard: StreamUsage) -> None:
+    with log_errors(call):
         if (usage := call.seen(heard)) is not None:
             call.settle(usage)
 

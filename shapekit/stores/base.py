@@ -194,11 +194,11 @@ class Store(ABC):
                 return call(*args)
 
             return at_once
-        from shapekit._runtime.threads import Errand, Workers  # noqa: PLC0415 - only stores with I/O need it
+        from shapekit._runtime.threads import ThreadCall, Workers  # noqa: PLC0415 - only stores with I/O need it
 
         # Made here: a subclass need not call this class's `__init__`.
         workers: Workers = vars(self).setdefault("_own_threads", Workers())
-        return lambda *args: Errand(partial(call, *args), partial(give_back, *args)).run(workers)
+        return lambda *args: ThreadCall(partial(call, *args), partial(give_back, *args)).run(workers)
 
     def _give_back(
         self,

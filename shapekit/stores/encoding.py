@@ -26,7 +26,7 @@ from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.usage import leaves_of
 from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError
 
-__all__ = ["Sighting"]
+__all__ = ["LiveKey"]
 
 _FAR = 2**128
 """No position and no count of any program comes near."""
@@ -89,7 +89,7 @@ def tag(description: str) -> int:
     return int.from_bytes(blake2b(plain_bytes(description), digest_size=4).digest())
 
 
-class Sighting(NamedTuple):
+class LiveKey(NamedTuple):
     """A live key, the program that wrote its state, and the time it was seen at."""
 
     name: str

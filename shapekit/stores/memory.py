@@ -46,7 +46,7 @@ _PAGE = 64
 """Keys that stand in line together."""
 
 
-class _Shelf:
+class _Table:
     """The states that one program has left under one name.
 
     They are tuples of integers in dictionaries without anything else, and keys stand in line in tuples of
@@ -78,16 +78,16 @@ class _Shelf:
 
 
 class _Page:
-    """Keys of one shelf that stand in line together: a list while it is filled or swept."""
+    """Keys of one table that stand in line together: a list while it is filled or swept."""
 
-    __slots__ = ("keys", "shelf")
+    __slots__ = ("keys", "table")
 
-    def __init__(self, shelf: _Shelf) -> None:
-        self.shelf = shelf
+    def __init__(self, table: _Table) -> None:
+        self.table = table
         self.keys: list[Any] | tuple[Any, ...] = []
 
 
-_Space: TypeAlias = dict[Program, _Shelf]
+_Space: TypeAlias = dict[Program, _Table]
 """The shelves of one name: more than one where a limit was changed, or has parts with keys of their own."""
 
 
@@ -101,20 +101,20 @@ class _Records:
         self.lock = threading.Lock()
         self.spaces: dict[str, tuple[str, _Space]] = {}
 
-    def shelves(self) -> Iterator[tuple[str, _Shelf]]:
+    def tables(self) -> Iterator[tuple[str, _Table]]:
         # Copies: other threads may bind meanwhile.
         for name, (_, space) in list(self.spaces.items()):
-            for shelf in list(space.values()):
-                yield name, shelf
+            for table in list(space.values()):
+                yield name, table
 
-    def live(self, prefix: str = "") -> Iterator[tuple[str, _Shelf, Any]]:
+    def live(self, prefix: str = "") -> Iterator[tuple[str, _Table, Any]]:
         check_prefix(prefix)
         now = self.clock.now_us()
-        for name, shelf in self.shelves():
-            for record, end in shelf.ends.items():
+        for name, table in self.tables():
+            for record, end in table.ends.items():
                 shown = f"{name}:{record}" if isinstance(record, str) else f"{name}:{record[0]}:{record[1]}"
                 if end > now and shown.startswith(prefix):
-                    yield shown, shelf, record
+                    yield shown, table, record
 
 
 class MemoryStore(Store):
@@ -167,8 +167,8 @@ class MemoryStore(Store):
 
         if operation not in (CHECK, RESERVE):
             return apply
-        shelf = self._shelf(name, program)
-        states, ends, step = shelf.states, shelf.ends, operation.step(program)
+        table = self._table(name, program)
+        states, ends, step = table.states, table.ends, operation.step(program)
         find: Callable[[Any], Any] = states.get
         if program.civil:
             step = _at_civil_time(step, clock)
@@ -230,16 +230,16 @@ class MemoryStore(Store):
     def reset(self, name: str, program: Program, key: Key) -> None:
         with self._lock:
             self._check_open()
-            for shelf in list(self._space(name, program).values()):
+            for table in list(self._space(name, program).values()):
                 for record in part_keys(program, key) if isinstance(key, tuple) else (key,):
-                    shelf.chill(record)
+                    table.chill(record)
 
     def reset_all(self, prefix: str = "") -> int:
         with self._lock:
             self._check_open()
             live = list(self._records.live(prefix))
-            for _, shelf, record in live:
-                shelf.chill(record)
+            for _, table, record in live:
+                table.chill(record)
             return len(live)
 
     def keys(self, prefix: str = "") -> Iterator[str]:
@@ -255,7 +255,7 @@ class MemoryStore(Store):
 
     def __len__(self) -> int:
         """The keys in memory, idle ones that are not swept yet included."""
-        return sum(len(shelf.ends) for _, shelf in self._records.shelves())
+        return sum(len(table.ends) for _, table in self._records.tables())
 
     def __repr__(self) -> str:
         return f"MemoryStore({len(self)} keys)"
@@ -266,23 +266,23 @@ class MemoryStore(Store):
         self, name: str, program: Program, operation: Operation, *, as_it_is: bool = False
     ) -> Callable[..., Any]:
         """What an operation does with a state; `as_it_is` for a program with the limits of an override."""
-        shelf, space = self._shelf(name, program), self._space(name, program)
+        table, space = self._table(name, program), self._space(name, program)
         step = operation.step(program)
         reads = operation.is_read
         civil = program.civil
         clock = self.clock
-        find = shelf.states.get
+        find = table.states.get
         parts = program.parts if isinstance(program, Composite) else ()
-        apart = [space.setdefault(part, _Shelf(part)) for part in parts]
+        apart = [space.setdefault(part, _Table(part)) for part in parts]
         settings = Settings(name) if as_it_is else self.settings(settings_name(name, program))
         others: dict[int, tuple[Program, Callable[..., Any]]] = {}
 
-        def elsewhere(own: _Shelf, key: Any, record: Any, now: int) -> tuple[_Shelf | None, Any]:
-            """The shelf of another program that has left a state, and that state as this one continues it."""
-            for shelf in list(space.values()):
-                if shelf is not own and (state := shelf.states.get(record)) is not None:
+        def elsewhere(own: _Table, key: Any, record: Any, now: int) -> tuple[_Table | None, Any]:
+            """The table of another program that has left a state, and that state as this one continues it."""
+            for table in list(space.values()):
+                if table is not own and (state := table.states.get(record)) is not None:
                     skew = clock.wall_us() - now
-                    return shelf, continued(name, key, own.program, state, shelf.program, now, skew)
+                    return table, continued(name, key, own.program, state, table.program, now, skew)
             return None, None
 
         def overridden(key: Any, now: int) -> Callable[..., Any] | None:
@@ -306,14 +306,14 @@ class MemoryStore(Store):
             state, left = find(key), None
             if state is None:
                 if len(space) > 1:
-                    left, state = elsewhere(shelf, key, key, now)
+                    left, state = elsewhere(table, key, key, now)
                 if left is None:
                     now = self._miss(now)
             outcome = step(state, now, *args, skew=skew) if civil else step(state, now, *args)
             if reads:
                 return outcome
             if outcome[3]:
-                self._keep(shelf, key, outcome[0], now, outcome[2], left)
+                self._keep(table, key, outcome[0], now, outcome[2], left)
             return outcome[1]
 
         def run_together(keys: tuple[str, ...], now: int, args: tuple[Any, ...]) -> Any:
@@ -346,8 +346,8 @@ class MemoryStore(Store):
             raise of_two_kinds(name, kind, program)
         return space
 
-    def _shelf(self, name: str, program: Program) -> _Shelf:
-        return self._space(name, program).setdefault(program, _Shelf(program))
+    def _table(self, name: str, program: Program) -> _Table:
+        return self._space(name, program).setdefault(program, _Table(program))
 
     def _miss(self, now: int) -> int:
         """The time a cold key starts at: not before a time at which it may have been swept."""
@@ -359,38 +359,38 @@ class MemoryStore(Store):
             raise StoreUnavailableError("this MemoryStore is closed; make a new one")
 
     def _clear(self) -> None:
-        for _, shelf in self._records.shelves():
-            shelf.clear()
+        for _, table in self._records.tables():
+            table.clear()
         self._line.clear()
 
     def _keep(
-        self, shelf: _Shelf, record: Any, state: Any, now: int, ttl_us: int, left: _Shelf | None
+        self, table: _Table, record: Any, state: Any, now: int, ttl_us: int, left: _Table | None
     ) -> None:
-        """Store a state, which no other program's shelf holds any longer, and sweep."""
-        is_new = record not in shelf.ends
+        """Store a state, which no other program's table holds any longer, and sweep."""
+        is_new = record not in table.ends
         if is_new:
             # First: where a signal comes in between, what stands in line without a state is dropped.
-            self._line_up(shelf, record)
+            self._line_up(table, record)
         # No signal comes between these: nothing is called.
-        shelf.states[record] = state
-        shelf.ends[record] = now + ttl_us
+        table.states[record] = state
+        table.ends[record] = now + ttl_us
         if left is not None:
             left.states[record] = None
             left.ends[record] = 0
         if is_new or now >= self._sweep_due_us:
             self._sweep(now, _FEW if is_new else _BATCH)
 
-    def _line_up(self, shelf: _Shelf, record: Any) -> None:
-        page = shelf.page
+    def _line_up(self, table: _Table, record: Any) -> None:
+        page = table.page
         if page is None:
-            page = _Page(shelf)
+            page = _Page(table)
             self._line.append(page)
-            shelf.page = page
+            table.page = page
         keys: Any = page.keys
         keys.append(record)
         if len(keys) >= _PAGE:
             page.keys = tuple(keys)
-            shelf.page = None
+            table.page = None
 
     def _sweep(self, now: int, most: int) -> None:
         line = self._line
@@ -399,25 +399,25 @@ class MemoryStore(Store):
             if not line:
                 break
             page = line[0]
-            shelf = page.shelf
-            if shelf.page is page:
-                shelf.page = None
+            table = page.table
+            if table.page is page:
+                table.page = None
             if page.keys.__class__ is tuple:
                 page.keys = list(page.keys)
             keys: Any = page.keys
             if keys:
                 record = keys[-1]
-                end = shelf.ends.get(record)
+                end = table.ends.get(record)
                 if end is None:
                     pass
                 elif end + _LINGER_US <= now:
                     if now > self._swept_us:
                         self._swept_us = now
-                    del shelf.ends[record]
-                    del shelf.states[record]
+                    del table.ends[record]
+                    del table.states[record]
                     found = True
                 else:
-                    self._line_up(shelf, record)
+                    self._line_up(table, record)
                 # Last: where a signal comes in between, the key stands in line twice, not nowhere.
                 keys.pop()
             if not keys:
@@ -425,7 +425,7 @@ class MemoryStore(Store):
         self._sweep_due_us = now if found else now + _PAUSE_US
 
 
-_STORES: forks.Living[_Records] = forks.Living()
+_STORES: forks.WeakRegistry[_Records] = forks.WeakRegistry()
 
 
 def _resting(records: _Records) -> Iterator[None]:

@@ -29,7 +29,7 @@ from anyio.lowlevel import checkpoint
 
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit._runtime.sleepers import Sleepers
-from shapekit._runtime.threads import GIVING_BACK, Errand
+from shapekit._runtime.threads import GIVING_BACK, ThreadCall
 from shapekit.algorithms.base import CHECK, FORECAST, PEEK, REFUND
 from shapekit.algorithms.compose import all_of
 from shapekit.algorithms.fixed_window import FixedWindow
@@ -42,7 +42,7 @@ from shapekit.clock import ManualClock
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import Key, Operation, Store
-from shapekit.testing.identity import Truth, check_identity, same
+from shapekit.testing.identity import AllowedStates, check_identity, same
 from shapekit.testing.timelines import GROUPS, Trial, changes, limited, queue
 
 __all__ = ["StoreConformance"]
@@ -247,7 +247,7 @@ def one_instant(make_store: Callable[[ManualClock], Store]) -> None:
     """A call reads the clock once, however many keys it asks for, and decides by what it read."""
     program = GCRA("7/s", 2)
     clock = CountedClock(10**6)
-    truth = Truth(0)
+    truth = AllowedStates(0)
     with closing(make_store(clock)) as store:
         check = store.bind("instant", program, CHECK)
         peek = store.bind("instant", program, PEEK)
@@ -435,7 +435,7 @@ async def many_agree(driver: Driver, store: Store) -> None:
         operation, args = _asked(kind)
         bound = f"many-{kind}", trials()[0].program, operation
         ask = Twin(store.bind_many(*bound), store.abind_many(*bound))
-        truth = Truth(store.clock.now_us())
+        truth = AllowedStates(store.clock.now_us())
         for keys in (["a", "b", "a", "c"], [], ["b", "b", "b", "b", "b"]):
             _agree_on(truth, store, *bound[1:], keys, args, await driver.ask(ask, keys, args))
 
@@ -447,7 +447,7 @@ def _asked(kind: str) -> tuple[Operation, tuple[Any, ...]]:
 
 
 def _agree_on(
-    truth: Truth,
+    truth: AllowedStates,
     store: Store,
     program: Any,
     operation: Operation,
@@ -550,7 +550,7 @@ def _is_errand_under_way() -> bool:
     """Whether a thread still does what was asked by somebody who has gone, or gives it back."""
     if any(thread.name == GIVING_BACK for thread in threading.enumerate()):
         return True
-    work = Errand.work.__code__
+    work = ThreadCall.work.__code__
     frames = sys._current_frames()  # noqa: SLF001 - documented, whatever its name
     return any(frame.f_code is work for top in frames.values() for frame, _ in walk_stack(top))
 

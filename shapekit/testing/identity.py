@@ -38,7 +38,7 @@ class Held(NamedTuple):
 NOTHING = Held(None, 0, None)
 
 
-class Truth:
+class AllowedStates:
     """The states that a lawful store may hold, for the keys of one name."""
 
     def __init__(self, highest_us: int) -> None:
@@ -165,7 +165,7 @@ Play: TypeAlias = Generator[Asked, Any, None]
 
 def play(timeline: Timeline, clock: ManualClock) -> Play:
     """Yields each question, is sent the answer (or the error); Disagreement if the truth has another."""
-    truth = Truth(clock.now_us())
+    truth = AllowedStates(clock.now_us())
     events: list[Event] = []
     receipts: dict[int, Any] = {}
     grants: dict[int, Grant] = {}

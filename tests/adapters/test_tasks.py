@@ -40,8 +40,8 @@ def shaped(store):
     return shaped
 
 
-def admit(tasks, slip=None, *args):
-    return run(tasks.admit, slip, args, {})
+def admit(tasks, slot_header=None, *args):
+    return run(tasks.admit, slot_header, args, {})
 
 
 def test_a_near_slot_is_waited_for_and_a_far_one_is_not(shaped, clock):
@@ -63,10 +63,10 @@ def test_a_task_that_comes_back_takes_no_second_slot(shaped, clock):
     later = admit(tasks)
     clock.advance(0.2)
     # Too early, it goes once more with the same slot; from then on it waits for that.
-    assert admit(tasks, later.slip) == (pytest.approx(0.8), later.slip)
+    assert admit(tasks, later.slot_header) == (pytest.approx(0.8), later.slot_header)
     clock.advance(0.6)
     began = clock.now()
-    admission = admit(tasks, later.slip)
+    admission = admit(tasks, later.slot_header)
     assert isinstance(admission, Admission)
     assert clock.now() - began == pytest.approx(0.2)
     assert admit(tasks).delay_s == pytest.approx(1.0)
@@ -83,7 +83,7 @@ def test_a_task_that_comes_late_uses_its_slot_within_the_grace_alone(tmp_path_fa
         admit(tasks)
         later = admit(tasks)
         clock.advance(later.delay_s + late_s)
-        outcome = admit(tasks, later.slip)
+        outcome = admit(tasks, later.slot_header)
         bound_s = grace if grace is not None else {"1/s": 0.75, "1/20s": 5.0}[rate]
         next_s = tasks.policy.forecast().first_in
         slot_s = later.delay_s
@@ -104,7 +104,7 @@ def test_a_hold_moves_a_task_that_was_put_back(shaped, clock):
     later = admit(tasks)
     tasks.policy.shaper.hold("10s")
     clock.advance(1.0)
-    assert admit(tasks, later.slip) == (pytest.approx(10.0), later.slip)
+    assert admit(tasks, later.slot_header) == (pytest.approx(10.0), later.slot_header)
 
 
 def test_a_refused_task_fails_or_comes_back(shaped, clock):
@@ -122,10 +122,10 @@ def test_a_refused_task_fails_or_comes_back(shaped, clock):
         admit(tasks)
 
 
-@pytest.mark.parametrize("slip", ["", "[]", "null", "{", '["default"]', '["default", true]'])
-def test_what_cannot_be_read_is_no_slot(shaped, slip):
+@pytest.mark.parametrize("slot_header", ["", "[]", "null", "{", '["default"]', '["default", true]'])
+def test_what_cannot_be_read_is_no_slot(shaped, slot_header):
     tasks = shaped(rate="1/s")
-    assert isinstance(admit(tasks, slip), Admission)
+    assert isinstance(admit(tasks, slot_header), Admission)
 
 
 def test_a_task_comes_back_with_its_slot_while_the_store_is_gone(shaped, store, clock):
@@ -134,10 +134,10 @@ def test_a_task_comes_back_with_its_slot_while_the_store_is_gone(shaped, store, 
     later = admit(tasks)
     store.down = True
     assert admit(tasks) == (AGAIN_S, None)
-    assert admit(tasks, later.slip) == (AGAIN_S, later.slip)
+    assert admit(tasks, later.slot_header) == (AGAIN_S, later.slot_header)
     store.mend()
     clock.advance(1.0)
-    assert isinstance(admit(tasks, later.slip), Admission)
+    assert isinstance(admit(tasks, later.slot_header), Admission)
 
 
 @pytest.mark.anyio

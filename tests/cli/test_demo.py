@@ -33,7 +33,7 @@ from shapekit.cli.demo import (
     chart,
     page,
 )
-from shapekit.cli.main import Complaint
+from shapekit.cli.main import CommandError
 
 from .screen import PATIENCE_S, complaint, shapekit
 
@@ -208,7 +208,7 @@ def test_bad_input_is_one_line(seconds, words, temporary):
 
 def test_a_worker_that_ends_is_told(tmp_path):
     (tmp_path / "limits.db").write_text("no database " * 100)
-    with pytest.raises(Complaint, match=r"a process of the demo ended: .*limits.db"):
+    with pytest.raises(CommandError, match=r"a process of the demo ended: .*limits.db"):
         list(demo.run(30, str(tmp_path / "limits.db")))
 
 

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from shapekit import ConfigError, StoreUnavailableError
-from shapekit.cli.main import COMMANDS, Complaint, cli, complaint_of
+from shapekit.cli.main import COMMANDS, CommandError, cli, command_error
 from shapekit.cli.output import bar, table
 from shapekit.errors import missing
 
@@ -107,7 +107,7 @@ def test_a_subcommand_of_ours_that_does_not_load_is_no_mistake_of_the_user():
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (Complaint("two\n  lines"), "two lines"),
+        (CommandError("two\n  lines"), "two lines"),
         (ConfigError("rate", "x", "is bad", "mend it"), "rate='x' is bad; mend it"),
         (StoreUnavailableError("gone"), "gone"),
         (
@@ -122,7 +122,7 @@ def test_a_subcommand_of_ours_that_does_not_load_is_no_mistake_of_the_user():
     ],
 )
 def test_what_the_user_can_mend_is_a_complaint(error, line, capsys):
-    complaint = complaint_of(error)
+    complaint = command_error(error)
     assert complaint is not None
     assert complaint.exit_code == 2
     complaint.show()
@@ -131,11 +131,11 @@ def test_what_the_user_can_mend_is_a_complaint(error, line, capsys):
 
 @pytest.mark.parametrize("error", [KeyError("x"), TypeError("x"), ImportError("x", name="shapekit.rate")])
 def test_what_is_our_fault_is_none(error):
-    assert complaint_of(error) is None
+    assert command_error(error) is None
 
 
 def test_our_own_fault_has_a_traceback(run, monkeypatch):
-    monkeypatch.setattr("shapekit.cli.plan.Course", None)
+    monkeypatch.setattr("shapekit.cli.plan.PlannedDepartures", None)
     with pytest.raises(TypeError):
         run("plan", "1/s", "--calls", "1")
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapekit import CostExceedsLimitError, ManualClock, Policy, Quota, Shaper, SQLiteStore
-from shapekit.cli.main import Complaint
+from shapekit.cli.main import CommandError
 from shapekit.cli.output import counted, instant_words, ordinal, window_words
-from shapekit.cli.plan import Course
+from shapekit.cli.plan import PlannedDepartures
 from shapekit.errors import span_words
 from shapekit.rate import SECOND_US
 
@@ -51,7 +51,7 @@ def policies(draw):
 @given(policies(), st.integers(1, 60), st.integers(1, 2))
 def test_each_call_leaves_when_a_shaper_that_is_asked_for_one_after_the_other_says(pair, calls, cost):
     try:
-        course = Course(pair[0], calls, cost, START_US)
+        course = PlannedDepartures(pair[0], calls, cost, START_US)
     except CostExceedsLimitError:
         with pytest.raises(CostExceedsLimitError):
             pair[1].shaper.reserve(cost=cost)
@@ -65,7 +65,7 @@ def test_each_call_leaves_when_a_shaper_that_is_asked_for_one_after_the_other_sa
 
 @given(policies(), st.integers(1, 60), st.sampled_from([UTC, BERLIN]))
 def test_the_days_are_those_on_which_the_calls_leave(pair, calls, zone):
-    course = Course(pair[0], calls, 1, START_US)
+    course = PlannedDepartures(pair[0], calls, 1, START_US)
     leaves = (course.leaves_us(number) for number in range(1, calls + 1))
     by_day = Counter(datetime.fromtimestamp(at // SECOND_US, zone).date() for at in leaves)
     runs = list(course.days(zone))
@@ -82,14 +82,14 @@ def test_the_days_are_those_on_which_the_calls_leave(pair, calls, zone):
 
 
 def test_more_than_can_be_played_is_refused():
-    with pytest.raises(Complaint, match="each is played under several limits"):
-        Course(Policy("10/s; 20/min", clock=ManualClock()), 1_000_001, 1, 0)
+    with pytest.raises(CommandError, match="each is played under several limits"):
+        PlannedDepartures(Policy("10/s; 20/min", clock=ManualClock()), 1_000_001, 1, 0)
 
 
 @pytest.mark.parametrize("policy", [{"rate": "1/week"}, {"rate": "1/week; 1/8d"}])
 def test_what_leaves_after_generations_is_refused(policy):
-    with pytest.raises(Complaint, match="more than 26,062 d"):
-        Course(Policy(**policy, clock=ManualClock()), 10_000, 1, 0)
+    with pytest.raises(CommandError, match="more than 26,062 d"):
+        PlannedDepartures(Policy(**policy, clock=ManualClock()), 10_000, 1, 0)
 
 
 def planned(run, *args):

@@ -7,7 +7,7 @@ import pytest
 from shapekit import Policy
 
 from .screen import shapekit as process
-from .test_levers import done, shapekit
+from .test_control import done, shapekit
 
 
 @pytest.fixture

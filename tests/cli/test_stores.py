@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from shapekit import SQLiteStore, StoreUnavailableError
-from shapekit.cli.main import Complaint
+from shapekit.cli.main import CommandError
 from shapekit.cli.top import open_store, store_option
 from shapekit.stores.redis import RedisStore
 
@@ -24,7 +24,9 @@ def test_a_file_is_a_sqlite_store(tmp_path):
 
 def test_a_file_that_is_not_there_is_not_made(tmp_path):
     path = tmp_path / "typo.db"
-    with pytest.raises(Complaint, match="is not a file; give --store redis://HOST or --store FILE, or set"):
+    with pytest.raises(
+        CommandError, match="is not a file; give --store redis://HOST or --store FILE, or set"
+    ):
         open_store(str(path))
     assert not path.exists()
 
@@ -45,13 +47,13 @@ def test_a_url_is_redis():
 
 @pytest.mark.parametrize("where", ["http://localhost", "postgres://x/y"])
 def test_another_url_is_told(where):
-    with pytest.raises(Complaint, match="has an unknown scheme"):
+    with pytest.raises(CommandError, match="has an unknown scheme"):
         open_store(where)
 
 
 @pytest.mark.parametrize("where", [None, ""])
 def test_no_store_at_all_is_told(where):
-    with pytest.raises(Complaint, match="no store is given; give --store"):
+    with pytest.raises(CommandError, match="no store is given; give --store"):
         open_store(where)
 
 

@@ -92,12 +92,12 @@ async def test_wrong_seconds_of_aadvance_are_config_errors(refused):
 
 
 def napper(clock, log, name, *naps):
-    def nap():
+    def pause():
         for seconds in naps:
             clock.sleep(seconds, threading.Event())
             log.append((name, clock.now()))
 
-    return nap
+    return pause
 
 
 @pytest.mark.usefixtures("patient_settling")

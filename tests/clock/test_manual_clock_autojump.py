@@ -91,7 +91,7 @@ def expected(crew_naps):
 def test_tasks_wake_at_their_own_instants_in_order(crew_naps, backend):
     clock, log = ManualClock(autojump=True), []
 
-    async def nap(name, naps):
+    async def pause(name, naps):
         for seconds in naps:
             await clock.asleep(seconds, AsyncAlarm())
             log.append((clock.now(), name))
@@ -100,7 +100,7 @@ def test_tasks_wake_at_their_own_instants_in_order(crew_naps, backend):
         with anyio.fail_after(3):
             async with anyio.create_task_group() as tasks:
                 for name, naps in enumerate(crew_naps):
-                    tasks.start_soon(nap, name, naps)
+                    tasks.start_soon(pause, name, naps)
 
     anyio.run(main, backend=backend)
     assert sorted(log) == expected(crew_naps)
@@ -171,7 +171,7 @@ def test_several_threads_all_arrive_and_none_too_early(crew):
     # Which thread the clock knows to be awake depends on who has slept before; this always holds.
     clock, early, wakes = ManualClock(autojump=True), [], []
 
-    def nap(length):
+    def pause(length):
         def job():
             for _ in range(20):
                 due = clock.now() + length
@@ -182,7 +182,7 @@ def test_several_threads_all_arrive_and_none_too_early(crew):
 
         return job
 
-    crew.at_once(*[nap(length) for length in (1, 2, 3, 5)])
+    crew.at_once(*[pause(length) for length in (1, 2, 3, 5)])
     crew.join()
     assert early == []
     assert sorted(wakes) == [1] * 20 + [2] * 20 + [3] * 20 + [5] * 20

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shapekit import GCRA, Adaptive, Concurrency, ManualClock, MemoryStore, Policy, Quota, shaped
-from shapekit._adapters.http.request import Outgoing, Shaping
+from shapekit._adapters.http.request import RequestShaper, Shaping
 from shapekit._adapters.http.transport import READING
 from shapekit._adapters.tasks import checked_shape
 from shapekit.config import FIELDS, PolicyOptions
@@ -53,7 +53,7 @@ MAKERS: dict[str, Any] = {
     "Policy": Policy,
     "shaped": lambda **said: shaped(**said)(lambda: None).policy,
     "from_dict": of_fields,
-    "wrapper": lambda **said: Outgoing("Wrapper", READING, **said)._main.policy,
+    "wrapper": lambda **said: RequestShaper("Wrapper", READING, **said)._main.policy,
 }
 TAKERS: dict[str, Any] = {
     "httpx": ShapedTransport,

@@ -20,7 +20,7 @@ def test_a_shaper_that_is_collected_is_listened_to_no_more(is_kept):
         if not is_kept:
             del kept
         assert len(SWITCH.loud) == 2
-        with other.core.reporter.ears._lock, EVERYWHERE._lock:
+        with other.core.reporter.listeners._lock, EVERYWHERE._lock:
             del shaper
             gc.collect()
             assert len(SWITCH.loud) == 1

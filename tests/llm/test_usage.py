@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapekit import TokenUsage
-from shapekit.llm.usage import Heard, usage_of
+from shapekit.llm.usage import StreamUsage, usage_of
 
 
 def objects(value):
@@ -201,7 +201,7 @@ STREAMS = {
 @pytest.mark.parametrize(("items", "known_after", "usage"), STREAMS.values(), ids=STREAMS)
 @pytest.mark.parametrize("form", [lambda item: item, objects])
 def test_a_stream_tells_its_usage(items, known_after, usage, form):
-    heard = Heard()
+    heard = StreamUsage()
     for number, item in enumerate(items, start=1):
         heard.hear(form(item) if isinstance(item, dict) else item)
         assert heard.is_final is (known_after is not None and number >= known_after)

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapekit.progress import Told, in_log
+from shapekit.progress import Report, in_log
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC).timestamp()
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
 
 spans = st.floats(0, 1e10)
 tolds = st.builds(
-    Told,
+    Report,
     done=st.integers(0, 10**13),
     total=st.none() | st.integers(0, 10**13),
     elapsed=spans,
@@ -45,7 +45,7 @@ def told(**more):
         "continues": 0.0,
         "at": NOON,
     }
-    return Told(**{**fields, **more})
+    return Report(**{**fields, **more})
 
 
 @given(tolds)

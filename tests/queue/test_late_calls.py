@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from shapekit import ManualClock, MemoryStore, Shaper
-from shapekit._queue import latecomers as module
-from shapekit._queue.latecomers import Latecomers
+from shapekit._queue import late_calls as module
+from shapekit._queue.late_calls import LateCalls
 from shapekit._runtime.drivers import THREADS, Twin, run
 from shapekit._runtime.event import AsyncAlarm
 from shapekit.algorithms.queue.queue import CONFIRM, LATE, RESERVE
@@ -218,7 +218,7 @@ def test_a_late_call_that_is_cancelled_keeps_nobody_from_leaving(stage, clock):
     stage.run()
     assert sorted(stage.names) == list(range(30))
     assert worst(departures(stage), SECOND) <= 101
-    assert shaper.core.waiter._latecomers._under_way == {}
+    assert shaper.core.waiter._late_calls._under_way == {}
 
 
 def test_whoever_is_interrupted_on_a_trip_keeps_nobody_from_the_next():
@@ -230,25 +230,25 @@ def test_whoever_is_interrupted_on_a_trip_keeps_nobody_from_the_next():
             trips.append(calls)
             return tuple((1, 1) for _ in calls)
 
-        latecomers = Latecomers(Twin(late, None))
+        late_calls = LateCalls(Twin(late, None))
         try:
             with Interrupt(at):
-                run(latecomers.ask, "key", 1, (7, 1, 1, 1))
+                run(late_calls.ask, "key", 1, (7, 1, 1, 1))
         except KeyboardInterrupt:
             pass
         else:
             break
-        assert latecomers._under_way == {}
-        assert run(latecomers.ask, "key", 2, (7, 2, 1, 2)) == (1, 1)
+        assert late_calls._under_way == {}
+        assert run(late_calls.ask, "key", 2, (7, 2, 1, 2)) == (1, 1)
         assert len(trips) <= 2
     assert 10 < at < 59
 
 
 def test_a_trip_whose_loop_has_stopped_is_given_up(monkeypatch):
     monkeypatch.setattr(module, "STUCK_S", 0.01)
-    latecomers = Latecomers(Twin(lambda key, calls: tuple((1, 1) for _ in calls), None))
-    latecomers._under_way["key"] = module._Latecomer(0, (7, 1, 1, 1), threading.Event())
-    assert run(latecomers.ask, "key", 1, (7, 1, 1, 1)) == (1, 1)
+    late_calls = LateCalls(Twin(lambda key, calls: tuple((1, 1) for _ in calls), None))
+    late_calls._under_way["key"] = module._LateCall(0, (7, 1, 1, 1), threading.Event())
+    assert run(late_calls.ask, "key", 1, (7, 1, 1, 1)) == (1, 1)
 
 
 def test_slots_of_two_stores_do_not_go_on_one_trip():
@@ -259,12 +259,12 @@ def test_slots_of_two_stores_do_not_go_on_one_trip():
         trips.append(calls)
         return tuple((1, 1) for _ in calls)
 
-    latecomers = Latecomers(Twin(late, None))
-    latecomers._waiting["key"] = [
-        module._Latecomer(1, (-9, 1, 1, 1), threading.Event()),
-        module._Latecomer(2, (-8, 1, 1, 1), threading.Event()),
+    late_calls = LateCalls(Twin(late, None))
+    late_calls._waiting["key"] = [
+        module._LateCall(1, (-9, 1, 1, 1), threading.Event()),
+        module._LateCall(2, (-8, 1, 1, 1), threading.Event()),
     ]
-    run(latecomers.ask, "key", 3, (7, 1, 1, 1))
+    run(late_calls.ask, "key", 3, (7, 1, 1, 1))
     assert trips == [((-9, 1, 1, 1), (-8, 1, 1, 1)), ((7, 1, 1, 1),)]
 
 

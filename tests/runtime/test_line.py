@@ -44,7 +44,7 @@ def test_who_is_due_together_goes_by_turn_and_then_by_coming():
 def test_only_the_first_is_called_and_only_when_due(now, rung):
     line, bells = Line(), [Bell(), Bell()]
     for due, bell in zip((10, 10), bells, strict=True):
-        line.lie_down(line.join(due, 0), bell)
+        line.begin_wait(line.join(due, 0), bell)
     line.call_first(now)
     assert [bell.rung for bell in bells] == [rung, 0]
 
@@ -52,7 +52,7 @@ def test_only_the_first_is_called_and_only_when_due(now, rung):
 def test_a_clock_that_goes_back_leaves_nobody_uncalled():
     line, bell = Line(), Bell()
     line.call_first(10)
-    line.lie_down(line.join(10, 0), bell)
+    line.begin_wait(line.join(10, 0), bell)
     line.call_first(3)
     assert bell.rung == 1
 

@@ -6,7 +6,7 @@ import time
 import anyio
 import pytest
 
-from shapekit._runtime.threads import GIVING_BACK, Errand, Workers
+from shapekit._runtime.threads import GIVING_BACK, ThreadCall, Workers
 
 PATIENCE_S = 20.0
 
@@ -42,15 +42,15 @@ async def test_a_task_that_goes_with_its_answer_on_the_way_does_not_wait_until_t
         assert may_answer.wait(PATIENCE_S)
         return 7
 
-    errand = Errand(call, giver)
+    thread_call = ThreadCall(call, giver)
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(errand.run, Workers())
+            tasks.start_soon(thread_call.run, Workers())
             assert await anyio.to_thread.run_sync(asked.wait, PATIENCE_S)
             # From here on the loop does nothing else, so the task cannot hear of its answer.
             may_answer.set()
             give_up = time.monotonic() + PATIENCE_S
-            while not errand._done:
+            while not thread_call._done:
                 assert time.monotonic() < give_up
             scope.cancel()
     assert giver.given == []
@@ -71,7 +71,7 @@ async def test_a_thread_that_comes_last_gives_back_itself(giver):
     giver.may.set()
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(Errand(call, giver).run, Workers())
+            tasks.start_soon(ThreadCall(call, giver).run, Workers())
             assert await anyio.to_thread.run_sync(asked.wait, PATIENCE_S)
             scope.cancel()
     assert giver.given == []
@@ -84,5 +84,5 @@ async def test_a_thread_that_comes_last_gives_back_itself(giver):
 
 @pytest.mark.anyio
 async def test_what_was_heard_is_kept(giver):
-    assert await Errand(lambda: 7, giver).run(Workers()) == 7
+    assert await ThreadCall(lambda: 7, giver).run(Workers()) == 7
     assert giver.given == []

@@ -22,7 +22,7 @@ from shapekit._runtime.event import AsyncAlarm
 from shapekit.algorithms.queue.queue import CONFIRM
 from shapekit.integrations.celery import worker as celery_holds
 from shapekit.integrations.celery import worker as celery_worker
-from shapekit.integrations.celery.worker import Holds, Lobby
+from shapekit.integrations.celery.worker import Holds, MessageBuffer
 from shapekit.target import Target
 from shapekit.testing import FaultyStore
 
@@ -283,9 +283,9 @@ class VirtualWorker:
         monkeypatch.setattr(celery_holds, "time", time)
         app = SimpleNamespace(conf=_Conf(), tasks={})
         consumer = SimpleNamespace(app=app, connection_errors=(), channel_errors=(), timer=self)
-        self.lobby = Lobby(consumer)
-        self.lobby._park = self
-        self.lobby._is_open = True
+        self.buffer = MessageBuffer(consumer)
+        self.buffer._park = self
+        self.buffer._is_open = True
 
     def call_after(self, length_s, call):
         entry = SimpleNamespace(call=call, is_over=False)
@@ -322,25 +322,25 @@ def worker(monkeypatch):
 
 
 def test_an_idle_celery_worker_runs_one_script_a_second_at_most(worker):
-    worker.lobby._look_in(0.0)
+    worker.buffer._look_in(0.0)
     assert 45 <= worker.run(MINUTE_S) <= 61
     assert 45 <= worker.run(MINUTE_S) <= 61
 
 
 def test_so_it_does_where_messages_are_parked_for_an_hour(worker):
     worker.next_s = 3_600.0
-    worker.lobby._look_in(0.0)
+    worker.buffer._look_in(0.0)
     assert 45 <= worker.run(MINUTE_S) <= 61
 
 
 def test_a_message_that_is_parked_here_is_looked_for_in_time(worker):
-    worker.lobby._look_in(0.0)
+    worker.buffer._look_in(0.0)
     worker.run(10.0)
     before = worker.scripts
-    worker.lobby._look_in(0.3)
+    worker.buffer._look_in(0.3)
     worker.run(0.3)
     assert worker.scripts == before + 1
-    worker.lobby._look_in(50.0)
+    worker.buffer._look_in(50.0)
     assert 45 <= worker.run(MINUTE_S) <= 62
 
 
@@ -355,10 +355,10 @@ def test_a_held_key_costs_a_celery_worker_few_trips(worker, keys):
             return max(0.0, 900.0 - worker.now)
 
     holds, shaper = Holds(), Held()
-    worker.lobby._holds = holds
+    worker.buffer._holds = holds
     for number in range(keys):
         holds.note(shaper, SimpleNamespace(key=f"key {number}"), worker)
-    worker.lobby._look_in(0.0)
+    worker.buffer._look_in(0.0)
     noted, Held.asked = worker.scripts, 0
     assert noted == keys
     assert worker.run(MINUTE_S) <= 61 + 2 * keys

@@ -66,14 +66,14 @@ def test_a_forecast_is_what_happens_if_it_is_done(name, story, calls):
 def test_very_many_calls_under_several_limits_are_few_steps(args, options, calls, last_in):
     shaper = Shaper(*args, clock=ManualClock(1_000), **options)
     seen = []
-    course = prospects._Course
+    simulation = prospects._Simulation
 
-    class Counted(course):
+    class Counted(simulation):
         def play(self, calls):
             seen.append(calls)
             super().play(calls)
 
-    with patch.object(prospects, "_Course", Counted):
+    with patch.object(prospects, "_Simulation", Counted):
         assert shaper.forecast(calls).last_in == pytest.approx(last_in, rel=1e-12)
     assert 0 < sum(seen) <= prospects.MAX_PLAYED
 

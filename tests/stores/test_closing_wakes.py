@@ -46,7 +46,7 @@ def store(request, tmp_path):
 
 def budget(store):
     budget = LLMBudget(tokens="1/h", store=store, name="n")
-    waits = budget._books.purses[0].policy.shaper.core.sleepers
+    waits = budget._books.budget_limits[0].policy.shaper.core.sleepers
     return budget.admit(1), budget.admit(1), waits
 
 

@@ -187,8 +187,8 @@ def test_the_garbage_collector_stops_tracking_what_is_kept(leave):
     # Tuples in tuples: each collection comes one level further out.
     for _ in range(10):
         gc.collect()
-    shelves = [shelf for _, shelf in store._records.shelves() if shelf.ends]
-    kept = [state for shelf in shelves for state in shelf.states.values()]
+    tables = [table for _, table in store._records.tables() if table.ends]
+    kept = [state for table in tables for state in table.states.values()]
     assert len(kept) == 100
     assert not any(map(gc.is_tracked, kept))
     assert not any(map(gc.is_tracked, (page.keys for page in store._line if len(page.keys) == 64)))

@@ -26,7 +26,7 @@ class Looks(dict):
         return super().get(key)
 
 
-class CountingShelf(memory._Shelf):
+class CountingShelf(memory._Table):
     __slots__ = ()
 
     def __init__(self, program):
@@ -37,7 +37,7 @@ class CountingShelf(memory._Shelf):
 @pytest.fixture
 def looks(monkeypatch):
     """How many keys sweeping has looked at, in stores that are made from now on."""
-    monkeypatch.setattr(memory, "_Shelf", CountingShelf)
+    monkeypatch.setattr(memory, "_Table", CountingShelf)
     monkeypatch.setattr(Looks, "count", 0)
     return lambda: Looks.count
 

@@ -104,9 +104,9 @@ class Twin:
 def states(store):
     # A shelf is made by binding, also where nothing is stored; sweeping depends on how often it is asked.
     return {
-        (name, shelf.program): (dict(shelf.states), dict(shelf.ends))
-        for name, shelf in store._records.shelves()
-        if shelf.ends
+        (name, table.program): (dict(table.states), dict(table.ends))
+        for name, table in store._records.tables()
+        if table.ends
     }
 
 

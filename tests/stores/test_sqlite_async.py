@@ -8,7 +8,7 @@ import anyio.lowlevel
 import pytest
 
 from shapekit import GCRA, Gate, ManualClock, Quota, Shaper, SlidingWindowLog, StoreUnavailableError, all_of
-from shapekit._runtime.threads import Errand
+from shapekit._runtime.threads import ThreadCall
 from shapekit.algorithms.base import CHECK, DEBIT, PEEK, REFUND
 from shapekit.algorithms.queue.queue import CANCEL, CONFIRM, HOLD, LOOK, MARK, RESERVE, RESUME, SETTLE
 from shapekit.stores.sqlite import SQLiteStore
@@ -174,16 +174,16 @@ def test_asyncio_cancels_a_task_whose_call_is_done_already(store, clock, given_b
     # The answer is on its way to the task, and before the task gets to see it somebody cancels it.
     shaper = Shaper("1/day", max_wait=0, name="name", store=store)
     answered = threading.Event()
-    work = Errand.work
+    work = ThreadCall.work
 
-    def working(errand):
+    def working(thread_call):
         try:
-            return work(errand)
+            return work(thread_call)
         finally:
             answered.set()
 
     async def main():
-        monkeypatch.setattr(Errand, "work", working)
+        monkeypatch.setattr(ThreadCall, "work", working)
         clock.stopping = True
         task = asyncio.ensure_future(shaper.areserve())
         assert await asyncio.to_thread(clock.inside.acquire, timeout=PATIENCE_S)

@@ -72,11 +72,11 @@ def worked_out(seen, name, trial, key):
     places = [(name, "", key)]
     if trial.apart:
         places = [(name, *place) for place in zip(trial.program.names, key, strict=True)]
-    sightings = [seen.get(place) for place in places]
-    states = [sighting and sighting.state for sighting in sightings]
-    if not any(sightings):
+    live_keys = [seen.get(place) for place in places]
+    states = [live_key and live_key.state for live_key in live_keys]
+    if not any(live_keys):
         return None
-    now, skew = next(sighting[5:] for sighting in sightings if sighting)
+    now, skew = next(live_key[5:] for live_key in live_keys if live_key)
     state, program = (tuple(states) if trial.apart else states[0]), trial.program
     if trial.is_queue or trial.is_room:
         return state
@@ -92,7 +92,7 @@ def test_it_sees_the_states_as_they_are(make_store, kind):
         name = f"{NAME} {number}"
         play(rng, store, clock, name, trial)
         for _ in range(3):
-            seen = {sighting[:3]: sighting for sighting in store.survey(f"{name}:")}
+            seen = {live_key[:3]: live_key for live_key in store.survey(f"{name}:")}
             for index in range(3):
                 key = key_of(trial, index)
                 told = worked_out(seen, name, trial, key)
@@ -101,7 +101,7 @@ def test_it_sees_the_states_as_they_are(make_store, kind):
                     compared += 1
             clock.advance(rng.randrange(trial.scale_us // 4 + 1) / SECOND_US)
         programs = trial.program.parts if trial.apart else (trial.program,)
-        assert {sighting.program for sighting in seen.values()} <= {*programs}
+        assert {live_key.program for live_key in seen.values()} <= {*programs}
     assert compared > 3
     store.reset_all(NAME)
     assert list(store.survey(NAME)) == []
@@ -112,8 +112,8 @@ def test_it_shows_what_keys_shows(make_store):
     for name in ("a", "a:b", "{}"):
         gate = Gate(GCRA("1/h"), name=name, store=store)
         assert all(gate.check(key) for key in ("", "b:c", "}", "é" * 3))
-    assert sorted(sighting.shown for sighting in store.survey()) == sorted(store.keys())
-    assert {sighting.shown for sighting in store.survey("a:b")} == set(store.keys("a:b"))
+    assert sorted(live_key.shown for live_key in store.survey()) == sorted(store.keys())
+    assert {live_key.shown for live_key in store.survey("a:b")} == set(store.keys("a:b"))
 
 
 def test_it_prolongs_and_changes_nothing_on_redis():
@@ -160,9 +160,9 @@ def test_clients_may_repeat_and_decode(kind):
             "1/min; 5/h", name="api", store=RedisStore.from_url(shared_server().url, prefix=store.prefix)
         )
         assert all(shaper.reserve("é").accepted for _ in range(2))
-        (sighting,) = store.survey()
-        assert (sighting.shown, sighting.program) == ("api:é", shaper.core.queue)
-        assert sighting.state == shaper.core.look.call("é")[0]
+        (live_key,) = store.survey()
+        assert (live_key.shown, live_key.program) == ("api:é", shaper.core.queue)
+        assert live_key.state == shaper.core.look.call("é")[0]
         shaper.reset("é")
         shaper.core.store.close()
 
@@ -174,8 +174,8 @@ def test_what_nobody_has_told_of_is_seen_as_unknown():
     client.delete("survey-unknown:program:told")
     client.set("survey-unknown:{told:text}", "not ours", px=60_000)
     client.hset("survey-unknown:{told:hash}", "not", "ours")
-    seen = {sighting.key: sighting for sighting in store.survey()}
-    assert {key: sighting.program for key, sighting in seen.items()} == {"a": None, "text": None}
+    seen = {live_key.key: live_key for live_key in store.survey()}
+    assert {key: live_key.program for key, live_key in seen.items()} == {"a": None, "text": None}
     for key in client.keys("survey-unknown:*"):
         client.delete(key)
     client.close()
@@ -194,8 +194,8 @@ def test_damaged_states_are_seen_as_unknown(make_store, tmp_path):
         (key,) = client.keys(f"{store.prefix}:{{*")
         client.set(key, client.get(key)[:5] + b"\xd9", px=60_000)
         client.close()
-    (sighting,) = store.survey()
-    assert (sighting.program, sighting.state) == (None, None)
+    (live_key,) = store.survey()
+    assert (live_key.program, live_key.state) == (None, None)
 
 
 def test_it_needs_no_slot_in_the_files_queue(tmp_path):
@@ -205,8 +205,8 @@ def test_it_needs_no_slot_in_the_files_queue(tmp_path):
 
     def meanwhile(execute):
         execute("UPDATE records SET state = 'null'")
-        assert [sighting.state is None for sighting in store.survey()] == [False]
-        assert [sighting.shown for sighting in other.sightings("")] == ["api:a"]
+        assert [live_key.state is None for live_key in store.survey()] == [False]
+        assert [live_key.shown for live_key in other.live_keys("")] == ["api:a"]
 
     store._file.transact(meanwhile)
     store.close()
@@ -221,7 +221,7 @@ def test_writers_go_on_while_somebody_looks(make_store):
     met = [next(looking).shown]
     assert gate.check("more")
     assert not gate.check("7")
-    met += [sighting.shown for sighting in looking]
+    met += [live_key.shown for live_key in looking]
     assert {f"api:{key}" for key in range(1_100)} <= set(met)
     assert len(met) == len(set(met))
     store.reset_all("api:")
@@ -231,8 +231,8 @@ def test_a_survey_alone_agrees_with_the_store_on_the_time(tmp_path):
     store = SQLiteStore(tmp_path / "limits.db")
     assert Shaper("1/min", name="api", store=store).reserve("a")
     before = store.clock.now_us()
-    (sighting,) = SqliteSurvey(str(tmp_path / "limits.db")).sightings("")
-    assert before <= sighting.now_us <= store.clock.now_us()
+    (live_key,) = SqliteSurvey(str(tmp_path / "limits.db")).live_keys("")
+    assert before <= live_key.now_us <= store.clock.now_us()
     store.close()
 
 
@@ -240,10 +240,10 @@ def test_what_cannot_be_looked_at_is_said(make_store, tmp_path, refused):
     store = make_store()
     refused(lambda: store.survey(5), "prefix")
     with pytest.raises(StoreUnavailableError, match="cannot read"):
-        list(SqliteSurvey(str(tmp_path / "not-there.db")).sightings(""))
+        list(SqliteSurvey(str(tmp_path / "not-there.db")).live_keys(""))
     assert not (tmp_path / "not-there.db").exists()
     with sqlite3.connect(tmp_path / "others.db") as file:
         file.execute("CREATE TABLE records (id)")
     file.close()
     with pytest.raises(ConfigError, match="is no file of a SQLiteStore"):
-        list(SqliteSurvey(str(tmp_path / "others.db")).sightings(""))
+        list(SqliteSurvey(str(tmp_path / "others.db")).live_keys(""))

@@ -10,7 +10,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from shapekit import GCRA, Gate, RedisStore, Shaper
-from shapekit._runtime.threads import MOST_THREADS, Errand, Workers
+from shapekit._runtime.threads import MOST_THREADS, ThreadCall, Workers
 from shapekit.stores.sqlite import SQLiteStore
 
 from ..redis_server import shared_server
@@ -37,14 +37,14 @@ def stalled(request, tmp_path, monkeypatch):
     """A store whose calls on worker threads do not return before they may; and who is inside."""
     store = request.param(tmp_path)
     may, inside = threading.Event(), threading.Semaphore(0)
-    work = Errand.work
+    work = ThreadCall.work
 
-    def stalled(errand):
+    def stalled(thread_call):
         inside.release()
         assert may.wait(PATIENCE_S)
-        work(errand)
+        work(thread_call)
 
-    monkeypatch.setattr(Errand, "work", stalled)
+    monkeypatch.setattr(ThreadCall, "work", stalled)
     yield store, may, inside
     may.set()
     store.close()

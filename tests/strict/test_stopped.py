@@ -48,7 +48,7 @@ rates, callers = st.sampled_from(["10/s", "49/s", "200/s"]), st.integers(1, 12)
 @example([[(0.0, 0.001), (0.006, 0.818), (0.824, 1.086)]], "10/s", 2)
 # A stop in the middle of a question does not pass for a store that is far away.
 @example([[(0.143, 0.257)], [(0.143, 0.257), (0.258, 0.344)], [(0.138, 0.257)]], "200/s", 8)
-# Calls that are late by less than the grace do not leave together, where latecomers were before them.
+# Calls that are late by less than the grace do not leave together, where late calls were before them.
 @example([[(0.143, 0.259), (0.266, 0.365)]] * 3, "200/s", 8)
 # Nor do calls that are late again, while so many are late that not all get their slots at once.
 @example(

@@ -34,14 +34,14 @@ class LosesUpdates(Wrapped):
     calls = 0
 
     def between(self, apply, name, program, operation, key, args):
-        shelves = list(self._space(name, program).values())
-        befores = [dict(shelf.states) for shelf in shelves]
+        tables = list(self._space(name, program).values())
+        befores = [dict(table.states) for table in tables]
         answer = apply(key, *args)
         if operation == CHECK and answer.allowed:
             self.calls += 1
             if self.calls % 9 == 0:
-                for shelf, before in zip(shelves, befores, strict=True):
-                    shelf.states.update(dict.fromkeys(shelf.states) | before)
+                for table, before in zip(tables, befores, strict=True):
+                    table.states.update(dict.fromkeys(table.states) | before)
         return answer
 
 
@@ -54,10 +54,10 @@ class ForgetsTooEarly(MemoryStore):
 
         def forgetful(key, now, args):
             answer = run(key, now, args)
-            for shelf in space.values():
-                for record, until in shelf.ends.items():
+            for table in space.values():
+                for record, until in table.ends.items():
                     if until > now:
-                        shelf.ends[record] = now + (until - now) // 2
+                        table.ends[record] = now + (until - now) // 2
             return answer
 
         return forgetful
@@ -68,9 +68,9 @@ class ForgetsTooEarly(MemoryStore):
 
         def apply(key, *args):
             now = self.clock.now_us()
-            for shelf in space.values():
-                for record in [record for record, end in shelf.ends.items() if end <= now]:
-                    shelf.chill(record)
+            for table in space.values():
+                for record in [record for record, end in table.ends.items() if end <= now]:
+                    table.chill(record)
             return run(key, now, args)
 
         return apply
@@ -129,11 +129,11 @@ class PersistsDenials(Wrapped):
         if operation == CHECK and not answer.allowed and isinstance(key, tuple):
             space = self._space(name, program)
             for part, record in zip(program.parts, zip(program.names, key, strict=True), strict=True):
-                shelf = space[part]
-                if record not in shelf.ends:
+                table = space[part]
+                if record not in table.ends:
                     now = self.clock.now_us()
-                    shelf.states[record] = part.check(None, now, 1).state
-                    shelf.ends[record] = now + 1_000
+                    table.states[record] = part.check(None, now, 1).state
+                    table.ends[record] = now + 1_000
         return answer
 
 

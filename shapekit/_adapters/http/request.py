@@ -34,7 +34,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple, Self, TypeAlias, TypedDict, Unpack
 
 from shapekit._queue.reservation import Reservation
-from shapekit._runtime.failures import unheard
+from shapekit._runtime.failures import log_failure
 from shapekit._runtime.sleepers import AS_CONFIGURED, max_wait_us
 from shapekit.admission import Admission
 from shapekit.config import PolicyOptions
@@ -48,18 +48,18 @@ from shapekit.shaper import checked_rates
 from shapekit.target import KeyOf, Routes, Target, constantly, key_of, parsed
 
 __all__ = [
-    "Outgoing",
-    "Passage",
     "Reading",
-    "Replied",
+    "RequestShaper",
+    "ResponseView",
     "Shaping",
+    "ShapingInfo",
     "Target",
-    "ahear_body",
     "aobserve",
-    "hear_body",
+    "aobserve_body",
     "may_be_exhausted",
     "may_say",
     "observe",
+    "observe_body",
     "request_options",
     "too_many",
     "translated",
@@ -133,7 +133,7 @@ _UNTOLD = "does not hear what its server says"
 _OTHER_LIMITS = ("quota", "gates", "adaptive", "concurrency")
 
 
-class Passage(NamedTuple):
+class ShapingInfo(NamedTuple):
     """How a request passed: what a response carries under "shapekit"."""
 
     key: str
@@ -162,7 +162,7 @@ class Answer429(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
-    passage: Passage
+    info: ShapingInfo
 
 
 class Reading(NamedTuple):
@@ -193,7 +193,7 @@ class _PlainPlan(NamedTuple):
     cost: int
 
 
-class Outgoing:
+class RequestShaper:
     """How the requests of one client are shaped; made from the keywords of its wrapper.
 
     `wrapper` is how users write the wrapper, so that errors can show the right call.
@@ -261,7 +261,7 @@ class Outgoing:
         self, request: Any, options: Any = None, *, fits_s: float | None = None
     ) -> Admission | None:
         """The admission of a request, for its caller to enter; None if it is not shaped."""
-        wishes = _NO_WISHES if options is None else _Wishes.checked(options)
+        wishes = _NOTHING_SAID if options is None else _PerRequest.checked(options)
         plan = self._routes.find(self._reading.target(request)) or self._main
         if plan is None or wishes.skip:
             return None
@@ -348,7 +348,7 @@ class Outgoing:
         return fits if own_us is None else min(timedelta(microseconds=own_us), fits)
 
 
-class _Wishes(NamedTuple):
+class _PerRequest(NamedTuple):
     """What is said of a single request."""
 
     cost: int | None = None
@@ -377,7 +377,7 @@ class _Wishes(NamedTuple):
         return wishes
 
 
-_NO_WISHES = _Wishes()
+_NOTHING_SAID = _PerRequest()
 _NO_WAITS: Mapping[str, Any] = {}
 
 
@@ -397,7 +397,7 @@ def too_many(error: RateLimitedError) -> Answer429:
         429,
         headers,
         json.dumps(body).encode(),
-        Passage(error.key, error.decision),
+        ShapingInfo(error.key, error.decision),
     )
 
 
@@ -421,7 +421,7 @@ def observe(admission: Admission, response: Any) -> None:
     try:
         admission.observe(response)
     except Exception as error:
-        unheard(error, admission.key, _UNTOLD)
+        log_failure(error, admission.key, _UNTOLD)
 
 
 async def aobserve(admission: Admission, response: Any) -> None:
@@ -429,10 +429,10 @@ async def aobserve(admission: Admission, response: Any) -> None:
     try:
         await admission.aobserve(response)
     except Exception as error:
-        unheard(error, admission.key, _UNTOLD)
+        log_failure(error, admission.key, _UNTOLD)
 
 
-class Replied(NamedTuple):
+class ResponseView(NamedTuple):
     """An answer in the form that `Admission.observe` takes."""
 
     status: int
@@ -453,14 +453,14 @@ def may_be_exhausted(admission: Admission, status: int, content_type: str | None
     )
 
 
-def hear_body(admission: Admission, reply: Replied) -> None:
+def observe_body(admission: Admission, reply: ResponseView) -> None:
     """Hear what a body adds to headers that were observed before."""
     if says_exhausted(error_of(reply.status, reply.body)):
         observe(admission, reply)
 
 
-async def ahear_body(admission: Admission, reply: Replied) -> None:
-    """`hear_body`, awaitable."""
+async def aobserve_body(admission: Admission, reply: ResponseView) -> None:
+    """`observe_body`, awaitable."""
     if says_exhausted(error_of(reply.status, reply.body)):
         await aobserve(admission, reply)
 

@@ -14,18 +14,18 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from shapekit._adapters.http.request import (
-    Outgoing,
-    Passage,
     Reading,
-    Replied,
+    RequestShaper,
+    ResponseView,
     Shaping,
+    ShapingInfo,
     Target,
-    ahear_body,
     aobserve,
-    hear_body,
+    aobserve_body,
     may_be_exhausted,
     may_say,
     observe,
+    observe_body,
     refuse_rate,
     too_many,
     translated,
@@ -37,7 +37,7 @@ from shapekit.errors import ConfigError, RateLimitedError, ShapekitError, StoreU
 from shapekit.feedback.account import MOST_BYTES
 from shapekit.policy import Policy
 
-__all__ = ["HeardStream", "HeldStream", "Transport"]
+__all__ = ["HeldStream", "ObservedStream", "Transport"]
 
 
 class HeldStream:
@@ -85,7 +85,7 @@ class HeldStream:
         return getattr(self._stream, name)
 
 
-class HeardStream:
+class ObservedStream:
     """The body of a response of httpx or httpx2, whose base classes go beside this one.
 
     Nothing of it is changed, and nothing is read early: it is looked at when it has been read to its end.
@@ -103,7 +103,7 @@ class HeardStream:
         for part in self._stream:
             parts.add(part)
             yield part
-        hear_body(self._admission, self._reply(parts))
+        observe_body(self._admission, self._reply(parts))
 
     def close(self) -> None:
         """Close the body."""
@@ -114,13 +114,13 @@ class HeardStream:
         async for part in self._stream:
             parts.add(part)
             yield part
-        await ahear_body(self._admission, self._reply(parts))
+        await aobserve_body(self._admission, self._reply(parts))
 
     async def aclose(self) -> None:
         """`close`, awaitable."""
         await self._stream.aclose()
 
-    def _reply(self, parts: _Beginning) -> Replied:
+    def _reply(self, parts: _Beginning) -> ResponseView:
         body = None
         if not parts.is_too_long:
             # What cannot be decoded the client says itself.
@@ -128,7 +128,7 @@ class HeardStream:
                 body = self._library.Response(
                     self._status, headers=self._headers, content=bytes(parts.body)
                 ).content
-        return Replied(self._status, self._headers, body)
+        return ResponseView(self._status, self._headers, body)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -180,22 +180,22 @@ class Transport:
     held_stream: ClassVar[Any]
     """`HeldStream` as a body of the library's."""
     heard_stream: ClassVar[Any]
-    """`HeardStream` as a body of the library's."""
+    """`ObservedStream` as a body of the library's."""
 
     def __init__(self, transport: Any = None, **options: Any) -> None:
         refuse_rate("transport", transport, type(self).__name__)
         inner = {name: value for name, value in options.items() if name not in Shaping.__annotations__}
         shaping: Any = {name: value for name, value in options.items() if name not in inner}
-        self._settle_on(transport, inner, Outgoing(type(self).__name__, READING, **shaping))
+        self._settle_on(transport, inner, RequestShaper(type(self).__name__, READING, **shaping))
 
     @classmethod
-    def around(cls, transport: Any, outgoing: Outgoing) -> Self:
+    def around(cls, transport: Any, request_shaper: RequestShaper) -> Self:
         """One of several wrappers that shape alike and together."""
         made = cls.__new__(cls)
-        cls._settle_on(made, transport, {}, outgoing)
+        cls._settle_on(made, transport, {}, request_shaper)
         return made
 
-    def _settle_on(self, transport: Any, options: dict[str, Any], outgoing: Outgoing) -> None:
+    def _settle_on(self, transport: Any, options: dict[str, Any], request_shaper: RequestShaper) -> None:
         if transport is not None and not _is_transport(transport):
             raise ConfigError("transport", transport, "is not a transport", "pass one, or none at all")
         known = inspect.signature(self.library.HTTPTransport).parameters
@@ -206,7 +206,7 @@ class Transport:
                 raise ConfigError(
                     name, value, "is for the transport that is made where none is given", "say it there"
                 )
-        self._outgoing = outgoing
+        self._request_shaper = request_shaper
         self._inner = _Inner(self.library, options)
         if transport is not None:
             self._inner |= {_SYNC: transport, _ASYNC: transport}
@@ -214,7 +214,7 @@ class Transport:
     @property
     def policy(self) -> Policy | None:
         """The policy of the requests that no route is for, to hold, resume or forecast it; None without."""
-        return self._outgoing.policy
+        return self._request_shaper.policy
 
     # sending
 
@@ -223,7 +223,7 @@ class Transport:
         # First: to make one takes longer than a slot.
         inner = self._inner[_SYNC]
         try:
-            admission = self._outgoing.enter(request, request.extensions.get(NAME))
+            admission = self._request_shaper.enter(request, request.extensions.get(NAME))
         except (RateLimitedError, StoreUnavailableError) as error:
             return self._refused(error)
         if admission is None:
@@ -233,7 +233,7 @@ class Transport:
         except BaseException as error:
             admission.__exit__(type(error), error, error.__traceback__)
             raise
-        response.extensions[NAME] = Passage.of(admission)
+        response.extensions[NAME] = ShapingInfo.of(admission)
         try:
             if admission.holds_permit:
                 if response.is_closed:
@@ -243,7 +243,7 @@ class Transport:
             if may_say(admission, response.status_code, response.headers.raw):
                 admission.target = _target(request)
                 observe(admission, response)
-                self._hear_body(admission, response)
+                self._observe_body(admission, response)
         except BaseException:
             response.close()
             raise
@@ -253,7 +253,7 @@ class Transport:
         """`handle_request`, awaitable."""
         inner = self._inner[_ASYNC]
         try:
-            admission = await self._outgoing.aenter(request, request.extensions.get(NAME))
+            admission = await self._request_shaper.aenter(request, request.extensions.get(NAME))
         except (RateLimitedError, StoreUnavailableError) as error:
             return self._refused(error)
         if admission is None:
@@ -263,7 +263,7 @@ class Transport:
         except BaseException as error:
             await admission.__aexit__(type(error), error, error.__traceback__)
             raise
-        response.extensions[NAME] = Passage.of(admission)
+        response.extensions[NAME] = ShapingInfo.of(admission)
         try:
             if admission.holds_permit:
                 if response.is_closed:
@@ -273,22 +273,22 @@ class Transport:
             if may_say(admission, response.status_code, response.headers.raw):
                 admission.target = _target(request)
                 await aobserve(admission, response)
-                self._hear_body(admission, response)
+                self._observe_body(admission, response)
         except BaseException as error:
             await given_back(error, response.aclose)
             raise
         return response
 
-    def _hear_body(self, admission: Admission, response: Any) -> None:
+    def _observe_body(self, admission: Admission, response: Any) -> None:
         """Look at the body once it was read, unless it was before and has been observed."""
         content_type = response.headers.get("content-type")
         if not response.is_closed and may_be_exhausted(admission, response.status_code, content_type):
             response.stream = self.heard_stream(response.stream, admission, self.library, response)
 
     def _refused(self, error: RateLimitedError | StoreUnavailableError) -> Any:
-        if self._outgoing.responds and isinstance(error, RateLimitedError):
-            status, headers, body, passage = too_many(error)
-            return self.library.Response(status, headers=headers, content=body, extensions={NAME: passage})
+        if self._request_shaper.responds and isinstance(error, RateLimitedError):
+            status, headers, body, info = too_many(error)
+            return self.library.Response(status, headers=headers, content=body, extensions={NAME: info})
         raise translated(error, self.refusals)
 
     # what a client does beside sending
@@ -331,7 +331,7 @@ class Transport:
         return f"{type(self).__name__}({next(iter(self._inner.values()), self._inner.options)!r})"
 
 
-def shape_client(client: Any, kind: type[Transport], outgoing: Outgoing) -> None:
+def shape_client(client: Any, kind: type[Transport], request_shaper: RequestShaper) -> None:
     """Wrap a client's transport, its proxies and its mounts, in place."""
     own, mounts = client._transport, client._mounts  # noqa: SLF001 - httpx has no other names for them
     if any(isinstance(transport, kind) for transport in (own, *mounts.values())):
@@ -341,10 +341,10 @@ def shape_client(client: Any, kind: type[Transport], outgoing: Outgoing) -> None
             "is shaped already: each request would wait twice",
             "shape it once; give several limits to one policy, or to routes=",
         )
-    client._transport = kind.around(own, outgoing)  # noqa: SLF001
+    client._transport = kind.around(own, request_shaper)  # noqa: SLF001
     for pattern, transport in mounts.items():
         if transport is not None:
-            mounts[pattern] = kind.around(transport, outgoing)
+            mounts[pattern] = kind.around(transport, request_shaper)
 
 
 def _host(request: Any) -> str:

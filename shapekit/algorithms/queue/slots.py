@@ -121,7 +121,7 @@ Asked: TypeAlias = tuple[int, int | None, int]
 """The cost, the longest wait, and a nonce that names the generation if this is the key's first call."""
 
 
-class Given(NamedTuple):
+class Placement(NamedTuple):
     """A place for a newcomer, and the places that are left."""
 
     free: Free
@@ -168,7 +168,7 @@ class Places(Value):
         is_full = len(kept) * pages.PAGE > MOST and pages.count(kept) > MOST
         return None if is_full else (kept, singles)
 
-    def first(self, free: Free, cost: int) -> Given | None:
+    def first(self, free: Free, cost: int) -> Placement | None:
         """The first place with at least this cost."""
         rows, singles = free
         single: Single | None = next((one for page in singles for one in page if one[3] >= cost), None)
@@ -178,8 +178,8 @@ class Places(Value):
             start, _, due, tail, newest, *offsets = row
             receipts = self._constraints.receipts_at(due, offsets)
             single = (start, start + self._slot, due, 1, (tail, newest), receipts)
-            return Given((rest, singles), single)
-        return None if single is None else Given((rows, pages.without(singles, single)), single)
+            return Placement((rest, singles), single)
+        return None if single is None else Placement((rows, pages.without(singles, single)), single)
 
     def retracted(
         self, free: Free, undo: tuple[int, int], parts: States, at: int, ahead: Ahead

@@ -148,9 +148,9 @@ class Loop:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            errand = asyncio.create_task(self._give_back(remote, operation, keys, args, task))
-            self._errands.add(errand)
-            errand.add_done_callback(self._errands.discard)
+            thread_call = asyncio.create_task(self._give_back(remote, operation, keys, args, task))
+            self._errands.add(thread_call)
+            thread_call.add_done_callback(self._errands.discard)
             raise
 
     async def _answers(

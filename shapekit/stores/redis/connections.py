@@ -5,9 +5,10 @@ default. Here a command is sent on a connection that no other call uses meanwhil
 the server itself has said that it did not run it. Where a reply is lost the caller is told that the store
 is unavailable, and at most this one call was charged for nothing.
 
-- `Kept`, `AsyncKept`: the pool of a client that the store made. The connection that was used last is used
-  next. It is examined only where it was idle for a while, or another one has failed since: that takes as
-  long as the command itself. A caller's own client lends its connections by its own pool's rules.
+- `OwnConnections`, `AsyncOwnConnections`: the pool of a client that the store made. The connection that was
+  used last is used next. It is examined only where it was idle for a while, or another one has failed
+  since: that takes as long as the command itself. A caller's own client lends its connections by its own
+  pool's rules.
 - `Link`: the way from a command to its server, through a cluster or a Sentinel.
 - `Map`: what a cluster's client knows of its servers, whom to doubt, and where to go on to.
 """
@@ -143,7 +144,7 @@ def packed(command: tuple[Any, ...]) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
 
 
-class Kept:
+class OwnConnections:
     """Ours alone, at most as many as the pool allows; a thread that finds none free waits a little.
 
     Idle ones are whole: one whose call was given up in the midst of it is closed and never seen again.
@@ -225,7 +226,7 @@ class Kept:
             connection.disconnect()
 
 
-_KEPT: forks.Living[Kept] = forks.Living()
+_KEPT: forks.WeakRegistry[OwnConnections] = forks.WeakRegistry()
 
 
 def _begin_all() -> None:
@@ -264,7 +265,7 @@ def _replied(connection: Any, command: bytes, *, asking: bool = False) -> Any:
         return error
 
 
-class AsyncKept:
+class AsyncOwnConnections:
     """Ours alone, on one event loop; a task that finds none free waits for one."""
 
     def __init__(self, pool: Any, most: int, timeout_s: float) -> None:
@@ -409,7 +410,7 @@ class Link:
     An asynchronous client is asked by `asay`, on the event loop where it is used.
     """
 
-    def __init__(self, client: Any, kept: Kept | AsyncKept | None = None) -> None:
+    def __init__(self, client: Any, kept: OwnConnections | AsyncOwnConnections | None = None) -> None:
         self._client = client
         self._kept: Any = kept
         self.is_cluster = hasattr(client, "get_node_from_key")

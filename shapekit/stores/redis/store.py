@@ -32,7 +32,7 @@ from shapekit.stores.base import (
     check_prefix,
     of_two_kinds,
 )
-from shapekit.stores.encoding import MISFITS, Sighting, known_programs, plain_text, sound
+from shapekit.stores.encoding import MISFITS, LiveKey, known_programs, plain_text, sound
 
 try:
     from redis import ConnectionPool, Redis, RedisError
@@ -45,7 +45,7 @@ except ImportError:
     raise missing("RedisStore", "redis") from None
 
 from shapekit.stores.redis.batching import Loop, Loops
-from shapekit.stores.redis.connections import AsyncKept, Kept, Link, unavailable
+from shapekit.stores.redis.connections import AsyncOwnConnections, Link, OwnConnections, unavailable
 from shapekit.stores.redis.protocol import Conversation, Keyspace, RedisProgram
 from shapekit.stores.redis.script import survey_script
 from shapekit.stores.settings import Stored, settings_name
@@ -99,7 +99,7 @@ class RedisStore(Store):
         self._programs: dict[str, dict[Program, RedisProgram]] = {}
         self._writers: dict[int, Program] = {}
         self._lock = forks.lock()
-        self._kept: Kept | None = None
+        self._kept: OwnConnections | None = None
         self._survey: RedisSurvey | None = None
         self._closed = False
 
@@ -113,7 +113,7 @@ class RedisStore(Store):
         bounds: dict[str, Any] = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
         pool = _pool_of(url, bounds)
         store = cls(Redis(connection_pool=pool), clock=clock, prefix=prefix)
-        store._kept = Kept(pool, TIMEOUT_S)
+        store._kept = OwnConnections(pool, TIMEOUT_S)
         store._link = Link(store._client, store._kept)
         store._loops = Loops(partial(_connected, url, bounds), many=True)
         return store
@@ -204,12 +204,12 @@ class RedisStore(Store):
     def keys(self, prefix: str = "") -> Iterator[str]:
         return iter([self._keyspace.shown(key) for key in self._found(prefix)])
 
-    def survey(self, prefix: str = "") -> Iterator[Sighting]:
+    def survey(self, prefix: str = "") -> Iterator[LiveKey]:
         """The live keys with their programs and states, to look at; nothing is written or prolonged."""
         client = self._client_to_look(prefix)
         if self._survey is None:
             self._survey = RedisSurvey(client, self._keyspace, self.clock, injected=self.clock_decides)
-        return self._survey.sightings(self._found(prefix))
+        return self._survey.live_keys(self._found(prefix))
 
     def programs(self, name: str) -> list[Described]:
         """The programs that are known to write under a name; it remembers them when all its keys are idle."""
@@ -350,7 +350,9 @@ def _connected(url: str, bounds: dict[str, Any]) -> Link:
     """A link of ours for one event loop."""
     client = AsyncRedis.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **bounds)
     options = client.connection_pool.connection_kwargs
-    kept = AsyncKept(client.connection_pool, MOST_CONNECTIONS, options["socket_timeout"] or TIMEOUT_S)
+    kept = AsyncOwnConnections(
+        client.connection_pool, MOST_CONNECTIONS, options["socket_timeout"] or TIMEOUT_S
+    )
     options["socket_timeout"] = None
     return Link(client, kept)
 
@@ -383,7 +385,7 @@ class RedisSurvey:
         self._injected = injected
         self._programs: dict[Writer, Described] = {}
 
-    def sightings(self, keys: Iterator[bytes]) -> Iterator[Sighting]:
+    def live_keys(self, keys: Iterator[bytes]) -> Iterator[LiveKey]:
         """What stands at these keys, as far as something still does."""
         try:
             while batch := list(islice(keys, AT_ONCE)):
@@ -391,7 +393,7 @@ class RedisSurvey:
         except RedisError as error:
             raise unavailable(error) from error
 
-    def _seen(self, keys: Sequence[bytes]) -> Iterator[Sighting]:
+    def _seen(self, keys: Sequence[bytes]) -> Iterator[LiveKey]:
         places = [self._keyspace.place(key) for key in keys]
         raws = self._asked([("GET", key) for key in keys])
         tags = [tag_of(raw) for raw in raws]
@@ -410,7 +412,7 @@ class RedisSurvey:
             if sent is not None and program is not None:
                 with suppress(*MISFITS, StoreUnavailableError):
                     state = sound(program, program.state_received(sent), now, skew)
-            yield Sighting(*place, None if state is None else program, state, now, skew)
+            yield LiveKey(*place, None if state is None else program, state, now, skew)
 
     def _learn(self, writers: Iterable[Writer]) -> None:
         """Ask what those programs are that were not met before."""

@@ -21,8 +21,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from shapekit._runtime import background as afterwards
-from shapekit._runtime import forks
+from shapekit._runtime import background, forks
 from shapekit.clock import Clock
 from shapekit.errors import StoreUnavailableError, span_words
 from shapekit.events import EVERYWHERE, StoreBack, StoreLost
@@ -161,7 +160,7 @@ class Attempt:
             self._breaker.lost(self._term, error)
             return True
         elif isinstance(error, GeneratorExit):
-            afterwards.do(self._breaker.undecided, self._term)  # thrown away, it takes no lock
+            background.do(self._breaker.undecided, self._term)  # thrown away, it takes no lock
         else:
             self._breaker.undecided(self._term)
         return False

@@ -362,7 +362,7 @@ def _inode(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-_FILES: forks.Living[SharedFile] = forks.Living()
+_FILES: forks.WeakRegistry[SharedFile] = forks.WeakRegistry()
 forks.resting(lambda: map(SharedFile.resting, _FILES))
 
 

@@ -32,7 +32,7 @@ from shapekit.stores.base import (
 )
 from shapekit.stores.encoding import (
     MISFITS,
-    Sighting,
+    LiveKey,
     known_programs,
     packed,
     plain_bytes,
@@ -187,10 +187,10 @@ class SQLiteStore(Store):
         live = self._file.transact(lambda execute: self._records.live(execute, prefix))
         return iter([shown for shown, _ in live])
 
-    def survey(self, prefix: str = "") -> Iterator[Sighting]:
+    def survey(self, prefix: str = "") -> Iterator[LiveKey]:
         """The live keys with their programs and states, to look at; it does not wait for the file."""
         check_prefix(prefix)
-        return SqliteSurvey(self._file.path, self.clock).sightings(prefix)
+        return SqliteSurvey(self._file.path, self.clock).live_keys(prefix)
 
     def programs(self, name: str) -> list[Described]:
         """The programs that are known to write under a name: of live keys, and of idle ones still here."""
@@ -470,7 +470,7 @@ class SqliteSurvey:
         self._clock: Clock = HostClock() if clock is None else clock
         self._programs: dict[int, Described | None] = {}
 
-    def sightings(self, prefix: str) -> Iterator[Sighting]:
+    def live_keys(self, prefix: str) -> Iterator[LiveKey]:
         """The live keys whose `name:key` begins with the prefix, in the order in which they first came."""
         try:
             uri = f"{Path(self._path).absolute().as_uri()}?mode=ro"
@@ -483,23 +483,23 @@ class SqliteSurvey:
                 while rows := execute(_ROWS, (last, now, AT_ONCE)).fetchall():
                     for last, name, part, key, number, state in rows:  # noqa: B007 - read after the loop
                         place = (plain_text(name), plain_text(part), plain_text(key))
-                        sighting = self._sighting(place, self._program(execute, number), state, now, skew)
-                        if sighting.shown.startswith(prefix):
-                            yield sighting
+                        live_key = self._live_key(place, self._program(execute, number), state, now, skew)
+                        if live_key.shown.startswith(prefix):
+                            yield live_key
         except ConfigError:
             raise
         except (sqlite3.Error, *MISFITS) as error:
             fix = "see whether it is there, intact, and may be read"
             raise StoreUnavailableError(f"cannot read {self._path!r}: {error}; {fix}") from error
 
-    def _sighting(
+    def _live_key(
         self, place: tuple[str, str, str], program: Described | None, state: str, now: int, skew: int
-    ) -> Sighting:
+    ) -> LiveKey:
         try:
             seen: Any = None if program is None else sound(program, unpacked(state), now, skew)
         except (*MISFITS, RecursionError, StoreUnavailableError):
             seen = program = None
-        return Sighting(*place, program, seen, now, skew)
+        return LiveKey(*place, program, seen, now, skew)
 
     def _program(self, execute: Execute, number: int) -> Described | None:
         if number not in self._programs:

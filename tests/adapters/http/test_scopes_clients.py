@@ -50,8 +50,8 @@ def test_httpx(both, github, options):
     transport = wrapper.ShapedTransport(mock(library, github), **options)
     with library.Client(transport=transport) as client:
         passages = [client.get(f"http://api.x{path}").extensions["shapekit"] for path in STORY]
-    assert [passage.delay for passage in passages] == DELAYS
-    assert {passage.key for passage in passages} == {"api.x"}
+    assert [info.delay for info in passages] == DELAYS
+    assert {info.key for info in passages} == {"api.x"}
     assert [seen.at for seen in github.seen] == LEFT
 
 

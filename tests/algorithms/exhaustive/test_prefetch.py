@@ -26,7 +26,7 @@ class Prefetcher(NamedTuple):
     calls: int
     slot: Grant | None = None
     due: int = 0
-    stock: tuple[Grant, ...] = ()
+    buffer: tuple[Grant, ...] = ()
 
 
 class PrefetchRules(Rules):
@@ -37,18 +37,18 @@ class PrefetchRules(Rules):
         yield from super().steps(world)
         for worker in set(world.workers):
             others = without(world.workers, worker)
-            if worker.stock:
+            if worker.buffer:
                 yield self.hands_back(world, worker, others)
                 if world.troubles and worker.slot is None:
                     yield self.crashes(world, worker, others)
 
     def owned(self, worker):
-        return (*super().owned(worker), *worker.stock)
+        return (*super().owned(worker), *worker.buffer)
 
     def asks(self, world, worker, others):
         """A call takes the first slot in stock that is still to come, or its worker some more."""
-        coming = [slot for slot in worker.stock if self.due(world, slot) >= world.now]
-        passed = [slot for slot in worker.stock if slot not in coming]
+        coming = [slot for slot in worker.buffer if self.due(world, slot) >= world.now]
+        passed = [slot for slot in worker.buffer if slot not in coming]
         world = world._replace(ghosts=ranked(*world.ghosts, *passed))
         if not coming:
             further = (AHEAD, SPAN, NONCE)
@@ -59,8 +59,8 @@ class PrefetchRules(Rules):
             world = world._replace(line=line)
             ahead = [slot.due_us - coming[1].due_us for slot in coming[1:]]
             assert max(ahead) <= SPAN, f"owns slots too far ahead: {ahead}"
-        slot, *stock = coming
-        tried = worker._replace(calls=worker.calls - 1, stock=tuple(stock))
+        slot, *buffer = coming
+        tried = worker._replace(calls=worker.calls - 1, buffer=tuple(buffer))
         due = self.due(world, slot)
         if due <= world.now:
             yield "leaves at once", self.leaves(world, others, tried, slot, due)
@@ -69,10 +69,10 @@ class PrefetchRules(Rules):
             yield "takes a slot", world._replace(workers=ranked(*others, waiting))
 
     def hands_back(self, world, worker, others):
-        line, _, _, _ = self.queue.cancel_many(world.line, world.now, worker.stock)
-        passed = [slot for slot in worker.stock if self.is_over(world, slot)]
+        line, _, _, _ = self.queue.cancel_many(world.line, world.now, worker.buffer)
+        passed = [slot for slot in worker.buffer if self.is_over(world, slot)]
         left = world._replace(line=line, late=ranked(*world.late, *passed))
-        return "hands its stock back", left._replace(workers=ranked(*others, worker._replace(stock=())))
+        return "hands its stock back", left._replace(workers=ranked(*others, worker._replace(buffer=())))
 
     # laws
 
@@ -89,7 +89,7 @@ class PrefetchRules(Rules):
 
 
 def in_stock(world: World) -> list[Grant]:
-    return [slot for worker in world.workers for slot in worker.stock]
+    return [slot for worker in world.workers for slot in worker.buffer]
 
 
 def explored(burst: int, workers: int, calls: int, end: int, holds: int = 1) -> int:

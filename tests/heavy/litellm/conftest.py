@@ -69,10 +69,10 @@ def told(heard):
 
 @pytest.fixture
 def heard():
-    return Heard()
+    return StreamUsage()
 
 
-class Heard(CustomLogger):
+class StreamUsage(CustomLogger):
     """The callback that is told last."""
 
     def __init__(self):

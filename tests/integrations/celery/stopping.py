@@ -10,7 +10,7 @@ from itertools import count
 
 from celery.worker import state
 
-from shapekit.integrations.celery.worker import Lobby
+from shapekit.integrations.celery.worker import MessageBuffer
 
 from . import running
 
@@ -18,7 +18,7 @@ LEAST_BEFORE = 8
 
 
 def make_app(url):
-    came, receive = count(1), Lobby.receive
+    came, receive = count(1), MessageBuffer.receive
 
     def received(self, delivery):
         is_accepted = state.reserved_requests <= state.active_requests
@@ -26,5 +26,5 @@ def make_app(url):
             os.kill(os.getpid(), signal.SIGTERM)
         receive(self, delivery)
 
-    Lobby.receive = received
+    MessageBuffer.receive = received
     return running.make_app(url)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from shapekit.integrations.celery.shape import SLIP
+from shapekit.integrations.celery.shape import SLOT_HEADER
 from shapekit.testing import check_pace
 
 from ...redis_server import RedisServer
@@ -195,7 +195,9 @@ def test_a_message_that_is_delivered_again_while_it_waits_takes_another_turn(fle
     with app.connection_for_write() as connection:
         restore = connection.default_channel.qos.restore_by_tag
         # It was parked, came back with its slot, and that is still to come.
-        tag = eventually(lambda: [tag for tag, text in book.hgetall("unacked").items() if SLIP in text])[0]
+        tag = eventually(
+            lambda: [tag for tag, text in book.hgetall("unacked").items() if SLOT_HEADER in text]
+        )[0]
         restore(tag)
     rows = eventually(lambda: len(rows := starts(book, "copied")) >= 9 and rows)
     assert len({row.id for row in rows}) == 8

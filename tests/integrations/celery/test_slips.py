@@ -7,20 +7,20 @@ from celery import Celery
 
 from shapekit import AccountExhaustedError, Decision, MemoryStore, Policy, QueueFullError, QuotaExhaustedError
 from shapekit.integrations.celery import ShapedTask
-from shapekit.integrations.celery.shape import SLIP, Slip
+from shapekit.integrations.celery.shape import SLOT_HEADER, SlotHeader
 
 HEADERS = {"id": "4711", "retries": 2}
 
 
 def travelling(**more):
-    return Slip.travelling({**HEADERS, **more}, Policy("10/s", name="slips").shaper.reserve())
+    return SlotHeader.travelling({**HEADERS, **more}, Policy("10/s", name="slips").shaper.reserve())
 
 
 def test_what_was_written_is_read():
-    slip = travelling(redelivered=True).at(12.5)
-    read = Slip.of({**HEADERS, SLIP: slip.text()})
+    slot_header = travelling(redelivered=True).at(12.5)
+    read = SlotHeader.of({**HEADERS, SLOT_HEADER: slot_header.text()})
     assert (read.attempt, read.slot, read.was_redelivered) == ("4711:2:0", 12.5, True)
-    assert read.text() == slip.text()
+    assert read.text() == slot_header.text()
 
 
 DENIED = Decision(False, 10, 10, 0, 0, 1_000_000)
@@ -36,7 +36,7 @@ DENIED = Decision(False, 10, 10, 0, 0, 1_000_000)
     ids=lambda refused: refused.code,
 )
 def test_a_refusal_is_raised_as_it_was(refused):
-    read = Slip.of({**HEADERS, SLIP: Slip.refused(HEADERS, refused).text()})
+    read = SlotHeader.of({**HEADERS, SLOT_HEADER: SlotHeader.refused(HEADERS, refused).text()})
     assert type(read.error) is type(refused)
     assert str(read.error) == str(refused)
     assert travelling().error is None
@@ -46,16 +46,16 @@ def test_a_refusal_is_raised_as_it_was(refused):
     "text", ["", "x", "[]", "5", "null", "{}", '["4711:2:0"', "[1, 2, 3, 4, 5, 6]", 5, b"\xff"]
 )
 def test_what_cannot_be_read_is_none(text):
-    assert Slip.of({**HEADERS, SLIP: text}) is None
+    assert SlotHeader.of({**HEADERS, SLOT_HEADER: text}) is None
 
 
 def test_that_of_another_attempt_is_none():
     """A retry has the headers of the attempt before it."""
-    slip = travelling()
-    assert Slip.of({**HEADERS, SLIP: slip.text()})
-    assert Slip.of({**HEADERS, "retries": 3, SLIP: slip.text()}) is None
-    assert Slip.of({**HEADERS, "replaced_task_nesting": 1, SLIP: slip.text()}) is None
-    assert Slip.of(HEADERS) is None
+    slot_header = travelling()
+    assert SlotHeader.of({**HEADERS, SLOT_HEADER: slot_header.text()})
+    assert SlotHeader.of({**HEADERS, "retries": 3, SLOT_HEADER: slot_header.text()}) is None
+    assert SlotHeader.of({**HEADERS, "replaced_task_nesting": 1, SLOT_HEADER: slot_header.text()}) is None
+    assert SlotHeader.of(HEADERS) is None
 
 
 def test_a_task_whose_slot_was_taken_by_its_worker_has_a_whole_admission():
@@ -74,8 +74,8 @@ def test_a_task_whose_slot_was_taken_by_its_worker_has_a_whole_admission():
         )
 
     slot = policy.shaper.reserve()
-    slip = Slip.travelling(HEADERS, slot).at(time.monotonic())
-    work.push_request(**HEADERS, **{SLIP: slip.text()}, called_directly=False)
+    slot_header = SlotHeader.travelling(HEADERS, slot).at(time.monotonic())
+    work.push_request(**HEADERS, **{SLOT_HEADER: slot_header.text()}, called_directly=False)
     try:
         assert work.run() == (True, True, 3, policy.shaper.core)
     finally:

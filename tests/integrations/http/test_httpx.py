@@ -8,7 +8,7 @@ import pytest
 
 import shapekit
 from shapekit import ManualClock, Policy, SQLiteStore
-from shapekit._adapters.http.request import Passage
+from shapekit._adapters.http.request import ShapingInfo
 
 URL = "http://api.x/"
 
@@ -52,8 +52,8 @@ def test_requests_leave_when_they_may(both):
     ) as client:
         passages = [client.get(URL).extensions["shapekit"] for _ in range(3)]
     assert clock.now() == 0.2
-    assert [passage.delay for passage in passages] == [0.0, 0.1, 0.1]
-    assert all(isinstance(passage, Passage) and passage.decision.allowed for passage in passages)
+    assert [info.delay for info in passages] == [0.0, 0.1, 0.1]
+    assert all(isinstance(info, ShapingInfo) and info.decision.allowed for info in passages)
 
 
 def test_requests_of_tasks_leave_when_they_may(both, anyio_backend_name):

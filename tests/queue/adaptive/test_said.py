@@ -12,11 +12,11 @@ from shapekit import (
     Shaper,
     shaped,
 )
-from shapekit._adapters.http.request import Outgoing
+from shapekit._adapters.http.request import RequestShaper
 from shapekit._adapters.http.transport import READING
 from shapekit.cli.check import meaning
 from shapekit.cli.top import row_of
-from shapekit.stores.encoding import Sighting
+from shapekit.stores.encoding import LiveKey
 
 BETWEEN = Adaptive(min="1/s", max="50/s")
 
@@ -26,7 +26,7 @@ def test_it_is_said_in_all_the_places_where_a_rate_is():
         Shaper(adaptive=BETWEEN).core.queue
     )
     assert shaped(adaptive=BETWEEN)(lambda: 1).policy.shaper.core.queue.adapts
-    assert Outgoing("ShapedTransport", READING, adaptive=BETWEEN)._main.policy.shaper.core.queue.adapts
+    assert RequestShaper("ShapedTransport", READING, adaptive=BETWEEN)._main.policy.shaper.core.queue.adapts
     assert repr(BETWEEN) == "Adaptive(min='1/s', max='50/s')"
     assert eval(repr(BETWEEN)) == BETWEEN
     assert not Shaper("1/s").core.queue.adapts
@@ -67,7 +67,7 @@ def test_an_operator_sees_the_bounds_and_the_rate(clock):
     store = MemoryStore(clock)
     policy = Policy(adaptive=Adaptive(min="2/s", max="50/s"), store=store, name="api", burst=3)
     state, now, skew = policy.shaper.core.look.call("default")
-    seen = Sighting("api", "", "default", policy.shaper.core.queue, state, now, skew)
+    seen = LiveKey("api", "", "default", policy.shaper.core.queue, state, now, skew)
     assert row_of(seen).limit == "adaptive 2/s to 50/s burst 3"
     policy.shaper.adaptive.stated(60, "1m", age=0)
     policy.shaper.hold(5)

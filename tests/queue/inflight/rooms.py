@@ -2,7 +2,7 @@
 
 import threading
 
-from shapekit._runtime import background as afterwards
+from shapekit._runtime import background
 from shapekit.algorithms.queue.queue import LOOK
 from shapekit.rate import SECOND_US
 
@@ -42,9 +42,9 @@ class Inside:
 
 def given_back():
     """Wait until what was dropped without a word, up to now, is given back."""
-    afterwards.ready()
+    background.ready()
     has_gone_on = threading.Event()
-    afterwards.do(has_gone_on.set)
+    background.do(has_gone_on.set)
     assert has_gone_on.wait(PATIENCE_S)
 
 

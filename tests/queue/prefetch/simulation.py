@@ -8,7 +8,7 @@ import heapq
 import random
 from itertools import count
 
-from shapekit._queue.prefetch import MOST, Ask, GiveBack, Refill, Rest, Stock, Wait
+from shapekit._queue.prefetch import MOST, Ask, GiveBack, Refill, Rest, SlotBuffer, Wait
 from shapekit.algorithms.queue.queue import CANCEL_MANY, RESERVE_MANY
 from shapekit.testing.timelines import queue
 
@@ -67,7 +67,7 @@ class Worker:
         self.world = world
         self.server = server
         queue = server.queue
-        self.stock = Stock(
+        self.buffer = SlotBuffer(
             prefetch_us,
             queue.leaves_by,
             slots=queue.slots(prefetch_us),
@@ -96,13 +96,13 @@ class Worker:
         if self.is_dead:
             return
         if caller.cost == 1:
-            self.stock.come(self.now)
+            self.buffer.come(self.now)
         granted = None
         if not self._waiting:
-            granted = self.stock.take(self.now, caller.cost, caller.bound_us)
+            granted = self.buffer.take(self.now, caller.cost, caller.bound_us)
         if granted is None:
             self._waiting.append(caller)
-            self._tend()
+            self._fetch_on()
         else:
             self._depart(caller, granted)
 
@@ -114,7 +114,7 @@ class Worker:
         def leave():
             if self.is_dead:
                 return
-            if granted[1] and self.stock.known(self.now) is None:
+            if granted[1] and self.buffer.known(self.now) is None:
                 self._confirm(leave)
                 return
             self.left.append((granted[2], self.world.now))
@@ -125,7 +125,7 @@ class Worker:
     def _confirm(self, heard):
         """Whoever leaves asks how the key stands, unless that was heard within a span."""
         self.trips += 1
-        asked_us, doubts = self.now, self.stock.doubts
+        asked_us, doubts = self.now, self.buffer.doubts
 
         def arrive():
             self.server.trips += 1
@@ -133,7 +133,7 @@ class Worker:
             self.world.after(self._way_us(), lambda: back(standing))
 
         def back(standing):
-            self.stock.hear((*standing[:3], standing[4]), self.now - standing[3], asked_us, self.now, doubts)
+            self.buffer.hear((*standing[:3], standing[4]), self.now - standing[3], asked_us, self.now, doubts)
             heard()
 
         self.world.after(self._way_us(), arrive)
@@ -146,24 +146,24 @@ class Worker:
 
     # what a tender does
 
-    def _tend(self):
+    def _fetch_on(self):
         if self._is_away or self.is_dead:
             return
         while self._waiting:
             caller = self._waiting[0]
-            granted = self.stock.take(self.now, caller.cost, caller.bound_us)
+            granted = self.buffer.take(self.now, caller.cost, caller.bound_us)
             if granted is None:
                 break
             del self._waiting[0]
             self._depart(caller, granted)
-        todo = self.stock.next(self.now, len(self._waiting))
-        self.most_owned = max(self.most_owned, len(self.stock))
+        todo = self.buffer.next(self.now, len(self._waiting))
+        self.most_owned = max(self.most_owned, len(self.buffer))
         if isinstance(todo, Rest):
             return
         if isinstance(todo, Wait):
             if todo.until_us != self._wakes_at:
                 self._wakes_at = todo.until_us
-                self.world.after(todo.until_us - self.now, self._tend)
+                self.world.after(todo.until_us - self.now, self._fetch_on)
             return
         self._go(todo)
 
@@ -172,7 +172,7 @@ class Worker:
         self.trips += 1
         callers = self._waiting[:MOST] if isinstance(todo, Refill) else []
         del self._waiting[: len(callers)]
-        asked_us, doubts = self.now, self.stock.doubts
+        asked_us, doubts = self.now, self.buffer.doubts
         there, back = self._way_us(), self._way_us()
 
         def arrive():
@@ -195,12 +195,12 @@ class Worker:
             return
         self._is_away = False
         if standing is not None:
-            self.stock.hear((*standing[:3], standing[4]), self.now - standing[3], asked_us, self.now, doubts)
+            self.buffer.hear((*standing[:3], standing[4]), self.now - standing[3], asked_us, self.now, doubts)
         if granted is not None:
-            answers = self.stock.fill(granted[: len(callers)], granted[len(callers) :], self.now)
+            answers = self.buffer.fill(granted[: len(callers)], granted[len(callers) :], self.now)
             for caller, answer in zip(callers, answers, strict=True):
                 self._depart(caller, answer)
-        self._tend()
+        self._fetch_on()
 
 
 # loads

@@ -94,7 +94,7 @@ def test_in_the_end_nothing_is_owned_and_nobody_tends(store, shaper_on):
     for thread in tenders():
         thread.join(PATIENCE_S)
     assert tenders() == []
-    assert all(len(desk.stock) == 0 for desk in shaper.core.prefetch._desks.values())
+    assert all(len(entry.buffer) == 0 for entry in shaper.core.prefetch._entries.values())
 
 
 def test_closing_hands_back_what_is_owned(store, shaper_on, clock):
@@ -102,7 +102,7 @@ def test_closing_hands_back_what_is_owned(store, shaper_on, clock):
     in_threads([lambda: [shaper.schedule() for _ in range(20)]] * 4)
     tail = store._there.bind("far", shaper.core.queue, LOOK)("default")[0][0]
     shaper.close()
-    assert all(len(desk.stock) == 0 for desk in shaper.core.prefetch._desks.values())
+    assert all(len(entry.buffer) == 0 for entry in shaper.core.prefetch._entries.values())
     assert store._there.bind("far", shaper.core.queue, LOOK)("default")[0][0] <= tail
     with pytest.raises(StoreUnavailableError):
         shaper.reserve()

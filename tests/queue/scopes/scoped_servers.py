@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shapekit._adapters.http.request import Outgoing, Passage, Reading, Target, aobserve, observe
+from shapekit._adapters.http.request import Reading, RequestShaper, ShapingInfo, Target, aobserve, observe
 from shapekit._runtime.event import AsyncAlarm
 
 
@@ -109,25 +109,25 @@ class Client:
 
     def __init__(self, server, **shaping):
         self.server = server
-        self.outgoing = Outgoing("Wrapper", TARGETS, **{**FAST, **shaping})
+        self.request_shaper = RequestShaper("Wrapper", TARGETS, **{**FAST, **shaping})
         self.sent = []
 
     def admission(self, path, method="GET", fits_s=None, **options):
-        return self.outgoing.admission(request_of(path, method), options, fits_s=fits_s)
+        return self.request_shaper.admission(request_of(path, method), options, fits_s=fits_s)
 
     def send(self, path, method="GET", **options):
         with self.admission(path, method, **options) as admission:
             self.sent.append((method, path, self.server.clock.now()))
             admission.target = request_of(path, method)
             observe(admission, self.server(method, path))
-        return Passage.of(admission)
+        return ShapingInfo.of(admission)
 
     async def asend(self, path, method="GET", **options):
         async with self.admission(path, method, **options) as admission:
             self.sent.append((method, path, self.server.clock.now()))
             admission.target = request_of(path, method)
             await aobserve(admission, self.server(method, path))
-        return Passage.of(admission)
+        return ShapingInfo.of(admission)
 
 
 async def until(clock, seconds):

@@ -35,7 +35,7 @@ def held(client):
 @pytest.fixture
 def alike(store):
     """What is stored, to be compared."""
-    return lambda: copy.deepcopy([(shelf.states, shelf.ends) for _, shelf in store._records.shelves()])
+    return lambda: copy.deepcopy([(table.states, table.ends) for _, table in store._records.tables()])
 
 
 # what is held
@@ -68,7 +68,7 @@ def test_a_refusal_about_everything_holds_everything(held, github):
 
 def test_without_a_route_the_whole_key_is_held(github, store):
     client = Client(github, store=store, name="github")
-    policy = client.outgoing._main.policy
+    policy = client.request_shaper._main.policy
     with policy.admit(HOST) as admission:
         github.used["search", 0] = 2
         assert admission.observe(github("GET", "/search")).scope == "search"
@@ -121,7 +121,7 @@ def test_a_turn_too_far_away_is_refused_before_the_wait_for_the_scope(github, st
     client = Client(github, store=store, name="github", rate="1/min", burst=3)
     for number in range(3):
         client.send(f"/search/{number}")
-    client.outgoing._main.policy.shaper.hold("100s", key=HOST)
+    client.request_shaper._main.policy.shaper.hold("100s", key=HOST)
     before = alike()
     with pytest.raises(QueueFullError) as caught:
         client.send("/search/0", max_wait="80s")
@@ -134,17 +134,17 @@ def test_both_waits_count_as_one(github, store):
     client = Client(github, store=store, name="github", rate="1 per 10s", burst=3)
     for number in range(3):
         client.send(f"/search/{number}")
-    shaper = client.outgoing._main.policy.shaper
+    shaper = client.request_shaper._main.policy.shaper
     github.clock.advance(5)
     while shaper.reserve(HOST, max_wait=5):
         pass
-    passage = client.send("/search/0")
-    assert passage.delay == passage.decision.delay == pytest.approx(github.clock.now() - 5)
-    assert passage.delay > 1
+    info = client.send("/search/0")
+    assert info.delay == info.decision.delay == pytest.approx(github.clock.now() - 5)
+    assert info.delay > 1
 
 
 def test_a_timeout_ends_the_wait_and_costs_nothing(held, github, alike):
-    admission = held.outgoing._main.policy.admit(HOST, timeout="2s")
+    admission = held.request_shaper._main.policy.admit(HOST, timeout="2s")
     admission.target = Target("GET", "https", HOST, None, "/search/0")
     before = alike()
     with pytest.raises(TimeoutError, match="after 2 s"), admission:
@@ -171,7 +171,7 @@ async def test_a_turn_that_has_become_too_late_is_refused_in_terms_of_both_waits
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(waits)
         await until(github.clock, 5.95)
-        while client.outgoing._main.policy.shaper.reserve(HOST, max_wait=14):
+        while client.request_shaper._main.policy.shaper.reserve(HOST, max_wait=14):
             pass
     ((now, error),) = told
     assert (now, error.max_wait, error.key) == (6, 18, HOST)
@@ -196,7 +196,7 @@ async def test_a_hold_that_changes_is_obeyed_as_it_is_now(held, github, at, chan
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(waits)
         await until(github.clock, at)
-        change(held.outgoing._main.policy.shaper, scoped(HOST, "search"))
+        change(held.request_shaper._main.policy.shaper, scoped(HOST, "search"))
     assert left == [delay]
 
 
@@ -210,7 +210,7 @@ async def test_a_route_whose_scope_is_learned_meanwhile_waits_no_longer(held, gi
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(waits)
         await until(github.clock, 1.01)
-        held.outgoing._main.policy.scoped.scopes.learn(
+        held.request_shaper._main.policy.scoped.scopes.learn(
             HOST, Target("GET", "https", HOST, None, "/rate_limit"), "core"
         )
     assert left == [1.01]
@@ -222,7 +222,7 @@ async def test_whoever_was_about_to_leave_gives_the_turn_back(github, store):
     client = Client(github, store=store, name="github", rate="1/s", burst=1)
     await client.asend("/search/0")
     await client.asend("/users/a")
-    shaper = client.outgoing._main.policy.shaper
+    shaper = client.request_shaper._main.policy.shaper
     passages = {}
 
     async def later(name, path):
@@ -262,7 +262,7 @@ def test_threads_leave_in_the_order_in_which_they_asked(github, store, clock):
     github.clock, github.limits["search"] = clock, 10**6
     client = Client(github, clock=clock)
     client.send("/search/0")
-    client.outgoing._main.policy.shaper.hold("2s", key=scoped(HOST, "search"))
+    client.request_shaper._main.policy.shaper.hold("2s", key=scoped(HOST, "search"))
     threads = []
     for number in range(8):
         threads.append(threading.Thread(target=client.send, args=(f"/search/in-order/{number}",)))
@@ -279,7 +279,7 @@ def test_a_thread_that_was_about_to_leave_gives_the_turn_back(github):
     clock = github.clock = ManualClock()
     client = Client(github, rate="1/s", burst=1, clock=clock)
     client.send("/search/0")
-    shaper = client.outgoing._main.policy.shaper
+    shaper = client.request_shaper._main.policy.shaper
     thread = threading.Thread(target=client.send, args=("/search/1",))
     thread.start()
     with clock._changed:
@@ -305,13 +305,13 @@ async def test_a_cancelled_wait_leaves_nothing_behind(held, github, alike):
     assert scope.cancelled_caught
     assert alike() == before
     assert len(held.sent) == 4
-    assert not held.outgoing._main.policy.scoped._lines._lines
+    assert not held.request_shaper._main.policy.scoped._lines._lines
     assert (await held.asend("/search/0")).delay == 3
 
 
 @pytest.mark.anyio
 async def test_closing_wakes_whoever_waits(held, github):
-    policy = held.outgoing._main.policy
+    policy = held.request_shaper._main.policy
     told = []
 
     async def waits():

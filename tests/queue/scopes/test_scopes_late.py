@@ -31,7 +31,7 @@ async def test_whoever_placed_a_hold_obeys_it_at_once(far, github):
 async def test_a_turn_that_has_passed_while_it_asked_is_given_back_too(far, clock, github):
     client = Client(github, rate="1/s", burst=1, store=far, name="github")
     await client.asend("/search")
-    shaper = client.outgoing._main.policy.shaper
+    shaper = client.request_shaper._main.policy.shaper
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(client.asend, "/search/1")
         await until(clock, 0.9)
@@ -48,7 +48,7 @@ async def test_the_order_is_kept(far, clock, github):
     github.limits["search"] = 10**6
     client = Client(github, rate="10/s", burst=1, store=far, name="github")
     await client.asend("/search")
-    await client.outgoing._main.policy.shaper.ahold("2s", key=scoped(HOST, "search"))
+    await client.request_shaper._main.policy.shaper.ahold("2s", key=scoped(HOST, "search"))
 
     async def at(number):
         await until(clock, 0.5 + number / 1_000)
@@ -73,7 +73,7 @@ async def test_the_order_is_kept(far, clock, github):
 async def test_whoever_is_cancelled_at_whatever_moment_takes_nothing_along(far, clock, github, after_s):
     client = Client(github, rate="1/s", burst=1, store=far, name="github")
     await client.asend("/search")
-    shaper = client.outgoing._main.policy.shaper
+    shaper = client.request_shaper._main.policy.shaper
     await until(clock, 1)
     await shaper.ahold("2s", key=scoped(HOST, "search"))
     start = clock.now()
@@ -86,7 +86,7 @@ async def test_whoever_is_cancelled_at_whatever_moment_takes_nothing_along(far, 
             await until(clock, start + after_s)
             scope.cancel()
     left = [at for _, _, at in client.sent[1:]]
-    assert not client.outgoing._main.policy.scoped._lines._lines
+    assert not client.request_shaper._main.policy.scoped._lines._lines
     # A request that was under way to the store when it was cancelled may cost one slot: nobody knows of it.
     under_way = 3 if after_s < 0.01 else 1 if left or after_s > 2 else 0
     turn = await shaper.areserve(HOST)
@@ -125,7 +125,7 @@ async def test_what_another_process_has_heard_is_obeyed_and_found_out_once(far, 
     await other.asend("/search/first")
     await other.asend("/repos")
     await until(clock, 1)
-    await holder.outgoing._main.policy.shaper.ahold("5s", key=scoped(HOST, "search"))
+    await holder.request_shaper._main.policy.shaper.ahold("5s", key=scoped(HOST, "search"))
     reserved = far.trips[RESERVE]
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(other.asend, "/search/1")
@@ -148,7 +148,7 @@ async def test_those_who_wait_together_ask_together(far, clock, github):
     client = Client(github, store=far, name="github")
     github.limits["search"] = 10**6
     await client.asend("/search")
-    await client.outgoing._main.policy.shaper.ahold("1s", key=scoped(HOST, "search"))
+    await client.request_shaper._main.policy.shaper.ahold("1s", key=scoped(HOST, "search"))
     asked = far.trips[CONFIRM]
     async with anyio.create_task_group() as tasks:
         for number in range(30):

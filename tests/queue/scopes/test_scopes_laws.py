@@ -72,7 +72,7 @@ def test_everybody_leaves_at_the_first_instant_at_which_the_own_scope_is_not_hel
     client = Client(github, clock=clock, name="github")
     client.send("/users")
     client.send("/search")
-    shaper = client.outgoing._main.policy.shaper
+    shaper = client.request_shaper._main.policy.shaper
     # Requests come at odd tenths of a millisecond, holds begin and end at even ones.
     story = [(at + 0.1, f"/{path}", "GET") for at, path in story]
 

@@ -8,7 +8,7 @@ def test_it_sees_the_keys_of_all_shards(store, name, keys):
     for key in keys:
         for _ in range(3):
             assert shaper.reserve(key)
-    seen = {sighting.key: sighting for sighting in store.survey(f"{name}:")}
+    seen = {live_key.key: live_key for live_key in store.survey(f"{name}:")}
     assert seen.keys() == set(keys)
     for key in keys:
         assert seen[key].program == shaper.core.queue

@@ -17,7 +17,7 @@ def test_keys_that_nobody_uses_any_more_are_forgotten(store, shaper_on):
         shaper.reserve(f"key {number}")
         for thread in tenders():
             thread.join(PATIENCE_S)
-        assert len(shaper.core.prefetch._desks) <= _DESKS
+        assert len(shaper.core.prefetch._entries) <= _DESKS
 
 
 def test_where_no_thread_is_left_those_who_wait_are_told_so(store, shaper_on, monkeypatch):

@@ -1,4 +1,4 @@
-"""`shapekit hold`, `resume` and `reset`: an operator's levers on a shared store.
+"""`shapekit hold`, `resume` and `reset`: what an operator does to keys of a shared store.
 
 They act through the program that wrote a key's state, so every process that shares the key obeys, and
 nothing else about it changes. An idle key has no state, but its name has programs: of its keys in use, or
@@ -17,16 +17,16 @@ from typing import Any, NamedTuple, TypeAlias
 import click
 
 from shapekit._queue.key_status import notice_us
-from shapekit._runtime import ids as nonce
+from shapekit._runtime import ids
 from shapekit.algorithms.queue.queue import CONFIRM, HOLD, MARK, RESUME, LeakyQueue
-from shapekit.cli.main import Complaint
+from shapekit.cli.main import CommandError
 from shapekit.cli.output import counted, json_option, print_json
 from shapekit.cli.top import clock, limit_text, open_store, span, store_option
 from shapekit.errors import ConfigError
 from shapekit.keys import whole_of
 from shapekit.rate import SECOND_US, duration_us
 from shapekit.stores.base import Operation
-from shapekit.stores.encoding import Sighting
+from shapekit.stores.encoding import LiveKey
 from shapekit.stores.redis.protocol import bounded
 
 _BEGINNING = 32
@@ -35,11 +35,11 @@ _EVERY = ":*"
 """Behind a name: all of its keys."""
 _NUMBER = re.compile(r"-?[0-9]*\.?[0-9]+")
 
-Told: TypeAlias = tuple[str, dict[str, Any]]
+Reply: TypeAlias = tuple[str, dict[str, Any]]
 """What was done to a key, in words and for machines."""
 
 
-class Found(NamedTuple):
+class FoundKey(NamedTuple):
     """A key, the program that keeps it, and the store."""
 
     store: Any
@@ -82,11 +82,11 @@ def hold(key: str, length: str, store: str | None, as_json: bool) -> None:
             _say(as_json, *_held(_queue(keys.one(key) or keys.idle(key)), held_us))
 
 
-def _held(found: Found, length_us: int) -> Told:
+def _held(found: FoundKey, length_us: int) -> Reply:
     whole = whole_of(found.key)
     if whole is not None:
-        found._replace(key=whole).apply(MARK, length_us, nonce.fresh())
-    held_us: int = found.apply(HOLD, length_us, nonce.fresh())
+        found._replace(key=whole).apply(MARK, length_us, ids.fresh())
+    held_us: int = found.apply(HOLD, length_us, ids.fresh())
     until = time.time() + held_us / SECOND_US
     how = "is held" if found.in_use else "was not in use, and is held"
     if held_us > length_us:
@@ -124,7 +124,7 @@ def resume(key: str, store: str | None, as_json: bool) -> None:
             _say(as_json, *_resumed(_queue(keys.in_use(key))))
 
 
-def _resumed(found: Found) -> Told:
+def _resumed(found: FoundKey) -> Reply:
     _, _, until_us, now_us, *_ = found.apply(CONFIRM)
     left_us: int = found.apply(RESUME, notice_us(until_us - now_us))
     words = f": calls leave again in {span(left_us / SECOND_US)}" if left_us else " was not held"
@@ -152,87 +152,87 @@ def reset(key: str, yes: bool, store: str | None, as_json: bool) -> None:
 
 
 class Keys:
-    """The keys of a store, as an operator names them. What is wrong with a name is a Complaint."""
+    """The keys of a store, as an operator names them. What is wrong with a name is a CommandError."""
 
     def __init__(self, store: Any, *, shortens: bool) -> None:
         """`shortens`: whether the store shortens very long keys, as Redis does."""
         self._store = store
         self._shortens = shortens
 
-    def in_use(self, asked: str) -> Found:
+    def in_use(self, asked: str) -> FoundKey:
         """A key that is in use."""
         found = self.one(asked)
         if found is None:
-            raise Complaint(f"key={asked!r} is not in use; `shapekit top` shows the keys that are")
+            raise CommandError(f"key={asked!r} is not in use; `shapekit top` shows the keys that are")
         return found
 
-    def one(self, asked: str) -> Found | None:
+    def one(self, asked: str) -> FoundKey | None:
         """A key, if it is in use."""
         if ":" not in asked:
-            raise Complaint(f"key={asked!r} has no name; write name:key, as `shapekit top` shows it")
+            raise CommandError(f"key={asked!r} has no name; write name:key, as `shapekit top` shows it")
         seen = list(self._store.survey(asked[:_BEGINNING]))
-        meant = [sighting for sighting in seen if self._is_meant(sighting, asked)]
+        meant = [live_key for live_key in seen if self._is_meant(live_key, asked)]
         if len(meant) > 1:
-            names = ", ".join(repr(sighting.name) for sighting in meant)
+            names = ", ".join(repr(live_key.name) for live_key in meant)
             fix = "use the program that made it"
-            raise Complaint(f"key={asked!r} is a key of several names ({names}); {fix}")
-        if not meant and any(sighting.shown == asked for sighting in seen):
-            raise Complaint(f"key={asked!r} is shortened; write the whole key, as the program has it")
+            raise CommandError(f"key={asked!r} is a key of several names ({names}); {fix}")
+        if not meant and any(live_key.shown == asked for live_key in seen):
+            raise CommandError(f"key={asked!r} is shortened; write the whole key, as the program has it")
         if not meant:
             return None
-        (sighting,) = meant
-        if sighting.program is None:
+        (live_key,) = meant
+        if live_key.program is None:
             fix = "ask again after its next call"
-            raise Complaint(f"key={asked!r} was written by an unknown program; {fix}")
-        if sighting.part:
-            problem = f"is one part of the composite {sighting.name!r}"
-            raise Complaint(f"key={asked!r} {problem}; use the program that made it")
-        return self._found(sighting.name, sighting.program, asked)
+            raise CommandError(f"key={asked!r} was written by an unknown program; {fix}")
+        if live_key.part:
+            problem = f"is one part of the composite {live_key.name!r}"
+            raise CommandError(f"key={asked!r} {problem}; use the program that made it")
+        return self._found(live_key.name, live_key.program, asked)
 
-    def every(self, asked: str) -> tuple[list[Found], list[str]]:
+    def every(self, asked: str) -> tuple[list[FoundKey], list[str]]:
         """The queues of a name that are in use, and those of its keys that cannot be reached."""
         name = asked.removesuffix(_EVERY)
         found, left = [], []
-        for sighting in self._store.survey(f"{name}:"):
-            if sighting.name != name:
+        for live_key in self._store.survey(f"{name}:"):
+            if live_key.name != name:
                 continue
-            if sighting.program is None or not self._is_meant(sighting, sighting.shown):
-                left.append(sighting.shown)
+            if live_key.program is None or not self._is_meant(live_key, live_key.shown):
+                left.append(live_key.shown)
             else:
-                found.append(_queue(self._found(name, sighting.program, sighting.shown)))
+                found.append(_queue(self._found(name, live_key.program, live_key.shown)))
         if not found and not left:
             fix = f"to hold an idle key write it whole, such as {name}:default"
-            raise Complaint(f"no key of {name!r} is in use; {fix}")
+            raise CommandError(f"no key of {name!r} is in use; {fix}")
         return sorted(found, key=lambda one: one.key), sorted(left)
 
-    def idle(self, asked: str) -> Found:
+    def idle(self, asked: str) -> FoundKey:
         """A key that is not in use, with a program of its name, for a hold is kept in the terms of one."""
         if "*" in asked:
-            raise Complaint(f"key={asked!r} is not in use; all keys of a name are written name:*")
+            raise CommandError(f"key={asked!r} is not in use; all keys of a name are written name:*")
         known: dict[str, list[Any]] = {}
         for programs_of in (self._in_use_of, self._store.programs):
             known = known or {name: programs for name in _names(asked) if (programs := programs_of(name))}
         if len(known) != 1:
             among = f"could be of {' or '.join(map(repr, known))}" if known else "is of no name in the store"
             fix = "check the spelling, or hold it from Python: shaper.hold(…)"
-            raise Complaint(f"key={asked!r} {among}, so its limit is not known; {fix}")
+            raise CommandError(f"key={asked!r} {among}, so its limit is not known; {fix}")
         [(name, programs)] = known.items()
         if len({program.kind for program in programs}) > 1:
             fix = "hold it from Python: shaper.hold(…)"
-            raise Complaint(f"key={asked!r} is of a name that had limits of several kinds; {fix}")
+            raise CommandError(f"key={asked!r} is of a name that had limits of several kinds; {fix}")
         found = [_queue(self._found(name, program, asked, in_use=False)) for program in programs]
         # A hold by any of several is as long. After it a burst has to be earned again: the shortest of them.
         return min(found, key=lambda one: one.program.hold(None, 0, 1, 0)[2])
 
     def _in_use_of(self, name: str) -> list[Any]:
         """The programs of the keys of a name that are in use."""
-        seen = [sighting for sighting in self._store.survey(f"{name}:") if sighting.name == name]
-        return [sighting.program for sighting in seen if sighting.program is not None]
+        seen = [live_key for live_key in self._store.survey(f"{name}:") if live_key.name == name]
+        return [live_key.program for live_key in seen if live_key.program is not None]
 
-    def _found(self, name: str, program: Any, asked: str, *, in_use: bool = True) -> Found:
-        return Found(self._store, name, program, asked[len(name) + 1 :], in_use)
+    def _found(self, name: str, program: Any, asked: str, *, in_use: bool = True) -> FoundKey:
+        return FoundKey(self._store, name, program, asked[len(name) + 1 :], in_use)
 
-    def _is_meant(self, seen: Sighting, asked: str) -> bool:
+    def _is_meant(self, seen: LiveKey, asked: str) -> bool:
         if seen.part or not self._shortens:
             return seen.shown == asked
         before, _, key = asked.partition(f"{seen.name}:")
@@ -255,10 +255,10 @@ def _names(asked: str) -> list[str]:
     return [":".join(parts[:end]) for end in range(1, len(parts))]
 
 
-def _queue(found: Found) -> Found:
+def _queue(found: FoundKey) -> FoundKey:
     """The key, if it can be held."""
     if not isinstance(found.program, LeakyQueue):
-        raise Complaint(
+        raise CommandError(
             f"key={found.shown!r} is a gate ({limit_text(found.program)}), where calls never wait; "
             "only a key of a shaper or a policy can be held"
         )
@@ -272,7 +272,7 @@ def length_us(text: str) -> int:
     except ConfigError:
         problem = "is not a duration above 0 and below 71 years"
         fix = "write seconds, such as 30 or 0.5, or units: 250ms, 5m, 1h30m"
-        raise Complaint(f"time={text!r} {problem}; {fix}") from None
+        raise CommandError(f"time={text!r} {problem}; {fix}") from None
 
 
 def _say(as_json: bool, words: str, told: dict[str, Any]) -> None:
@@ -282,7 +282,7 @@ def _say(as_json: bool, words: str, told: dict[str, Any]) -> None:
         click.echo(words)
 
 
-def _say_all(as_json: bool, told: list[Told], total: str, left: list[str]) -> None:
+def _say_all(as_json: bool, told: list[Reply], total: str, left: list[str]) -> None:
     """What was done to each key, their number, and which keys are left."""
     if as_json:
         print_json([one for _, one in told])
@@ -290,4 +290,4 @@ def _say_all(as_json: bool, told: list[Told], total: str, left: list[str]) -> No
         click.echo("\n".join([*(words for words, _ in told), total]))
     if left:
         problem = f"{counted(len(left), 'key')} not reached, shortened or by an unknown program"
-        raise Complaint(f"{problem} ({', '.join(left)}); write each whole key, as the program has it")
+        raise CommandError(f"{problem} ({', '.join(left)}); write each whole key, as the program has it")

@@ -1,4 +1,4 @@
-"""Latecomers: calls of this process that came too late to their slots, and ask the store for others.
+"""Late calls: calls of this process that came too late to their slots, and ask the store for others.
 
 Those of a key that are late together, as after a stop of the whole process, share a trip and get their new
 slots in the order of the old ones. Whoever comes while a trip is under way goes with the next, and a call
@@ -16,12 +16,12 @@ from shapekit._runtime import forks
 from shapekit._runtime.drivers import Alarm, Driver, Twin
 from shapekit.algorithms.queue.queue import UNKNOWN, Late, Moved
 
-__all__ = ["Latecomers"]
+__all__ = ["LateCalls"]
 
 _numbers = count()
 
 
-class _Latecomer:
+class _LateCall:
     """A call, from when it asks until it has an answer."""
 
     __slots__ = (
@@ -37,15 +37,15 @@ class _Latecomer:
         self.is_gone = self.is_on_trip = False
         self.is_local = call[0] < 0
         """Whether its slot is one that replaces a lost store's."""
-        self.together: list[_Latecomer] = []
+        self.together: list[_LateCall] = []
         """For whom it makes a trip."""
 
-    def __lt__(self, other: _Latecomer) -> bool:
+    def __lt__(self, other: _LateCall) -> bool:
         return (self.order, self._number) < (other.order, other._number)
 
 
-class Latecomers:
-    """The latecomers of one shaper, by key."""
+class LateCalls:
+    """The late calls of one shaper, by key."""
 
     def __init__(self, late: Twin[Any]) -> None:
         self._late = late
@@ -57,13 +57,13 @@ class Latecomers:
     def begin(self) -> None:
         """With nobody: at first, and in a forked child."""
         self._lock = forks.lock()
-        self._waiting: dict[str, list[_Latecomer]] = {}
-        self._under_way: dict[str, _Latecomer] = {}
+        self._waiting: dict[str, list[_LateCall]] = {}
+        self._under_way: dict[str, _LateCall] = {}
         self._behind: dict[str, list[Alarm]] = {}
 
     async def ask(self, driver: Driver, key: str, order: int, call: Late) -> Moved:
         """When the call may leave, and its new slot."""
-        own = _Latecomer(order, call, driver.alarm())
+        own = _LateCall(order, call, driver.alarm())
         try:
             while own.answer is None:
                 self._join(key, own)
@@ -96,7 +96,7 @@ class Latecomers:
         await driver.wait(alarm, STUCK_S)
         return True
 
-    async def _go(self, driver: Driver, key: str, own: _Latecomer) -> None:
+    async def _go(self, driver: Driver, key: str, own: _LateCall) -> None:
         together = own.together
         answers = await driver.ask(self._late, key, tuple([one.call for one in together]))
         # A store that is gone answers nothing: then they leave.
@@ -105,7 +105,7 @@ class Latecomers:
         self.trips += 1
         self._ended(key, own)
 
-    def _join(self, key: str, own: _Latecomer) -> None:
+    def _join(self, key: str, own: _LateCall) -> None:
         """Wait for the next trip; or make it, with all who wait, where none is under way."""
         with self._lock:
             if own.is_on_trip:
@@ -123,7 +123,7 @@ class Latecomers:
                 if apart := [one for one in waiting if one.is_local is not side]:
                     self._waiting[key] = apart
 
-    def _ended(self, key: str, traveller: _Latecomer) -> None:
+    def _ended(self, key: str, traveller: _LateCall) -> None:
         """Wake all after a trip: those who wait begin the next one.
 
         Takes no lock, because a coroutine that is thrown away may get here.
@@ -138,12 +138,12 @@ class Latecomers:
             alarm.set()
 
 
-_ALL: forks.Living[Latecomers] = forks.Living()
+_ALL: forks.WeakRegistry[LateCalls] = forks.WeakRegistry()
 
 
 def _forked() -> None:
-    for latecomers in _ALL:
-        latecomers.begin()
+    for late_calls in _ALL:
+        late_calls.begin()
 
 
 forks.in_child(_forked)

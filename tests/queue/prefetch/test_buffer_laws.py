@@ -51,7 +51,7 @@ class Told:
         elif what == "hold":
             self.server.call(HOLD, size, 7)
             for worker in self.workers:
-                worker.stock.doubt()
+                worker.buffer.doubt()
         else:
             self.asked += 1
             cost = 2 if what == "dear" else 1
@@ -82,7 +82,7 @@ def test_all_that_leave_are_on_one_grid(pace, story, jitter_us, seed):
 def test_everybody_is_answered_and_in_the_end_nobody_owns_anything(pace, story, seed):
     told = Told(pace, story, 20_000, seed).end()
     assert len(told.told) == told.asked
-    assert [len(worker.stock) for worker in told.workers] == [0, 0, 0]
+    assert [len(worker.buffer) for worker in told.workers] == [0, 0, 0]
     # What was taken for nobody is given back or over: who comes next leaves at once.
     _, granted, _, _ = told.server.queue.reserve(told.server.state, told.world.now, (1, None, 7))
     assert granted[:2] == (True, 0)
@@ -148,10 +148,10 @@ def test_what_one_hands_back_the_next_one_uses():
     for _ in range(4):
         one.ask(Caller(lambda _: None))
     world.run(120_000)
-    assert len(one.stock) > 2
+    assert len(one.buffer) > 2
     tail = server.state[0]
     world.run(5 * SECOND)
-    assert len(one.stock) == 0
+    assert len(one.buffer) == 0
     assert server.state[0] < tail
     left = []
     other.ask(Caller(left.append))

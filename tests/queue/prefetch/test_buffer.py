@@ -2,7 +2,7 @@
 
 import pytest
 
-from shapekit._queue.prefetch import Ask, GiveBack, Refill, Rest, Stock, Wait
+from shapekit._queue.prefetch import Ask, GiveBack, Refill, Rest, SlotBuffer, Wait
 from shapekit.algorithms.queue.queue import CANCEL_MANY, RESERVE_MANY
 from shapekit.algorithms.queue.slots import Grant
 
@@ -19,20 +19,20 @@ class Bench:
         world.now = START
         self.server = Server(world, rate, **options)
         queue = self.server.queue
-        self.stock = Stock(
+        self.buffer = SlotBuffer(
             SECOND, queue.leaves_by, slots=queue.slots(SECOND), clock_decides=False, counted=False
         )
         for _ in range(asked):
-            self.stock.come(START)
+            self.buffer.come(START)
         answer = self.server.call(RESERVE_MANY, [(1, None, 7)] * asked, (further, SECOND, 7))
         standing, self.granted = answer
-        self.stock.hear((*standing[:3], standing[4]), 0, START, START, self.stock.doubts)
-        self.told = self.stock.fill(self.granted[:asked], self.granted[asked:], START)
+        self.buffer.hear((*standing[:3], standing[4]), 0, START, START, self.buffer.doubts)
+        self.told = self.buffer.fill(self.granted[:asked], self.granted[asked:], START)
 
 
 def test_turns_are_handed_out_in_their_order():
-    stock = Bench().stock
-    taken = [stock.take(START + 1, 1, None) for _ in range(5)]
+    buffer = Bench().buffer
+    taken = [buffer.take(START + 1, 1, None) for _ in range(5)]
     assert [granted.departs_at_us - START for granted in taken] == [
         100_000,
         200_000,
@@ -41,120 +41,120 @@ def test_turns_are_handed_out_in_their_order():
         500_000,
     ]
     assert [granted.wait_us for granted in taken] == [99_999, 199_999, 299_999, 399_999, 499_999]
-    assert stock.take(START + 1, 1, None) is None
+    assert buffer.take(START + 1, 1, None) is None
 
 
 def test_a_turn_is_good_up_to_its_instant_and_gone_a_microsecond_later():
-    assert Bench().stock.take(START + 100_000, 1, None)[1:3] == (0, START + 100_000)
-    assert Bench().stock.take(START + 100_001, 1, None)[1:3] == (99_999, START + 200_000)
+    assert Bench().buffer.take(START + 100_000, 1, None)[1:3] == (0, START + 100_000)
+    assert Bench().buffer.take(START + 100_001, 1, None)[1:3] == (99_999, START + 200_000)
 
 
 def test_with_a_burst_it_is_good_until_its_place_on_the_grid_begins():
     """The third of a burst of three leaves at once, or up to two slots later."""
     bench = Bench("10/s burst 3", further=4)
     assert [granted.departs_at_us - START for granted in bench.granted] == [0, 0, 0, 100_000, 200_000]
-    late = bench.stock.take(START + 100_000, 1, None)
+    late = bench.buffer.take(START + 100_000, 1, None)
     assert late[1:3] == (0, START + 100_000)
     assert late[8] == bench.granted[1][8]
-    assert bench.stock.take(START + 200_001, 1, None)[8] == bench.granted[3][8]
+    assert bench.buffer.take(START + 200_001, 1, None)[8] == bench.granted[3][8]
 
 
 def test_who_waits_too_long_or_costs_more_goes_to_the_store():
-    stock = Bench().stock
-    assert stock.take(START, 1, 99_999) is None
-    assert stock.take(START, 2, None) is None
-    assert stock.take(START, 1, 100_000)
+    buffer = Bench().buffer
+    assert buffer.take(START, 1, 99_999) is None
+    assert buffer.take(START, 2, None) is None
+    assert buffer.take(START, 1, 100_000)
 
 
 def test_a_turn_that_has_been_owned_for_longer_than_a_span_is_confirmed_first():
     """Who has to wait asks before leaving; so nobody leaves on the spot by what is old."""
-    stock = Bench("10/min", further=1).stock
-    assert stock.take(START + 6 * SECOND, 1, None)[1] == 1
+    buffer = Bench("10/min", further=1).buffer
+    assert buffer.take(START + 6 * SECOND, 1, None)[1] == 1
 
 
 def test_after_a_change_of_its_own_the_stock_is_asked_for_before_anybody_has_it():
-    stock = Bench().stock
-    stock.doubt()
-    assert stock.take(START, 1, None) is None
-    assert stock.known(START) is None
-    assert stock.next(START, 1) == Ask()
-    stock.hear((stock._standing[0], 3 * SECOND, START + 3 * SECOND, 0), 0, START, START, stock.doubts)
-    assert stock.take(START, 1, None)[2] == START + 3 * SECOND + 100_000
+    buffer = Bench().buffer
+    buffer.doubt()
+    assert buffer.take(START, 1, None) is None
+    assert buffer.known(START) is None
+    assert buffer.next(START, 1) == Ask()
+    buffer.hear((buffer._standing[0], 3 * SECOND, START + 3 * SECOND, 0), 0, START, START, buffer.doubts)
+    assert buffer.take(START, 1, None)[2] == START + 3 * SECOND + 100_000
 
 
 def test_what_was_asked_before_a_change_of_its_own_is_not_believed():
     """The answer of a trip that was under way when the key was reset here is that of another life."""
     bench = Bench()
-    stock, before = bench.stock, bench.stock.doubts
-    stock.doubt()
-    stock.hear((99, 0, 0, 0), 0, START, START, stock.doubts)
+    buffer, before = bench.buffer, bench.buffer.doubts
+    buffer.doubt()
+    buffer.hear((99, 0, 0, 0), 0, START, START, buffer.doubts)
     of_old = bench.server.call(RESERVE_MANY, [], (3, SECOND, 7))[1]
-    stock.hear((of_old[0][6], 0, 0, 0), 0, START, START, before)
-    assert stock.fill((), of_old, START) == []
-    assert len(stock) == 0
-    assert stock.known(START)[0] == 99
-    assert len(stock.surrender().grants) == 5 + 3
+    buffer.hear((of_old[0][6], 0, 0, 0), 0, START, START, before)
+    assert buffer.fill((), of_old, START) == []
+    assert len(buffer) == 0
+    assert buffer.known(START)[0] == 99
+    assert len(buffer.surrender().grants) == 5 + 3
 
 
 def test_a_change_of_its_own_is_not_forgotten_by_an_answer_from_before():
-    stock = Bench().stock
-    before = stock.doubts
-    stock.doubt()
-    stock.hear((stock._standing[0], 0, 0, 0), 0, START, START, before)
-    assert stock.take(START, 1, None) is None
-    assert stock.known(START) is None
+    buffer = Bench().buffer
+    before = buffer.doubts
+    buffer.doubt()
+    buffer.hear((buffer._standing[0], 0, 0, 0), 0, START, START, before)
+    assert buffer.take(START, 1, None) is None
+    assert buffer.known(START) is None
 
 
 def test_in_another_life_of_the_key_nothing_is_owned():
     bench = Bench()
-    bench.stock.hear((99, 0, 0, 0), 0, START, START, bench.stock.doubts)
-    assert len(bench.stock) == 0
-    todo = bench.stock.next(START + SECOND, 0)
+    bench.buffer.hear((99, 0, 0, 0), 0, START, START, bench.buffer.doubts)
+    assert len(bench.buffer) == 0
+    todo = bench.buffer.next(START + SECOND, 0)
     assert isinstance(todo, GiveBack)
     assert len(todo.grants) == 5
 
 
 def test_while_the_key_is_held_nothing_is_taken_ahead():
     bench = Bench(asked=3)
-    generation = bench.stock._standing[0]
-    bench.stock.hear((generation, SECOND, START + SECOND, 0), 0, START, START, bench.stock.doubts)
-    assert bench.stock.next(START, 3) == Refill(0, 0)
+    generation = bench.buffer._standing[0]
+    bench.buffer.hear((generation, SECOND, START + SECOND, 0), 0, START, START, bench.buffer.doubts)
+    assert bench.buffer.next(START, 3) == Refill(0, 0)
 
 
 def test_what_nobody_comes_for_goes_back_after_a_quarter_of_a_span():
     bench = Bench()
-    assert bench.stock.next(START, 0) == Wait(START + 250_000)
-    todo = bench.stock.next(START + 250_000, 0)
+    assert bench.buffer.next(START, 0) == Wait(START + 250_000)
+    todo = bench.buffer.next(START + 250_000, 0)
     assert isinstance(todo, GiveBack)
     assert [grant.departs_at_us - START for grant in todo.grants] == [300_000, 400_000, 500_000]
-    assert bench.stock.next(START + 250_000, 0) == Rest()
+    assert bench.buffer.next(START + 250_000, 0) == Rest()
 
 
 def test_a_trip_that_failed_is_not_made_again_for_nobody():
     bench = Bench(asked=4, further=8)
     low = START + 1_100_000
     for _ in range(8):
-        bench.stock.come(low)
-        bench.stock.take(low, 1, None)
-    assert isinstance(bench.stock.next(low, 0), Refill)
-    bench.stock.failed()
-    assert not isinstance(bench.stock.next(low, 0), Refill)
-    assert isinstance(bench.stock.next(low, 1), Refill)
+        bench.buffer.come(low)
+        bench.buffer.take(low, 1, None)
+    assert isinstance(bench.buffer.next(low, 0), Refill)
+    bench.buffer.failed()
+    assert not isinstance(bench.buffer.next(low, 0), Refill)
+    assert isinstance(bench.buffer.next(low, 1), Refill)
 
 
 def test_while_turns_are_left_by_the_key_is_heard_of_before_a_span_is_over():
     """Else each who leaves would ask, on a trip of its own, while slots pass."""
     bench = Bench(asked=4, further=20)
-    stock = bench.stock
+    buffer = bench.buffer
     for _ in range(8):
-        stock.come(START)
-        stock.take(START, 1, None)
-    assert stock.next(START, 0) == Wait(START + SECOND)
+        buffer.come(START)
+        buffer.take(START, 1, None)
+    assert buffer.next(START, 0) == Wait(START + SECOND)
     asked = START + SECOND
-    assert stock.next(asked, 0) == Ask()
-    stock.hear((stock._standing[0], 0, 0, 0), 0, asked, asked + 50_000, stock.doubts)
-    assert stock.known(asked + SECOND) is not None
-    assert isinstance(stock.next(asked + 50_000, 0), Wait)
+    assert buffer.next(asked, 0) == Ask()
+    buffer.hear((buffer._standing[0], 0, 0, 0), 0, asked, asked + 50_000, buffer.doubts)
+    assert buffer.known(asked + SECOND) is not None
+    assert isinstance(buffer.next(asked + 50_000, 0), Wait)
 
 
 def test_an_answer_that_would_come_too_late_is_not_asked_for():
@@ -162,40 +162,42 @@ def test_an_answer_that_would_come_too_late_is_not_asked_for():
     for trip_us, is_asked in ((SECOND // 2 - 1, True), (SECOND // 2, False)):
         # A line of a minute, of which the callers have the end.
         bench = Bench("1/s", asked=60, further=0)
-        bench.stock.hear((bench.stock._standing[0], 0, 0, 0), 0, START, START + trip_us, bench.stock.doubts)
-        todo = [bench.stock.next(START + passed * SECOND // 10, 0) for passed in range(5, 40)]
+        bench.buffer.hear(
+            (bench.buffer._standing[0], 0, 0, 0), 0, START, START + trip_us, bench.buffer.doubts
+        )
+        todo = [bench.buffer.next(START + passed * SECOND // 10, 0) for passed in range(5, 40)]
         assert (Ask() in todo) == is_asked
 
 
 def test_where_the_store_does_not_answer_it_is_not_asked_for_nobody():
-    stock = Bench(asked=4, further=20).stock
+    buffer = Bench(asked=4, further=20).buffer
     for _ in range(8):
-        stock.take(START, 1, None)
-    stock.failed()
-    assert isinstance(stock.next(START + SECOND, 0), Wait)
+        buffer.take(START, 1, None)
+    buffer.failed()
+    assert isinstance(buffer.next(START + SECOND, 0), Wait)
 
 
 @pytest.mark.parametrize("back_us", [0, 30_000])
 def test_nobody_leaves_before_the_turn_by_the_servers_clock(back_us):
     """The answer was on its way back for a part of the trip, which nobody knows: the whole is reckoned."""
     bench = Bench()
-    generation = bench.stock._standing[0]
-    stock = Stock(SECOND, bench.server.queue.leaves_by, slots=10, clock_decides=False, counted=False)
-    stock.hear((generation, 0, 0, 0), back_us, START - 50_000, START, stock.doubts)
-    stock.fill((), bench.granted[1:], START)
-    granted = stock.take(START, 1, None)
+    generation = bench.buffer._standing[0]
+    buffer = SlotBuffer(SECOND, bench.server.queue.leaves_by, slots=10, clock_decides=False, counted=False)
+    buffer.hear((generation, 0, 0, 0), back_us, START - 50_000, START, buffer.doubts)
+    buffer.fill((), bench.granted[1:], START)
+    granted = buffer.take(START, 1, None)
     assert START + granted.wait_us - back_us >= granted.departs_at_us
 
 
 def test_a_clock_that_was_set_is_followed_at_once():
     """The server's: an hour forward, and back again. A trip of 10 ms says so, whatever was known before."""
     bench = Bench()
-    generation = bench.stock._standing[0]
+    generation = bench.buffer._standing[0]
     hour = 3_600 * SECOND
     for number, ahead_us in enumerate((-hour, 0, hour, 5), 1):
         now = START + number * 1_000
-        bench.stock.hear((generation, 0, 0, 0), ahead_us, now - 10_000, now, bench.stock.doubts)
-        known = bench.stock.known(now)
+        bench.buffer.hear((generation, 0, 0, 0), ahead_us, now - 10_000, now, bench.buffer.doubts)
+        known = bench.buffer.known(now)
         assert abs(known[3] - ahead_us) <= 20_000
 
 
@@ -204,34 +206,34 @@ def test_an_answer_that_was_under_way_for_longer_than_a_span_does_not_set_the_cl
     bench = Bench(asked=1, further=0)
     later = START + 2 * SECOND
     standing, fetched = bench.server.call(RESERVE_MANY, ((1, None, 7),), (9, SECOND, 7))
-    bench.stock.hear((*standing[:3], standing[4]), 2 * SECOND, START, later, bench.stock.doubts)
-    [awaited] = bench.stock.fill(fetched[:1], fetched[1:], later)
+    bench.buffer.hear((*standing[:3], standing[4]), 2 * SECOND, START, later, bench.buffer.doubts)
+    [awaited] = bench.buffer.fill(fetched[:1], fetched[1:], later)
     assert awaited[1] == 0
-    assert bench.stock.take(later, 1, None) is None
-    assert bench.stock.known(later + 1) is None or bench.stock.known(later + 1)[3] <= 10_000
+    assert bench.buffer.take(later, 1, None) is None
+    assert bench.buffer.known(later + 1) is None or bench.buffer.known(later + 1)[3] <= 10_000
 
 
 def test_a_clock_that_was_set_while_an_answer_was_under_way_is_followed_as_far_as_that_says():
     """The server's went back by an hour, and the answer took two seconds: it may be two seconds less."""
     bench = Bench()
     hour, later = 3_600 * SECOND, START + 2 * SECOND
-    bench.stock.hear((bench.stock._standing[0], 0, 0, 0), hour, START, later, bench.stock.doubts)
-    bench.stock.hear((bench.stock._standing[0], 0, 0, 0), hour, later, later, bench.stock.doubts)
-    assert hour - 3 * SECOND <= bench.stock.known(later)[3] <= hour
+    bench.buffer.hear((bench.buffer._standing[0], 0, 0, 0), hour, START, later, bench.buffer.doubts)
+    bench.buffer.hear((bench.buffer._standing[0], 0, 0, 0), hour, later, later, bench.buffer.doubts)
+    assert hour - 3 * SECOND <= bench.buffer.known(later)[3] <= hour
 
 
 def test_all_that_is_owned_lies_within_a_span_of_the_line():
     """What is left of the last trip is taken off what the next one may bring."""
     bench = Bench(asked=4, further=8)
-    generation = bench.stock._standing[0]
-    bench.stock.hear((generation, 0, 0, 0), 0, START - SECOND, START, bench.stock.doubts)
-    assert bench.stock.next(START, 0) == Refill(5, SECOND - 700_000)
+    generation = bench.buffer._standing[0]
+    bench.buffer.hear((generation, 0, 0, 0), 0, START - SECOND, START, bench.buffer.doubts)
+    assert bench.buffer.next(START, 0) == Refill(5, SECOND - 700_000)
 
 
 def test_how_a_key_stands_is_known_for_a_span():
-    stock = Bench().stock
-    assert stock.known(START + SECOND) is not None
-    assert stock.known(START + SECOND + 1) is None
+    buffer = Bench().buffer
+    assert buffer.known(START + SECOND) is not None
+    assert buffer.known(START + SECOND + 1) is None
 
 
 def test_a_place_that_somebody_left_is_handed_out_in_its_order():
@@ -239,10 +241,10 @@ def test_a_place_that_somebody_left_is_handed_out_in_its_order():
     bench = Bench(further=0, asked=1)
     other = bench.server.call(RESERVE_MANY, (), (3, SECOND, 7))[1]
     later = bench.server.call(RESERVE_MANY, (), (3, SECOND, 7))[1]
-    bench.stock.fill((), later, START)
+    bench.buffer.fill((), later, START)
     bench.server.call(CANCEL_MANY, [Grant(*granted) for granted in other[:2]])
-    bench.stock.fill((), bench.server.call(RESERVE_MANY, (), (2, SECOND, 7))[1], START)
-    taken = [bench.stock.take(START, 1, None)[2] - START for _ in range(5)]
+    bench.buffer.fill((), bench.server.call(RESERVE_MANY, (), (2, SECOND, 7))[1], START)
+    taken = [bench.buffer.take(START, 1, None)[2] - START for _ in range(5)]
     assert taken == [100_000, 200_000, 400_000, 500_000, 600_000]
 
 
@@ -252,16 +254,16 @@ def test_those_whose_answer_came_late_do_not_leave_together():
     now = START + SECOND
     bench.server.world.now = now
     standing, granted = bench.server.call(RESERVE_MANY, [(1, None, 7)] * 6, (0, 0, 7))
-    bench.stock.hear((*standing[:3], standing[4]), 40_000, now, now + 40_000, bench.stock.doubts)
-    told = bench.stock.fill(granted, (), now + 40_000)
+    bench.buffer.hear((*standing[:3], standing[4]), 40_000, now, now + 40_000, bench.buffer.doubts)
+    told = bench.buffer.fill(granted, (), now + 40_000)
     assert [one[1] for one in told] == [0, 10_000, 20_000, 30_000, 40_000, 50_000]
 
 
 def test_where_nothing_is_owned_the_latest_answer_counts():
     bench = Bench(further=0)
-    generation = bench.stock._standing[0]
-    bench.stock.hear(
-        (generation, 0, 0, 0), 40_000, START + SECOND - 80_000, START + SECOND, bench.stock.doubts
+    generation = bench.buffer._standing[0]
+    bench.buffer.hear(
+        (generation, 0, 0, 0), 40_000, START + SECOND - 80_000, START + SECOND, bench.buffer.doubts
     )
-    bench.stock.hear((generation, 0, 0, 0), 3, START + SECOND, START + SECOND + 80_000, bench.stock.doubts)
-    assert bench.stock.known(START + SECOND + 80_000)[3] == 3
+    bench.buffer.hear((generation, 0, 0, 0), 3, START + SECOND, START + SECOND + 80_000, bench.buffer.doubts)
+    assert bench.buffer.known(START + SECOND + 80_000)[3] == 3

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapekit import ManualClock, MemoryStore, Policy, QueueFullError, Quota, SQLiteStore
-from shapekit._adapters.http.request import Outgoing, Passage, Reading, Target, aobserve, observe, too_many
+from shapekit._adapters.http.request import (
+    Reading,
+    RequestShaper,
+    ShapingInfo,
+    Target,
+    aobserve,
+    observe,
+    too_many,
+)
 from shapekit.target import Routes, segments
 
 READING = Reading(lambda request: request.target.host, lambda request: request.target)
@@ -29,12 +37,12 @@ SEARCH = Sent(Target("GET", "https", "api.x", None, "/search/a%2Fb"))
 ROUTES = {"https://api.x/search": "1/s"}
 
 
-def outgoing(rate="10/s", **shaping):
-    return Outgoing("Wrapper", READING, rate=rate, **shaping)
+def request_shaper(rate="10/s", **shaping):
+    return RequestShaper("Wrapper", READING, rate=rate, **shaping)
 
 
 def key(request=SEARCH, **shaping):
-    return outgoing(**shaping).enter(request).key
+    return request_shaper(**shaping).enter(request).key
 
 
 # keys
@@ -71,7 +79,7 @@ def test_an_origin_has_its_port_also_where_it_goes_without_saying():
 
 @pytest.mark.parametrize("spec", ["hots", "{hots}", "{host", "{host}{path}", 3, ""])
 def test_a_key_that_cannot_be_read_is_refused_when_it_is_declared(spec, refused):
-    refused(lambda: outgoing(key=spec), "key")
+    refused(lambda: request_shaper(key=spec), "key")
 
 
 def test_a_callable_that_gives_no_text_is_refused(refused):
@@ -116,7 +124,7 @@ def test_a_route_may_be_written_in_other_letters():
 
 
 def test_a_route_has_its_own_rate_and_else_all_that_was_said():
-    both = outgoing("10/s", routes=ROUTES, max_wait=0.5, clock=ManualClock(autojump=True))
+    both = request_shaper("10/s", routes=ROUTES, max_wait=0.5, clock=ManualClock(autojump=True))
     with both.admission(SEARCH) as first, both.admission(SEARCH.to(path="/")) as other:
         assert first.delay == other.delay == 0
     with both.admission(SEARCH.to(path="/")) as second:
@@ -129,14 +137,14 @@ def test_a_route_has_its_own_rate_and_else_all_that_was_said():
 
 def test_a_route_may_have_a_policy_and_the_rest_no_limit():
     policy = Policy("1/s", key="search")
-    routed = outgoing(None, routes={"https://api.x/search": policy})
+    routed = request_shaper(None, routes={"https://api.x/search": policy})
     assert routed.enter(SEARCH).key == "search"
     assert routed.admission(SEARCH.to(host="api.y")) is None
 
 
 def test_routes_on_a_shared_store_are_counted_apart(tmp_path):
     store = SQLiteStore(tmp_path / "limits.db")
-    both = outgoing("1/s", routes=ROUTES, name="x", store=store, max_wait=0)
+    both = request_shaper("1/s", routes=ROUTES, name="x", store=store, max_wait=0)
     for path in ("/", "/search"):
         with both.admission(SEARCH.to(path=path)) as admission:
             assert admission.delay == 0
@@ -158,7 +166,7 @@ def test_routes_on_a_shared_store_are_counted_apart(tmp_path):
     ],
 )
 def test_routes_that_cannot_be_read_are_refused(routes, refused):
-    refused(lambda: outgoing(routes=routes), "routes")
+    refused(lambda: request_shaper(routes=routes), "routes")
 
 
 @pytest.mark.parametrize(
@@ -170,11 +178,11 @@ def test_routes_that_cannot_be_read_are_refused(routes, refused):
     ],
 )
 def test_a_bare_rate_for_a_route_beside_what_else_might_count_is_refused(beside, refused):
-    refused(lambda: outgoing(**beside, routes=ROUTES), "routes['https://api.x/search']")
+    refused(lambda: request_shaper(**beside, routes=ROUTES), "routes['https://api.x/search']")
 
 
 def test_a_bare_rate_that_is_none_says_for_which_route(refused):
-    refused(lambda: outgoing(routes={"https://api.x": "1/parsec"}), "routes['https://api.x'] rate")
+    refused(lambda: request_shaper(routes={"https://api.x": "1/parsec"}), "routes['https://api.x'] rate")
 
 
 # what is said of all requests
@@ -194,30 +202,30 @@ def test_a_bare_rate_that_is_none_says_for_which_route(refused):
     ],
 )
 def test_what_can_never_work_is_refused(spec, field, refused):
-    refused(lambda: outgoing(**spec), field)
+    refused(lambda: request_shaper(**spec), field)
 
 
 def test_a_shared_store_needs_a_name(tmp_path, refused):
     store = SQLiteStore(tmp_path / "limits.db")
-    refused(lambda: outgoing(store=store), "name")
+    refused(lambda: request_shaper(store=store), "name")
     store.close()
 
 
 def test_a_quota_is_enough():
-    with outgoing(None, quota="2/month").admission(SEARCH) as admission:
+    with request_shaper(None, quota="2/month").admission(SEARCH) as admission:
         assert admission.decision.allowed
 
 
 def test_errors_show_the_right_call(refused):
-    assert 'write "10/s"' in str(refused(lambda: outgoing("10"), "rate"))
-    assert 'Wrapper(rate="10/s")' in str(refused(lambda: outgoing(None), "rate"))
+    assert 'write "10/s"' in str(refused(lambda: request_shaper("10"), "rate"))
+    assert 'Wrapper(rate="10/s")' in str(refused(lambda: request_shaper(None), "rate"))
 
 
 # what is said of one
 
 
 def test_options_of_a_request():
-    plain = outgoing("10/s", cost=2, clock=ManualClock())
+    plain = request_shaper("10/s", cost=2, clock=ManualClock())
     assert plain.admission(SEARCH).unentered().cost == 2
     wished = plain.admission(SEARCH, {"cost": 5, "key": "tenant-1"}).unentered()
     assert (wished.cost, wished.key) == (5, "tenant-1")
@@ -229,7 +237,7 @@ def test_options_of_a_request():
 
 
 def test_a_callable_cost_is_given_the_request(refused):
-    priced = outgoing(cost=lambda request: request.body)
+    priced = request_shaper(cost=lambda request: request.body)
     assert priced.enter(SEARCH._replace(body=3)).cost == 3
     assert priced.admission(SEARCH._replace(body=3), {"cost": 4}).unentered().cost == 4
     refused(lambda: priced.admission(SEARCH._replace(body=2.5)), "cost")
@@ -252,7 +260,7 @@ def test_a_callable_cost_is_given_the_request(refused):
     ],
 )
 def test_options_that_cannot_work_are_refused_by_name(options, field, refused):
-    refused(lambda: outgoing().admission(SEARCH, options), field)
+    refused(lambda: request_shaper().admission(SEARCH, options), field)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +275,7 @@ def test_options_that_cannot_work_are_refused_by_name(options, field, refused):
     ],
 )
 def test_a_wait_that_has_no_use_is_refused_at_once(own, said, fits_s, bound):
-    slow = outgoing("1/h", max_wait=own, clock=ManualClock())
+    slow = request_shaper("1/h", max_wait=own, clock=ManualClock())
     options = None if said is None else {"max_wait": said}
     with slow.admission(SEARCH), pytest.raises(QueueFullError) as caught:
         slow.enter(SEARCH, options, fits_s=fits_s)
@@ -278,16 +286,16 @@ def test_a_wait_that_has_no_use_is_refused_at_once(own, said, fits_s, bound):
 
 
 def test_a_passage_says_how_it_went():
-    paced = outgoing("10/s", clock=ManualClock(autojump=True))
+    paced = request_shaper("10/s", clock=ManualClock(autojump=True))
     for delay in (0.0, 0.1):
         with paced.admission(SEARCH) as admission:
-            passage = Passage.of(admission)
-        assert (passage.key, passage.delay, passage.decision.delay) == ("api.x", delay, delay)
+            info = ShapingInfo.of(admission)
+        assert (info.key, info.delay, info.decision.delay) == ("api.x", delay, delay)
 
 
 @given(st.integers(1, 10**6))
 def test_a_429_of_our_own_says_when_to_come_back(milliseconds):
-    paced = outgoing(f"1 per {milliseconds}ms", max_wait=0, clock=ManualClock())
+    paced = request_shaper(f"1 per {milliseconds}ms", max_wait=0, clock=ManualClock())
     with paced.admission(SEARCH), pytest.raises(QueueFullError) as caught:
         paced.admission(SEARCH).__enter__()
     answer = too_many(caught.value)
@@ -295,8 +303,8 @@ def test_a_429_of_our_own_says_when_to_come_back(milliseconds):
     assert answer.status == 429
     assert answer.headers["Retry-After"] == str(math.ceil(milliseconds / 1_000))
     assert (told["code"], told["key"]) == ("queue_full", "api.x")
-    assert answer.passage.delay == 0
-    assert not answer.passage.decision
+    assert answer.info.delay == 0
+    assert not answer.info.decision
 
 
 class Refusal:
@@ -307,7 +315,7 @@ class Refusal:
 @pytest.mark.anyio
 async def test_a_hold_that_cannot_be_placed_is_told_to_the_log(caplog):
     store = MemoryStore()
-    paced = outgoing("10/s", store=store)
+    paced = request_shaper("10/s", store=store)
     with paced.admission(SEARCH) as admission:
         pass
     store.close()
