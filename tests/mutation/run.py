@@ -42,16 +42,14 @@ def files(folder):
 LAWS = files("tests/algorithms")
 POLICY = ("tests/policy", "tests/admission")
 QUEUE = ("tests/algorithms/queue", "tests/shaper", *files("tests/queue"), *POLICY)
-OVERRIDES = "tests/overrides"
 CALENDAR = "tests/algorithms/quota"
 STRATEGIES = (LUA, "tests/gate/test_gate.py", *LAWS, CALENDAR)
 OVERRIDES = (*files("tests/overrides"), "tests/cli/test_settings.py")
 TESTS = {
-    ("algorithms/overrides", "algorithms/queue/moves", "algorithms/queue/overridden"): OVERRIDES,
     ("algorithms/adaptive/",): ("tests/algorithms/adaptive", "tests/queue/adaptive", LUA),
     ("algorithms/inflight",): (LUA, "tests/algorithms/test_inflight.py", "tests/queue/inflight"),
     ("algorithms/queue/moves", "algorithms/queue/overridden", "algorithms/overrides"): (
-        OVERRIDES,
+        *OVERRIDES,
         LUA,
         *QUEUE,
     ),
