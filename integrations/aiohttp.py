@@ -122,7 +122,7 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
         raise ConfigError(
             "on_reject",
             "respond",
-            "needs a response, and aiohttp lets nobody but itself make one",
+            "needs a response, and only aiohttp itself can make one",
             'leave on_reject="raise": the error is an aiohttp.ClientError, and its retry_after says when',
         )
 

@@ -8,7 +8,7 @@ the budget's limits to itself, and retries and fallbacks are attempts like any o
 for synchronous calls: those take `budget.wrap(litellm.completion)`.
 """
 
-# Its package is not there for everybody, and types some names otherwise.
+# Its package is not always installed, and types some names otherwise.
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false, reportIncompatibleVariableOverride=false
 # pyright: reportAttributeAccessIssue=false
 
@@ -155,7 +155,7 @@ class ShapedCalls(CustomLogger):
         self._max_wait_s = (
             None if max_wait is None else duration_us("max_wait", max_wait, least=0) / SECOND_US
         )
-        # LiteLLM has one such object for each request; an attempt whose end nobody tells goes with it.
+        # LiteLLM has one such object for each request; an attempt whose end is not told goes with it.
         self._calls: WeakKeyDictionary[Any, LLMCall] = WeakKeyDictionary()
         self._requests: WeakValueDictionary[str, Any] = WeakValueDictionary()
 

@@ -6,7 +6,7 @@
 `ShapedConcurrencyLimiter` is a limit of Pydantic AI's own kind, of what is in flight over all processes.
 """
 
-# Its package is not there for everybody, and types some names otherwise.
+# Its package is not always installed, and types some names otherwise.
 # pyright: reportMissingImports=false, reportIncompatibleVariableOverride=false, reportIncompatibleMethodOverride=false
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ other hosts waiting. Each request that is sent counts, as it does for the server
 redirects, robots.txt.
 """
 
-# Its package is not there for everybody.
+# Its package is not always installed.
 # pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations

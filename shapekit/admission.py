@@ -94,7 +94,7 @@ class Admission:
     def taken(self, reservation: Reservation, late: float | None = None) -> Self:
         """Entered by a slot that was taken elsewhere, and has come.
 
-        `late`: by how many seconds ago, where nobody was told yet that the call leaves.
+        `late`: by how many seconds ago, where it was not said yet that the call leaves.
         """
         self.__class__ = Admission  # type: ignore[assignment]
         self._reservation = reservation

@@ -1,7 +1,7 @@
 """Clocks: what time it is, and how to wait for a later one.
 
 A clock has two hands. `now_us` is the timeline of rates: it starts at the epoch time of its making
-and never steps, whatever somebody does to the system's date. `wall_us` is civil time, which may step;
+and never steps, whatever is done to the system's date. `wall_us` is civil time, which may step;
 only calendar quotas ask for it.
 
 ManualClock: virtual time, for the clock's readers and for its sleepers.
@@ -16,7 +16,7 @@ costs milliseconds. Time moves in one of two ways:
 
 - by hand: `advance(seconds)`, `set(seconds)`, and `await aadvance(seconds)` on an event loop. Each
   sleeper on the way is woken at its own instant, and gets to act on it before time moves on.
-- by itself: `ManualClock(autojump=True)` jumps to the next sleeper as soon as nobody is awake. A
+- by itself: `ManualClock(autojump=True)` jumps to the next sleeper as soon as no task is awake. A
   test without threads or tasks then simply runs, and its sleeps take no time.
 """
 
@@ -43,7 +43,7 @@ class Clock(Protocol):
     """What a store needs of time. Both hands count epoch microseconds.
 
     A clock of your own has these four methods; whether it is a subclass does not matter. Its sleeps may be
-    over too soon, since whoever sleeps looks at `now_us` again and goes on. They must not outlast the alarm,
+    over too soon, since a sleeper looks at `now_us` again and goes on. They must not outlast the alarm,
     which is set when a shaper or store is closed, for instance.
     """
 
@@ -173,7 +173,7 @@ class ManualClock:
             await _others_blocked()
 
     def set(self, seconds: float) -> None:
-        """Put both hands to `seconds`; the past is allowed, on purpose. Wakes whoever is due."""
+        """Put both hands to `seconds`; the past is allowed, on purpose. Wakes all that are due."""
         target = _instant_us("seconds", seconds)
         if target >= self._now_us:
             self.advance((target - self._now_us) / SECOND_US)
@@ -181,7 +181,7 @@ class ManualClock:
             self._now_us = target
 
     def step_wall(self, seconds: float) -> None:
-        """Step civil time alone, as somebody who sets the system's date does."""
+        """Step civil time alone, as setting the system's date does."""
         wall_us = self.wall_us() + _micros("seconds", seconds)
         if not 0 <= wall_us <= _LATEST_US:
             raise ConfigError("seconds", seconds, "leads out of the years from 1970 to 2112", "step less far")

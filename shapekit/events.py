@@ -279,7 +279,10 @@ class Listeners:
             raise ConfigError("listener", listener, "cannot be called", "pass a function of one event")
         if inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(type(listener).__call__):
             raise ConfigError(
-                "listener", listener, "is a coroutine function, which nobody would await", "pass a plain one"
+                "listener",
+                listener,
+                "is a coroutine function, which would not be awaited",
+                "pass a plain one",
             )
         hear = _hearing(listener)
         with self._lock:

@@ -100,7 +100,7 @@ def checked_feedback(feedback: Any) -> Any:
     """What reads answers, as it was told."""
     if feedback is None or feedback == "hold" or callable(feedback):
         return feedback
-    from shapekit.feedback import Feedback  # noqa: PLC0415 - whoever has one has loaded it
+    from shapekit.feedback import Feedback  # noqa: PLC0415 - code that has one has loaded it
 
     if isinstance(feedback, Feedback):
         return feedback

@@ -63,7 +63,7 @@ _CALENDAR = {"month", "months", "mo", "quarter", "year", "years", "y"}
 _DIGITS = r"[0-9](?:_?[0-9])*"
 _NUMBER = rf"{_DIGITS}(?:\.[0-9]+)?"
 COUNT = rf"{_NUMBER}(?-i:[kKM])?"
-"""A count as text. A small m is none: nobody could tell whether it was meant for millions."""
+"""A count as text. A small m is none: it could be meant for millions."""
 _THOUSANDS = {"k": 1_000, "K": 1_000, "M": 1_000_000}
 _DURATION_PART = re.compile(rf"\s*({_NUMBER})\s*([a-zµ]+)\s*", re.ASCII | re.IGNORECASE)
 _RATE = re.compile(
@@ -174,7 +174,7 @@ def _unit_us(field: str, unit: str, text: str, at: int) -> int:
 class Rate(Value):
     """`limit` calls in every `period`: `Rate(10, 1)`, `Rate(100, "1m")`, `Rate(5, timedelta(hours=1))`.
 
-    `burst` is how many may leave at once; None leaves the choice to whoever is given the rate.
+    `burst` is how many may leave at once; None leaves the choice to what is given the rate.
     """
 
     __slots__ = fields = ("limit", "period_us", "burst")

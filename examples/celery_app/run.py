@@ -26,7 +26,7 @@ def redis_server() -> str:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free port."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port: int = taken.getsockname()[1]

@@ -14,7 +14,7 @@ from shapekit import RateLimitedError
 from shapekit.integrations.httpx import shape
 
 PATIENT = {"shapekit": {"max_wait": "1h"}}
-"""What nobody waits for may wait longer than the client says otherwise."""
+"""Background calls may wait longer than the client allows otherwise."""
 
 
 @asynccontextmanager
@@ -30,7 +30,7 @@ app = FastAPI(lifespan=lifespan)
 
 @app.exception_handler(RateLimitedError)
 async def busy(request: Request, error: RateLimitedError) -> JSONResponse:
-    """The queue is full: whoever asks hears at once, and when to come again."""
+    """The queue is full: refuse at once, and say when to come again."""
     headers = {"Retry-After": str(math.ceil(error.retry_after))}
     return JSONResponse({"detail": "too many at once"}, status_code=503, headers=headers)
 

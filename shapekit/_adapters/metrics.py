@@ -3,9 +3,9 @@
 Prometheus and OpenTelemetry show the same metrics; each integration writes the names as is usual there. A
 key is a label only as far as `Labels` lets it be one, so that a metric never has a series for each customer.
 
-Gauges: how the keys of policies stand in their stores, read when somebody looks.
+Gauges: how the keys of policies stand in their stores, read when they are collected.
 
-One trip for each policy reads all of its keys that have labels. Calls never pay for it: whoever collects
+One trip for each policy reads all of its keys that have labels. Calls never pay for it: the collector
 metrics does the asking, and waits a second at most for each store that does not answer.
 """
 
@@ -73,7 +73,7 @@ LONGEST_KEY = 128
 OUTCOMES = ("departed", "queue_full", "quota_exhausted", "account_exhausted", "cancelled")
 """How a shaped call ends: it leaves, is refused with the error of that code, or gives its slot back."""
 WAIT_BOUNDS = (0, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
-"""The bounds of the histogram of waits, in seconds. The first counts those who left at once."""
+"""The bounds of the histogram of waits, in seconds. The first counts calls that left at once."""
 
 Keys: TypeAlias = int | Collection[str]
 """Which keys have labels of their own: the first so many of each policy, or those that are named."""
@@ -110,7 +110,7 @@ QUEUE_DEPTH = Metric(
     "queue.depth", "sum", "{call}", ("policy",), "Calls of this process that sleep until their slot."
 )
 QUEUE_DELAY = Metric("queue.delay", "gauge", "s", _KEY, "How long a call of cost 1 would wait that came now.")
-HOLD_REMAINING = Metric("hold.remaining", "gauge", "s", _KEY, "How long nobody leaves; 0 without a hold.")
+HOLD_REMAINING = Metric("hold.remaining", "gauge", "s", _KEY, "How long no call leaves; 0 without a hold.")
 LIMIT_RATE = Metric(
     "limit.rate",
     "gauge",
@@ -130,7 +130,7 @@ READ = (
     *(QUEUE_DEPTH, QUEUE_DELAY, HOLD_REMAINING, LIMIT_RATE, QUOTA_USED, QUOTA_LIMIT, STORE_UP),
     READING_ERRORS,
 )
-"""What is not counted by events, but read when somebody collects."""
+"""What is not counted by events, but read when they are collected."""
 
 
 class Labels:

@@ -90,7 +90,7 @@ class _Literal(Feedback):
 
 
 class _NothingConcluded(Incidents):
-    """A refusal that does not say how long holds nothing: whoever asks has a better guess."""
+    """A refusal that does not say how long holds nothing: the caller has a better guess."""
 
     __slots__ = ()
 
@@ -131,7 +131,7 @@ class RetryBudget:
 
     What is counted is what is missing, in a FixedWindow whose window outlives us: a check takes a token or
     is denied, a refund gives back, down to nothing missing, and every store does each at once for
-    everybody. (Where that window ends, in the year 2041, the bucket is full once more.)
+    all workers. (Where that window ends, in the year 2041, the bucket is full once more.)
 
     A store that cannot be asked pays for no retry, and what is earned meanwhile is lost.
     """

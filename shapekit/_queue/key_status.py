@@ -107,7 +107,7 @@ class Watch:
             alarm.set()
 
     def begin(self) -> None:
-        """With nobody who waits: in a forked child."""
+        """Without waiting calls: in a forked child."""
         self._alarms = {}
         self._heard = {}
 
@@ -127,7 +127,7 @@ def _first(pair: tuple[int, Any]) -> int:
 class Limits(Watch):
     """What operators may change while calls wait that are under one name: one of them asks for all.
 
-    Any question to the store tells. So whoever polls asks about its own key, and what it hears wakes the
+    Any question to the store tells. So a call that polls asks about its own key, and what it hears wakes the
     others.
     """
 
@@ -141,12 +141,12 @@ class Limits(Watch):
         self._dues: dict[Alarm, int] = {}
 
     def begin(self) -> None:
-        """With nobody who waits: in a forked child."""
+        """Without waiting calls: in a forked child."""
         super().begin()
         self._poller, self._dues = None, {}
 
     def until_us(self, alarm: Alarm, now_us: int, due_us: int) -> int:
-        """When a call that lies down until its slot has to ask, if nothing wakes it before."""
+        """When a call that sleeps until its slot has to ask, if nothing wakes it before."""
         self._dues[alarm] = due_us
         if self._poller is None and self._is_far(due_us, now_us):
             self._poller = alarm
@@ -169,7 +169,7 @@ class Limits(Watch):
             self._poller = None
 
     def hand_over(self, now_us: int) -> None:
-        """Wake the call that waits longest, so that it asks, if nobody does. Takes no lock, as
+        """Wake the call that waits longest, so that it asks, if none does. Takes no lock, as
         `Watch.forget` does not.
         """
         if self._poller is None and self._dues:
@@ -411,7 +411,7 @@ class _Questions:
             return limits
 
     def overrides_changed(self, name: str, *_: object) -> None:
-        """Forget what was known under a name whose limits were changed, and wake who waits.
+        """Forget what was known under a name whose limits were changed, and wake its waiting calls.
 
         May be said under the lock of a store, and takes none.
         """

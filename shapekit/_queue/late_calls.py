@@ -55,7 +55,7 @@ class LateCalls:
         _ALL.add(self)
 
     def begin(self) -> None:
-        """With nobody: at first, and in a forked child."""
+        """Empty: at first, and in a forked child."""
         self._lock = forks.lock()
         self._waiting: dict[str, list[_LateCall]] = {}
         self._under_way: dict[str, _LateCall] = {}
@@ -73,7 +73,7 @@ class LateCalls:
                 traveller = self._under_way.get(key)
                 await driver.wait(own.alarm, STUCK_S)
                 if not own.alarm.is_set() and traveller is not None:
-                    # The loop of whoever made that trip was stopped.
+                    # The loop of the call that made that trip was stopped.
                     self._ended(key, traveller)
                 own.alarm = driver.alarm()
         except BaseException:
@@ -83,7 +83,7 @@ class LateCalls:
         return own.answer
 
     async def let_go(self, driver: Driver, key: str, order: int) -> bool:
-        """Wait until a trip is over, if some of those who make one were before; whether there were any."""
+        """Wait until a trip is over, if calls that make one were before; whether there were any."""
         if key not in self._under_way and key not in self._waiting:
             return False
         alarm = driver.alarm()
@@ -124,7 +124,7 @@ class LateCalls:
                     self._waiting[key] = apart
 
     def _ended(self, key: str, traveller: _LateCall) -> None:
-        """Wake all after a trip: those who wait begin the next one.
+        """Wake all after a trip: those that wait begin the next one.
 
         Takes no lock, because a coroutine that is thrown away may get here.
         """

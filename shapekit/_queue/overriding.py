@@ -35,7 +35,7 @@ async def changed(
 
 
 def legible(store: Store, stored: Stored) -> Overrides:
-    """What is said, without what has ended; nothing where it is illegible, as for those who decide by it."""
+    """What is said, without what has ended; nothing where it is illegible, as for decisions."""
     try:
         found = read(stored.text)
     except ConfigError:

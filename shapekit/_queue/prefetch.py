@@ -401,7 +401,7 @@ class _Call:
             return self.granted
         error, self.error = self.error, None
         try:
-            raise error or StoreUnavailableError("nobody has answered")
+            raise error or StoreUnavailableError("the store has not answered")
         finally:
             # The traceback of the error refers to this frame.
             error = None
@@ -606,7 +606,7 @@ class Prefetch:
             with self._lock:
                 entry.fetcher = None
                 calls, entry.calls = entry.calls, []
-                _fail(calls, StoreUnavailableError("whoever asked the store has gone"))
+                _fail(calls, StoreUnavailableError("the thread that asked the store has ended"))
             raise
 
     def _work(self, key: str, entry: _KeyEntry) -> None:

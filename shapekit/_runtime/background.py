@@ -1,4 +1,4 @@
-"""Background: what is to be done by somebody who cannot do it there and then: a finalizer, a loop's callback.
+"""Background: work for another thread, from code that cannot do it at once: a finalizer, a loop's callback.
 
 A finalizer runs in the midst of anything, where any lock may be held by the very thread it runs on, and a
 callback must not block its loop. Here they leave what is to be done to one thread of the process.

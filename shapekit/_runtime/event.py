@@ -37,7 +37,7 @@ class AsyncAlarm:
             else:
                 self._loop.call_soon_threadsafe(self._wake)
         except RuntimeError:
-            # The loop is closed (trio's RunFinishedError is one too): nobody sleeps there to be told.
+            # The loop is closed (trio's RunFinishedError is one too): no task sleeps there any more.
             pass
 
     def is_set(self) -> bool:

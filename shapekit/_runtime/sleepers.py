@@ -3,10 +3,10 @@
 Long waits are slept in chunks: no timer is asked for more than it can hold, a machine that was
 suspended notices on waking, and nothing fires early.
 
-Line: who sleeps on one event loop, in the order in which they go.
+Line: the tasks that sleep on one event loop, in the order in which they go.
 
-A loop that comes late to its timers wakes those who are due in any order. So whoever wakes too
-early lies down again, and whoever goes wakes the next. Only tasks of that loop touch its line.
+A loop that comes late to its timers wakes those that are due in any order. So a task that wakes too
+early goes on sleeping, and each that goes wakes the next. Only tasks of that loop touch its line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shapekit._runtime.drivers import Driver
 
 Place: TypeAlias = tuple[int, int, int]
-"""When it is due, its slot among those who are due with it, and a number that no other place has."""
+"""When it is due, its slot among those that are due with it, and a number that no other place has."""
 
 _numbers = count()
 
@@ -50,11 +50,11 @@ class Line:
         return place
 
     def begin_wait(self, place: Place, alarm: AsyncAlarm) -> None:
-        """Say what wakes whoever stands at this place."""
+        """Say what wakes the sleeper at this place."""
         self._alarms[place] = alarm
 
     def is_first(self, place: Place) -> bool:
-        """Whether nobody goes before."""
+        """Whether no other goes before."""
         return self._places[0] is place
 
     def leave(self, place: Place) -> None:
@@ -63,7 +63,7 @@ class Line:
         self._alarms.pop(place, None)
 
     def call_first(self, now_us: int) -> None:
-        """Wake whoever goes first, if that one is due, or was before the clock went back."""
+        """Wake the sleeper that goes first, if it is due, or was before the clock went back."""
         if now_us > self._latest_us:
             self._latest_us = now_us
         if self._places and self._places[0][0] <= self._latest_us:
@@ -107,8 +107,8 @@ class Sleepers:
     ) -> None:
         """Suspend this task until then; where there is `news` before, maybe not that long.
 
-        Of those on this loop who are due, whoever is due first goes first, and of those who are due
-        together whoever has the lower `order`; with `others_too`, whoever is about to come here counts.
+        Of the tasks on this loop that are due, the first to be due goes first, and of those due together the
+        one with the lower `order`; with `others_too`, tasks that are about to come here count.
         """
         clock, loop = self._clock, running_loop()
         line = self._lines.get(loop)
@@ -163,11 +163,11 @@ class Sleepers:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nobody can wait here any more."""
+        """Whether waiting here has ended for good."""
         return self._closed
 
     def close(self) -> None:
-        """Wake all sleepers; they raise, and so does whoever comes to sleep later."""
+        """Wake all sleepers; they raise, and so do all that come to sleep later."""
         with self._lock:
             self._closed = True
             alarms = list(self._alarms)
@@ -175,7 +175,7 @@ class Sleepers:
             alarm.set()
 
     def store_closed(self) -> None:
-        """`close`, with everybody else who waits for what the store has promised."""
+        """`close`, with all others that wait for what the store has promised."""
         if not self._closed:
             self._what = f"the store of {self._what}"
         self.close()

@@ -19,7 +19,7 @@ __all__ = ["off"]
 
 
 class Switch:
-    """Whether calls are shaped in this process, and whether anybody listens.
+    """Whether calls are shaped in this process, and whether there are listeners.
 
     It takes no lock and counts nothing: each `off` and each shaper that has listeners is an entry of `loud`,
     and an empty one says that all is plain. So a shaper that is collected, at whatever line of whatever
@@ -56,8 +56,7 @@ SWITCH = _from_environment()
 def off() -> Iterator[None]:
     """Inside, every shaper, policy and shaped function of this process lets calls leave at once.
 
-    In all threads and tasks. Gates still answer: they are asked, and somebody else acts on it. No events are
-    told.
+    In all threads and tasks. Gates still answer, since their callers act on the answer. There are no events.
     """
     this = object()
     try:

@@ -29,7 +29,7 @@ class Workers:
     """The worker threads of one store, made as they are needed.
 
     They are not those of anyio, which a program's other blocking calls share: however many tasks wait for a
-    store, they take no thread away from anybody else, and another store that hangs takes none from this one.
+    store, they take no thread away from other code, and another store that hangs takes none from this one.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class ThreadCall(Generic[T]):
     """Runs `call` once. If the task goes away meanwhile, what the call took is handed to `give_back`.
 
     A cancelled task does not wait for the thread: whichever of the two comes last sees to it that what was
-    taken is given back, and the task lets another thread do it. A store that hangs by now holds up nobody.
+    taken is given back, and the task lets another thread do it. A store that hangs by now holds up no task.
     No lock is taken: the collector may end the task on the very thread that runs the call.
     """
 
@@ -65,7 +65,7 @@ class ThreadCall(Generic[T]):
         self._call = call
         self._give_back = give_back
         self._done: list[T] = []
-        """The result, until somebody has taken it to give it back."""
+        """The result, until it is taken to be given back."""
         self._failure: list[BaseException] = []
         self._abandoned = False
 
@@ -111,6 +111,6 @@ class ThreadCall(Generic[T]):
             result = self._done.pop()
         except IndexError:
             return  # of the task and its thread, each of which may come last, the other one has it
-        # A store that is gone by now keeps one charge too many; nobody is left to be told.
+        # A store that is gone by now keeps one charge too many, and no caller is left to hear of it.
         with suppress(StoreUnavailableError):
             self._give_back(result)

@@ -55,7 +55,7 @@ class Days(NamedTuple):
 
 
 class PlannedDepartures:
-    """The departures of `calls` calls that all ask at `start_us`, and of nobody else.
+    """The departures of `calls` calls that all ask at `start_us`, without any others.
 
     Without windows, gates and quotas the shaper foretells any one of them at once. With them it is asked
     for one slot after the other.
@@ -164,7 +164,7 @@ def plan(
     """Say when the first, the n-th and the last of N calls leave under RATE.
 
     RATE is one rate or several: "10/s", "10/s; 1000/h". The shaper itself decides, on virtual time that
-    begins at --start, with nobody else calling. Several rates and quotas are played call by call, up to a
+    begins at --start, without other calls. Several rates and quotas are played call by call, up to a
     million calls.
 
     With --policy, what operators have set for POLICY takes the place of what is given here, as it does in

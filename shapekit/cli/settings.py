@@ -220,7 +220,7 @@ def _one(override: Override | None) -> Overrides:
 
 
 def _differ(before: Overrides, after: Overrides) -> bool:
-    """Whether the limits differ, whoever has set them and when."""
+    """Whether the limits differ, regardless of who has set them and when."""
     told = ([one._replace(by="", set_at=0.0) for one in overrides] for overrides in (before, after))
     return sorted(next(told), key=_key_of) != sorted(next(told), key=_key_of)
 
@@ -256,7 +256,7 @@ def _check(store: Any, policy: str, override: Override) -> None:
     for program in known:
         effective(program, override)
     if not known:
-        click.echo(f"shapekit: nobody has used the name {policy!r} in this store yet", err=True)
+        click.echo(f"shapekit: no program has used the name {policy!r} in this store yet", err=True)
     elif override.concurrency is not None and not store.programs(policy + PERMITS):
         click.echo(f"shapekit: no process has counted calls in flight under {policy!r} yet", err=True)
 

@@ -234,7 +234,7 @@ class Run(NamedTuple):
         return most
 
     def wait_us(self, share: float) -> int | None:
-        """The wait that `share` of those that left did not exceed; None if nobody left."""
+        """The wait that `share` of those that left did not exceed; None if none left."""
         waits = sorted(self.waits_us)
         return waits[max(0, ceil(share * len(waits)) - 1)] if waits else None
 
@@ -244,7 +244,7 @@ class Contender(NamedTuple):
 
     name: str
     program: Algorithm[Any] | LeakyQueue | None
-    """None: nobody is in the way, every call leaves as it comes."""
+    """None: without a limiter, every call leaves as it comes."""
     periods_us: tuple[int, ...]
     """The windows that its limits are told in; none for a calendar's."""
 
@@ -329,7 +329,7 @@ class Columns(NamedTuple):
 
 
 class Race(NamedTuple):
-    """How each contender fared; the first is nobody, who lets every call leave."""
+    """How each contender fared; the first is no limiter, which lets every call leave."""
 
     arrivals: Arrivals
     runs: list[Run]

@@ -81,8 +81,8 @@ Survey: TypeAlias = Callable[[str], Iterator[LiveKey]]
 def open_survey(where: str | None) -> Iterator[Survey]:
     """Looks at the store of a URL or a file, and leaves it exactly as it is."""
     if where and Path(where).is_file():
-        # A SQLiteStore would queue with those who decide; to look, nobody has to.
-        from shapekit.stores.sqlite.store import SqliteSurvey  # noqa: PLC0415 - who asks Redis need not load it
+        # A SQLiteStore would queue with those that decide; looking need not.
+        from shapekit.stores.sqlite.store import SqliteSurvey  # noqa: PLC0415 - with Redis it need not be loaded
 
         yield SqliteSurvey(where).live_keys
         return
@@ -151,7 +151,7 @@ class Row(NamedTuple):
     next_at: float
     """When that is."""
     held: float
-    """Seconds for which nobody leaves."""
+    """Seconds for which no call leaves."""
     held_until: float | None
     uses: tuple[LimitUse, ...]
     waiting: int | None

@@ -1,7 +1,7 @@
 """LLMCall: the leave of one call to a language model: its tokens first, then its slot.
 
 Some errors say that a call used up no tokens, some that it was never sent. Of a timeout, a lost connection
-or an error of the server nobody knows what the model did.
+or an error of the server it is unknown what the model did.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def hold_s(dialect: str, headers: Any, needs: Mapping[str, int], received_at: fl
     """Seconds until the server has as many tokens again as one more call like this one needs.
 
     A server's reset is when all is there again, and what is missing comes back evenly until then. It may
-    have less left than we believe, because somebody else spends it too.
+    have less left than we believe, because others spend it too.
     """
     waits = [0.0]
     for name in FAMILIES if dialect == "auto" else (dialect,):
@@ -69,7 +69,7 @@ _NEVER_SENT = (RateLimitedError, ConnectionRefusedError, gaierror)
 
 
 def never_sent(error: BaseException) -> bool:
-    """Whether the call did not leave: refused by us, or nobody there to send it to.
+    """Whether the call did not leave: refused by us, or without a server to send it to.
 
     Clients wrap such errors in their own, so what they come from counts: their causes, or what was replaced
     by them (`from None`). Of several that failed together, all.
@@ -170,8 +170,8 @@ class Books(NamedTuple):
 class LLMCall:
     """One call's leave: entered, by `with` or `async with`, when its tokens and its slot have come.
 
-    If the block raises, what cost nothing comes back; in all other cases what was reserved stands until
-    somebody settles. After that the last word counts.
+    If the block raises, what cost nothing comes back; in all other cases what was reserved stays reserved
+    until it is settled. Of several settlements, the last one counts.
     """
 
     __slots__ = (

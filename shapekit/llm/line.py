@@ -171,7 +171,7 @@ class Line:
         place = _Place()
         try:
             self._join(asking.key, place)
-            # What was given back after it was refused, and before it stood here, has rung for nobody.
+            # What was given back after it was refused, and before it stood here, has woken no call.
             place.is_rung = self._freed != freed
             await self._wait(asking, place)
             return await asking.leave(asking.pending.waited_us)
@@ -217,7 +217,7 @@ class Line:
 
     def _is_waited_for(self, key: str) -> bool:
         if self._pid != os.getpid():
-            self._begin()  # those who waited are the parent's
+            self._begin()  # those that waited are the parent's
         return key in self._places
 
     def _join(self, key: str, place: _Place) -> None:

@@ -112,11 +112,11 @@ class StreamUsage:
 
     @property
     def usage(self) -> TokenUsage | None:
-        """The usage as it is known at the end of the stream; None if nobody has said."""
+        """The usage as it is known at the end of the stream; None if it was not said."""
         return _from(self._fields) if self.is_final or self._is_whole else None
 
     def seen(self, given: int, count: Callable[[str], int]) -> TokenUsage:
-        """The usage as far as the stream was read, if the input has so many tokens where nobody has said."""
+        """The usage as far as the stream was read, if the input has so many tokens where it was not said."""
         told = _from(self._fields) or TokenUsage(given, 0)
         texts = "".join(self._texts)
         return told._replace(output=max(told.output, count(texts) if texts else 0))
@@ -246,7 +246,7 @@ def counter(count: CountSpec | None) -> Callable[[str], int]:
 
 
 def told_usage(field: str, told: Any) -> TokenUsage:
-    """Tokens that somebody says in numbers. A bare number is all of them, in whatever part."""
+    """Tokens that are given as numbers. A bare number is all of them, in whatever part."""
     if isinstance(told, tuple):
         if len(told) != 2:
             raise ConfigError(field, told, "is not input and output", _FIX)

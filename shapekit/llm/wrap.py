@@ -286,7 +286,7 @@ def _read(result: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _sends_later(function: Any, result: Any) -> ConfigError | None:
-    """What is wrong with a result that is only going to be sent: nobody could settle it here."""
+    """What is wrong with a result that is only going to be sent: it could not be settled here."""
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()

@@ -44,6 +44,6 @@ def open_store(
     if "://" in where:
         # What follows the scheme may hold a password.
         raise ConfigError(field, where.partition("://")[0], "is an unknown scheme", _FIX)
-    from shapekit.stores.sqlite import SQLiteStore  # noqa: PLC0415 - who asks Redis need not load sqlite3
+    from shapekit.stores.sqlite import SQLiteStore  # noqa: PLC0415 - with Redis, sqlite3 need not be loaded
 
     return SQLiteStore(where, clock=clock), True

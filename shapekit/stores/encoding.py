@@ -1,6 +1,6 @@
 """States as text: integers, None and tuples of them, exactly as they were.
 
-What is read may be anything: somebody else may have written it. Here it becomes a state or an error.
+What is read may be anything: another program may have written it. Here it becomes a state or an error.
 
 >>> packed((2**78, None, (1, ())))
 '[302231454903657293676544,null,[1,[]]]'
@@ -99,7 +99,7 @@ class LiveKey(NamedTuple):
     key: str
     """The key."""
     program: Described | None
-    """None where nobody has told what wrote the state; then it cannot be read."""
+    """None where it is not known what wrote the state; then it cannot be read."""
     state: Any
     """The state; `program` can read it."""
     now_us: int
@@ -114,7 +114,7 @@ class LiveKey(NamedTuple):
 
 
 def plain_text(data: Any) -> str:
-    """The text of a name or a key; what is none, because somebody else wrote it, in escapes."""
+    """The text of a name or a key; what is none, because another program wrote it, in escapes."""
     if not isinstance(data, bytes):
         return str(data)
     try:

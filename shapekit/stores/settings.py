@@ -2,7 +2,7 @@
 
 Every decision tells the store which version the process knows. If that is not the one in force, the store
 answers with the text of the one that is, and the decision is made by that. So all go by an override from
-their next decision on, and nobody asks for it.
+their next decision on, and no call asks for it.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ TEXTS = (
     "ss", "ß", "K", "\u212a", "1", "01", "1.0", "None", "null", "true",
     LONG + "1", LONG + "2", "x" * 300, "x" * 301,
 )  # fmt: skip
-"""Keys and names that somebody may have, and that a store must keep apart."""
+"""Keys and names that a store must keep apart."""
 SHOWN = ("a", "a:b", "b", "{a}", "a b", "*", "[a]", "%", "水", "it's", "a\nb")
 """Short texts, which `keys` shows as they are."""
 
@@ -200,7 +200,7 @@ def kinds_are_kept_apart(store: Store) -> None:
 
 
 async def closed_is_closed(driver: Driver, store: Store) -> None:
-    """Once closed, which it may be twice, every call raises StoreUnavailableError, and nobody waits."""
+    """Once closed, which it may be twice, every call raises StoreUnavailableError, and none waits."""
     waiters = Sleepers(store.clock, "conformance")
     store.wakes(waiters)
     check, peek = (store.twin("end", ONE, operation) for operation in (CHECK, PEEK))
@@ -208,7 +208,7 @@ async def closed_is_closed(driver: Driver, store: Store) -> None:
     await driver.ask(check, "key", 1)
     for _ in range(2):
         await driver.ask(Twin(store.close, store.aclose))
-    agree(waiters.is_closed, True, "whether close wakes those who wait, by Store.wake()")
+    agree(waiters.is_closed, True, "whether close wakes waiting calls, by Store.wake()")
     calls: dict[str, tuple[Twin[Any], tuple[Any, ...]]] = {
         "check": (check, ("key", 1)),
         "check of a cold key": (check, ("new", 1)),
@@ -390,7 +390,7 @@ def threads_share_permits(*stores: Store) -> None:
         store = stores[owner % len(stores)]
         enter, watch, leave = (store.bind("crowd-permits", program, each) for each in (ENTER, WATCH, LEAVE))
         for number in range(1, visits + 1):
-            # Nobody here looks at a clock: whoever stands in line asks until it is told that it has a permit.
+            # No clock is looked at here: a call that stands in line asks until it has a permit.
             place, _ = enter("key", owner, number, 1)
             while place and number not in watch("key", owner)[1:]:
                 pass
@@ -408,7 +408,11 @@ def threads_share_permits(*stores: Store) -> None:
         raise AssertionError(f"{most[0]} threads held {permits} permits")
     for store in stores:
         state, now, _ = store.bind("crowd-permits", program, LOOK)("key")
-        agree(program.standing(state, now), (0, 0), "who is in flight and who waits when all have left")
+        agree(
+            program.standing(state, now),
+            (0, 0),
+            "which calls are in flight and which wait when all have left",
+        )
 
 
 def _grid(store: Store, slots: int) -> list[int]:
@@ -522,7 +526,7 @@ async def cancelled_callers_leave(store: Store) -> None:
     agree(
         await standing(),
         (flying, len(answered) - flying),
-        "who is in flight and who waits after cancelled callers",
+        "which calls are in flight and which wait after cancelled callers",
     )
 
 
@@ -547,7 +551,7 @@ async def _with_every_other_cancelled(ask: Callable[[], Awaitable[Any]], callers
 
 
 def _is_errand_under_way() -> bool:
-    """Whether a thread still does what was asked by somebody who has gone, or gives it back."""
+    """Whether a thread still does what was asked by a task that has gone, or gives it back."""
     if any(thread.name == GIVING_BACK for thread in threading.enumerate()):
         return True
     work = ThreadCall.work.__code__
@@ -678,7 +682,7 @@ class StoreConformance:
             work(store)
 
     def _on_two(self, work: Callable[..., Any]) -> None:
-        """Two objects on one truth; where nobody else can see it, the same object twice."""
+        """Two objects on one truth; where no other can see it, the same object twice."""
         clock = ManualClock(_START_S)
         with (
             closing(self.make_store(clock)) as one,

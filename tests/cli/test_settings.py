@@ -84,7 +84,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_stored(place, policy, args, wo
 def test_a_name_that_nobody_has_used_is_set_all_the_same(place):
     ran = shapekit("set", "strype", "5/s", "--store", place[1])
     assert ran.returncode == 0
-    assert "nobody has used the name 'strype' in this store yet" in ran.stderr
+    assert "no program has used the name 'strype' in this store yet" in ran.stderr
     assert told(place, "settings", "strype")[0]["rate"] == "5/s"
     done("unset", "strype", "--store", place[1])
 

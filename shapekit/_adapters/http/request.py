@@ -310,7 +310,7 @@ class RequestShaper:
         except ConfigError as error:
             raise error.within(f"routes[{url!r}]") from None
         for field in ("policy", *_OTHER_LIMITS):
-            # Whether it were to hold for the route too, alone or together with the rest, nobody can know.
+            # Whether it were to hold for the route too, alone or together with the rest, cannot be known.
             if self._spec.get(field):
                 raise ConfigError(
                     f"routes[{url!r}]", spec, f"is a bare rate beside {field}=", "give the route a Policy"

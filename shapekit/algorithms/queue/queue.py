@@ -523,7 +523,7 @@ class LeakyQueue(WiredQueue):
     def adopt(self, state: Line, writer: Any, now: int, skew: int = 0) -> Line:
         """Adopt a line with other numbers: its tail, hold and mark continue, its grants become void.
 
-        If an operator has set the numbers, or did before, those who wait move instead.
+        If an operator has set the numbers, or did before, waiting calls move instead.
         """
         if writer.is_held and not self.is_held:
             state = writer.resume(state, now, NOTICE_US)[0]
@@ -546,10 +546,10 @@ class LeakyQueue(WiredQueue):
         return move.place(tail), move.instant(newest), generation + 1, number, until, shift, opened, kept
 
     def _move(self, writer: Any, generation: int, pivot: int) -> Move:
-        """How those move who wait by the numbers of `writer`.
+        """How calls move that wait by the numbers of `writer`.
 
-        Further limits that count in windows have seen their slots, and let nobody come closer together: then
-        calls move later only. Calendar quotas count them in any case.
+        Further limits that count in windows have seen their slots, and let no calls come closer: so they only
+        move later. Calendar quotas count them in any case.
         """
         before, since = (writer.p, writer.q), (self.p, self.q)
         limits = (*writer.constraints.algorithms, *self.constraints.algorithms)

@@ -1,12 +1,12 @@
 """Lines: concurrent asynchronous callers of one key share one trip.
 
-While a trip of a key is under way, whoever else calls stands in line, and the whole line leaves as one
+While a trip of a key is under way, further calls stand in line, and the whole line leaves as one
 script call when it is back; those in a row that ask the same are one run (`Run` in operation.py). A caller
-who finds nobody there goes at once. A caller who goes away while the trip is under way is not missed by the
-others, and what was taken for it is given back, before anybody else takes something.
+that finds the line empty goes at once. If a caller goes away while the trip is under way, the others go on,
+and what was taken for it is given back before any other call takes something.
 
-`Loop`, `Loops`: the client of each event loop, for connections belong to their loop, and the lines of those
-who call there.
+`Loop`, `Loops`: the client of each event loop, for connections belong to their loop, and the lines of the
+calls there.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from shapekit.stores.redis.connections import Link
 from shapekit.stores.redis.protocol import Asked, Conversation, RedisProgram
 
 MOST_AT_ONCE = 256
-"""Callers in one trip: a script that runs longer would keep everybody else's waiting."""
+"""Callers in one trip: a script that runs longer would keep all other callers waiting."""
 
 
 Waiting: TypeAlias = "tuple[Asked, asyncio.Future[Any] | None]"
-"""One call, and who waits for its answer: nobody, where it only gives back."""
+"""One call, and the task that waits for its answer; None where it only gives back."""
 
 
 class Line:

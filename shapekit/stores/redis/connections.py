@@ -167,7 +167,7 @@ class OwnConnections:
     def __del__(self) -> None:
         # Each is in a circle of its own client's, where the collector may come to the socket first.
         for connection, _ in self._idle:
-            with suppress(Exception):  # there is nobody left to hear of it
+            with suppress(Exception):  # no caller is left to hear of it
                 connection.disconnect()
 
     def begin(self) -> None:
@@ -305,7 +305,7 @@ class AsyncOwnConnections:
             return reply
         finally:
             if has_entered:
-                with suppress(RuntimeError):  # those who wait for it are thrown away, too
+                with suppress(RuntimeError):  # the tasks that wait for it are thrown away, too
                     self._room.release()
 
     async def _enter(self) -> bool:
@@ -373,14 +373,14 @@ async def aexchange(pool: Any, command: bytes) -> Any:
 def _check_loop(loop: object) -> None:
     """Go on only on the connection's own loop. Without it nothing of it can be closed.
 
-    redis-py tries, where a coroutine is thrown away, and what it raises then tells nobody anything.
+    redis-py tries, where a coroutine is thrown away, and what it raises then is of no use.
     """
     if running_loop() is not loop:
         raise GeneratorExit
 
 
 def _is_whole(connection: Any) -> bool:
-    """Whether nothing has come that nobody asked for, the end of the connection above all."""
+    """Whether nothing has come unasked, the end of the connection above all."""
     try:
         return not connection.can_read()
     except (RedisConnectionError, RedisTimeoutError, OSError):
@@ -496,7 +496,7 @@ _FAILURES = (RedisError, RedisClusterException, OSError)
 
 
 def unavailable(error: Exception) -> StoreUnavailableError:
-    """The same, for whoever knows nothing of Redis. What clients write in errors holds no credentials."""
+    """The same, for code that knows nothing of Redis. What clients write in errors holds no credentials."""
     return StoreUnavailableError(f"Redis does not answer: {type(error).__name__}: {error}")
 
 

@@ -137,9 +137,9 @@ KNOWN_FOR_S = 800 * 86_400
 """How long the description of a program outlives its last introduction: longer than the state of a quota that
 is given out by the year, which lives for two."""
 KEYS_AT_ONCE = 1_000
-"""Keys of one script call: a script that runs longer would keep everybody else waiting."""
+"""Keys of one script call: a script that runs longer would keep all other clients waiting."""
 INTRODUCED_FOR_S = 10.0
-"""How often a program that is in use leaves its description: somebody may have emptied the server."""
+"""How often a program that is in use leaves its description: the server may have been emptied."""
 _INTRODUCTION = """
 redis.call("HSET", KEYS[1], unpack(ARGV, 3))
 redis.call("EXPIRE", KEYS[1], ARGV[1])
@@ -436,7 +436,7 @@ class RedisProgram:
         yield from _said(("DEL", *self.keys_of(key)))
 
     def _introduce(self, asked: int = 0) -> Conversation:
-        """Leave the descriptions, for programs with other numbers and for whoever looks; read another's."""
+        """Leave the descriptions, for programs with other numbers and for `shapekit top`; read another's."""
         command = ("EVAL", _INTRODUCTION, 1, self._programs, KNOWN_FOR_S, asked, *self._introduction)
         text = yield from _said(command)
         self._introduced_at = time.monotonic()

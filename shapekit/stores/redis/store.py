@@ -1,6 +1,6 @@
 """RedisStore: one truth for all workers on all hosts.
 
-RedisSurvey: all states on a server, read in batches by somebody who changes nothing. A batch is one SCAN, one
+RedisSurvey: all states on a server, read in batches, without changing anything. A batch is one SCAN, one
 trip for the values, and one for a script without keys, in which the twins read them. What a program is, is
 asked once. No life is prolonged, and no command takes the server longer than a batch does.
 """
@@ -337,7 +337,7 @@ def _pool_of(url: str, bounds: dict[str, Any]) -> ConnectionPool:
         pool = ConnectionPool.from_url(
             url, max_connections=MOST_CONNECTIONS, retry=Retry(NoBackoff(), 0), **bounds
         )
-        # Options that nobody knows are refused now, not at the first call.
+        # Unknown options are refused now, not at the first call.
         pool.connection_class(**pool.connection_kwargs)
         if not is_torn:
             return pool

@@ -1,12 +1,12 @@
 """Breaker: who may ask a store that is lost, and when.
 
-Closed, everybody asks. The first failure opens it: nobody asks until a back-off has passed, then one
+Closed, all callers ask. The first failure opens it: none asks until a back-off has passed, then one
 caller does, the prober. If it fails, the next back-off is twice as long, up to a bound; if it gets an
 answer, the breaker closes. No thread is needed: probers are callers who come by.
 
 Deadline: calls that are given up after a time, although nothing can interrupt them. Python cannot stop a
 thread that hangs in a call. So the call is made on another thread, and the caller stops waiting; what the
-call answers later is nobody's. Threads are kept for a while and used again.
+call answers later is not used. Threads are kept for a while and used again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIRST_BACK_OFF_US = 250_000
 LONGEST_BACK_OFF_US = 10 * SECOND_US
 """Each back-off is cut by up to half, at random, so that many workers do not probe together."""
 
-_NOBODY = -1
+_NOT_ASKING = -1
 
 
 class Breaker:
@@ -64,11 +64,11 @@ class Breaker:
         """One call's attempt: what comes of it is told to the breaker when the context ends."""
         term = self._term
         if self.is_open:
-            term = self._probe() if probes else _NOBODY
+            term = self._probe() if probes else _NOT_ASKING
         return Attempt(self, term)
 
     def probe_in_us(self) -> int:
-        """How long until somebody may ask again; at least 1."""
+        """How long until a caller may ask again; at least 1."""
         return max(1, self._due_us - self._clock.now_us())
 
     def refusal(self) -> StoreUnavailableError:
@@ -77,12 +77,12 @@ class Breaker:
         return StoreUnavailableError(f"{self._what()} is lost: {self._cause}; it is asked again in {wait}")
 
     def _probe(self) -> int:
-        """The term in which this caller asks; nobody's if it may not."""
+        """The term in which this caller asks; `_NOT_ASKING` if it may not."""
         with self._lock:
             now = self._clock.now_us()
-            # A clock that was put back must not keep everybody waiting until it has caught up.
+            # A clock that was put back must not keep all callers waiting until it has caught up.
             if self.is_open and self._asked_us <= now < self._due_us:
-                return _NOBODY
+                return _NOT_ASKING
             if self.is_open:
                 self._wait(now, max(2 * self._patience_us, self._back_off_us))
             return self._term
@@ -121,7 +121,7 @@ class Breaker:
             EVERYWHERE.tell(StoreBack(self._what(), away_us / SECOND_US))
 
     def replaced(self) -> None:
-        """Another one has what was lost: nobody will ask for it here any more."""
+        """Another one has what was lost: it will not be asked for here any more."""
         self.answered(self._term)
 
     def undecided(self, term: int) -> None:
@@ -147,12 +147,12 @@ class Attempt:
 
     def __enter__(self) -> bool:
         """Whether the caller may ask."""
-        return self._term != _NOBODY
+        return self._term != _NOT_ASKING
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if self._term == _NOBODY:
+        if self._term == _NOT_ASKING:
             return False
         if error is None:
             self._breaker.answered(self._term)
@@ -175,7 +175,7 @@ def _say(message: str, *args: object) -> None:
 _IDLE_S = 10.0
 """How long a thread without work is kept."""
 _MOST_OVERDUE = 32
-"""Calls that hang on after they were given up; with more, nobody asks until some of them end."""
+"""Calls that hang on after they were given up; with more, no call asks until some of them end."""
 
 
 class _Job:
@@ -264,7 +264,7 @@ class Deadline:
     def _work(self, inbox: _Inbox) -> None:
         while (job := self._next(inbox)) is not None:
             job.run()
-            # Idle first: whoever is answered and asks again at once finds this thread.
+            # Idle first: a caller that is answered and asks again at once finds this thread.
             if not self._closed:
                 self._idle.append(inbox)
             job.end()

@@ -102,7 +102,7 @@ class Raise(Closed):
         return self.raising if operation.needs_store else super()._answering(name, program, operation)
 
     def raising(self, *_: Any) -> Any:
-        """Answer that nobody answers."""
+        """Answer that the store is gone."""
         raise self._breaker.refusal()
 
 
@@ -277,7 +277,7 @@ class Guard:
         raise self.breaker.refusal()
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Answer no call any more."""
         self._closed = True
         if self.outage.local is not None:
             self.outage.local.close()
@@ -303,7 +303,7 @@ class ResilientStore(Store):
         >>> Shaper("10/s", name="stripe", store=store).reserve().delay
         0.0
 
-    An outage is a StoreUnavailableError, or no answer within `timeout`. From then on nobody touches the
+    An outage is a StoreUnavailableError, or no answer within `timeout`. From then on no call touches the
     primary until a probe succeeds: a call that comes by after a back-off of at most 10 seconds, and that
     may take `timeout` itself; waiters who are about to leave are no probes. The
     logger `shapekit.store` says once that the store is lost, and once that it is back.
@@ -325,11 +325,11 @@ class ResilientStore(Store):
 
     - The primary does not hear of what was admitted meanwhile: when it is back it may admit its burst
       once more. It forgets nothing itself: what it had admitted still counts.
-    - A slot that was promised is kept: waiters leave when they were told to, and so those who wait at a
+    - A slot that was promised is kept: waiters leave when they were told to, and so calls that wait at a
       switch, from one side or the other, come on top of what the other side admits.
     - Where the primary has shards, as a Redis Cluster has, each is lost and found by itself: an outage of
       one is none of the others. One whose keys another has taken over is lost no more.
-    - A call whose answer is lost may cost a slot that nobody uses; it is never charged twice there.
+    - A call whose answer is lost may cost a slot that no call uses; it is never charged twice there.
     - What a call was charged is given back where it was charged, or not at all: `cancel`, `settle` and
       `refund` never raise for an outage, they give back nothing.
     - Calls in flight (`concurrency=`) go on. New ones: `"raise"` raises, `"closed"` refuses, `"open"` lets

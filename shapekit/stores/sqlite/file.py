@@ -43,7 +43,7 @@ _LOOK_S = 0.000_2
 
 
 PRIVATE = 0o600
-"""The mode of what is made here: whatever the umask is, nobody but the owner reads or writes it."""
+"""The mode of what is made here: whatever the umask is, only the owner reads or writes it."""
 
 
 class FileLock:
@@ -140,7 +140,7 @@ _FIXES = {
 
 
 class SharedFile:
-    """A database that is used in transactions: nobody else, in any process, is in one meanwhile.
+    """A database that is used in transactions: no other thread, in any process, is in one meanwhile.
 
     The connection is made when it is needed, is closed while the process forks, and after any trouble.
     """
@@ -306,7 +306,7 @@ class SharedFile:
         """Make the file if it is not there: SQLite would let all read it. Its companions get its mode.
 
         One that is there is never opened here: closing it would end SQLite's own locks on it. Where it is
-        not, a log beside it is that of a file that was removed, and whoever has that open finds it so.
+        not, a log beside it is that of a file that was removed, and a process that has that open finds it so.
         """
         made = (self._names()[0], os.O_CREAT | os.O_EXCL | os.O_RDWR, PRIVATE)
         with suppress(FileExistsError):
@@ -377,7 +377,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class HostClock(RealClock):
     """The time since the host started, counted from an epoch time that all processes agree on.
 
-    It does not step, whatever somebody does to the system's date, and where the system has a clock that
+    It does not step, whatever is done to the system's date, and where the system has a clock that
     goes on while the machine sleeps, it is that one. Civil time is the system's.
     """
 

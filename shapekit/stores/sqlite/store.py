@@ -1,7 +1,7 @@
 """SQLiteStore: the truth of one host, in a file, without a server.
 
-SqliteSurvey: all states in such a file, read by somebody who changes nothing. It has a connection of its own
-that cannot write, and never queues for the lock: those who decide do not notice it.
+SqliteSurvey: all states in such a file, read without changing anything. It has a connection of its own
+that cannot write, and never queues for the lock: decisions do not notice it.
 """
 
 from __future__ import annotations
@@ -464,7 +464,7 @@ class SqliteSurvey:
     """Looks again and again; it remembers what programs are, for that never changes."""
 
     def __init__(self, path: str, clock: Clock | None = None) -> None:
-        """Without a `clock`, time is what those who share the file have agreed on."""
+        """Without a `clock`, time is what the processes that share the file have agreed on."""
         self._path = path
         self._agrees = clock is None
         self._clock: Clock = HostClock() if clock is None else clock
