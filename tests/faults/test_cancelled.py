@@ -13,13 +13,18 @@ SLOT_S = 8_640
 
 
 @pytest.fixture
-def is_held(proxy):
-    """Waits until the proxy holds a reply back."""
+def go_away_from(proxy):
+    """Makes a call, goes away while the reply is held back, and lets that come."""
 
-    async def is_held():
-        assert await anyio.to_thread.run_sync(proxy.held.wait, PATIENCE_S)
+    async def go_away_from(call, *args):
+        proxy.strike("hold")
+        async with anyio.create_task_group() as group:
+            group.start_soon(call, *args)
+            assert await anyio.to_thread.run_sync(proxy.held.wait, PATIENCE_S)
+            group.cancel_scope.cancel()
+        proxy.release()
 
-    return is_held
+    return go_away_from
 
 
 @pytest.fixture
@@ -41,16 +46,11 @@ async def store(proxy, prefix):
 
 
 @pytest.mark.anyio
-async def test_a_check_is_given_back(proxy, store, gate_on, is_held, auntil):
+async def test_a_check_is_given_back(store, gate_on, go_away_from, auntil):
     gate = gate_on(store)
     await gate.apeek()
     await gate.acheck("warm")
-    proxy.strike("hold")
-    async with anyio.create_task_group() as group:
-        group.start_soon(gate.acheck)
-        await is_held()
-        group.cancel_scope.cancel()
-    proxy.release()
+    await go_away_from(gate.acheck)
 
     async def is_back():
         return (await gate.apeek()).remaining == BURST
@@ -61,15 +61,10 @@ async def test_a_check_is_given_back(proxy, store, gate_on, is_held, auntil):
 
 
 @pytest.mark.anyio
-async def test_a_reservation_is_given_back(proxy, store, is_held, auntil):
+async def test_a_reservation_is_given_back(store, go_away_from, auntil):
     shaper = Shaper("10/d", store=store, name="shaper")
     await shaper.areserve()
-    proxy.strike("hold")
-    async with anyio.create_task_group() as group:
-        group.start_soon(shaper.areserve)
-        await is_held()
-        group.cancel_scope.cancel()
-    proxy.release()
+    await go_away_from(shaper.areserve)
 
     async def is_back():
         return round((await shaper.aforecast()).first_in / SLOT_S) == 1
@@ -79,16 +74,11 @@ async def test_a_reservation_is_given_back(proxy, store, is_held, auntil):
 
 
 @pytest.mark.anyio
-async def test_a_turn_for_now_is_given_back(proxy, store, is_held, auntil):
+async def test_a_turn_for_now_is_given_back(store, go_away_from, auntil):
     """Its instant has passed by the time anybody hears of it."""
     shaper = Shaper("10/d", store=store, name="shaper")
     assert await shaper.aheld() == 0
-    proxy.strike("hold")
-    async with anyio.create_task_group() as group:
-        group.start_soon(shaper.aschedule)
-        await is_held()
-        group.cancel_scope.cancel()
-    proxy.release()
+    await go_away_from(shaper.aschedule)
 
     async def is_back():
         return (await shaper.aforecast()).first_in == 0
@@ -97,16 +87,22 @@ async def test_a_turn_for_now_is_given_back(proxy, store, is_held, auntil):
     assert (await shaper.areserve()).delay == 0
 
 
+async def one_who_is_held_and_others(proxy, shaper, number):
+    """Who reserves and whose reply is held back, and so many who reserve meanwhile."""
+    proxy.strike("hold")
+    one = asyncio.create_task(shaper.areserve())
+    assert await asyncio.to_thread(proxy.held.wait, PATIENCE_S)
+    others = [asyncio.create_task(shaper.areserve()) for _ in range(number)]
+    await asyncio.sleep(0)
+    return one, others
+
+
 def test_a_turn_for_now_goes_to_those_who_asked_meanwhile(proxy, prefix):
     async def main():
         store = RedisStore.from_url(f"{proxy.url()}?socket_timeout={PATIENCE_S}", prefix=prefix)
         shaper = Shaper("10/d", store=store, name="shaper")
         await shaper.aheld()
-        proxy.strike("hold")
-        gone = asyncio.create_task(shaper.areserve())
-        assert await asyncio.to_thread(proxy.held.wait, PATIENCE_S)
-        others = [asyncio.create_task(shaper.areserve()) for _ in range(3)]
-        await asyncio.sleep(0)
+        gone, others = await one_who_is_held_and_others(proxy, shaper, 3)
         gone.cancel()
         proxy.release()
         assert [round((await other).delay / SLOT_S) for other in others] == [0, 1, 2]
@@ -116,15 +112,10 @@ def test_a_turn_for_now_goes_to_those_who_asked_meanwhile(proxy, prefix):
 
 
 @pytest.mark.anyio
-async def test_many_keys_are_given_back(proxy, store, gate_on, is_held, auntil):
+async def test_many_keys_are_given_back(store, gate_on, go_away_from, auntil):
     gate = gate_on(store)
     await gate.acheck_many(["warm", "warmer"])
-    proxy.strike("hold")
-    async with anyio.create_task_group() as group:
-        group.start_soon(gate.acheck_many, ["one", "two"])
-        await is_held()
-        group.cancel_scope.cancel()
-    proxy.release()
+    await go_away_from(gate.acheck_many, ["one", "two"])
 
     async def are_back():
         return [(await gate.apeek(key)).remaining for key in ("one", "two")] == [BURST, BURST]
@@ -139,11 +130,7 @@ def test_the_others_of_a_batch_get_their_answers_and_holes_are_filled(proxy, pre
         store = RedisStore.from_url(f"{proxy.url()}?socket_timeout={PATIENCE_S}", prefix=prefix)
         shaper = Shaper("10/d", store=store, name="shaper")
         await shaper.areserve()
-        proxy.strike("hold")
-        first = asyncio.create_task(shaper.areserve())
-        assert await asyncio.to_thread(proxy.held.wait, PATIENCE_S)
-        others = [asyncio.create_task(shaper.areserve()) for _ in range(4)]
-        await asyncio.sleep(0)
+        first, others = await one_who_is_held_and_others(proxy, shaper, 4)
         others[0].cancel()
         proxy.strike("hold")
         proxy.release()

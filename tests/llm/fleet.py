@@ -7,12 +7,9 @@ how many raised an error.
 
 import itertools
 import json
-import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack
-from pathlib import Path
 from typing import NamedTuple
 
 import anyio
@@ -20,9 +17,9 @@ import anyio
 from shapekit import LLMBudget
 
 from ..redis_server import RedisServer
+from ..together import said_together
 from .provider import PER_WINDOW, WINDOW_S
 
-ROOT = Path(__file__).parents[2]
 WORKERS, THREADS = 3, 8
 PATIENCE_S = 90
 SIZES = (150, 450, 750)
@@ -36,22 +33,9 @@ class Seen(NamedTuple):
 
 
 def run_fleet(script, kind, provider, seconds):
-    with ExitStack() as running:
-        redis = running.enter_context(RedisServer())
-        workers = []
-        for _ in range(WORKERS):
-            command = [sys.executable, "-m", script, kind, provider.url, redis.url, str(seconds)]
-            worker = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
-            )
-            workers.append(running.enter_context(worker))
-            running.callback(worker.kill)
-        for worker in workers:
-            assert worker.stdout.readline() == "ready\n"
-        for worker in workers:
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
-        told = [json.loads(worker.communicate(timeout=PATIENCE_S)[0]) for worker in workers]
+    with RedisServer() as redis:
+        commands = [("-m", script, kind, provider.url, redis.url, seconds)] * WORKERS
+        told = [json.loads(said) for said in said_together(commands, PATIENCE_S)]
     return Seen(*map(sum, zip(*told, strict=True)))
 
 

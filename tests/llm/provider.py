@@ -6,11 +6,11 @@ may be, three letters to a token.
 
 import json
 import math
-import threading
 import time
 from collections import deque
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
+
+from ..loopback import LoopbackServer
 
 WINDOW_S = 8.0
 PER_WINDOW = 80_000
@@ -25,45 +25,19 @@ class Arrival(NamedTuple):
     status: int
 
 
-class Provider:
+class Provider(LoopbackServer):
     """Counts what arrives, and refuses what is beyond its limits."""
 
+    path = "/v1"
+
     def __init__(self, tokens=PER_WINDOW, requests=REQUESTS_PER_WINDOW, window_s=WINDOW_S):
+        super().__init__()
         self.arrivals = []
         self.refuses_after_s = math.inf
         """How long after the first request one is refused with a Retry-After, whatever the count is."""
         self._limits = tokens, requests
         self._window_s = window_s
         self._recent, self._spent = deque(), 0
-        self._lock = threading.Lock()
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
-
-            def do_POST(self):
-                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                status, headers, told = outer._answer(asked)
-                body = json.dumps(told).encode()
-                self.send_response(status)
-                headers = {"Content-Type": "application/json", "Content-Length": len(body), **headers}
-                for name, value in headers.items():
-                    self.send_header(name, str(value))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_):
-                pass
-
-        class Listening(ThreadingHTTPServer):
-            request_queue_size = 100
-
-            def handle_error(self, *_):
-                """Clients are killed with requests under way."""
-
-        self._server = Listening(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
 
     @property
     def refusals(self):
@@ -77,12 +51,16 @@ class Provider:
         )
         return served / (self._limits[0] * (end_s - begin_s) / self._window_s)
 
-    def _answer(self, asked):
+    def answer(self, headers, body):
+        status, told, said = self._judged(json.loads(body))
+        return status, {"Content-Type": "application/json", **told}, json.dumps(said).encode()
+
+    def _judged(self, asked):
         texts = [asked["prompt"]] if "prompt" in asked else [each["content"] for each in asked["messages"]]
         prompt = sum(map(len, texts)) // 3
         completion = asked.get("max_completion_tokens", asked.get("max_tokens"))
         tokens = prompt + completion
-        with self._lock:
+        with self.lock:
             now = time.monotonic()
             while self._recent and self._recent[0][0] <= now - self._window_s:
                 self._spent -= self._recent.popleft()[1]
@@ -106,13 +84,3 @@ class Provider:
         choice = {"index": 0, "finish_reason": "stop", "message": message, "text": "because"}
         said = {"id": "1", "object": "chat.completion", "created": 1, "model": "some"}
         return 200, {}, {**said, "choices": [choice], "usage": usage}
-
-    def __enter__(self):
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()

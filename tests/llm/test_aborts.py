@@ -7,16 +7,12 @@ import anyio
 import pytest
 from anyio import lowlevel
 
-from .streams import AsyncStream, Stream
+from .streams import AsyncStream, Stream, words
 
 pytestmark = pytest.mark.long
 
 WAYS = ["broken off", "closed", "left", "raised in", "thrown away", "lost", "cancelled", "read"]
 STREAMS = 1_000
-
-
-def words(text):
-    return len(text.split())
 
 
 class Model:

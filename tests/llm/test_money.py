@@ -3,11 +3,9 @@
 import json
 import logging
 import pickle
-import subprocess
-import sys
 import uuid
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
@@ -35,6 +33,7 @@ from shapekit.events import BudgetReached
 from shapekit.llm.prices import Price, money, prices_from, spend_from
 
 from ..redis_server import PATIENCE_S, RedisServer, shared_server
+from ..together import said_together
 
 PRICES = {
     "currency": "USD",
@@ -517,23 +516,11 @@ def test_tasks_spend_as_threads_do(make_store, anyio_backend):
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
 def test_three_processes_never_spend_more_than_the_limit(tmp_path, kind):
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with ExitStack() as scripts:
-        url = str(tmp_path / "limits.db") if kind == "sqlite" else scripts.enter_context(RedisServer()).url
-        workers = []
-        for seed in range(3):
-            command = [sys.executable, str(SPENDER), url, str(seed)]
-            worker = scripts.enter_context(subprocess.Popen(command, **pipes))
-            scripts.callback(worker.kill)
-            workers.append(worker)
-        for worker in workers:
-            assert worker.stdout.readline() == "ready\n"
+    with nullcontext() if kind == "sqlite" else RedisServer() as server:
+        url = server.url if server else tmp_path / "limits.db"
         costs = Counter()
-        for worker in workers:
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
-        for worker in workers:
-            costs.update(json.loads(worker.communicate(timeout=PATIENCE_S)[0]))
+        for said in said_together([(SPENDER, url, seed) for seed in range(3)], PATIENCE_S):
+            costs.update(json.loads(said))
     assert max(costs.values()) <= UNIT // 2
     assert 0.9 * UNIT <= costs.total() <= UNIT
 

@@ -5,95 +5,55 @@ by the instants that Redis promised them.
 """
 
 import json
-import subprocess
-import sys
-import threading
-from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from shapekit import LLMBudget, RedisStore
 
-from ..redis_server import PATIENCE_S, RedisServer
+from ..loopback import LoopbackServer
+from ..redis_server import RedisServer
+from ..together import said_together
 
 pytestmark = pytest.mark.long
 
 WORKERS, THREADS = 4, 4
+PATIENCE_S = 60
 ASKERS = Path(__file__).with_name("askers.py")
 
 
-class Model(BaseHTTPRequestHandler):
+class Model(LoopbackServer):
     """Answers in lines. Every now and then it refuses, fails, or breaks off in the middle."""
 
-    protocol_version = "HTTP/1.1"
+    path = "/"
 
-    def do_POST(self):
-        most = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["max_tokens"]
-        with self.server.lock:
-            self.server.asked += 1
-            number = self.server.asked
-            fate = self.server.fates[number % len(self.server.fates)]
+    def __init__(self, fates):
+        super().__init__()
+        self.fates = fates
+        self.asked = self.charged = self.used = 0
+
+    def answer(self, headers, body):
+        most = json.loads(body)["max_tokens"]
+        with self.lock:
+            self.asked += 1
+            number = self.asked
+            fate = self.fates[number % len(self.fates)]
             used = number * 37 % (most + 1)
-            self.server.charged += {"answered": used, "refused": 0}.get(fate, most)
-            self.server.used += used if fate == "answered" else 0
-        self.close_connection = True
+            self.charged += {"answered": used, "refused": 0}.get(fate, most)
+            self.used += used if fate == "answered" else 0
         if fate in ("refused", "failed"):
-            self.send_response(400 if fate == "refused" else 500)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        answer = [{"text": "a"}, {"text": "b"}]
+            return (400 if fate == "refused" else 500), {}, b""
+        said = [{"text": "a"}, {"text": "b"}]
         if fate == "answered":
-            answer.append({"usage": {"input_tokens": 0, "output_tokens": used}})
-        body = b"".join(json.dumps(line).encode() + b"\n" for line in answer)
-        if fate == "broken":
-            body += b'{"text": '
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        """Nothing."""
-
-
-class Server(ThreadingHTTPServer):
-    request_queue_size = 128  # all callers may connect at once
-
-
-@contextmanager
-def model(fates):
-    with Server(("127.0.0.1", 0), Model) as server:
-        server.daemon_threads = True
-        server.lock = threading.Lock()
-        server.fates, server.asked, server.charged, server.used = fates, 0, 0, 0
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join(PATIENCE_S)
+            said.append({"usage": {"input_tokens": 0, "output_tokens": used}})
+        lines = b"".join(json.dumps(line).encode() + b"\n" for line in said)
+        return 200, {}, lines + (b'{"text": ' if fate == "broken" else b"")
 
 
 def asked(redis, server, budget, calls):
     """Lets four processes ask; what they tell of their calls."""
-    url = f"http://127.0.0.1:{server.server_port}/"
-    said = json.dumps(budget)
-    command = [sys.executable, str(ASKERS), redis.url, url, said, str(THREADS), str(calls)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with ExitStack() as scripts:
-        workers = [scripts.enter_context(subprocess.Popen(command, **pipes)) for _ in range(WORKERS)]
-        for worker in workers:
-            scripts.callback(worker.kill)
-        for worker in workers:
-            assert worker.stdout.readline() == "ready\n"
-        for worker in workers:
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
-        told = [call for worker in workers for call in json.loads(worker.stdout.readline())]
-        assert [worker.wait(PATIENCE_S) for worker in workers] == [0] * WORKERS
-    return told
+    command = (ASKERS, redis.url, server.url, json.dumps(budget), THREADS, calls)
+    return [call for said in said_together([command] * WORKERS, PATIENCE_S) for call in json.loads(said)]
 
 
 @pytest.fixture
@@ -104,7 +64,7 @@ def redis():
 
 def test_the_books_of_all_workers_are_those_of_the_server(redis):
     budget = {"tokens": "1/day", "capacity": 12_000, "tokens_per_day": 100_000, "max_wait": 0}
-    with model(["answered", "answered", "refused", "answered", "failed", "broken"]) as server:
+    with Model(["answered", "answered", "refused", "answered", "failed", "broken"]) as server:
         asked(redis, server, budget, calls=24)
     store = RedisStore.from_url(redis.url)
     shared = LLMBudget(**budget, store=store, name="model")
@@ -117,7 +77,7 @@ def test_the_books_of_all_workers_are_those_of_the_server(redis):
 
 def test_the_server_never_sees_more_than_the_bucket_and_its_rate(redis):
     rate, capacity = 20_000, 2_000
-    with model(["answered"]) as server:
+    with Model(["answered"]) as server:
         budget = {"tokens": f"{rate}/s", "capacity": capacity, "requests": "2000/s"}
         told = sorted(asked(redis, server, budget, calls=18))
     assert len(told) == WORKERS * THREADS * 12

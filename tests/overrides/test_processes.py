@@ -1,19 +1,16 @@
 """Processes whose calls wait, while an operator's command changes their rate: on Redis, and on SQLite."""
 
 import itertools
-import subprocess
-import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from ..cli.screen import shapekit
 from ..redis_server import RedisServer
+from ..together import go, said_by, started
 
-ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
 PROCESSES = 3
 LATE_S = 0.3
@@ -47,17 +44,10 @@ class Fleet:
         self.place, self.running, self.workers = place, running, []
 
     def start(self, rate, calls):
-        command = [sys.executable, "-m", "tests.overrides.worker", self.place, rate, str(calls)]
-        worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        self.workers.append(self.running.enter_context(worker))
-        self.running.callback(worker.kill)
-        assert worker.stdout.readline() == "ready\n"
+        command = ("-m", "tests.overrides.worker", self.place, rate, calls)
+        [worker] = self.running.enter_context(started([command]))
+        self.workers.append(worker)
         return worker
-
-    def go(self, *workers):
-        for worker in workers:
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
 
     def say(self, *command):
         """When the command was given, and when it was done."""
@@ -68,8 +58,8 @@ class Fleet:
     def left(self):
         """What has left, in its order."""
         told = []
-        for worker in self.workers:
-            for line in worker.communicate(timeout=PATIENCE_S)[0].splitlines():
+        for said in said_by(self.workers, PATIENCE_S):
+            for line in said.splitlines():
                 number, at = line.split()
                 told.append(Left(int(number), float(at)))
         return sorted(told, key=lambda one: one.at)
@@ -99,7 +89,7 @@ def pace(departures):
 
 def test_the_rate_follows_the_command(fleet):
     workers = [fleet.start("5/s", 44) for _ in range(PROCESSES)]
-    fleet.go(*workers)
+    go(workers)
     time.sleep(1.0)
     _, fast = fleet.say("set", "stripe", "20/s")
     time.sleep(2.5)
@@ -130,9 +120,9 @@ def test_a_rolling_deploy_does_not_undo_what_is_set(fleet):
     old = [fleet.start("10/s", 15) for _ in range(PROCESSES)]
     fleet.say("set", "stripe", "15/s")
     began = time.time()
-    fleet.go(*old)
+    go(old)
     for _ in range(PROCESSES):
-        fleet.go(fleet.start("20/s", 15))
+        go([fleet.start("20/s", 15)])
     left = [one.at for one in fleet.left()]
     assert len(left) == 2 * PROCESSES * 15
     assert pace(left) == pytest.approx(15, rel=0.05)

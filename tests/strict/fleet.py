@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
@@ -20,9 +18,10 @@ from ..benchmarks.departures import most_within, rate_reached
 from ..integrations.celery.fleet import Fleet as Workers
 from ..integrations.celery.fleet import eventually
 from ..redis_server import RedisServer, shared_server
+from ..together import go, said_by, started
 from ..witness import Stalls, watched
 from . import tasks
-from .server import ROOT, Arrival, StrictServer
+from .server import Arrival, StrictServer
 from .worker import EVERY_S, STALL_S, Job
 
 PATIENCE_S = 60.0
@@ -114,30 +113,18 @@ def in_processes(plan: Plan, server: StrictServer) -> tuple[list[list[float]], S
     own = "" if plan.stall == "stopped" else plan.stall
     url, prefix = f"{redis.url}?{PATIENT}", f"strict{next(_numbers)}"
     job = Job(server.port, url, prefix, f"{plan.rate}/s", plan.callers, loaded=plan.loaded)
-    with ExitStack() as stack:
-        workers = []
-        for number in range(plan.processes):
-            told = json.dumps(job._replace(stall="" if number else own))
-            command = [sys.executable, "-m", "tests.strict.worker", plan.client, told]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            worker = stack.enter_context(subprocess.Popen(command, cwd=ROOT, **pipes))
-            stack.callback(worker.kill)
-            workers.append(worker)
-        for worker in workers:
-            assert worker.stdout.readline() == "ready\n", plan
-        departures = []
-        with watched(redis.pid, server.pid, *[worker.pid for worker in workers]) as witness:
-            until = time.monotonic() + plan.seconds
-            for worker in workers:
-                worker.stdin.write(f"{until}\n")
-                worker.stdin.flush()
-            if plan.stall == "stopped":
-                stop(workers[0].pid, lambda: time.monotonic() > until - EVERY_S)
-            for worker in workers:
-                told, _ = worker.communicate(timeout=plan.seconds + PATIENCE_S)
-                assert worker.returncode == 0, plan
-                departures.append(json.loads(told)["left"])
-    return departures, witness.stalls
+    jobs = [job._replace(stall="" if number else own) for number in range(plan.processes)]
+    commands = [("-m", "tests.strict.worker", plan.client, json.dumps(job)) for job in jobs]
+    with (
+        started(commands) as workers,
+        watched(redis.pid, server.pid, *[worker.pid for worker in workers]) as witness,
+    ):
+        until = time.monotonic() + plan.seconds
+        go(workers, until)
+        if plan.stall == "stopped":
+            stop(workers[0].pid, lambda: time.monotonic() > until - EVERY_S)
+        said = said_by(workers, plan.seconds + PATIENCE_S)
+    return [json.loads(told)["left"] for told in said], witness.stalls
 
 
 def in_celery(plan: Plan, server: StrictServer) -> tuple[list[list[float]], Stalls]:

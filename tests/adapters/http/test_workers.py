@@ -9,12 +9,13 @@ of the run make late. Any other bound gives way by as much as was seen.
 import json
 import subprocess
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from ...redis_server import RedisServer
+from ...together import PIPES, go, said_by, started
 from ...witness import NEAR_S, watched
 from .server import PATIENCE_S
 
@@ -43,34 +44,25 @@ def place(request, tmp_path):
 
 
 @contextmanager
-def script(name, *arguments):
-    """A script of this folder, as a process."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    command = [sys.executable, str(HERE / name), *map(str, arguments)]
-    with subprocess.Popen(command, **pipes) as process:
+def strict_server():
+    """The server, as a process, and its URL."""
+    command = [sys.executable, str(HERE / "strict.py"), str(CALLS), str(HOLD_S)]
+    with subprocess.Popen(command, **PIPES) as process:
         try:
-            yield process
+            yield process, process.stdout.readline().strip()
         finally:
             process.kill()
 
 
 def run(client, place):
     """What the server has seen of the crowd, and the stalls meanwhile."""
-    with ExitStack() as scripts:
-        server = scripts.enter_context(script("strict.py", CALLS, HOLD_S))
-        url = server.stdout.readline().strip()
-        crowd = (client, place, url, RATE, CALLERS)
-        workers = [scripts.enter_context(script("callers.py", *crowd)) for _ in range(WORKERS)]
-        for worker in workers:
-            assert worker.stdout.readline() == "ready\n"
-        with watched(*[process.pid for process in (server, *workers)]) as witness:
-            for worker in workers:
-                worker.stdin.write("go\n")
-                worker.stdin.flush()
-            log = json.loads(server.stdout.readline())
-        for worker in workers:
-            worker.stdin.close()
-        assert [worker.wait(PATIENCE_S) for worker in workers] == [0] * WORKERS
+    with strict_server() as (server, url):
+        callers = (HERE / "callers.py", client, place, url, RATE, CALLERS)
+        with started([callers] * WORKERS) as workers:
+            with watched(*[process.pid for process in (server, *workers)]) as witness:
+                go(workers)
+                log = json.loads(server.stdout.readline())
+            said_by(workers, PATIENCE_S)
     return log, witness.stalls
 
 

@@ -1,20 +1,12 @@
 """Jobs for the workers in these tests: `arq jobs.Settings` runs them."""
 
-import os
-import time
-
-import redis
 from arq import func
 from arq.connections import RedisSettings
 
 from shapekit.integrations.arq import shaped_job
+from tests.heavy.queues.notes import note, note_worker, url
 
-URL = os.environ.get("QUEUES_REDIS", "redis://localhost")
-NOTES = redis.Redis.from_url(URL)
-
-
-def note(name, number):
-    NOTES.rpush(name, f"{time.time():.6f} {number}")
+URL = url()
 
 
 @shaped_job(rate="40/s", store=URL)
@@ -49,8 +41,7 @@ async def called(ctx, number):
 
 
 async def free(ctx, number):
-    NOTES.sadd("workers", os.getpid())
-    note("free", number)
+    note_worker(number)
 
 
 class Settings:

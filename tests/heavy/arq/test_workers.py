@@ -15,20 +15,15 @@ from tests.heavy.queues.fleet import BIN, distinct, most_in, most_in_a_second, r
 
 
 @pytest.fixture(scope="module")
-def both():
-    with running(Path(__file__).parent, "jobs", (BIN / "arq", "jobs.Settings")) as (app, fleet):
+def fleet():
+    with running(Path(__file__).parent, "jobs", (BIN / "arq", "jobs.Settings")) as fleet:
         fleet.wait_for_all(lambda: enqueue(fleet, ("free", 0)))
-        yield app, fleet
+        yield fleet
 
 
 @pytest.fixture
-def app(both):
-    return both[0]
-
-
-@pytest.fixture
-def fleet(both):
-    return both[1]
+def app(fleet):
+    return fleet.app
 
 
 def enqueue(fleet, *calls):

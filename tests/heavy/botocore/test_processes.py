@@ -4,17 +4,16 @@ The server throttles as AWS does: 20 calls a second, after a bucket of 20.
 """
 
 import json
-import subprocess
-import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 from ...redis_server import RedisServer
+from ...together import said_together
 from .server import Server
 
 WORKERS, PER_S, BURST, SECONDS = 3, 20, 20, 20
 PATIENCE_S = 60
+WORKER = Path(__file__).with_name("worker.py")
 
 
 class Seen(NamedTuple):
@@ -25,26 +24,9 @@ class Seen(NamedTuple):
 
 
 def seen(kind):
-    with ExitStack() as running:
-        server = running.enter_context(Server(PER_S, BURST))
-        redis = running.enter_context(RedisServer())
-        workers = []
-        for _ in range(WORKERS):
-            command = [sys.executable, str(Path(__file__).with_name("worker.py"))]
-            worker = subprocess.Popen(
-                [*command, kind, server.url, redis.url, str(SECONDS)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            workers.append(running.enter_context(worker))
-            running.callback(worker.kill)
-        for worker in workers:
-            assert worker.stdout.readline() == "ready\n"
-        for worker in workers:
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
-        told = [json.loads(worker.communicate(timeout=PATIENCE_S)[0]) for worker in workers]
+    with Server(PER_S, BURST) as server, RedisServer() as redis:
+        commands = [(WORKER, kind, server.url, redis.url, SECONDS)] * WORKERS
+        told = [json.loads(said) for said in said_together(commands, PATIENCE_S)]
         statuses = server.statuses
     result = Seen(statuses.count(200), statuses.count(400), sum(failed for _, failed in told))
     print(kind, result)

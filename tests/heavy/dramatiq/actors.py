@@ -1,29 +1,21 @@
 """Actors for the workers in these tests: `dramatiq actors` runs them."""
 
-import os
-import time
-
 import dramatiq
-import redis
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import CurrentMessage
 from dramatiq.results import Results
 from dramatiq.results.backends import RedisBackend
 
 from shapekit.integrations.dramatiq import ShapedActors
+from tests.heavy.queues.notes import note, note_worker, url
 
-URL = os.environ.get("QUEUES_REDIS", "redis://localhost")
-NOTES = redis.Redis.from_url(URL)
+URL = url()
 
 broker = RedisBroker(url=URL, heartbeat_timeout=2000, maintenance_chance=1_000_000)
 broker.add_middleware(ShapedActors(store=URL))
 broker.add_middleware(CurrentMessage())
 broker.add_middleware(Results(backend=RedisBackend(url=URL)))
 dramatiq.set_broker(broker)
-
-
-def note(name, number):
-    NOTES.rpush(name, f"{time.time():.6f} {number}")
 
 
 @dramatiq.actor(shape={"rate": "40/s"}, max_retries=0)
@@ -66,5 +58,4 @@ def called(number):
 
 @dramatiq.actor
 def free(number):
-    NOTES.sadd("workers", os.getpid())
-    note("free", number)
+    note_worker(number)

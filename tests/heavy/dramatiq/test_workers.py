@@ -17,20 +17,15 @@ COMMAND = (BIN / "dramatiq", "actors", "--processes", "1", "--threads", "32")
 
 
 @pytest.fixture(scope="module")
-def both():
-    with running(Path(__file__).parent, "actors", COMMAND) as (app, fleet):
-        fleet.wait_for_all(lambda: app.free.send(0))
-        yield app, fleet
+def fleet():
+    with running(Path(__file__).parent, "actors", COMMAND) as fleet:
+        fleet.wait_for_all(lambda: fleet.app.free.send(0))
+        yield fleet
 
 
 @pytest.fixture
-def app(both):
-    return both[0]
-
-
-@pytest.fixture
-def fleet(both):
-    return both[1]
+def app(fleet):
+    return fleet.app
 
 
 def test_two_workers_keep_one_rate(app, fleet):

@@ -3,8 +3,6 @@ nothing is refused. `python -m tests.heavy.grpc.test_processes` compares that wi
 """
 
 import json
-import subprocess
-import sys
 import threading
 import time
 from concurrent import futures
@@ -14,11 +12,13 @@ from pathlib import Path
 import grpc
 
 from ...redis_server import RedisServer
+from ...together import said_together
 from .answers import EXHAUSTED, refusing, retry_in
 from .conftest import Service
 
 WORKERS, PER_S, BURST, SECONDS = 3, 20, 20, 10
 PATIENCE_S = 60
+WORKER = Path(__file__).with_name("worker.py")
 KINDS = ("shared", "apart", "none")
 
 
@@ -50,18 +50,8 @@ def seen(kind):
         server.start()
         running.callback(lambda: server.stop(None).wait())
         redis = running.enter_context(RedisServer())
-        command = [sys.executable, str(Path(__file__).with_name("worker.py")), kind, target, redis.url]
-        workers = []
-        for _ in range(WORKERS):
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            workers.append(running.enter_context(subprocess.Popen([*command, str(SECONDS)], **pipes)))
-            running.callback(workers[-1].kill)
-        for worker in workers:
-            assert worker.stdout.readline() == "ready\n"
-        for worker in workers:
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
-        told = [json.loads(worker.communicate(timeout=PATIENCE_S)[0]) for worker in workers]
+        commands = [(WORKER, kind, target, redis.url, SECONDS)] * WORKERS
+        told = [json.loads(said) for said in said_together(commands, PATIENCE_S)]
     return tuple(map(sum, zip(*told, strict=True)))
 
 

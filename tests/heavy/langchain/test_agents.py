@@ -12,7 +12,7 @@ from langchain_core.tools import tool
 from shapekit import ConfigError, LLMBudget, QueueFullError
 from shapekit.integrations.langchain import shaped_middleware
 
-from .conftest import refusal
+from ...llm.errors import RefusedByServer
 from .models import TOKENS, USED, Chat
 
 ASK = {"messages": [{"role": "user", "content": "why?"}]}
@@ -44,7 +44,7 @@ def test_each_call_of_the_model_is_charged_what_it_used(do, budget, used, clock)
 
 
 def test_each_attempt_of_a_retry_waits(do, budget, used, clock):
-    model = Chat(errors=[refusal(429, **{"Retry-After": "30"})])
+    model = Chat(errors=[RefusedByServer(429, {"Retry-After": "30"})])
     retry = ModelRetryMiddleware(max_retries=1, initial_delay=0, jitter=False)
     agent = create_agent(model, middleware=[retry, shaped_middleware(budget)])
     assert do.call(agent, "invoke", ASK)["messages"][-1].content == "yes"

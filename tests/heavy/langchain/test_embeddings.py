@@ -8,7 +8,7 @@ import pytest
 from shapekit import ConfigError, LLMBudget
 from shapekit.integrations.langchain import ShapedEmbeddings
 
-from .conftest import refusal
+from ...llm.errors import RefusedByServer
 from .models import Vectors
 
 TEXTS = ["abc", "abcdef", "a", "", "abc"]
@@ -43,9 +43,9 @@ def test_nothing_is_asked_for_no_texts(do, budget, used):
 
 def test_a_refusal_costs_no_tokens_and_holds_all_calls(do, budget, used, clock):
     inner = Vectors()
-    inner.errors.append(refusal(429, **{"Retry-After": "30"}))
+    inner.errors.append(RefusedByServer(429, {"Retry-After": "30"}))
     embeddings = ShapedEmbeddings(inner, budget)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RefusedByServer):
         do.call(embeddings, "embed_query", "abc")
     assert used() == 0
     do.call(embeddings, "embed_query", "abc")

@@ -12,13 +12,14 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableParallel
 
-from shapekit import ConfigError, CostExceedsLimitError, LLMBudget, ManualClock, MemoryStore, QueueFullError
+from shapekit import ConfigError, CostExceedsLimitError, LLMBudget, MemoryStore, QueueFullError
 from shapekit.integrations import langchain
 from shapekit.integrations.langchain import ShapedRateLimiter
 from shapekit.testing import FaultyStore
 
+from ...llm.errors import RefusedByServer
+from ...llm.frameworks import WaitingIsTold, cancel_the_second
 from ...redis_server import shared_server
-from .conftest import refusal
 from .models import TOKENS, Chat, Stream
 
 
@@ -53,8 +54,8 @@ def test_not_blocking_is_now_or_not(do, clock, policy):
 
 def test_a_refusal_by_the_server_holds_all_calls(do, clock, policy):
     limiter = ShapedRateLimiter(policy("10/s"))
-    model = model_of(limiter, errors=[refusal(429, **{"Retry-After": "30"})])
-    with pytest.raises(RuntimeError, match="refused"):
+    model = model_of(limiter, errors=[RefusedByServer(429, {"Retry-After": "30"})])
+    with pytest.raises(RefusedByServer):
         do.call(model, "invoke", "why?")
     do.call(model_of(limiter), "invoke", "why?")
     assert clock.now() >= 30
@@ -88,7 +89,7 @@ def test_a_call_reserves_what_it_asks(do, clock):
 
 
 def test_a_stream_is_charged_when_it_has_ended(do, limiter, used):
-    assert len(do.stream(model_of(limiter, Stream), "why?")) == 3
+    assert len(do.stream(model_of(limiter, Stream), "stream", "why?")) == 3
     assert used() == TOKENS
 
 
@@ -138,8 +139,8 @@ def test_each_retry_is_a_call(do, limiter, used, clock):
 
 
 def test_a_refused_call_costs_no_tokens(do, limiter, used):
-    with pytest.raises(RuntimeError):
-        do.call(model_of(limiter, errors=[refusal(429, **{"Retry-After": "1"})]), "invoke", "why?")
+    with pytest.raises(RefusedByServer):
+        do.call(model_of(limiter, errors=[RefusedByServer(429, {"Retry-After": "1"})]), "invoke", "why?")
     assert used() == 0
 
 
@@ -150,9 +151,9 @@ def test_a_call_that_waits_too_long_costs_nothing(do, clock):
         limiter = ShapedRateLimiter(it)
         for kind in (Chat, Stream):
             model = model_of(limiter, kind)
-            do.stream(model, "why?")
+            do.stream(model, "stream", "why?")
             with pytest.raises(QueueFullError):
-                do.stream(model, "why?")
+                do.stream(model, "stream", "why?")
             clock.advance(1)
         assert it.quotas()[0].used == 2 * TOKENS
 
@@ -205,27 +206,12 @@ def test_the_estimate_has_the_texts_and_the_bound(clock):
 
 
 def test_a_cancelled_wait_gives_its_tokens_back():
-    class Clock(ManualClock):
-        async def asleep(self, seconds, alarm=None):
-            began.set()
-            await super().asleep(seconds, alarm)
-
-    began = asyncio.Event()
-
-    async def main():
-        with closing(
-            LLMBudget(requests="1/s burst 1", tokens="60k/min", tokens_per_day=1000, clock=Clock())
-        ) as budget:
-            model = model_of(ShapedRateLimiter(budget))
-            await model.ainvoke("why?")
-            task = asyncio.create_task(model.ainvoke("why?"))
-            await began.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            return budget.quotas()[0].used
-
-    assert asyncio.run(main()) == TOKENS
+    clock = WaitingIsTold()
+    limits = {"requests": "1/s burst 1", "tokens": "60k/min", "tokens_per_day": 1000}
+    with closing(LLMBudget(**limits, clock=clock)) as budget:
+        model = model_of(ShapedRateLimiter(budget))
+        cancel_the_second(lambda: model.ainvoke("why?"), clock)
+        assert budget.quotas()[0].used == TOKENS
 
 
 def test_a_cancelled_call_keeps_its_reservation_and_no_messages(limiter, used):

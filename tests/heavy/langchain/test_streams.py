@@ -1,21 +1,22 @@
 """Streams that end before they have told their usage: they are settled at what was seen, however they end."""
 
 import asyncio
-from contextlib import aclosing, closing, suppress
+from contextlib import suppress
 
 import pytest
 from langchain_core.messages import AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk
 
-from shapekit import LLMBudget
 from shapekit.integrations.langchain import ShapedRateLimiter
 
+from ...llm.frameworks import WAYS, aleave, cancel_where_it_is_stuck, counting, leave
+from ...llm.streams import words
 from .models import Words
 
 INPUT, RESERVED = 2, 102
-SEEN = INPUT + 2
+PIECES = 2
+SEEN = INPUT + PIECES
 """After two words."""
-WAYS = ["closed", "left", "raised in", "lost"]
 
 
 @pytest.fixture
@@ -24,14 +25,7 @@ def made(clock):
     budgets = []
 
     def model(on_abort="seen", kind=Words, **options):
-        budget = LLMBudget(
-            tokens="60k/min",
-            tokens_per_day=1_000_000,
-            estimate=(INPUT, 100),
-            count=lambda text: len(text.split()),
-            on_abort=on_abort,
-            clock=clock,
-        )
+        budget = counting(words, INPUT, on_abort, clock)
         budgets.append(budget)
         limiter = ShapedRateLimiter(budget)
         return kind(rate_limiter=limiter, callbacks=[limiter.handler], **options)
@@ -52,67 +46,34 @@ def used(afterwards):
     return count
 
 
-def read(model, way):
-    stream = model.stream("why?")
-    if way == "closed":
-        with closing(stream):
-            next(stream), next(stream)
-        return
-    for number, _ in enumerate(stream, 1):
-        if number == 2 and way == "left":
-            return
-        if number == 2 and way == "raised in":
-            raise LookupError
-
-
-async def aread(model, way):
-    stream = model.astream("why?")
-    if way == "closed":
-        async with aclosing(stream):
-            await anext(stream), await anext(stream)
-        return
-    number = 0
-    async for _ in stream:
-        number += 1
-        if number == 2 and way == "left":
-            return
-        if number == 2 and way == "raised in":
-            raise LookupError
-
-
 @pytest.mark.parametrize("on_abort", ["seen", "estimate"])
 @pytest.mark.parametrize("form", ["sync", "asyncio"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_stream_that_did_not_tell_costs_what_was_seen(made, used, form, way, on_abort):
     model = made(on_abort, errors=[ConnectionResetError()] if way == "lost" else [])
     with suppress(LookupError, ConnectionResetError):
-        read(model, way) if form == "sync" else asyncio.run(aread(model, way))
+        if form == "sync":
+            leave(model.stream("why?"), way, PIECES)
+        else:
+            asyncio.run(aleave(model.astream("why?"), way, PIECES))
     assert used(model) == (SEEN if on_abort == "seen" else RESERVED)
 
 
 @pytest.mark.parametrize("on_abort", ["seen", "estimate"])
 def test_a_cancelled_stream_costs_what_was_seen(made, used, on_abort):
-    async def main():
-        came = asyncio.Event()
+    model = made(on_abort)
 
-        async def stuck():
-            came.set()
-            await asyncio.Event().wait()
+    async def read(stuck):
+        model.stuck = stuck
+        await aleave(model.astream("why?"), "cancelled", PIECES)
 
-        model = made(on_abort, stuck=stuck)
-        task = asyncio.create_task(aread(model, "read"))
-        await came.wait()
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-        return model
-
-    assert used(asyncio.run(main())) == (SEEN if on_abort == "seen" else RESERVED)
+    cancel_where_it_is_stuck(read)
+    assert used(model) == (SEEN if on_abort == "seen" else RESERVED)
 
 
 def test_a_stream_that_ends_and_tells_nothing_costs_what_was_seen(made, used, do):
     model = made()
-    assert len(do.stream(model, "why?")) >= 3
+    assert len(do.stream(model, "stream", "why?")) >= 3
     assert used(model) == SEEN + 1
 
 
@@ -124,7 +85,7 @@ def test_a_stream_that_fails_before_its_first_piece_keeps_its_reservation(made, 
 
     model = made(kind=Failing)
     with pytest.raises(ConnectionResetError):
-        do.stream(model, "why?")
+        do.stream(model, "stream", "why?")
     assert used(model) == RESERVED
 
 

@@ -1,20 +1,11 @@
-import asyncio
-from contextlib import closing
-from types import SimpleNamespace
-
 import pytest
 
-from shapekit import LLMBudget
 from shapekit.integrations import llama_index
 from shapekit.integrations.llama_index import ShapedRateLimiter
 
+from ...llm.frameworks import budget, do
 
-@pytest.fixture
-def budget(clock):
-    with closing(
-        LLMBudget(requests="10/s burst 1", tokens="60k/min", tokens_per_day=1_000_000, clock=clock)
-    ) as made:
-        yield made
+__all__ = ["budget", "do"]
 
 
 @pytest.fixture
@@ -41,39 +32,7 @@ def _nothing_is_left():
     assert left == {}
 
 
-@pytest.fixture(params=["sync", "asyncio"])
-def do(request):
-    """Does what a model can do, in one of its two forms."""
-
-    def called(thing, name, *args, **kwargs):
-        if request.param == "sync":
-            return getattr(thing, name)(*args, **kwargs)
-
-        async def acalled():
-            return await getattr(thing, f"a{name}")(*args, **kwargs)
-
-        return asyncio.run(acalled())
-
-    def streamed(thing, name, *args):
-        if request.param == "sync":
-            return list(getattr(thing, name)(*args))
-
-        async def astreamed():
-            return [item async for item in await getattr(thing, f"a{name}")(*args)]
-
-        return asyncio.run(astreamed())
-
-    return SimpleNamespace(call=called, stream=streamed)
-
-
 def all_done():
     """All that was left to threads is done."""
     llama_index._threads().shutdown()
     llama_index._threads.cache_clear()
-
-
-def refusal(status, **headers):
-    """An error as SDKs raise it."""
-    error = RuntimeError("refused")
-    error.response = SimpleNamespace(status_code=status, headers=headers)
-    return error

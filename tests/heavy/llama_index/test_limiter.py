@@ -12,13 +12,15 @@ import pytest
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, TextBlock
 from llama_index.core.storage.kvstore import SimpleKVStore
 
-from shapekit import ConfigError, CostExceedsLimitError, LLMBudget, ManualClock, MemoryStore, QueueFullError
+from shapekit import ConfigError, CostExceedsLimitError, LLMBudget, MemoryStore, QueueFullError
 from shapekit.integrations import llama_index
 from shapekit.integrations.llama_index import ShapedRateLimiter
 from shapekit.testing import FaultyStore
 
+from ...llm.errors import RefusedByServer
+from ...llm.frameworks import WaitingIsTold, cancel_the_second
 from ...redis_server import shared_server
-from .conftest import all_done, refusal
+from .conftest import all_done
 from .fakes import TOKENS, Answering, Custom, Vectors
 
 ROOT = Path(__file__).parents[3]
@@ -61,8 +63,8 @@ def test_what_is_no_limit_is_refused():
 @pytest.mark.parametrize("call", CALLS)
 def test_a_refusal_by_the_server_holds_all_calls(do, clock, policy, call):
     limiter = ShapedRateLimiter(policy("10/s"))
-    with pytest.raises(RuntimeError, match="refused"):
-        do.call(Answering(rate_limiter=limiter, errors=[refusal(429, **{"Retry-After": "30"})]), *call)
+    with pytest.raises(RefusedByServer):
+        do.call(Answering(rate_limiter=limiter, errors=[RefusedByServer(429, {"Retry-After": "30"})]), *call)
     all_done()
     do.call(Answering(rate_limiter=limiter), *call)
     assert clock.now() >= 30
@@ -96,8 +98,8 @@ def test_a_stream_is_charged_when_it_has_ended(do, limiter, used, call):
 
 @pytest.mark.parametrize("call", [*CALLS, *STREAMS])
 def test_a_refused_call_costs_no_tokens(do, limiter, used, call):
-    model = Answering(rate_limiter=limiter, errors=[refusal(429, **{"Retry-After": "1"})])
-    with pytest.raises(RuntimeError, match="refused"):
+    model = Answering(rate_limiter=limiter, errors=[RefusedByServer(429, {"Retry-After": "1"})])
+    with pytest.raises(RefusedByServer):
         (do.stream if call in STREAMS else do.call)(model, *call)
     assert used() == 0
 
@@ -192,8 +194,8 @@ def test_a_cached_embedding_takes_nothing(do, limiter, used):
 
 def test_a_refused_batch_costs_no_tokens_and_those_before_it_do(limiter, used):
     model = Vectors(rate_limiter=limiter, embed_batch_size=1)
-    model.errors = Nth(2, refusal(429, **{"Retry-After": "1"}))
-    with pytest.raises(RuntimeError, match="refused"):
+    model.errors = Nth(2, RefusedByServer(429, {"Retry-After": "1"}))
+    with pytest.raises(RefusedByServer):
         model.get_text_embedding_batch(["abc" * 10, "abc" * 20, "abc" * 30])
     assert used() == 10
 
@@ -216,27 +218,13 @@ class Nth:
 
 
 def test_a_cancelled_wait_gives_its_tokens_back():
-    class Clock(ManualClock):
-        async def asleep(self, seconds, alarm=None):
-            began.set()
-            await super().asleep(seconds, alarm)
-
-    began = asyncio.Event()
-
-    async def main():
-        options = {"requests": "1/s", "tokens": "60k/min", "tokens_per_day": 1000}
-        with closing(LLMBudget(**options, clock=Clock())) as budget:
-            model = Answering(rate_limiter=ShapedRateLimiter(budget))
-            await model.achat(ASK)
-            task = asyncio.create_task(model.achat(ASK))
-            await began.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            all_done()
-            return budget.quotas()[0].used
-
-    assert asyncio.run(main()) == TOKENS
+    clock = WaitingIsTold()
+    options = {"requests": "1/s", "tokens": "60k/min", "tokens_per_day": 1000}
+    with closing(LLMBudget(**options, clock=clock)) as budget:
+        model = Answering(rate_limiter=ShapedRateLimiter(budget))
+        cancel_the_second(lambda: model.achat(ASK), clock)
+        all_done()
+        assert budget.quotas()[0].used == TOKENS
 
 
 def test_a_cancelled_call_keeps_its_reservation(limiter, used):

@@ -1,23 +1,23 @@
 """Streams that end before they have told their usage: they are settled at what was seen, however they end."""
 
 import asyncio
-from contextlib import aclosing, closing, suppress
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 
-from shapekit import LLMBudget
 from shapekit.integrations.llama_index import ShapedRateLimiter
 
+from ...llm.frameworks import WAYS, aleave, cancel_where_it_is_stuck, counting, leave
 from .conftest import all_done
 from .fakes import RAW, Answering
 
 STREAMS = [("stream_chat", [ChatMessage("why?")]), ("stream_complete", "why?")]
 INPUT, RESERVED = 3, 103
+PIECES = 1
 SEEN = INPUT + 2
 """After the first of two pieces: its letters."""
-WAYS = ["closed", "left", "raised in", "lost"]
 
 
 @pytest.fixture
@@ -26,8 +26,7 @@ def made(clock):
     budgets = []
 
     def model(on_abort="seen", kind=Answering, **options):
-        limits = {"tokens": "60k/min", "tokens_per_day": 1_000_000, "estimate": (INPUT, 100), "count": len}
-        budget = LLMBudget(**limits, on_abort=on_abort, clock=clock)
+        budget = counting(len, INPUT, on_abort, clock)
         budgets.append(budget)
         return kind(rate_limiter=ShapedRateLimiter(budget), breaks=1, **options)
 
@@ -48,32 +47,9 @@ def used(afterwards):
     return count
 
 
-def read(model, call, way):
-    name, asked = call
-    stream = getattr(model, name)(asked)
-    if way == "closed":
-        with closing(stream):
-            next(stream)
-        return
-    for _ in stream:
-        if way == "left":
-            return
-        if way == "raised in":
-            raise LookupError
-
-
 async def aread(model, call, way):
     name, asked = call
-    stream = await getattr(model, f"a{name}")(asked)
-    if way == "closed":
-        async with aclosing(stream):
-            await anext(stream)
-        return
-    async for _ in stream:
-        if way == "left":
-            return
-        if way == "raised in":
-            raise LookupError
+    await aleave(await getattr(model, f"a{name}")(asked), way, PIECES)
 
 
 @pytest.mark.parametrize("on_abort", ["seen", "estimate"])
@@ -83,29 +59,25 @@ async def aread(model, call, way):
 def test_a_stream_that_did_not_tell_costs_what_was_seen(made, used, form, call, way, on_abort):
     model = made(on_abort, errors=[ConnectionResetError()] if way == "lost" else [])
     with suppress(LookupError, ConnectionResetError):
-        read(model, call, way) if form == "sync" else asyncio.run(aread(model, call, way))
+        if form == "sync":
+            name, asked = call
+            leave(getattr(model, name)(asked), way, PIECES)
+        else:
+            asyncio.run(aread(model, call, way))
     assert used(model) == (SEEN if on_abort == "seen" else RESERVED)
 
 
 @pytest.mark.parametrize("on_abort", ["seen", "estimate"])
 @pytest.mark.parametrize("call", STREAMS)
 def test_a_cancelled_stream_costs_what_was_seen(made, used, call, on_abort):
-    async def main():
-        came = asyncio.Event()
+    model = made(on_abort)
 
-        async def stuck():
-            came.set()
-            await asyncio.Event().wait()
+    async def read(stuck):
+        model.stuck = stuck
+        await aread(model, call, "cancelled")
 
-        model = made(on_abort, stuck=stuck)
-        task = asyncio.create_task(aread(model, call, "read"))
-        await came.wait()
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-        return model
-
-    assert used(asyncio.run(main())) == (SEEN if on_abort == "seen" else RESERVED)
+    cancel_where_it_is_stuck(read)
+    assert used(model) == (SEEN if on_abort == "seen" else RESERVED)
 
 
 @pytest.mark.parametrize("call", STREAMS)

@@ -14,8 +14,10 @@ from pydantic_ai.models.function import (
 )
 from pydantic_ai.usage import RequestUsage
 
-from shapekit import LLMBudget
 from shapekit.integrations.pydantic_ai import ShapedModel
+
+from ...llm.frameworks import cancel_where_it_is_stuck, counting
+from ...llm.streams import words
 
 INPUT, RESERVED = 2, 102
 SEEN = INPUT + 2
@@ -30,14 +32,7 @@ def silent(monkeypatch):
 
 @pytest.fixture
 def budget(clock):
-    return lambda on_abort="seen": LLMBudget(
-        tokens="60k/min",
-        tokens_per_day=1_000_000,
-        estimate=(INPUT, 100),
-        count=lambda text: len(text.split()),
-        on_abort=on_abort,
-        clock=clock,
-    )
+    return lambda on_abort="seen": counting(words, INPUT, on_abort, clock)
 
 
 @pytest.fixture
@@ -93,21 +88,7 @@ def test_a_stream_that_did_not_tell_costs_what_was_seen(budget, used, way, on_ab
 @pytest.mark.parametrize("on_abort", ["seen", "estimate"])
 def test_a_cancelled_stream_costs_what_was_seen(budget, used, on_abort):
     limits = budget(on_abort)
-
-    async def main():
-        came = asyncio.Event()
-
-        async def stuck():
-            came.set()
-            await asyncio.Event().wait()
-
-        task = asyncio.create_task(read(limits, "read", stuck))
-        await came.wait()
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
+    cancel_where_it_is_stuck(lambda stuck: read(limits, "read", stuck))
     assert used(limits) == (SEEN if on_abort == "seen" else RESERVED)
 
 

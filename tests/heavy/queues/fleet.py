@@ -21,11 +21,12 @@ from tests.witness import watched
 
 BIN = Path(sys.executable).parent
 PATIENCE_S = 40.0
+ROOT = Path(__file__).parents[3]
 
 
 @contextmanager
 def running(folder, module, command, workers=2):
-    """What the workers run, and a fleet of them, on a Redis of their own."""
+    """A fleet of workers on a Redis of their own, and the module of their tasks for this process, too."""
     with (
         RedisServer() as server,
         pytest.MonkeyPatch.context() as patch,
@@ -36,9 +37,9 @@ def running(folder, module, command, workers=2):
         patch.syspath_prepend(str(folder))
         fleet = Fleet(server, Path(logs) / "log", folder, command)
         try:
-            app = importlib.import_module(module)
+            fleet.app = importlib.import_module(module)
             fleet.start(workers)
-            yield app, fleet
+            yield fleet
         finally:
             sys.modules.pop(module, None)
             fleet.close()
@@ -46,6 +47,9 @@ def running(folder, module, command, workers=2):
 
 class Fleet:
     """Workers of one queue; `command` starts one."""
+
+    app = None
+    """The module of the tasks."""
 
     def __init__(self, server, log, folder, command):
         self.server = server
@@ -57,7 +61,7 @@ class Fleet:
 
     def start(self, number, command=None):
         """Start workers, each the leader of a group of processes."""
-        environment = {**os.environ, "PYTHONPATH": str(self._folder)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (self._folder, ROOT)))}
         for _ in range(number):
             with self._log.open("ab") as log:
                 worker = subprocess.Popen(

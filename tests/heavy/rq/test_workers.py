@@ -16,25 +16,20 @@ FORKING = (BIN / "rq", "worker", "--worker-class", "shapekit.integrations.rq.Sha
 
 
 @pytest.fixture(scope="module")
-def both():
-    with running(Path(__file__).parent, "work", COMMAND, workers=1) as (app, fleet):
+def fleet():
+    with running(Path(__file__).parent, "work", COMMAND, workers=1) as fleet:
         # The first worker has the scheduler.
-        queue(fleet).enqueue(app.free, 0)
+        queue(fleet).enqueue(fleet.app.free, 0)
         fleet.wait("free", 1)
         fleet.start(1)
         fleet.notes.delete("free")
-        fleet.wait_for_all(lambda: queue(fleet).enqueue(app.free, 0))
-        yield app, fleet
+        fleet.wait_for_all(lambda: queue(fleet).enqueue(fleet.app.free, 0))
+        yield fleet
 
 
 @pytest.fixture
-def app(both):
-    return both[0]
-
-
-@pytest.fixture
-def fleet(both):
-    return both[1]
+def app(fleet):
+    return fleet.app
 
 
 def queue(fleet):

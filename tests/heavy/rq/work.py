@@ -1,18 +1,9 @@
 """Jobs for the workers in these tests."""
 
-import os
-import time
-
-import redis
-
 from shapekit.integrations.rq import shaped_job
+from tests.heavy.queues.notes import note, note_worker, url
 
-URL = os.environ.get("QUEUES_REDIS", "redis://localhost")
-NOTES = redis.Redis.from_url(URL)
-
-
-def note(name, number):
-    NOTES.rpush(name, f"{time.time():.6f} {number}")
+URL = url()
 
 
 @shaped_job(rate="20/s", store=URL)
@@ -51,5 +42,4 @@ def forked(number):
 
 
 def free(number):
-    NOTES.sadd("workers", os.getpid())
-    note("free", number)
+    note_worker(number)

@@ -4,8 +4,6 @@
 """
 
 import json
-import subprocess
-import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,10 +15,12 @@ from shapekit import GCRA, Gate
 
 from ...adapters.http.server import Reply, Server
 from ...redis_server import RedisServer
+from ...together import said_together
 from .worker import GONE, REACTORS
 
 PER_S, SECONDS = 20, 6
 PATIENCE_S = 90
+WORKER = Path(__file__).with_name("worker.py")
 BY_DELAY = {"DOWNLOAD_DELAY": 1 / PER_S}
 KINDS = {
     "shapekit": {"DOWNLOADER": "shapekit.integrations.scrapy.ShapedDownloader"},
@@ -53,25 +53,8 @@ def seen(kind, answer, enough, **shaping):
         settings = dict(KINDS[kind])
         if kind == "shapekit":
             settings["SHAPEKIT"] = {"rate": f"{PER_S}/s", "name": "crawl", "store": redis.url, **shaping}
-        workers = []
-        for reactor in REACTORS:
-            worker = subprocess.Popen(
-                [
-                    *(sys.executable, str(Path(__file__).with_name("worker.py"))),
-                    *(reactor, server.url, json.dumps(settings)),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            workers.append(running.enter_context(worker))
-            running.callback(worker.kill)
-        for worker in workers:
-            assert worker.stdout.readline() == "ready\n"
-        for worker in workers:
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
-        told = [json.loads(worker.communicate(timeout=PATIENCE_S)[0]) for worker in workers]
+        commands = [(WORKER, reactor, server.url, json.dumps(settings)) for reactor in REACTORS]
+        told = [json.loads(said) for said in said_together(commands, PATIENCE_S)]
     return Seen([(at, status) for at, status in server.log if status != GONE], told)
 
 

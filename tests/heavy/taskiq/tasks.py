@@ -1,19 +1,17 @@
 """Tasks for the workers in these tests: `taskiq worker … tasks:broker` runs them."""
 
 import os
-import time
 from typing import Annotated
 
-import redis
 from pydantic import BaseModel
 from taskiq import Context, SimpleRetryMiddleware, TaskiqDepends
 from taskiq_redis import ListQueueBroker, RedisAsyncResultBackend, RedisStreamBroker
 
 from shapekit import Policy
 from shapekit.integrations.taskiq import shaped_task
+from tests.heavy.queues.notes import note, note_worker, url
 
-URL = os.environ.get("QUEUES_REDIS", "redis://localhost")
-NOTES = redis.Redis.from_url(URL)
+URL = url()
 
 KINDS = {
     "stream": lambda: RedisStreamBroker(URL, consumer_id="0", idle_timeout=3000),
@@ -28,10 +26,6 @@ CALLED = Policy("5/s", name="called", store=URL)
 
 class Account(BaseModel):
     name: str
-
-
-def note(name, number):
-    NOTES.rpush(name, f"{time.time():.6f} {number}")
 
 
 @broker.task
@@ -94,5 +88,4 @@ async def wrong(account: Account):
 
 @broker.task
 async def free(number: int):
-    NOTES.sadd("workers", os.getpid())
-    note("free", number)
+    note_worker(number)

@@ -17,22 +17,17 @@ COMMAND = (BIN / "taskiq", "worker", "--workers", "1", "--receiver", RECEIVER, "
 
 
 @pytest.fixture(scope="module", params=["stream", "list"])
-def both(request):
+def fleet(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "QUEUES_BROKER", request.param)
-        with running(Path(__file__).parent, "tasks", COMMAND) as (app, fleet):
-            fleet.wait_for_all(lambda: send(app, (app.free, 0)))
-            yield app, fleet
+        with running(Path(__file__).parent, "tasks", COMMAND) as fleet:
+            fleet.wait_for_all(lambda: send(fleet.app, (fleet.app.free, 0)))
+            yield fleet
 
 
 @pytest.fixture
-def app(both):
-    return both[0]
-
-
-@pytest.fixture
-def fleet(both):
-    return both[1]
+def app(fleet):
+    return fleet.app
 
 
 def send(app, *calls):

@@ -90,13 +90,20 @@ def in_hand(book, where):
     }
 
 
+def two_workers(fleet, modules=(MODULE, MODULE), **options):
+    """They are launched at once, and are ready."""
+    workers = [fleet.launch(module, pool="prefork", concurrency=2, **options) for module in modules]
+    return [worker.wait_ready() for worker in workers]
+
+
+def send(app, where, count):
+    for number in range(count):
+        app.tasks["brisk"].delay(where, number)
+
+
 def test_a_worker_is_killed_while_tasks_wait(fleet, book, app):
-    env = told(conf=LATE, grace=AT_EASE_S)
-    workers = [fleet.launch(MODULE, pool="prefork", concurrency=2, env=env) for _ in range(2)]
-    for worker in workers:
-        worker.wait_ready()
-    for number in range(100):
-        app.tasks["brisk"].delay("kill", number)
+    workers = two_workers(fleet, env=told(conf=LATE, grace=AT_EASE_S))
+    send(app, "kill", 100)
     all_are_in_hand(book, "kill", 100)
     # It holds some: they wait in it, or run.
     eventually(lambda: book.llen("starts:kill") >= 20 and book.hlen("unacked") > 0)
@@ -117,12 +124,9 @@ def test_a_process_of_the_pool_is_killed_again_and_again_and_no_slot_is_used_twi
 
 
 def test_a_worker_that_is_told_to_stop_leaves_its_tasks_to_others(server, fleet, book, app):
-    workers = [fleet.launch(module, pool="prefork", concurrency=2) for module in (STOPS, MODULE)]
-    for worker in workers:
-        worker.wait_ready()
+    workers = two_workers(fleet, (STOPS, MODULE))
     with watched(server.pid, *[worker.process.pid for worker in workers]) as witness:
-        for number in range(80):
-            app.tasks["brisk"].delay("stop", number)
+        send(app, "stop", 80)
         all_have_run(book, "stop", 80)
     assert workers[0].process.wait(PATIENCE_S) == 0
     eventually(lambda: not (book.hlen("unacked") or book.llen("tasks") or parked(book)))
@@ -136,11 +140,8 @@ def test_a_worker_that_is_told_to_stop_leaves_its_tasks_to_others(server, fleet,
 
 
 def test_a_redis_that_stands_still(server, fleet, book, app):
-    workers = [fleet.launch(MODULE, pool="prefork", concurrency=2, env=told(conf=LATE)) for _ in range(2)]
-    for worker in workers:
-        worker.wait_ready()
-    for number in range(120):
-        app.tasks["brisk"].delay("freeze", number)
+    workers = two_workers(fleet, env=told(conf=LATE))
+    send(app, "freeze", 120)
     all_are_in_hand(book, "freeze", 120)
     eventually(lambda: book.llen("starts:freeze") >= 20)
     server.freeze()
@@ -154,12 +155,8 @@ def test_a_redis_that_stands_still(server, fleet, book, app):
 
 @pytest.mark.parametrize("store", [None, "local"])
 def test_a_redis_that_is_killed_and_comes_back_with_what_it_kept(server, fleet, book, app, store):
-    env = told(conf=LATE, store=store, grace=AT_EASE_S)
-    workers = [fleet.launch(MODULE, pool="prefork", concurrency=2, env=env) for _ in range(2)]
-    for worker in workers:
-        worker.wait_ready()
-    for number in range(120):
-        app.tasks["brisk"].delay("crash", number)
+    workers = two_workers(fleet, env=told(conf=LATE, store=store, grace=AT_EASE_S))
+    send(app, "crash", 120)
     all_are_in_hand(book, "crash", 120)
     eventually(lambda: book.llen("starts:crash") >= 20)
     server.kill()

@@ -1,9 +1,5 @@
 """OpenTelemetry: what a real SDK collects of real policies."""
 
-import builtins
-import importlib.util
-from pathlib import Path
-
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -11,13 +7,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-import shapekit
 from shapekit import Policy, QueueFullError, ResilientStore, StoreUnavailableError, events
 from shapekit._adapters.metrics import READ, WAIT_BOUNDS
 from shapekit.integrations import prometheus
 from shapekit.integrations.opentelemetry import instrument
 from shapekit.testing import FaultyStore
 
+from ..anew import import_without
 from .conftest import STRIPE, call
 
 
@@ -234,15 +230,5 @@ def test_prometheus_says_what_a_collector_makes_of_these_names(clock, provider, 
 
 
 def test_without_the_package_the_import_says_what_to_install(monkeypatch):
-    path = Path(shapekit.__file__).parents[1] / "integrations" / "opentelemetry.py"
-    imported = builtins.__import__
-
-    def without(name, *rest):
-        if name.split(".")[0] == "opentelemetry":
-            raise ImportError(name)
-        return imported(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    spec = importlib.util.spec_from_file_location("without_opentelemetry", path)
     with pytest.raises(ImportError, match=r'pip install "shapekit\[otel\]"'):
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        import_without("opentelemetry", "opentelemetry", monkeypatch)

@@ -1,13 +1,8 @@
 """Prometheus: what real scrapes over HTTP show of real policies."""
 
-import builtins
-import importlib.util
-from pathlib import Path
-
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-import shapekit
 from shapekit import (
     Policy,
     QueueFullError,
@@ -18,6 +13,7 @@ from shapekit._adapters.metrics import WAIT_BOUNDS
 from shapekit.integrations.prometheus import instrument
 from shapekit.testing import FaultyStore
 
+from ..anew import import_without
 from .conftest import STRIPE, call
 
 # calls
@@ -188,15 +184,5 @@ def test_policies_that_cannot_be_told_apart_are_refused(clock, registry, refused
 
 
 def test_without_the_package_the_import_says_what_to_install(monkeypatch):
-    path = Path(shapekit.__file__).parents[1] / "integrations" / "prometheus.py"
-    imported = builtins.__import__
-
-    def without(name, *rest):
-        if name.split(".")[0] == "prometheus_client":
-            raise ImportError(name)
-        return imported(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    spec = importlib.util.spec_from_file_location("without_prometheus", path)
     with pytest.raises(ImportError, match=r'pip install "shapekit\[prometheus\]"'):
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        import_without("prometheus_client", "prometheus", monkeypatch)

@@ -1,9 +1,6 @@
 """shaped_retrying: each attempt is shaped, answers are heard by all, and it ends as the last attempt did."""
 
-import builtins
-import importlib.util
 import threading
-from pathlib import Path
 
 import httpx
 import pytest
@@ -22,6 +19,8 @@ from shapekit import (
 from shapekit._runtime import drivers
 from shapekit.integrations.tenacity import retry_if_throttled, shaped_retrying, wait_retry_after
 from shapekit.testing import FaultyStore
+
+from ..anew import import_without
 
 SECOND = wait_retry_after(tenacity.wait_fixed(1))
 ON_KEY_ERROR = tenacity.retry_if_exception_type(KeyError)
@@ -314,18 +313,8 @@ def test_a_policy_is_needed(refused):
 
 
 def test_without_the_package_the_import_says_what_to_install(monkeypatch):
-    path = Path(shapekit.__file__).parents[1] / "integrations" / "tenacity.py"
-    imported = builtins.__import__
-
-    def without(name, *rest):
-        if name.split(".")[0] == "tenacity":
-            raise ImportError(name)
-        return imported(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    spec = importlib.util.spec_from_file_location("without_tenacity", path)
     with pytest.raises(ImportError, match=r'pip install "shapekit\[tenacity\]"'):
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        import_without("tenacity", "tenacity", monkeypatch)
 
 
 def test_the_defaults_retry_what_is_throttled(clock):

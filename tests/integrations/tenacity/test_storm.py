@@ -1,8 +1,6 @@
 """Many workers hammer a server that fails half of all calls: no storm, in threads, tasks and processes."""
 
 import os
-import subprocess
-import sys
 from bisect import bisect_left
 from itertools import count
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 from shapekit import Policy
 
 from ...adapters.http.server import PATIENCE_S, Reply, Server
+from ...together import go, said_by, started
 from ...witness import watched
 from . import hammer
 
@@ -65,20 +64,8 @@ async def test_twenty_tasks(server):
 
 
 def test_two_processes(server, tmp_path):
-    script, path = str(Path(hammer.__file__)), str(tmp_path / "limits.db")
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    command = [sys.executable, script, path, server.url, f"{RATE}/s", "4"]
-    workers = [subprocess.Popen(command, **pipes) for _ in range(2)]
-    try:
-        for worker in workers:
-            assert worker.stdout.readline() == "ready\n"
-        with watched(os.getpid()) as witness:
-            for worker in workers:
-                worker.stdin.write("go\n")
-                worker.stdin.flush()
-            assert [worker.wait(PATIENCE_S) for worker in workers] == [0, 0]
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.communicate()
+    command = (Path(hammer.__file__), tmp_path / "limits.db", server.url, f"{RATE}/s", 4)
+    with started([command] * 2) as workers, watched(os.getpid()) as witness:
+        go(workers)
+        said_by(workers, PATIENCE_S)
     check(server, 8, witness.stalls)

@@ -9,6 +9,7 @@ from shapekit import Adaptive, RedisStore, Shaper
 
 from ...adapters.http.server import Reply, Server
 from ...redis_server import shared_server
+from ...together import go
 from .simulation import TokenBucket
 
 pytestmark = pytest.mark.long
@@ -68,9 +69,7 @@ def test_four_processes_find_the_limit_of_one_server(script, prefix):
         processes = [script(WORKER, *map(json.dumps, where)) for _ in range(PROCESSES)]
         for process in processes:
             assert process.stdout.readline() == "ready\n", process.communicate()[1]
-        for process in processes:
-            process.stdin.write("go\n")
-            process.stdin.flush()
+        go(processes)
         server.wait_for(lambda server: bool(server.arrivals), PATIENCE_S)
         settled = server.arrivals[0].at + SETTLED_S
 
@@ -83,9 +82,7 @@ def test_four_processes_find_the_limit_of_one_server(script, prefix):
             looker = Shaper(adaptive=Adaptive(min="4/s", max="50/s"), name="api", store=store)
             rate = looker.adaptive.rate()
         log = [(at, status) for at, status in server.log if at > settled]
-        for process in processes:
-            process.stdin.write("over\n")
-            process.stdin.flush()
+        go(processes, "over")
         for process in processes:
             _, errors = process.communicate(timeout=PATIENCE_S)
             assert (process.returncode, errors) == (0, "")

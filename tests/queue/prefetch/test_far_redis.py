@@ -12,6 +12,7 @@ from shapekit.testing import check_pace
 
 from ...processes.conftest import prefix, script  # noqa: F401 - fixtures
 from ...redis_server import shared_server
+from ...together import go
 from ...witness import watched
 from .far import FarAway
 
@@ -68,12 +69,6 @@ def started(script, arguments, sources):  # noqa: F811
     for process in processes:
         assert process.stdout.readline() == "ready\n", process.communicate()[1]
     return processes
-
-
-def go(processes):
-    for process in processes:
-        process.stdin.write("go\n")
-        process.stdin.flush()
 
 
 def everybody_watched(processes):

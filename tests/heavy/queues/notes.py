@@ -1,0 +1,28 @@
+"""What the tasks of these tests note on the Redis of their workers, for a `Fleet` to read."""
+
+import os
+import time
+from functools import cache
+
+import redis
+
+
+def url():
+    """Where that Redis is."""
+    return os.environ.get("QUEUES_REDIS", "redis://localhost")
+
+
+def note(name, number):
+    """Note that a task has started, and when."""
+    _client(url()).rpush(name, f"{time.time():.6f} {number}")
+
+
+def note_worker(number):
+    """Note that a task called `free` has started, and in which process."""
+    _client(url()).sadd("workers", os.getpid())
+    note("free", number)
+
+
+@cache
+def _client(where):
+    return redis.Redis.from_url(where)
