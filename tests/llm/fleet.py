@@ -1,8 +1,9 @@
 """Three processes that ask a model at once, and what its server says of that.
 
 A worker is a script: `python worker.py KIND URL STORE SECONDS`. It says "ready", waits for a line, and asks
-without a pause, in several threads, questions of `sizes`; at last it says how many calls were answered and
-how many raised an error.
+without a pause, in several threads, questions of `sizes`, for so long after its first answer: what a
+framework loads before that takes seconds. At last it says how many calls were answered, how many raised an
+error, and when the first did.
 """
 
 import itertools
@@ -30,13 +31,16 @@ QUESTION = "why? " * 12
 class Seen(NamedTuple):
     answered: int
     failed: int
+    heard_at: float | None
+    """When the first error was raised, on the clock of the server."""
 
 
 def run_fleet(script, kind, provider, seconds):
     with RedisServer() as redis:
         commands = [("-m", script, kind, provider.url, redis.url, seconds)] * WORKERS
         told = [json.loads(said) for said in said_together(commands, PATIENCE_S)]
-    return Seen(*map(sum, zip(*told, strict=True)))
+    answered, failed, heard = zip(*told, strict=True)
+    return Seen(sum(answered), sum(failed), min((at for at in heard if at is not None), default=None))
 
 
 def budget(store):
@@ -47,28 +51,27 @@ def budget(store):
 
 def work(ask, seconds, refused=()):
     """Calls `ask(question, most)` without a pause."""
-    counts, sizes = [0, 0], itertools.cycle(SIZES)
+    answered, failed, sizes, lock = [], [], itertools.cycle(SIZES), threading.Lock()
     print("ready", flush=True)
     sys.stdin.readline()
-    end, lock = time.monotonic() + seconds, threading.Lock()
 
     def loop():
-        while time.monotonic() < end:
+        while not answered or time.monotonic() < answered[0] + seconds:
             try:
                 ask(QUESTION, next(sizes))
             except refused:
-                answered = 0
+                ended = failed
             else:
-                answered = 1
+                ended = answered
             with lock:
-                counts[1 - answered] += 1
+                ended.append(time.monotonic())
 
     threads = [threading.Thread(target=loop) for _ in range(THREADS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    print(json.dumps(counts), flush=True)
+    print(json.dumps([len(answered), len(failed), failed[0] if failed else None]), flush=True)
 
 
 async def run_on_a_clock(asks, clock, seconds):

@@ -16,7 +16,7 @@ WINDOW_S = 8.0
 PER_WINDOW = 80_000
 """Tokens."""
 REQUESTS_PER_WINDOW = 240
-RETRY_AFTER_S = 1
+RETRY_AFTER_S = 2
 
 
 class Arrival(NamedTuple):

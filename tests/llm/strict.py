@@ -12,7 +12,7 @@ CALM_S = 9
 """Until then nothing but the limits refuses anything."""
 SECONDS = CALM_S + RETRY_AFTER_S + 1
 UNDER_WAY_S = 0.3
-"""What had left by the time that a refusal was read may still arrive."""
+"""What had left by the time that a refusal was heard may still arrive."""
 
 
 class StrictFleet:
@@ -39,10 +39,13 @@ class StrictFleet:
         assert 0.7 <= provider.share(1, CALM_S) <= 1
 
     def test_a_refusal_of_one_process_stops_all_for_as_long_as_the_server_says(self, seen):
-        provider, _ = seen
+        provider, fleet = seen
         [refusal] = provider.refusals
         later = [arrival.at - refusal.at for arrival in provider.arrivals if arrival.at > refusal.at]
-        assert [at for at in later if UNDER_WAY_S < at < RETRY_AFTER_S] == []
+        # A framework is some time about an error before anything hears of it.
+        stopped_s = fleet.heard_at - refusal.at + UNDER_WAY_S
+        assert stopped_s < RETRY_AFTER_S
+        assert [at for at in later if stopped_s < at < RETRY_AFTER_S] == []
         assert len([at for at in later if at >= RETRY_AFTER_S]) > 10
 
     def test_by_the_clock_nearly_all_of_the_limit_is_used_and_never_more(self, clock):
