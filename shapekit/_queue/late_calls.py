@@ -1,20 +1,25 @@
 """Late calls: calls of this process that came too late to their slots, and ask the store for others.
 
 Those of a key that are late together, as after a stop of the whole process, share a trip and get their new
-slots in the order of the old ones. Whoever comes while a trip is under way goes with the next, and a call
-that is in time lets those go first that were before it.
+slots in the order of the old ones. A call that comes while a trip is under way goes with the next, and a call
+that is in time lets those go first that were before it. A call that is late again takes the slot of the first
+call behind it that has got another one, too, and that one takes the next: so they keep their order.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from itertools import count
-from typing import Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 from shapekit._queue.key_status import STUCK_S
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import Alarm, Driver, Twin
 from shapekit.algorithms.queue.queue import UNKNOWN, Late, Moved
+
+if TYPE_CHECKING:
+    from shapekit._queue.waiter import PendingWait
 
 __all__ = ["LateCalls"]
 
@@ -60,6 +65,7 @@ class LateCalls:
         self._waiting: dict[str, list[_LateCall]] = {}
         self._under_way: dict[str, _LateCall] = {}
         self._behind: dict[str, list[Alarm]] = {}
+        self._moved: dict[PendingWait, None] = {}
 
     async def ask(self, driver: Driver, key: str, order: int, call: Late) -> Moved:
         """When the call may leave, and its new slot."""
@@ -95,6 +101,37 @@ class LateCalls:
             self._behind.setdefault(key, []).append(alarm)
         await driver.wait(alarm, STUCK_S)
         return True
+
+    def moved(self, call: PendingWait, allowed_us: int) -> None:
+        """A call has got another slot: calls behind it that still have earlier ones move on by one."""
+        if not call.has_new_slot:
+            return
+        with self._lock:
+            behind = [
+                other
+                for other in list(self._moved)
+                if (other.key, other.cost) == (call.key, call.cost)
+                and other.order > call.order
+                and other.due_us < call.due_us
+                and other.has_new_slot
+                and not other.is_late(allowed_us)
+            ]
+            self._moved[call] = None
+            together = sorted([call, *behind], key=attrgetter("order"))
+            for one, slot_us in zip(together, sorted(one.due_us for one in together), strict=True):
+                one.take_slot(slot_us)
+
+    def leaves(self, call: PendingWait) -> bool:
+        """Whether a call may leave that has got another slot: not if it has just moved on."""
+        with self._lock:
+            if not call.is_over():
+                return False
+            self.forget(call)
+        return True
+
+    def forget(self, call: PendingWait) -> None:
+        """The call does not wait any more. Takes no lock, as `_ended` does not."""
+        self._moved.pop(call, None)
 
     async def _go(self, driver: Driver, key: str, own: _LateCall) -> None:
         together = own.together

@@ -131,6 +131,7 @@ class Waiter:
         try:
             return await self._outlast(driver, pending)
         finally:
+            self._late_calls.forget(pending)
             self._status.limits.hand_over(pending.asked_us)
 
     async def _outlast(self, driver: Driver, pending: PendingWait) -> PendingWait:
@@ -165,9 +166,11 @@ class Waiter:
                 if not pending.moves:
                     pending.heard_after = self._late_calls.trips
                     pending.hear(await self._status.leaving(driver, pending.key))
-                if is_awaited and pending.is_over():
-                    await driver.let_earlier_go(self._sleepers, pending.due_us, pending.order)
-                if await self._may_leave(driver, pending.key, pending):
+                due_us = pending.due_us
+                # A call that has moved meanwhile stood in line by its old slot.
+                if (is_awaited or due_us != asks_at_us) and pending.is_over():
+                    await driver.let_earlier_go(self._sleepers, due_us, pending.order)
+                if pending.due_us == due_us and await self._may_leave(driver, pending.key, pending):
                     return pending
             elif poller is not None and (polls_at_us <= now_us or poller.is_time(now_us)):
                 told = await poller.look(driver)
@@ -194,11 +197,12 @@ class Waiter:
         ):
             late = pending.late_call()
             pending.move(*await self._late_calls.ask(driver, key, pending.order, late))
+            self._late_calls.moved(pending, self._allowed_us(pending))
             return False
         if not pending.is_over():
             return False
         if pending.moves:
-            return True
+            return self._late_calls.leaves(pending)
         late_calls = self._late_calls
         is_behind = await late_calls.let_go(driver, key, pending.order)
         return not is_behind and pending.heard_after == late_calls.trips
@@ -238,7 +242,7 @@ class PendingWait:
 
     __slots__ = (
         *("asked_us", "due_us", "heard_after", "is_held", "is_marked", "key", "moves", "order"),
-        *("_ahead_us", "_clock", "_cost", "_generation", "_gives_up_us", "_leaves_by_us", "_max_wait_us"),
+        *("_ahead_us", "_clock", "_generation", "_gives_up_us", "_leaves_by_us", "_max_wait_us", "cost"),
         *("_accounts", "_grant", "_policy", "_queued_us", "_slot_us", "queue"),
     )
 
@@ -255,7 +259,7 @@ class PendingWait:
         self._accounts = reservation.core.accounts
         self._policy = reservation.core.name
         self._ahead_us = ahead_us
-        self._cost = grant.cost
+        self.cost = grant.cost
         self.queue: LeakyQueue | None = grant.queue
         """The queue that an operator has set the numbers of, if it is one."""
         self._take(grant, reservation.queue)
@@ -313,7 +317,7 @@ class PendingWait:
 
     def late_call(self) -> tuple[int, int, int, int]:
         """What the store is told of a call that is late."""
-        return self._generation, self._leaves_by_us, self._cost, ids.fresh()
+        return self._generation, self._leaves_by_us, self.cost, ids.fresh()
 
     def move(self, leaves_at_us: int, slot_us: int) -> None:
         """Apply the answer to that."""
@@ -326,6 +330,15 @@ class PendingWait:
         elif not self.moves:
             # It asks where its slot is by then; of one that was moved before, the store no longer knows.
             self._slot_us = self.due_us
+
+    @property
+    def has_new_slot(self) -> bool:
+        """Whether it has got another slot. Where many are late, it may have to ask once more."""
+        return self.moves > 0 and self.due_us == self._slot_us
+
+    def take_slot(self, slot_us: int) -> None:
+        """Leave at another slot of this process instead."""
+        self.due_us = self._slot_us = slot_us
 
     def waited_us(self, asked_us: int | None = None) -> tuple[int, int]:
         """How long ago the call asked, and how long ago its slot came."""

@@ -3,6 +3,7 @@
 Tardy is the clock of a process that stands still: whoever sleeps by it is woken later than it has asked for.
 """
 
+import random
 import threading
 
 import anyio
@@ -64,6 +65,22 @@ def test_a_blocked_loop_spreads_what_it_has_missed(stage, clock):
     assert worst(departures(stage), SECOND) <= 51
     # Of what was missed nothing is made up: from then on they follow one another as before.
     assert stage.times[11:] == pytest.approx([0.52 + 0.02 * number for number in range(69)], abs=0.041)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_loop_that_is_blocked_again_and_again_keeps_the_order(stage, clock, seed):
+    """Also of calls that are late again at their new slots, or have heard that the line has moved."""
+    chance = random.Random(seed)
+    shaper = Shaper("200/s", clock=clock)
+    for name in range(100):
+        stage.wait_for(shaper, name)
+    at = 0.0
+    while at < 1:
+        at += chance.uniform(0.01, 0.08)
+        stage.at(at, lambda: clock.sleep(chance.uniform(0.002, 0.04), threading.Event()))
+    stage.run()
+    assert stage.names == list(range(100))
+    assert worst(departures(stage), 100_000) <= 21 + 2
 
 
 def test_threads_of_a_process_that_stood_still_are_spread_too():
