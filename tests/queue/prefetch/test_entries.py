@@ -38,7 +38,7 @@ def test_whoever_waits_for_a_trip_that_is_torn_away_is_told_so(store, shaper_on)
     shaper, errors = shaper_on(store), []
 
     def work():
-        with pytest.raises(StoreUnavailableError, match="has gone") as caught:
+        with pytest.raises(StoreUnavailableError, match="has ended") as caught:
             shaper.reserve()
         errors.append(caught.value)
 
