@@ -29,7 +29,7 @@ PARTS = {
 }
 
 
-class AllowedStates:
+class Truth:
     """What every call did cost, charged when it left, without asking."""
 
     def __init__(self, limits):
@@ -83,7 +83,7 @@ def played(parts, calls, clock):
         else:
             admission, actual = event
             admission.settle(actual)
-    truth = AllowedStates(parts)
+    truth = Truth(parts)
     for due, _, actual in sorted(left):
         truth.left(due, actual)
     return policy, truth
@@ -125,7 +125,7 @@ def test_exactly_the_truth_where_nobody_came_between(parts, calls, data, cost):
     """One call after the other; what was too little is settled at once, what was too much at any time."""
     clock = ManualClock(autojump=True)
     policy = Policy(RATE, burst=BURST, gates=parts, clock=clock)
-    truth = AllowedStates(parts)
+    truth = Truth(parts)
     for gap, estimate, actual in calls:
         clock.advance(gap / SECOND_US)
         due = truth.first(clock.now_us(), estimate)

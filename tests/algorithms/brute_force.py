@@ -39,7 +39,7 @@ class Leaf:
         if self.admits(now, cost):
             return Told(self.model.check(now, cost), None, ("",))
         denied = self.model.look(now, cost if self.within_reach(cost) else 1)
-        return Told(denied._replace(allowed=False, retry_after_us=pending(self, now, cost)), None)
+        return Told(denied._replace(allowed=False, retry_after_us=patience(self, now, cost)), None)
 
 
 class Tree:
@@ -67,10 +67,10 @@ class Tree:
         return Told(told[binding].answer, join(binding, told[binding].binding), paid)
 
     def denial(self, now: int, cost: int) -> Told:
-        waits = {name: pending(part, now, cost) for name, part in self.parts.items()}
+        waits = {name: patience(part, now, cost) for name, part in self.parts.items()}
         binding = (max if self.all else min)(waits, key=lambda name: waits[name])
         told = deepcopy(self.parts[binding]).check(now, cost)
-        answer = told.answer._replace(retry_after_us=pending(self, now, cost))
+        answer = told.answer._replace(retry_after_us=patience(self, now, cost))
         return Told(answer, join(binding, told.binding))
 
 
@@ -78,7 +78,7 @@ def join(name: str, path: str | None) -> str:
     return f"{name}.{path}" if path else name
 
 
-def pending(part: "Leaf | Tree", now: int, cost: int) -> int:
+def patience(part: "Leaf | Tree", now: int, cost: int) -> int:
     """How many microseconds one has to wait, tried one by one; NEVER if the cost is out of reach."""
     if not part.within_reach(cost):
         return NEVER

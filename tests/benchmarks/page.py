@@ -7,7 +7,7 @@ from typing import Any
 
 from . import report
 from .pictures import drawn
-from .tables import PlannedDepartures, Table, from_json
+from .tables import Course, Table, from_json
 
 HEAD = """
 # Benchmarks
@@ -59,9 +59,9 @@ def unpadded(text: str) -> str:
     return re.sub(r"-{3,}(?=:?\|)", "---", "\n".join(lines))
 
 
-def alternative(each: Table | PlannedDepartures) -> str:
+def alternative(each: Table | Course) -> str:
     """What a reader is told who sees no pictures."""
-    if isinstance(each, PlannedDepartures):
+    if isinstance(each, Course):
         most = max(map(sum, zip(*each.counts.values(), strict=True)))
         return (
             f"{each.title}: calls in each {each.step_s * 1_000:.0f} ms, at most {most}; limit {each.limit:g}"

@@ -12,16 +12,16 @@ from matplotlib.figure import Figure
 from shapekit.cli.simulate import COLOURS, compact
 
 from .report import figure
-from .tables import Column, Group, PlannedDepartures, Table, from_json
+from .tables import Column, Course, Group, Table, from_json
 
 OURS, THEIRS = "#0072B2", "#BBBBBB"
 WIDEST = 100.0
 """Where the longest bar is more than so many times as long as the shortest, the axis is logarithmic."""
 
 
-def drawn(group: Group) -> dict[str, Table | PlannedDepartures]:
+def drawn(group: Group) -> dict[str, Table | Course]:
     """What becomes a picture, by the names of the files."""
-    found: list[Table | PlannedDepartures] = [
+    found: list[Table | Course] = [
         *group.courses,
         *(table for table in group.tables if table.drawn),
     ]
@@ -75,7 +75,7 @@ def bars(table: Table) -> Figure:
     return drawn
 
 
-def steps(course: PlannedDepartures) -> Figure:
+def steps(course: Course) -> Figure:
     """The calls of each step, those of each caller on top of the others', and the limit."""
     drawn = Figure(figsize=(9, 3.0), layout="constrained")
     axes = drawn.subplots()

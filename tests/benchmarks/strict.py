@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..strict.fleet import Plan, Run, run
 from .progress import say
-from .tables import Column, Effort, Goal, Group, Line, PlannedDepartures, Table
+from .tables import Column, Course, Effort, Goal, Group, Line, Table
 
 NAME = "strict"
 SECONDS = 30
@@ -47,7 +47,7 @@ def line(done: Run) -> Line:
     return Line("shapekit", name, {column: [float(figure)] for column, figure in figures.items()})
 
 
-def course(done: Run) -> PlannedDepartures:
+def course(done: Run) -> Course:
     """How many calls of each process have left in each tenth of the first seconds."""
     start = done.departures[0]
     counts = {}
@@ -58,7 +58,7 @@ def course(done: Run) -> PlannedDepartures:
                 steps[step] += 1
         counts[f"process {number}"] = steps
     title = f"{CLIENTS[done.plan.client]}, cold start of three processes at {done.plan.rate}/s"
-    return PlannedDepartures(title, STEP_S, done.plan.limit * STEP_S, counts)
+    return Course(title, STEP_S, done.plan.limit * STEP_S, counts)
 
 
 def measure(effort: Effort) -> Group:

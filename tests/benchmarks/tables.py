@@ -75,7 +75,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class PlannedDepartures:
+class Course:
     """How many calls there were in each step of time, by who made them: drawn, and in no table."""
 
     title: str
@@ -112,7 +112,7 @@ class Group:
     tables: list[Table] = field(default_factory=list)
     goals: list[Goal] = field(default_factory=list)
     failed: str = ""
-    courses: list[PlannedDepartures] = field(default_factory=list)
+    courses: list[Course] = field(default_factory=list)
 
 
 def to_json(groups: list[Group]) -> list[dict[str, Any]]:
@@ -130,7 +130,7 @@ def from_json(told: list[dict[str, Any]]) -> list[Group]:
             [_table(table) for table in group["tables"]],
             [Goal(**goal) for goal in group["goals"]],
             group["failed"],
-            [PlannedDepartures(**course) for course in group["courses"]],
+            [Course(**course) for course in group["courses"]],
         )
         for group in told
     ]

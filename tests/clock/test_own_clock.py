@@ -34,7 +34,7 @@ class Leaping(Clock):
         await alarm.wait(0)
 
 
-class KeyState(Leaping):
+class Standing(Leaping):
     """Time does not pass: only an alarm ends a sleep."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ async def test_tasks_wait_by_it() -> None:
 
 
 def test_a_thread_that_sleeps_by_it_is_woken() -> None:
-    clock = KeyState()
+    clock = Standing()
     shaper = Shaper("1/min", clock=clock)
     shaper.schedule()
 
@@ -90,7 +90,7 @@ def test_a_thread_that_sleeps_by_it_is_woken() -> None:
 
 @pytest.mark.anyio
 async def test_a_task_that_sleeps_by_it_is_woken_from_a_thread() -> None:
-    clock = KeyState()
+    clock = Standing()
     shaper = Shaper("1/min", clock=clock)
     await shaper.aschedule()
 

@@ -216,10 +216,10 @@ def test_the_books_balance_whoever_is_cancelled(backend, story):
     budget = slow_budget(clock=clock)
     charged = []
 
-    async def call(start, estimate, length, ending, pending):
+    async def call(start, estimate, length, ending, patience):
         kind, what = ending
         await clock.asleep(start, AsyncAlarm())
-        waits = {} if pending is None else {"timeout": pending}
+        waits = {} if patience is None else {"timeout": patience}
         charge = 0
         try:
             async with budget.aadmit(estimate, **waits) as call:
@@ -238,15 +238,15 @@ def test_the_books_balance_whoever_is_cancelled(backend, story):
 
     async def main():
         async with anyio.create_task_group() as tasks:
-            for start, estimate, length, ending, gone_after, pending in story:
-                tasks.start_soon(cancellable, start, estimate, length, ending, gone_after, pending)
+            for start, estimate, length, ending, gone_after, patience in story:
+                tasks.start_soon(cancellable, start, estimate, length, ending, gone_after, patience)
 
-    async def cancellable(start, estimate, length, ending, gone_after, pending):
+    async def cancellable(start, estimate, length, ending, gone_after, patience):
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
                 if gone_after is not None:
                     tasks.start_soon(cancelling, start + gone_after, scope)
-                await call(start, estimate, length, ending, pending)
+                await call(start, estimate, length, ending, patience)
                 tasks.cancel_scope.cancel()
 
     async def cancelling(after, scope):

@@ -69,10 +69,10 @@ def told(heard):
 
 @pytest.fixture
 def heard():
-    return StreamUsage()
+    return Heard()
 
 
-class StreamUsage(CustomLogger):
+class Heard(CustomLogger):
     """The callback that is told last."""
 
     def __init__(self):

@@ -26,12 +26,14 @@ class Server(LoopbackServer):
         self.pieces = None
         """How many pieces of a stream are sent before the connection is lost, once `cut` is set."""
         self.cut = threading.Event()
+        self.unasked = None
+        """The usage that streams tell without being asked."""
 
     def answer(self, headers, body):
         asked = json.loads(body)
         self.asked.append(asked)
         status, told = self.answers.popleft() if self.answers else (200, {})
-        said = _body(asked) if status == 200 else '{"error": {"message": "no"}}'
+        said = _body(asked, self.unasked) if status == 200 else '{"error": {"message": "no"}}'
         kind = "text/event-stream" if said.startswith("data:") else "application/json"
         return status, {"Content-Type": kind, **told}, said.encode()
 
@@ -48,7 +50,7 @@ class Server(LoopbackServer):
         super().__exit__()
 
 
-def _body(asked):
+def _body(asked, unasked):
     said = {"id": "1", "created": 1, "model": asked["model"]}
     if not asked.get("stream"):
         message = {"role": "assistant", "content": "because"}
@@ -61,6 +63,7 @@ def _body(asked):
     chunks = [
         {**said, "choices": [each]} for each in (*words, {"index": 0, "delta": {}, "finish_reason": "stop"})
     ]
-    if (asked.get("stream_options") or {}).get("include_usage"):
-        chunks.append({**said, "choices": [], "usage": USAGE})
+    usage = USAGE if (asked.get("stream_options") or {}).get("include_usage") else unasked
+    if usage is not None:
+        chunks.append({**said, "choices": [], "usage": usage})
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from contextlib import suppress
+from decimal import Decimal
 
 import litellm
 import pytest
@@ -38,6 +39,29 @@ def test_a_stream_settles_what_is_told_at_its_end(budget, shape, question, told,
         assert WORD < used(limits) < RESERVED / 2
     else:
         assert used(limits) == RESERVED
+
+
+def test_what_a_stream_has_read_from_a_cache_costs_less_also_where_it_tells_unasked(
+    budget, shape, question, server, told
+):
+    server.unasked = {
+        "prompt_tokens": 1_000,
+        "completion_tokens": 20,
+        "total_tokens": 1_020,
+        "prompt_tokens_details": {"cached_tokens": 900},
+    }
+    prices = {"currency": "USD", MODEL: {"input": "10", "cached": "1", "output": "0"}}
+    limits = budget(spend="1 USD/day", prices=prices)
+    shape(limits)
+
+    async def ask():
+        async for _ in await litellm.acompletion(**question, stream=True):
+            pass
+        await told()
+
+    asyncio.run(ask())
+    [day] = limits.spending(MODEL)
+    assert day.used == Decimal("0.0019")
 
 
 @pytest.mark.parametrize("on_abort", ["seen", "estimate"])
