@@ -110,7 +110,7 @@ class ShapedTransport(Transport, httpx2.BaseTransport, httpx2.AsyncBaseTransport
         errors.StoreUnavailableError: StoreUnavailableError,
     }
     held_stream: ClassVar[Any] = _HeldStream
-    heard_stream: ClassVar[Any] = _ObservedStream
+    observed_stream: ClassVar[Any] = _ObservedStream
 
     def __init__(
         self,

@@ -345,16 +345,16 @@ def _hearing(listener: Listener) -> Callable[[Event], None]:
 class Listening:
     """A listener's registration, as `listen` returns it. `close()` or leaving the `with` block ends it."""
 
-    __slots__ = ("_ears", "_hear")
+    __slots__ = ("_hear", "_listeners")
 
     def __init__(self, listeners: Listeners, hear: Callable[[Event], None]) -> None:
         # A weak reference, so that a kept registration does not keep the shaper alive.
-        self._ears = ref(listeners)
+        self._listeners = ref(listeners)
         self._hear = hear
 
     def close(self) -> None:
         """Stop listening. A thread that is just sending an event may still deliver it."""
-        listeners = self._ears()
+        listeners = self._listeners()
         if listeners is not None:
             listeners.drop(self._hear)
 

@@ -80,7 +80,7 @@ class Budgets:
     def __init__(self, name: str, queue: LeakyQueue, store: Store, listeners: Listeners) -> None:
         self._name = name
         self._queue = queue
-        self._ears = listeners
+        self._listeners = listeners
         self._clock = store.clock
         self._read = store.twin(name, queue, LOOK)
         self._settings = store.settings(name)
@@ -100,7 +100,7 @@ class Budgets:
                 self._tell(key, await driver.ask(self._read, key))
 
     def _is_due(self, key: str) -> bool:
-        if not self._has_quotas or not self._ears:
+        if not self._has_quotas or not self._listeners:
             return False
         now = self._clock.now_us()
         with self._lock:
@@ -120,7 +120,9 @@ class Budgets:
         for place, usage in enumerate(quotas_of(queue, *looked)):
             for percent in self._newly_reached(key, place, usage):
                 share = percent / 100
-                self._ears.tell(BudgetReached(self._name, key, usage.name, share, usage.used, usage.limit))
+                self._listeners.tell(
+                    BudgetReached(self._name, key, usage.name, share, usage.used, usage.limit)
+                )
 
     def _newly_reached(self, key: str, place: int, usage: QuotaUsage) -> tuple[int, ...]:
         """The percentages reached that were not reported in this period."""

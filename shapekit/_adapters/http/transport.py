@@ -179,7 +179,7 @@ class Transport:
     """Errors of ours as errors of the library's, too."""
     held_stream: ClassVar[Any]
     """`HeldStream` as a body of the library's."""
-    heard_stream: ClassVar[Any]
+    observed_stream: ClassVar[Any]
     """`ObservedStream` as a body of the library's."""
 
     def __init__(self, transport: Any = None, **options: Any) -> None:
@@ -283,7 +283,7 @@ class Transport:
         """Look at the body once it was read, unless it was before and has been observed."""
         content_type = response.headers.get("content-type")
         if not response.is_closed and may_be_exhausted(admission, response.status_code, content_type):
-            response.stream = self.heard_stream(response.stream, admission, self.library, response)
+            response.stream = self.observed_stream(response.stream, admission, self.library, response)
 
     def _refused(self, error: RateLimitedError | StoreUnavailableError) -> Any:
         if self._request_shaper.responds and isinstance(error, RateLimitedError):
