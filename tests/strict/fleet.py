@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, pairwise
 from typing import NamedTuple
 
 from celery import Celery
@@ -21,7 +21,7 @@ from ..redis_server import RedisServer, shared_server
 from ..together import go, said_by, started
 from ..witness import Stalls, watched
 from . import tasks
-from .server import Arrival, StrictServer
+from .server import PAUSE_S, Arrival, StrictServer
 from .worker import EVERY_S, STALL_S, Job
 
 PATIENCE_S = 60.0
@@ -77,6 +77,13 @@ class Run:
         """For which share of the time the machine has kept somebody from running; may be more than all."""
         first, last = self.arrivals[0].at, self.arrivals[-1].at
         return self.stalls.within(first, last) / (last - first)
+
+    @property
+    def paused(self) -> float:
+        """For which share of the time the server has asked for a pause, by its refusals."""
+        first, last = self.arrivals[0].at, self.arrivals[-1].at
+        refusals = [arrival.at for arrival in self.arrivals if arrival.refused]
+        return sum(min(PAUSE_S, later - at) for at, later in pairwise([*refusals, last])) / (last - first)
 
     @property
     def share(self) -> float:

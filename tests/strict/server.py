@@ -20,9 +20,11 @@ from typing import NamedTuple, Self
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 20.0
+PAUSE_S = 1
+"""What a refusal asks for."""
 _END = b"\r\n\r\n"
 _OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-_REFUSED = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+_REFUSED = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: %d\r\nContent-Length: 0\r\n\r\n" % PAUSE_S
 
 
 class Arrival(NamedTuple):

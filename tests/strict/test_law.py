@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 
 from shapekit.testing import PaceError
 
+from ..witness import Stall, Stalls
 from .law import check_departures
 from .server import Log, StrictServer
 
 MILLISECONDS = st.lists(st.integers(0, 2_500), max_size=40)
 
 
-def breaks(instants_ms, *rates):
+def breaks(instants_ms, *rates, **stalls):
     try:
-        check_departures([instant / 1_000 for instant in instants_ms], *rates)
+        check_departures([instant / 1_000 for instant in instants_ms], *rates, **stalls)
     except PaceError:
         return True
     return False
@@ -47,6 +48,22 @@ def test_who_were_stopped_may_not_leave_beside_those_who_were_not():
     assert breaks(stopped, "50/s")
     assert breaks(stopped, "3000/min", "50/s")
     assert not breaks(stopped, "3000/min")
+
+
+def test_who_was_not_let_run_before_it_had_left_begins_its_window_earlier_by_no_more_than_that():
+    # 51 within 978 ms, because the first has left 16 ms late: 12 ms too little.
+    pace = [n * 20.0 for n in range(51)]
+    pace = [16.0, *(at - (6 if at > 900 else 0) for at in pace[1:])]
+
+    def seen(since_ms, longest_ms):
+        since, longest = since_ms / 1_000, longest_ms / 1_000
+        return Stalls([Stall(since, since + 0.01, longest, longest)])
+
+    assert breaks(pace, "49/s")
+    assert not breaks(pace, "49/s", stalls=seen(6, 12))
+    assert breaks(pace, "49/s", stalls=seen(6, 11)), "a shorter stall does not explain it"
+    assert breaks(pace, "49/s", stalls=seen(17, 12)), "it had left by then"
+    assert breaks(pace, "49/s", stalls=seen(980, 12)), "who leaves late at the end breaks nothing by that"
 
 
 def test_a_burst_counts_on_top_of_the_rate():
