@@ -41,7 +41,7 @@ def shapekit_time(request: pytest.FixtureRequest) -> Iterator[ManualClock | None
     if request.node.get_closest_marker(REAL_TIME) is not None:
         yield None
         return
-    from shapekit._runtime.virtual import virtual_time  # noqa: PLC0415
+    from shapekit.clock import virtual_time  # noqa: PLC0415
 
     with virtual_time() as clock:
         yield clock

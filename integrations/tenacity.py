@@ -31,7 +31,7 @@ from shapekit._adapters.retry import (
     checked_policy,
 )
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
-from shapekit._runtime.event import AsyncAlarm
+from shapekit._runtime.loops import AsyncAlarm
 from shapekit._runtime.sleepers import AS_CONFIGURED
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, QuotaExhaustedError, RateLimitedError, StoreUnavailableError

@@ -18,6 +18,10 @@ costs milliseconds. Time moves in one of two ways:
   sleeper on the way is woken at its own instant, and gets to act on it before time moves on.
 - by itself: `ManualClock(autojump=True)` jumps to the next sleeper as soon as no task is awake. A
   test without threads or tasks then simply runs, and its sleeps take no time.
+
+Inside `virtual_time`, every SystemClock of the process shows the time of one ManualClock, so that a policy
+which a module made when it was imported needs no clock of its own. What the process has counted and learned
+is forgotten when virtual time begins and when it ends: a test finds all limits as new, and leaves them so.
 """
 
 from __future__ import annotations
@@ -29,13 +33,16 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from shapekit._runtime.event import AsyncAlarm, running_loop
+from shapekit._runtime.loops import AsyncAlarm, running_loop
 from shapekit.errors import ConfigError
 from shapekit.rate import SECOND_US, exactly
 
 __all__ = ["Clock", "ManualClock", "SystemClock"]
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -371,3 +378,43 @@ def _micros(field: str, value: object, *, least: int = -_LATEST_US) -> int:
 
 def _instant_us(field: str, value: object) -> int:
     return _micros(field, value, least=0)
+
+
+class Virtual:
+    """Whether time is virtual in this process."""
+
+    __slots__ = ("is_on",)
+
+    def __init__(self) -> None:
+        self.is_on = False
+
+
+VIRTUAL = Virtual()
+
+_ALL: dict[int, tuple[weakref.ref[Any], Callable[[Any], None]]] = {}
+"""By id: a store need not be hashable."""
+
+
+def forgets(one: T, forget: Callable[[T], None]) -> None:
+    """Call `forget(one)` where virtual time begins and ends, as long as it lives."""
+    _ALL[id(one)] = weakref.ref(one, partial(_ALL.pop, id(one))), forget
+
+
+@contextmanager
+def virtual_time() -> Iterator[ManualClock]:
+    """Inside, system clocks show virtual time, from 0 on; it jumps whenever all threads and tasks sleep."""
+    clock, was_on = ManualClock(autojump=True), VIRTUAL.is_on
+    try:
+        VIRTUAL.is_on = True
+        with replacing_system_clocks(clock):
+            _forget_all()
+            yield clock
+    finally:
+        VIRTUAL.is_on = was_on
+        _forget_all()
+
+
+def _forget_all() -> None:
+    for known, forget in list(_ALL.values()):
+        if (one := known()) is not None:
+            forget(one)

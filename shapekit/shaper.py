@@ -10,8 +10,8 @@ from shapekit._queue.adaptive import AdaptiveRate, queue_between
 from shapekit._queue.core import Core
 from shapekit._queue.reservation import Outlook, Reservation
 from shapekit._runtime import ids
-from shapekit._runtime.cancellation import stop_if_cancelled
 from shapekit._runtime.drivers import TASKS, run
+from shapekit._runtime.loops import stop_if_cancelled
 from shapekit._runtime.sleepers import AS_CONFIGURED, CHUNK_S, max_wait_us, timeout_us
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.adaptive.aimd import Adaptive

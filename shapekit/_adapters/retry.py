@@ -21,8 +21,7 @@ from shapekit.algorithms.base import CHECK, REFUND, share_of
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
 from shapekit.feedback import Feedback
-from shapekit.feedback.account import error_of, says_exhausted
-from shapekit.feedback.feedback import Incidents
+from shapekit.feedback.feedback import Incidents, error_of, says_exhausted
 from shapekit.policy import Policy
 from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, whole
 from shapekit.stores.base import Store

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from shapekit._runtime import forks, ids
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
-from shapekit._runtime.virtual import forgets
 from shapekit.algorithms.adaptive.aimd import Adaptive
+from shapekit.clock import forgets
 from shapekit.errors import ConfigError
 from shapekit.rate import MAX_COUNT, SECOND_US, Duration, duration_us, whole
 

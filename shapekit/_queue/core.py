@@ -10,16 +10,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shapekit._queue.accounts import Accounts
 from shapekit._queue.key_status import KeyStatus
 from shapekit._queue.reporter import Budgets, Reporter
 from shapekit._queue.reservation import Outlook, Reservation
 from shapekit._queue.waiter import Waiter, refusal
-from shapekit._runtime import ids
+from shapekit._runtime import forks, ids
 from shapekit._runtime.drivers import Driver, Twin, run
 from shapekit._runtime.sleepers import RealSleepers, Sleepers
 from shapekit._runtime.switch import SWITCH
-from shapekit._runtime.virtual import forgets
 from shapekit.algorithms.base import check_cost
 from shapekit.algorithms.queue.moves import followed
 from shapekit.algorithms.queue.queue import (
@@ -34,8 +32,14 @@ from shapekit.algorithms.queue.queue import (
     LeakyQueue,
 )
 from shapekit.algorithms.queue.slots import ACCEPTED, WAIT_US, Grant, Granted
-from shapekit.clock import RealClock
-from shapekit.errors import ConfigError, StoreUnavailableError
+from shapekit.clock import Clock, RealClock, forgets
+from shapekit.errors import (
+    AccountExhaustedError,
+    ConfigError,
+    QueueFullError,
+    RateLimitedError,
+    StoreUnavailableError,
+)
 from shapekit.keys import whole_of
 from shapekit.rate import MAX_COUNT, SECOND_US, Duration, duration_us, whole
 from shapekit.stores.base import Store
@@ -43,7 +47,7 @@ from shapekit.stores.base import Store
 if TYPE_CHECKING:
     from shapekit._queue.prefetch import Prefetch
 
-__all__ = ["Core"]
+__all__ = ["Accounts", "Core"]
 
 _FORESEEN_AT_ONCE = 200
 """The most calls that a forecast plays on the event loop; more of them take up to 0.2 s, on a thread."""
@@ -301,6 +305,56 @@ class Core:
             await driver.ask(Twin(self.prefetch.close, self.prefetch.aclose))
         if store is not None:
             await driver.ask(Twin(store.close, store.aclose))
+
+
+MOST_KEYS = 1_024
+"""How many keys are remembered; the calls of a forgotten key are refused with QueueFullError."""
+SLACK_US = SECOND_US
+"""By how much two instants may differ that are the same: the clock of the store may run differently."""
+
+
+class Accounts:
+    """The keys of one shaper whose accounts are exhausted, as servers have told this process; thread-safe.
+
+    The hold itself is in the store, and all processes obey it. Why the key is held is known only to those
+    that have heard it: they refuse calls with AccountExhaustedError, the others with QueueFullError.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = forks.lock()
+        self.begin()
+        forgets(self, Accounts.begin)
+
+    def begin(self) -> None:
+        """Nothing was heard yet."""
+        self._until_us: dict[str, int] = {}
+
+    def exhausted(self, key: str, length_us: int) -> bool:
+        """Note that a key is held for its account; False if the answer to another call has said so."""
+        with self._lock:
+            now = self._clock.now_us()
+            before, until = self._until_us.pop(key, now), now + length_us
+            if len(self._until_us) >= MOST_KEYS:
+                del self._until_us[next(iter(self._until_us))]
+            self._until_us[key] = max(before, until)
+        return until > before + SLACK_US
+
+    def forget(self, key: str) -> None:
+        """The hold of a key was ended, or the key was reset."""
+        with self._lock:
+            self._until_us.pop(key, None)
+
+    def named(self, error: QueueFullError) -> RateLimitedError:
+        """The refusal of a call that would wait for an exhausted account; any other stays what it is."""
+        until_us = self._until_us.get(error.key)
+        if until_us is None:
+            return error
+        left_us = until_us - self._clock.now_us()
+        # No call waits any more for a hold that another process has ended.
+        if left_us <= 0 or error.delay * SECOND_US + SLACK_US < left_us:
+            return error
+        return AccountExhaustedError(error.decision, error.key, error.policy)
 
 
 def checked_key(key: str) -> str:

@@ -19,7 +19,7 @@ from weakref import WeakSet, finalize
 
 from shapekit._runtime import forks, ids
 from shapekit._runtime.drivers import TASKS, Alarm, Driver, Twin, run
-from shapekit._runtime.event import has_ended, running_loop
+from shapekit._runtime.loops import has_ended, running_loop
 from shapekit._runtime.sleepers import CHUNK_S
 from shapekit.algorithms.inflight import PermitAnswer
 from shapekit.errors import ShapekitError

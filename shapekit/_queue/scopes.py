@@ -30,8 +30,7 @@ from shapekit._runtime import forks
 from shapekit._runtime.drivers import Alarm, Driver
 from shapekit._runtime.sleepers import AS_CONFIGURED, max_wait_us, timeout_us
 from shapekit._runtime.switch import SWITCH
-from shapekit._runtime.virtual import forgets
-from shapekit.clock import Clock
+from shapekit.clock import Clock, forgets
 from shapekit.decision import Decision
 from shapekit.errors import QueueFullError, StoreUnavailableError, after_waiting, gave_up
 from shapekit.keys import scoped

@@ -13,10 +13,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
-from shapekit._runtime import background, cancellation
-from shapekit._runtime.blocking import warn_in_event_loop
-from shapekit._runtime.event import AsyncAlarm, running_loop
-from shapekit._runtime.sleepers import Sleepers
+from shapekit._runtime import background
+from shapekit._runtime.loops import AsyncAlarm, given_back, running_loop, shielded, stop_if_cancelled
+from shapekit._runtime.sleepers import Sleepers, warn_in_event_loop
 from shapekit.clock import Clock
 
 __all__ = ["TASKS", "THREADS", "Alarm", "Driver", "Twin", "run"]
@@ -160,10 +159,10 @@ class _Tasks(Driver):
         return running_loop()
 
     async def stop_if_cancelled(self) -> None:
-        await cancellation.stop_if_cancelled()
+        await stop_if_cancelled()
 
     def shielded(self) -> AbstractContextManager[object]:
-        return cancellation.shielded()
+        return shielded()
 
     def may_be_thrown(self) -> None:
         background.ready()
@@ -176,7 +175,7 @@ class _Tasks(Driver):
     ) -> None:
         if isinstance(error, GeneratorExit) and thrown is not None:
             background.do(thrown)
-        await cancellation.given_back(error, give_back)
+        await given_back(error, give_back)
 
 
 THREADS: Driver = _Threads()

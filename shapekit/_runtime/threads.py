@@ -10,8 +10,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shapekit._runtime import background
-from shapekit._runtime.cancellation import stop_if_cancelled
-from shapekit._runtime.event import AsyncAlarm
+from shapekit._runtime.loops import AsyncAlarm, stop_if_cancelled
 from shapekit.errors import StoreUnavailableError
 
 if TYPE_CHECKING:

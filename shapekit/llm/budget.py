@@ -25,10 +25,18 @@ from shapekit.feedback import Feedback
 from shapekit.gate import checked_name
 from shapekit.keys import KeySpec, KeyTemplate
 from shapekit.llm.call import DIALECTS_OF_TOKENS, Books, BudgetLimit, Learn, LLMCall, checked_parts
-from shapekit.llm.learning import Learning
 from shapekit.llm.line import Line
 from shapekit.llm.prices import Price, PriceSpec, Spending, limits_of_money, money
-from shapekit.llm.usage import Asked, CountSpec, EstimateSpec, TokenUsage, counter, estimated, told_usage
+from shapekit.llm.usage import (
+    Asked,
+    CountSpec,
+    EstimateSpec,
+    Learning,
+    TokenUsage,
+    counter,
+    estimated,
+    told_usage,
+)
 from shapekit.llm.wrap import wrapped
 from shapekit.policy import Policy, checked_key, never_counted
 from shapekit.rate import SECOND_US, Duration, Rate, RateLike, exactly, one_of, parse_rates

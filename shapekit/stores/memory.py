@@ -10,11 +10,10 @@ from typing import Any, TypeAlias
 from weakref import ref
 
 from shapekit._runtime import forks, ids
-from shapekit._runtime.virtual import forgets
 from shapekit.algorithms.base import CHECK, NEVER_US
 from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.queue.queue import RESERVE
-from shapekit.clock import Clock, SystemClock
+from shapekit.clock import Clock, SystemClock, forgets
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.stores.base import (
     Apply,

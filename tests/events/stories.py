@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shapekit import ShapekitError, StoreUnavailableError
 from shapekit._runtime.drivers import TASKS, run
-from shapekit._runtime.event import AsyncAlarm
+from shapekit._runtime.loops import AsyncAlarm
 
 from .calls import PATIENT, SCOPE, WAYS
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapekit import ConfigError, LLMBudget, ManualClock, TokenBucket, TokenUsage
-from shapekit._runtime.event import AsyncAlarm
-from shapekit.llm.learning import ENOUGH, LAST, MOST_KEYS, Learning
+from shapekit._runtime.loops import AsyncAlarm
+from shapekit.llm.usage import ENOUGH, LAST, MOST_KEYS, Learning
 
 PRICES = {"some": {"input": "2.50", "output": "10"}}
 ESTIMATE = TokenUsage(1_000, 1_000)

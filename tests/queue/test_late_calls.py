@@ -10,10 +10,10 @@ import anyio
 import pytest
 
 from shapekit import ManualClock, MemoryStore, Shaper
-from shapekit._queue import late_calls as module
-from shapekit._queue.late_calls import LateCalls
+from shapekit._queue import waiter as module
+from shapekit._queue.waiter import LateCalls
 from shapekit._runtime.drivers import THREADS, Twin, run
-from shapekit._runtime.event import AsyncAlarm
+from shapekit._runtime.loops import AsyncAlarm
 from shapekit.algorithms.queue.queue import CONFIRM, LATE, RESERVE
 from tests.algorithms.queue.test_late import worst
 from tests.crew import Crew

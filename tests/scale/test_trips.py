@@ -18,7 +18,7 @@ from shapekit import (
     Shaper,
 )
 from shapekit._runtime.drivers import TASKS
-from shapekit._runtime.event import AsyncAlarm
+from shapekit._runtime.loops import AsyncAlarm
 from shapekit.algorithms.queue.queue import CONFIRM
 from shapekit.integrations.celery import worker as celery_holds
 from shapekit.integrations.celery import worker as celery_worker

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from shapekit import GCRA, ConfigError, Gate, Policy, Shaper, SystemClock
-from shapekit._runtime.virtual import virtual_time
+from shapekit.clock import virtual_time
 
 from ..redis_server import shared_server
 

@@ -40,7 +40,7 @@ from shapekit.admission import Admission
 from shapekit.config import PolicyOptions
 from shapekit.decision import Decision
 from shapekit.errors import AccountExhaustedError, ConfigError, RateLimitedError, ShapekitError
-from shapekit.feedback.account import STATUSES, error_of, says_exhausted
+from shapekit.feedback.feedback import STATUSES, error_of, says_exhausted
 from shapekit.keys import SCOPE
 from shapekit.policy import Policy, checked_cost
 from shapekit.rate import Duration, RateLike, duration_us, one_of, parse_rates, whole

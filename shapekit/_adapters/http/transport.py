@@ -31,10 +31,10 @@ from shapekit._adapters.http.request import (
     translated,
 )
 from shapekit._runtime import forks
-from shapekit._runtime.cancellation import given_back, giving_back
+from shapekit._runtime.loops import given_back, giving_back
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError, ShapekitError, StoreUnavailableError
-from shapekit.feedback.account import MOST_BYTES
+from shapekit.feedback.feedback import MOST_BYTES
 from shapekit.policy import Policy
 
 __all__ = ["HeldStream", "ObservedStream", "Transport"]
