@@ -197,9 +197,17 @@ def main():
         chosen = random.Random(options.seed).sample(every, min(options.sample, len(every)))
     print(f"{len(chosen)} of {len(every)} mutants", flush=True)
 
+    outcomes = Counter()
+
     def told(module, mutant, outcome, how):
+        outcomes[outcome] += 1
         if outcome == SURVIVED:
             print(f"survived, {module}:{mutant.start_pos[0]}", *how, sep="\n  ", flush=True)
+        tried_so_far = outcomes.total()
+        if tried_so_far % 10 == 0:
+            print(
+                f"{tried_so_far} of {len(chosen)}, {outcomes[SURVIVED]} survived", file=sys.stderr, flush=True
+            )
 
     results = tried(chosen, options.jobs, told)
     if options.json:
