@@ -26,11 +26,18 @@ class Machine:
         folder = self.folder / str(HOST) / "task" / str(thread)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "schedstat").write_text(f"123456 {round(seconds * 1e9)} 42\n")
+        self.is_at_disk(thread, False)
+
+    def is_at_disk(self, thread, is_there):
+        """Whether a thread waits for the disk now."""
+        folder = self.folder / str(HOST) / "task" / str(thread)
+        (folder / "stat").write_text(f"{thread} (a D) c) {'D' if is_there else 'S'} 1 1 0\n")
 
     def ended(self, thread):
         """There is no such thread any more."""
         folder = self.folder / str(HOST) / "task" / str(thread)
-        (folder / "schedstat").unlink()
+        for file in folder.iterdir():
+            file.unlink()
         folder.rmdir()
 
     def stolen(self, seconds):
@@ -85,6 +92,18 @@ def test_a_thread_that_has_ended_waits_no_more(machine, witness):
 def test_time_that_the_host_gave_to_others_counts(machine, witness):
     machine.stolen(0.5)
     assert witness.look() == [0.5]
+    assert witness.look() == []
+
+
+def test_who_waits_for_the_disk_from_one_look_to_the_next_was_kept_so_long(machine, witness):
+    machine.is_at_disk(1, True)
+    start = time.monotonic()
+    assert witness.look() == [], "it may have come there just now"
+    seen = time.monotonic()
+    least = time.monotonic() - seen
+    (waited,) = witness.look()
+    assert least <= waited <= time.monotonic() - start
+    machine.is_at_disk(1, False)
     assert witness.look() == []
 
 

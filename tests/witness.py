@@ -6,8 +6,8 @@
 
 Its own lateness says little: who mostly sleeps is served before those who are busy. So another process,
 `python witness.py PID …`, looks at what the system has counted: for how long each of their threads was
-ready to run and was not let, and for how long the host has let nobody run here. Where no system counts
-that, and where the whole machine is stopped, its own lateness has to do.
+ready to run and was not let, which of them wait for the disk, and for how long the host has let nobody run
+here. Where no system counts that, and where the whole machine is stopped, its own lateness has to do.
 """
 
 import json
@@ -27,6 +27,8 @@ SEARCH = 5
 WORTH_S = 0.001
 """What is shorter is not told: timers are no better."""
 NEAR_S = 0.05
+LOOKED_AT = ("schedstat", "stat")
+"""What is read of each thread: for how long it was not let run, and whether it waits for the disk."""
 
 
 class Stall(NamedTuple):
@@ -80,6 +82,7 @@ class Witness:
         self._processes = processes
         self._files = {}
         self._waited = {}
+        self._looked_at = time.monotonic()
         self._stolen = self._stolen_s()
         self.find()
         self.look()
@@ -87,16 +90,20 @@ class Witness:
     def look(self):
         """For how long each of those who were kept waiting since the last look was, in seconds."""
         stolen, before = self._stolen_s(), self._stolen
-        self._stolen = stolen
+        now, last = time.monotonic(), self._looked_at
+        self._stolen, self._looked_at = stolen, now
         waits = [stolen - before]
-        for thread, file in list(self._files.items()):
+        for thread, files in list(self._files.items()):
             try:
-                waited = int(os.pread(file, 64, 0).split()[1]) / 1e9
+                waited = int(_read(files[0]).split()[1]) / 1e9
+                # Behind the name, which may contain anything.
+                is_at_disk = _read(files[1]).rpartition(b")")[2].split()[0] == b"D"
             except (OSError, IndexError):
-                os.close(self._files.pop(thread))
+                _close(self._files.pop(thread))
                 continue
-            waits.append(waited - self._waited.get(thread, 0.0))
-            self._waited[thread] = waited
+            waited_before, was_at_disk = self._waited.get(thread, (0.0, False))
+            waits.append(waited - waited_before + (now - last if is_at_disk and was_at_disk else 0.0))
+            self._waited[thread] = waited, is_at_disk
         return [wait for wait in waits if wait > 0]
 
     def find(self):
@@ -105,12 +112,12 @@ class Witness:
             with suppress(OSError):
                 for thread in (self._proc / str(process) / "task").iterdir():
                     if thread not in self._files:
-                        self._files[thread] = os.open(thread / "schedstat", os.O_RDONLY)
+                        self._files[thread] = [(thread / name).open("rb", buffering=0) for name in LOOKED_AT]
 
     def close(self):
         """Look no more."""
-        for file in self._files.values():
-            os.close(file)
+        for files in self._files.values():
+            _close(files)
         self._files.clear()
 
     def _stolen_s(self):
@@ -120,6 +127,15 @@ class Witness:
                 return int(file.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
         except (OSError, IndexError):
             return 0.0
+
+
+def _read(file):
+    return os.pread(file.fileno(), 256, 0)
+
+
+def _close(files):
+    for file in files:
+        file.close()
 
 
 class Watched:

@@ -4,6 +4,7 @@ import json
 import os
 import threading
 import time
+from contextlib import suppress
 
 import redis
 import requests
@@ -27,6 +28,9 @@ def make_app(url):
         shapekit_store=job.redis,
         worker_prefetch_multiplier=1,
     )
+    # What it loads for its first connection would delay a call that has left already.
+    with suppress(requests.ConnectionError):
+        requests.get("http://127.0.0.1:9/")
     client, mine = redis.Redis.from_url(url), threading.local()
 
     @app.task(name=NAME, base=ShapedTask, bind=True, shared=False, shape={"rate": job.rate}, max_retries=None)
