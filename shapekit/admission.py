@@ -277,20 +277,19 @@ class Admission:
         timeout_us(self._waits.get("timeout"))
         try:
             self._core.check(self.key, self.cost)
+            bound_us, code = self._bound_us(), None
+            if permits is not None:
+                try:
+                    with self._core.reporter.watching(self.key):
+                        self._permit = await permits.take(driver, self.key, 0)
+                except QueueFullError:
+                    code = QueueFullError.code
+            self._reservation = await self._core.measure(driver, self.key, self.cost, bound_us, code=code)
         except CostExceedsLimitError as error:
             never = Decision(False, error.limit, 0, 0, 0, NEVER_US)
             refused = Grant(False, NEVER_US, NEVER_US, False, never, self.cost, 0, 0, 0, 0, 0, (0, 0), ())
             self._core.reporter.measured(self.key, self.cost, math.inf, error.code)
             self._reservation = Reservation(self._core, self.key, refused)
-            return
-        bound_us, code = self._bound_us(), None
-        if permits is not None:
-            try:
-                with self._core.reporter.watching(self.key):
-                    self._permit = await permits.take(driver, self.key, 0)
-            except QueueFullError:
-                code = QueueFullError.code
-        self._reservation = await self._core.measure(driver, self.key, self.cost, bound_us, code=code)
 
     def _bound_us(self) -> int | None:
         """The longest wait that is asked with."""

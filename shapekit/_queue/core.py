@@ -286,7 +286,9 @@ class Core:
     def outlook(self, key: str, looked: tuple[Any, int, int], calls: int, cost: int) -> Outlook:
         """When further calls would leave, from the state that a look has read."""
         state, now, skew = looked
-        first, last = self.queue_of(key).outlook(state, now, calls, cost, skew)
+        queue = self.queue_of(key)
+        check_cost(cost, queue.max_cost, key, "limit", self.name)
+        first, last = queue.outlook(state, now, calls, cost, skew)
         return Outlook(first / SECOND_US, last / SECOND_US)
 
     # forgetting

@@ -28,7 +28,7 @@ from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit._runtime.threads import ThreadCall, Workers
 from shapekit.algorithms.queue.queue import CANCEL_MANY, CONFIRM, RESERVE_MANY, LeakyQueue
 from shapekit.algorithms.queue.slots import Asked, Grant
-from shapekit.errors import StoreUnavailableError
+from shapekit.errors import CostExceedsLimitError, StoreUnavailableError
 from shapekit.rate import SECOND_US, Duration, duration_us
 from shapekit.stores.base import Store
 
@@ -649,6 +649,12 @@ class Prefetch:
                     return
                 else:
                     key_state, granted = self._confirm(key), ()
+        except CostExceedsLimitError as error:
+            # An operator's limit admits less than the one in code: the other calls ask again.
+            with self._lock:
+                entry.calls[:0] = [call for call in calls if call.asked[0] <= error.limit]
+                _fail([call for call in calls if call.asked[0] > error.limit], error)
+            return
         except Exception as error:
             with self._lock:
                 entry.buffer.failed()

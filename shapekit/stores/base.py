@@ -29,7 +29,7 @@ from shapekit._runtime.drivers import Twin
 from shapekit.algorithms.compose import Composite, adopted
 from shapekit.algorithms.operation import Operation
 from shapekit.clock import Clock
-from shapekit.errors import ConfigError, whose
+from shapekit.errors import ConfigError, CostExceedsLimitError, whose
 from shapekit.stores.settings import Settings, Stored
 
 __all__ = ["Operation", "Store"]
@@ -233,6 +233,16 @@ def of_two_kinds(name: str, kind: str, program: Program) -> ConfigError:
     return ConfigError(
         "name", name, f"already holds a {kind}, and this is a {program.kind}", "use another name"
     )
+
+
+def beyond(
+    operation: Operation, args: tuple[Any, ...], program: Any, key: object, name: str
+) -> CostExceedsLimitError | None:
+    """What is wrong with a call that a program of other numbers than the caller's can never admit."""
+    cost = operation.cost(args)
+    if not cost or cost <= program.max_cost:
+        return None
+    return CostExceedsLimitError(cost, program.max_cost, str(key), "limit", name)
 
 
 def continued(name: str, key: Key, reader: Program, state: Any, writer: Any, now: int, skew: int) -> Any:

@@ -22,6 +22,7 @@ from shapekit.stores.base import (
     Operation,
     Program,
     Store,
+    beyond,
     check_prefix,
     continued,
     of_two_kinds,
@@ -199,10 +200,15 @@ class MemoryStore(Store):
 
     def bind_many(self, name: str, program: Program, operation: Operation) -> ApplyMany:
         run = self._runner(name, program, operation)
+        settings = self.settings(settings_name(name, program))
 
         def apply_many(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
             with self._lock:
                 now = self.clock.now_us()
+                for key in keys if settings.overrides else ():
+                    other = settings.program(program, key)
+                    if (error := beyond(operation, args, other, key, name)) is not None:
+                        raise error  # before any of them is charged
                 return [run(key, now, args) for key in keys]
 
         return apply_many
@@ -284,7 +290,7 @@ class MemoryStore(Store):
                     return table, continued(name, key, own.program, state, table.program, now, skew)
             return None, None
 
-        def overridden(key: Any, now: int) -> Callable[..., Any] | None:
+        def overridden(key: Any, now: int, args: tuple[Any, ...]) -> Callable[..., Any] | None:
             """What decides about a key instead, while limits of its name are overridden."""
             if settings.is_over(now):
                 settings.hear(settings.known.stored, now)
@@ -292,12 +298,14 @@ class MemoryStore(Store):
             other = settings.program(program, key)
             if other is program:
                 return None
+            if (error := beyond(operation, args, other, key, name)) is not None:
+                raise error
             if id(other) not in others:
                 others[id(other)] = other, self._runner(name, other, operation, as_it_is=True)
             return others[id(other)][1]
 
         def run(key: Any, now: int, args: tuple[Any, ...]) -> Any:
-            if settings.known.overrides and (other := overridden(key, now)) is not None:
+            if settings.known.overrides and (other := overridden(key, now, args)) is not None:
                 return other(key, now, args)
             if key.__class__ is tuple:
                 return run_together(key, now, args)

@@ -801,6 +801,9 @@ class _ReserveMany(Operation):
         taken = tuple([grant for grant in answer[1] if grant.accepted])
         return ((CANCEL_MANY, (taken,)),) if taken else ()
 
+    def cost(self, args: tuple[Any, ...]) -> int:
+        return max([asked[0] for asked in args[0]], default=1)
+
     def opened(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Any:
         answers = tuple(RESERVE.opened(program, at, (asked,)) for asked in args[0])
         return (UNKNOWN, 0, 0, at.instant, 0), answers

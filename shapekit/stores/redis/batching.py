@@ -107,7 +107,10 @@ class Line:
         for ((operation, args, _), waiter), answer in zip(batch, answers, strict=True):
             if waiter is None:
                 continue
-            if waiter.done():
+            if isinstance(answer, Exception):
+                if not waiter.done():
+                    waiter.set_exception(answer)
+            elif waiter.done():
                 self._give_back(operation.undone(args, answer))
             else:
                 waiter.set_result(answer)

@@ -30,7 +30,7 @@ from shapekit.algorithms.description import describe, revived
 from shapekit.algorithms.operation import Operation, Run
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError, whose
-from shapekit.stores.base import Key, continued, part_keys
+from shapekit.stores.base import Key, beyond, continued, part_keys
 from shapekit.stores.encoding import is_misfit, plain_bytes, plain_text, shown, sound, tag
 from shapekit.stores.redis.script import Script, script_of, twins_of
 from shapekit.stores.settings import Settings, Stored
@@ -350,18 +350,28 @@ class RedisProgram:
         here = self
         if self._is_cluster or self._settings.known.overrides:
             here = self._deciding(key)
+        if here is not self and (error := beyond(operation, args, here.program, key, self.name)) is not None:
+            raise error
         replies = yield from here.converse(here.keys_of(key), (operation,), f"[{here.call(operation, args)}]")
         if replies is None:
             return (yield from self.ask(key, operation, args))
         return here.answer(operation, replies[0])
 
     def share(self, key: Key, asked: Sequence[Asked]) -> Conversation:
-        """The answers to the calls of several callers of one key, in order, on one trip."""
-        calls = _in_runs(asked) if len(asked) > 1 else asked
-        operations = [operation for operation, _, _ in calls]
+        """The answers to the calls of several callers of one key, in order, on one trip; for a call that can
+        never be admitted, its error.
+        """
         here = self
         if self._is_cluster or self._settings.known.overrides:
             here = self._deciding(key)
+        if here is not self:
+            errors = [beyond(*call[:2], here.program, key, self.name) for call in asked]
+            if any(errors):
+                others = [call for call, error in zip(asked, errors, strict=True) if error is None]
+                answers = iter((yield from self.share(key, others)) if others else ())
+                return [next(answers) if error is None else error for error in errors]
+        calls = _in_runs(asked) if len(asked) > 1 else asked
+        operations = [operation for operation, _, _ in calls]
         said = f"[{','.join([here.call(*call) for call in calls])}]"
         replies = yield from here.converse(here.keys_of(key), operations, said)
         if replies is None:
@@ -411,6 +421,7 @@ class RedisProgram:
         """
         is_apart = self._is_cluster or self._settings.overrides
         if is_apart or not all(isinstance(key, str) for key in keys):
+            self._check_all(keys, operation, args)
             for key in keys:
                 yield self._each((key,), operation, args)
             return
@@ -426,10 +437,18 @@ class RedisProgram:
         return [self.answer(operation, sent) for sent in replies]
 
     def _each(self, keys: Sequence[Key], operation: Operation, args: tuple[Any, ...]) -> Conversation:
+        self._check_all(keys, operation, args)
         answers: list[Any] = []
         for key in keys:
             answers += [(yield from self.ask(key, operation, args))]
         return answers
+
+    def _check_all(self, keys: Sequence[Key], operation: Operation, args: tuple[Any, ...]) -> None:
+        """Raise before any of the keys is charged, if one of them can never admit the call."""
+        for key in keys:
+            program = self._settings.program(self.program, key)
+            if (error := beyond(operation, args, program, key, self.name)) is not None:
+                raise error
 
     def forget(self, key: Key) -> Conversation:
         """Make the key cold."""

@@ -25,6 +25,7 @@ from shapekit.stores.base import (
     Operation,
     Program,
     Store,
+    beyond,
     check_prefix,
     continued,
     of_two_kinds,
@@ -218,6 +219,8 @@ class SQLiteStore(Store):
             other = settings.program(program, key)
             if other is program:
                 return decide(execute, key, now, args)
+            if (error := beyond(operation, args, other, key, name)) is not None:
+                raise error
             if id(other) not in others:
                 others[id(other)] = other, self._decider(name, other, operation)
             return others[id(other)][1](execute, key, now, args)

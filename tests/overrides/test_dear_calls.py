@@ -1,0 +1,102 @@
+"""Calls that cost more than an operator's limit ever admits, though not more than the limit in the code."""
+
+import asyncio
+import math
+
+import pytest
+
+from shapekit import (
+    CostExceedsLimitError,
+    FixedWindow,
+    Gate,
+    Override,
+    Policy,
+    Quota,
+    Shaper,
+    SlidingWindowLog,
+    SQLiteStore,
+)
+
+from .conftest import put
+
+FEWER = [
+    (FixedWindow("100/min"), Override(rate="10/min")),
+    (SlidingWindowLog("100/min"), Override(rate="10/min")),
+    (Quota("100/day"), Override(quota="10/day")),
+]
+
+
+def test_a_call_dearer_than_the_limit_that_is_set_is_an_error_and_takes_nothing(store):
+    shaper = Shaper("10/s; 100/min", name="api", store=store)
+    put(store, "api", Override(rate="10/s; 20/min"))
+    for ask in (shaper.reserve, lambda **how: shaper.reserve(max_wait="1h", **how), shaper.schedule):
+        with pytest.raises(CostExceedsLimitError) as told:
+            ask(cost=50)
+        assert (told.value.cost, told.value.limit, told.value.policy) == (50, 20, "api")
+    assert shaper.reserve(cost=20, max_wait=0)
+
+
+def test_nor_is_it_foreseen(store):
+    shaper = Shaper("10/s; 100/min", name="api", store=store)
+    put(store, "api", Override(rate="10/s; 20/min"))
+    with pytest.raises(CostExceedsLimitError):
+        shaper.forecast(3, cost=50)
+
+
+async def tasks_together(shaper, store, *costs):
+    """What each of the calls is answered: the first ones hear of the change with their answer."""
+    told = []
+    for _ in range(2):
+        calls = [shaper.areserve(cost=cost) for cost in costs]
+        told += await asyncio.gather(*calls, return_exceptions=True)
+    await shaper.aclose()
+    await store.aclose()
+    return told
+
+
+def check_answers(told):
+    for one, dear, other in (told[:3], told[3:]):
+        assert one
+        assert other
+        assert isinstance(dear, CostExceedsLimitError)
+
+
+def test_calls_that_come_together_with_it_get_their_slots(store):
+    shaper = Shaper("10/s; 100/min", name="api", store=store)
+    put(store, "api", Override(rate="10/s; 20/min"))
+    check_answers(asyncio.run(tasks_together(shaper, store, 1, 50, 1)))
+
+
+@pytest.mark.parametrize(("limit", "fewer"), FEWER)
+def test_a_gate_admits_none_of_it(store, limit, fewer):
+    gate = Gate(limit, name="gate", store=store)
+    put(store, "gate", fewer)
+    for ask in (gate.check, gate.forecast):
+        with pytest.raises(CostExceedsLimitError):
+            ask(cost=50)
+    assert gate.peek().remaining == 10
+    assert gate.check(cost=10)
+
+
+def test_of_many_keys_none_is_charged_if_one_can_never_be_admitted(store):
+    gate = Gate(FixedWindow("100/min"), name="gate", store=store)
+    put(store, "gate", Override("small", rate="10/min"))
+    with pytest.raises(CostExceedsLimitError):
+        gate.check_many(["large", "small"], cost=50)
+    assert gate.peek("large").remaining == 100
+
+
+def test_where_nothing_is_enforced_it_is_measured(store):
+    policy = Policy("10/s", quota="100/day", name="api", store=store, enforce=False)
+    put(store, "api", Override(quota="10/day"))
+    told = []
+    with policy.listen(told.append), policy.admit(cost=50) as admission:
+        assert not admission.decision.allowed
+    assert [(one.delay, one.code) for one in told] == [(math.inf, "cost_exceeds_limit")]
+
+
+def test_calls_that_are_fetched_together_with_it_get_their_slots(tmp_path):
+    store = SQLiteStore(tmp_path / "limits.db")
+    shaper = Shaper("1000/s; 100/min", name="api", store=store, prefetch="1s")
+    put(store, "api", Override(rate="1000/s; 20/min"))
+    check_answers(asyncio.run(tasks_together(shaper, store, 1, 50, 1)))
