@@ -20,7 +20,6 @@ from collections import OrderedDict
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from shapekit._queue.key_status import FRESH_US, STUCK_S, KeyPoller, Watch
@@ -83,7 +82,7 @@ class Scopes:
         """Whether any answer has named a scope yet."""
         self._nodes: OrderedDict[Path, _Node] = OrderedDict()
         self._heard: dict[tuple[str, str], _Observed] = {}
-        self._lock = Lock()
+        self._lock = forks.lock()
 
     def learn(self, key: str, target: Target, scope: str) -> None:
         """Learn the scope that an answer has named."""
@@ -277,8 +276,13 @@ class Lines:
     """
 
     def __init__(self) -> None:
-        self._lines: dict[Place, dict[int, Caller]] = {}
         self._lock = forks.lock()
+        self.begin()
+        _LINES.add(self)
+
+    def begin(self) -> None:
+        """Empty: at first, and in a forked child, because those that waited are its parent's."""
+        self._lines: dict[Place, dict[int, Caller]] = {}
 
     def join(self, caller: Caller) -> None:
         """Join the line that the caller now belongs to."""
@@ -313,12 +317,24 @@ class Lines:
             return
         caller.stands_at = None
         with self._lock:
-            line = self._lines[place]
-            del line[caller.number]
+            line = self._lines.get(place, {})
+            if line.pop(caller.number, None) is None:
+                return
             if not line:
                 del self._lines[place]
             elif (alarm := line[min(line)].alarm) is not None:
                 alarm.set()
+
+
+_LINES: forks.WeakRegistry[Lines] = forks.WeakRegistry()
+
+
+def _forked() -> None:
+    for lines in _LINES:
+        lines.begin()
+
+
+forks.in_child(_forked)
 
 
 class ScopedSlots:

@@ -167,3 +167,49 @@ print("free")
 
 def test_a_child_finds_no_lock_taken_by_a_thread_that_it_does_not_have():
     assert_says("free", HELD)
+
+
+SCOPED = """
+import os, signal, sys, threading
+from shapekit import Policy
+from shapekit._runtime.drivers import run
+from shapekit.target import Target
+
+policy = Policy("1000/s", name="scoped")
+scoped, target = policy.scoped, Target("GET", "https", "api", None, "/search")
+scoped.scopes.learn("default", target, "search")
+run(scoped.hold, 1.0, "default", "search")
+
+def ask():
+    assert run(scoped.schedule, "default", target, 1)
+
+waiting = threading.Thread(target=ask, daemon=True)
+waiting.start()
+while not scoped._lines._lines:
+    pass
+held, forked = threading.Event(), threading.Event()
+
+def hold():
+    with scoped.scopes._lock:
+        held.set()
+        forked.wait(20)
+
+threading.Thread(target=hold, daemon=True).start()
+assert held.wait(20)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    ask()
+    scoped.scopes.learn("default", target, "other")
+    os._exit(0)
+forked.set()
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+waiting.join(20)
+assert not waiting.is_alive()
+assert code == 0, code
+print("left")
+"""
+
+
+def test_no_child_stands_in_line_behind_the_requests_of_its_parent():
+    assert_says("left", SCOPED)
