@@ -53,7 +53,7 @@ class _Table:
     texts: the garbage collector stops tracking both, so that a million keys do not delay it.
     """
 
-    __slots__ = ("ends", "page", "program", "states")
+    __slots__ = ("ends", "is_bound", "page", "program", "states")
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -63,6 +63,8 @@ class _Table:
         """When each state is no different from a cold one. A key that is in here stands in line once."""
         self.page: _Page | None = None
         """The page that is being filled."""
+        self.is_bound = False
+        """Whether the program is one of those in code, which keep their table for ever."""
 
     def chill(self, record: Any) -> None:
         """Make a key cold. It stays in line, and is swept like any idle one."""
@@ -142,6 +144,8 @@ class MemoryStore(Store):
         self._renewals: dict[ref[Any], Callable[[], None]] = {}
         """What renews that which bound calls know of the clock, and whether limits are overridden."""
         self._stored: dict[str, Stored] = {}
+        self._tidied: dict[str, object] = {}
+        """By name, what was set when the tables of what was set before were last dropped."""
         _STORES.add(self._records)
         forgets(self, MemoryStore._forget_all)
 
@@ -281,6 +285,9 @@ class MemoryStore(Store):
         apart = [space.setdefault(part, _Table(part)) for part in parts]
         settings = Settings(name) if as_it_is else self.settings(settings_name(name, program))
         others: dict[int, tuple[Program, Callable[..., Any]]] = {}
+        known: object = None
+        for own in () if as_it_is else (table, *apart):
+            own.is_bound = True
 
         def elsewhere(own: _Table, key: Any, record: Any, now: int) -> tuple[_Table | None, Any]:
             """The table of another program that has left a state, and that state as this one continues it."""
@@ -292,9 +299,15 @@ class MemoryStore(Store):
 
         def overridden(key: Any, now: int, args: tuple[Any, ...]) -> Callable[..., Any] | None:
             """What decides about a key instead, while limits of its name are overridden."""
+            nonlocal known
             if settings.is_over(now):
                 settings.hear(settings.known.stored, now)
                 self._renew()
+            if known is not settings.known:
+                # What was set before decides no more, and neither its programs nor their tables are kept.
+                others.clear()
+                known = settings.known
+                self._tidy(name, known)
             other = settings.program(program, key)
             if other is program:
                 return None
@@ -352,6 +365,18 @@ class MemoryStore(Store):
         if kind != program.kind:
             raise of_two_kinds(name, kind, program)
         return space
+
+    def _tidy(self, name: str, known: object) -> None:
+        """Drop the empty tables of programs that were set before. Once for all operations: from then on those
+        of what is set now are in use.
+        """
+        if self._tidied.get(name) is known:
+            return
+        self._tidied[name] = known
+        _, space = self._spaces[name]
+        for program, table in list(space.items()):
+            if not table.is_bound and not table.ends:
+                del space[program]
 
     def _table(self, name: str, program: Program) -> _Table:
         return self._space(name, program).setdefault(program, _Table(program))

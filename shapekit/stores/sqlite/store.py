@@ -213,9 +213,15 @@ class SQLiteStore(Store):
         records, settings = self._records, self.settings(settings_name(name, program))
         decide = self._decider(name, program, operation)
         others: dict[int, tuple[Program, Callable[..., Any]]] = {}
+        known: object = None
 
         def run(execute: Execute, key: Key, now: int, args: tuple[Any, ...]) -> Any:
+            nonlocal known
             records.hear(execute, settings, now)
+            if known is not settings.known:
+                # What was set before decides no more.
+                others.clear()
+                known = settings.known
             other = settings.program(program, key)
             if other is program:
                 return decide(execute, key, now, args)
