@@ -28,9 +28,11 @@ LATE = {
 """A message is the broker's until its task has ended, and soon delivered again if it never does."""
 STOPS = "tests.integrations.celery.stopping"
 AT_EASE_S = 2.0
-"""A busy machine keeps no task from its slot for so long, so that none goes round again through the broker's
-list: what is killed while kombu fetches from that loses a message, shaped or not. Nor does one wait for another
-slot in the pool: coming late to that, too, it would move the line away from the slots that others know."""
+"""A busy machine keeps no task from its slot for so long, so that none goes round again through the
+broker's list: what is killed while kombu fetches from that loses a message, shaped or not. Nor does one
+wait in the pool for another slot: coming late to that, too, it would move the line away from the slots
+that others know.
+"""
 
 
 @pytest.fixture
