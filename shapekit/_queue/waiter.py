@@ -171,7 +171,7 @@ class Waiter:
                     poller.end_wait(alarm)
             now_us = self._clock.now_us()
             if asks_at_us <= now_us:
-                if not pending.moves:
+                if not pending.moves or pending.stands_until_us:
                     pending.heard_after = self._late_calls.trips
                     pending.hear(await self._status.leaving(driver, pending.key))
                 due_us = pending.due_us
@@ -250,6 +250,7 @@ class PendingWait:
 
     __slots__ = (
         *("asked_us", "due_us", "heard_after", "is_held", "is_marked", "key", "moves", "order"),
+        *("stands_until_us", "_stands_us"),
         *("_ahead_us", "_clock", "_generation", "_gives_up_us", "_leaves_by_us", "_max_wait_us", "cost"),
         *("_accounts", "_grant", "_policy", "_queued_us", "_slot_us", "queue"),
     )
@@ -275,6 +276,10 @@ class PendingWait:
         """How many trips for late calls had been made when the key was last asked about."""
         self.moves = 0
         """How often the call came too late to its slot and got another one, which nothing else moves."""
+        self.stands_until_us = 0
+        """Until when, on the store's clock, time stands still for its new slot; what lasts longer is a hold.
+        0 where no slot is so long that a hold would matter, or that is not known.
+        """
         self.is_held = self.is_marked = grant.held
         """Whether a part of the key may be held."""
         self.key = reservation.key
@@ -290,6 +295,7 @@ class PendingWait:
         self._queued_us = grant.due_us
         # A slot of a share of the limits is on the grid of that share.
         self._leaves_by_us = queue.leaves_by(grant) if grant.generation >= 0 else grant.due_us
+        self._stands_us = 0 if grant.generation < 0 or queue.adapts else queue.stands_us(grant.cost)
         self.order = grant.start * FINEST // queue.q
         """The place in the line, in an unit that all numbers of the line have in common."""
 
@@ -333,6 +339,7 @@ class PendingWait:
         if slot_us != UNKNOWN or self.is_over():
             self._slot_us = self.due_us
             self.moves, self.is_held = self.moves + 1, False
+            self.stands_until_us = leaves_at_us + self._stands_us if self._stands_us > SOON_US else 0
             # If it is late again, that is known by the clock: the queue's time has stood still for others.
             self._queued_us = self._leaves_by_us = 0
         elif not self.moves:
@@ -357,7 +364,7 @@ class PendingWait:
 
     def hear(self, key_state: KeyState) -> None:
         """Apply the current state of the key. After a reset, the promised slot is kept and holds no longer
-        move it.
+        move it. A late call that has got another slot keeps it, unless a hold lasts longer.
         """
         generation, shift_us, until_us, ahead_us, clock, mark_us, *_ = key_state
         self._ahead_us = ahead_us
@@ -372,12 +379,17 @@ class PendingWait:
             self._take(moved, key_state.queue)
         # A hold that ends soon cannot be ended sooner, and need not be watched.
         self.is_held = until_us + ahead_us > now + SOON_US or bool(clock)
-        slot_us = self._queued_us + shift_us
-        if clock:
-            shown_us, share = clock
-            slot_us = until_us - (shown_us - self._queued_us) * FULL // share
-        self._slot_us = slot_us + ahead_us
-        self.due_us = max(slot_us, until_us) + ahead_us
+        if self.moves:
+            is_over = not self.stands_until_us or until_us <= self.stands_until_us
+            self.is_held = self.is_held and not is_over
+            self.due_us = self._slot_us if is_over else max(self._slot_us, until_us + ahead_us)
+        else:
+            slot_us = self._queued_us + shift_us
+            if clock:
+                shown_us, share = clock
+                slot_us = until_us - (shown_us - self._queued_us) * FULL // share
+            self._slot_us = slot_us + ahead_us
+            self.due_us = max(slot_us, until_us) + ahead_us
         wait_us = self.due_us - self.asked_us
         if self._max_wait_us is None or wait_us <= self._max_wait_us or self.due_us <= now:
             return

@@ -291,3 +291,33 @@ def test_a_store_that_only_answers_here_is_asked_on_the_spot(clock):
     assert shaper.core.waiter.is_prompt(shaper.reserve().granted)
     assert THREADS.loop() is None
     assert CONFIRM.is_read
+
+
+def blocked_until(stage, clock, seconds):
+    """From now on nothing runs in this process until then."""
+    clock.sleep(seconds - stage.now, threading.Event())
+
+
+@pytest.mark.parametrize("store_of", [MemoryStore, lambda clock: SlowStore(clock, 0.001)])
+def test_a_hold_is_obeyed_by_a_late_call_that_waits_for_its_new_slot(stage, clock, store_of):
+    shaper = Shaper("12/min", store=store_of(clock), name="api")
+    for name in range(4):
+        stage.wait_for(shaper, name, at=name / 100)
+    stage.at(0.3, lambda: blocked_until(stage, clock, 8.9))  # the slot of the second one was at 5 s
+    stage.at(9.1, lambda: shaper.ahold(20))
+    stage.run()
+    assert stage.names == [0, 1, 2, 3]
+    assert stage.times[1] == pytest.approx(29.1, abs=0.3)
+    assert all(later - left >= 4.9 for left, later in zip(stage.times, stage.times[1:], strict=False))
+
+
+@pytest.mark.parametrize("store_of", [MemoryStore, lambda clock: SlowStore(clock, 0.001)])
+def test_to_hear_that_time_stands_still_for_a_late_call_does_not_move_it(stage, clock, store_of):
+    """As where it asks whether an operator has changed the limit meanwhile."""
+    shaper = Shaper("12/min", store=store_of(clock), name="api")
+    for name in range(2):
+        stage.wait_for(shaper, name, at=name / 100)
+    stage.at(0.3, lambda: blocked_until(stage, clock, 8.9))
+    stage.run()
+    assert stage.times[1] == pytest.approx(10, abs=0.1)
+    assert shaper.forecast().first_in == pytest.approx(5 + 1.1, abs=0.1)

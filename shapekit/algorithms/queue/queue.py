@@ -320,8 +320,12 @@ class LeakyQueue(WiredQueue):
             return (tail, newest, own, number, until, shift + late, book, parts), (free_at, by)
         # Time stands still from now until the slot after that of the call. So no other is later for it.
         leaves_at = free_at if until > now else self.next_slot(tail, at) + shift
-        ends = leaves_at - -self._width(cost) // self.q
+        ends = leaves_at + self.stands_us(cost)
         return (tail, newest, own, number, ends, ends - at, book, parts), (leaves_at, at)
+
+    def stands_us(self, cost: int) -> int:
+        """How long time stands still after the new slot of a late call."""
+        return -(-self._width(cost) // self.q)
 
     @property
     def grace_us(self) -> int:
