@@ -323,7 +323,7 @@ class SlotBuffer:
         while self._slots and self._at_us(self._leaves_by(self._slots[0])) < now_us:
             passed = self._slots.popleft()
             self._wasted += 1
-            if self._counted:
+            if self._counted or (passed.queue is not None and passed.queue.constraints):
                 self._returning.append(passed)
 
     def _learn(self, now_us: int) -> None:
@@ -561,13 +561,18 @@ class Prefetch:
                 self._sweeps_at = max(_DESKS, 2 * len(self._entries))
             buffer = SlotBuffer(
                 self._prefetch_us,
-                self._queue.leaves_by,
+                self._leaves_by,
                 slots=self._queue.slots(self._prefetch_us),
                 clock_decides=self._clock_decides,
                 counted=bool(self._queue.constraints),
             )
             entry = self._entries[key] = _KeyEntry(buffer)
         return entry
+
+    def _leaves_by(self, grant: Grant) -> int:
+        """`leaves_by` of the queue that granted it, which may have the numbers of an operator."""
+        queue: LeakyQueue = grant.queue or self._queue
+        return queue.leaves_by(grant)
 
     def _wake_fetcher(self, key: str, entry: _KeyEntry) -> None:
         if entry.fetcher is None:

@@ -4,8 +4,11 @@ import threading
 
 import pytest
 
-from shapekit import StoreUnavailableError
+from shapekit import Override, StoreUnavailableError
+from shapekit._queue.overriding import changed
 from shapekit._queue.prefetch import _DESKS
+from shapekit._runtime.drivers import run
+from shapekit.rate import SECOND_US
 
 from ...crew import in_threads
 from .conftest import PATIENCE_S, tenders
@@ -47,3 +50,19 @@ def test_whoever_waits_for_a_trip_that_is_torn_away_is_told_so(store, shaper_on)
     assert len(errors) == 3
     store.broken = None
     assert shaper.reserve()
+
+
+@pytest.mark.parametrize("rate", ["70/s", "70/s; 1000/h"])
+def test_slots_that_have_passed_are_over_by_the_numbers_of_an_operator_too(store, shaper_on, clock, rate):
+    """Its grid is finer than that of the code: read by that one, its places lie years ahead."""
+    shaper = shaper_on(store)
+    run(changed, store._there, "far", lambda _: (Override(rate=rate),))
+    prefetch, now = shaper.core.prefetch, clock.now_us()
+    state, slots = prefetch._reserve_many("key", [], (5, SECOND_US, 1))
+    buffer = prefetch._entry("key").buffer
+    buffer.hear((*state[:3], state[4]), now - state[3], now, now, buffer.doubts)
+    buffer.fill([], slots, now)
+    assert len(buffer) == 5
+    assert buffer.take(now + SECOND_US, 1, None) is None
+    # A limit with memory counts them until they are given back.
+    assert len(buffer._returning) == (5 if ";" in rate else 0)
