@@ -50,10 +50,10 @@ def _work(left: SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]]) -> N
         call, args = left.get()
         try:
             call(*args)
-        except Exception:
+        except BaseException:
             import logging  # noqa: PLC0415 - only who has something to say loads it
 
-            # Whatever it was, what others leave has to be done.
+            # Whatever it was, also an exit that a listener asks for: what others leave has to be done.
             logging.getLogger("shapekit").exception("what was left to be done afterwards failed")
         # While nothing is to be done, nothing is kept alive.
         del call, args

@@ -1,0 +1,20 @@
+"""The thread that does what others leave to it."""
+
+import logging
+
+import pytest
+
+from shapekit._runtime import background
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
+def test_whatever_is_raised_there_the_next_is_done(afterwards, caplog, error):
+    def fail():
+        raise error("this")
+
+    background.ready()
+    with caplog.at_level(logging.ERROR, "shapekit"):
+        background.do(fail)
+        afterwards()
+    (record,) = caplog.records
+    assert record.exc_info[0] is error
