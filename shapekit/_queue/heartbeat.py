@@ -443,17 +443,21 @@ class Heartbeat:
         told: PermitAnswer | None = None
         try:
             told = await driver.ask(renew, key, *registry.alive(key, since_us))
-        except ShapekitError as error:
+        except Exception as error:
+            # Also what a store should not raise: the leases of all other keys end without this thread.
             _failed(key, error)
         registry.renewed(key, told, since_us, self._clock.now_us())
         return told is not None and told[0] >= 0
 
 
-def _failed(key: str, error: ShapekitError) -> None:
+def _failed(key: str, error: Exception) -> None:
     import logging  # noqa: PLC0415 - loaded only to log
 
     logging.getLogger("shapekit.store").warning(
-        "the leases of key %r could not be renewed and are tried again: %s", key, error
+        "the leases of key %r could not be renewed and are tried again: %s",
+        key,
+        error,
+        exc_info=None if isinstance(error, ShapekitError) else error,
     )
 
 

@@ -15,7 +15,7 @@ from shapekit import (
     QueueFullError,
     StoreUnavailableError,
 )
-from shapekit.algorithms.inflight import ENTER
+from shapekit.algorithms.inflight import ENTER, KEEP
 from shapekit.algorithms.queue.queue import LOOK
 from shapekit.rate import SECOND_US
 from shapekit.stores.sqlite import SQLiteStore
@@ -126,6 +126,38 @@ def test_one_heartbeat_renews_all_that_is_in_flight_at_a_store(tmp_path):
                 until_renewed(store, limit, 20, "one")
                 until_renewed(store, limit, 20, "other")
     store.close()
+
+
+class OddStore(SQLiteStore):
+    """Raises, at the first renewal, what no store should."""
+
+    has_failed = False
+
+    def bind(self, name, program, operation):
+        apply = super().bind(name, program, operation)
+
+        def odd(*asked):
+            if operation is KEEP and not self.has_failed:
+                self.has_failed = True
+                raise OSError("odd")
+            return apply(*asked)
+
+        return odd
+
+
+def test_an_error_that_no_store_should_raise_does_not_end_the_renewals(tmp_path, caplog):
+    clock = ManualClock(1_000.0)
+    store, other = (kind(tmp_path / "limits.db", clock=clock) for kind in (OddStore, SQLiteStore))
+    limit = Concurrency(1, "30s")
+    with Policy(concurrency=limit, name="api", store=store).admit():
+        clock.advance(10.0)
+        for _ in range(10):
+            clock.advance(5.0)
+            until_renewed(other, limit, 20)
+    assert store.has_failed
+    assert [record.exc_info[0] for record in caplog.records] == [OSError]
+    store.close()
+    other.close()
 
 
 def test_an_answer_that_comes_late_does_not_put_off_the_next_renewal(tmp_path):
