@@ -223,7 +223,7 @@ def shape(channel: grpc.Channel, **shaping: Unpack[Shaping]) -> grpc.Channel:
             'write grpc.aio.insecure_channel(target, interceptors=interceptors(rate="10/s"))',
         )
     if not isinstance(channel, grpc.Channel):
-        raise ConfigError("channel", channel, "is no channel of gRPC", "pass a grpc.Channel")
+        raise ConfigError("channel", channel, "is not a gRPC channel", "pass a grpc.Channel")
     if channel in _SHAPED:
         raise ConfigError(
             "channel",
@@ -468,7 +468,7 @@ def _key(spec: KeySpec | KeyTemplate) -> KeyOf:
         return key_of(spec)
     template = KeyTemplate(spec if isinstance(spec, str) else spec.text, _FIELDS)
     if not template.fields:
-        raise ConfigError("key", spec, "is no template", _KEY_FIX)
+        raise ConfigError("key", spec, "is not a template", _KEY_FIX)
     return lambda _, rpc: template(rpc._asdict())
 
 

@@ -123,6 +123,6 @@ class ShapedTransport(Transport, httpx.BaseTransport, httpx.AsyncBaseTransport):
 def shape(client: ClientT, **shaping: Unpack[Shaping]) -> ClientT:
     """Shape a client in place: its transport, proxies and mounts, under one limit. Returns the client."""
     if not isinstance(client, (httpx.Client, httpx.AsyncClient)):
-        raise errors.ConfigError("client", client, "is no client of httpx", "pass an httpx.Client")
+        raise errors.ConfigError("client", client, "is not a client of httpx", "pass an httpx.Client")
     shape_client(client, ShapedTransport, RequestShaper("shape", READING, **shaping))
     return client

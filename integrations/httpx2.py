@@ -123,6 +123,6 @@ class ShapedTransport(Transport, httpx2.BaseTransport, httpx2.AsyncBaseTransport
 def shape(client: ClientT, **shaping: Unpack[Shaping]) -> ClientT:
     """Shape a client in place: its transport, proxies and mounts, under one limit. Returns the client."""
     if not isinstance(client, (httpx2.Client, httpx2.AsyncClient)):
-        raise errors.ConfigError("client", client, "is no client of httpx2", "pass an httpx2.Client")
+        raise errors.ConfigError("client", client, "is not a client of httpx2", "pass an httpx2.Client")
     shape_client(client, ShapedTransport, RequestShaper("shape", READING, **shaping))
     return client

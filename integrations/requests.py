@@ -182,7 +182,7 @@ class ShapedAdapter(BaseAdapter):
                 raise ConfigError(name, told, "is unknown", f"use those of Policy, or {', '.join(known)}")
             if adapter is not None:
                 raise ConfigError(
-                    name, told, "is for the adapter that is made where none is given", "say it there"
+                    name, told, "conflicts with the adapter that is given", "set it on that adapter"
                 )
         if adapter is None:
             adapter = HTTPAdapter(**inner)
@@ -288,7 +288,7 @@ class ShapedAdapter(BaseAdapter):
 
 def _settle(made: ShapedAdapter, adapter: BaseAdapter, limit: _Limit) -> None:
     if not isinstance(adapter, BaseAdapter):
-        raise ConfigError("adapter", adapter, "is no adapter of requests", "pass one, or none at all")
+        raise ConfigError("adapter", adapter, "is not an adapter of requests", "pass one, or leave it out")
     made.__dict__.update(_adapter=adapter, _limit=limit)
 
 
@@ -305,7 +305,7 @@ def shape(session: SessionT, **shaping: Unpack[Shaping]) -> SessionT:
     Adapters mounted later are not shaped.
     """
     if not isinstance(session, requests.Session):
-        raise ConfigError("session", session, "is no session of requests", "pass a requests.Session")
+        raise ConfigError("session", session, "is not a session of requests", "pass a requests.Session")
     if any(isinstance(adapter, ShapedAdapter) for adapter in session.adapters.values()):
         raise ConfigError(
             "session",

@@ -121,7 +121,9 @@ class _Slots:
 
     def _check_place(self, retrying: tenacity.BaseRetrying, *, twin: str) -> None:
         if isinstance(retrying, _ShapedRetrying | _AsyncShapedRetrying):
-            raise ConfigError("wait", self, "is too much: here each attempt takes a slot", "leave it away")
+            raise ConfigError(
+                "wait", self, "takes a second slot: each attempt has one already", "leave it out"
+            )
         if isinstance(retrying, AsyncRetrying) is not isinstance(self, await_slot):
             kind = type(retrying).__name__
             raise ConfigError("wait", self, f"does not serve an {kind}", f"use {twin}(policy)")
@@ -367,7 +369,7 @@ def _completed(options: _Options) -> dict[str, Any]:
     for name, value in options.items():
         if name not in _Options.__annotations__:
             known = ", ".join(_Options.__annotations__)
-            raise ConfigError(name, value, "is no option of shaped retrying", f"use {known}")
+            raise ConfigError(name, value, "is not an option of shaped_retrying", f"use {known}")
     return {
         "stop": tenacity.stop_after_attempt(5),
         "wait": wait_retry_after(),

@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Clock(Protocol):
-    """What a store needs of time. Both hands count epoch microseconds.
+    """The time of a store: two readings, both in epoch microseconds, and two ways to sleep.
 
     A clock of your own has these four methods; whether it is a subclass does not matter. Its sleeps may be
     over too soon, since a sleeper looks at `now_us` again and goes on. They must not outlast the alarm,
@@ -180,7 +180,7 @@ class ManualClock:
             await _others_blocked()
 
     def set(self, seconds: float) -> None:
-        """Put both hands to `seconds`; the past is allowed, on purpose. Wakes all that are due."""
+        """Set both times to `seconds`, which may be in the past. Wakes the sleepers that are due."""
         target = _instant_us("seconds", seconds)
         if target >= self._now_us:
             self.advance((target - self._now_us) / SECOND_US)
@@ -370,7 +370,7 @@ def _micros(field: str, value: object, *, least: int = -_LATEST_US) -> int:
         raise ConfigError(
             field,
             value,
-            "is not a number of seconds that stays before the year 2112",
+            f"is not a number of seconds from {-(-least // SECOND_US)} to {_LATEST_US // SECOND_US}",
             "pass a float such as 1.5",
         )
     return round(seconds * SECOND_US)

@@ -124,7 +124,7 @@ def _adaptive(table: object) -> Adaptive:
         return table
     if not isinstance(table, Mapping) or set(table) != set(Adaptive.fields):
         fix = 'write {min = "1/s", max = "50/s"}'
-        raise ConfigError("adaptive", table, "is no table of min and max", fix)
+        raise ConfigError("adaptive", table, "is not a table of min and max", fix)
     try:
         return Adaptive(**table)
     except ConfigError as error:
@@ -134,7 +134,7 @@ def _adaptive(table: object) -> Adaptive:
 def _concurrency(table: Mapping[str, Any]) -> Concurrency:
     if not {"limit"} <= set(table) <= {"limit", "lease"}:
         raise ConfigError(
-            "concurrency", table, "is no table of limit and lease", 'write {limit = 20, lease = "30s"}'
+            "concurrency", table, "is not a table of limit and lease", 'write {limit = 20, lease = "30s"}'
         )
     try:
         return Concurrency(**table)
@@ -150,7 +150,7 @@ def _feedback(told: Any) -> Any:
         return told
     if not set(told) <= {"dialect", "max_hold"}:
         fix = 'write {dialect = "github", max_hold = "5m"}'
-        raise ConfigError("feedback", told, "is no table of dialect and max_hold", fix)
+        raise ConfigError("feedback", told, "is not a table of dialect and max_hold", fix)
     from shapekit.feedback import Feedback  # noqa: PLC0415 - who says nothing of it need not load the dialects
 
     try:
@@ -168,7 +168,7 @@ def _refund_on(told: Any) -> Any:
     for name, kind in zip(names, kinds, strict=True):
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
             fix = 'write "ConnectionError", or give the class to Policy'
-            raise ConfigError("refund_on", name, "is no exception of Python's own", fix)
+            raise ConfigError("refund_on", name, "is not a built-in exception", fix)
     return kinds
 
 
@@ -191,7 +191,7 @@ def strategy_of(place: str, table: object) -> Algorithm[Any]:
     for name, value in arguments.items():
         if name not in parameters:
             raise ConfigError(
-                f"{place}.{name!s:.80}", value, f"means nothing to {kind}", f"use {', '.join(parameters)}"
+                f"{place}.{name!s:.80}", value, f"is not an option of {kind}", f"use {', '.join(parameters)}"
             )
     missing = [
         name for name, given in parameters.items() if given.default is given.empty and name not in arguments

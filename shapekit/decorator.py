@@ -78,7 +78,7 @@ class Calls:
     def forecast(self, calls: int = 1, /, *, key: str | None = None) -> Outlook:
         """When `calls` more calls will have left, if they came now and no others did."""
         if key is None and not isinstance(self.key, str):
-            raise ConfigError("key", None, "depends on the call", 'say whose: forecast(10, key="…")')
+            raise ConfigError("key", None, "depends on the call", 'name the key: forecast(10, key="…")')
         cost = self.cost if isinstance(self.cost, int) else None
         whose = self.key if key is None and isinstance(self.key, str) else key
         return self.policy.forecast(calls, key=whose, cost=cost)
@@ -139,13 +139,13 @@ def shaped(
     """Delay each call of a function until it may leave; the arguments are those of `Policy`.
 
     Works on functions, coroutine functions, generators and async generators (shaped when they start),
-    methods, classmethods and staticmethods. `key` and a callable `cost` see the arguments of the call:
+    methods, classmethods and staticmethods. `key` and a callable `cost` get the arguments of the call:
     `key="{user_id}"`, `cost=lambda text: len(text)`. Without a key, all calls share one limit, of a
     method those of all instances; `per="instance"` gives each instance its own. `policy=` takes a
-    `Policy` made elsewhere, then only `key` and `cost` may come beside it.
+    `Policy` made elsewhere, and only `key` and `cost` beside it.
     """
     if callable(rate) or hasattr(rate, "__get__"):
-        raise ConfigError("rate", rate, "is a function: @shaped needs to be told the rate", _EXAMPLE)
+        raise ConfigError("rate", rate, "is a function, and @shaped needs a rate", _EXAMPLE)
     said = checked_options("shaped", options)
     key, cost = said.pop("key", None), said.pop("cost", None)
     if policy is not None and not isinstance(policy, Policy):
@@ -155,13 +155,13 @@ def shaped(
             raise ConfigError("rate", rate, "is missing", _EXAMPLE)
     elif rate is not None or any(told is not None for told in said.values()):
         raise ConfigError(
-            "policy", policy, "comes with arguments that are the policy's own", "say them there"
+            "policy", policy, "conflicts with other options beside it", "set them in the policy"
         )
     if rate is not None:
         checked_rates(rate, "@shaped")
     one_of("per", per, ("class", "instance"))
     if per == "instance" and key is not None:
-        raise ConfigError("per", per, "comes on top of a key", 'say it in the key: "{self.account}"')
+        raise ConfigError("per", per, "conflicts with key=", 'name it in the key: "{self.account}"')
 
     def decorate(function: Any, /) -> Any:
         if isinstance(function, (classmethod, staticmethod)):
@@ -179,7 +179,10 @@ def shaped(
         if per == "instance":
             if not isinstance(own.key, str):
                 raise ConfigError(
-                    "per", per, "comes on top of the policy's key", 'say it in the key: "{self.account}"'
+                    "per",
+                    per,
+                    "conflicts with the policy's key",
+                    'name it in the key: "{self.account}"',
                 )
             whose = _per_instance(own, function)
         asks = own.cost if cost is None else checked_cost(cost)
@@ -296,7 +299,7 @@ def _per_instance(policy: Policy, function: Callable[..., Any]) -> Callable[...,
             "per", "instance", "means nothing to other processes", 'name what differs: key="{self.account}"'
         )
     if not signature_of(function).parameters:
-        raise ConfigError("per", "instance", "is said of a function without an instance", "leave it away")
+        raise ConfigError("per", "instance", "needs a method, and this is a function", "leave it out")
     numbers = count(1)
     known: dict[int, tuple[str, weakref.ref[Any]]] = {}
     lock = forks.lock()
@@ -311,7 +314,7 @@ def _per_instance(policy: Policy, function: Callable[..., Any]) -> Callable[...,
                     raise ConfigError(
                         "per",
                         "instance",
-                        f"cannot watch a {type(instance).__name__}",
+                        f"needs a weak reference to a {type(instance).__name__}, which has none",
                         "add __weakref__ to its __slots__",
                     ) from None
                 known[mark] = (f"instance-{next(numbers)}", watch)

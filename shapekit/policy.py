@@ -44,7 +44,7 @@ def quotas_from(quota: Quota | str | None, spread: bool) -> tuple[Quota, ...]:
     if spread and not isinstance(quota, str):
         bound, fix = "has no quota to spread", 'write quota="1_000_000/month"'
         if quota is not None:
-            bound, fix = "comes on top of a Quota, which says it itself", "write Quota(…, spread=True)"
+            bound, fix = "conflicts with a Quota, which has its own spread=", "write Quota(…, spread=True)"
         raise ConfigError("spread", spread, bound, fix)
     if quota is None:
         return ()
@@ -179,8 +179,8 @@ class Policy:
         """Says of an exception whether the call never counted; None without `refund_on`."""
         self._feedback_spec = checked_feedback(feedback)
         if adaptive is not None and feedback is None:
-            fix = 'leave it away, or name a dialect: Feedback("ietf")'
-            raise ConfigError("feedback", None, "tells adaptive= nothing", fix)
+            fix = 'leave it out, or name a dialect: Feedback("ietf")'
+            raise ConfigError("feedback", None, "leaves adaptive= without answers", fix)
 
     @classmethod
     def from_dict(
@@ -345,7 +345,10 @@ class Policy:
         override = override_of(rate, change, set_by(), store.clock.now_us())
         effective(self.shaper.core.queue, override)
         if override.concurrency is not None and self.permits is None:
-            bound, fix = "is of a policy that counts no calls in flight", "say concurrency= in the code"
+            bound, fix = (
+                "needs a policy with concurrency=",
+                "set concurrency= in the code",
+            )
             raise ConfigError("concurrency", override.concurrency, bound, fix)
         await changed(driver, store, self.name, placed(override))
         return override
@@ -396,7 +399,7 @@ class Policy:
         if isinstance(self.key, str):
             return self.key
         raise ConfigError(
-            "key", key, "depends on the call, and there is none to look at", 'pass admit(key="…")'
+            "key", key, "depends on the values of a call, and none are given", 'pass admit(key="…")'
         )
 
     def cost_of(self, cost: int | None) -> int:
@@ -406,7 +409,7 @@ class Policy:
         if isinstance(self.cost, int):
             return self.cost
         raise ConfigError(
-            "cost", cost, "depends on the call, and there is none to look at", "pass admit(cost=…)"
+            "cost", cost, "depends on the values of a call, and none are given", "pass admit(cost=…)"
         )
 
     def _foreseen(self, cost: int | None) -> int:

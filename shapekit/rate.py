@@ -129,7 +129,7 @@ def duration_us(field: str, value: Any, *, least: int = 1, most: int = MAX_SPAN_
     else:
         raise ConfigError(field, value, "is not a duration", _DURATION_FIX)
     if span < least:
-        bound = "is negative" if span < 0 else "is no time at all" if least == 1 else "is too short"
+        bound = "is negative" if span < 0 else "is shorter than 1 µs" if least == 1 else "is too short"
         fix = _DURATION_FIX if least <= 1 else f"write at least {span_words(least)}"
         raise ConfigError(field, value, bound, fix)
     if span > most:

@@ -105,7 +105,7 @@ class Shaper:
         """The adaptive rate, if `adaptive=` was given: its present value, and where outcomes are reported."""
         if self._adaptive is None:
             raise ConfigError(
-                "adaptive", None, "was not said: the rate of this shaper is given", "use Shaper(adaptive=…)"
+                "adaptive", None, "is not set: this shaper has a fixed rate", "use Shaper(adaptive=…)"
             )
         return self._adaptive
 

@@ -141,7 +141,7 @@ class Routes(Generic[T]):
             known = self._origins.setdefault(_origin_of(target), {})
             path = segments(target.path)
             if path in known:
-                raise ConfigError("routes", url, "stands there twice", "leave one of the two")
+                raise ConfigError("routes", url, "is given twice", "leave one of the two")
             known[path] = place
         for origin, known in self._origins.items():
             self._origins[origin] = dict(sorted(known.items(), key=lambda item: -len(item[0])))

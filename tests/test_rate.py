@@ -413,7 +413,7 @@ def test_one_rate_where_several_are_written():
     ("value", "told"),
     [
         (-1, "is negative"),
-        (0, "is no time at all"),
+        (0, "is shorter than 1 µs"),
         (1e12, "is longer than 71 years"),
         ("5M", 'write "5min"'),
         ("1h 5 M", 'write "1h 5 min"'),

@@ -134,8 +134,8 @@ def shape_publish(task: Any, args: Any = (), kwargs: Any = None, **options: Any)
             raise ConfigError(
                 field,
                 options[field],
-                "cannot be said beside a slot",
-                "use apply_async, which has it wait first",
+                "conflicts with the slot that is taken now",
+                "use apply_async, which takes the slot after it",
             )
     if app.conf.task_always_eager or not shaped.policy.enforce:
         return task.apply_async(args, kwargs, **options)

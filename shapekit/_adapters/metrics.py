@@ -244,7 +244,7 @@ class Tally(Generic[R]):
 
 def _checked_key(key: object) -> str:
     if not isinstance(key, str) or not _is_label(key):
-        raise ConfigError("keys", key, "is no key that a label can show", "pass texts other than 'other'")
+        raise ConfigError("keys", key, "is not a key that a label can show", "pass texts other than 'other'")
     return key
 
 

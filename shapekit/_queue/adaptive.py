@@ -216,16 +216,16 @@ class AdaptiveRate:
 def queue_between(adaptive: object, burst: int | None, pace: str, **beside: Any) -> AdaptiveQueue:
     """The queue of an adaptive shaper; `beside` are arguments that conflict with `adaptive=`."""
     if not isinstance(adaptive, Adaptive):
-        raise ConfigError("adaptive", adaptive, "is no Adaptive", 'write Adaptive(min="1/s", max="50/s")')
+        raise ConfigError("adaptive", adaptive, "is not an Adaptive", 'write Adaptive(min="1/s", max="50/s")')
     if pace != "smooth":
-        raise ConfigError("pace", pace, "is not smooth, as adaptive= has it", "leave it away")
+        raise ConfigError("pace", pace, "conflicts with adaptive=, which paces evenly", "leave it out")
     for field, told in beside.items():
         if told:
             raise ConfigError(
                 field,
                 told,
-                "comes beside adaptive=, whose departures move",
-                "leave it away, or admit each call by two policies, one inside the other",
+                "conflicts with adaptive=, which moves slots",
+                "leave it out, or admit each call by two policies, one inside the other",
             )
     from shapekit.algorithms.adaptive.queue import AdaptiveQueue  # noqa: PLC0415 - for adaptive rates only
 

@@ -416,15 +416,13 @@ def windowed(limit: object, window: object, field: str = "window") -> tuple[int,
         if isinstance(limit, (str, Rate)):
             rate = Rate.parse(limit, "limit")
             if rate.burst is not None:
-                raise ConfigError(
-                    "limit", limit, "has a burst, and a window has none", "leave the burst away"
-                )
+                raise ConfigError("limit", limit, "has a burst, and a window has none", "leave the burst out")
             return rate.limit, rate.period_us
         raise ConfigError(
             field, window, "is missing", 'write both, as (100, "1m"), or one text, as "100/min"'
         )
     if isinstance(limit, (str, Rate)):
-        raise ConfigError(field, window, "comes on top of a rate that has a period", "give the window once")
+        raise ConfigError(field, window, "conflicts with the period in the rate", "give the window once")
     return whole("limit", limit), duration_us(field, window)
 
 
@@ -432,7 +430,7 @@ def paced(rate: RateLike, burst: object, field: str) -> tuple[Rate, int]:
     """The rate, and its burst from the text or the argument; the limit if there is neither."""
     parsed = Rate.parse(rate)
     if parsed.burst is not None and burst is not None:
-        raise ConfigError(field, burst, "comes on top of the burst in the rate", "give the burst once")
+        raise ConfigError(field, burst, "conflicts with the burst in the rate", "give the burst once")
     if burst is None:
         return parsed, parsed.limit if parsed.burst is None else parsed.burst
     return parsed, whole(field, burst)

@@ -50,7 +50,7 @@ class Composite(Algorithm[States]):
 
     def __init__(self, parts: dict[str, Algorithm[Any]]) -> None:
         if len(parts) < 2:
-            raise ConfigError(self.kind, list(parts), "has less than two parts", "give it two or more")
+            raise ConfigError(self.kind, list(parts), "has fewer than two parts", "give it two or more")
         for name, part in parts.items():
             if not isinstance(part, Algorithm):
                 raise ConfigError(name, part, "is not a strategy", 'pass one, such as GCRA("10/s")')

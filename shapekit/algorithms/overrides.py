@@ -83,17 +83,17 @@ class Override(NamedTuple):
                 raise ConfigError(field, text, f"is not text of up to {_LONGEST} letters", "pass a str")
         if self.key == "" or (self.key is not None and _ANY in self.key[:-1]):
             fix = 'write "acme", or "acme-*" for all that begin with "acme-"'
-            raise ConfigError("key", self.key, "is no key and no beginning of keys", fix)
+            raise ConfigError("key", self.key, "is neither a key nor a beginning of keys", fix)
         if self.state not in STATES:
             raise ConfigError("state", self.state, "is unknown", f"use one of {', '.join(STATES)}")
         limits = [field for field in LIMITS if getattr(self, field) is not None]
         if (self.state == ON) is not bool(limits):
-            bound = f"comes beside {limits[0]}" if limits else "changes nothing"
-            raise ConfigError("state", self.state, bound, 'say off, held, or limits such as rate="20/s"')
+            bound = f"conflicts with {limits[0]}" if limits else "changes nothing"
+            raise ConfigError("state", self.state, bound, 'set off or held, or limits such as rate="20/s"')
         for field in ("set_at", "until"):
             told = getattr(self, field)
             if told is not None and (exactly(told) is None or not 0 <= told < MAX_COUNT):
-                raise ConfigError(field, told, "is no instant", "pass epoch seconds")
+                raise ConfigError(field, told, "is not an instant", "pass a datetime or epoch seconds")
         if self.rate is not None:
             parse_rates(self.rate)
         if self.burst is not None:
@@ -222,7 +222,7 @@ def _bounds(queue: AdaptiveQueue, override: Override) -> dict[str, Any]:
     """The bounds of an adaptive rate: what is set is the highest rate."""
     told = override.quota or override.headroom
     if told is not None:
-        raise ConfigError("quota or headroom", told, "means nothing to an adaptive rate", "set its rate")
+        raise ConfigError("quota or headroom", told, "has no effect on an adaptive rate", "set its rate")
     numbers: dict[str, Any] = {} if override.burst is None else {"burst": override.burst}
     if override.state == OFF:
         numbers["highest"] = _lifted_rate(queue.highest)
@@ -243,7 +243,7 @@ def _with_quotas(gates: Iterable[Algorithm[Any]], told: Iterable[Quota]) -> tupl
         kept.append(gate if limit is None else _with_limit(gate, limit))
     for per, limit in limits.items():
         fix = "set the limit of one that the code has"
-        raise ConfigError("quota", f"{limit}/{per}", "is of a period for which there is no quota", fix)
+        raise ConfigError("quota", f"{limit}/{per}", "has the period of no quota in the code", fix)
     return tuple(kept)
 
 
@@ -264,7 +264,7 @@ def _alone(limit: Algorithm[Any], override: Override) -> Algorithm[Any]:
             return _with_limit(limit, rate.limit, rate.period_us)
     if isinstance(limit, Meter) and override.burst is not None and override.rate is None:
         return type(limit)(limit.rate, override.burst)
-    raise ConfigError("override", override.words, f"means nothing to a {limit.kind}", "set what it states")
+    raise ConfigError("override", override.words, f"has no effect on a {limit.kind}", "set its limits")
 
 
 def _lifted_rate(rate: Rate) -> Rate:

@@ -143,9 +143,9 @@ class Finding(NamedTuple):
 @click.option("--store", metavar="URL|FILE", help="Also say what operators have set in this store.")
 @json_option
 def check(file: str, store: str | None, as_json: bool) -> None:
-    """Validate every table of FILE.toml as a policy, and say in words what each means.
+    """Validate each table of FILE.toml as a policy, and explain it in words.
 
-    Whatever is wrong is named by table and field, one line each on stderr; the exit code is then 2.
+    Each error names the table and the field, on a line of its own on stderr; the exit code is then 2.
     """
     findings = list(_findings(file, tables_of(file)))
     if store is not None:
@@ -193,7 +193,9 @@ def tables_of(file: str) -> Mapping[str, Any]:
 def _findings(file: str, tables: Mapping[str, Any]) -> Iterator[Finding]:
     for name, table in tables.items():
         if not isinstance(table, dict):
-            told = f"{file} {name}={shortened(table)} stands in no table; put it under one such as [stripe]"
+            told = (
+                f"{file} {name}={shortened(table)} is outside of any table; put it under one such as [stripe]"
+            )
             yield Finding(name, [], told)
             continue
         try:

@@ -1,4 +1,4 @@
-"""`shapekit demo`: processes call an API that punishes, first without shapekit and then with it.
+"""`shapekit demo`: processes call an API that enforces its limit, first without shapekit and then with it.
 
 The API runs in this process and keeps the log from which all figures come. The workers are processes whose
 threads make one call after another until the API is gone, so they also end when the demo is killed.
@@ -255,7 +255,7 @@ def page(out: Console, logs: Sequence[Log], seconds: float) -> Group:
 )
 @json_option
 def demo(seconds: float, as_json: bool) -> None:
-    """See what shaping gains: three processes call an API that punishes.
+    """Show what shaping gains: three processes call an API that enforces its limit.
 
     Starts an API on this machine that allows 50 calls in any second, and refuses all calls of the second
     after one too many. Three processes call it as they like, and then at one rate that they share through a

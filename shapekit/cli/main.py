@@ -54,16 +54,16 @@ class Subcommand(NamedTuple):
 
 
 COMMANDS = {
-    "demo": Subcommand("demo", "See what shaping gains: three processes call an API that punishes."),
-    "plan": Subcommand("plan", "When the first, the n-th and the last of many calls leave."),
-    "simulate": Subcommand("simulate", "What strategies make of the same arrivals."),
-    "check": Subcommand("check", "Validate a file of policies and say what each means."),
-    "top": Subcommand("top", "A live table of the keys of a store."),
+    "demo": Subcommand("demo", "Show what shaping gains, before an API that enforces its limit."),
+    "plan": Subcommand("plan", "Show when the first, the n-th and the last of many calls leave."),
+    "simulate": Subcommand("simulate", "Compare strategies on the same arrivals."),
+    "check": Subcommand("check", "Validate a TOML file of policies, and explain each."),
+    "top": Subcommand("top", "Show a live table of the keys of a store."),
     "hold": Subcommand("control", "Stop the calls on a key for a while."),
     "resume": Subcommand("control", "End the hold of a key early."),
     "set": Subcommand("settings", "Set limits for every process, instead of the code's.", "set_"),
     "unset": Subcommand("settings", "Remove what was set: the limits in the code hold again."),
-    "settings": Subcommand("settings", "What is set, by whom, until when."),
+    "settings": Subcommand("settings", "Show what is set, by whom, and until when."),
     "apply": Subcommand("settings", "Set what a file says, and show what that changes."),
     "reset": Subcommand("control", "Forget a key: its queue, its hold, its counts."),
 }

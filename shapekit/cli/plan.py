@@ -108,7 +108,7 @@ class PlannedDepartures:
     def _play(self, show: bool) -> list[int]:
         if self.calls > MAX_PLAYED:
             raise CommandError(
-                f"calls={self.calls} is more than {MAX_PLAYED} and each is played under several limits; "
+                f"calls={self.calls} is more than {MAX_PLAYED} and each is simulated under several limits; "
                 "plan fewer calls, or one rate alone"
             )
         numbers: Iterable[int] = range(1, self.calls + 1)
@@ -137,14 +137,14 @@ _LATEST_US = int(datetime(2100, 12, 31, tzinfo=UTC).timestamp()) * SECOND_US
 @click.option("--calls", metavar="N", type=int, required=True, help="How many calls ask at once.")
 @click.option("--nth", metavar="N", type=int, multiple=True, help="Also say when the N-th call leaves.")
 @click.option("--quota", metavar="QUOTA", help='A budget beside the rate: "1_000_000/month".')
-@click.option("--burst", metavar="N", type=int, help="How many may leave at once after idling.")
+@click.option("--burst", metavar="N", type=int, help="How many calls may leave at once after an idle time.")
 @click.option("--cost", metavar="N", type=int, default=1, help="What each call costs.")
-@click.option("--start", metavar="TIME", help="When they ask: 2026-11-21T09:00, in --tz. Now if not given.")
+@click.option("--start", metavar="TIME", help="When they ask: 2026-11-21T09:00, in --tz. Default: now.")
 @click.option(
     "--tz", metavar="ZONE", help="The zone of --start, of the quota and of what is printed: Europe/Berlin."
 )
-@click.option("--policy", "name", metavar="POLICY", help="Go by what operators have set for it in --store.")
-@click.option("--key", metavar="KEY", help="Go by what they have set for this key of it.")
+@click.option("--policy", "name", metavar="POLICY", help="Apply what operators have set for it in --store.")
+@click.option("--key", metavar="KEY", help="Apply what they have set for this key of it.")
 @store_option
 @json_option
 def plan(
@@ -163,12 +163,11 @@ def plan(
 ) -> None:
     """Say when the first, the n-th and the last of N calls leave under RATE.
 
-    RATE is one rate or several: "10/s", "10/s; 1000/h". The shaper itself decides, on virtual time that
-    begins at --start, without other calls. Several rates and quotas are played call by call, up to a
-    million calls.
+    RATE is one rate or several: "10/s", "10/s; 1000/h". A shaper decides, on virtual time that begins at
+    --start, without other calls. Several rates and quotas are simulated call by call, up to a million calls.
 
-    With --policy, what operators have set for POLICY takes the place of what is given here, as it does in
-    every process. If that ends while calls wait, the plan goes on as if it did not.
+    With --policy, an override that operators have set for POLICY replaces the limits that are given here, as
+    it does in every process. An override that ends while calls wait still applies to all of them.
 
     \b
     shapekit plan "10/s; 1000/h" --calls 5000

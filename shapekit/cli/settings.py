@@ -36,17 +36,15 @@ _KEYS = "keys"
 @click.argument("policy")
 @click.argument("rate", required=False)
 @click.option("--key", metavar="KEY", help='Only for this key; "gold-*" for all that begin with that.')
-@click.option("--burst", metavar="N", type=int, help="How many may leave at once after idling.")
+@click.option("--burst", metavar="N", type=int, help="How many calls may leave at once after an idle time.")
 @click.option("--quota", metavar="QUOTA", help='Another limit for a quota: "2_000_000/month".')
 @click.option("--concurrency", metavar="N", type=int, help="How many calls may be in flight at once.")
 @click.option("--headroom", metavar="PART", type=float, help="The part by which to stay below the rates.")
 @click.option("--off", is_flag=True, help="No limit at all.")
 @click.option("--hold", is_flag=True, help="No call leaves until this is changed.")
-@click.option(
-    "--for", "length", metavar="TIME", help="For how long: 30, 5m, 2h. Until it is unset, if not given."
-)
-@click.option("--why", default="", metavar="TEXT", help="Why, for others who look.")
-@click.option("--by", metavar="NAME", help="Who sets it. USER@HOST, if not given.")
+@click.option("--for", "length", metavar="TIME", help="For how long: 30, 5m, 2h. Default: until it is unset.")
+@click.option("--why", default="", metavar="TEXT", help="The reason, shown by `settings`.")
+@click.option("--by", metavar="NAME", help="Who sets it. Default: USER@HOST.")
 @store_option
 @json_option
 def set_(
@@ -120,7 +118,7 @@ def unset(policy: str, key: str | None, is_all: bool, store: str | None, as_json
     if as_json:
         print_json([_plain(policy, one) for one in gone])
     for one in gone if not as_json else ():
-        click.echo(f"{f'{policy}, key {one.key}' if one.key else policy}: no more {one.words}")
+        click.echo(f"{f'{policy}, key {one.key}' if one.key else policy}: {one.words} is removed")
 
 
 @click.command()
@@ -158,15 +156,15 @@ def settings(policy: str | None, store: str | None, as_json: bool) -> None:
 @click.command()
 @click.argument("file", metavar="FILE.toml", type=click.Path())
 @click.option("--dry-run", is_flag=True, help="Show the difference, and set nothing.")
-@click.option("--by", metavar="NAME", help="Who sets it. USER@HOST, if not given.")
+@click.option("--by", metavar="NAME", help="Who sets it. Default: USER@HOST.")
 @store_option
 @json_option
 def apply(file: str, dry_run: bool, by: str | None, store: str | None, as_json: bool) -> None:
     """Set what FILE.toml says, and show what that changes.
 
-    A table [stripe] says rate, burst, quota, concurrency, headroom, state, why and until, as far as they are
-    to differ from the code; [stripe.keys."gold-*"] says them for keys. Of a policy that is named, everything
-    that the file does not say is removed, in one step with the rest; policies that are not named stay.
+    A table [stripe] has the fields rate, burst, quota, concurrency, headroom, state, why and until; fields
+    that it leaves out stay as in the code. A table [stripe.keys."gold-*"] has them for keys. For each policy
+    in the file, one step sets what the file has and removes what it no longer has. Other policies stay.
     """
     opened = open_store(store)
     try:
@@ -232,11 +230,11 @@ def _key_of(override: Override) -> str:
 def _overrides(file: str, name: str, fields: Any, by: str, now_us: int) -> Iterator[Override]:
     """The overrides that a table says."""
     if not isinstance(fields, dict):
-        raise CommandError(f"{file}: {name} stands in no table; put it under one such as [stripe]")
+        raise CommandError(f"{file}: {name} is outside of any table; put it under one such as [stripe]")
     own = {field: value for field, value in fields.items() if field != _KEYS}
     keys = fields.get(_KEYS, {})
     if not isinstance(keys, dict) or not all(isinstance(value, dict) for value in keys.values()):
-        raise CommandError(f'{file} [{name}]: keys are no tables; write [{name}.keys."gold-*"]')
+        raise CommandError(f'{file} [{name}]: keys is not a table of tables; write [{name}.keys."gold-*"]')
     for key, said in [*([(None, own)] if own else []), *keys.items()]:
         where = f"{file} [{name}{f'.keys.{key!r}' if key else ''}]"
         for field in said:
@@ -256,9 +254,9 @@ def _check(store: Any, policy: str, override: Override) -> None:
     for program in known:
         effective(program, override)
     if not known:
-        click.echo(f"shapekit: no program has used the name {policy!r} in this store yet", err=True)
+        click.echo(f"shapekit: the store knows no limit named {policy!r} yet; check the spelling", err=True)
     elif override.concurrency is not None and not store.programs(policy + PERMITS):
-        click.echo(f"shapekit: no process has counted calls in flight under {policy!r} yet", err=True)
+        click.echo(f"shapekit: the store knows no concurrency= of {policy!r} yet", err=True)
 
 
 def _at(instant: float | None) -> str:

@@ -174,7 +174,7 @@ def _of_jsonl(lines: Any) -> Iterator[tuple[int, Any]]:
             field = next((field for field in FIELDS if field in value), None)
             if field is None:
                 fields = ", ".join(FIELDS)
-                raise CommandError(f"{lines.name} line {number} tells no instant; name it one of {fields}")
+                raise CommandError(f"{lines.name} line {number} has no instant; name it one of {fields}")
             value = value[field]
         yield number, value
 
@@ -300,7 +300,7 @@ def _strategy(kind: str, limit: str) -> tuple[Algorithm[Any] | LeakyQueue, tuple
     if kind in _METERS:
         return _METERS[kind](told, burst), periods
     if burst is not None:
-        raise ConfigError("burst", burst, f"means nothing to {kind}", "leave the + away")
+        raise ConfigError("burst", burst, f"is not an option of {kind}", "leave the + out")
     return _WINDOWS[kind](told), periods
 
 
@@ -425,9 +425,9 @@ _UNITS = ((2 * 86_400, 86_400, "days"), (2 * 3_600, 3_600, "hours"), (180, 60, "
 def check_target(out: str) -> None:
     """Complain before anything is computed for a picture that cannot be drawn."""
     if Path(out).suffix.lower() not in FORMATS:
-        raise CommandError(f"out={out!r} is no kind of picture that can be drawn; end it in .svg or .png")
+        raise CommandError(f"out={out!r} is not a format that can be drawn; end it in .svg or .png")
     if not Path(out).parent.is_dir():
-        raise CommandError(f"out={out!r} lies in no folder; make {Path(out).parent} first")
+        raise CommandError(f"out={out!r} is in a folder that does not exist; make {Path(out).parent} first")
     _matplotlib()
 
 
@@ -523,11 +523,13 @@ def _matplotlib() -> None:
 @click.option(
     "--arrivals", required=True, metavar="HOW|FILE", help='poisson:20/s, "burst:50 every 10s", or trace.csv.'
 )
-@click.option("--for", "length", metavar="TIME", help="How long calls come: 60s; of a file, all of it.")
 @click.option(
-    "--max-wait", metavar="TIME", help="shaper refuses what would wait longer. No bound if not given."
+    "--for", "length", metavar="TIME", help="How long calls arrive. Default: 60s, or the whole file."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed, the same arrivals.")
+@click.option(
+    "--max-wait", metavar="TIME", help="The shaper refuses calls that would wait longer. Default: no bound."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same arrivals.")
 @click.option("--out", metavar="FILE.svg|png", help='Draw a picture (pip install "shapekit[plot]").')
 @json_option
 def simulate(
@@ -539,14 +541,14 @@ def simulate(
     out: str | None,
     as_json: bool,
 ) -> None:
-    """Let the same calls come to each STRATEGY, on virtual time, and compare what becomes of them.
+    """Send the same calls to each STRATEGY, on virtual time, and compare the results.
 
     \b
     A STRATEGY is NAME:RATE, or NAME:RATE+BURST with the burst at the end:
       gcra:10/s+20    token:10/s+20   leaky:10/s+20    admits or refuses at once
       fixed:600/m     sliding:600/m   log:600/m        windows; they take no burst
       quota:1000/day  a budget for each month, week or day
-      shaper:10/s+5   "shaper:10/s; 600/m+5"           delays; its burst is 1 if not given
+      shaper:10/s+5   "shaper:10/s; 600/m+5"           delays; the default burst is 1
 
     \b
     Arrivals:
@@ -556,8 +558,8 @@ def simulate(
       trace.csv trace.jsonl  real ones: epoch seconds or ISO 8601 (UTC if it names no zone), one a line;
                              in a column or field "at", "time", "timestamp", "ts" or "t"
 
-    Made-up arrivals begin at 1970-01-01 00:00 UTC, where windows and days begin too. The row "unshaped"
-    is what happens without any limit.
+    Generated arrivals begin at 1970-01-01 00:00 UTC, where windows and days begin too. The row "unshaped"
+    shows what happens without any limit.
 
     \b
     shapekit simulate --arrivals poisson:20/s --for 60s gcra:10/s+20 fixed:600/m shaper:10/s

@@ -328,19 +328,19 @@ _FAR_S = 365 * 86_400.0
 @click.command()
 @store_option
 @click.option(
-    "--sort", type=click.Choice([*_ORDERS]), default="wait", show_default=True, help="What comes first."
+    "--sort", type=click.Choice([*_ORDERS]), default="wait", show_default=True, help="The order of the rows."
 )
 @click.option("--filter", "part", default="", metavar="TEXT", help="Only keys that contain this.")
 @click.option("--once", is_flag=True, help="Print the table once.")
 @json_option
 def top(store: str | None, sort: str, part: str, once: bool, as_json: bool) -> None:
-    """A live table of the keys of a store.
+    """Show a live table of the keys of a store.
 
     For each key that is in use: its limit, how many calls wait, how many slots were taken per second since
     the table was last drawn, how long a call that comes now would wait and when it would leave, until when
-    the key is held, and how much is used of each limit and quota. "-" is what the store does not tell.
+    the key is held, and how much is used of each limit and quota. "-" means that the store does not say.
 
-    Nothing is written, and no lock is taken. `q` quits. Where the output is no terminal, the table is
+    Nothing is written, and no lock is taken. `q` quits. If the output is not a terminal, the table is
     printed once.
     """
     out = console()

@@ -341,7 +341,7 @@ class LLMBudget:
                 "asked",
                 asked,
                 "is missing, and the estimate depends on it",
-                "say how many tokens, or for what",
+                "pass a number of tokens, or the call's arguments",
             )
         if estimate is not None:
             return self._told("estimate", estimate(**asked)), None
@@ -367,7 +367,7 @@ class LLMBudget:
             raise ConfigError(
                 "key",
                 key,
-                "depends on the call, and there is none to look at",
+                "depends on the values of a call, and none are given",
                 'pass key="…", or the arguments',
             )
         if isinstance(key, KeyTemplate):
@@ -395,7 +395,12 @@ def _counted(
         return ()
     if isinstance(tokens, Algorithm):
         if capacity is not None:
-            raise ConfigError("capacity", capacity, f"comes beside a strategy for {field}", "say it there")
+            raise ConfigError(
+                "capacity",
+                capacity,
+                f"conflicts with {field}=, which is a strategy",
+                "set it in the strategy",
+            )
         return (tokens,)
     try:
         rate = Rate.parse(tokens)

@@ -243,7 +243,7 @@ def counter(count: CountSpec | None) -> Callable[[str], int]:
     raise ConfigError(
         "count",
         count,
-        "can neither be called nor encode",
+        "is neither a function nor an encoding",
         "pass a function of a text, or a tiktoken encoding",
     )
 
@@ -255,7 +255,7 @@ def told_usage(field: str, told: Any) -> TokenUsage:
             raise ConfigError(field, told, "is not input and output", _FIX)
         return TokenUsage(*(whole(field, part, least=0, most=MAX_COUNT // 4) for part in told))
     if type(told) is not int:
-        raise ConfigError(field, told, "is no number of tokens", _FIX)
+        raise ConfigError(field, told, "is not a number of tokens", _FIX)
     return TokenUsage(0, whole(field, told, least=0, most=MAX_COUNT // 2))
 
 

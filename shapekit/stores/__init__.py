@@ -29,7 +29,7 @@ def open_store(
     if isinstance(store, Store):
         if clock is not None:
             raise ConfigError(
-                "clock", clock, "comes on top of a store, which has a clock", "give the store the clock"
+                "clock", clock, "conflicts with store=, which has its own clock", "give the store the clock"
             )
         return store, False
     if not isinstance(store, str | PathLike):

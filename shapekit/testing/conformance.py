@@ -580,11 +580,11 @@ class StoreConformance:
 
     def make_store(self, clock: ManualClock) -> Store:
         """A fresh, empty store that decides by this clock. Is called often; the tests close it."""
-        raise NotImplementedError("say how to make a store: def make_store(self, clock): return …")
+        raise NotImplementedError("define how to make a store: def make_store(self, clock): return …")
 
     def same_store(self, store: Store, clock: ManualClock) -> Store:
         """Another object on the truth of `store`; asked for where `store.shared` says there can be one."""
-        raise NotImplementedError("say how a second process gets at the same states: def same_store(…)")
+        raise NotImplementedError("define how a second process opens the same states: def same_store(…)")
 
     # the same answers
 

@@ -167,7 +167,7 @@ def _paced(rate: RateLike, burst: int | None) -> tuple[Rate, int]:
     if burst is None:
         burst = 1 if pace.burst is None else pace.burst
     elif pace.burst is not None:
-        raise ConfigError("burst", burst, "comes on top of the burst in the rate", "give the burst once")
+        raise ConfigError("burst", burst, "conflicts with the burst in the rate", "give the burst once")
     return Rate.of(pace.limit, pace.period_us), whole("burst", burst)
 
 

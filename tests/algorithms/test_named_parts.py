@@ -39,8 +39,8 @@ def test_a_composite_among_them_has_a_name_too():
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: all_of(ONE), "has less than two parts"),
-        (all_of, "has less than two parts"),
+        (lambda: all_of(ONE), "has fewer than two parts"),
+        (all_of, "has fewer than two parts"),
         (lambda: all_of(ONE, "10/s"), "is not a strategy"),
         (lambda: any_of(ONE, GCRA), "is not a strategy"),
     ],

@@ -96,7 +96,7 @@ def test_a_trace_is_read(name, text, tmp_path):
         ("a.csv", "at\n", "holds no instant"),
         ("a.jsonl", "1\n{\n", "line 2 is not JSON"),
         ("a.jsonl", "1\ntrue\n", "line 2: True is not an instant"),
-        ("a.jsonl", '{"when": 1}\n', "line 1 tells no instant; name it one of at, time"),
+        ("a.jsonl", '{"when": 1}\n', "line 1 has no instant; name it one of at, time"),
         ("a.jsonl", "[" * 100_000, "line 1 is not JSON"),
     ],
 )

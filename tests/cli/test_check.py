@@ -121,9 +121,9 @@ def test_every_problem_is_told(checked):
     result, complaints = checked('stray = "10/s"\n[a]\nrate = "x"\n[b]\nrate = "1/s"\n[[c]]\nrate = "1/s"\n')
     assert result.exit_code == 2
     assert len(complaints) == 3
-    assert "stray='10/s' stands in no table; put it under one such as [stripe]" in complaints[0]
+    assert "stray='10/s' is outside of any table; put it under one such as [stripe]" in complaints[0]
     assert "[a] rate='x'" in complaints[1]
-    assert "c=[{'rate': '1/s'}] stands in no table" in complaints[2]
+    assert "c=[{'rate': '1/s'}] is outside of any table" in complaints[2]
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_the_days_are_those_on_which_the_calls_leave(pair, calls, zone):
 
 
 def test_more_than_can_be_played_is_refused():
-    with pytest.raises(CommandError, match="each is played under several limits"):
+    with pytest.raises(CommandError, match="each is simulated under several limits"):
         PlannedDepartures(Policy("10/s; 20/min", clock=ManualClock()), 1_000_001, 1, 0)
 
 

@@ -32,7 +32,7 @@ def test_what_is_set_holds_in_every_process(place, policy):
     assert delays[-1] - delays[-2] == pytest.approx(0.05, abs=0.005)
     (one,) = policy.configured()
     assert (one.rate, one.by, one.why) == ("20/s", "ann", "sale")
-    assert done("unset", "stripe", "--store", place[1]) == "stripe: no more rate 20/s\n"
+    assert done("unset", "stripe", "--store", place[1]) == "stripe: rate 20/s is removed\n"
     assert policy.configured() == []
 
 
@@ -55,7 +55,9 @@ def test_keys_and_spans(place, policy):
     assert (seen[0]["burst"], seen[0]["quota"]) == (5, "2_000/month")
     assert "burst 5, quota" in page
     assert "gold-*" in page
-    assert done("unset", "stripe", "--key", "acme", "--store", place[1]) == "stripe, key acme: no more held\n"
+    assert (
+        done("unset", "stripe", "--key", "acme", "--store", place[1]) == "stripe, key acme: held is removed\n"
+    )
     assert len(told(place, "unset", "stripe", "--all")) == 3
     assert done("settings", "--store", place[1]) == "nothing is set: the limits in the code hold\n"
 
@@ -66,8 +68,8 @@ def test_keys_and_spans(place, policy):
         (["set", "stripe", "x"], "rate='x' is not a rate"),
         (["set", "stripe"], "changes nothing"),
         (["set", "stripe", "--off", "--hold"], "--off and --hold are both given"),
-        (["set", "stripe", "5/s", "--off"], "state='off' comes beside rate"),
-        (["set", "stripe", "--quota", "5/day"], "is of a period for which there is no quota"),
+        (["set", "stripe", "5/s", "--off"], "state='off' conflicts with rate"),
+        (["set", "stripe", "--quota", "5/day"], "has the period of no quota in the code"),
         (["set", "stripe", "5/s", "--for", "soon"], "is not a duration"),
         (["unset", "stripe"], "nothing was set for 'stripe'"),
         (["unset", "stripe", "--key", "a"], "nothing was set for key 'a' of 'stripe'"),
@@ -84,7 +86,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_stored(place, policy, args, wo
 def test_a_name_that_nobody_has_used_is_set_all_the_same(place):
     ran = shapekit("set", "strype", "5/s", "--store", place[1])
     assert ran.returncode == 0
-    assert "no program has used the name 'strype' in this store yet" in ran.stderr
+    assert "the store knows no limit named 'strype' yet" in ran.stderr
     assert told(place, "settings", "strype")[0]["rate"] == "5/s"
     done("unset", "strype", "--store", place[1])
 
@@ -139,10 +141,10 @@ def test_a_file_is_applied_after_it_was_shown(place, policy, tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("rate = 5", "rate stands in no table"),
+        ("rate = 5", "rate is outside of any table"),
         ('[stripe]\nrate = "x"', "[stripe] rate='x' is not a rate"),
         ("[stripe]\ncolour = 5", "[stripe] colour is unknown; use some of rate, burst"),
-        ('[stripe]\nkeys = "x"', "keys are no tables"),
+        ('[stripe]\nkeys = "x"', "keys is not a table of tables"),
         ('[stripe.keys."a"]\nburst = -1', "[stripe.keys.'a'] burst=-1 is not a whole number"),
         ("[stripe", "is not TOML"),
     ],

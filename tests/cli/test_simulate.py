@@ -139,10 +139,10 @@ def test_columns_count_every_instant_once(departures, most):
         (["gcra:1/s+x"], "burst='x' is not a whole number; end with it"),
         (["gcra:1/s+" + "9" * 5000], "is not a whole number"),
         (["gcra:1/s; 2/s"], "is several rates; give gcra one"),
-        (["fixed:1/s+3"], "burst=3 means nothing to fixed"),
+        (["fixed:1/s+3"], "burst=3 is not an option of fixed"),
         (["log:20000/s"], "limit=20000 is more entries than a log may hold"),
         (["quota:3/fortnight"], "per='fortnight' is an unknown cadence"),
-        (["gcra:1/s", "--for", "0s"], "for='0s' is no time at all"),
+        (["gcra:1/s", "--for", "0s"], "for='0s' is shorter than 1 µs"),
         (["gcra:1/s", "--max-wait", "x"], "max_wait='x' is not a duration"),
         (["gcra:1/s", "--arrivals", "poisson:1/x"], "arrivals 'poisson:1/x': rate='x'"),
         (["gcra:1/s", "--arrivals", "poisson:1/week"], "bring no call"),
@@ -155,7 +155,7 @@ def test_columns_count_every_instant_once(departures, most):
         (["gcra:1/s", "--arrivals", "nope"], "arrivals='nope' is not understood; write poisson:20/s"),
         (["gcra:1/s", "--arrivals", "nope.csv"], "nope.csv: No such file or directory; check the path"),
         (["gcra:1/s", "--out", "x.gif"], "end it in .svg or .png"),
-        (["gcra:1/s", "--out", "/nope/x.svg"], "lies in no folder; make /nope first"),
+        (["gcra:1/s", "--out", "/nope/x.svg"], "is in a folder that does not exist; make /nope first"),
     ],
 )
 def test_bad_input(args, part, complaint):

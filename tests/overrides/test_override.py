@@ -40,12 +40,12 @@ def queue_of(*rate, **options):
         (Override(headroom=1.5), "headroom=1.5 is not from 0 to below 1"),
         (Override(quota="5/fortnight"), "fortnight"),
         (Override(), "state='on' changes nothing"),
-        (Override(rate="1/s", state="off"), "state='off' comes beside rate"),
+        (Override(rate="1/s", state="off"), "state='off' conflicts with rate"),
         (Override(state="paused"), "state='paused' is unknown; use one of on, off, held"),
-        (Override("a*b", rate="1/s"), "key='a*b' is no key and no beginning of keys"),
-        (Override("", rate="1/s"), "is no key"),
+        (Override("a*b", rate="1/s"), "key='a*b' is neither a key nor a beginning of keys"),
+        (Override("", rate="1/s"), "is neither a key nor"),
         (Override(rate="1/s", why=5), "why=5 is not text"),
-        (Override(rate="1/s", until=float("nan")), "until=nan is no instant"),
+        (Override(rate="1/s", until=float("nan")), "until=nan is not an instant"),
     ],
 )
 def test_what_could_not_have_been_constructed_is_refused_with_the_words_of_the_constructor(override, words):
@@ -123,7 +123,7 @@ def test_an_adaptive_rate_has_another_highest():
     other = effective(queue, Override(rate="20/s"))
     assert (str(other.lowest), str(other.highest)) == ("2/s", "20/s")
     assert str(effective(queue, Override(rate="1/s")).lowest) == "1/s"
-    with pytest.raises(ConfigError, match="means nothing to an adaptive rate"):
+    with pytest.raises(ConfigError, match="has no effect on an adaptive rate"):
         effective(queue, Override(quota="5/month"))
 
 

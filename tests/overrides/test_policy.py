@@ -62,8 +62,8 @@ async def test_so_it_is_where_it_is_awaited(policy):
     ("options", "change", "words"),
     [
         ({}, {"rate": "x"}, "rate='x' is not a rate"),
-        ({}, {"concurrency": 5}, "is of a policy that counts no calls in flight"),
-        ({}, {"quota": "5/month"}, "is of a period for which there is no quota"),
+        ({}, {"concurrency": 5}, "needs a policy with concurrency="),
+        ({}, {"quota": "5/month"}, "has the period of no quota in the code"),
         ({}, {}, "changes nothing"),
         ({"pace": "burst"}, {"burst": 5}, "has no paced rate to apply to"),
     ],

@@ -245,5 +245,5 @@ def test_what_cannot_be_looked_at_is_said(make_store, tmp_path, refused):
     with sqlite3.connect(tmp_path / "others.db") as file:
         file.execute("CREATE TABLE records (id)")
     file.close()
-    with pytest.raises(ConfigError, match="is no file of a SQLiteStore"):
+    with pytest.raises(ConfigError, match="is not a file of a SQLiteStore"):
         list(SqliteSurvey(str(tmp_path / "others.db")).live_keys(""))

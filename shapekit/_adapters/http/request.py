@@ -294,7 +294,7 @@ class RequestShaper:
                 raise ConfigError("policy", policy, "is not a policy", 'pass one, such as Policy("10/s")')
             for field, told in self._spec.items():
                 if field not in _BESIDE_POLICY and told is not None:
-                    raise ConfigError(field, told, "comes beside policy=", "say it in the policy")
+                    raise ConfigError(field, told, "conflicts with policy=", "set it in the policy")
             return self._plan(policy)
         if rate is None and not any(self._spec.get(field) for field in _OTHER_LIMITS):
             return None
@@ -478,4 +478,9 @@ def translated(error: ShapekitError, refusals: Mapping[type[ShapekitError], type
 def refuse_rate(field: str, given: object, wrapper: str) -> None:
     """A rate where the first argument is something else is a mistake easily made: show the right call."""
     if isinstance(given, (str, int, float)):
-        raise ConfigError(field, given, "is a rate, and stands first", f"write {wrapper}(rate={given!r})")
+        raise ConfigError(
+            field,
+            given,
+            f"is a rate in the place of the {field}",
+            f"write {wrapper}(rate={given!r})",
+        )

@@ -204,7 +204,7 @@ class Transport:
                 raise ConfigError(name, value, "is unknown", f"use those of Policy, or {', '.join(known)}")
             if transport is not None:
                 raise ConfigError(
-                    name, value, "is for the transport that is made where none is given", "say it there"
+                    name, value, "conflicts with the transport that is given", "set it on that transport"
                 )
         self._request_shaper = request_shaper
         self._inner = _Inner(self.library, options)

@@ -199,5 +199,5 @@ def share_of(rate: Rate, highest: Rate) -> Fraction:
 def _bound(field: str, rate: RateLike) -> Rate:
     parsed = Rate.parse(rate, field)
     if parsed.burst is not None:
-        raise ConfigError(field, str(parsed), "has a burst", "say burst= beside adaptive=")
+        raise ConfigError(field, str(parsed), "has a burst", "pass burst= beside adaptive=")
     return parsed

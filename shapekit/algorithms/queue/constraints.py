@@ -50,7 +50,7 @@ class Constraints(Value):
             told: object = algorithm
             if isinstance(told, Concurrency):
                 fix = f"write concurrency={told.limit} beside the gates"
-                raise ConfigError("gates", told, "is no gate: its permits have to be given back", fix)
+                raise ConfigError("gates", told, "is not a gate: its permits have to be given back", fix)
             if not isinstance(algorithm, Algorithm):
                 raise ConfigError("gates", algorithm, "is not a strategy", 'write gates=(GCRA("10/s"),)')
         self._fill(
@@ -274,8 +274,8 @@ def burst_of(paced: Rate | None, burst: int | None, most: int) -> int:
         return 1 if told is None else whole("burst", told, most=most)
     if paced is None:
         raise ConfigError(
-            "burst", burst, "has no paced rate to apply to", 'leave it away, or use pace="smooth"'
+            "burst", burst, "has no paced rate to apply to", 'leave it out, or use pace="smooth"'
         )
     if told is not None:
-        raise ConfigError("burst", burst, "comes on top of the burst in the rate", "give the burst once")
+        raise ConfigError("burst", burst, "conflicts with the burst in the rate", "give the burst once")
     return whole("burst", burst, most=most)

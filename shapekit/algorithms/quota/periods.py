@@ -126,11 +126,13 @@ class Periods(Value):
         cadence, span_us = _cadence(per)
         whole("offset_minutes", offset_minutes, least=-MAX_OFFSET_MINUTES, most=MAX_OFFSET_MINUTES)
         if tz is not None and offset_minutes:
-            raise ConfigError("offset_minutes", offset_minutes, "comes on top of tz", "give one of the two")
+            raise ConfigError("offset_minutes", offset_minutes, "conflicts with tz", "give one of the two")
         if tz is not None and cadence in ("fixed", "rolling"):
-            raise ConfigError("tz", tz, "has no meaning for equal spans", "leave it away, or use per='day'")
+            raise ConfigError("tz", tz, "has no effect on equal spans", "leave it out, or use per='day'")
         if offset_minutes and cadence == "rolling":
-            raise ConfigError("offset_minutes", offset_minutes, "has nothing to shift", "leave it away")
+            raise ConfigError(
+                "offset_minutes", offset_minutes, "has no effect on rolling spans", "leave it out"
+            )
         self._fill(
             cadence=cadence,
             span_us=span_us,

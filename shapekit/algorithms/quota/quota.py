@@ -232,7 +232,7 @@ def _is_spread(spread: object, limit: int, periods: Periods) -> bool:
     if spread and periods.cadence == "rolling":
         rate = f"{limit} per {seconds_text(periods.span_us)}"
         raise ConfigError(
-            "spread", spread, "has no end to spread up to in a rolling period", f'use the rate "{rate}"'
+            "spread", spread, "needs a period that ends, and a rolling one does not", f'use the rate "{rate}"'
         )
     return spread
 
@@ -241,7 +241,7 @@ def _budget(limit: object, per: Any) -> tuple[int, Any]:
     fix = 'write "1_000_000/month", or Quota(1_000_000, "month")'
     if isinstance(limit, str):
         if per is not None:
-            raise ConfigError("per", per, "comes on top of a text that names the period", fix)
+            raise ConfigError("per", per, "conflicts with the period in the text", fix)
         match = _TEXT.fullmatch(limit) if len(limit) <= 100 else None
         if match is None or (count := count_of(match[1])).denominator != 1:
             raise ConfigError("limit", limit, "is not a budget", fix)

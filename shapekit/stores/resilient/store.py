@@ -507,5 +507,5 @@ def _checked_share(on_outage: str, share: Any) -> Fraction | None:
             )
         return share_of(share)
     if share is not None:
-        raise ConfigError("share", share, f"means nothing with on_outage={on_outage!r}", "leave it away")
+        raise ConfigError("share", share, f"has no effect with on_outage={on_outage!r}", "leave it out")
     return None

@@ -110,7 +110,7 @@ class SQLiteStore(Store):
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None) -> None:
         if clock is not None and (isinstance(clock, type) or not isinstance(clock, Clock)):
-            raise ConfigError("clock", clock, "is not a clock", "leave it away, or pass ManualClock()")
+            raise ConfigError("clock", clock, "is not a clock", "leave it out, or pass ManualClock()")
         self.clock: Clock = HostClock() if clock is None else clock
         self._kinds: dict[str, str] = {}
         self._records = _Records(_absolute(path), self.clock)
@@ -307,7 +307,7 @@ def _absolute(path: object) -> str:
     if not isinstance(text, str) or not text or "\0" in text:
         raise ConfigError("path", path, "is not a path", fix)
     if text == ":memory:":
-        raise ConfigError("path", path, "is no file that others can share", "use a MemoryStore")
+        raise ConfigError("path", path, "is not a file that others can share", "use a MemoryStore")
     return os.path.abspath(text)
 
 
@@ -527,7 +527,7 @@ class SqliteSurvey:
     def _check(self, execute: Execute) -> None:
         application = execute("PRAGMA application_id").fetchone()[0]
         if application != APPLICATION:
-            raise ConfigError("path", self._path, "is no file of a SQLiteStore", "name another file")
+            raise ConfigError("path", self._path, "is not a file of a SQLiteStore", "name another file")
         version = execute("PRAGMA user_version").fetchone()[0]
         if version != VERSION:
             raise ConfigError(

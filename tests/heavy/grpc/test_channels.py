@@ -455,7 +455,7 @@ def test_what_another_interceptor_made_of_a_stream_passes(channel):
     [
         ({}, "rate=None is missing"),
         ({"rate": "1/s", "key": "{host}"}, "names 'host'"),
-        ({"rate": "1/s", "key": "method"}, "is no template"),
+        ({"rate": "1/s", "key": "method"}, "is not a template"),
         ({"rate": "1/s", "key": lambda rpc: 1}, None),
         ({"rate": "1/s", "on_reject": "respond"}, "needs a response"),
         ({"rate": "1/s", "routes": {"https://a.example.com": "1/s"}}, "neither a service nor a method"),
@@ -477,7 +477,7 @@ def test_what_is_no_channel_is_named(channel):
     for given, told in (
         (shaped, "shaped already"),
         ("1/s", r"write shape\(rate='1/s'\)"),
-        (1j, "is no channel"),
+        (1j, "is not a gRPC channel"),
     ):
         with pytest.raises(ConfigError, match=told):
             shape(given, rate="1/s")

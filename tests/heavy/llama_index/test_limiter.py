@@ -163,7 +163,7 @@ def test_tokens_count_where_no_model_of_llama_index_calls(limiter, used):
     limiter.acquire(50)
     asyncio.run(limiter.async_acquire(20))
     assert used() == 70
-    with pytest.raises(ConfigError, match="say how many tokens"):
+    with pytest.raises(ConfigError, match="pass a number of tokens"):
         limiter.acquire()
 
 
