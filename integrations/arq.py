@@ -7,7 +7,7 @@
         functions = [sync]
 
 A job whose slot is less than 1.5 s away waits in its worker. Any other is deferred until shortly before its
-slot, which waits for it in the Redis of the queue. That is no retry.
+slot, which waits for it in the Redis of the queue. This is not a retry.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""botocore: clients of AWS that wait for their slots, and that all hear when AWS throttles one of them.
+"""botocore: AWS clients whose calls wait for their slots, and all wait when AWS throttles one of them.
 
     sqs = shape(boto3.client("sqs"), rate="20/s")
     session = shape(boto3.Session(), adaptive=Adaptive(min="1/s", max="100/s"), store=url, name="aws")
 
-For clients and sessions of boto3, botocore and aiobotocore. Each attempt takes a slot, as it counts for AWS:
-retries by botocore do, too. An attempt waits before it is signed, so that its signature is fresh when it
+For clients and sessions of boto3, botocore and aiobotocore. Each attempt takes a slot, because AWS
+counts each: retries by botocore too. An attempt waits before it is signed, so its signature is fresh when it
 leaves, however long it waited.
 """
 
@@ -97,7 +97,7 @@ _THROTTLED, _RETRY_AFTER_MS = 429, "x-amz-retry-after"
 
 
 class Attempt(NamedTuple):
-    """An attempt that is about to be made: what callables for `key` and `cost` are given."""
+    """An attempt that is about to be made: the argument of a callable `key` or `cost`."""
 
     service: str
     """As in `boto3.client("sqs")`."""
@@ -109,15 +109,15 @@ class Attempt(NamedTuple):
 
 
 def shape(client: ShapedT, **shaping: Unpack[Shaping]) -> ShapedT:
-    """Shape a client in place, or a session: then all clients that are made from it later. Returns it.
+    """Shape a client, or all clients that a session makes later, in place. Returns the client or session.
 
     Takes clients and sessions of boto3, botocore and aiobotocore, the keywords of `Policy` or `policy=`, and:
 
     - `key`: a template over `service`, `operation` and `region`; text for one key for all; or a callable
       that takes an `Attempt`. By default `"{region}:{service}.{operation}"`: AWS counts for each account and
-      region, and most services count for each operation. Where a service counts all its operations
-      together, write `"{region}:{service}"`. botocore does not tell the account: where you use several, give
-      each a limit of its own, with the account in `name` or `key`.
+      region, and most services count for each operation. If a service counts all its operations
+      together, write `"{region}:{service}"`. botocore does not say which account a client uses: for several
+      accounts, put the account into `name` or `key`.
     - `routes`: other rates or policies for a service or one of its operations, as in
       `{"route53": "5/s", "ec2.RunInstances": "2/s"}`.
 

@@ -63,8 +63,8 @@ class ShapedActors(Middleware):
     - `grace`: how late a message may start and still use its slot; otherwise it takes another. The default is
       three quarters of a slot, but at least 10 ms and at most 5 s.
 
-    `store` is where policies are kept that have no store of their own. Add it to the broker before the actors
-    are declared. An actor that is called directly waits where it is called.
+    `store` is the store of all policies that have none of their own. Add the middleware to the broker before
+    the actors are declared. An actor that is called directly waits where it is called.
     """
 
     def __init__(self, store: StoreLike | None = None) -> None:

@@ -59,7 +59,7 @@ __all__ = [
 
 
 class Rpc(NamedTuple):
-    """A call that is about to be sent: what a callable `key` or `cost` is given."""
+    """A call that is about to be sent: the argument of a callable `key` or `cost`."""
 
     service: str
     """The full name of the service, such as "google.cloud.speech.v1.Speech"."""
@@ -195,7 +195,7 @@ _REFUSALS_OF_TIME = {**_REFUSALS, errors.QueueFullError: TimeoutTooShortError}
 
 
 def shape(channel: grpc.Channel, **shaping: Unpack[Shaping]) -> grpc.Channel:
-    """A channel whose calls are shaped, to make stubs with instead of the given one.
+    """Return a channel whose calls are shaped; make your stubs with it.
 
     Takes the keywords of `Policy`, or `policy=`, and:
 
@@ -240,7 +240,7 @@ _SHAPED: weakref.WeakSet[grpc.Channel] = weakref.WeakSet()
 
 
 def interceptors(**shaping: Unpack[Shaping]) -> list[aio.ClientInterceptor]:
-    """Interceptors under one limit, for `grpc.aio.insecure_channel` or `secure_channel`.
+    """Return interceptors under one limit, for `grpc.aio.insecure_channel` or `secure_channel`.
 
     Takes the keywords of `shape`. They wait without blocking the event loop: awaiting or iterating a call
     waits for its slot first, and raises the refusal. List them last, after interceptors that repeat calls.

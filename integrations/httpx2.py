@@ -99,7 +99,7 @@ class ShapedTransport(Transport, httpx2.BaseTransport, httpx2.AsyncBaseTransport
     options to ShapedTransport, or use `shape(client, …)`.
 
     Set options of a request by `extensions={"shapekit": {"cost": 5, "key": …, "max_wait": …, "skip": True}}`.
-    `response.extensions["shapekit"]` tells by which key, how long and why the request was delayed.
+    `response.extensions["shapekit"]` has the key, the delay and the decision of the request.
     """
 
     library: ClassVar[Any] = httpx2

@@ -3,10 +3,10 @@
     limiter = ShapedRateLimiter(LLMBudget(requests="500/min", tokens="90k/min", name="gpt", store=url))
     model = ChatOpenAI(rate_limiter=limiter, callbacks=[limiter.handler], max_retries=0)
 
-LangChain asks a chat model's rate limiter for leave once a cache has no answer, and says neither what the
-model is asked nor what it used. Its callbacks say both: they hear of a call before the limiter does, and of
-its end. Completion models (`BaseLLM`) and embeddings have no rate limiter: `ShapedEmbeddings` wraps these,
-and the page on LangChain shows how to shape those.
+LangChain asks a chat model's rate limiter before each call that its cache does not answer, and passes neither
+the call nor its usage. Its callbacks get both, at the start of a call (before the limiter is asked) and at
+its end. Embeddings and completion models (`BaseLLM`) have no rate limiter: `ShapedEmbeddings` wraps
+embeddings, and the page on LangChain shows how to shape completion models.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class ShapedRateLimiter(BaseRateLimiter):
     """A rate limiter for chat models, over a `Policy` or an `LLMBudget`.
 
     With a budget, `callbacks=[limiter.handler]` of the model is needed: it estimates each call's tokens, and
-    settles what the answer used. With a policy it is optional, and hears a server's 429 and its Retry-After.
-    Where models share a limiter, or processes a store, they share the limit.
+    settles what the answer used. With a policy it is optional, and obeys a server's 429 and its Retry-After.
+    Models that share a limiter share the limit, and so do processes that share a store.
 
     A call that would wait longer than `max_wait` raises `QueueFullError`. A policy with `concurrency` is
     refused, because LangChain does not tell when a call that was cancelled has ended.
@@ -67,7 +67,7 @@ class ShapedRateLimiter(BaseRateLimiter):
         """What hears what the model is asked, and what it used: give it to the model's `callbacks`."""
 
     def acquire(self, *, blocking: bool = True) -> bool:
-        """Wait until the call may leave. Not blocking: whether it may leave now."""
+        """Wait until the call may leave. With `blocking=False` return whether it may leave now."""
         return run(self._acquire, blocking)
 
     async def aacquire(self, *, blocking: bool = True) -> bool:
@@ -220,8 +220,7 @@ def shaped_middleware(limit: Policy | LLMBudget) -> Any:
 
         agent = create_agent(model, tools, middleware=[shaped_middleware(budget)])
 
-    List it last: what is listed before it may repeat calls, and then each attempt waits. The model needs no
-    rate limiter.
+    List it last, so that each attempt of a retry middleware before it waits. The model needs no rate limiter.
     """
     # It takes ten times as long to import as all else here, and only agents need it.
     try:

@@ -3,9 +3,9 @@
     budget = LLMBudget(requests="500/min", tokens="90k/min", name="model", store="redis://localhost")
     litellm.callbacks = [ShapedCalls(budget, max_wait="5s")]
 
-For what is awaited: `litellm.acompletion` and its like, and those of a `Router`, where each deployment has
+For asynchronous calls: `litellm.acompletion` and its like, and those of a `Router`, where each deployment has
 the budget's limits to itself, and retries and fallbacks are attempts like any other. LiteLLM has no such hook
-for synchronous calls: those take `budget.wrap(litellm.completion)`.
+for synchronous calls: use `budget.wrap(litellm.completion)`.
 """
 
 # Its package is not always installed, and types some names otherwise.
@@ -102,7 +102,7 @@ class CostExceedsLimitError(errors.CostExceedsLimitError, litellm.BadRequestErro
 class StoreUnavailableError(errors.StoreUnavailableError, litellm.APIConnectionError):
     """`shapekit.StoreUnavailableError` that is also a `litellm.APIConnectionError`.
 
-    For an error of this kind a router leaves no deployment out.
+    A router keeps using the deployment after it.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -136,12 +136,12 @@ class _Answer(NamedTuple):
 
 
 class ShapedCalls(CustomLogger):
-    """A callback of LiteLLM by which each attempt waits for its tokens and its slot, or is refused.
+    """A callback of LiteLLM that makes each attempt wait for its tokens and its slot, or refuses it.
 
-    - `budget`: what a deployment bears. Each deployment of a router has its own such limits, by its id; what
-      is called without a router, by its model.
-    - `max_wait`: what would wait longer is refused, and before that a router looks for a deployment that
-      bears the call sooner. If left out, the budget's own bound refuses, and a router does not look.
+    - `budget`: the limits of a deployment. Each deployment of a router has them to itself, by its id; a call
+      without a router goes by its model.
+    - `max_wait`: an attempt that would wait longer is refused; before that, a router looks for a deployment
+      that can send the call in time. If left out, the budget's own bound refuses, and a router does not look.
     """
 
     def __init__(self, budget: LLMBudget, *, max_wait: Duration | None = None) -> None:

@@ -4,9 +4,9 @@
     llm = OpenAI(rate_limiter=limiter, max_retries=0)
     embed_model = OpenAIEmbedding(rate_limiter=limiter)
 
-LlamaIndex asks a rate limiter for leave without saying for how many tokens. Its instrumentation says what is
-asked, what was answered and what failed, each time with the id of a span, and that id is known to the limiter
-by a context variable of LlamaIndex's own.
+LlamaIndex asks a rate limiter before each call, and does not pass the number of tokens. Its instrumentation
+reports calls, answers and failures with the id of a span, which the limiter reads from a context variable of
+LlamaIndex.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _MEDIA = ("image", "audio", "video", "document")
 class ShapedRateLimiter(BaseRateLimiter):
     """A rate limiter for LlamaIndex's models and embeddings, over a `Policy` or an `LLMBudget`.
 
-    With a budget, each call reserves what its messages or texts and its `max_tokens` may use up, and what a
-    model's answer used is charged. Embeddings do not say what they used, so their estimate is. Where models
-    share a limiter, or processes a store, they share the limit.
+    With a budget, each call reserves the length of its messages or texts and its `max_tokens`, and is charged
+    what its answer used. Embeddings do not report usage, so their estimate is charged. Models that share a
+    limiter share the limit, and so do processes that share a store.
 
     A call that would wait longer than `max_wait` raises `QueueFullError`. A policy with `concurrency` is
     refused, because LlamaIndex does not tell when a stream ends that is never read.
@@ -62,7 +62,7 @@ class ShapedRateLimiter(BaseRateLimiter):
         _listen()
 
     def acquire(self, num_tokens: int = 0) -> None:
-        """Wait until the call may leave; `num_tokens` count where no model of LlamaIndex makes it."""
+        """Wait until the call may leave; `num_tokens` count for calls outside of LlamaIndex's models."""
         run(self._acquire, num_tokens)
 
     async def async_acquire(self, num_tokens: int = 0) -> None:

@@ -3,7 +3,7 @@
     agent = Agent("openai:gpt-5", capabilities=[ShapedRequests(budget)])   # a whole agent
     model = ShapedModel("openai:gpt-5", budget)                            # one model
 
-`ShapedConcurrencyLimiter` is a limit of Pydantic AI's own kind, of what is in flight over all processes.
+`ShapedConcurrencyLimiter` limits requests in flight over all processes, wherever Pydantic AI takes a limiter.
 """
 
 # Its package is not always installed, and types some names otherwise.
@@ -93,9 +93,9 @@ _REFUSALS: dict[type[ShapekitError], type[Exception]] = {
 
 
 class ShapedModel(WrapperModel):
-    """A model, each request to which waits for its tokens and its slot, or is refused.
+    """A model whose requests wait for their tokens and their slots, or are refused.
 
-    A stream settles when it has come to its end; one that is left before, at what was seen of it.
+    A stream is settled at its end; one that is left early, at what was seen of it.
     """
 
     def __init__(self, wrapped: Model | KnownModelName | str, budget: LLMBudget) -> None:
@@ -105,7 +105,7 @@ class ShapedModel(WrapperModel):
             fix = 'write ShapedModel(model, LLMBudget(requests="500/min", tokens="90k/min"))'
             raise ConfigError("budget", budget, "is not an LLMBudget", fix)
         self.budget = budget
-        """The budget that the requests take from."""
+        """The budget of the requests."""
 
     async def request(
         self,
@@ -227,13 +227,13 @@ def _text(value: Any) -> Any:
 
 @dataclass
 class ShapedRequests(AbstractCapability[Any]):
-    """A capability by which all requests of an agent take from a budget, whichever model serves them.
+    """A capability that makes all requests of an agent use a budget, whichever model serves them.
 
     A `FallbackModel` is one model to an agent: shape the models in it instead.
     """
 
     budget: LLMBudget
-    """The budget that the requests take from."""
+    """The budget of the requests."""
 
     def get_wrapper_model(self, model: Model) -> Model | None:
         """The model, shaped."""
@@ -241,9 +241,9 @@ class ShapedRequests(AbstractCapability[Any]):
 
 
 class ShapedConcurrencyLimiter(AbstractConcurrencyLimiter):
-    """A limit of what is in flight, by a policy with `concurrency`: over all processes that share its store.
+    """Limits requests in flight, over all processes that share the store of a policy with `concurrency`.
 
-    For `Agent(max_concurrency=…)` and `ConcurrencyLimitedModel`. A rate of the policy is kept, too.
+    For `Agent(max_concurrency=…)` and `ConcurrencyLimitedModel`. A rate of the policy applies too.
     """
 
     def __init__(self, policy: Policy) -> None:

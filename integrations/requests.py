@@ -161,7 +161,7 @@ class ShapedAdapter(BaseAdapter):
     - `on_reject="respond"`: a request that would wait too long gets a 429 made by shapekit, not an error.
 
     Set options of a request around it: `with request_options(cost=5, key=…, max_wait=…, skip=True):`.
-    `response.shapekit` tells by which key, how long and why the request was delayed.
+    `response.shapekit` has the key, the delay and the decision of the request.
 
     A copy shares the limit of the original, and so does a pickled one in the same process. Another process
     has a limit of its own, shared by all copies there. For one limit across processes, give it a store that

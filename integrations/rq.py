@@ -6,7 +6,7 @@
     rq worker --worker-class shapekit.integrations.rq.ShapedWorker
 
 A worker takes the slot before it forks. A job whose slot is less than 2.5 s away waits in its worker; any
-other goes to RQ's registry of scheduled jobs until shortly before its slot. That is no retry.
+other goes to RQ's registry of scheduled jobs until shortly before its slot. This is not a retry.
 """
 
 from __future__ import annotations

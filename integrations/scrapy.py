@@ -60,8 +60,8 @@ class ShapedDownloader(Downloader):
     Set options of a request by `meta={"shapekit": {"cost": 5, "key": …, "max_wait": …, "skip": True}}`.
 
     Requests with the same host and key wait in one queue, a slot of the downloader; those with the same
-    `download_slot` in their `meta` do as well. Of a queue, as many reserve ahead as
-    `CONCURRENT_REQUESTS_PER_DOMAIN` says. Waiting requests do not count towards `CONCURRENT_REQUESTS`, up to
+    `download_slot` in their `meta` do as well. In a queue, at most `CONCURRENT_REQUESTS_PER_DOMAIN` requests
+    have reserved their slots. Waiting requests do not count towards `CONCURRENT_REQUESTS`, up to
     `SHAPEKIT_MOST_WAITING` (100) of them: the others stay with the scheduler.
 
     A request that would wait too long calls its errback with a `QueueFullError`. When the spider closes,

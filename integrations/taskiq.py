@@ -7,7 +7,7 @@
     taskiq worker --receiver shapekit.integrations.taskiq:ShapedReceiver tasks:broker
 
 A worker takes the slot before it resolves the dependencies of a task. A task whose slot is less than a second
-away waits in its worker. Any other waits in the Redis of the broker, with its slot. That is no retry.
+away waits in its worker. Any other waits in the Redis of the broker, with its slot. This is not a retry.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""tenacity: retries that wait for their slot, do what the server says, and never become a storm.
+"""tenacity: retries that wait for their slots, obey the server, and have a budget.
 
     retrying = shaped_retrying(policy, budget=0.2)
     response = retrying(client.get, url)                   # by call
@@ -65,10 +65,10 @@ _NOT_NOW = (RateLimitedError, StoreUnavailableError)
 
 
 class retry_if_throttled(retry_base):  # noqa: N801 - named as tenacity names its own
-    """Retry after a 429, 503 or 529, returned or carried by an exception, and after our refusals that pass.
+    """Retry after a 429, 503 or 529, returned or carried by an exception, and after a QueueFullError.
 
-    A spent quota does not pass before its period does, and an exhausted account not before its owner pays:
-    QuotaExhaustedError is not retried, nor an answer such as OpenAI's `insufficient_quota`.
+    A spent quota lasts until its period ends, and an exhausted account until its owner pays: neither
+    QuotaExhaustedError nor an answer such as OpenAI's `insufficient_quota` is retried.
     """
 
     def __call__(self, retry_state: RetryCallState) -> bool:  # noqa: D102 - as tenacity says
@@ -87,10 +87,10 @@ class stop_when_quota_exhausted(stop_base):  # noqa: N801
 
 
 class wait_retry_after(wait_base):  # noqa: N801
-    """Wait as long as the server or a RateLimitedError of ours says; where neither does, as `fallback`.
+    """Wait as long as the server or a RateLimitedError says; if neither does, as `fallback` says.
 
-    Reads what `shapekit.feedback` reads, from a response that was returned or that an exception carries.
-    What is said is obeyed for `max_hold` at most. Without a fallback it is `wait_random_exponential(max=60)`.
+    Reads what `shapekit.feedback` reads, from a response that was returned or that an exception carries. The
+    wait is at most `max_hold`. The default fallback is `wait_random_exponential(max=60)`.
     """
 
     def __init__(
@@ -149,18 +149,18 @@ class _Slots:
 
 
 class wait_slot(_Slots, wait_base):  # noqa: N801
-    """The next attempt takes a slot of the policy, and leaves at it.
+    """Makes each retry take a slot of the policy, and leave at it.
 
-    Where tenacity asks how long to wait, this takes the earliest slot and waits for it, as every shaped
-    call does: it moves with a hold that is placed meanwhile, and is given back if the wait is
-    interrupted. What is left to wait is then nothing: `before_sleep` hears of 0 s, `idle_for` of all.
-    Where the slot is too far away, QueueFullError or QuotaExhaustedError ends the retrying.
+    When tenacity asks how long to wait, this takes the earliest slot and waits for it, as every shaped call
+    does: a hold moves the slot, and an interrupted wait gives it back. Afterwards there is nothing left to
+    sleep: `before_sleep` sees 0 s, and `idle_for` the whole wait. If the slot is too far away, the retrying
+    ends with QueueFullError or QuotaExhaustedError.
 
-    tenacity asks for the wait before it asks whether to stop. So `stop` is asked here as well, with the
-    delay as `upcoming_sleep`, and no slot is wasted on an attempt that is not made.
+    tenacity asks for the wait before it asks whether to stop. This asks `stop` first, with the delay as
+    `upcoming_sleep`, so no slot is wasted on an attempt that is not made.
 
-    Use it alone: a wait that is added to it is slept after the slot. The first attempt takes no slot by
-    this. If what is called is shaped itself, by `@shaped` or a transport, every attempt takes one anyway.
+    Do not add another wait to it: tenacity would sleep that after the slot. The first attempt takes no slot.
+    If the function is shaped itself, by `@shaped` or a transport, every attempt takes a slot already.
     """
 
     def __call__(self, retry_state: RetryCallState) -> float:  # noqa: D102
@@ -327,22 +327,21 @@ def shaped_retrying(
     reserve: int = 10,
     **options: Unpack[_Options],
 ) -> Retrying:
-    """A Retrying each of whose attempts leaves when the policy lets it, and whose retries have a budget.
+    """A Retrying whose attempts wait for slots of the policy, and whose retries have a budget.
 
     - `key`, `cost`, `max_wait`: as for `policy.admit`.
     - `budget`: the share of calls that may be retried, over all workers that share the policy's store.
       Each call earns that share of a token, each retry spends a token, and `reserve` is how many tokens
-      there are at first and at most. Where there is none left, nothing is retried.
+      there are at first and at most. Without a token there is no retry.
     - tenacity's `stop`, `wait`, `retry`, `before`, `after`, `before_sleep`, `sleep`, `name`, `enabled` and
       `retry_error_callback`. Without them: five attempts, `wait_retry_after()`, `retry_if_throttled()`.
 
-    What an attempt returns, or its exception carries, is shown to `Admission.observe`: one worker is told
-    to wait, all wait. When there are no more attempts, what the last one returned is returned and what it
-    raised is raised. A refusal of the policy is raised if it meets the first attempt; a retry that meets
-    one is not made.
+    `Admission.observe` gets the response that an attempt returns or its exception carries, so a refusal of
+    one worker makes all of them wait. The call ends with the result or the exception of its last attempt. If
+    the policy refuses the first attempt, the refusal is raised; a retry that it refuses is not made.
 
-    `statistics` holds, beside tenacity's `attempt_number` and `idle_for`, `waited_for_slots` and
-    `waited_for_server` (the part of `idle_for` that was asked for), in seconds.
+    `statistics` has tenacity's `attempt_number` and `idle_for`, and also `waited_for_slots` and
+    `waited_for_server` (the part of `idle_for` that the server asked for), in seconds.
     """
     return _ShapedRetrying.of(
         Attempts(policy, key=key, cost=cost, max_wait=max_wait, budget=budget, reserve=reserve), options

@@ -1,6 +1,6 @@
 """shapekit makes calls to other people's APIs leave at the right moment.
 
-Every limit is a constraint on the moment of departure: ask it "now?" (`Gate`) or "when?".
+Every limit is a constraint on the moment of departure: ask it "now?" (`Gate`) or "when?" (`Shaper`).
 """
 
 from typing import TYPE_CHECKING, Any

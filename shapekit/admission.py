@@ -40,9 +40,9 @@ _REFUSED, _FAILED, _ILL = 429, 400, 500
 
 
 class Admission:
-    """One call's leave: entered, by `with` or `async with`, when its slot has come.
+    """One call under a policy: `with` or `async with` waits until it may leave.
 
-    One that is made with its reservation is entered already, and its call leaves now.
+    An admission that is made with a reservation is entered already, and its call leaves now.
     """
 
     __slots__ = (
@@ -76,17 +76,17 @@ class Admission:
 
     @property
     def delay(self) -> float:
-        """Seconds the call was delayed; where nothing is enforced, those it would have been."""
+        """The seconds that the call was delayed, or would have been with `enforce=True`."""
         return self.reservation.delay
 
     @property
     def decision(self) -> Decision:
-        """What was decided, in the words of a gate. Only where nothing is enforced can it be a denial."""
+        """The decision, as a gate gives it. It is a denial only if the policy has `enforce=False`."""
         return self.reservation.decision
 
     @property
     def reservation(self) -> Reservation:
-        """The reservation behind it."""
+        """The reservation of the call's slot."""
         if self._reservation is None:
             raise ConfigError("admission", None, "was not entered", "write: with policy.admit() as admission")
         return self._reservation
@@ -108,10 +108,10 @@ class Admission:
         return self
 
     def settle(self, actual: int) -> bool:
-        """Say what the call turned out to cost: the difference is charged, or given back.
+        """Correct the cost of the call once it is known: the difference is charged, or given back.
 
         What is given back goes to calls that have no slot yet; waiting calls keep theirs. May
-        be said again, as more becomes known: the last word counts.
+        be repeated as more becomes known: the last cost counts.
         """
         return run(self._settle, actual)
 
@@ -135,9 +135,9 @@ class Admission:
         return self
 
     def leave(self) -> None:
-        """The call is no longer in flight: give its permit back, if it has one. Leaving the context does so.
+        """End the call, which gives back its permit, if it has one. Leaving the context does the same.
 
-        For callers that entered without a `with`, and know better when the call is over.
+        For callers that enter without a `with`, and know when the call ends.
         """
         run(self._leave)
 
@@ -157,9 +157,9 @@ class Admission:
 
         If the answer names a scope and the call's `target` is known, only that scope is held.
 
-        Takes a response of httpx, requests or aiohttp, or whatever has a status and headers. Its body counts
-        if it was read already, and is not read here. Returns what was heard; None if nothing was said, or the
-        policy has no feedback.
+        Takes a response of httpx, requests or aiohttp, or any object with a status and headers. A body counts
+        only if it was read before. Returns the hint in the answer, or None if there is none or the policy has
+        no feedback.
         """
         core = self.policy.shaper.core
         hint = hint_of(self, self.policy.feedback, response, core.clock.wall_us() / SECOND_US)

@@ -1,7 +1,7 @@
 """Config: the options of a policy, and policies written as plain values, as configuration files hold them.
 
-`PolicyOptions` is the one list of them: `Policy`, `@shaped`, the wrappers of clients, Celery tasks and files
-take what stands there.
+`PolicyOptions` is the one list of them, for `Policy`, `@shaped`, the wrappers of clients, Celery tasks and
+files.
 """
 
 # No annotations from the future here: as text, those of a TypedDict take longer to load than all else.
@@ -38,41 +38,41 @@ class PolicyOptions(TypedDict, total=False):
     """The options of a policy beside its rate."""
 
     name: str | None
-    """What errors, events and keys in the store call it; needed where a store is shared."""
+    """The name of the limit in errors, events and keys of the store; needed if a store is shared."""
     burst: int | None
-    """How many calls may leave at once after idling; 1 if nothing is said, here or in the rate."""
+    """How many calls may leave at once after an idle time; by default 1, or the burst in the rate."""
     pace: str
     """"smooth", evenly spaced; or "burst", as fast as the windows of all rates allow."""
     quota: Quota | str | None
-    """So many calls in a calendar period: a `Quota`, or text such as `"1_000_000/month"`."""
+    """How many calls in a calendar period: a `Quota`, or text such as `"1_000_000/month"`."""
     spread: bool
     """Whether what is left of a quota is spent evenly over what is left of its period."""
     gates: Sequence[Algorithm[Any]]
     """Further strategies that every call has to pass."""
     concurrency: Concurrency | int | None
-    """How many calls may be in flight at once, over all workers; a `Concurrency` to say more."""
+    """How many calls may be in flight at once, over all workers; a `Concurrency` sets the lease."""
     key: KeySpec
-    """Whom the limit is counted for: text, a template such as `"{user_id}"`, or a callable."""
+    """What the limit is counted for: text, a template such as `"{user_id}"`, or a callable."""
     cost: CostSpec
-    """What a call costs: 1 if nothing is said, a number, or a callable that is given what the call is."""
+    """What a call costs: a number, by default 1, or a callable that gets the arguments of the call."""
     max_wait: Duration | None
     """A call that would wait longer is refused; `0` means now or never, None without a bound."""
     headroom: float
     """The part by which to stay below the stated rates: `0.02` is 2 %."""
     prefetch: Duration | None
-    """For a far store: a busy worker takes slots ahead, over at most this span of the line."""
+    """For a distant store: a busy worker takes slots ahead, over at most this span of the queue."""
     adaptive: Adaptive | None
-    """Instead of a rate: the bounds of one that is found by the server's answers."""
+    """Instead of a rate: the bounds of one that is found from the server's answers."""
     enforce: bool
-    """False: every call passes at once, and its admission says what would have happened."""
+    """False: every call leaves at once, and its admission says what would have happened."""
     refund_on: RefundSpec | None
-    """Exceptions (or a predicate) after which a call never counted."""
+    """Exceptions (or a predicate) after which a call does not count."""
     feedback: "FeedbackSpec | None"
-    """What reads the server's answers: "hold", a `Feedback`, or a callable; None for nothing."""
+    """How the server's answers are read: "hold", a `Feedback`, or a callable; None ignores them."""
     store: "StoreLike | None"
-    """A store, the URL of a Redis, or the path of a SQLite file; this process's memory if not given."""
+    """A store, the URL of a Redis, or the path of a SQLite file; by default this process's memory."""
     clock: Clock | None
-    """What the store goes by, where none is given."""
+    """The clock of the policy's own store in memory."""
 
 
 def checked_options(call: str, options: Mapping[str, Any]) -> dict[str, Any]:

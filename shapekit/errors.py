@@ -104,7 +104,7 @@ def whose(key: str, policy: str | None) -> str:
 
 
 class ShapekitError(Exception):
-    """The root of the tree: catching it catches everything shapekit raises."""
+    """The base class of all errors of shapekit."""
 
     code: ClassVar[str] = "shapekit_error"
     """Names the kind of error, and never changes."""

@@ -91,7 +91,7 @@ class Gate:
         return await self._acheck(place, cost)
 
     def check_many(self, keys: Iterable[GateKey], *, cost: int = 1) -> list[Decision]:
-        """`check` for each key in turn, all at one instant; the order of the keys is the answers'."""
+        """`check` for each key in turn, all at one instant; the answers have the order of the keys."""
         return self._check_many(self._series(keys, cost), (cost,))
 
     async def acheck_many(self, keys: Iterable[GateKey], *, cost: int = 1) -> list[Decision]:
@@ -101,7 +101,7 @@ class Gate:
         return await self._acheck_many(series, (cost,))
 
     def require(self, key: GateKey = "default", *, cost: int = 1) -> Decision:
-        """`check`, or RateLimitedError (QuotaExhaustedError where a quota is what denies)."""
+        """`check`, but a denial raises RateLimitedError, or QuotaExhaustedError if a quota denies."""
         return self._admitted(key, self.check(key, cost=cost), cost)
 
     async def arequire(self, key: GateKey = "default", *, cost: int = 1) -> Decision:
@@ -111,7 +111,7 @@ class Gate:
     # to look, and to settle
 
     def peek(self, key: GateKey = "default") -> Decision:
-        """What a call of cost 1 would be told. Consumes nothing."""
+        """The decision that a call of cost 1 would get. Consumes nothing."""
         return self._peek(self._place(key))
 
     async def apeek(self, key: GateKey = "default") -> Decision:
@@ -130,7 +130,7 @@ class Gate:
         """Give back `cost` units of what `decision` charged; returns how the key stands.
 
         Never more than was charged, and never what time has restored already. What a decision charged is
-        given back once, whole or in part: said again, by any process, this changes nothing.
+        given back once, whole or in part: a repeated refund, by any process, changes nothing.
         """
         return self._refund(self._admissible(key, cost), cost, self._charge_of(decision))
 
@@ -139,11 +139,11 @@ class Gate:
         return await self._arefund(self._admissible(key, cost), cost, self._charge_of(decision))
 
     def debit(self, key: GateKey, decision: Decision | None = None, *, cost: int = 1) -> Decision:
-        """Charge a call that has happened, without asking; time repays the debt.
+        """Charge a call that has happened, whether it fits or not; time repays the debt.
 
-        With the `decision` of an earlier charge, said again this changes nothing, and a composite of
-        alternatives charges the part that paid then. Without one it charges each time. What it returns
-        is the decision of a charge as well: of this one.
+        With the `decision` of an earlier charge, a repeated debit changes nothing, and a composite of
+        alternatives charges the part that paid then. Without one, each debit counts. Returns the decision
+        of this charge.
         """
         return self._debit(*self._debited(key, decision, cost))
 
@@ -152,7 +152,7 @@ class Gate:
         return await self._adebit(*self._debited(key, decision, cost))
 
     def reset(self, key: GateKey = "default") -> None:
-        """Make the key cold."""
+        """Forget the key: it is then as if it had never been used."""
         self._store.reset(self.name, self._program, self._place(key))
 
     async def areset(self, key: GateKey = "default") -> None:

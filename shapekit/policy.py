@@ -114,7 +114,7 @@ def _is_one_of(kinds: tuple[Any, ...], error: BaseException) -> bool:
 
 
 class Policy:
-    """What one upstream allows.
+    """All limits of one API, under one name: rates, quotas, calls in flight.
 
         >>> from shapekit import Policy
         >>> stripe = Policy("25/s", name="stripe", max_wait="2s", quota="1_000_000/month")
@@ -127,16 +127,16 @@ class Policy:
 
     - `quota`: a `Quota`, or text such as `"1_000_000/month"`; with `spread=True` what is left of that is
       spent evenly over what is left of its period.
-    - `key`: whom the limit is counted for: a text, a template over the values of a call such as
-      `"{user_id}"`, or a callable that is given what the call is given.
-    - `cost`: what a call costs: a number, or such a callable.
-    - `enforce=False`: everything passes at once, and the admission says what would have happened.
-    - `refund_on`: exceptions (or a predicate) after which the call never counted.
-    - `feedback="hold"`: answers that are shown to `Admission.observe` may hold the key for all workers: a
-      429, a `Retry-After`, nothing remaining. None for not at all; a `Feedback` to say more; or a callable
-      that reads an `Answer` itself.
-    - `adaptive`: instead of a rate, an `Adaptive`: the rate that the server bears is found by its answers.
-    - `concurrency`: how many calls may be in flight at once, over all workers; a `Concurrency` to say more.
+    - `key`: what the limit is counted for: text, a template over the arguments of a call such as
+      `"{user_id}"`, or a callable that gets these arguments and returns text.
+    - `cost`: what a call costs: a number, or a callable that gets the arguments of the call.
+    - `enforce=False`: every call leaves at once, and its admission says what would have happened.
+    - `refund_on`: exceptions (or a predicate) after which a call does not count.
+    - `feedback="hold"`: answers that are passed to `Admission.observe` may hold the key for all workers: a
+      429, a `Retry-After`, nothing remaining. None ignores answers; a `Feedback` sets the details; a callable
+      reads an `Answer` itself.
+    - `adaptive`: instead of a rate, an `Adaptive`: its rate is found from the server's answers.
+    - `concurrency`: how many calls may be in flight at once, over all workers; `Concurrency` sets the lease.
     - the rest as for `Shaper`: `burst`, `pace`, `gates`, `max_wait`, `headroom`, `prefetch`, `store`, `clock`
       and `name`.
     """
@@ -234,8 +234,8 @@ class Policy:
     ) -> Admission:
         """A context that is entered when the call may leave, and yields its `Admission`.
 
-        `key` and `cost` default to the policy's own, where those need no values of a call. One that is
-        dropped and was never entered shapes nothing: a RuntimeWarning says so.
+        `key` and `cost` default to the policy's own, if those do not depend on the call. A context that is
+        never entered does not wait, and emits a RuntimeWarning.
         """
         waits: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
         if max_wait is not AS_CONFIGURED:
@@ -279,7 +279,7 @@ class Policy:
         return await self.shaper.aforecast(calls, key=self.key_of(key), cost=self._foreseen(cost))
 
     def listen(self, listener: Listener) -> Listening:
-        """Tell the listener what happens here from now on, until what is returned is closed; see `events`."""
+        """Add a listener for the events of this policy; closing the returned `Listening` removes it."""
         return self.shaper.listen(listener)
 
     def quotas(self, key: str | None = None) -> list[QuotaUsage]:
@@ -320,15 +320,15 @@ class Policy:
             >>> stripe.configure("20/s", reason="sale").words
             'rate 20/s'
 
-        They hold from the next decision of every process on, and calls that wait move. What is not said stays
-        as in the code. They hold until they are removed, by `unconfigure`, or until `until`.
+        They apply from each process's next decision on, and waiting calls move. Limits that are not given
+        stay as in the code. The override ends with `unconfigure`, or at `until`.
 
-        - `key`: only for this key; `gold-*` for all that begin with that. A key goes by its own override, or
-          that of the longest beginning, or the policy's, and by one of them alone.
+        - `key`: only for this key; `gold-*` for all keys that begin with that. One override applies to a key:
+          its own, or else that of the longest beginning, or else the policy's.
         - `burst`, `concurrency`, `headroom`: as for the policy.
-        - `quota`: other limits for quotas, such as `"2_000_000/month"`. What was used stays used.
-        - `state`: `off` for no limit at all, `held` so that no call leaves until that is changed.
-        - `reason`: why, for others who look.
+        - `quota`: other limits for quotas, such as `"2_000_000/month"`. Used units stay used.
+        - `state`: `off` for no limit at all, `held` to let no call leave until the override ends.
+        - `reason`: why, shown with the override.
         - `until`: a `datetime`, or epoch seconds.
         """
         return run(self._configure, rate, change)
@@ -354,7 +354,7 @@ class Policy:
         return override
 
     def configured(self) -> list[Override]:
-        """What `configure` has set, here or in any process, and is in force."""
+        """The overrides in force, whichever process has set them."""
         return run(self._configured)
 
     async def aconfigured(self) -> list[Override]:
@@ -367,9 +367,9 @@ class Policy:
         return list(await in_force(driver, self.shaper.core.store, self.name))
 
     def unconfigure(self, key: str | None = None) -> bool:
-        """Remove what was set for the policy, or for a key or pattern; whether there was anything.
+        """Remove the override of the policy, or of a key or pattern; returns whether there was one.
 
-        From then on the code's limits hold again.
+        The limits in the code apply again.
         """
         return run(self._unconfigure, key)
 

@@ -47,9 +47,9 @@ class Shaper:
 
     - `rate`: one rate or several, `"10/s; 100/min"`. The one with the shortest period is paced, the
       others bound every window of their period.
-    - `burst`: how many may leave at once after idling.
-    - `max_wait`: a longer wait is refused with QueueFullError. `0` means now or never, None without a bound;
-      where a call says nothing, what is said here counts.
+    - `burst`: how many calls may leave at once after an idle time.
+    - `max_wait`: a longer wait is refused with QueueFullError. `0` means now or never, None without a bound.
+      It is the default of every call.
     - `pace="burst"`: not evenly spaced, but as fast as the windows allow.
     - `gates`: further strategies that every departure has to pass. A spent `Quota`, in a
       composite too, refuses with QuotaExhaustedError unless an explicit `max_wait` covers the wait.
@@ -286,7 +286,7 @@ class Shaper:
         """The slot was used: nothing to give back."""
 
     def listen(self, listener: Listener) -> Listening:
-        """Tell the listener what happens here from now on, until what is returned is closed; see `events`."""
+        """Add a listener for the events of this shaper; closing the returned `Listening` removes it."""
         return self.core.reporter.listeners.add(listener)
 
     def close(self) -> None:

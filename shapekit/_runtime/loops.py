@@ -38,7 +38,7 @@ __all__ = [
 
 
 class AsyncAlarm:
-    """What ends the sleep of a task: set once, from any thread; awaited on the loop where it was made."""
+    """An event that ends the sleep of a task. Any thread may set it; its own event loop awaits it."""
 
     __slots__ = ("_is_set", "_loop", "_sleepers")
 
@@ -68,7 +68,7 @@ class AsyncAlarm:
         return self._is_set
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Until set, or for `seconds`."""
+        """Wait until the alarm is set, or for `seconds`."""
         if self._is_set:
             await others_first()
         elif hasattr(self._loop, "run_sync_soon"):

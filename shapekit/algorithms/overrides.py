@@ -38,14 +38,14 @@ _LONGEST = 500
 
 
 class Override(NamedTuple):
-    """What an operator has set for a policy, or for some of its keys. What is None is as the code has it."""
+    """What an operator has set for a policy, or for some of its keys. None means as in the code."""
 
     key: str | None = None
     """The key; `gold-*` for all keys that begin with that; None for the whole policy."""
     rate: str | None = None
     """The rates, such as `"20/s; 100/min"`."""
     burst: int | None = None
-    """How many calls may leave at once after idling."""
+    """How many calls may leave at once after an idle time."""
     quota: str | None = None
     """The limits of quotas, such as `"2_000_000/month; 10_000/day"`, each instead of one of that period."""
     concurrency: int | None = None
@@ -65,7 +65,7 @@ class Override(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What it says of the limits, such as `rate 20/s, burst 5`."""
+        """The limits in words, such as `rate 20/s, burst 5`."""
         if self.state != ON:
             return self.state
         told = [(field, getattr(self, field)) for field in LIMITS]

@@ -62,8 +62,8 @@ def set_(
 ) -> None:
     """Set limits of POLICY for every process, instead of those in their code.
 
-    RATE is one rate or several: "10/s", "10/s; 1000/h". They hold from the next decision of every process on,
-    and calls that wait move. What is not said stays as in the code.
+    RATE is one rate or several: "10/s", "10/s; 1000/h". They apply from each process's next decision on,
+    and waiting calls move. Limits that are not given stay as in the code.
 
     \b
     shapekit set stripe 20/s --for 2h --why "sale"
@@ -101,7 +101,7 @@ def _say(as_json: bool, policy: str, override: Override) -> None:
 @store_option
 @json_option
 def unset(policy: str, key: str | None, is_all: bool, store: str | None, as_json: bool) -> None:
-    """Remove what was set for POLICY: the limits in the code hold again."""
+    """Remove what was set for POLICY: the limits in the code apply again."""
     if key is not None and is_all:
         raise CommandError("--key and --all are both given; give one of them")
     opened = open_store(store)
@@ -140,7 +140,7 @@ def settings(policy: str | None, store: str | None, as_json: bool) -> None:
     if as_json:
         print_json([_plain(name, one) for name, one in rows])
     elif not rows:
-        click.echo("nothing is set: the limits in the code hold")
+        click.echo("nothing is set: the limits in the code apply")
     else:
         console().print(
             table(

@@ -129,23 +129,22 @@ class Feedback:
         >>> feedback.read(429, {"Retry-After": "2"}, sent_at=100.0, received_at=100.1).hold_s
         2.0
 
-    1. A 429, 503 or 529 holds for as long as it says. Zero, or an instant in the past, is ignored.
+    1. A 429, 402, 503 or 529 holds for as long as it says. Zero, or an instant in the past, is ignored.
     2. An answer of any status that leaves nothing remaining holds until the reset, if it names one.
-    3. A 429 that does not say how long holds for 1 s, 2 s, 4 s …: one step per incident, which lasts until a
-       request succeeds that was sent after the hold.
-    4. Nothing else holds. A 503 or 529 that does not say how long is an error of the server, not of our rate.
+    3. A 429 that does not say how long holds for 1 s, 2 s, 4 s …: one step per incident, which ends when a
+       request succeeds that was sent after the hold, or `max_hold` after the hold.
+    4. An answer that says that the account has nothing left to spend holds for 1 min, 2 min, 4 min … up to an
+       hour, whatever `max_hold` is: one step per incident. It says so by an error in its body, such as
+       OpenAI's `insufficient_quota`, or by a 402 that names no time and does not ask for the payment of this
+       one request.
+    5. Nothing else holds. A 503 or 529 that does not say how long is an error of the server, not of our rate.
 
     Explicit values are obeyed whenever they arrive; the time a request was sent matters only for answers
     without one. When a hold is placed the longer of two wins, so a late answer never shortens one.
 
     - `dialect`: "auto" detects it from the fields of each answer; a name from DIALECTS reads only that one; a
       callable is a parser of your own, from an Answer (with all its fields) to a ServerHint or None.
-    - `max_hold`: the bound of every other hold.
-
-    4. An answer that says that the account has nothing left to spend holds for 1 min, 2 min, 4 min … up to an
-       hour, whatever `max_hold` is: one step per incident. It says so by an error in its body, such as
-       OpenAI's `insufficient_quota`, or by a 402 that names no time and does not ask for the payment of this
-       one request.
+    - `max_hold`: the longest hold, except for an exhausted account.
 
     It does no I/O and has no clock; it keeps the incidents of at most 1,024 keys and scopes. It can be shared
     by threads and copied to processes.
@@ -215,9 +214,9 @@ class Feedback:
         return hint._replace(hold_s=hold_s)
 
     def hears_nothing(self, status: int, headers: Iterable[Any]) -> bool:
-        """A first look: whether to read the answer would say nothing and change nothing.
+        """Whether `read` would return None and change nothing: a quick first look.
 
-        `headers` are lines, or names alone.
+        `headers` are (name, value) pairs, or names alone.
         """
         if status in STATUSES or self._wanted is None or self._incidents.known:
             return False

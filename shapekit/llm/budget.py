@@ -57,46 +57,46 @@ _FIX = 'write LLMBudget(requests="500/min", tokens="90k/min")'
 
 
 class LLMBudget:
-    """What a language model may be asked: so many requests, so many tokens.
+    """The limits of a language model: requests, tokens, money.
 
         >>> budget = LLMBudget(requests="500/min", tokens="90k/min")
         >>> with budget.admit({"messages": [{"role": "user", "content": "why?"}], "max_tokens": 500}) as call:
         ...     call.reserved.total, call.settle({"usage": {"prompt_tokens": 9, "completion_tokens": 40}})
         (508, True)
 
-    A call takes its tokens first, by an estimate, and then its slot among the requests, which paces. It gets
-    both or neither. When its answer is there, `settle` charges what it used. `wrap` does all of it.
+    A call takes its tokens first, by an estimate, and then its slot among the requests, which are paced. It
+    gets both or neither. After the answer, `settle` charges what the call used. `wrap` does all of this.
 
     - `requests`: the rate of calls, evenly spaced.
-    - `tokens`: a rate of tokens, or any strategy. `input_tokens`, `output_tokens`: where the server counts
-      those apart. A rate is never exceeded in any window of its period, also where calls take up to a
-      hundred-and-twentieth of that longer than others to arrive. This costs 1.7 % of the tokens and 0.8 % of
-      the requests.
-    - `tokens_per_day`: how many in a day, or a `Quota`.
-    - `spend`: how much money: `"50 USD/day"`, of a week or a month too; in any other period, such as
-      `"5 USD/hour"`, wherever that begins. A call reserves the most that it can cost, and one that would
-      spend more than is left is refused: `QuotaExhaustedError`.
-    - `total`: such a limit over all keys together.
+    - `tokens`: a rate of tokens, or any strategy. `input_tokens`, `output_tokens`: if the server counts
+      them separately. No window of its period exceeds a rate, even if some calls take longer than others to
+      arrive, by up to a 120th of the period. This costs 1.7 % of the tokens and 0.8 % of the requests.
+    - `tokens_per_day`: how many tokens in a day, or a `Quota`.
+    - `spend`: how much money: `"50 USD/day"`, or in a calendar week or month; in any window of another
+      period, such as `"5 USD/hour"`. A call reserves the most that it can cost; a call that may spend more
+      than is left is refused with QuotaExhaustedError.
+    - `total`: the same, over all keys together.
     - `prices`: what a million tokens of each model cost, as a table or the path of a TOML or JSON file:
       `{"currency": "USD", "some-model": {"input": "2.50", "output": "10"}}`. `cached`, `written` (to a cache)
-      and `reasoning` cost what the input, or the output, costs, where the table says nothing else.
+      and `reasoning` cost as much as the input, or the output, if the table has no price for them.
     - `tz`: the time zone in which the days, weeks and months of `spend` and `total` begin, instead of UTC.
-    - `alerts`: the shares of a day's tokens and of money that are reported by a `BudgetReached`.
+    - `alerts`: the shares of a day's tokens and of money at which a `BudgetReached` is emitted.
     - `capacity`: lets more through: the tokens are kept by a `TokenBucket` of this capacity, which is full at
       first and refilled at the rate. The worst window has the limit and the capacity. It is also the most
       that one call may ask for.
-    - `estimate`: what a call may use up: tokens, (input, output), or a callable that is given what the call
-      is given. Else the length of its texts and the most that it may be answered with.
-    - `learn=False`: estimates by the length of texts stay as they are, whatever earlier calls have used.
-    - `count`: what counts the tokens of a text: a function, or a tiktoken encoding. Else three bytes are one.
-    - `key`: whose limit it is: a text, a template over what the call is given (`"{model}"`), or a callable.
-    - `max_wait`: what would wait longer, for its tokens and its slot together, is refused.
-    - `refund_on`: exceptions (or a predicate) after which a call cost nothing. By default those that tell it
-      was not sent (refused by us, connection refused), or refused by the server (a 4xx): that counts as a
-      request, and not in tokens.
-    - `on_abort="estimate"`: a stream that ends before it has told its usage costs what was reserved, and not
-      the input and what was seen of the answer.
-    - `provider`: "openai" or "anthropic" reads these servers' headers alone, "auto" those of any.
+    - `estimate`: what a call may use: tokens, (input, output), or a callable that gets the arguments of the
+      call. By default the length of the prompt, and the longest answer that the call allows.
+    - `learn=False`: earlier calls do not correct the estimates by length.
+    - `count`: a function that counts the tokens of a text, or a tiktoken encoding. By default three bytes are
+      a token.
+    - `key`: what the limit is counted for: text, a template over the arguments (`"{model}"`), or a callable.
+    - `max_wait`: a call that would wait longer, for its tokens and its slot together, is refused.
+    - `refund_on`: exceptions (or a predicate) after which a call cost nothing. By default errors of calls
+      that were not sent (refused by shapekit, connection refused), and refusals by the server (a 4xx), which
+      use a request and no tokens.
+    - `on_abort="estimate"`: a stream that ends before it reports its usage is charged what it reserved, and
+      not its input and what was seen of its answer.
+    - `provider`: "openai" or "anthropic" reads the headers of this provider alone, "auto" those of any.
     """
 
     def __init__(
@@ -205,8 +205,8 @@ class LLMBudget:
     ) -> LLMCall:
         """A context that is entered when the call may leave, and yields its `LLMCall`.
 
-        `asked` is how many tokens to reserve, or what the call is given, as a dict. `model` is the one that
-        is to be paid, where that dict does not name it.
+        `asked` is how many tokens to reserve, or the arguments of the call as a dict. `model` names the model
+        whose price applies, if the dict does not.
         """
         told = {"max_wait": self._max_wait if max_wait is AS_CONFIGURED else max_wait, "timeout": timeout}
         waits = {name: bound for name, bound in told.items() if bound is not None}
@@ -227,11 +227,11 @@ class LLMBudget:
         return self.admit(asked, key=key, model=model, max_wait=max_wait, timeout=timeout)
 
     def wrap(self, function: F) -> F:
-        """The function, whose calls leave when they may and are settled by the usage in their answers.
+        """Wrap a function: its calls wait for their limits, and are settled by the usage in their answers.
 
-        Made for the `create` methods of the OpenAI and Anthropic SDKs, of which the headers are read too; it
-        takes any function, coroutine function or asynchronous generator function. Streams are settled when
-        they tell their usage: OpenAI's chat does so with `stream_options={"include_usage": True}`.
+        Made for the `create` methods of the OpenAI and Anthropic SDKs, whose headers it reads too; it takes
+        any function, coroutine function or asynchronous generator function. Streams are settled when they
+        report their usage: OpenAI's chat does so with `stream_options={"include_usage": True}`.
         """
         if not callable(function):
             raise ConfigError("function", function, "cannot be called", "wrap client.chat.completions.create")
@@ -295,7 +295,7 @@ class LLMBudget:
         return found
 
     def listen(self, listener: Listener) -> ExitStack:
-        """Tell the listener what happens here, until what is returned is closed; see `events`."""
+        """Add a listener for the events of this budget; closing the returned `Listening` removes it."""
         with ExitStack() as listening:
             for policy in self.policies.values():
                 listening.enter_context(policy.listen(listener))

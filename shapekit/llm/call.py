@@ -168,10 +168,10 @@ class Books(NamedTuple):
 
 
 class LLMCall:
-    """One call's leave: entered, by `with` or `async with`, when its tokens and its slot have come.
+    """One call under a budget: `with` or `async with` waits for its tokens and its slot.
 
-    If the block raises, what cost nothing comes back; in all other cases what was reserved stays reserved
-    until it is settled. Of several settlements, the last one counts.
+    If the block raises an error of a call that cost nothing, the reserved tokens are given back. Otherwise
+    they stay charged until the call is settled. Of several settlements, the last one counts.
     """
 
     __slots__ = (
@@ -204,17 +204,17 @@ class LLMCall:
 
     @property
     def delay(self) -> float:
-        """Seconds the call was delayed, for its tokens and for its slot."""
+        """The seconds that the call waited, for its tokens and for its slot."""
         self._check_entered()
         return self._delay_us / SECOND_US
 
     # the books
 
     def settle(self, answer: Any) -> bool:
-        """Say what the call used up: its answer, a usage, a number of tokens, or (input, output).
+        """Charge what the call used: its answer, a usage, a number of tokens, or (input, output).
 
-        The difference is charged, or given back. False, and what was charged stands, if the answer says
-        nothing of a usage, or nothing was to change.
+        The difference is charged, or given back. Returns False, and changes nothing, if the answer has no
+        usage or the charge was right already.
         """
         return run(self._settle, answer)
 
@@ -223,7 +223,7 @@ class LLMCall:
         return await self._settle(TASKS, answer)
 
     def seen(self, heard: StreamUsage) -> TokenUsage | None:
-        """What a stream has used up as far as it was heard; None if the estimate is to stand instead."""
+        """What a stream has used, as far as it was read; None if its reservation stays charged instead."""
         if not self._books.settles_aborted:
             return None
         self._learn_from = None  # what was counted here says nothing of how to count
@@ -236,8 +236,8 @@ class LLMCall:
     def observe(self, response: Any) -> ServerHint | None:
         """Read what an answer's headers say, and hold the key if it asks for that.
 
-        That is so too where the server has fewer tokens left than this call had reserved: the next one like
-        it would be refused. Takes a response with headers, as httpx or an SDK's `with_raw_response` has it.
+        The key is also held if the server has fewer tokens left than this call reserved, because the next
+        such call would be refused. Takes a response with headers, of httpx or an SDK's `with_raw_response`.
         """
         return run(self._observe, response)
 
@@ -246,9 +246,9 @@ class LLMCall:
         return await self._observe(TASKS, response)
 
     def failed(self, error: BaseException) -> None:
-        """The call has ended in an error: hear what that says, and give back what it cost nothing of.
+        """End the call after an error: read the response in it, and give back what the call did not cost.
 
-        Who is thrown away hears and gives back nothing: see `cancellation`.
+        A call that is discarded with its event loop does neither.
         """
         run(self._failed, error)
 

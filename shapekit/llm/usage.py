@@ -29,10 +29,10 @@ __all__ = [
 
 
 class TokenUsage(NamedTuple):
-    """Tokens of one call, those it was given and those it was answered with."""
+    """The tokens of one call: of its prompt, and of its answer."""
 
     input: int
-    """Tokens of the question."""
+    """Tokens of the prompt."""
     output: int
     """Tokens of the answer."""
     cached: int = 0
@@ -42,7 +42,7 @@ class TokenUsage(NamedTuple):
     reasoning: int = 0
     """Of the output, those that the model only thought."""
     uncounted: int = 0
-    """Tokens that were read from a cache and are not in `input`: no limit counts them, but they are paid."""
+    """Tokens that were read from a cache and are not in `input`: they count for prices alone."""
 
     @property
     def total(self) -> int:

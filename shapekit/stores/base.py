@@ -6,7 +6,7 @@ composite whose parts have keys of their own a tuple of texts, one for each part
 together or not at all.
 
 To write a store, implement the abstract methods. The awaitable ones have a default: they are run in place
-where the store is `instant`, and else on worker threads of the store's own. What all of them promise:
+where the store is `instant`, and else on worker threads of the store's own. All of them promise:
 
 - `operation.step(program)` is run: it sees the state that the last one left, with none in between. It
   returns `(state, answer, ttl_us, persist)`, or where the operation `is_read` its answer alone;
@@ -73,10 +73,10 @@ def _nothing(*_: Any) -> None:
 
 
 class Store(ABC):
-    """Where the states live.
+    """Keeps the states of limits: the base class of all stores.
 
-    What a store of one's own has to promise stands in `help(shapekit.stores.base)`; the tests of
-    `shapekit.testing.StoreConformance` hold it to that.
+    `help(shapekit.stores.base)` says what a store of your own has to promise, and
+    `shapekit.testing.StoreConformance` tests it.
     """
 
     shared: bool
@@ -86,24 +86,24 @@ class Store(ABC):
     """Whether calls return without I/O, so that asynchronous callers need not await."""
 
     sharded: bool = False
-    """Whether parts of the truth can be lost by themselves; then `shard` tells them apart."""
+    """Whether parts of the store can be lost by themselves; then `shard` tells them apart."""
 
     awaited_only: bool = False
-    """Whether there are no synchronous calls to be had."""
+    """Whether the store has asynchronous calls alone."""
 
     clock_decides: bool = False
-    """Whether decisions go by `clock`: then an instant of theirs can be slept until, without a detour."""
+    """Whether `clock` decides: then callers can sleep until an instant of the store."""
 
     clock: Clock
-    """What callers sleep by; also what decides, unless the store has a better one."""
+    """The clock by which callers sleep; it also decides, unless the store has a better one."""
 
     @abstractmethod
     def bind(self, name: str, program: Program, operation: Operation) -> Apply:
-        """The call that applies `operation` to a key of `name`."""
+        """Return the function that applies `operation` to a key of `name`."""
 
     @abstractmethod
     def bind_many(self, name: str, program: Program, operation: Operation) -> ApplyMany:
-        """The call that applies `operation` to each of several keys, at one instant."""
+        """Return the function that applies `operation` to several keys, at one instant."""
 
     def abind(self, name: str, program: Program, operation: Operation) -> Callable[..., Awaitable[Any]]:
         """`bind`, awaitable."""
@@ -127,7 +127,7 @@ class Store(ABC):
         return Twin(self.bind(name, program, operation), self.abind(name, program, operation))
 
     def shard(self, name: str, program: Program, key: Key) -> Hashable:
-        """On which part of the truth a key lies, as far as is known; None for the whole."""
+        """The part of the store that a key lies on, if that is known; None for the whole store."""
         return None
 
     def settings(self, name: str) -> Settings:
@@ -136,11 +136,11 @@ class Store(ABC):
         return known.setdefault(name, Settings(name))
 
     def read_overrides(self, name: str) -> Stored:
-        """What lies in the store for a name: asked, and heard by all here who go by it."""
+        """Read the overrides of a name from the store, and apply them in this process."""
         return Stored()
 
     def all_overrides(self) -> dict[str, Stored]:
-        """What lies in the store for every name for which something was ever set."""
+        """Read the overrides of every name that ever had one."""
         return {}
 
     def write_overrides(self, name: str, text: str, known: Stored) -> bool:
@@ -159,7 +159,7 @@ class Store(ABC):
 
     @abstractmethod
     def reset(self, name: str, program: Program, key: Key) -> None:
-        """Make the key cold."""
+        """Forget the key: it is then as if it had never been used."""
 
     async def areset(self, name: str, program: Program, key: Key) -> None:
         """`reset`, awaitable."""
@@ -167,11 +167,11 @@ class Store(ABC):
 
     @abstractmethod
     def reset_all(self, prefix: str = "") -> int:
-        """Make every key cold whose `name:key` begins with `prefix`; returns how many there were."""
+        """Reset every key whose `name:key` begins with `prefix`; returns how many there were."""
 
     @abstractmethod
     def keys(self, prefix: str = "") -> Iterator[str]:
-        """The live keys as `name:key`, to look at."""
+        """The live keys, as `name:key`."""
 
     @abstractmethod
     def close(self) -> None:

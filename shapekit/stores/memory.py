@@ -120,10 +120,10 @@ class _Records:
 
 
 class MemoryStore(Store):
-    """Thread-safe, exact, and gone with the process.
+    """Keeps states in the memory of this process, for all of its threads and event loops.
 
     Nothing runs in the background: each call sweeps a few idle keys, and a live key is never
-    dropped. A forked child warns once, because from then on there are two truths and twice the rate.
+    dropped. A forked child warns once, because parent and child then count apart, at twice the rate.
     """
 
     shared = False

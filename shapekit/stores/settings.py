@@ -130,7 +130,7 @@ class Settings:
         try:
             return read(stored.text)
         except ConfigError as error:
-            self._warn("the overrides of %r are ignored, and the limits in the code hold: %s", error)
+            self._warn("the overrides of %r are ignored, and the limits in the code apply: %s", error)
             return ()
 
     def _warn(self, words: str, error: ConfigError) -> None:

@@ -1,4 +1,4 @@
-"""For tests of code that is limited: virtual time, and a judge for any recorded history."""
+"""Tools for tests of shaped code: virtual time, checks of recorded departures, and tests for stores."""
 
 from shapekit.clock import ManualClock
 from shapekit.testing.conformance import StoreConformance

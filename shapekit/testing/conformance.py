@@ -563,27 +563,27 @@ _START_S = 10**9
 
 
 class StoreConformance:
-    """Subclass it, say how to make a store, and let pytest collect it.
+    """Tests for a store of your own: subclass it, define `make_store`, and let pytest collect it.
 
-    The identity tests play generated timelines on the store and compare every field of every answer
-    with what the pure program says. `timelines` is how many for each algorithm, `steps` how many
-    operations each of them has; the same `seed` gives the same ones, always. The other tests hold a
-    store to the rest of its promises: about keys, names, time, threads and tasks, and its end.
+    The identity tests run generated timelines of operations on the store, and compare every field of every
+    answer with that of the pure program. `timelines` is how many there are for each algorithm, `steps` how
+    many operations each of them has; the same `seed` always gives the same timelines. The other tests check
+    the rest of what a store promises about keys, names, time, threads, tasks and closing.
     """
 
     timelines = 200
-    """How many timelines are played for each algorithm."""
+    """How many timelines are run for each algorithm."""
     steps = 10
     """How many operations each of them has."""
     seed = "shapekit"
     """What the timelines are made from."""
 
     def make_store(self, clock: ManualClock) -> Store:
-        """A fresh, empty store that decides by this clock. Is called often; the tests close it."""
+        """Return a new, empty store that decides by this clock. Called often; the tests close the stores."""
         raise NotImplementedError("define how to make a store: def make_store(self, clock): return …")
 
     def same_store(self, store: Store, clock: ManualClock) -> Store:
-        """Another object on the truth of `store`; asked for where `store.shared` says there can be one."""
+        """Return another store with the states of `store`; called only if `store.shared`."""
         raise NotImplementedError("define how a second process opens the same states: def same_store(…)")
 
     # the same answers

@@ -31,15 +31,15 @@ __all__ = ["FaultyStore"]
 
 
 class FaultyStore(Store):
-    """`inner`, with faults: each is an attribute, which any thread may set at any time.
+    """A store that passes calls to `inner`, with faults: attributes that any thread may set at any time.
 
     - `down`: every call raises StoreUnavailableError and does nothing.
     - `loses_replies`: every call is done, and then raises StoreUnavailableError.
-    - `slow`: every call first takes that long on the clock of `inner`; a fault may meet it afterwards.
+    - `slow`: every call first takes this many seconds, on the clock of `inner`; other faults come after that.
 
-    `calls` counts the calls that came, whatever became of them; `mend` ends all faults, and wakes the
-    slow calls. It behaves as if it were somewhere else: it is awaited, also where `inner` need not be.
-    Binding is no call: it takes place here.
+    `calls` counts all calls, also those that failed. `mend` ends all faults, and wakes the slow calls. The
+    store behaves like a remote one: its calls are awaited, even if `inner` answers at once. Binding an
+    operation is not a call.
     """
 
     def __init__(self, inner: Store) -> None:
@@ -63,7 +63,7 @@ class FaultyStore(Store):
 
     @property
     def slow(self) -> float:
-        """How long every call takes, in seconds; 0 for not at all."""
+        """How many seconds every call takes first; 0 by default."""
         return self._slow_us / SECOND_US
 
     @slow.setter
@@ -72,7 +72,7 @@ class FaultyStore(Store):
 
     @property
     def waiting(self) -> int:
-        """The slow calls that are under way."""
+        """How many slow calls are under way."""
         return len(self._asleep)
 
     def mend(self) -> None:

@@ -61,7 +61,7 @@ class PaceError(AssertionError):
 def check_pace(
     departures: Iterable[Departure], rate: RateLike, burst: int | None = None, *, tolerance: Duration = 0
 ) -> None:
-    """PaceError unless `t_j - t_i >= (cost(i..j) - burst) * T` for all calls i <= j, T being period/limit.
+    """Raise PaceError unless `t_j - t_i >= (cost(i..j) - burst) * T` for all calls i <= j; T is period/limit.
 
     This is what `GCRA(rate, burst)` promises, and TokenBucket and LeakyBucket with it. `burst` is
     that of the rate's text, or 1. Histories need not be in order; of several breaches the one that
@@ -107,7 +107,7 @@ burst 2 that takes 0.1 s: 0.1 s too early
 def check_window(
     departures: Iterable[Departure], limit: int | str | Rate, window: Duration | None = None
 ) -> None:
-    """PaceError if more than `limit` units have left in any half-open window, wherever it begins.
+    """Raise PaceError if more than `limit` units have left in any half-open window, wherever it begins.
 
     This is what `SlidingWindowLog(limit, window)` promises, and every conservative SlidingWindow.
     Two calls exactly one window apart are not in one window.

@@ -59,7 +59,7 @@ def test_keys_and_spans(place, policy):
         done("unset", "stripe", "--key", "acme", "--store", place[1]) == "stripe, key acme: held is removed\n"
     )
     assert len(told(place, "unset", "stripe", "--all")) == 3
-    assert done("settings", "--store", place[1]) == "nothing is set: the limits in the code hold\n"
+    assert done("settings", "--store", place[1]) == "nothing is set: the limits in the code apply\n"
 
 
 @pytest.mark.parametrize(

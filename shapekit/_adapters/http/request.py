@@ -84,12 +84,12 @@ _SAID: ContextVar[RequestOptions] = ContextVar("shapekit_request_options", defau
 
 @contextmanager
 def request_options(**options: Unpack[RequestOptions]) -> Iterator[None]:
-    """Goes for every request that is sent inside, by this thread or task and by tasks that it starts there.
+    """Set options for all requests that this thread or task, and tasks that it starts, send in the block.
 
         with request_options(cost=5, max_wait="2s"):
             response = session.get(url)
 
-    Redirects and repetitions are requests, too. One inside another adds to it.
+    They also apply to redirects and retries. A block inside another one adds to its options.
     """
     before = _SAID.set(_SAID.get() | options)
     try:

@@ -296,49 +296,49 @@ OnOutage: TypeAlias = Literal["raise", "open", "closed", "local"]
 
 
 class ResilientStore(Store):
-    """Goes on when `primary` is gone, in the way that `on_outage` says.
+    """Wraps a store, and answers in the mode `on_outage` while that store is gone.
 
         >>> from shapekit import MemoryStore, Shaper
         >>> store = ResilientStore(MemoryStore(), on_outage="local", share=1 / 4)
         >>> Shaper("10/s", name="stripe", store=store).reserve().delay
         0.0
 
-    An outage is a StoreUnavailableError, or no answer within `timeout`. From then on no call touches the
-    primary until a probe succeeds: a call that comes by after a back-off of at most 10 seconds, and that
-    may take `timeout` itself; waiters who are about to leave are no probes. The
-    logger `shapekit.store` says once that the store is lost, and once that it is back.
+    An outage begins with a StoreUnavailableError, or when the store gives no answer within `timeout`. From
+    then on no call asks the primary, until a probe succeeds. A probe is the first call after a back-off of at
+    most 10 seconds, and may take `timeout` itself; calls that are about to leave do not probe. The logger
+    `shapekit.store` says once that the store is lost, and once that it is back.
 
-    What each mode admits, for a limit of `burst` and `rate` (for a window or a quota: its limit, and
-    that by its period; one limit more where periods begin by the calendar or the epoch), in an outage
-    of D seconds as a worker sees it, from its first call that fails to its first that is answered:
+    Let an outage last D seconds, from a worker's first call that fails to its first that is answered. For a
+    limit of `burst` and `rate` each mode then admits as follows. (Of a window or quota, its limit is the
+    burst, and its limit divided by its period the rate; if its periods follow the calendar or the epoch, one
+    limit more is possible.)
 
-    - `"raise"`: nothing. StoreUnavailableError, and the caller decides.
+    - `"raise"`: nothing. Calls raise StoreUnavailableError.
     - `"closed"`: nothing. Gates deny and shapers refuse, with the time to the next probe as `retry_after`.
-      Under-admits by up to `rate * D`, as `"raise"` does.
-    - `"open"`: everything, without a delay. Over-admits by whatever arrives in D; holds are not kept.
+    - `"open"`: everything, without a delay. Holds are not kept.
     - `"local"`: each worker limits by itself, at `share` of the limits, in its own memory. W workers
       admit at most `W * (max(1, floor(share * burst)) + share * rate * D)`: with `share = 1/W`, the rate
-      and one burst more. Under-admits where the work is uneven: a worker alone gets its share. A cost
-      above the share's burst is refused until the next probe. Holds placed before are not known.
+      and one burst more. If only some workers are busy, they admit less than the rate. A cost above the
+      share's burst is refused until the next probe. Holds placed before are not known.
 
-    And in every mode:
+    In every mode:
 
-    - The primary does not hear of what was admitted meanwhile: when it is back it may admit its burst
-      once more. It forgets nothing itself: what it had admitted still counts.
-    - A slot that was promised is kept: waiters leave when they were told to, and so calls that wait at a
-      switch, from one side or the other, come on top of what the other side admits.
-    - Where the primary has shards, as a Redis Cluster has, each is lost and found by itself: an outage of
-      one is none of the others. One whose keys another has taken over is lost no more.
+    - The primary does not count the calls that were admitted in an outage, so after its return it may admit
+      its burst once more. What it had admitted before still counts.
+    - Waiting calls keep their slots. Calls that wait when the side changes, in either direction, therefore
+      leave in addition to those that the other side admits.
+    - Each shard of a Redis Cluster is lost and found separately. A shard whose keys another one has taken
+      over counts as found.
     - A call whose answer is lost may cost a slot that no call uses; it is never charged twice there.
-    - What a call was charged is given back where it was charged, or not at all: `cancel`, `settle` and
-      `refund` never raise for an outage, they give back nothing.
-    - Calls in flight (`concurrency=`) go on. New ones: `"raise"` raises, `"closed"` refuses, `"open"` lets
-      all go uncounted, `"local"` gives each worker `max(1, floor(share * limit))` permits of its own. The
-      primary hears of what has ended within a third of a lease after it is back, and never of what began
-      elsewhere: so those in flight at a switch come on top of its limit, until they end.
+    - A charge is given back on the side that charged it, or not at all: in an outage `cancel`, `settle` and
+      `refund` do not raise, and give nothing back.
+    - Calls in flight (`concurrency=`) go on. For new calls, `"raise"` raises, `"closed"` refuses, `"open"`
+      lets all leave uncounted, and `"local"` gives each worker `max(1, floor(share * limit))` permits of its
+      own. After its return the primary learns within a third of a lease which calls have ended, but never of
+      calls that began without it: these are in flight in addition to its limit until they end.
 
-    A synchronous call runs on a thread of the store's own, so that a hanging one can be given up; that
-    thread ends when the primary's own timeouts let it. A store that is `instant` is asked directly.
+    A synchronous call runs on a thread of this store, so that the caller can give up a call that hangs; the
+    thread ends when the timeouts of the primary end the call. A store that is `instant` is asked directly.
     """
 
     def __init__(
