@@ -250,8 +250,8 @@ class Shaper:
     def forecast(self, calls: int = 1, *, key: str = "default", cost: int = 1) -> Outlook:
         """When `calls` more calls will have left, if they came now and no others did.
 
-        Takes at most some 0.2 s; ConfigError if that does not suffice for so many calls, which depends on the
-        limits: under a rate, or a rate and a quota per month, it does for any number.
+        Takes some 0.2 s at most. If that is too short for so many calls, raises a ConfigError that names the
+        bound: none under rates and windows, 400,000 calls or more under a calendar quota.
         """
         return run(self.core.forecast, calls, key, cost)
 

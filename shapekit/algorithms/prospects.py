@@ -118,7 +118,7 @@ def departures(pace: Pace, prospects: Sequence[Prospect], cost: int, calls: int)
 
 def unforeseeable(calls: int, most: int) -> ConfigError:
     """The error for a forecast that would take too long."""
-    bound = "is more than a forecast can play call by call under these limits"
+    bound = "is more than a forecast can simulate call by call under these limits"
     return ConfigError("calls", calls, bound, f"ask for up to {most} calls")
 
 
