@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from .fleet import Fleet, eventually
+from .fleet import PATIENCE_S, Fleet, eventually
 from .records import CLOCKS_S
 from .running import MODULE, make_app, starts, told
 
@@ -24,9 +24,9 @@ def fleet(broker):
 def test_each_task_takes_a_turn_and_leaves(fleet, broker, pool):
     with broker.client(decode_responses=True) as book:
         book.flushall()
-        fleet.start(MODULE, pool=pool, concurrency=2, env=told(heard=HEARD))
+        # No task comes so much later than its slot that it would take another.
+        fleet.start(MODULE, pool=pool, concurrency=2, env=told(heard=HEARD, grace=PATIENCE_S))
         app = make_app(broker.url)
-        # Nobody comes by half a second later than the slot, and would take another.
         for number in range(TASKS):
             app.tasks["slow"].delay("heard", number)
         eventually(lambda: len(starts(book, "heard")) == TASKS)
