@@ -533,15 +533,15 @@ class LeakyQueue(WiredQueue):
             state = writer.resume(state, now, NOTICE_US)[0]
         tail, newest, generation, number, until, shift, book, parts = state
         at, ahead = max(now, until) - shift, (shift, skew)
+        free, left, mark, changes = _opened(book, parts)
+        if parts and any(free):
+            parts = writer.places.uncharged(free, parts, at, ahead)
         is_idle = tail <= at * writer.q and newest < at
         if is_idle or not (self.is_set or writer.is_set):
             kept = self.constraints.adopt(parts, writer.constraints, at, ahead)
             position = -(-tail * self.q // writer.q)
             return position, newest, generation + 1, 0, until, shift, unused(book, kept), kept
-        free, left, mark, changes = _opened(book, parts)
         move = self._move(writer, generation, at + max(0, NOTICE_US - max(0, until - now)))
-        if parts and any(free):
-            parts = writer.places.uncharged(free, parts, at, ahead)
         kept = self.constraints.adopt(parts, writer.constraints, at, ahead)
         if parts or kept:
             free = NONE if kept else ()
