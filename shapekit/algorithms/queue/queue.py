@@ -541,7 +541,11 @@ class LeakyQueue(WiredQueue):
             kept = self.constraints.adopt(parts, writer.constraints, at, ahead)
             position = -(-tail * self.q // writer.q)
             return position, newest, generation + 1, 0, until, shift, unused(book, kept), kept
-        move = self._move(writer, generation, at + max(0, NOTICE_US - max(0, until - now)))
+        pivot = at + max(0, NOTICE_US - max(0, until - now))
+        if changes:
+            # Up to the pivot of the last change, calls are as far apart as before that one.
+            pivot = max(pivot, changes[-1][1])
+        move = self._move(writer, generation, pivot)
         kept = self.constraints.adopt(parts, writer.constraints, at, ahead)
         if parts or kept:
             free = NONE if kept else ()
