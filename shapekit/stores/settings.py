@@ -121,7 +121,7 @@ class Settings:
         try:
             return effective(program, override)
         except ConfigError as error:
-            self._warn("an override of %r is ignored, and the limit in the code holds: %s", error)
+            self._warn("an override of %r is ignored, and the limit in the code applies: %s", error)
             return program
 
     def _read(self, stored: Stored) -> Overrides:

@@ -160,6 +160,6 @@ def test_mistakes_are_told(refused, clock):
     refused(lambda: wait_slot(Policy("1/s", key="{user}")), "key")
     refused(lambda: await_slot(Policy("1/s", cost=len)), "cost")
     own = shaped_retrying(policy, wait=wait_slot(policy), retry=tenacity.retry_always)
-    assert "each attempt takes a slot" in str(refused(lambda: own(str), "wait"))
+    assert "takes a second slot" in str(refused(lambda: own(str), "wait"))
     blocking = tenacity.AsyncRetrying(wait=wait_slot(policy))
     assert "await_slot" in refused(lambda: asyncio.run(blocking(afailing(clock, 9, []))), "wait").fix
