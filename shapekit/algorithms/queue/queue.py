@@ -544,7 +544,8 @@ class LeakyQueue(WiredQueue):
         pivot = at + max(0, NOTICE_US - max(0, until - now))
         if changes:
             # Up to the pivot of the last change, calls are as far apart as before that one.
-            pivot = max(pivot, changes[-1][1])
+            _, last_pivot, *_ = changes[-1]
+            pivot = max(pivot, last_pivot)
         move = self._move(writer, generation, pivot)
         kept = self.constraints.adopt(parts, writer.constraints, at, ahead)
         if parts or kept:
