@@ -26,7 +26,8 @@ from shapekit._queue.key_status import KeyState, KeyStatus
 from shapekit._runtime import forks, ids
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit._runtime.threads import ThreadCall, Workers
-from shapekit.algorithms.queue.queue import CANCEL_MANY, CONFIRM, RESERVE_MANY, LeakyQueue
+from shapekit.algorithms.queue.moves import followed
+from shapekit.algorithms.queue.queue import CANCEL_MANY, CONFIRM, FOLLOW, RESERVE_MANY, LeakyQueue
 from shapekit.algorithms.queue.slots import Asked, Grant
 from shapekit.errors import CostExceedsLimitError, StoreUnavailableError
 from shapekit.rate import SECOND_US, Duration, duration_us
@@ -263,7 +264,7 @@ class SlotBuffer:
         if waiting:
             return Ask() if self._slots and not self._is_sure else self._refill(now_us, waiting)
         idle_us = max(self._came_us, self._at_us(self._last_taken_us)) + self._prefetch_us // _PATIENCE
-        if now_us >= idle_us or len(self._returning) >= MOST:
+        if now_us >= idle_us or len(self._returning) >= MOST or self._has_moved:
             return self._give_back(is_over=now_us >= idle_us)
         if self._may_refill and self._most and self._is_crowded:
             ahead_us = self._trip_us * 3 // 2
@@ -289,6 +290,12 @@ class SlotBuffer:
     @property
     def _is_sure(self) -> bool:
         return self._sure_by is self.doubts
+
+    @property
+    def _has_moved(self) -> bool:
+        """Whether slots are to be given back that new limits have moved: others can use them at once."""
+        is_known = self._standing[0] >= 0
+        return is_known and bool(self._returning) and self._returning[0].generation != self._standing[0]
 
     def _refill(self, now_us: int, waiting: int) -> Refill:
         """Ask for as many further slots as calls came in a span, if calls had to wait and no slots were
@@ -432,6 +439,8 @@ class Prefetch:
         self._reserve_many = store.bind(*bound, RESERVE_MANY)
         self._cancel_many = store.bind(*bound, CANCEL_MANY)
         self._confirm = store.bind(*bound, CONFIRM)
+        self._follow = store.bind(*bound, FOLLOW)
+        self._settings = store.settings(name)
         self.anew()
         store.wakes(self)
         _PREFETCHES.add(self)
@@ -639,6 +648,14 @@ class Prefetch:
         entry.calls = []
         return entry.buffer.surrender()
 
+    def _give_back(self, key: str, grants: tuple[Grant, ...]) -> None:
+        """Give slots back where they are by now: new limits may have moved them."""
+        if self._cancel_many(key, grants) or not self._settings.version:
+            return
+        changes = self._follow(key)[-2]
+        if moved := tuple([grant for one in grants if (grant := followed(one, changes))]):
+            self._cancel_many(key, moved)
+
     def _go(self, key: str, entry: _KeyEntry, todo: Next, calls: Sequence[_Call]) -> None:
         """Make one trip. An error goes to the calls that wait for it; without any, only an unexpected one is
         raised.
@@ -650,7 +667,7 @@ class Prefetch:
                     further = (todo.further, todo.span_us, ids.fresh())
                     key_state, granted = self._reserve_many(key, [call.asked for call in calls], further)
                 elif isinstance(todo, GiveBack):
-                    self._cancel_many(key, todo.grants)
+                    self._give_back(key, todo.grants)
                     return
                 else:
                     key_state, granted = self._confirm(key), ()

@@ -49,6 +49,16 @@ def test_a_turn_is_good_up_to_its_instant_and_gone_a_microsecond_later():
     assert Bench().buffer.take(START + 100_001, 1, None)[1:3] == (99_999, START + 200_000)
 
 
+def test_turns_that_new_limits_have_moved_go_back_at_once_as_others_could_use_them():
+    bench = Bench()
+    buffer, generation = bench.buffer, bench.granted[0].generation
+    assert isinstance(buffer.next(START, 0), Wait)
+    buffer.hear((generation + 1, 0, 0, 0), 0, START, START, buffer.doubts)
+    todo = buffer.next(START, 0)
+    assert todo == GiveBack(bench.granted[1:])
+    assert isinstance(buffer.next(START, 0), Rest)
+
+
 def test_with_a_burst_it_is_good_until_its_place_on_the_grid_begins():
     """The third of a burst of three leaves at once, or up to two slots later."""
     bench = Bench("10/s burst 3", further=4)
