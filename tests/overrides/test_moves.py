@@ -82,10 +82,21 @@ class Line:
             return
         pivot = self.now + NOTICE_US
         ratio = Fraction(to.p, to.q) / Fraction(before.p, before.q)
+        lead = Fraction(before.p, before.q) * (before.burst - 1)
+        more = self.slot * max(0, to.burst - before.burst)
         self.changes.append(pivot)
         self.room = self.room * max(1, ratio) + 1
+
+        def moved(at):
+            return at if at <= pivot else pivot + (at - pivot) * ratio
+
+        def placed(at):
+            if at - lead > self.now:
+                return moved(at - lead) + lead * ratio + more
+            return at if at <= self.now else self.now + (at - self.now) * ratio
+
         for one in self.waiting:
-            one[1:] = [at if at <= pivot else pivot + (at - pivot) * ratio for at in one[1:]]
+            one[1:] = placed(one[1]), moved(one[2])
 
     def departures(self):
         return [self.present(index).due_us for index in range(len(self.waiting))]
@@ -139,26 +150,51 @@ def closest(line, first, interval, burst=1):
 @pytest.mark.parametrize("before", RATES)
 @pytest.mark.parametrize("after", RATES)
 @pytest.mark.parametrize("waited", [0, 1, 299_999, 300_000, 1_000_000])
-def test_no_window_of_either_rate_is_exceeded(before, after, waited):
+@pytest.mark.parametrize("burst", [1, 3])
+def test_no_window_of_either_rate_is_exceeded(before, after, waited, burst):
     """After the pivot the new interval holds, and over the pivot the shorter of both."""
-    line = Line(before)
+    line = Line(before, burst)
     for _ in range(12):
         line.reserve()
     line.now += waited
     slots = line.slot, Fraction(Rate.parse(after).period_us, Rate.parse(after).limit)
-    line.change(changed(after))
+    line.change(changed(after, burst))
     for _ in range(12):
         line.reserve()
     assert line.departures() == sorted(line.departures())
     if line.changes:
-        assert closest(line, line.changes[0], slots[1]) <= 1
-    assert closest(line, START, min(slots)) <= 1
-    back = Line(after)
+        assert closest(line, line.changes[0], slots[1], burst) <= 1
+    assert closest(line, START, min(slots), burst) <= 1
+    back = Line(after, burst)
     back.queue, back.state, back.now, back.waiting = line.queue, line.state, line.now, line.waiting
     back.changes = line.changes
-    back.change(queue(before))
+    back.change(queue(before, burst))
+    back.reserve()
     assert back.departures() == sorted(back.departures())
-    assert closest(back, START, min(slots)) <= 2
+    assert closest(back, START, min(slots), burst) <= 2
+
+
+@pytest.mark.parametrize("rates", [*itertools.permutations(["10/s", "2/s", "20/s"], 2)])
+@pytest.mark.parametrize("bursts", [(1, 1), (3, 3), (1, 4), (4, 1), (2, 4)])
+@pytest.mark.parametrize("calls", range(1, 9))
+def test_newcomers_come_behind_all_who_wait(rates, bursts, calls):
+    line = Line(rates[0], bursts[0])
+    for _ in range(calls):
+        line.reserve()
+    line.change(changed(rates[1], bursts[1]))
+    for _ in range(5):
+        line.reserve()
+    assert line.departures() == sorted(line.departures())
+    shortest = min(Fraction(queue(rate).p, queue(rate).q) for rate in rates)
+    assert closest(line, START, shortest, max(bursts)) <= 1
+
+
+def test_of_a_burst_as_many_calls_are_left_as_before():
+    line = Line("10/s", 3)
+    line.reserve()
+    line.change(changed("2/s", 3))
+    promised = [0, 0, 500_000, 1_000_000]
+    assert [line.reserve().due_us - START for _ in range(4)] == promised
 
 
 def test_ten_at_five_a_second_at_twenty():
@@ -252,10 +288,21 @@ def test_while_the_key_is_held_all_of_them_move():
     st.integers(1, 2**26),
     st.integers(1, 2**40),
     st.integers(1, 2**26),
+    st.integers(1, 9),
+    st.integers(1, 9),
+    st.integers(0, 2**20),
 )
-def test_a_move_keeps_the_order_and_whole_intervals(pivot, interval, q, since, q_since):
-    move = Move(1, pivot, interval, q, since, q_since, 1)
-    at = (pivot + 5) * q
+def test_a_move_keeps_the_order_and_whole_intervals(
+    pivot, interval, q, since, q_since, burst, burst_since, notice
+):
+    move = Move(1, pivot, interval, q, since, q_since, burst, burst_since, max(0, pivot - notice))
+    around = sorted(
+        (at + number * interval) // 2
+        for at in (2 * move.changed_us * q, 2 * pivot * q)
+        for number in range(40)
+    )
+    assert [move.place(at) for at in around] == sorted([move.place(at) for at in around])
+    at = (pivot + 5) * q + interval * (burst - 1)
     places = [move.place(at + number * interval) for number in range(5)]
     assert places == sorted(places)
     if places[-1] < 2**52 * q_since:

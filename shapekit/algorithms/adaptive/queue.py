@@ -320,7 +320,8 @@ class AdaptiveQueue(LeakyQueue):
         before = aimd.present(law)
         virtual = shown(anchor, virtual, before, now)
         if (self.is_set or writer.is_set) and tail > virtual * writer.q:
-            move = Move(generation, virtual, writer.p, writer.q, self.p, self.q, writer.burst)
+            numbers = (writer.p, writer.q, self.p, self.q, writer.burst, self.burst)
+            move = Move(generation, virtual, *numbers, virtual)
             free, left, mark, changes = book or ((), NOTHING_GONE, 0, ())
             free, left = moved_slots(free, left, move)
             opened = (free, left, mark, (*changes, move)[-MOST:])

@@ -5,6 +5,11 @@ What a call was granted is a place on the grid of the old numbers. A Move maps i
 intervals. So calls keep their order, and those that left n intervals apart still do, by the new interval,
 exactly. The pivot lies a little ahead, so that every waiting call hears of the change before it counts.
 
+With a burst, a call leaves ahead of its place by what the burst allows, its lead, in intervals. So a place
+that lies a lead ahead of a departure does so after the change, by the new interval and the new burst: then
+newcomers leave behind all who wait. What is less far ahead is the burst that is in use: as many calls as
+before.
+
 A key remembers its last moves. A call that waits meanwhile has a grant of an earlier generation, and follows
 the moves since then, one after the other.
 """
@@ -22,7 +27,7 @@ NOTICE_US = 300_000
 """How far ahead of a change its pivot lies."""
 END_US = 2**52
 """Positions are cut here, so that a double can hold all that is added to them."""
-_NUMBERS = 7
+_NUMBERS = 9
 
 
 class Move(NamedTuple):
@@ -40,9 +45,27 @@ class Move(NamedTuple):
     q_since: int
     burst: int
     """The burst before: by that much a call leaves ahead of its place."""
+    burst_since: int
+    """The burst since then."""
+    changed_us: int
+    """When it was made, on the queue's own time: departures before are none of its business."""
 
     def place(self, position: int) -> int:
         """Where a position on the grid is now."""
+        changed, lead = self.changed_us * self.q, self.interval * (self.burst - 1)
+        if not lead and self.burst_since == 1:
+            return self._stretched(position)
+        leaves = position - lead
+        if leaves > changed:
+            since = self.interval_since * (max(self.burst, self.burst_since) - 1)
+            return min(self._stretched(leaves) + since, END_US * self.q_since)
+        if position <= changed:
+            return -(-position * self.q_since // self.q)
+        used = -(-(position - changed) * self.interval_since // self.interval)
+        return self.changed_us * self.q_since + used
+
+    def _stretched(self, position: int) -> int:
+        """Where an instant in units of 1/q µs is now."""
         pivot = self.pivot_us * self.q
         if position <= pivot:
             return -(-position * self.q_since // self.q)
@@ -51,7 +74,7 @@ class Move(NamedTuple):
 
     def instant(self, at_us: int) -> int:
         """Where an instant of the queue's own time is now."""
-        return -(-self.place(at_us * self.q) // self.q_since)
+        return -(-self._stretched(at_us * self.q) // self.q_since)
 
     def moved(self, grant: Grant) -> Grant:
         """A grant of the generation before, as one of the next."""
@@ -60,7 +83,7 @@ class Move(NamedTuple):
         exact = grant.start - self.interval * max(0, self.burst - grant.cost)
         if grant.due_us > self.pivot_us and -(-exact // self.q) == grant.due_us:
             # An instant is rounded up, and should not be so twice.
-            due_us = -(-self.place(exact) // self.q_since)
+            due_us = -(-self._stretched(exact) // self.q_since)
         return grant._replace(
             generation=grant.generation + 1,
             start=self.place(grant.start),
@@ -86,7 +109,7 @@ def inspect(moves: Sequence[Sequence[int]]) -> None:
     """Refuse moves that were read and are malformed or too many."""
     for move in moves:
         sum(move)
-        if len(move) != _NUMBERS or min(move[2:]) < 1:
+        if len(move) != _NUMBERS or min(move[2:-1]) < 1:
             raise ValueError("this is no move")
     if len(moves) > MOST:
         raise ValueError("these are too many moves")

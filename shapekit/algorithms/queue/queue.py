@@ -546,7 +546,7 @@ class LeakyQueue(WiredQueue):
             # Up to the pivot of the last change, calls are as far apart as before that one.
             _, last_pivot, *_ = changes[-1]
             pivot = max(pivot, last_pivot)
-        move = self._move(writer, generation, pivot)
+        move = self._move(writer, generation, pivot, at)
         kept = self.constraints.adopt(parts, writer.constraints, at, ahead)
         if parts or kept:
             free = NONE if kept else ()
@@ -554,7 +554,7 @@ class LeakyQueue(WiredQueue):
         opened = (free, left, mark, (*changes, move)[-moves.MOST :])
         return move.place(tail), move.instant(newest), generation + 1, number, until, shift, opened, kept
 
-    def _move(self, writer: Any, generation: int, pivot: int) -> Move:
+    def _move(self, writer: Any, generation: int, pivot: int, at: int) -> Move:
         """How calls move that wait by the numbers of `writer`.
 
         Further limits that count in windows have seen their slots, and let no calls come closer: so they only
@@ -564,10 +564,11 @@ class LeakyQueue(WiredQueue):
         limits = (*writer.constraints.algorithms, *self.constraints.algorithms)
         is_bound = not all(isinstance(limit, Quota) and not limit.spread for limit in limits)
         is_sooner = self.p * writer.q < writer.p * self.q
+        bursts = writer.burst, self.burst
         if not (self.paced and writer.paced) or (is_bound and is_sooner):
             # At the speed of time itself.
-            before, since = (writer.q, writer.q), (self.q, self.q)
-        return Move(generation, pivot, *before, *since, writer.burst)
+            before, since, bursts = (writer.q, writer.q), (self.q, self.q), (1, 1)
+        return Move(generation, pivot, *before, *since, *bursts, at)
 
     def follow(
         self, state: Line | None, now: int, skew: int = 0

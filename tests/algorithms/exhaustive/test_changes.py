@@ -141,7 +141,8 @@ class Rules:
         pivot = world.now + NOTICE
         moved = [
             worker._replace(
-                start=exact(worker.start, pivot, ratio), leaves=exact(worker.leaves, pivot, ratio)
+                start=self.placed(world, worker.start, pivot, ratio),
+                leaves=exact(worker.leaves, pivot, ratio),
             )
             if worker.slot
             else worker
@@ -149,6 +150,13 @@ class Rules:
         ]
         room = world.room * max(1, ratio) + 1
         return changed._replace(line=line, workers=ranked(*moved), pivot=pivot, room=room)
+
+    def placed(self, world: World, start: Fraction, pivot: int, ratio: Fraction) -> Fraction:
+        """Where a place is after a change: a lead ahead of a departure, or so many intervals from now."""
+        lead = self.intervals[world.numbers] * (self.burst - 1)
+        if start - lead > world.now:
+            return exact(start - lead, pivot, ratio) + lead * ratio
+        return exact(start, world.now, ratio)
 
     def present(self, world: World, worker: Worker) -> Grant:
         """The grant of one who waits, as it is now."""
