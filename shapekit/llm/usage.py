@@ -234,17 +234,19 @@ def counter(count: CountSpec | None) -> Callable[[str], int]:
     """How tokens are counted: as told, by a tokenizer's `encode`, or by the length in bytes."""
     if count is None:
         return _by_length
-    # What text means beyond its letters is nothing to count: tiktoken's `encode` refuses such text.
-    encode: Callable[[str], Any] | None = getattr(count, "encode_ordinary", getattr(count, "encode", None))
-    if encode is not None:
-        return lambda text: len(encode(text))
-    if callable(count):
-        return count
+    if not isinstance(count, str):  # which has an `encode` of its own
+        # What text means beyond its letters is nothing to count: tiktoken's `encode` refuses such text.
+        encode: Callable[[str], Any] | None
+        encode = getattr(count, "encode_ordinary", getattr(count, "encode", None))
+        if encode is not None:
+            return lambda text: len(encode(text))
+        if callable(count):
+            return count
     raise ConfigError(
         "count",
         count,
         "is neither a function nor an encoding",
-        "pass a function of a text, or a tiktoken encoding",
+        'pass a function of a text, or an encoding such as tiktoken.encoding_for_model("gpt-4")',
     )
 
 

@@ -397,6 +397,7 @@ MISTAKES = {
     "no day": ({"tokens_per_day": "many"}, "tokens_per_day limit"),
     "no provider": ({"tokens": "5/s", "provider": "acme"}, "provider"),
     "no count": ({"tokens": "5/s", "count": 3}, "count"),
+    "a model to count by": ({"tokens": "5/s", "count": "gpt-4"}, "count"),
     "no estimate": ({"tokens": "5/s", "estimate": "much"}, "estimate"),
     "three parts": ({"tokens": "5/s", "estimate": (1, 2, 3)}, "estimate"),
     "less than nothing": ({"tokens": "5/s", "estimate": -1}, "estimate"),
