@@ -26,7 +26,7 @@ try:
 except ImportError as error:
     raise errors.missing("ShapedTask", "celery") from error
 
-from shapekit._adapters.tasks import Shape, checked_shape
+from shapekit._adapters.tasks import Shape, check_without_store, checked_shape
 from shapekit._runtime.drivers import run
 from shapekit.errors import ConfigError
 from shapekit.integrations.celery.shape import (
@@ -74,6 +74,8 @@ class ShapedTask(Task):
                 "shape", None, "is missing", 'write @app.task(base=ShapedTask, shape={"rate": "10/s"})'
             )
         spec, policy = checked_shape(self.shape)
+        if spec:
+            check_without_store(spec, self.run)
         made = (lambda: policy) if policy else lambda: policy_from(spec, self.app, str(self.name))
         _shape_run(self, "run", Shaped(self, self.run, made, spec))
 
@@ -124,7 +126,9 @@ def shape_publish(task: Any, args: Any = (), kwargs: Any = None, **options: Any)
 
     The message carries its slot, and an eta unless the slot is too far away for the broker.
     """
-    app = task.app
+    app = getattr(task, "app", None)
+    if app is None:
+        raise ConfigError("task", task, "is not a task", "pass one of the tasks of your app")
     attach_all(app)
     shaped = getattr(task, "shaped", None)
     if shaped is None:
@@ -190,6 +194,8 @@ def _hear_of_tasks(app: Any) -> None:
 
 def _route(app: Any, pattern: str, shape: Shape) -> tuple[Any, Any]:
     spec, policy = checked_shape(shape)
+    if spec:
+        check_without_store(spec)
     if policy is not None:
         return (lambda: policy), spec
     return functools.cache(lambda: policy_from(spec, app, pattern)), spec

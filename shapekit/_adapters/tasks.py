@@ -38,6 +38,7 @@ __all__ = [
     "Shape",
     "ShapedTasks",
     "TaskShape",
+    "check_without_store",
     "checked_shape",
     "grace_of",
     "in_flight",
@@ -91,6 +92,21 @@ def checked_shape(shape: object) -> tuple[Mapping[str, Any], Policy | None]:
     if shape.get("concurrency") is not None or (policy is not None and policy.permits is not None):
         raise in_flight()
     return shape, policy
+
+
+def check_without_store(spec: Mapping[str, Any], function: Callable[..., Any] | None = None) -> None:
+    """Raise ConfigError for keywords of a shape that no policy takes, whatever store it will be on; with the
+    function, also for a key that it has no parameters for.
+    """
+    policy = spec.get("policy")
+    if policy is None:
+        said: dict[str, Any] = {"name": "tried"}
+        said |= {field: told for field, told in spec.items() if field not in (*OWN, "store", "clock")}
+        policy = Policy(**said)
+        policy.close()
+    key, cost = checked_key(spec.get("key", policy.key)), checked_cost(spec.get("cost", policy.cost))
+    if function is not None:
+        Calls(policy, function, key, cost)
 
 
 def in_flight() -> ConfigError:

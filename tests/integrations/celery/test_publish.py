@@ -127,3 +127,8 @@ class TestInAWorker:
             eventually(lambda: client.zcard("{shapekit:celery}:parked"))
         assert result.get(timeout=PATIENCE_S) == 1
         records.paced(account, 1, "10/s")
+
+
+@pytest.mark.parametrize("told", [5, None, "add"], ids=str)
+def test_what_is_no_task_is_refused(refused, told):
+    refused(lambda: shape_publish(told), "task")

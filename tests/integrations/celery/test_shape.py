@@ -26,17 +26,30 @@ class TestDeclaring:
             ({"rate": "10/s", "on_reject": "ignore"}, "on_reject"),
             ({"rate": "10/s", "grace": "soon"}, "grace"),
             ({"rate": "10/s", "grace": -1}, "grace"),
+            ({"rate": "10/x"}, "rate"),
+            ({"burst": 5}, "rate"),
+            ({"rate": "10/s", "quota": "many"}, "quota limit"),
+            ({"rate": "10/s", "cost": 0}, "cost"),
+            ({"rate": "10/s", "max_wait": -1}, "max_wait"),
+            ({"rate": "10/s", "key": "{nobody}"}, "key"),
+            ({"policy": Policy("1/s"), "key": "{nobody}"}, "key"),
+            ({"policy": Policy("1/s"), "cost": "much"}, "cost"),
         ],
     )
     def test_what_cannot_be_meant_is_refused_where_it_is_written(self, eager, shape, field, refused):
         refused(lambda: eager.plain(lambda: None, base=ShapedTask, lazy=False, shape=shape), field)
 
-    @pytest.mark.parametrize(
-        ("shape", "field"),
-        [({"rate": "10/x"}, "rate"), ({"key": "{nobody}"}, "key"), ({"max_wait": -1}, "max_wait")],
-    )
-    def test_what_the_policy_refuses_is_refused_at_the_first_use(self, eager, shape, field, refused):
-        refused(eager.shaped(lambda account="a": None, shape), field)
+    def test_the_store_is_asked_for_at_the_first_use(self):
+        app = Celery("bare", broker="memory://", set_as_current=False)
+        shape = {"rate": "10/s", "store": "redis://nobody.invalid", "key": "{account}"}
+
+        @app.task(base=ShapedTask, shared=False, lazy=False, shape=shape)
+        def task(account):
+            """Declared, and never called."""
+
+    def test_what_cannot_be_meant_for_foreign_tasks_is_refused_where_it_is_written(self, eager, refused):
+        refused(lambda: shape_app(eager.app, {"billing.*": {"rate": "10/x"}}), "rate")
+        refused(lambda: shape_app(eager.app, {"*": {"policy": Policy("1/s"), "cost": 0}}), "cost")
 
     def test_key_and_cost_of_a_task_go_before_those_of_its_policy(self, eager, clock):
         policy = Policy("10/s", key="same", cost=4, burst=4, name="p", store=eager.store)
