@@ -34,6 +34,7 @@ from shapekit._adapters.metrics import (
     Tally,
 )
 from shapekit._runtime import forks
+from shapekit.errors import ConfigError
 from shapekit.events import Departed, Event
 from shapekit.policy import Policy
 
@@ -64,6 +65,9 @@ class Instruments:
     """The instruments that `instrument` returns: active until `close()`."""
 
     def __init__(self, policies: Sequence[Policy], provider: MeterProvider | None, labels: Labels) -> None:
+        if provider is not None and not callable(getattr(provider, "get_meter", None)):
+            fix = "pass a MeterProvider, or leave it out"
+            raise ConfigError("meter_provider", provider, "is not a provider of meters", fix)
         rounds = Rounds(Gauges(policies, labels))
         meter = metrics.get_meter("shapekit", meter_provider=provider)
         self._waits = meter.create_histogram(

@@ -90,6 +90,9 @@ class Instruments:
     """The instruments that `instrument` returns: active until `close()`."""
 
     def __init__(self, policies: Sequence[Policy], registry: CollectorRegistry, labels: Labels) -> None:
+        if not callable(getattr(registry, "register", None)):
+            fix = "pass a CollectorRegistry, or leave it out"
+            raise ConfigError("registry", registry, "is not a registry of metrics", fix)
         self._waits = Histogram(*_said(WAIT_DURATION), registry=None, buckets=WAIT_BOUNDS)
         self._calls = Counter(*_said(CALLS), registry=None)
         self._holds = Counter(*_said(HOLDS), registry=None)

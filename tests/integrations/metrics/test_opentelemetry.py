@@ -191,6 +191,7 @@ def test_policies_that_cannot_be_told_apart_are_refused(clock, provider, refused
     twins = [Policy("10/s", name="stripe", clock=clock) for _ in range(2)]
     refused(lambda: instrument(*twins, meter_provider=provider), "policies")
     refused(lambda: instrument(keys=-1, meter_provider=provider), "keys")
+    refused(lambda: instrument(meter_provider=5), "meter_provider")
     assert not events.EVERYWHERE
 
 

@@ -186,3 +186,8 @@ def test_policies_that_cannot_be_told_apart_are_refused(clock, registry, refused
 def test_without_the_package_the_import_says_what_to_install(monkeypatch):
     with pytest.raises(ImportError, match=r'pip install "shapekit\[prometheus\]"'):
         import_without("prometheus_client", "prometheus", monkeypatch)
+
+
+def test_what_is_no_registry_is_refused(clock, refused):
+    for told in (5, None, "registry"):
+        refused(lambda told=told: instrument(Policy("1/s", clock=clock), registry=told), "registry")
