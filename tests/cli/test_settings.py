@@ -167,3 +167,12 @@ def test_check_says_what_is_set(place, policy, tmp_path):
     assert "  an operator has set: rate 20/s, by ann\n" in page
     assert "  an operator has set for the key 'acme': rate 1/s, by bob\n" in page
     assert "an operator" not in done("check", file)
+
+
+def test_a_file_names_no_instant_that_has_passed(place, tmp_path):
+    file = tmp_path / "limits.toml"
+    file.write_text('[stripe.keys.gold]\nrate = "20/s"\nuntil = 5\n')
+    ran = shapekit("apply", file, "--store", place[1])
+    assert ran.returncode != 0
+    assert "until=5 has passed already" in ran.stderr
+    assert told(place, "settings", "stripe") == []

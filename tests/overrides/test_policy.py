@@ -125,3 +125,11 @@ def test_a_reservation_goes_by_the_new_numbers_in_another_process(store):
     assert there.grant == reservation.grant
     assert there.decision == reservation.decision
     assert there.cancel()
+
+
+@pytest.mark.parametrize("ago", [0, 1, 10**9 - 5], ids=str)
+def test_an_instant_that_has_passed_is_no_end(policy, refused, ago):
+    now = policy.shaper.core.clock.now_us() / 1e6
+    refused(lambda: policy.configure("20/s", until=now - ago), "until")
+    assert policy.configured() == []
+    assert policy.configure("20/s", until=now + 1).until == now + 1
