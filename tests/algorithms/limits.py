@@ -1,6 +1,7 @@
 """Hypothesis strategies for every limit there is, small enough that a few calls exhaust it."""
 
 from datetime import timedelta
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -93,9 +94,14 @@ def spread(quota: Quota) -> Quota:
     return Quota(quota.limit, quota.per, spread=True, **where)
 
 
+def beginning(per: str, week_start: str, anchor_day: int) -> dict[str, Any]:
+    """On which day the periods begin, if that can be said of them."""
+    return {"week": {"week_start": week_start}, "month": {"anchor_day": anchor_day}}.get(per, {})
+
+
 calendar_quotas = st.builds(
     lambda limit, per, where, week_start, anchor: Quota(
-        limit, per, week_start=week_start, anchor_day=anchor, **where
+        limit, per, **beginning(per, week_start, anchor), **where
     ),
     few,
     st.sampled_from(["day", "week", "month"]),

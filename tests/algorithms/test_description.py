@@ -53,7 +53,7 @@ def test_each_field_of_a_quota_is_told():
         Quota(5, "week", offset_minutes=-1),
         Quota(5, "week", tz="Europe/Berlin"),
         Quota(5, "week", week_start="sunday"),
-        Quota(5, "week", anchor_day=2),
+        Quota(5, "month", anchor_day=2),
     ]
     texts = [describe(quota) for quota in quotas]
     assert len(set(texts)) == len(quotas)

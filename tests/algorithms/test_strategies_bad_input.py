@@ -187,6 +187,18 @@ def test_anchor_days_of_quotas(refused, bad):
     refused(lambda: Quota("10/month", anchor_day=bad), "anchor_day")
 
 
+@pytest.mark.parametrize("per", ["day", "week", "fixed:30d", "rolling:30d"])
+def test_only_months_begin_on_a_day_of_the_month(refused, per):
+    refused(lambda: Quota(10, per, anchor_day=5), "anchor_day")
+    assert Quota(10, per, anchor_day=1) == Quota(10, per)
+
+
+@pytest.mark.parametrize("per", ["day", "month", "fixed:7d", "rolling:7d"])
+def test_only_weeks_begin_on_a_day_of_the_week(refused, per):
+    refused(lambda: Quota(10, per, week_start="sunday"), "week_start")
+    assert Quota(10, per, week_start="monday") == Quota(10, per)
+
+
 def test_arguments_of_quotas_that_contradict_each_other(refused):
     refused(lambda: Quota("10/day", "month"), "per")
     refused(lambda: Quota(10), "per")

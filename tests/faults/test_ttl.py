@@ -103,8 +103,14 @@ PLACES = (
     *({}, {"tz": "Europe/Berlin"}, {"tz": "America/New_York"}, {"offset_minutes": 840}, {"spread": True}),
     *({"anchor_day": 31}, {"anchor_day": 15, "tz": "Australia/Lord_Howe"}, {"week_start": "sunday"}),
 )
+
+
+def fits(per, place):
+    return (per == "month" or "anchor_day" not in place) and (per == "week" or "week_start" not in place)
+
+
 PERIODS = [
-    *((per, place) for per in ("month", "week", "day") for place in PLACES),
+    *((per, place) for per in ("month", "week", "day") for place in PLACES if fits(per, place)),
     *((per, place) for per in ("fixed:30d", "fixed:365d") for place in ({}, {"offset_minutes": -330})),
 ]
 

@@ -133,13 +133,20 @@ class Periods(Value):
             raise ConfigError(
                 "offset_minutes", offset_minutes, "has no effect on rolling spans", "leave it out"
             )
+        first_weekday = WEEKDAYS.index(one_of("week_start", week_start, WEEKDAYS))
+        if first_weekday and cadence != "week":
+            fix = 'leave it out, or use per="week"'
+            raise ConfigError("week_start", week_start, f"has no effect on the period {per!r}", fix)
+        if whole("anchor_day", anchor_day, most=31) != 1 and cadence != "month":
+            fix = 'leave it out, or use per="month"'
+            raise ConfigError("anchor_day", anchor_day, f"has no effect on the period {per!r}", fix)
         self._fill(
             cadence=cadence,
             span_us=span_us,
             offset_minutes=offset_minutes,
             tz=tz,
-            week_start=WEEKDAYS.index(one_of("week_start", week_start, WEEKDAYS)),
-            anchor_day=whole("anchor_day", anchor_day, most=31),
+            week_start=first_weekday,
+            anchor_day=anchor_day,
             _zone=None if tz is None else _zone(tz),
             # The period asked for last: nearly every call asks for it again.
             _newest=[(0, 0)],

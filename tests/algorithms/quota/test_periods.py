@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from shapekit.algorithms.quota.periods import MAX_OFFSET_MINUTES, WEEKDAYS, Periods
 
+from ..limits import beginning
+
 SECOND_US = 1_000_000
 HOUR_US = 3_600 * SECOND_US
 DAY_US = 24 * HOUR_US
@@ -27,7 +29,8 @@ INSTANTS = st.integers(0, 4_000_000_000).map(lambda seconds: seconds * SECOND_US
 
 
 def periods(per="day", *, offset=0, tz=None, week_start="monday", anchor_day=1):
-    return Periods(per, offset_minutes=offset, tz=tz, week_start=week_start, anchor_day=anchor_day)
+    days = {"week_start": "monday", "anchor_day": 1} | beginning(per, week_start, anchor_day)
+    return Periods(per, offset_minutes=offset, tz=tz, **days)
 
 
 def instant_us(text, tz="UTC"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shapekit import Gate, ManualClock, Quota
 from shapekit.algorithms.quota import counters as period_counter
 
-from ..limits import DAY_US, SECOND_US, WEEKDAYS, ZONES
+from ..limits import DAY_US, SECOND_US, WEEKDAYS, ZONES, beginning
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MINUTE_US = 60 * SECOND_US
@@ -85,7 +85,7 @@ def test_what_a_quota_was_asked_before_does_not_matter(tz, at, later_us):
     st.integers(1, 31),
 )
 def test_periods_follow_each_other_without_gap_or_overlap(per, tz, at, week_start, anchor):
-    quota = Quota(1, per, tz=tz, week_start=week_start, anchor_day=anchor)
+    quota = Quota(1, per, tz=tz, **beginning(per, week_start, anchor))
     first = quota.check(None, at, 1)
     ends = first.decision.reset_at_us
     assert at < ends <= at + 32 * DAY_US
