@@ -251,7 +251,7 @@ class Shaper:
         """When `calls` more calls will have left, if they came now and no others did.
 
         Takes some 0.2 s at most. If that is too short for so many calls, raises a ConfigError that names the
-        bound: none under rates and windows, 400,000 calls or more under a calendar quota.
+        bound: none under rates, windows and a calendar quota, 10,000 calls or more under several quotas.
         """
         return run(self.core.forecast, calls, key, cost)
 

@@ -19,7 +19,7 @@ from shapekit.algorithms.base import (
     share_of,
     windowed,
 )
-from shapekit.algorithms.prospects import Periodic
+from shapekit.algorithms.prospects import Periodic, following_spans
 from shapekit.decision import Decision, Receipt
 from shapekit.rate import Duration, Rate
 
@@ -126,7 +126,7 @@ class FixedWindow(Window[Counts]):
             return start, start + window
 
         known = [(state[-2], state[-1], state[-2])] if state else []
-        return Periodic(self.limit, bounds, window, 0, known)
+        return Periodic(self.limit, bounds, window, 0, known, following_spans(window), 1)
 
     def together(self, charged_at: int) -> int:
         return charged_at // self.window_us

@@ -7,8 +7,9 @@ wait that follow each other, and most limits can tell that in a few numbers. A c
 - once a meter has drained;
 - when the next period of a fixed window or a quota begins, if this one is used up;
 
-and not before its place on the grid. So a call takes less than a microsecond to play. Once departures repeat
-themselves, shifted in time, the rest is a multiplication.
+and not before its place on the grid. So a call takes about a microsecond to play. Once departures repeat
+themselves, shifted in time, the rest is a multiplication. So are periods that are used up alike, one after
+the other, each by calls for which nothing else is left to wait for when it begins.
 """
 
 from __future__ import annotations
@@ -21,8 +22,16 @@ from typing import NamedTuple, TypeAlias
 
 from shapekit.errors import ConfigError
 
-MAX_PLAYED = 400_000
-"""The most calls of one forecast that are played one by one: a fifth of a second."""
+MAX_EFFORT = 400_000
+"""The most that one forecast does: a fifth of a second. Its unit is a call that one window delays; every
+further limit costs as much, and a period that is entered, its `price`.
+"""
+LOOKED_AT = 8
+"""What it costs to look at a period of a time zone."""
+PIECE = 2_048
+"""After how many calls it is looked at how much was done."""
+MOST_UNLIKE = 64
+"""How often it is tried whether periods are used up alike."""
 SHORT = 256
 """A period that fewer calls use up is short; and the fewest calls after which a repetition is looked for."""
 BEFORE_ALL = -(2**64)
@@ -53,6 +62,26 @@ class Metered(NamedTuple):
     q: int
 
 
+class Following(NamedTuple):
+    """Periods that follow each other, none of them too short, each of them a multiple of a unit."""
+
+    number: int
+    start: int
+    """When the last of them begins."""
+    looked_at: int = 0
+    """How many had to be looked at to tell."""
+
+
+def following_spans(span: int) -> Callable[[int, int, int, int], Following]:
+    """The `following` of periods that are all of one length."""
+
+    def following(start: int, most: int, least: int, unit: int) -> Following:
+        number = most if least <= span and span % unit == 0 else 0
+        return Following(number, start + number * span)
+
+    return following
+
+
 class Periodic(NamedTuple):
     """A counter of periods."""
 
@@ -67,6 +96,10 @@ class Periodic(NamedTuple):
     """The beginning of each known period, the units used in it, and the instant that calls wait for if they
     come before it.
     """
+    following: Callable[[int, int, int, int], Following]
+    """Of a period's beginning, how many periods at most, the least length and a unit: see `Following`."""
+    price: int
+    """What it costs to enter a period, in units of effort."""
 
     def later(self, ahead: int) -> Periodic:
         """The same on a timeline that so much is ahead of."""
@@ -101,18 +134,21 @@ def departures(pace: Pace, prospects: Sequence[Prospect], cost: int, calls: int)
     """
     simulation = _Simulation(pace, prospects, cost, calls)
     block, span = simulation.cycle()
-    first, left, played = None, calls, 0
+    first, left = None, calls
     while left:
-        count = min(block, left)
-        played += count
-        if played > MAX_PLAYED:
-            raise unforeseeable(calls, MAX_PLAYED)
-        before = simulation.standing(0)
-        simulation.play(count)
+        count = min(block, left, simulation.until_spent())
+        before = simulation.standing(0) if count == block else None
+        try:
+            played = simulation.play(count)
+        except (OverflowError, ValueError):
+            raise beyond_calendars(calls) from None
+        if played < count:
+            raise unforeseeable(calls, calls - left + played)
         left -= count
-        first = simulation.dues[0] if first is None else first
+        first = simulation.dues[-count] if first is None else first
         if before is not None and before == simulation.standing(span):
             left -= block * simulation.repeat(block, span, left // block)
+        left -= simulation.skip(left)
     return first or 0, simulation.dues[-1]
 
 
@@ -122,36 +158,50 @@ def unforeseeable(calls: int, most: int) -> ConfigError:
     return ConfigError("calls", calls, bound, f"ask for up to {most} calls")
 
 
+def beyond_calendars(calls: int) -> ConfigError:
+    """The error for a forecast of calls that no calendar has a date for."""
+    return ConfigError("calls", calls, "is more than a time zone has dates for", "ask for fewer calls")
+
+
 class _Period:
     """The period of a counter that calls have come to, and what is left of it."""
 
-    __slots__ = ("_counter", "_latest", "_used", "end", "is_short", "left")
+    __slots__ = ("_latest", "_used", "counter", "end", "entered", "is_short", "left", "start")
 
     def __init__(self, counter: Periodic, *, is_short: bool) -> None:
-        self._counter = counter
+        self.counter = counter
         self._used = {start: used for start, used, _ in counter.known}
         self._latest = max(self._used, default=None)
         self.is_short = is_short
-        self.end = BEFORE_ALL
+        self.start = self.end = BEFORE_ALL
         self.left = 0
+        self.entered = 0
+        """How many periods were entered."""
 
     def is_known_later(self, due: int) -> bool:
         """Whether there are known periods that begin later than this."""
-        return self._latest is not None and self._latest > due + self._counter.ahead
+        return self._latest is not None and self._latest > due + self.counter.ahead
 
     def after(self, due: int, cost: int) -> int:
         """The first instant from `due` on that is in a period with room for the cost; that is the period of
         the next charge.
         """
-        counter = self._counter
+        counter = self.counter
         if self.is_known_later(due):
             due = max(due, *(opened for start, _, opened in counter.known if start > due + counter.ahead))
         while due >= self.end:
             start, end = counter.bounds(due + counter.ahead)
-            self.end, self.left = end - counter.ahead, counter.limit - self._used.get(start, 0)
+            self.start, self.end = start - counter.ahead, end - counter.ahead
+            self.left = counter.limit - self._used.get(start, 0)
+            self.entered += 1
         if self.left >= cost:
             return due
         return self.after(self.end, cost)
+
+    def move(self, start: int) -> None:
+        """Come to the period that begins then, with as much left of it as of this one."""
+        ahead = self.counter.ahead
+        self.start, self.end = (instant - ahead for instant in self.counter.bounds(start + ahead))
 
 
 class _Simulation:
@@ -176,14 +226,89 @@ class _Simulation:
         self._periods = [_Period(each, is_short=each in self._short) for each in counters]
         self._depth = max([1, *(fits for _, fits, *_ in self._windows)])
         self._is_pushed = False
+        # What a call costs, and what was spent so far.
+        self._price = len(self._periods) + len(self._meters) + max(1, (1 + len(self._windows)) // 2)
+        self._effort = 0
+        # A counter of periods, if it is the only one: its periods may be used up alike.
+        self._main = self._periods[0] if len(self._periods) == 1 else None
+        self._unlike = 0
+        # When its last period ended, if that was used up, and the next call waits for nothing else.
+        self._spent: int | None = None
 
-    def play(self, calls: int) -> None:
-        """So many more departures."""
+    def play(self, calls: int) -> int:
+        """So many more departures, or fewer if they cost too much; returns how many."""
+        played = 0
+        self._is_pushed = False
+        while played < calls:
+            fits = (MAX_EFFORT - self._effort) // self._price
+            if fits < (1 if self._periods else calls - played):
+                # Without periods, the price is known: then nothing is played in vain.
+                return played + max(0, fits)
+            piece = min(PIECE, calls - played, fits)
+            entered = [period.entered for period in self._periods]
+            self._play(piece)
+            self._effort += piece * self._price
+            for period, before in zip(self._periods, entered, strict=True):
+                self._effort += (period.entered - before) * period.counter.price
+            played += piece
+        return played
+
+    def until_spent(self) -> int:
+        """How many calls use up the present period of the main counter, or the next one."""
+        main = self._main
+        if main is None or self._unlike == MOST_UNLIKE:
+            return MAX_EFFORT
+        if main.end == BEFORE_ALL:
+            return 1
+        return max(1, (main.left if main.left >= self._cost else main.counter.limit) // self._cost)
+
+    def skip(self, calls: int) -> int:
+        """Leave out further periods that are used up as the last one was; returns how many calls they take.
+
+        One call waits for each of these periods to begin, and for nothing else: what came before is over. So
+        all that follows is the same in each of them that is not too short.
+        """
+        main, cost = self._main, self._cost
+        if main is None or main.left >= cost or self._unlike == MOST_UNLIKE:
+            return 0
+        self._unlike += 1
+        began_idle, self._spent = main.start == self._spent, None
+        idle = self._idle_from()
+        if idle > main.end or main.is_known_later(main.end - 1):
+            return 0
+        self._spent = main.end
+        fits = main.counter.limit // cost
+        if not began_idle or calls < fits:
+            return 0
+        unit = lcm(*(tick for _, _, _, tick, _ in self._windows))
+        ahead = main.counter.ahead
+        number, start, looked_at = main.counter.following(
+            main.start + ahead, calls // fits, idle - main.start, unit
+        )
+        self._effort += looked_at * LOOKED_AT
+        if number:
+            self._unlike = 0
+            self._shift(start - ahead - main.start)
+            main.move(start - ahead)
+            self._spent = main.end
+        return number * fits
+
+    def _idle_from(self) -> int:
+        """From when on a call has nothing to wait for but periods, and leaves no trace of earlier ones."""
+        last = self.dues[-1]
+        tails = [(self._tail, self._pace.q)] if self._pace.is_even else []
+        for (_, width, tau, q), tail in zip(self._meters, self._drained, strict=True):
+            tails.append((max(tail, tail + width - tau), q))
+        instants = [-(-tail // q) + 1 for tail, q in tails]
+        for window, _, _, tick, reach in self._windows:
+            instants += [last + reach - (0 if tick == 1 else last % tick), *window.leaves[-1:]]
+        return max([last + 1, *instants])
+
+    def _play(self, calls: int) -> None:
         at, _, _, q, width, lead, is_even = self._pace
         cost, dues, windows, tail, newest = self._cost, self.dues, self._windows, self._tail, self._newest
         time = at * q
         is_plain = not self._meters and not self._periods
-        self._is_pushed = False
         for index in range(len(dues), len(dues) + calls):
             on_grid = -((lead - tail) // q) if is_even and tail - lead > time else at
             due = on_grid if on_grid > newest else newest
@@ -250,19 +375,24 @@ class _Simulation:
                 if span:
                     times = min(times, (period.end - 1 - self.dues[-1]) // span)
         later = span * times
-        self.dues[:] = [due + later for due in self.dues[-self._depth :]]
-        self._newest += later
-        self._tail += later * self._pace.q
-        for place, meter in enumerate(self._meters):
-            self._drained[place] += later * meter.q
+        self._shift(later)
         for period in self._periods:
             if period.is_short:
+                period.start += later
                 period.end += later
             else:
                 period.left -= calls * self._cost * times
         return times
 
     # inside
+
+    def _shift(self, later: int) -> None:
+        """All that the next departures follow from, except periods, is so much later."""
+        self.dues[:] = [due + later for due in self.dues[-self._depth :]]
+        self._newest += later
+        self._tail += later * self._pace.q
+        for place, meter in enumerate(self._meters):
+            self._drained[place] += later * meter.q
 
     def _delayed(self, due: int) -> int:
         """When a call leaves that may do so from `due` on, for the meters and the periods; charges them."""

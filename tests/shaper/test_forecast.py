@@ -71,11 +71,79 @@ def test_very_many_calls_under_several_limits_are_few_steps(args, options, calls
     class Counted(simulation):
         def play(self, calls):
             seen.append(calls)
-            super().play(calls)
+            return super().play(calls)
 
     with patch.object(prospects, "_Simulation", Counted):
         assert shaper.forecast(calls).last_in == pytest.approx(last_in, rel=1e-12)
-    assert 0 < sum(seen) <= prospects.MAX_PLAYED
+    assert 0 < sum(seen) <= prospects.MAX_EFFORT
+
+
+CALENDARS = (
+    Quota("50/day"),
+    Quota("1/day"),
+    Quota("1000/week"),
+    Quota("1000/month"),
+    Quota(1_000, "fixed:30d"),
+    Quota("50/day", tz="Europe/Berlin"),
+)
+
+
+@pytest.mark.parametrize("quota", CALENDARS, ids=str)
+def test_very_many_calls_under_a_small_calendar_quota_are_few_steps(quota):
+    policy = Policy("10/s", quota=quota, clock=ManualClock(1_000))
+    seen = []
+    plain = prospects._Simulation._play
+
+    def noted(simulation, calls):
+        seen.append(calls)
+        plain(simulation, calls)
+
+    bounds = quota.counter.periods.bounds
+    with patch.object(prospects._Simulation, "_play", noted):
+        last_in = policy.forecast(quota.limit * 10_000).last_in
+    start = 0
+    for _ in range(10_000 - 1):
+        start = bounds(start)[1]
+    assert last_in == pytest.approx(start / SECOND - 1_000 + (quota.limit - 1) / 10, rel=1e-12)
+    assert sum(seen) <= 3 * quota.limit
+
+
+@pytest.mark.parametrize(
+    "quota",
+    [
+        Quota("7/day"),
+        Quota("7/day", tz="America/New_York"),
+        Quota("40/month", anchor_day=31),
+        Quota("9/fixed:3d"),
+        Quota("25/week"),
+    ],
+    ids=str,
+)
+def test_years_of_a_small_quota_are_as_foretold(quota):
+    """Through changes of the clocks, leap days, and calls that came before."""
+    clock = ManualClock(1_700_000_000)
+    shaper = Shaper("10/min; 20/h", gates=(quota,), clock=clock)
+    for _ in range(3):
+        shaper.reserve()
+    seen = {calls: shaper.forecast(calls).last_in for calls in (10, 500, 1_999, 2_000)}
+    waits = [shaper.reserve(max_wait="25000d").delay for _ in range(2_000)]
+    assert seen == {calls: waits[calls - 1] for calls in seen}
+
+
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_a_forecast_under_calendars_ends_in_time(refused, zone):
+    """What it does is bounded, and the bound that it names holds."""
+    quotas = Quota("1/day", tz=zone), Quota("6/week", tz=zone), Quota("20/month", tz=zone)
+    shaper = Shaper("10/s", gates=quotas, clock=ManualClock(1_000))
+    error = refused(lambda: shaper.forecast(10**6), "calls")
+    most = int(error.fix.removeprefix("ask for up to ").removesuffix(" calls"))
+    assert most >= 5_000
+    assert shaper.forecast(most).last_in > 10**8
+    refused(lambda: shaper.forecast(most + 1), "calls")
+
+
+def test_a_zone_has_no_dates_for_ever(refused):
+    refused(lambda: Policy("10/s", quota=Quota("1/month", tz="Europe/Berlin")).forecast(300_000), "calls")
 
 
 BOUNDED = {

@@ -28,6 +28,8 @@ from shapekit.errors import ConfigError
 _MAX_PERIODS = 2**9
 """Above this, the two periods before the newest are merged: refunds to the older one are then lost."""
 _UNKNOWN = (0, 0)
+_PRICE, _PRICE_IN_A_ZONE = 6, 30
+"""What it costs a forecast to enter a period; see `prospects`."""
 _new = tuple.__new__
 
 Used: TypeAlias = tuple[int, ...]
@@ -134,7 +136,9 @@ class PeriodCounter(Counting[Used]):
         if any(opened + self._length(start) < start - skew for start, _, opened in known):
             return None  # The date was set back by more than a period.
         span = self.periods.span_us if self.periods.cadence == "fixed" else 0
-        return Periodic(self.limit, self.periods.bounds, span, skew, known)
+        periods = self.periods
+        price = _PRICE if periods.tz is None else _PRICE_IN_A_ZONE
+        return Periodic(self.limit, periods.bounds, span, skew, known, periods.following, price)
 
     def together(self, charged_at: int) -> int:
         return self.periods.bounds(charged_at)[0]

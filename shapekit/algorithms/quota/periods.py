@@ -20,6 +20,7 @@ from datetime import date, datetime, time
 from typing import TYPE_CHECKING, Any
 
 from shapekit._runtime.value import Value
+from shapekit.algorithms.prospects import Following, following_spans
 from shapekit.errors import ConfigError
 from shapekit.rate import SECOND_US, duration_us, one_of, whole
 
@@ -98,6 +99,7 @@ MAX_OFFSET_MINUTES = 840
 DAY_US = 86_400 * SECOND_US
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _MOST_KNOWN = 64
+_MOST_FOLLOWED = 2**14
 _LISTED_BEFORE, _LISTED_AFTER = 3, 4
 """How many periods around an instant are sent to the twin for a time zone. A period is remembered until twice
 its length has passed, and receipts are as old; future slots and clocks a day apart need as many.
@@ -166,6 +168,42 @@ class Periods(Value):
                 self._by_start.clear()
             self._by_start[found[0]] = found
         return found
+
+    def following(self, start: int, most: int, least: int, unit: int) -> Following:
+        """The up to `most` periods after the one that begins at `start`, as far as they last at least `least`
+        and are multiples of `unit`.
+        """
+        if self.cadence == "fixed":
+            return following_spans(self.span_us)(start, most, least, unit)
+        if self._zone is not None:
+            return self._followed(start, most, least, unit)
+        shortest = {"month": 28, "week": 7, "day": 1}[self.cadence] * DAY_US
+        number = most if least <= shortest and DAY_US % unit == 0 else 0
+        first = self._days(self._local_day(start))[0]
+        if self.cadence == "month":
+            year, month, _ = civil_from_days(first)
+            return Following(
+                number, self._midnight_us(_anchor(*_month_after(year, month, number), self.anchor_day))
+            )
+        return Following(number, start + number * shortest)
+
+    def _followed(self, start: int, most: int, least: int, unit: int) -> Following:
+        """`following` in a time zone: the length of each period is looked at."""
+        before = begins = start
+        looked_at = number = 0
+        day = self._days(self._day(start))[1]
+        try:
+            begins = self._midnight_us(day)
+            while number < min(most, _MOST_FOLLOWED):
+                looked_at += 1
+                day = self._days(day)[1]
+                ends = self._midnight_us(day)
+                if ends - begins < least or (begins - start) % unit:
+                    break
+                number, before, begins = number + 1, begins, ends
+        except (OverflowError, ValueError):
+            pass  # no calendar goes further
+        return Following(number, before, looked_at)
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         """What the Lua twin is constructed from; for a time zone, the boundaries around these instants."""

@@ -39,6 +39,21 @@ SETUPS = {
         "9/s; 7 per 3 s",
         {"gates": (SlidingWindow(8, 2.6, buckets=4, conservative=True),)},
     ),
+    "days": ("10/s", {"gates": (Quota("7/day"),)}),
+    "three a day": ("10/s burst 3", {"gates": (Quota("3/day", offset_minutes=-330),)}),
+    "weeks": ("10/s; 30 per 10 s", {"gates": (Quota("9/week", week_start="sunday"),)}),
+    "months": ("10/s", {"gates": (Quota("5/month", anchor_day=31),)}),
+    "days of a zone": ("10/s", {"gates": (Quota("4/day", tz="Australia/Lord_Howe"),)}),
+    "months of a zone": ("1/min", {"gates": (Quota("3/month", tz="America/New_York", anchor_day=30),)}),
+    "long equal spans": ("10/s", {"gates": (Quota("4/fixed:30d", offset_minutes=60),)}),
+    "days and a slow meter": ("10/s", {"gates": (Quota("5/day"), GCRA("1 per 6 h", burst=3))}),
+    "days and a meter that is full again": ("10/s", {"gates": (Quota("5/day"), GCRA("1/h", burst=3))}),
+    "days and ticks": (
+        "10/s; 9 per 1 d",
+        {"gates": (Quota("5/day"), SlidingWindow(4, "7 h", buckets=7, conservative=True))},
+    ),
+    "days that just fit": ("2/h", {"gates": (Quota("47/day", tz="Europe/Berlin"),)}),
+    "burst under days": ("9/h; 70/day", {"pace": "burst", "gates": (Quota("5/day"),)}),
     "only to be played": ("9/s", {"gates": (any_of(GCRA("3/s"), SlidingWindow("9/s")),)}),
 }
 
