@@ -176,6 +176,8 @@ class Admission:
         return await self._heed(TASKS, response, hint)
 
     def __enter__(self) -> Self:
+        if self._reservation is not None:
+            raise self._entered_before()
         self.__class__ = Admission  # type: ignore[assignment]  # and no longer a `Pending`
         # As of most calls: there is a slot to wait for, and nothing else. They take no detour, and an empty
         # `**` would be one.
@@ -201,6 +203,8 @@ class Admission:
             run(self._exit, error)
 
     async def __aenter__(self) -> Self:
+        if self._reservation is not None:
+            raise self._entered_before()
         self.__class__ = Admission  # type: ignore[assignment]
         policy = self.policy
         if (
@@ -228,6 +232,9 @@ class Admission:
         return self.policy.shaper.core
 
     # entering
+
+    def _entered_before(self) -> ConfigError:
+        return ConfigError("admission", self.key, "was entered before", "admit each call anew")
 
     async def _enter(self, driver: Driver) -> None:
         permits = None if SWITCH.is_off else self.policy.permits
@@ -411,10 +418,14 @@ def hint_of(
     """What the answer to an admitted call says; None if it says nothing, or nothing reads it."""
     if feedback is None:
         return None
-    headers = getattr(response, "raw_headers", None)
-    if headers is None:
-        headers = getattr(response.headers, "raw", response.headers)
-    status = _status_of(response)
+    try:
+        headers = getattr(response, "raw_headers", None)
+        if headers is None:
+            headers = getattr(response.headers, "raw", response.headers)
+        status = _status_of(response)
+    except AttributeError as error:
+        fix = "pass a response of httpx, requests or aiohttp, or any object with .status_code and .headers"
+        raise ConfigError("response", response, "has no status and headers", fix) from error
     return feedback.read(
         status,
         headers,

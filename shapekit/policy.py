@@ -26,7 +26,7 @@ from shapekit.errors import ConfigError
 from shapekit.events import Listener, Listening
 from shapekit.keys import SCOPE, KeySpec, KeyTemplate
 from shapekit.rate import Duration, RateLike, whole
-from shapekit.shaper import UNPACED, Shaper, checked_rates
+from shapekit.shaper import UNPACED, Shaper, checked_rates, limits_shown
 from shapekit.stores import StoreLike
 
 if TYPE_CHECKING:
@@ -418,4 +418,10 @@ class Policy:
         return cost
 
     def __repr__(self) -> str:
-        return f"Policy({self.shaper!r})"
+        shown = limits_shown(self.shaper)
+        if self.permits is not None:
+            limit = self.permits.limit
+            shown.append(f"concurrency={limit.limit if limit == Concurrency(limit.limit) else limit!r}")
+        if not self.enforce:
+            shown.append("enforce=False")
+        return f"Policy({', '.join(shown)}, name={self.name!r})"

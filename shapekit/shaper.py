@@ -183,11 +183,11 @@ class Shaper:
 
     def cancel(self, reservation: Reservation) -> bool:
         """Give a slot back: `reservation.cancel()`."""
-        return run(self.core.cancel, reservation)
+        return run(self.core.cancel, checked_reservation(reservation))
 
     async def acancel(self, reservation: Reservation) -> bool:
         """`cancel`, awaitable."""
-        return await self.core.cancel(TASKS, reservation)
+        return await self.core.cancel(TASKS, checked_reservation(reservation))
 
     def settle(self, reservation: Reservation, actual: int) -> bool:
         """Make a call that has left cost what it turned out to cost; 0 if it never counted.
@@ -196,11 +196,11 @@ class Shaper:
         What is given back goes to calls that have no slot yet; waiting calls keep theirs. Repeating a cost
         changes nothing; of several, the last one counts.
         """
-        return run(self.core.settle, reservation, actual) > 0
+        return run(self.core.settle, checked_reservation(reservation), actual) > 0
 
     async def asettle(self, reservation: Reservation, actual: int) -> bool:
         """`settle`, awaitable."""
-        return await self.core.settle(TASKS, reservation, actual) > 0
+        return await self.core.settle(TASKS, checked_reservation(reservation), actual) > 0
 
     def hold(self, length: Duration, *, key: str = "default") -> float:
         """Stop all calls of `key` for `length`, in every process; returns how long it is held now.
@@ -241,11 +241,11 @@ class Shaper:
 
         For code that waits elsewhere than in `schedule`. The slot may have been taken in another process.
         """
-        return run(self.core.remaining, reservation)
+        return run(self.core.remaining, checked_reservation(reservation))
 
     async def aremaining(self, reservation: Reservation) -> float:
         """`remaining`, awaitable."""
-        return await self.core.remaining(TASKS, reservation)
+        return await self.core.remaining(TASKS, checked_reservation(reservation))
 
     def forecast(self, calls: int = 1, *, key: str = "default", cost: int = 1) -> Outlook:
         """When `calls` more calls will have left, if they came now and no others did.
@@ -305,11 +305,25 @@ class Shaper:
         return self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
 
     def __repr__(self) -> str:
-        queue = self.core.queue
-        if self._adaptive is not None:
-            return f"Shaper(adaptive={self._adaptive.bounds!r}, burst={queue.burst}, name={self.name!r})"
-        rates = "; ".join(map(str, queue.rates))
-        return f"Shaper({rates!r}, burst={queue.burst}, pace={queue.pace!r}, name={self.name!r})"
+        return f"Shaper({', '.join(limits_shown(self))}, name={self.name!r})"
+
+
+def limits_shown(shaper: Shaper) -> list[str]:
+    """The arguments that a shaper's limits were made with, as text."""
+    queue = shaper.core.queue
+    if queue.adapts:
+        return [f"adaptive={shaper.adaptive.bounds!r}", f"burst={queue.burst}"]
+    rates = "; ".join(map(str, queue.rates))
+    paced = [repr(rates), f"burst={queue.burst}", f"pace={queue.pace!r}"] if rates else []
+    return [*paced, f"gates={queue.gates!r}"] if queue.gates else paced
+
+
+def checked_reservation(reservation: Reservation) -> Reservation:
+    """The reservation, if it is one."""
+    told: object = reservation
+    if not isinstance(told, Reservation):
+        raise ConfigError("reservation", told, "is not a reservation", "pass what reserve() has returned")
+    return reservation
 
 
 def checked_rates(rate: RateLike, call: str) -> tuple[Rate, ...]:

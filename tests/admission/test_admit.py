@@ -5,10 +5,13 @@ import pytest
 
 from shapekit import (
     GCRA,
+    Adaptive,
+    Concurrency,
     ConfigError,
     MemoryStore,
     Policy,
     QueueFullError,
+    Quota,
     QuotaExhaustedError,
     StoreUnavailableError,
 )
@@ -242,9 +245,58 @@ def test_policies_on_one_store_share_a_limit_by_name(clock):
     assert delays == [1.0, 0.0]
 
 
+def test_an_admission_is_entered_once(policy, refused):
+    for options in ({}, {"concurrency": 2}, {"enforce": False}):
+        admission = policy("10/s", **options).admit("acme")
+        with admission:
+            assert "admit each call anew" in str(refused(admission.__enter__, "admission"))
+        refused(admission.__enter__, "admission")
+        assert admission.policy.forecast(key="acme").first_in == pytest.approx(0.1)
+
+
+def test_an_awaited_admission_is_entered_once(policy, refused, anyio_backend):
+    async def twice():
+        async with (admission := policy("10/s").aadmit()):
+            await admission.__aenter__()
+
+    refused(lambda: anyio.run(twice, backend=anyio_backend), "admission")
+
+
+def test_a_refused_admission_may_be_entered_later(policy, clock):
+    stripe = policy("1/s", max_wait=0)
+    admission = stripe.admit()
+    with stripe.admit(), pytest.raises(QueueFullError):
+        admission.__enter__()
+    clock.advance(1)
+    with admission:
+        assert admission.delay == 0
+
+
+@pytest.mark.parametrize("answer", [None, 5, "429", {"status": 429, "headers": {}}], ids=str)
+def test_what_is_no_answer_is_not_observed(policy, refused, anyio_backend, answer):
+    with policy("10/s").admit() as admission:
+        assert "headers" in refused(lambda: admission.observe(answer), "response").fix
+        refused(lambda: anyio.run(admission.aobserve, answer, backend=anyio_backend), "response")
+    with policy("10/s", feedback=None).admit() as admission:
+        assert admission.observe(answer) is None
+
+
 def test_the_repr_says_which_policy_it_is(policy):
     assert "name='stripe'" in repr(policy("10/s", name="stripe"))
     assert "10/s" in repr(policy("10/s", name="stripe"))
+
+
+def test_the_repr_says_what_the_policy_was_made_with(policy):
+    def shown(*args, **options):
+        return repr(policy(*args, name="api", **options))
+
+    assert shown("10/s") == "Policy('10/s', burst=1, pace='smooth', name='api')"
+    assert shown(concurrency=3) == "Policy(concurrency=3, name='api')"
+    assert shown(concurrency=Concurrency(3, "10s")).startswith("Policy(concurrency=Concurrency(limit=3")
+    gates = f"gates=({Quota('50/day')!r},)"
+    assert shown(quota="50/day", enforce=False) == f"Policy({gates}, enforce=False, name='api')"
+    adaptive = "Adaptive(min='1/s', max='5/s')"
+    assert shown(adaptive=Adaptive("1/s", "5/s")) == f"Policy(adaptive={adaptive}, burst=1, name='api')"
 
 
 def test_a_call_with_everything_wrong_is_still_a_config_error(policy):
