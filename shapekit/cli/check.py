@@ -147,9 +147,7 @@ def check(file: str, store: str | None, as_json: bool) -> None:
 
     Each error names the table and the field, on a line of its own on stderr; the exit code is then 2.
     """
-    findings = list(_findings(file, tables_of(file)))
-    if store is not None:
-        findings = [finding._replace(means=[*finding.means, *_set(store, finding)]) for finding in findings]
+    findings = list(_findings(file, tables_of(file), store))
     if as_json:
         tables = [finding._asdict() for finding in findings]
         print_json({"file": file, "ok": not any(finding.problem for finding in findings), "tables": tables})
@@ -167,10 +165,10 @@ def check(file: str, store: str | None, as_json: bool) -> None:
         sys.exit(BAD_INPUT)
 
 
-def _set(where: str, finding: Finding) -> Iterator[str]:
-    """What operators have set for a policy."""
+def _set(where: str, name: str) -> Iterator[str]:
+    """What operators have set for a policy, under the name that it has in the store."""
     with closing(open_store(where)) as store:
-        for one in legible(store, store.read_overrides(finding.table)):
+        for one in legible(store, store.read_overrides(name)):
             whose = "" if one.key is None else f" for the key {one.key!r}"
             yield f"an operator has set{whose}: {one.words}, by {one.by}"
 
@@ -190,7 +188,7 @@ def tables_of(file: str) -> Mapping[str, Any]:
     return tables
 
 
-def _findings(file: str, tables: Mapping[str, Any]) -> Iterator[Finding]:
+def _findings(file: str, tables: Mapping[str, Any], store: str | None) -> Iterator[Finding]:
     for name, table in tables.items():
         if not isinstance(table, dict):
             told = (
@@ -203,5 +201,8 @@ def _findings(file: str, tables: Mapping[str, Any]) -> Iterator[Finding]:
         except ConfigError as error:
             yield Finding(name, [], str(error))
         else:
-            yield Finding(name, meaning(policy, max_wait_us(table.get("max_wait"))), None)
+            means = meaning(policy, max_wait_us(table.get("max_wait")))
             policy.close()
+            if store is not None:
+                means += _set(store, policy.name)
+            yield Finding(name, means, None)

@@ -176,3 +176,12 @@ def test_a_file_names_no_instant_that_has_passed(place, tmp_path):
     assert ran.returncode != 0
     assert "until=5 has passed already" in ran.stderr
     assert told(place, "settings", "stripe") == []
+
+
+def test_check_says_what_is_set_for_a_policy_that_is_named_otherwise_than_its_table(place, policy, tmp_path):
+    file = tmp_path / "limits.toml"
+    file.write_text('[payments]\nrate = "5/s"\nname = "stripe"\n\n[stripe]\nrate = "1/s"\nname = "mail"\n')
+    done("set", "stripe", "20/s", "--by", "ann", "--store", place[1])
+    payments, mail = json.loads(done("check", file, "--store", place[1], "--json"))["tables"]
+    assert payments["means"][-1] == "an operator has set: rate 20/s, by ann"
+    assert not any("an operator" in line for line in mail["means"])
