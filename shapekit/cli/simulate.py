@@ -133,7 +133,8 @@ _KINDS: dict[str, Callable[[str, int, random.Random], Iterator[int]]] = {
 
 def _instants(path: Path, read: Callable[[Any], Iterator[tuple[int, Any]]]) -> Iterator[int]:
     try:
-        with path.open(encoding="utf-8", newline="") as lines:
+        # What programs for spreadsheets put before the first letter is no part of it.
+        with path.open(encoding="utf-8-sig", newline="") as lines:
             for line, value in read(lines):
                 instant = _instant_us(value)
                 if instant is None:

@@ -111,3 +111,10 @@ def test_a_trace_that_cannot_be_read_is_told_by_file_and_line(name, text, part, 
 def test_a_trace_that_is_no_text(tmp_path, complaint):
     (tmp_path / "a.csv").write_bytes(b"\xff\xfe1\n")
     assert "is not UTF-8" in complaint("simulate", "--arrivals", str(tmp_path / "a.csv"), "gcra:1/s")
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.csv", "5\n3.5\n4\n"), ("a.jsonl", "5\n3.5\n4\n")])
+def test_a_mark_before_the_first_letter_is_no_part_of_it(name, text, tmp_path):
+    # Programs for spreadsheets write it. The first call of a CSV passed for a heading.
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert len(Arrivals.parse(str(tmp_path / name), None, 0).instants_us) == 3
