@@ -35,6 +35,8 @@ LIMITS = ("rate", "burst", "quota", "concurrency", "headroom")
 """What an override may change."""
 _ANY = "*"
 _LONGEST = 500
+_LATEST_S = 253_402_300_800
+"""The end of the year 9999, after which no calendar can show an instant."""
 
 
 class Override(NamedTuple):
@@ -92,7 +94,7 @@ class Override(NamedTuple):
             raise ConfigError("state", self.state, bound, 'set off or held, or limits such as rate="20/s"')
         for field in ("set_at", "until"):
             told = getattr(self, field)
-            if told is not None and (exactly(told) is None or not 0 <= told < MAX_COUNT):
+            if told is not None and (exactly(told) is None or not 0 <= told < _LATEST_S):
                 raise ConfigError(field, told, "is not an instant", "pass a datetime or epoch seconds")
         if self.rate is not None:
             parse_rates(self.rate)

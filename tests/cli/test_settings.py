@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from shapekit import Policy
+from shapekit import ConfigError, Policy
 
 from .screen import shapekit as process
 from .test_control import done, shapekit
@@ -185,3 +185,12 @@ def test_check_says_what_is_set_for_a_policy_that_is_named_otherwise_than_its_ta
     payments, mail = json.loads(done("check", file, "--store", place[1], "--json"))["tables"]
     assert payments["means"][-1] == "an operator has set: rate 20/s, by ann"
     assert not any("an operator" in line for line in mail["means"])
+
+
+def test_what_is_set_until_the_end_of_all_calendars_is_shown(place, policy):
+    last = 253_402_300_799
+    policy.configure("20/s", until=last)
+    assert "Fri 9999-12-31 23:59:59" in done("settings", "--store", place[1])
+    assert [one["until"] for one in told(place, "settings")] == [last]
+    with pytest.raises(ConfigError, match="is no instant"):
+        policy.configure("20/s", until=last + 1)

@@ -46,6 +46,7 @@ def queue_of(*rate, **options):
         (Override("", rate="1/s"), "is neither a key nor"),
         (Override(rate="1/s", why=5), "why=5 is not text"),
         (Override(rate="1/s", until=float("nan")), "until=nan is not an instant"),
+        (Override(rate="1/s", until=253_402_300_800), "until=253402300800 is not an instant"),
     ],
 )
 def test_what_could_not_have_been_constructed_is_refused_with_the_words_of_the_constructor(override, words):
