@@ -208,7 +208,7 @@ class Policy:
         try:
             with open(path, "rb") as file:
                 tables = tomllib.load(file)
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError("path", str(path), f"is not TOML ({error!s:.200})", "mend the file") from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error  # the path stands in the error already

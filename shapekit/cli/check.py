@@ -178,7 +178,7 @@ def tables_of(file: str) -> Mapping[str, Any]:
     try:
         with open(file, "rb") as opened:
             tables = tomllib.load(opened)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CommandError(f"{file} is not TOML: {error}; mend that place") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error

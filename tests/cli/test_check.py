@@ -134,6 +134,7 @@ def test_every_problem_is_told(checked):
         (b"[a\n", "is not TOML: "),
         (b"\xff\xfe", "is not TOML: "),
         (b"[a]\nrate = 1\n[a]\n", "is not TOML: "),
+        (b"[a]\nrate = " + b"[" * 20_000, "is not TOML: "),
     ],
 )
 def test_a_file_that_cannot_be_understood(content, part, tmp_path, complaint):

@@ -93,7 +93,9 @@ def test_a_number_is_no_path_although_the_system_takes_it_for_an_open_file(refus
             os.close(number)
 
 
-@pytest.mark.parametrize("text", ["[stripe\nrate = 1", "rate = 1/s", b"\xff\xfe", "[a]\n[a]"])
+@pytest.mark.parametrize(
+    "text", ["[stripe\nrate = 1", "rate = 1/s", b"\xff\xfe", "[a]\n[a]", "a = " + "[" * 20_000]
+)
 def test_what_is_no_toml_is_named_with_its_file(refused, write, text):
     error = refused(lambda: Policy.from_toml(write(text), "stripe"), "path")
     assert "limits.toml" in error.value
