@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from shapekit import GCRA, ConfigError, Gate, ManualClock, RedisStore, Shaper, SQLiteStore
+from shapekit import GCRA, ConfigError, Gate, ManualClock, Policy, RedisStore, Shaper, SQLiteStore
 from shapekit.algorithms.base import CHECK, FORECAST, PEEK
 from shapekit.algorithms.inflight import ENTER
 from shapekit.algorithms.queue.queue import LOOK, RESERVE
@@ -165,6 +165,24 @@ def test_clients_may_repeat_and_decode(kind):
         assert live_key.state == shaper.core.look.call("é")[0]
         shaper.reset("é")
         shaper.core.store.close()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_keys_that_a_client_cannot_decode_are_found(encoding):
+    # Any JSON may bring a key with half of a surrogate pair; and no client reads Redis as another one writes.
+    keys = ["é", "\ud800"]
+    with shared_server().client(decode_responses=True, encoding=encoding) as client:
+        store = RedisStore(client, prefix=f"survey-{encoding}")
+        gate = Gate(GCRA("1/h", burst=2), name="api", store=store)
+        policy = Policy("1/h", name="\ud801", store=store)
+        policy.configure("2/h")
+        assert all(gate.check_many(keys))
+        assert sorted(store.keys()) == [f"api:{key}" for key in sorted(keys)]
+        assert sorted(live_key.key for live_key in store.survey()) == sorted(keys)
+        assert [*store.all_overrides()] == ["\ud801"]
+        assert store.reset_all() == len(keys)
+        assert list(store.keys()) == []
+        policy.unconfigure()
 
 
 def test_what_nobody_has_told_of_is_seen_as_unknown():

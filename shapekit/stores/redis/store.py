@@ -319,8 +319,10 @@ class RedisStore(Store):
     def _every(self, pattern: bytes) -> Iterator[bytes]:
         """The keys that match, some of them perhaps twice."""
         client = self._client_to_look("")
-        # A client of redis-py that is interrupted may read the reply of another command later.
-        scan = client.scan_iter if self._kept is None else self._scanned
+        # A client of redis-py that is interrupted may read the reply of another command later. One that
+        # decodes is asked for bytes: a key may be text that its encoding does not have.
+        is_own = self._kept is not None
+        scan = self._scanned if is_own else partial(client.scan_iter, **{NEVER_DECODE: True})
         try:
             for found in scan(match=pattern, count=_SCANNED_AT_ONCE):
                 yield found if isinstance(found, bytes) else found.encode()
