@@ -29,6 +29,7 @@ from shapekit.cli.output import (
     ordinal,
     per_words,
     print_json,
+    printable,
     rate_words,
     window_words,
 )
@@ -157,7 +158,7 @@ def check(file: str, store: str | None, as_json: bool) -> None:
             if finding.problem is None:
                 page.print(f"[{finding.table}]", style="bold")
                 for line in finding.means:
-                    page.print(f"  {line}", soft_wrap=True)
+                    page.print(f"  {printable(line)}", soft_wrap=True)
     problems = [finding.problem for finding in findings if finding.problem is not None]
     for problem in problems:
         CommandError(problem).show()

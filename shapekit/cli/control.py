@@ -20,7 +20,7 @@ from shapekit._queue.key_status import notice_us
 from shapekit._runtime import ids
 from shapekit.algorithms.queue.queue import CONFIRM, HOLD, MARK, RESUME, LeakyQueue
 from shapekit.cli.main import CommandError
-from shapekit.cli.output import counted, json_option, print_json
+from shapekit.cli.output import counted, json_option, print_json, printable
 from shapekit.cli.top import clock, limit_text, open_store, span, store_option
 from shapekit.errors import ConfigError
 from shapekit.keys import whole_of
@@ -279,7 +279,7 @@ def _say(as_json: bool, words: str, told: dict[str, Any]) -> None:
     if as_json:
         print_json(told)
     else:
-        click.echo(words)
+        click.echo(printable(words))
 
 
 def _say_all(as_json: bool, told: list[Reply], total: str, left: list[str]) -> None:
@@ -287,7 +287,7 @@ def _say_all(as_json: bool, told: list[Reply], total: str, left: list[str]) -> N
     if as_json:
         print_json([one for _, one in told])
     else:
-        click.echo("\n".join([*(words for words, _ in told), total]))
+        click.echo("\n".join([*(printable(words) for words, _ in told), total]))
     if left:
         problem = f"{counted(len(left), 'key')} not reached, shortened or by an unknown program"
         raise CommandError(f"{problem} ({', '.join(left)}); write each whole key, as the program has it")

@@ -22,7 +22,10 @@ class CommandError(click.ClickException):
     exit_code = BAD_INPUT
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"shapekit: {' '.join(self.message.split())}", file=file, err=file is None)
+        from shapekit.cli.output import printable  # noqa: PLC0415 - only who complains loads it
+
+        message = printable(" ".join(self.message.split()))
+        click.echo(f"shapekit: {message}", file=file, err=file is None)
 
 
 def command_error(error: Exception) -> CommandError | None:

@@ -37,6 +37,17 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+def printable(text: str) -> str:
+    """Text that others have chosen, such as a key, as letters on one line: none of them steers a terminal.
+
+    >>> print(printable("é\\n\\x1b[2J"))
+    é\\n\\x1b[2J
+    """
+    if text.isprintable():
+        return text
+    return "".join([letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text])
+
+
 def ordinal(number: int) -> str:
     """`1st`, `5,000th`."""
     teens = number % 100 in (11, 12, 13)
@@ -94,7 +105,9 @@ def is_plain(page: Console) -> bool:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = ()) -> Table:
-    """A table; the columns named in `numbers` are flush right and whole; the others may fold."""
+    """A table of printable cells; the columns named in `numbers` are flush right and whole; the others may
+    fold.
+    """
     made = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for column in columns:
         if column in numbers:
@@ -102,7 +115,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Seq
         else:
             made.add_column(column, overflow="fold")
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*map(printable, row))
     return made
 
 

@@ -29,6 +29,7 @@ from shapekit.cli.output import (
     json_option,
     ordinal,
     print_json,
+    printable,
     table,
 )
 from shapekit.cli.top import open_store, store_option
@@ -230,7 +231,7 @@ def plan(
     zone_name = tz or "UTC"
     page.print(f"{counted(calls, 'call')} under {limits}, from {instant_words(start_us, zone)} {zone_name}\n")
     if override is not None:
-        page.print(f"set by {override.by}: {override.words}\n", soft_wrap=True)
+        page.print(f"set by {printable(override.by)}: {override.words}\n", soft_wrap=True)
     rows = [
         (ordinal(number), "at once" if at == start_us else span_words(at - start_us), instant_words(at, zone))
         for number, at in marks

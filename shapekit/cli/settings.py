@@ -21,7 +21,7 @@ from shapekit.algorithms.overrides import (
 from shapekit.cli.check import tables_of
 from shapekit.cli.control import length_us
 from shapekit.cli.main import CommandError
-from shapekit.cli.output import console, instant_words, json_option, print_json, table
+from shapekit.cli.output import console, instant_words, json_option, print_json, printable, table
 from shapekit.cli.top import open_store, store_option
 from shapekit.errors import ConfigError
 from shapekit.rate import SECOND_US
@@ -91,7 +91,7 @@ def _say(as_json: bool, policy: str, override: Override) -> None:
         print_json(_plain(policy, override))
         return
     whose = f"{policy}, key {override.key}" if override.key else policy
-    click.echo(f"{whose}: {override.words}{_until(override)}")
+    click.echo(printable(f"{whose}: {override.words}{_until(override)}"))
 
 
 @click.command()
@@ -118,7 +118,8 @@ def unset(policy: str, key: str | None, is_all: bool, store: str | None, as_json
     if as_json:
         print_json([_plain(policy, one) for one in gone])
     for one in gone if not as_json else ():
-        click.echo(f"{f'{policy}, key {one.key}' if one.key else policy}: {one.words} is removed")
+        whose = f"{policy}, key {one.key}" if one.key else policy
+        click.echo(printable(f"{whose}: {one.words} is removed"))
 
 
 @click.command()
@@ -200,9 +201,8 @@ def _say_changes(as_json: bool, changes: Mapping[str, Mapping[str | None, Any]],
         return
     for name, key, old, new in rows:
         whose = f"{name}, key {key}" if key else name
-        click.echo(
-            f"{whose}: {old.words if old else 'as in the code'} → {new.words if new else 'as in the code'}"
-        )
+        before, after = (one.words if one else "as in the code" for one in (old, new))
+        click.echo(printable(f"{whose}: {before} → {after}"))
     if not rows:
         click.echo("nothing changes")
     elif dry_run:

@@ -33,7 +33,7 @@ from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.algorithms.usage import leaves_of
 from shapekit.cli.main import CommandError
-from shapekit.cli.output import Command, console, counted, json_option, print_json, table
+from shapekit.cli.output import Command, console, counted, json_option, print_json, printable, table
 from shapekit.errors import StoreUnavailableError, span_words
 from shapekit.rate import SECOND_US, Rate
 from shapekit.stores import REDIS
@@ -424,7 +424,8 @@ def _cells(row: Row) -> tuple[str, ...]:
     waiting = "-" if row.waiting is None else f"{row.waiting:,}"
     per_second = "-" if row.per_second is None else f"{row.per_second:,.1f}"
     next_slot = clock(row.next_at) if row.wait else "now"
-    return row.key, row.limit, waiting, per_second, span(row.wait), next_slot, held, uses
+    key, limit = printable(row.key), printable(row.limit)
+    return key, limit, waiting, per_second, span(row.wait), next_slot, held, uses
 
 
 def span(seconds: float) -> str:

@@ -280,3 +280,11 @@ def test_a_store_that_is_not_there_is_not_made(tmp_path):
     where = tmp_path / "limits.db"
     assert "is not a file" in complaint(shapekit("reset", "a:b", "--store", where))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_done_to_a_key_is_one_line_whatever_the_key_is(place):
+    shaper = Shaper("1/min", name="api", store=place[0])
+    assert shaper.reserve("\x1b[2J\nother")
+    first, last = done("hold", "api:*", "5m", "--store", place[1]).splitlines()
+    assert first.startswith(r"api:\x1b[2J\nother is held for 5 min, until ")
+    assert last == "1 key held"

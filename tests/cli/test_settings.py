@@ -194,3 +194,12 @@ def test_what_is_set_until_the_end_of_all_calendars_is_shown(place, policy):
     assert [one["until"] for one in told(place, "settings")] == [last]
     with pytest.raises(ConfigError, match="is no instant"):
         policy.configure("20/s", until=last + 1)
+
+
+def test_what_others_have_written_does_not_steer_the_terminal(place, policy, tmp_path):
+    done("set", "stripe", "20/s", "--why", "\x1b[2Jsale", "--by", "ann\x1b[1m", "--store", place[1])
+    file = tmp_path / "limits.toml"
+    file.write_text('[stripe]\nrate = "5/s"\n')
+    for page in (done("settings", "--store", place[1]), done("check", file, "--store", place[1])):
+        assert r"ann\x1b[1m" in page
+        assert "\x1b" not in page

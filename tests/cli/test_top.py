@@ -313,6 +313,19 @@ def test_on_a_terminal_it_lives_until_q(place, screens):
     assert screen.raw.count("\x1b[?1049h") == screen.raw.count("\x1b[?1049l") == 1, "the screen is given back"
 
 
+def test_a_key_does_not_steer_the_terminal(place, screens):
+    store, where = place
+    assert Shaper("6/h", name="api", store=store).reserve("\x1b]0;owned\x07\n\rapi:fine \ud800")
+    shown = "api:\\x1b]0;owned\\x07\\n\\rapi:fine \\ud800"
+    *_, line = shapekit("top", SHAPEKIT_STORE=where).stdout.splitlines()
+    assert line.startswith(f"{shown}  6/h")
+    screen = screens("top", "--store", where)
+    screen.until("owned", "q quits")
+    screen.press("q")
+    assert screen.end() == 0
+    assert "\x1b]0;" not in screen.raw
+
+
 def test_a_page_fits_its_terminal(place, screens):
     store, where = place
     gate = Gate(GCRA("1/h"), name="many", store=store)
