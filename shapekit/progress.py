@@ -29,6 +29,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from weakref import WeakSet
 
 from shapekit._runtime.drivers import TASKS, Driver, run
 from shapekit._runtime.switch import SWITCH
@@ -130,13 +131,18 @@ class Terminal:
             self._console.quiet = True  # the terminal is gone, but the loop goes on
 
     def close(self) -> None:
-        with suppress(OSError, ValueError):
-            self._bar.stop()
-        _DRAWN.release()
+        try:
+            # Where a signal came while rich began to draw, it cannot end either: the loop's own error counts.
+            with suppress(Exception):
+                self._bar.stop()
+        finally:
+            _DRAWN.discard(self)
 
 
-_DRAWN = threading.Lock()
-"""Held by the loop that draws: a terminal has room for one, and a second loop goes to the log."""
+_DRAWN: WeakSet[Terminal] = WeakSet()
+"""What draws: a terminal has room for one loop, and a second one goes to the log. One that was interrupted
+before it began gives its room back as it goes.
+"""
 
 
 def opened(name: str) -> Terminal | Log:
@@ -157,7 +163,14 @@ def opened(name: str) -> Terminal | Log:
             return False  # a killed process could not show the cursor again
 
     console = Screen(file=stream)
-    return Terminal(console) if console.is_interactive and _DRAWN.acquire(blocking=False) else Log(name)
+    if console.is_interactive:
+        terminal = Terminal(console)
+        # Of two threads that come at once, neither draws: no lock could be lost to a signal here.
+        _DRAWN.add(terminal)
+        if len(_DRAWN) == 1:
+            return terminal
+        _DRAWN.discard(terminal)
+    return Log(name)
 
 
 def in_log(told: Report) -> str:
@@ -254,6 +267,9 @@ class Watch:
         # Reentrant: the garbage collector may end an abandoned loop at any point, on any thread.
         self._lock = threading.RLock()
         self._output = opened(loop.name)
+
+    def begin(self) -> None:
+        """Watch for items that take long, until `end`."""
         if self._output.is_live:
             _start(threading.Thread(target=self._tick_on, name="shapekit-progress"))
 
@@ -298,10 +314,14 @@ class Watch:
     def end(self, handed: int, *, is_through: bool) -> None:
         """End the loop, after `handed` items were handed out."""
         ending = "stopped" if handed == self.done else f"stopped in item {handed:,}"
-        with self._lock:
-            self._tell("" if is_through else ending)
-            self._over.set()
-        self._output.close()
+        try:
+            with self._lock:
+                try:
+                    self._tell("" if is_through else ending)
+                finally:
+                    self._over.set()
+        finally:
+            self._output.close()
 
     def _is_shaped(self) -> bool:
         return self._loop.enforced and not SWITCH.is_off
@@ -442,6 +462,7 @@ def _watched(items: Iterable[T], loop: Loop) -> Generator[T, None, None]:
     handed, is_through, watch = 0, False, Watch(loop)
     now_us = watch.now_us
     try:
+        watch.begin()
         run(watch.step)
         for item in items:
             handed += 1
@@ -459,6 +480,7 @@ async def _awatched(items: AsyncIterable[T] | Iterable[T], loop: Loop) -> AsyncG
     handed, is_through, watch = 0, False, Watch(loop)
     now_us = watch.now_us
     try:
+        watch.begin()
         await watch.step(TASKS)
         async for item in source:
             handed += 1

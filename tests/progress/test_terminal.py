@@ -190,6 +190,27 @@ def test_where_there_are_colours_the_rest_of_the_bar_is_drawn_too(screen, clock,
     assert re.search(r"\x1b\[[0-9;]+m━{30}\x1b\[0m 30/30", screen.raw)
 
 
+@pytest.mark.parametrize(
+    "where", ["rich.progress.Progress.add_task", "rich.console.Console.push_render_hook"]
+)
+def test_one_that_is_interrupted_as_it_begins_keeps_its_error_and_leaves_the_terminal_free(
+    where, form, screen, clock, monkeypatch
+):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as begun:
+        begun.setattr(where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            form.loop(range(3), Policy("10/s", clock=clock), lambda item: None)
+    assert screen.kept == []
+    form.loop(range(3), Policy("10/s", clock=clock), lambda item: None)
+    assert screen.kept[-1].startswith(f"{bar(3, 3)} 3/3 (100%)")
+    for thread in [thread for thread in threading.enumerate() if thread.name == THREAD]:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
 def test_leaving_leaves_a_true_line(form, screen, clock):
     policy = Policy("10/s", clock=clock)
 
