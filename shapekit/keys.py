@@ -108,7 +108,7 @@ def _is_mark(character: str) -> bool:
 
 
 def _percent(character: str) -> str:
-    return "".join(f"%{byte:02X}" for byte in character.encode())
+    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
 
 
 SCOPE = "%scope="

@@ -176,3 +176,9 @@ def test_any_text_is_a_template_or_a_config_error(outcome, text):
 
 def test_the_repr_shows_the_template():
     assert repr(KeyTemplate("{a}:{b}")) == "KeyTemplate('{a}:{b}')"
+
+
+def test_a_template_may_hold_what_is_no_proper_unicode():
+    key = KeyTemplate("\ud800{a}\ud801{b}")
+    assert key({"a": "1\ud8012", "b": "3"}) == "\ud8001%ED%A0%812\ud8013"
+    assert key({"a": "1", "b": "2\ud8013"}) == "\ud8001\ud8012%ED%A0%813"
