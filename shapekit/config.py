@@ -101,7 +101,7 @@ def fields_of(table: object) -> dict[str, Any]:
     fields = dict(table)
     if isinstance(fields.get("quota"), Mapping):
         fields["quota"] = strategy_of("quota", {"strategy": "quota", **fields["quota"]})
-    if "adaptive" in fields:
+    if fields.get("adaptive") is not None:
         fields["adaptive"] = _adaptive(fields["adaptive"])
     if isinstance(told := fields.get("concurrency"), Mapping):
         fields["concurrency"] = _concurrency(told)

@@ -222,3 +222,14 @@ def test_any_plain_values_make_a_policy_or_a_config_error(outcome, fields):
     else:
         assert error.field
         assert error.fix
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["name", "burst", "quota", "concurrency", "max_wait", "prefetch", "adaptive", "refund_on", "feedback"],
+)
+def test_none_means_what_it_means_as_an_argument(option):
+    told, said = Policy.from_dict({"rate": "10/s", option: None}), Policy("10/s", **{option: None})
+    assert told.shaper.core.queue == said.shaper.core.queue
+    assert (told.permits, told.refund_on) == (said.permits, said.refund_on) == (None, None)
+    assert repr(told.feedback) == repr(said.feedback)
