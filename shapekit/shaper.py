@@ -251,7 +251,7 @@ class Shaper:
         """When `calls` more calls will have left, if they came now and no others did.
 
         Takes some 0.2 s at most. If that is too short for so many calls, raises a ConfigError that names the
-        bound: none under rates, windows and a calendar quota, 10,000 calls or more under several quotas.
+        bound, which is 5,000 calls or more; under rates, windows and one calendar quota there is mostly none.
         """
         return run(self.core.forecast, calls, key, cost)
 
