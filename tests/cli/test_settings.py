@@ -192,7 +192,7 @@ def test_what_is_set_until_the_end_of_all_calendars_is_shown(place, policy):
     policy.configure("20/s", until=last)
     assert "Fri 9999-12-31 23:59:59" in done("settings", "--store", place[1])
     assert [one["until"] for one in told(place, "settings")] == [last]
-    with pytest.raises(ConfigError, match="is no instant"):
+    with pytest.raises(ConfigError, match="is not an instant"):
         policy.configure("20/s", until=last + 1)
 
 
