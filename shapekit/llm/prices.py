@@ -239,7 +239,7 @@ def _loaded(path: object) -> Mapping[str, Any]:
         raise ConfigError(
             "prices", name, f"cannot be read ({error.strerror})", "name a TOML or JSON file"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         bound = f"is not {'JSON' if name.endswith('.json') else 'TOML'} ({error!s:.200})"
         raise ConfigError("prices", name, bound, "mend the file") from None
     if not isinstance(table, dict):
