@@ -189,8 +189,8 @@ class Policy:
         """A policy from plain values, as a configuration file holds them.
 
             >>> gates = [{"strategy": "gcra", "rate": "100/min"}]
-            >>> Policy.from_dict({"rate": "10/s", "gates": gates}).shaper
-            Shaper('10/s', burst=1, pace='smooth', name='policy')
+            >>> Policy.from_dict({"rate": "10/s", "gates": gates}, name="api")  # doctest: +ELLIPSIS
+            Policy('10/s', burst=1, pace='smooth', gates=(GCRA(...burst=100),), name='api')
 
         A strategy is a table with its name under `strategy`, and what it takes.
         """

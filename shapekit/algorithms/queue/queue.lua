@@ -2,9 +2,9 @@
 -- The twin of queue.py: same names, same steps.
 --
 -- A line is {tail, tail_rest, newest, generation, number, until, shift, book, parts}; its book is empty, or
--- {what is free, other places, rows, floor, words, mark, changes} (see slots.lua). A grant arrives as {generation,
--- number, due, cost, start, start_rest, end, end_rest, the tail, its rest and the newest departure before it,
--- receipts}.
+-- {what is free, other places, rows, floor, words, mark, changes, until when time stands still} (see slots.lua).
+-- A grant arrives as {generation, number, due, cost, start, start_rest, end, end_rest, the tail, its rest and the
+-- newest departure before it, receipts}.
 
 local LeakyQueue = {}
 LeakyQueue.__index = LeakyQueue
