@@ -321,3 +321,21 @@ def test_to_hear_that_time_stands_still_for_a_late_call_does_not_move_it(stage, 
     stage.run()
     assert stage.times[1] == pytest.approx(10, abs=0.1)
     assert shaper.forecast().first_in == pytest.approx(5 + 1.1, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("held", "resumed"), [(None, 2.0), (None, 2.5), (None, 2.9), (1.95, 2.0), (2.05, 2.5), (2.05, 2.9)]
+)
+def test_the_end_of_a_hold_lets_no_call_leave_next_to_a_late_one(stage, clock, resumed, held):
+    """Time stands still until a slot after the late call; a hold may come on top, and end."""
+    shaper = Shaper("1/s", clock=clock)
+    for name in range(5):
+        stage.wait_for(shaper, name)
+    stage.at(0.9, lambda: blocked_until(stage, clock, 1.9))
+    if held is not None:
+        stage.at(held, lambda: shaper.ahold(20))
+    stage.at(resumed, shaper.aresume)
+    stage.run()
+    assert stage.names == [0, 1, 2, 3, 4]
+    assert all(later - left >= 0.99 for left, later in zip(stage.times, stage.times[1:], strict=False))
+    assert stage.times[-1] < 10

@@ -322,9 +322,9 @@ class AdaptiveQueue(LeakyQueue):
         if (self.is_set or writer.is_set) and tail > virtual * writer.q:
             numbers = (writer.p, writer.q, self.p, self.q, writer.burst, self.burst)
             move = Move(generation, virtual, *numbers, virtual)
-            free, left, mark, changes = book or ((), NOTHING_GONE, 0, ())
+            free, left, mark, changes, stands = book or ((), NOTHING_GONE, 0, (), 0)
             free, left = moved_slots(free, left, move)
-            opened = (free, left, mark, (*changes, move)[-MOST:])
+            opened = (free, left, mark, (*changes, move)[-MOST:], stands)
             placed = (move.place(tail), move.instant(newest), generation + 1, number, opened)
             return *placed, max(now, anchor), virtual, kept
         ends = real(state[5], state[6], before, -(-tail // writer.q))

@@ -24,7 +24,7 @@ local MOST_LATE = 1000000
 -- The book of a line, or an empty one.
 local function opened(book)
     if #book > 0 then return book end
-    return {"", {}, "", -1, "", 0, ""}
+    return {"", {}, "", -1, "", 0, "", 0}
 end
 
 -- Until when a part of the key is held.
@@ -79,7 +79,9 @@ end
 
 function LeakyQueue:check_book(book)
     if #book == 0 then return end
-    if #book ~= 7 or type(book[6]) ~= "number" or type(book[7]) ~= "string" then damaged() end
+    if #book ~= 8 or type(book[6]) ~= "number" or type(book[7]) ~= "string" or type(book[8]) ~= "number" then
+        damaged()
+    end
     if #self.constraints.algorithms > 0 then self.places:check(book) else Gaps.check(book) end
     Gone.check(book)
 end
@@ -288,12 +290,13 @@ end
 
 function LeakyQueue:resume(s, now, skew, notice)
     whole("notice", notice, 0, LONGEST)
-    local ends = now + notice
-    if not s or s[6] <= ends then return s, s and math.max(0, s[6] - now) or 0, 0, false end
+    if not s then return s, 0, 0, false end
     local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(s)
+    local ends = math.max(now + notice, book[8] or 0)
+    if till <= ends then return s, math.max(0, till - now), 0, false end
     local freed =
         {tail, tail_rest, newest, generation, number, ends, shift - (till - ends), book, parts}
-    return freed, notice, self:life(freed, now, skew), true
+    return freed, ends - now, self:life(freed, now, skew), true
 end
 
 function LeakyQueue:mark(s, now, skew, length, nonce)
@@ -335,6 +338,10 @@ function LeakyQueue:moved_on(s, now, generation, by, cost, nonce)
     end
     local leaves_at = till > now and free_at or self:next_slot(tail, tail_rest, at) + shift
     local ends = leaves_at + up(self:width(cost))
+    if ends > now + SOON then
+        book = {unpack(opened(book))}
+        book[8] = ends
+    end
     return {tail, tail_rest, newest, own, number, ends, ends - at, book, parts}, leaves_at, at
 end
 

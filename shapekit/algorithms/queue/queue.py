@@ -59,9 +59,10 @@ HELD_US = 30 * 86_400 * SECOND_US
 MOST_STEPS = 5_000
 """The most calls that a forecast plays where only the states themselves tell what delays a call."""
 
-Book: TypeAlias = tuple[()] | tuple[Any, slots.Gone, int, Moves]
-"""What is free (gaps, or places under constraints), what is gone, until when a part of the key is held, and
-the last changes of its limits; empty for a key on which none of this has happened.
+Book: TypeAlias = tuple[()] | tuple[Any, slots.Gone, int, Moves, int]
+"""What is free (gaps, or places under constraints), what is gone, until when a part of the key is held, the
+last changes of its limits, and until when time stands still for a late call; empty for a key on which none of
+this has happened.
 """
 Line: TypeAlias = tuple[int, int, int, int, int, int, Book, States]
 """tail (in 1/q µs), newest departure, generation, the number of the latest slot, held until, shift, what was
@@ -215,7 +216,7 @@ class LeakyQueue(WiredQueue):
             return state, False, 0, False
         tail, newest, generation, number, until, shift, book, parts = line
         at = max(now, until) - shift
-        free, before, mark, changes = _opened(book, parts)
+        free, before, *others = _opened(book, parts)
         left, ahead = slots.with_slot(before, grant.version, grant.due_us, at), (shift, skew)
         if grant.due_us < at or left is None:
             return state, False, 0, False
@@ -233,7 +234,7 @@ class LeakyQueue(WiredQueue):
             if stands and grant.end == tail:
                 # The tail retracts, also over free places that now end it.
                 free, (tail, newest), parts = self.places.retracted(free, grant.undo, parts, at, ahead)
-        after = (tail, newest, generation, number, until, shift, (free, left, mark, changes), parts)
+        after = (tail, newest, generation, number, until, shift, (free, left, *others), parts)
         return after, True, self._life(after, now, skew), True
 
     def settle(
@@ -247,7 +248,7 @@ class LeakyQueue(WiredQueue):
         line: Line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
         tail, newest, generation, number, until, shift, book, parts = line
         at = max(now, until) - shift
-        free, left, mark, changes = _opened(book, parts)
+        free, left, *others = _opened(book, parts)
         is_own = generation == grant.generation
         follows, cost = grant.version, grant.cost
         if not is_own or slots.is_gone(left, follows, grant.due_us):
@@ -276,7 +277,7 @@ class LeakyQueue(WiredQueue):
             left, number = slots.with_slot(left, follows, grant.due_us, at) or left, number + 1
             follows = number
         left = slots.with_word(left, (grant.generation, grant.version, follows, actual, nonce))
-        after = (tail, newest, generation, number, until, shift, (free, left, mark, changes), parts)
+        after = (tail, newest, generation, number, until, shift, (free, left, *others), parts)
         return after, follows, self._life(after, now, skew), True
 
     def end_of(self, grant: Grant, actual: int) -> int:
@@ -321,6 +322,9 @@ class LeakyQueue(WiredQueue):
         # Time stands still from now until the slot after that of the call. So no other is later for it.
         leaves_at = free_at if until > now else self.next_slot(tail, at) + shift
         ends = leaves_at + self.stands_us(cost)
+        if ends > now + SOON_US:
+            # No hold is ended sooner than that.
+            book = (*_opened(book, parts)[:4], ends)
         return (tail, newest, own, number, ends, ends - at, book, parts), (leaves_at, at)
 
     def stands_us(self, cost: int) -> int:
@@ -438,13 +442,18 @@ class LeakyQueue(WiredQueue):
     def resume(
         self, state: Line | None, now: int, notice: int, skew: int = 0
     ) -> tuple[Line | None, int, int, bool]:
-        """End a hold `notice` from now, if it would last longer. Returns the hold's length from now."""
-        if state is None or state[4] <= now + notice:
-            return state, 0 if state is None else max(0, state[4] - now), 0, False
+        """End a hold `notice` from now, if it would last longer. Returns the hold's length from now.
+
+        Time stands still for a late call until its end, or the next call would be next to it.
+        """
+        if state is None:
+            return None, 0, 0, False
         tail, newest, generation, number, until, shift, book, parts = state
-        end = now + notice
+        end = max(now + notice, book[4] if book else 0)
+        if until <= end:
+            return state, max(0, until - now), 0, False
         freed = (tail, newest, generation, number, end, shift - (until - end), book, parts)
-        return freed, notice, self._life(freed, now, skew), True
+        return freed, end - now, self._life(freed, now, skew), True
 
     def mark(
         self, state: Line | None, now: int, length: int, nonce: int, skew: int = 0
@@ -533,7 +542,7 @@ class LeakyQueue(WiredQueue):
             state = writer.resume(state, now, NOTICE_US)[0]
         tail, newest, generation, number, until, shift, book, parts = state
         at, ahead = max(now, until) - shift, (shift, skew)
-        free, left, mark, changes = _opened(book, parts)
+        free, left, mark, changes, stands = _opened(book, parts)
         if parts and any(free):
             parts = writer.places.uncharged(free, parts, at, ahead)
         is_idle = tail <= at * writer.q and newest < at
@@ -551,7 +560,7 @@ class LeakyQueue(WiredQueue):
         if parts or kept:
             free = NONE if kept else ()
         free, left = slots.moved(free, left, move)
-        opened = (free, left, mark, (*changes, move)[-moves.MOST :])
+        opened = (free, left, mark, (*changes, move)[-moves.MOST :], stands)
         return move.place(tail), move.instant(newest), generation + 1, number, until, shift, opened, kept
 
     def _move(self, writer: Any, generation: int, pivot: int, at: int) -> Move:
@@ -665,12 +674,12 @@ class LeakyQueue(WiredQueue):
         tail, newest, generation, number, until, shift, book, parts = line
         if not book or not any(book[0]):
             return line
-        free, left, mark, changes = book
+        free, *others = book
         if parts:
             free, parts = self.places.swept(free, parts, at, (shift, skew))
         else:
             free = slots.gaps_after(free, at * self.q)
-        return tail, newest, generation, number, until, shift, (free, left, mark, changes), parts
+        return tail, newest, generation, number, until, shift, (free, *others), parts
 
     def _moved_in(
         self, line: Line, now: int, asked: Asked, skew: int
@@ -680,7 +689,7 @@ class LeakyQueue(WiredQueue):
         tail, newest, generation, number, until, shift, book, parts = line
         p, q = self.p, self.q
         at = max(now, until) - shift
-        free, left, mark, changes = _opened(book, parts)
+        free, *others = _opened(book, parts)
         if parts:
             given = self.places.first(free, cost)
             if given is None:
@@ -699,7 +708,7 @@ class LeakyQueue(WiredQueue):
         if max_wait is not None and wait > max_wait:
             return line, self._refused(None, line, now, wait, asked), 0, False
         number += 1
-        after = (tail, newest, generation, number, until, shift, (free, left, mark, changes), parts)
+        after = (tail, newest, generation, number, until, shift, (free, *others), parts)
         granted = (True, wait, due + shift, until > now, None, cost, generation, number, start, end, due)
         return after, (*granted, undo, receipts, None), self._life(after, now, skew), True
 
@@ -711,8 +720,8 @@ class LeakyQueue(WiredQueue):
         return max(0, ends + shift - now, until - now, marked(book) - now)
 
 
-def _opened(book: Book, parts: States) -> tuple[Any, slots.Gone, int, Moves]:
-    return book or (NONE if parts else (), slots.NOTHING_GONE, 0, ())
+def _opened(book: Book, parts: States) -> tuple[Any, slots.Gone, int, Moves, int]:
+    return book or (NONE if parts else (), slots.NOTHING_GONE, 0, (), 0)
 
 
 def marked(book: Book) -> int:
@@ -722,13 +731,13 @@ def marked(book: Book) -> int:
 
 def _remarked(line: Line, mark: int) -> Line:
     tail, newest, generation, number, until, shift, book, parts = line
-    free, left, _, changes = _opened(book, parts)
-    return tail, newest, generation, number, until, shift, (free, left, mark, changes), parts
+    free, left, _, *others = _opened(book, parts)
+    return tail, newest, generation, number, until, shift, (free, left, mark, *others), parts
 
 
 def unused(book: Book, parts: States) -> Book:
-    """A book that keeps only the mark."""
-    return (*_opened((), parts)[:2], book[2], ()) if book and book[2] else ()
+    """A book that keeps only the mark, and until when time stands still."""
+    return (*_opened((), parts)[:2], book[2], (), book[4]) if book and (book[2] or book[4]) else ()
 
 
 def refused(program: LeakyQueue, cost: int, at: Moment) -> Grant:

@@ -41,7 +41,7 @@ local function text_of(row)
 end
 
 local function changed(book, rows, singles)
-    return {rows, singles, book[3], book[4], book[5], book[6], book[7]}
+    return {rows, singles, book[3], book[4], book[5], book[6], book[7], book[8]}
 end
 
 local function without(list, index)
@@ -345,7 +345,7 @@ end
 
 end
 
--- Gone works on the book of a line, {what is free, other places, rows, floor, words, mark, changes}: each row is
+-- Gone works on the book of a line, {what is free, other places, rows, floor, words, …}: each row is
 -- {first, last, due}, each word {generation, number, what followed, cost, nonce}.
 
 local Gone = {}
@@ -378,7 +378,7 @@ function Gone.with_slot(book, number, due, at)
     if left == right and Rows.count(rows, ROW) % MOST_LEFT == 0 then
         rows, floor = Gone.forgotten(rows, floor, at)
     end
-    return {book[1], book[2], rows, floor, book[5], book[6], book[7]}
+    return {book[1], book[2], rows, floor, book[5], book[6], book[7], book[8]}
 end
 
 -- The index of a caller's settlement; nil if it is not known.
@@ -397,7 +397,7 @@ function Gone.with_word(book, generation, number, follows, cost, nonce)
     if not index and Rows.count(words, WORD) >= MOST_SAID then index = 1 end
     if index then words = Rows.replaced(words, WORD, index, index, "") end
     words = words .. Rows.text(generation, number, follows, cost, nonce)
-    return {book[1], book[2], book[3], book[4], words, book[6], book[7]}
+    return {book[1], book[2], book[3], book[4], words, book[6], book[7], book[8]}
 end
 
 function Gone.last_word(book, generation, number, nonce)

@@ -54,10 +54,10 @@ class WiredQueue(Value):
             raise ValueError("this is no line")
         sum(numbers)
         if book:
-            free, left, mark, changes = book
+            free, left, mark, changes, stands = book
             self.places.inspect(free) if parts else slots.inspect_gaps(free)
             slots.inspect_gone(left)
-            sum((mark,))
+            sum((mark, stands))
             moves.inspect(changes)
         self.constraints.inspect(parts)
 
@@ -85,7 +85,7 @@ class WiredQueue(Value):
     def before_run(self, sent: Any) -> Any:
         """The line that a run of reservations began with, as far as they go by it."""
         tail, rest, newest, generation, number, until, shift, mark = sent
-        book = ((), slots.NOTHING_GONE, mark, ()) if mark else ()
+        book = ((), slots.NOTHING_GONE, mark, (), 0) if mark else ()
         return (tail * self.q + rest, newest, generation, number, until, shift, book, ())
 
     def grant_sent(self, grant: Grant) -> list[Any]:
@@ -139,8 +139,9 @@ class WiredQueue(Value):
         """Rows of numbers go as strings, which the twin can search without reading all of them."""
         if not book:
             return []
-        free, (rows, floor, words), mark, changes = book
-        own: list[Any] = [text(flat(rows)), floor, text(words), mark, dumps(changes) if changes else ""]
+        free, (rows, floor, words), mark, changes, stands = book
+        moved = dumps(changes) if changes else ""
+        own: list[Any] = [text(flat(rows)), floor, text(words), mark, moved, stands]
         if not self.constraints:
             return [text([self._flat(*gap) for gap in flat(free)]), [], *own]
         places, singles = free
@@ -153,9 +154,9 @@ class WiredQueue(Value):
     def _book_received(self, sent: Any) -> Any:
         if not sent:
             return ()
-        free, singles, rows, floor, words, mark, changes = sent
+        free, singles, rows, floor, words, mark, changes, stands = sent
         left = (paged(read(rows, 3)), floor, read(words, 5))
-        beside = mark, moves_received(changes)
+        beside = mark, moves_received(changes), stands
         if not self.constraints:
             ends = read(free, 4)
             q = self.q
