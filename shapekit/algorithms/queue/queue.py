@@ -216,7 +216,7 @@ class LeakyQueue(WiredQueue):
             return state, False, 0, False
         tail, newest, generation, number, until, shift, book, parts = line
         at = max(now, until) - shift
-        free, before, *others = _opened(book, parts)
+        free, before, mark, changes, stands_until = _opened(book, parts)
         left, ahead = slots.with_slot(before, grant.version, grant.due_us, at), (shift, skew)
         if grant.due_us < at or left is None:
             return state, False, 0, False
@@ -234,7 +234,16 @@ class LeakyQueue(WiredQueue):
             if stands and grant.end == tail:
                 # The tail retracts, also over free places that now end it.
                 free, (tail, newest), parts = self.places.retracted(free, grant.undo, parts, at, ahead)
-        after = (tail, newest, generation, number, until, shift, (free, left, *others), parts)
+        after = (
+            tail,
+            newest,
+            generation,
+            number,
+            until,
+            shift,
+            (free, left, mark, changes, stands_until),
+            parts,
+        )
         return after, True, self._life(after, now, skew), True
 
     def settle(
@@ -248,7 +257,7 @@ class LeakyQueue(WiredQueue):
         line: Line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
         tail, newest, generation, number, until, shift, book, parts = line
         at = max(now, until) - shift
-        free, left, *others = _opened(book, parts)
+        free, left, mark, changes, stands_until = _opened(book, parts)
         is_own = generation == grant.generation
         follows, cost = grant.version, grant.cost
         if not is_own or slots.is_gone(left, follows, grant.due_us):
@@ -277,7 +286,16 @@ class LeakyQueue(WiredQueue):
             left, number = slots.with_slot(left, follows, grant.due_us, at) or left, number + 1
             follows = number
         left = slots.with_word(left, (grant.generation, grant.version, follows, actual, nonce))
-        after = (tail, newest, generation, number, until, shift, (free, left, *others), parts)
+        after = (
+            tail,
+            newest,
+            generation,
+            number,
+            until,
+            shift,
+            (free, left, mark, changes, stands_until),
+            parts,
+        )
         return after, follows, self._life(after, now, skew), True
 
     def end_of(self, grant: Grant, actual: int) -> int:
@@ -674,12 +692,12 @@ class LeakyQueue(WiredQueue):
         tail, newest, generation, number, until, shift, book, parts = line
         if not book or not any(book[0]):
             return line
-        free, *others = book
+        free, left, mark, changes, stands = book
         if parts:
             free, parts = self.places.swept(free, parts, at, (shift, skew))
         else:
             free = slots.gaps_after(free, at * self.q)
-        return tail, newest, generation, number, until, shift, (free, *others), parts
+        return tail, newest, generation, number, until, shift, (free, left, mark, changes, stands), parts
 
     def _moved_in(
         self, line: Line, now: int, asked: Asked, skew: int
@@ -689,7 +707,7 @@ class LeakyQueue(WiredQueue):
         tail, newest, generation, number, until, shift, book, parts = line
         p, q = self.p, self.q
         at = max(now, until) - shift
-        free, *others = _opened(book, parts)
+        free, left, mark, changes, stands = _opened(book, parts)
         if parts:
             given = self.places.first(free, cost)
             if given is None:
@@ -708,7 +726,7 @@ class LeakyQueue(WiredQueue):
         if max_wait is not None and wait > max_wait:
             return line, self._refused(None, line, now, wait, asked), 0, False
         number += 1
-        after = (tail, newest, generation, number, until, shift, (free, *others), parts)
+        after = (tail, newest, generation, number, until, shift, (free, left, mark, changes, stands), parts)
         granted = (True, wait, due + shift, until > now, None, cost, generation, number, start, end, due)
         return after, (*granted, undo, receipts, None), self._life(after, now, skew), True
 
@@ -731,8 +749,8 @@ def marked(book: Book) -> int:
 
 def _remarked(line: Line, mark: int) -> Line:
     tail, newest, generation, number, until, shift, book, parts = line
-    free, left, _, *others = _opened(book, parts)
-    return tail, newest, generation, number, until, shift, (free, left, mark, *others), parts
+    free, left, _, changes, stands = _opened(book, parts)
+    return tail, newest, generation, number, until, shift, (free, left, mark, changes, stands), parts
 
 
 def unused(book: Book, parts: States) -> Book:
