@@ -234,16 +234,8 @@ class LeakyQueue(WiredQueue):
             if stands and grant.end == tail:
                 # The tail retracts, also over free places that now end it.
                 free, (tail, newest), parts = self.places.retracted(free, grant.undo, parts, at, ahead)
-        after = (
-            tail,
-            newest,
-            generation,
-            number,
-            until,
-            shift,
-            (free, left, mark, changes, stands_until),
-            parts,
-        )
+        book = (free, left, mark, changes, stands_until)
+        after = (tail, newest, generation, number, until, shift, book, parts)
         return after, True, self._life(after, now, skew), True
 
     def settle(
@@ -286,16 +278,8 @@ class LeakyQueue(WiredQueue):
             left, number = slots.with_slot(left, follows, grant.due_us, at) or left, number + 1
             follows = number
         left = slots.with_word(left, (grant.generation, grant.version, follows, actual, nonce))
-        after = (
-            tail,
-            newest,
-            generation,
-            number,
-            until,
-            shift,
-            (free, left, mark, changes, stands_until),
-            parts,
-        )
+        book = (free, left, mark, changes, stands_until)
+        after = (tail, newest, generation, number, until, shift, book, parts)
         return after, follows, self._life(after, now, skew), True
 
     def end_of(self, grant: Grant, actual: int) -> int:
