@@ -250,7 +250,7 @@ class PendingWait:
 
     __slots__ = (
         *("asked_us", "due_us", "heard_after", "is_held", "is_marked", "key", "moves", "order"),
-        *("stands_until_us", "_stands_us"),
+        "stands_until_us",
         *("_ahead_us", "_clock", "_generation", "_gives_up_us", "_leaves_by_us", "_max_wait_us", "cost"),
         *("_accounts", "_grant", "_policy", "_queued_us", "_slot_us", "queue"),
     )
@@ -295,7 +295,6 @@ class PendingWait:
         self._queued_us = grant.due_us
         # A slot of a share of the limits is on the grid of that share.
         self._leaves_by_us = queue.leaves_by(grant) if grant.generation >= 0 else grant.due_us
-        self._stands_us = 0 if grant.generation < 0 or queue.adapts else queue.stands_us(grant.cost)
         self.order = grant.start * FINEST // queue.q
         """The place in the line, in an unit that all numbers of the line have in common."""
 
@@ -333,13 +332,13 @@ class PendingWait:
         """What the store is told of a call that is late."""
         return self._generation, self._leaves_by_us, self.cost, ids.fresh()
 
-    def move(self, leaves_at_us: int, slot_us: int) -> None:
+    def move(self, leaves_at_us: int, stands_until_us: int) -> None:
         """Apply the answer to that."""
         self.due_us = leaves_at_us + self._ahead_us
-        if slot_us != UNKNOWN or self.is_over():
+        if stands_until_us != UNKNOWN or self.is_over():
             self._slot_us = self.due_us
             self.moves, self.is_held = self.moves + 1, False
-            self.stands_until_us = leaves_at_us + self._stands_us if self._stands_us > SOON_US else 0
+            self.stands_until_us = stands_until_us if stands_until_us - leaves_at_us > SOON_US else 0
             # If it is late again, that is known by the clock: the queue's time has stood still for others.
             self._queued_us = self._leaves_by_us = 0
         elif not self.moves:

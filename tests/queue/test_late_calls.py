@@ -9,7 +9,7 @@ import threading
 import anyio
 import pytest
 
-from shapekit import ManualClock, MemoryStore, Shaper
+from shapekit import Adaptive, ManualClock, MemoryStore, Shaper
 from shapekit._queue import waiter as module
 from shapekit._queue.waiter import LateCalls
 from shapekit._runtime.drivers import THREADS, Twin, run
@@ -298,9 +298,17 @@ def blocked_until(stage, clock, seconds):
     clock.sleep(seconds - stage.now, threading.Event())
 
 
+def shaper_of(rate, *, is_adaptive, **options):
+    """At this rate, or at rates that begin with it."""
+    if is_adaptive:
+        return Shaper(adaptive=Adaptive(min=rate, max="10/s"), **options)
+    return Shaper(rate, **options)
+
+
+@pytest.mark.parametrize("is_adaptive", [False, True])
 @pytest.mark.parametrize("store_of", [MemoryStore, lambda clock: SlowStore(clock, 0.001)])
-def test_a_hold_is_obeyed_by_a_late_call_that_waits_for_its_new_slot(stage, clock, store_of):
-    shaper = Shaper("12/min", store=store_of(clock), name="api")
+def test_a_hold_is_obeyed_by_a_late_call_that_waits_for_its_new_slot(stage, clock, store_of, is_adaptive):
+    shaper = shaper_of("12/min", is_adaptive=is_adaptive, store=store_of(clock), name="api")
     for name in range(4):
         stage.wait_for(shaper, name, at=name / 100)
     stage.at(0.3, lambda: blocked_until(stage, clock, 8.9))  # the slot of the second one was at 5 s
@@ -311,10 +319,11 @@ def test_a_hold_is_obeyed_by_a_late_call_that_waits_for_its_new_slot(stage, cloc
     assert all(later - left >= 4.9 for left, later in zip(stage.times, stage.times[1:], strict=False))
 
 
+@pytest.mark.parametrize("is_adaptive", [False, True])
 @pytest.mark.parametrize("store_of", [MemoryStore, lambda clock: SlowStore(clock, 0.001)])
-def test_to_hear_that_time_stands_still_for_a_late_call_does_not_move_it(stage, clock, store_of):
+def test_to_hear_that_time_stands_still_for_a_late_call_does_not_move_it(stage, clock, store_of, is_adaptive):
     """As where it asks whether an operator has changed the limit meanwhile."""
-    shaper = Shaper("12/min", store=store_of(clock), name="api")
+    shaper = shaper_of("12/min", is_adaptive=is_adaptive, store=store_of(clock), name="api")
     for name in range(2):
         stage.wait_for(shaper, name, at=name / 100)
     stage.at(0.3, lambda: blocked_until(stage, clock, 8.9))
@@ -323,12 +332,13 @@ def test_to_hear_that_time_stands_still_for_a_late_call_does_not_move_it(stage, 
     assert shaper.forecast().first_in == pytest.approx(5 + 1.1, abs=0.1)
 
 
+@pytest.mark.parametrize("is_adaptive", [False, True])
 @pytest.mark.parametrize(
     ("held", "resumed"), [(None, 2.0), (None, 2.5), (None, 2.9), (1.95, 2.0), (2.05, 2.5), (2.05, 2.9)]
 )
-def test_the_end_of_a_hold_lets_no_call_leave_next_to_a_late_one(stage, clock, resumed, held):
+def test_the_end_of_a_hold_lets_no_call_leave_next_to_a_late_one(stage, clock, resumed, held, is_adaptive):
     """Time stands still until a slot after the late call; a hold may come on top, and end."""
-    shaper = Shaper("1/s", clock=clock)
+    shaper = shaper_of("1/s", is_adaptive=is_adaptive, clock=clock)
     for name in range(5):
         stage.wait_for(shaper, name)
     stage.at(0.9, lambda: blocked_until(stage, clock, 1.9))

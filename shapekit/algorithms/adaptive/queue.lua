@@ -132,7 +132,9 @@ function AdaptiveQueue:moved_on(s, now, generation, by, cost, nonce)
         leaves_at = math.max(now, Tempo.real(anchor, virtual, share, slot))
     end
     local ends = leaves_at + Tempo.real(0, 0, share, up(self.grid:width(cost)))
-    return joined(line, ends, at, law), leaves_at, at
+    local after = joined(line, ends, at, law)
+    if ends > now + SOON then after[6] = self.grid.standing(after[6], ends) end
+    return after, leaves_at, ends
 end
 
 function AdaptiveQueue:hold(s, now, skew, length, nonce)
@@ -146,12 +148,12 @@ end
 function AdaptiveQueue:resume(s, now, skew, notice)
     whole("notice", notice, 0, LONGEST)
     local known = self:remembered(s, now)
-    if not known or known[7] <= now + notice then
-        return s, known and math.max(0, known[7] - now) or 0, 0, false
-    end
+    if not known then return s, 0, 0, false end
+    local ends = math.max(now + notice, known[6][8] or 0)
+    if known[7] <= ends then return s, math.max(0, known[7] - now), 0, false end
     local freed = {unpack(known)}
-    freed[7] = now + notice
-    return freed, notice, self:lasts(freed, now), true
+    freed[7] = ends
+    return freed, ends - now, self:lasts(freed, now), true
 end
 
 function AdaptiveQueue:mark(s, now, skew, length, nonce)

@@ -35,6 +35,8 @@ from shapekit.algorithms.queue.queue import (
     Line,
     Moved,
     marked,
+    standing,
+    stands_until,
     unused,
 )
 from shapekit.algorithms.queue.slots import NOTHING_GONE, Asked, Grant, Granted
@@ -198,7 +200,10 @@ class AdaptiveQueue(LeakyQueue):
         if anchor <= now:
             leaves_at = max(now, real(anchor, virtual, share, self.grid.next_slot(line[0], at)))
         ends = leaves_at + real(0, 0, share, -(-self._width(cost) // self.q))
-        return self._joined(line, ends, at, law), (leaves_at, at)
+        after = self._joined(line, ends, at, law)
+        if ends > now + SOON_US:
+            after = (*after[:4], standing(after[4], (), ends), *after[5:])
+        return after, (leaves_at, ends)
 
     def _life(self, line: Any, now: int, skew: int) -> int:
         return self._lasts(line, now)
@@ -218,10 +223,14 @@ class AdaptiveQueue(LeakyQueue):
     def resume(self, state: Any, now: int, notice: int, skew: int = 0) -> tuple[Any, int, int, bool]:
         """End a hold `notice` from now, if it would last longer. Returns the hold's length from now."""
         known = self._remembered(state, now)
-        if known is None or known[5] <= now + notice:
-            return state, 0 if known is None else max(0, known[5] - now), 0, False
-        freed = (*known[:5], now + notice, *known[6:])
-        return freed, notice, self._lasts(freed, now), True
+        if known is None:
+            return state, 0, 0, False
+        *line, book, anchor, virtual, law = known
+        ends = max(now + notice, stands_until(book))
+        if anchor <= ends:
+            return state, max(0, anchor - now), 0, False
+        freed = cast("Steered", (*line, book, ends, virtual, law))
+        return freed, ends - now, self._lasts(freed, now), True
 
     def mark(
         self, state: Any, now: int, length: int, nonce: int, skew: int = 0

@@ -27,6 +27,13 @@ local function opened(book)
     return {"", {}, "", -1, "", 0, "", 0}
 end
 
+-- The book of a line whose time stands still for a late call: no hold is ended sooner.
+function LeakyQueue.standing(book, ends)
+    book = {unpack(opened(book))}
+    book[8] = ends
+    return book
+end
+
 -- Until when a part of the key is held.
 local function marked(book)
     return book[6] or 0
@@ -315,8 +322,8 @@ function LeakyQueue:late(s, now, skew, calls)
     if type(calls) ~= "table" then error("shapekit: nobody is late", 0) end
     local answers, life, persists = {}, 0, false
     for index, call in ipairs(calls) do
-        local moved, leaves_at, slot = self:moved_on(s, now, unpack(call, 1, 4))
-        answers[index] = {leaves_at, slot}
+        local moved, leaves_at, stands_until = self:moved_on(s, now, unpack(call, 1, 4))
+        answers[index] = {leaves_at, stands_until}
         if moved then s, life, persists = moved, self:life(moved, now, skew), true end
     end
     return s, answers, life, persists
@@ -334,15 +341,12 @@ function LeakyQueue:moved_on(s, now, generation, by, cost, nonce)
     local grace = till > now and 0 or math.max(LEAST_GRACE, math.floor(up(self:width(1)) * 3 / 4))
     if late <= grace or free_at > now + SOON then return nil, free_at, UNKNOWN end
     if #parts > 0 and late <= MOST_LATE then
-        return {tail, tail_rest, newest, own, number, till, shift + late, book, parts}, free_at, by
+        return {tail, tail_rest, newest, own, number, till, shift + late, book, parts}, free_at, free_at
     end
     local leaves_at = till > now and free_at or self:next_slot(tail, tail_rest, at) + shift
     local ends = leaves_at + up(self:width(cost))
-    if ends > now + SOON then
-        book = {unpack(opened(book))}
-        book[8] = ends
-    end
-    return {tail, tail_rest, newest, own, number, ends, ends - at, book, parts}, leaves_at, at
+    if ends > now + SOON then book = self.standing(book, ends) end
+    return {tail, tail_rest, newest, own, number, ends, ends - at, book, parts}, leaves_at, ends
 end
 
 function LeakyQueue:next_slot(tail, tail_rest, at)

@@ -79,7 +79,7 @@ Late: TypeAlias = tuple[int, int, int, int]
 and a nonce as in Asked.
 """
 Moved: TypeAlias = tuple[int, int]
-"""When a late call may leave, and its new slot on the queue's own time; UNKNOWN if it has no new one: then it
+"""When a late call may leave, and until when time stands still for it; UNKNOWN if it has no new slot: then it
 may leave if that time has come, and has to ask again if not.
 """
 
@@ -320,18 +320,13 @@ class LeakyQueue(WiredQueue):
         if late <= grace or free_at > now + SOON_US:
             return None, (free_at, UNKNOWN)
         if parts and late <= _MOST_LATE_US:
-            return (tail, newest, own, number, until, shift + late, book, parts), (free_at, by)
+            return (tail, newest, own, number, until, shift + late, book, parts), (free_at, free_at)
         # Time stands still from now until the slot after that of the call. So no other is later for it.
         leaves_at = free_at if until > now else self.next_slot(tail, at) + shift
-        ends = leaves_at + self.stands_us(cost)
+        ends = leaves_at + -(-self._width(cost) // self.q)
         if ends > now + SOON_US:
-            # No hold is ended sooner than that.
-            book = (*_opened(book, parts)[:4], ends)
-        return (tail, newest, own, number, ends, ends - at, book, parts), (leaves_at, at)
-
-    def stands_us(self, cost: int) -> int:
-        """How long time stands still after the new slot of a late call."""
-        return -(-self._width(cost) // self.q)
+            book = standing(book, parts, ends)
+        return (tail, newest, own, number, ends, ends - at, book, parts), (leaves_at, ends)
 
     @property
     def grace_us(self) -> int:
@@ -451,7 +446,7 @@ class LeakyQueue(WiredQueue):
         if state is None:
             return None, 0, 0, False
         tail, newest, generation, number, until, shift, book, parts = state
-        end = max(now + notice, book[4] if book else 0)
+        end = max(now + notice, stands_until(book))
         if until <= end:
             return state, max(0, until - now), 0, False
         freed = (tail, newest, generation, number, end, shift - (until - end), book, parts)
@@ -726,6 +721,16 @@ def _opened(book: Book, parts: States) -> tuple[Any, slots.Gone, int, Moves, int
     return book or (NONE if parts else (), slots.NOTHING_GONE, 0, (), 0)
 
 
+def standing(book: Book, parts: States, until: int) -> Book:
+    """The book of a line whose time stands still for a late call: no hold is ended sooner."""
+    return (*_opened(book, parts)[:4], until)
+
+
+def stands_until(book: Book) -> int:
+    """Until when time stands still for a late call."""
+    return book[4] if book else 0
+
+
 def marked(book: Book) -> int:
     """Until when a part of the key is held."""
     return book[2] if book else 0
@@ -942,7 +947,7 @@ class _Late(Operation):
     needs_store = False
 
     def received(self, program: Any, sent: Any) -> tuple[Moved, ...]:
-        return tuple([(leaves_at, slot) for leaves_at, slot in sent])
+        return tuple([(leaves_at, stands_until) for leaves_at, stands_until in sent])
 
     def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
         (calls,) = args

@@ -96,11 +96,11 @@ class Call:
                 world.gone(process, now)
                 return
             asked = (self._grant.generation, self._by, 1, 7)
-            world.state, ((self.due, slot),), _, _ = queue.late(world.state, now, (asked,))
+            world.state, ((self.due, stands_until),), _, _ = queue.late(world.state, now, (asked,))
             self._slot = self.due
-            if slot != UNKNOWN or self.due <= now:
-                self._moves, self._by = self._moves + 1, max(0, slot)
-                world.moved += slot != UNKNOWN
+            if stands_until != UNKNOWN or self.due <= now:
+                self._moves, self._by = self._moves + 1, 0
+                world.moved += stands_until != UNKNOWN
         world._at(self.due, process, self.come)
 
     def _is_late(self, now):
@@ -209,8 +209,10 @@ def test_late_calls_take_the_next_slots_and_all_others_move_on():
     others = [max(grant.due_us + shift, until) - START for grant in grants[2:]]
     assert (moved, others) == ([300_000, 400_000], [500_000, 550_000, 650_000, 750_000])
     # The third has passed as well, and hears of that when it asks.
-    state, ((leaves_at, slot),), _, _ = queue.late(state, START + 500_000, ((7, grants[2].due_us, 1, 7),))
-    assert (leaves_at - START, slot) == (500_000, UNKNOWN)
+    state, ((leaves_at, stands_until),), _, _ = queue.late(
+        state, START + 500_000, ((7, grants[2].due_us, 1, 7),)
+    )
+    assert (leaves_at - START, stands_until) == (500_000, UNKNOWN)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +227,7 @@ def test_under_further_limits_all_others_move_by_as_much(gate):
         grants.append(Grant(*granted))
     late = grants[1].due_us + 700_000
     state, (moved,), _, _ = queue.late(state, late, ((7, grants[1].due_us, 1, 7),))
-    assert moved == (late, grants[1].due_us)
+    assert moved == (late, late)
     assert queue.confirm(state, late)[1] == 700_000
 
 
@@ -234,11 +236,11 @@ def test_a_slot_of_a_line_that_is_gone_still_takes_one():
     queue = LeakyQueue(parse_rates("10/s"), None, "smooth", ())
     state, moved = None, []
     for by in (100, 200, 300):
-        state, ((leaves_at, slot),), life, persists = queue.late(state, START, ((7, by, 1, 9),))
+        state, ((leaves_at, stands_until),), life, persists = queue.late(state, START, ((7, by, 1, 9),))
         moved.append(leaves_at - START)
         assert persists
         assert life >= 100_000
-        assert slot != UNKNOWN
+        assert stands_until != UNKNOWN
     assert moved == [0, 100_000, 200_000]
     _, granted, _, _ = queue.reserve(state, START, (1, None, 7))
     assert Grant(*granted).wait_us == 300_000
