@@ -342,7 +342,11 @@ class Policy:
         from shapekit.algorithms.overrides import effective, override_of  # noqa: PLC0415 - likewise
 
         store = self.shaper.core.store
-        override = override_of(rate, change, set_by(), store.clock.now_us())
+        now_us = store.clock.now_us()
+        override = override_of(rate, change, set_by(), now_us)
+        if override.is_over(now_us):
+            fix = f"name an instant after the present, which is {override.set_at:.0f} on the store's clock"
+            raise ConfigError("until", change.get("until"), "has passed already", fix)
         effective(self.shaper.core.queue, override)
         if override.concurrency is not None and self.permits is None:
             bound, fix = (

@@ -165,7 +165,8 @@ def apply(file: str, dry_run: bool, by: str | None, store: str | None, as_json: 
 
     A table [stripe] has the fields rate, burst, quota, concurrency, headroom, state, why and until; fields
     that it leaves out stay as in the code. A table [stripe.keys."gold-*"] has them for keys. For each policy
-    in the file, one step sets what the file has and removes what it no longer has. Other policies stay.
+    in the file, one step sets what the file has and removes what it no longer has, and what has ended by its
+    `until`. Other policies stay.
     """
     opened = open_store(store)
     try:
@@ -243,9 +244,13 @@ def _overrides(file: str, name: str, fields: Any, by: str, now_us: int) -> Itera
         change = {field: value for field, value in said.items() if field not in ("rate", "why")}
         try:
             told: Any = {**change, "key": key, "reason": said.get("why", "")}
-            yield override_of(said.get("rate"), told, by, now_us)
+            override = override_of(said.get("rate"), told, by, now_us)
         except ConfigError as error:
             raise error.within(where) from None
+        if override.is_over(now_us):
+            click.echo(printable(f"shapekit: {where} ended at {_at(override.until)} UTC"), err=True)
+        else:
+            yield override
 
 
 def _check(store: Any, policy: str, override: Override) -> None:

@@ -169,13 +169,15 @@ def test_check_says_what_is_set(place, policy, tmp_path):
     assert "an operator" not in done("check", file)
 
 
-def test_a_file_names_no_instant_that_has_passed(place, tmp_path):
+def test_what_has_ended_stays_in_a_file_and_is_not_set(place, policy, tmp_path):
     file = tmp_path / "limits.toml"
-    file.write_text('[stripe.keys.gold]\nrate = "20/s"\nuntil = 5\n')
+    file.write_text('[stripe]\nrate = "30/s"\n[stripe.keys.gold]\nrate = "20/s"\nuntil = 5\n')
+    done("set", "stripe", "10/s", "--key", "gold", "--store", place[1])
     ran = shapekit("apply", file, "--store", place[1])
-    assert ran.returncode != 0
-    assert "until=5 has passed already" in ran.stderr
-    assert told(place, "settings", "stripe") == []
+    assert ran.returncode == 0
+    assert ran.stderr == f"shapekit: {file} [stripe.keys.'gold'] ended at Thu 1970-01-01 00:00:05 UTC\n"
+    [left] = told(place, "settings", "stripe")
+    assert (left["key"], left["rate"]) == (None, "30/s")
 
 
 def test_check_says_what_is_set_for_a_policy_that_is_named_otherwise_than_its_table(place, policy, tmp_path):
