@@ -225,9 +225,7 @@ class ManualClock:
     # sleeping
 
     def sleep(self, seconds: float, alarm: threading.Event) -> None:
-        thread = threading.current_thread()
-        self._threads.add(thread)
-        sleeper = _Sleeper(alarm, thread)
+        sleeper = _Sleeper(alarm, threading.current_thread())
         try:
             self._begin_wait(seconds, sleeper)
             if self._autojump:
@@ -252,6 +250,8 @@ class ManualClock:
             sleeper.due_us = self._now_us + max(0, round(seconds * SECOND_US))
             if sleeper.thread is not None:
                 self._roused.discard(sleeper.thread)
+                if self._autojump:
+                    self._threads.add(sleeper.thread)
             if sleeper.due_us <= self._now_us:
                 sleeper.alarm.set()
             else:
@@ -275,8 +275,8 @@ class ManualClock:
     def _jump_until(self, alarm: threading.Event) -> None:
         while not alarm.is_set():
             with self._lock:
-                asleep = {s.thread for s in list(self._sleepers)}
-                if all(thread in asleep or not thread.is_alive() for thread in list(self._threads)):
+                self._threads = {thread for thread in self._threads if thread.is_alive()}
+                if self._threads <= {s.thread for s in list(self._sleepers)}:
                     self._jump()
                     continue
                 seen = self._sleeps

@@ -1,7 +1,9 @@
 """ManualClock that moves by itself: it jumps where everybody sleeps, and nobody waits for real."""
 
 import asyncio
+import gc
 import threading
+import weakref
 
 import anyio
 import pytest
@@ -192,3 +194,16 @@ def test_several_threads_all_arrive_and_none_too_early(crew):
 @pytest.mark.parametrize("autojump", [1, "yes", None])
 def test_autojump_is_true_or_false(refused, autojump):
     refused(lambda: ManualClock(autojump=autojump), "autojump")
+
+
+def test_threads_that_have_ended_are_forgotten():
+    clock = ManualClock(autojump=True)
+    ended = weakref.WeakSet()
+    for _ in range(20):
+        sleeper = threading.Thread(target=clock.sleep, args=(1, threading.Event()))
+        ended.add(sleeper)
+        sleeper.start()
+        sleeper.join()
+    del sleeper
+    gc.collect()
+    assert len(ended) <= 1
