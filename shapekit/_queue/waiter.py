@@ -174,10 +174,11 @@ class Waiter:
                 if not pending.moves or pending.stands_until_us:
                     pending.heard_after = self._late_calls.trips
                     pending.hear(await self._status.leaving(driver, pending.key))
-                due_us = pending.due_us
-                # A call that has moved meanwhile stood in line by its old slot.
-                if (is_awaited or due_us != asks_at_us) and pending.is_over():
-                    await driver.let_earlier_go(self._sleepers, due_us, pending.order)
+                due_us, turn_us = pending.due_us, pending.asks_at_us(self._allowed_us(pending))
+                # One that has moved stood in line by its old slot; the end of a hold wakes them in any order.
+                is_apart = is_awaited or poller is not None or turn_us != asks_at_us
+                if is_apart and turn_us <= self._clock.now_us():
+                    await driver.let_earlier_go(self._sleepers, turn_us, pending.order)
                 if pending.due_us == due_us and await self._may_leave(driver, pending.key, pending):
                     return pending
             elif poller is not None and (polls_at_us <= now_us or poller.is_time(now_us)):
@@ -341,18 +342,29 @@ class PendingWait:
             self.stands_until_us = stands_until_us if stands_until_us - leaves_at_us > SOON_US else 0
             # If it is late again, that is known by the clock: the queue's time has stood still for others.
             self._queued_us = self._leaves_by_us = 0
-        elif not self.moves:
-            # It asks where its slot is by then; of one that was moved before, the store no longer knows.
-            self._slot_us = self.due_us
+        else:
+            # Time stands still longer than for it: a hold, which may be ended.
+            self.is_held = True
 
     @property
     def has_new_slot(self) -> bool:
         """Whether it has got another slot. Where many are late, it may have to ask once more."""
         return self.moves > 0 and self.due_us == self._slot_us
 
-    def take_slot(self, slot_us: int) -> None:
-        """Leave at another slot of this process instead."""
-        self.due_us = self._slot_us = slot_us
+    @property
+    def place(self) -> tuple[int, ...]:
+        """When the call leaves or asks again, and what that follows from."""
+        slot = self.due_us, self._slot_us, self.moves, self.stands_until_us
+        return *slot, self._queued_us, self._leaves_by_us
+
+    def take_place(self, place: tuple[int, ...]) -> None:
+        """Go by that of another call, which was granted the same."""
+        self.due_us, self._slot_us, self.moves, self.stands_until_us = place[:4]
+        self._queued_us, self._leaves_by_us = place[4:]
+
+    def is_like(self, other: PendingWait) -> bool:
+        """Whether each of the two can take the other's place."""
+        return (self.key, self.cost, self._generation) == (other.key, other.cost, other._generation)
 
     def waited_us(self, asked_us: int | None = None) -> tuple[int, int]:
         """How long ago the call asked, and how long ago its slot came."""
@@ -480,14 +492,14 @@ class LateCalls:
         return True
 
     def moved(self, call: PendingWait, allowed_us: int) -> None:
-        """A call has got another slot: calls behind it that still have earlier ones move on by one."""
-        if not call.has_new_slot:
-            return
+        """A call has got another slot, or has to ask again for one: calls behind it that still have earlier
+        ones move on by one.
+        """
         with self._lock:
             behind = [
                 other
                 for other in list(self._moved)
-                if (other.key, other.cost) == (call.key, call.cost)
+                if other.is_like(call)
                 and other.order > call.order
                 and other.due_us < call.due_us
                 and other.has_new_slot
@@ -495,8 +507,8 @@ class LateCalls:
             ]
             self._moved[call] = None
             together = sorted([call, *behind], key=attrgetter("order"))
-            for one, slot_us in zip(together, sorted(one.due_us for one in together), strict=True):
-                one.take_slot(slot_us)
+            for one, place in zip(together, sorted(one.place for one in together), strict=True):
+                one.take_place(place)
 
     def leaves(self, call: PendingWait) -> bool:
         """Whether a call may leave that has got another slot: not if it has just moved on."""

@@ -109,6 +109,8 @@ def _wake(sleeper: Any) -> None:
 async def others_first() -> None:
     """Let those run who are ready already."""
     if (trio := running_trio()) is not None:
+        # Trio resumes those in any order, but all of them before it goes round a second time.
+        await trio.lowlevel.checkpoint()
         await trio.lowlevel.checkpoint()
     else:
         await sys.modules["asyncio"].sleep(0)

@@ -349,3 +349,44 @@ def test_the_end_of_a_hold_lets_no_call_leave_next_to_a_late_one(stage, clock, r
     assert stage.names == [0, 1, 2, 3, 4]
     assert all(later - left >= 0.99 for left, later in zip(stage.times, stage.times[1:], strict=False))
     assert stage.times[-1] < 10
+
+
+def story(stage, clock, seed, *, is_adaptive, store_of, acts):
+    """Calls of one process at 1/s, which stalls, holds and resumes as the seed says."""
+    rnd = random.Random(seed)
+    shaper = shaper_of("1/s", is_adaptive=is_adaptive, store=store_of(clock), name="api")
+    calls = rnd.randint(3, 12)
+    for name in range(calls):
+        stage.wait_for(shaper, name, at=name / 100)
+    for _ in range(rnd.randint(1, 6)):
+        at, length, act = rnd.uniform(0.3, 12), rnd.uniform(0.2, 3), rnd.choice(acts)
+        if act == "stall":
+            stage.at(at, lambda until=at + length: blocked_until(stage, clock, until))
+        elif act == "hold":
+            stage.at(at, lambda length=length: shaper.ahold(2 * length))
+        else:
+            stage.at(at, shaper.aresume)
+    stage.run()
+    assert stage.names == list(range(calls))
+    # A call may be late by three quarters of a slot without moving the next.
+    for count in range(1, calls):
+        pairs = zip(stage.times, stage.times[count:], strict=False)
+        assert min(later - earlier for earlier, later in pairs) >= count - 0.76
+
+
+@pytest.mark.parametrize("is_adaptive", [False, True])
+@pytest.mark.parametrize("store_of", [MemoryStore, lambda clock: SlowStore(clock, 0.001)])
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_stalls_and_holds_calls_keep_their_order_and_distance(
+    stage, clock, seed, store_of, is_adaptive
+):
+    acts = ("stall", "stall", "hold", "resume")
+    story(stage, clock, seed, is_adaptive=is_adaptive, store_of=store_of, acts=acts)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_stalls_calls_keep_their_order_and_distance(stage, clock, seed):
+    """Also where answers reach several calls at once, and trio resumes them in any order."""
+    store_of = lambda clock: SlowStore(clock, 0.001)  # noqa: E731 - one store
+    story(stage, clock, seed, is_adaptive=False, store_of=store_of, acts=("stall",))
