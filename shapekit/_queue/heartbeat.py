@@ -15,7 +15,6 @@ import random
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet, finalize
 
 from shapekit._runtime import forks, ids
 from shapekit._runtime.drivers import TASKS, Alarm, Driver, Twin, run
@@ -24,7 +23,7 @@ from shapekit._runtime.sleepers import CHUNK_S
 from shapekit.algorithms.inflight import PermitAnswer
 from shapekit.errors import ShapekitError
 from shapekit.rate import MAX_SPAN_US, SECOND_US
-from shapekit.stores.base import Store
+from shapekit.stores.base import Store, companion
 
 if TYPE_CHECKING:
     from asyncio import Task
@@ -155,6 +154,7 @@ class Registry:
         self.lease_us = MAX_SPAN_US
         """The shortest lease of any policy that shares this registry."""
         self.begin()
+        _REGISTRIES.add(self)
 
     def begin(self) -> None:
         """Start empty: in a new process, and in a forked child."""
@@ -297,33 +297,12 @@ def _arrived(at_key: _AtKey, number: int) -> None:
             del at_key.coming[loop]
 
 
-_REGISTRIES: dict[int, dict[str, Registry]] = {}
-"""Per store (by id, while it lives) and name."""
-_ALL: WeakSet[Registry] = WeakSet()
-_lock = threading.Lock()
+_REGISTRIES = forks.begin_anew(Registry.begin)
 
 
 def registry_of(store: Store, name: str) -> Registry:
     """The registry of a name on a store; policies of the same name in one process share it."""
-    with _lock:
-        if id(store) not in _REGISTRIES:
-            _REGISTRIES[id(store)] = {}
-            finalize(store, _REGISTRIES.pop, id(store), None)
-        registry = _REGISTRIES[id(store)].get(name)
-        if registry is None:
-            registry = _REGISTRIES[id(store)][name] = Registry()
-            _ALL.add(registry)
-        return registry
-
-
-def _registries_begin() -> None:
-    global _lock  # noqa: PLW0603 - a thread that the child lacks may hold it
-    _lock = threading.Lock()
-    for registry in list(_ALL):
-        registry.begin()
-
-
-forks.in_child(_registries_begin)
+    return companion(store, f"registry of {name}", Registry)
 
 
 RENEWALS = 3
@@ -340,6 +319,8 @@ class Heartbeat:
         self._is_awaited = store.awaited_only
         self._task: Task[None] | None = None
         self.begin()
+        _HEARTBEATS.add(self)
+        store.wakes(self)
 
     def begin(self) -> None:
         """Start empty: in a new process, and in a forked child."""
@@ -461,26 +442,9 @@ def _failed(key: str, error: Exception) -> None:
     )
 
 
-_HEARTBEATS: dict[int, Heartbeat] = {}
-"""Per store, by id, while it lives."""
-_heartbeats_lock = threading.Lock()
+_HEARTBEATS = forks.begin_anew(Heartbeat.begin)
 
 
 def heartbeat_of(store: Store) -> Heartbeat:
     """The heartbeat of a store."""
-    with _heartbeats_lock:
-        if id(store) not in _HEARTBEATS:
-            _HEARTBEATS[id(store)] = heartbeat = Heartbeat(store)
-            store.wakes(heartbeat)
-            finalize(store, _HEARTBEATS.pop, id(store), None)
-        return _HEARTBEATS[id(store)]
-
-
-def _heartbeats_begin() -> None:
-    global _heartbeats_lock  # noqa: PLW0603 - a thread that the child lacks may hold it
-    _heartbeats_lock = threading.Lock()
-    for heartbeat in list(_HEARTBEATS.values()):
-        heartbeat.begin()
-
-
-forks.in_child(_heartbeats_begin)
+    return companion(store, "heartbeat", partial(Heartbeat, store))

@@ -13,18 +13,17 @@ that they leave in order.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
-from weakref import WeakValueDictionary, finalize
+from weakref import WeakValueDictionary
 
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import Alarm, Driver, Twin
 from shapekit.algorithms.queue.moves import Moves
 from shapekit.algorithms.queue.queue import CONFIRM, FOLLOW, LeakyQueue
 from shapekit.rate import SECOND_US
-from shapekit.stores.base import Store
+from shapekit.stores.base import Store, companion
 from shapekit.stores.settings import Settings
 
 __all__ = ["AT_ONCE_US", "KeyPoller", "Limits", "Watch", "notice_us", "pause_us"]
@@ -464,28 +463,7 @@ class _Questions:
         return question
 
 
-_QUESTIONS: forks.WeakRegistry[_Questions] = forks.WeakRegistry()
-_ASKED: dict[int, _Questions] = {}
-"""Per store, by id, while it lives: a store need not be hashable."""
-_lock = threading.Lock()
-
-
-def _questions_to(store: Store) -> _Questions:
-    with _lock:
-        if id(store) not in _ASKED:
-            _ASKED[id(store)] = _Questions()
-            finalize(store, _ASKED.pop, id(store))
-        return _ASKED[id(store)]
-
-
-def _forked() -> None:
-    global _lock  # noqa: PLW0603 - a thread that the child lacks may hold it
-    _lock = threading.Lock()
-    for questions in _QUESTIONS:
-        questions.begin()
-
-
-forks.in_child(_forked)
+_QUESTIONS = forks.begin_anew(_Questions.begin)
 
 
 class KeyStatus:
@@ -504,7 +482,7 @@ class KeyStatus:
         self._follow = store.twin(name, queue, FOLLOW)
         self._name = name
         self._queue = queue
-        self._questions = _questions_to(store)
+        self._questions = companion(store, "questions", _Questions)
         self._settings = store.settings(name)
         self.limits = self._questions.limits(self._settings, store.clock.now_us(), hears_all=self.hears_all)
 

@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
-from weakref import WeakSet
 
 from shapekit._queue.key_status import KeyState, KeyStatus
 from shapekit._runtime import forks, ids
@@ -441,11 +440,11 @@ class Prefetch:
         self._confirm = store.bind(*bound, CONFIRM)
         self._follow = store.bind(*bound, FOLLOW)
         self._settings = store.settings(name)
-        self.anew()
+        self.begin()
         store.wakes(self)
         _PREFETCHES.add(self)
 
-    def anew(self) -> None:
+    def begin(self) -> None:
         """Start empty: a forked child has neither its parent's slots nor its threads."""
         self._lock = threading.Lock()
         self._trips = threading.BoundedSemaphore(_TRIPS)
@@ -760,12 +759,4 @@ def _fail(calls: Sequence[_Call], error: Exception) -> None:
         call.alarm.set()
 
 
-_PREFETCHES: WeakSet[Prefetch] = WeakSet()
-
-
-def _forked() -> None:
-    for prefetch in list(_PREFETCHES):
-        prefetch.anew()
-
-
-forks.in_child(_forked)
+_PREFETCHES = forks.begin_anew(Prefetch.begin)

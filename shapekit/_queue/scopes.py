@@ -326,15 +326,7 @@ class Lines:
                 alarm.set()
 
 
-_LINES: forks.WeakRegistry[Lines] = forks.WeakRegistry()
-
-
-def _forked() -> None:
-    for lines in _LINES:
-        lines.begin()
-
-
-forks.in_child(_forked)
+_LINES = forks.begin_anew(Lines.begin)
 
 
 class ScopedSlots:

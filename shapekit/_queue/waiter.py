@@ -564,15 +564,7 @@ class LateCalls:
             alarm.set()
 
 
-_ALL: forks.WeakRegistry[LateCalls] = forks.WeakRegistry()
-
-
-def _forked() -> None:
-    for late_calls in _ALL:
-        late_calls.begin()
-
-
-forks.in_child(_forked)
+_ALL = forks.begin_anew(LateCalls.begin)
 
 
 def refusal(reservation: Reservation, max_wait_us: int | None) -> RateLimitedError:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 from weakref import ref
 
-__all__ = ["WeakRegistry", "in_child", "lock", "resting"]
+__all__ = ["WeakRegistry", "begin_anew", "in_child", "lock", "resting"]
 
 T = TypeVar("T")
 _Rest = Iterator[None]
@@ -60,6 +60,18 @@ def resting(rests: Callable[[], Iterable[_Rest]]) -> None:
 def in_child(begin: Callable[[], object]) -> None:
     """In each forked child, `begin()` is called, while no other thread of ours can run."""
     _IN_CHILD.append(begin)
+
+
+def begin_anew(begin: Callable[[T], object]) -> WeakRegistry[T]:
+    """A registry of what begins anew in each forked child: there, `begin` is called with each that lives."""
+    registry: WeakRegistry[T] = WeakRegistry()
+
+    def begin_each() -> None:
+        for one in registry:
+            begin(one)
+
+    in_child(begin_each)
+    return registry
 
 
 def _one_at_a_time() -> _Rest:

@@ -228,6 +228,16 @@ class Store(ABC):
                 one.store_closed()
 
 
+def companion(store: Store, name: str, make: Callable[[], T]) -> T:
+    """What belongs to a store and lives as long as it does; made when it is first asked for.
+
+    Where two threads ask first, one of what they have made is kept.
+    """
+    companions: dict[str, T] = vars(store).setdefault("_companions", {})
+    known = companions.get(name)
+    return companions.setdefault(name, make()) if known is None else known
+
+
 def of_two_kinds(name: str, kind: str, program: Program) -> ConfigError:
     """What is wrong where one name is used for two kinds of program."""
     return ConfigError(

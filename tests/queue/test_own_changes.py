@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapekit import ManualClock, RedisStore, Shaper, SQLiteStore, StoreUnavailableError
-from shapekit._queue import key_status as confirmations
 from shapekit._runtime.drivers import TASKS, run
 from shapekit.algorithms.queue.queue import CONFIRM
 
@@ -136,11 +135,11 @@ def test_a_store_that_nobody_has_any_more_is_not_kept_by_what_was_asked_of_it(cl
     with pytest.raises(StoreUnavailableError):
         shaper.held(key="another")
     store.broken = None
-    known, questions = weakref.ref(store), len(confirmations._ASKED)
+    known, questions = weakref.ref(store), weakref.ref(shaper.core.status._questions)
     del store, shaper
     gc.collect()
     assert known() is None
-    assert len(confirmations._ASKED) < questions
+    assert questions() is None
 
 
 @settings(max_examples=100)

@@ -226,15 +226,7 @@ class OwnConnections:
             connection.disconnect()
 
 
-_KEPT: forks.WeakRegistry[OwnConnections] = forks.WeakRegistry()
-
-
-def _begin_all() -> None:
-    for kept in _KEPT:
-        kept.begin()
-
-
-forks.in_child(_begin_all)
+_KEPT = forks.begin_anew(OwnConnections.begin)
 
 
 def exchange(pool: Any, command: bytes, *, asking: bool = False) -> Any:

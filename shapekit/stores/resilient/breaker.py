@@ -11,7 +11,6 @@ call answers later is not used. Threads are kept for a while and used again.
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from collections import deque
@@ -222,15 +221,17 @@ class Deadline:
 
     def __init__(self, timeout_us: int) -> None:
         self._timeout_us = timeout_us
+        self._closed = False
+        self.begin()
+        _DEADLINES.add(self)
+
+    def begin(self) -> None:
+        """Without threads: at first, and in a forked child, because they are its parent's."""
         self._idle: deque[_Inbox] = deque()
         self._overdue: set[_Job] = set()
-        self._process = os.getpid()
-        self._closed = False
 
     def call(self, call: Callable[..., Any], *args: Any) -> Any:
         """What `call` answers in time, or StoreUnavailableError."""
-        if self._process != os.getpid():
-            self._forked()
         if len(self._overdue) >= _MOST_OVERDUE:
             raise StoreUnavailableError(f"{len(self._overdue)} calls to it hang")
         job = _Job(call, args)
@@ -283,8 +284,5 @@ class Deadline:
                 return inbox.get()
             return None
 
-    def _forked(self) -> None:
-        # The threads are the parent's.
-        self._idle = deque()
-        self._overdue = set()
-        self._process = os.getpid()
+
+_DEADLINES = forks.begin_anew(Deadline.begin)
