@@ -352,7 +352,7 @@ class Watch:
             else:
                 self._end_us = now - shift + last
 
-        if rest <= 0 or not queue.constraints:
+        if rest <= 0 or not queue.constraints.algorithms:
             play()
         elif now >= self._play_us and (self._player is None or not self._player.is_alive()):
             self._play_us = now + min(rest * PLAY_US, MOST_PLAY_US)

@@ -149,5 +149,7 @@ def _is_plain(shaper: Shaper) -> bool:
     that may not wait is refused for it.
     """
     queue = shaper.core.queue
-    is_paced = bool(queue.rates) and queue.pace == "smooth" and not queue.constraints and not queue.adapts
+    is_paced = (
+        bool(queue.rates) and queue.pace == "smooth" and not queue.constraints.algorithms and not queue.adapts
+    )
     return is_paced and shaper.core.max_wait_us is None and shaper.core.prefetch is None

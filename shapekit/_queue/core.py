@@ -198,7 +198,7 @@ class Core:
 
     async def _moved(self, driver: Driver, reservation: Reservation) -> Grant | None:
         """The grant of a call that has moved since, because an operator has changed the limit."""
-        if not self.store.settings(self.name).version:
+        if not self.store.settings(self.name).known.stored.version:
             return None
         return followed(reservation.grant, (await self.status.ask(driver, reservation.key)).changes)
 
@@ -272,7 +272,7 @@ class Core:
         whole("calls", calls, most=MAX_COUNT)
         with self.reporter.watching(key):
             look = partial(self.outlook, key, await driver.ask(self.look, key), calls, cost)
-            if calls <= _FORESEEN_AT_ONCE or not self.queue_of(key).constraints:
+            if calls <= _FORESEEN_AT_ONCE or not self.queue_of(key).constraints.algorithms:
                 return look()
             from shapekit._runtime.threads import ThreadCall, Workers  # noqa: PLC0415 - for long forecasts only
 

@@ -154,7 +154,7 @@ class Limits(Watch):
                 self.hand_over(now_us)
             return _END_US
         if self._hears_all:
-            ends_us = self.settings.ends_us
+            ends_us = self.settings.known.ends_us
             return _END_US if ends_us is None else ends_us
         # Whoever leaves next asks in any case, and what it hears wakes the others.
         next_us = min(list(self._dues.values()), default=due_us)
@@ -489,7 +489,7 @@ class KeyStatus:
     async def ask(self, driver: Driver, key: str) -> KeyState:
         """The state of a key, at most 10 ms old."""
         if self.instant:
-            if self._settings.version:
+            if self._settings.known.stored.version:
                 return self._followed(self._follow.call(key), 0)
             return self._standing(self._confirm.call(key), 0)
         while True:
@@ -518,9 +518,9 @@ class KeyStatus:
         """What the store says. Once operators have set something, what has become of the key by that is kept
         there: else each look would find another moment of the change.
         """
-        if not self._settings.version:
+        if not self._settings.known.stored.version:
             confirmed = await driver.ask(self._confirm, key)
-            if not self._settings.version:
+            if not self._settings.known.stored.version:
                 return self._standing(confirmed, asked_us)
         return self._followed(await driver.ask(self._follow, key), asked_us)
 

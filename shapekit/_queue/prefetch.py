@@ -329,7 +329,7 @@ class SlotBuffer:
         while self._slots and self._at_us(self._leaves_by(self._slots[0])) < now_us:
             passed = self._slots.popleft()
             self._wasted += 1
-            if self._counted or (passed.queue is not None and passed.queue.constraints):
+            if self._counted or (passed.queue is not None and passed.queue.constraints.algorithms):
                 self._returning.append(passed)
 
     def _learn(self, now_us: int) -> None:
@@ -572,7 +572,7 @@ class Prefetch:
                 self._leaves_by,
                 slots=self._queue.slots(self._prefetch_us),
                 clock_decides=self._clock_decides,
-                counted=bool(self._queue.constraints),
+                counted=bool(self._queue.constraints.algorithms),
             )
             entry = self._entries[key] = _KeyEntry(buffer)
         return entry
@@ -649,7 +649,7 @@ class Prefetch:
 
     def _give_back(self, key: str, grants: tuple[Grant, ...]) -> None:
         """Give slots back where they are by now: new limits may have moved them."""
-        if self._cancel_many(key, grants) or not self._settings.version:
+        if self._cancel_many(key, grants) or not self._settings.known.stored.version:
             return
         changes = self._follow(key)[-2]
         if moved := tuple([grant for one in grants if (grant := followed(one, changes))]):

@@ -81,7 +81,7 @@ def quotas_of(program: Algorithm[Any] | LeakyQueue, state: Any, now: int, skew: 
 
 def _leaves_of_queue(queue: LeakyQueue, line: Any, now: int, skew: int) -> Iterator[Leaf]:
     constraints = queue.constraints
-    if not constraints:
+    if not constraints.algorithms:
         return
     until, shift, book, states = (0, 0, (), constraints.cold) if line is None else line[4:]
     at = max(now, until) - shift

@@ -71,7 +71,7 @@ class PlannedDepartures:
         # A first look, by which it hears of what is set.
         self._shaper.forecast(cost=cost)
         self.queue = self._shaper.core.queue_of("default")
-        if self.queue.constraints:
+        if self.queue.constraints.algorithms:
             self._played = self._play(show)
         else:
             self._bounded(calls, self._shaper.forecast(calls, cost=cost).last_in)

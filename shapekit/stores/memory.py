@@ -183,7 +183,7 @@ class MemoryStore(Store):
             nonlocal find, ticks, per_us, offset_us
             ticks, per_us, offset_us = _ticks_of(clock)
             # While something is set for the name, its calls look at that.
-            find = states.get if not settings.overrides else _nowhere
+            find = states.get if not settings.known.overrides else _nowhere
 
         def charge(key: Any, asked: Any) -> Any:
             # `apply`, written out for the path of every admitted call: a live key of this program.
@@ -209,7 +209,7 @@ class MemoryStore(Store):
         def apply_many(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
             with self._lock:
                 now = self.clock.now_us()
-                for key in keys if settings.overrides else ():
+                for key in keys if settings.known.overrides else ():
                     other = settings.program(program, key)
                     if (error := beyond(operation, args, other, key, name)) is not None:
                         raise error  # before any of them is charged

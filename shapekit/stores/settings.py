@@ -37,10 +37,13 @@ class Stored(NamedTuple):
 
 
 class _Known(NamedTuple):
+    """What a process knows, which changes as a whole."""
+
     stored: Stored
     overrides: Overrides
+    """What is in force."""
     ends_us: int | None
-    """When the first of them ends by itself."""
+    """When the first of them ends by itself, on the store's clock."""
 
 
 _NONE = _Known(Stored(), (), None)
@@ -54,21 +57,6 @@ class Settings:
         self.known = _NONE
         self._listeners: tuple[WeakMethod[Listener], ...] = ()
         self._programs: dict[tuple[Any, Override], Any] = {}
-
-    @property
-    def version(self) -> str:
-        """The version that this process knows."""
-        return self.known.stored.version
-
-    @property
-    def overrides(self) -> Overrides:
-        """What is in force, as far as this process knows."""
-        return self.known.overrides
-
-    @property
-    def ends_us(self) -> int | None:
-        """When the first of the overrides ends by itself, on the store's clock."""
-        return self.known.ends_us
 
     def hear(self, stored: Stored, now_us: int) -> None:
         """Take in what lies in the store, and that it is so late."""

@@ -186,7 +186,7 @@ def test_what_is_illegible_is_ignored_and_said_once(store, caplog, text):
     )
     # And is replaced by what is set next.
     put(store, "api", Override(rate="1/s"))
-    assert store.settings("api").overrides[0].rate == "1/s"
+    assert store.settings("api").known.overrides[0].rate == "1/s"
 
 
 def test_what_the_program_cannot_have_leaves_the_limit_of_the_code(store, caplog):
@@ -205,7 +205,7 @@ def test_an_override_ends_by_itself(store):
     assert [shaper.reserve().delay for _ in range(2)] == [0.0, 1.0]
     store.clock.advance(5)
     assert [shaper.reserve().delay for _ in range(2)] == [0.0, 0.2]
-    assert store.settings("api").overrides == ()
+    assert store.settings("api").known.overrides == ()
 
 
 def test_held_refuses_or_waits_and_goes_on_where_it_was(store):

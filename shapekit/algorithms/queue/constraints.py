@@ -60,9 +60,6 @@ class Constraints(Value):
             _asked=tuple([_asked(algorithm) for algorithm in algorithms]),
         )
 
-    def __len__(self) -> int:
-        return len(self.algorithms)
-
     def max_cost(self, otherwise: int) -> int:
         """The largest cost that all of them can ever admit."""
         return min([otherwise, *(algorithm.max_cost for algorithm in self.algorithms)])

@@ -334,7 +334,7 @@ class LeakyQueue(WiredQueue):
 
         The rest is for the way to a server that counts strictly.
         """
-        is_limited = self.paced or bool(self.constraints)
+        is_limited = self.paced or bool(self.constraints.algorithms)
         return max(LEAST_GRACE_US, self.slot_us * 3 // 4) if is_limited else END_US
 
     def next_slot(self, tail: int, at: int) -> int:
@@ -404,7 +404,7 @@ class LeakyQueue(WiredQueue):
         has not used the burst. Under constraints, a departure is charged exactly where it is.
         """
         due = grant.due_us
-        return due if self.constraints or not self.paced else max(due, grant.start // self.q)
+        return due if self.constraints.algorithms or not self.paced else max(due, grant.start // self.q)
 
     def many_received(self, sent: Any) -> tuple[Confirmed, tuple[Grant, ...]]:
         """The answer to `reserve_many` from the twin, which sends what all slots have in common once."""
@@ -467,7 +467,7 @@ class LeakyQueue(WiredQueue):
 
     def outlook(self, state: Line | None, now: int, calls: int, cost: int, skew: int) -> tuple[int, int]:
         """How long until the first and the last of `calls` more calls would leave."""
-        if self.constraints:
+        if self.constraints.algorithms:
             return self._outlook_under(
                 state or (0, 0, 0, 0, 0, 0, (), self.constraints.cold), now, calls, cost, skew
             )
@@ -500,7 +500,7 @@ class LeakyQueue(WiredQueue):
         grid does not show: then the newest departure alone tells whether any lies ahead.
         """
         tail, newest, _, _, _, _, book, _ = line
-        if self.constraints or not self.paced:
+        if self.constraints.algorithms or not self.paced:
             return 0 if newest < at + (not held) else None
         # What leaves at this very instant does not wait, unless the queue is held.
         soonest = at * self.q + self.p * (self.burst - 1) + (not held)

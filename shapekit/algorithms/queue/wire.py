@@ -142,7 +142,7 @@ class WiredQueue(Value):
         free, (rows, floor, words), mark, changes, stands = book
         moved = dumps(changes) if changes else ""
         own: list[Any] = [text(flat(rows)), floor, text(words), mark, moved, stands]
-        if not self.constraints:
+        if not self.constraints.algorithms:
             return [text([self._flat(*gap) for gap in flat(free)]), [], *own]
         places, singles = free
         return [
@@ -157,7 +157,7 @@ class WiredQueue(Value):
         free, singles, rows, floor, words, mark, changes, stands = sent
         left = (paged(read(rows, 3)), floor, read(words, 5))
         beside = mark, moves_received(changes), stands
-        if not self.constraints:
+        if not self.constraints.algorithms:
             ends = read(free, 4)
             q = self.q
             return (

@@ -419,7 +419,7 @@ class RedisProgram:
         """Conversations that run one call on each key in turn, and give their answers: in a cluster, no
         script may take them all, and keys with overrides have programs of their own.
         """
-        is_apart = self._is_cluster or self._settings.overrides
+        is_apart = self._is_cluster or self._settings.known.overrides
         if is_apart or not all(isinstance(key, str) for key in keys):
             self._check_all(keys, operation, args)
             for key in keys:

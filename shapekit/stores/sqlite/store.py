@@ -349,7 +349,7 @@ class _Records:
         name = plain_bytes(settings.name)
         row = execute(_VERSION_OF, (name,)).fetchone()
         version = "" if row is None else str(row[0])
-        if version != settings.version:
+        if version != settings.known.stored.version:
             row = execute(_STATED, (name,)).fetchone()
             settings.hear(Stored() if row is None else Stored(str(row[0]), str(row[1])), now)
         elif settings.is_over(now):

@@ -72,7 +72,7 @@ class Worker:
             queue.leaves_by,
             slots=queue.slots(prefetch_us),
             clock_decides=False,
-            counted=bool(queue.constraints),
+            counted=bool(queue.constraints.algorithms),
         )
         self._trip_us = trip_us
         self._jitter_us = jitter_us
