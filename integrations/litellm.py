@@ -24,11 +24,10 @@ from shapekit._adapters.http.request import translated
 from shapekit._adapters.model_calls import ended, failed
 from shapekit._runtime.drivers import TASKS
 from shapekit._runtime.failures import ErrorsLogged
-from shapekit._runtime.sleepers import AS_CONFIGURED
 from shapekit.errors import ConfigError, ShapekitError
 from shapekit.llm import LLMBudget, LLMCall
 from shapekit.llm.usage import StreamUsage, usage_of
-from shapekit.rate import SECOND_US, Duration, duration_us
+from shapekit.rate import AS_CONFIGURED, SECOND_US, Duration, duration_us
 
 try:
     import httpx

@@ -32,11 +32,10 @@ from shapekit._adapters.retry import (
 )
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit._runtime.loops import AsyncAlarm
-from shapekit._runtime.sleepers import AS_CONFIGURED
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, QuotaExhaustedError, RateLimitedError, StoreUnavailableError
 from shapekit.policy import Policy
-from shapekit.rate import SECOND_US, Duration
+from shapekit.rate import AS_CONFIGURED, SECOND_US, Duration
 
 try:
     import tenacity

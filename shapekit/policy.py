@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from shapekit._queue.reservation import Outlook
 from shapekit._queue.scopes import ScopedSlots
 from shapekit._runtime.drivers import TASKS, Driver, run
-from shapekit._runtime.sleepers import AS_CONFIGURED
 from shapekit.admission import Admission, Pending
 from shapekit.algorithms.inflight import MOST_PERMITS, Concurrency
 from shapekit.algorithms.quota.quota import Quota
@@ -25,7 +24,7 @@ from shapekit.config import CostSpec, PolicyOptions, RefundSpec, checked_options
 from shapekit.errors import ConfigError
 from shapekit.events import Listener, Listening
 from shapekit.keys import SCOPE, KeySpec, KeyTemplate
-from shapekit.rate import Duration, RateLike, whole
+from shapekit.rate import AS_CONFIGURED, Duration, RateLike, whole
 from shapekit.shaper import UNPACED, Shaper, checked_rates, limits_shown
 from shapekit.stores import StoreLike
 

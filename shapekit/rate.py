@@ -138,6 +138,26 @@ def duration_us(field: str, value: Any, *, least: int = 1, most: int = MAX_SPAN_
     return span
 
 
+class _AsConfigured:
+    """The default of `max_wait` where a call may say its own: what its shaper or policy was made with."""
+
+    def __repr__(self) -> str:
+        return "AS_CONFIGURED"
+
+
+AS_CONFIGURED: Any = _AsConfigured()
+
+
+def max_wait_us(max_wait: Duration | None) -> int | None:
+    """A bound on waiting in microseconds; None for no bound."""
+    return None if max_wait is None else duration_us("max_wait", max_wait, least=0, most=MAX_SPAN_US)
+
+
+def timeout_us(timeout: Duration | None) -> int | None:
+    """How long to wait before giving up, in microseconds; None for as long as it takes."""
+    return None if timeout is None else duration_us("timeout", timeout, least=0, most=MAX_SPAN_US)
+
+
 def seconds_text(span_us: int) -> str:
     """`250000` → `0.25 s`: exact, as a rate is written."""
     number = f"{span_us // SECOND_US}.{span_us % SECOND_US:06d}".rstrip("0").rstrip(".")

@@ -10,9 +10,8 @@ from shapekit._queue.adaptive import AdaptiveRate, queue_between
 from shapekit._queue.core import Core
 from shapekit._queue.reservation import Outlook, Reservation
 from shapekit._runtime import ids
-from shapekit._runtime.drivers import TASKS, run
+from shapekit._runtime.drivers import CHUNK_S, TASKS, run
 from shapekit._runtime.loops import stop_if_cancelled
-from shapekit._runtime.sleepers import AS_CONFIGURED, CHUNK_S, max_wait_us, timeout_us
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.adaptive.aimd import Adaptive
 from shapekit.algorithms.base import Algorithm
@@ -22,7 +21,17 @@ from shapekit.clock import Clock
 from shapekit.errors import ConfigError
 from shapekit.events import Listener, Listening
 from shapekit.gate import checked_name
-from shapekit.rate import SECOND_US, Duration, Rate, RateLike, duration_us, parse_rates
+from shapekit.rate import (
+    AS_CONFIGURED,
+    SECOND_US,
+    Duration,
+    Rate,
+    RateLike,
+    duration_us,
+    max_wait_us,
+    parse_rates,
+    timeout_us,
+)
 from shapekit.stores import StoreLike, open_store
 from shapekit.stores.base import Store
 

@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 
 from shapekit._adapters.http.request import ResponseView, aobserve, observe
 from shapekit._runtime.drivers import Driver, Twin
-from shapekit._runtime.sleepers import AS_CONFIGURED, max_wait_us
 from shapekit.admission import Admission, body_of
 from shapekit.algorithms.base import CHECK, REFUND, share_of
 from shapekit.algorithms.fixed_window import FixedWindow
@@ -23,7 +22,7 @@ from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
 from shapekit.feedback import Feedback
 from shapekit.feedback.feedback import Incidents, error_of, says_exhausted
 from shapekit.policy import Policy
-from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, whole
+from shapekit.rate import AS_CONFIGURED, MAX_SPAN_US, SECOND_US, Duration, max_wait_us, whole
 from shapekit.stores.base import Store
 
 __all__ = [

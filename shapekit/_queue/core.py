@@ -15,8 +15,7 @@ from shapekit._queue.reporter import Budgets, Reporter
 from shapekit._queue.reservation import Outlook, Reservation
 from shapekit._queue.waiter import Waiter, refusal
 from shapekit._runtime import forks, ids
-from shapekit._runtime.drivers import Driver, Twin, run
-from shapekit._runtime.sleepers import RealSleepers, Sleepers
+from shapekit._runtime.drivers import Driver, RealSleepers, Sleepers, Twin, run
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.base import check_cost
 from shapekit.algorithms.queue.moves import followed

@@ -17,9 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shapekit._runtime import forks, ids
-from shapekit._runtime.drivers import TASKS, Alarm, Driver, Twin, run
+from shapekit._runtime.drivers import CHUNK_S, TASKS, Alarm, Driver, Twin, run
 from shapekit._runtime.loops import has_ended, running_loop
-from shapekit._runtime.sleepers import CHUNK_S
 from shapekit.algorithms.inflight import PermitAnswer
 from shapekit.errors import ShapekitError
 from shapekit.rate import MAX_SPAN_US, SECOND_US

@@ -20,9 +20,8 @@ from weakref import ref
 
 from shapekit._queue.heartbeat import STUCK_US, Call, PermitWaiter, heartbeat_of, registry_of
 from shapekit._runtime import background
-from shapekit._runtime.drivers import Driver, run
-from shapekit._runtime.loops import running_loop
-from shapekit._runtime.sleepers import Sleepers, callers_level
+from shapekit._runtime.drivers import Driver, Sleepers, run
+from shapekit._runtime.loops import callers_level, running_loop
 from shapekit.algorithms.inflight import (
     ENTER,
     KEEP,

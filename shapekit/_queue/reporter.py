@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapekit._queue.reservation import Reservation
 from shapekit._runtime import background, forks
-from shapekit._runtime.drivers import Driver
-from shapekit._runtime.sleepers import Sleepers
+from shapekit._runtime.drivers import Driver, Sleepers
 from shapekit.algorithms.queue.queue import LOOK, LeakyQueue
 from shapekit.algorithms.usage import QuotaUsage, quotas_of
 from shapekit.clock import Clock

@@ -27,13 +27,12 @@ from shapekit._queue.reservation import Reservation
 from shapekit._queue.waiter import PendingWait, refusal
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import Alarm, Driver
-from shapekit._runtime.sleepers import AS_CONFIGURED, max_wait_us, timeout_us
 from shapekit._runtime.switch import SWITCH
 from shapekit.clock import Clock, forgets
 from shapekit.decision import Decision
 from shapekit.errors import QueueFullError, StoreUnavailableError, after_waiting, gave_up
 from shapekit.keys import scoped
-from shapekit.rate import SECOND_US, Duration
+from shapekit.rate import AS_CONFIGURED, SECOND_US, Duration, max_wait_us, timeout_us
 
 if TYPE_CHECKING:
     from shapekit._queue.core import Core

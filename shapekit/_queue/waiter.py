@@ -23,8 +23,7 @@ from shapekit._queue.key_status import AT_ONCE_US, STUCK_S, KeyPoller, KeyState,
 from shapekit._queue.reporter import Reporter
 from shapekit._queue.reservation import Reservation
 from shapekit._runtime import forks, ids
-from shapekit._runtime.drivers import Alarm, Driver, Twin
-from shapekit._runtime.sleepers import Sleepers
+from shapekit._runtime.drivers import Alarm, Driver, Sleepers, Twin
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.adaptive.aimd import FULL
 from shapekit.algorithms.queue.moves import followed

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from rich.text import Text
 
-from shapekit._runtime.sleepers import max_wait_us
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import GCRA, LeakyBucket, TokenBucket
@@ -33,7 +32,7 @@ from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.cli.main import CommandError
 from shapekit.cli.output import console, counted, is_plain, json_option, print_json, table
 from shapekit.errors import ConfigError, missing, span_words
-from shapekit.rate import MAX_COUNT, SECOND_US, Rate, duration_us, exactly, parse_rates, whole
+from shapekit.rate import MAX_COUNT, SECOND_US, Rate, duration_us, exactly, max_wait_us, parse_rates, whole
 from shapekit.shaper import Shaper
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ from shapekit._queue.reservation import Reservation
 from shapekit._queue.waiter import refusal
 from shapekit._runtime import background, forks
 from shapekit._runtime.drivers import Driver
-from shapekit._runtime.sleepers import max_wait_us, timeout_us
 from shapekit.clock import Clock
 from shapekit.errors import (
     QueueFullError,
@@ -33,7 +32,7 @@ from shapekit.errors import (
 )
 from shapekit.llm.prices import DIGITS
 from shapekit.policy import Policy
-from shapekit.rate import SECOND_US, Duration
+from shapekit.rate import SECOND_US, Duration, max_wait_us, timeout_us
 
 __all__ = ["Charge", "Line"]
 

@@ -35,7 +35,6 @@ from typing import Any, NamedTuple, Self, TypeAlias, TypedDict, Unpack
 
 from shapekit._queue.reservation import Reservation
 from shapekit._runtime.failures import log_failure
-from shapekit._runtime.sleepers import AS_CONFIGURED, max_wait_us
 from shapekit.admission import Admission
 from shapekit.config import PolicyOptions
 from shapekit.decision import Decision
@@ -43,7 +42,16 @@ from shapekit.errors import AccountExhaustedError, ConfigError, RateLimitedError
 from shapekit.feedback.feedback import STATUSES, error_of, says_exhausted
 from shapekit.keys import SCOPE
 from shapekit.policy import Policy, checked_cost
-from shapekit.rate import Duration, RateLike, duration_us, one_of, parse_rates, whole
+from shapekit.rate import (
+    AS_CONFIGURED,
+    Duration,
+    RateLike,
+    duration_us,
+    max_wait_us,
+    one_of,
+    parse_rates,
+    whole,
+)
 from shapekit.shaper import checked_rates
 from shapekit.target import KeyOf, Routes, Target, constantly, key_of, parsed
 
