@@ -306,7 +306,7 @@ class SlotBuffer:
             return Refill(0, 0)
         left_us = self._prefetch_us
         if self._slots:
-            left_us -= self._slots[-1][10] - self._slots[0][10]
+            left_us -= self._slots[-1].due_us - self._slots[0].due_us
         if left_us <= 0:
             return Refill(0, 0)
         # Purely proportional, the process with most slots would keep most; so each gets an equal part, too.
@@ -319,7 +319,7 @@ class SlotBuffer:
             self._slots.clear()
         if not self._returning:
             return Rest()
-        generation = self._returning[0][6]
+        generation = self._returning[0].generation
         own = [granted for granted in self._returning if granted.generation == generation]
         self._returning = [granted for granted in self._returning if granted.generation != generation]
         return GiveBack(tuple(sorted(own, key=_due_us)))
@@ -701,7 +701,7 @@ class Prefetch:
                 if not call.is_gone:
                     call.granted = answer
                     call.alarm.set()
-                elif answer[0]:
+                elif answer.accepted:
                     entry.buffer.put_back(answer)
 
 

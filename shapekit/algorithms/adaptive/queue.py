@@ -40,7 +40,6 @@ from shapekit.algorithms.queue.queue import (
     unused,
 )
 from shapekit.algorithms.queue.slots import NOTHING_GONE, Asked, Grant, Granted
-from shapekit.algorithms.queue.slots import moved as moved_slots
 from shapekit.algorithms.queue.wire import REFUSED
 from shapekit.decision import Decision
 from shapekit.rate import SECOND_US, Rate
@@ -332,7 +331,7 @@ class AdaptiveQueue(LeakyQueue):
             numbers = (writer.p, writer.q, self.p, self.q, writer.burst, self.burst)
             move = Move(generation, virtual, *numbers, virtual)
             free, left, mark, changes, stands = book or ((), NOTHING_GONE, 0, (), 0)
-            free, left = moved_slots(free, left, move)
+            free, left = move.given_back(free, left)
             opened = (free, left, mark, (*changes, move)[-MOST:], stands)
             placed = (move.place(tail), move.instant(newest), generation + 1, number, opened)
             return *placed, max(now, anchor), virtual, kept

@@ -17,9 +17,10 @@ the moves since then, one after the other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from shapekit.algorithms.queue.slots import Grant
+from shapekit.algorithms.queue.slots import Gone, Grant
+from shapekit.algorithms.rows import mapped
 
 MOST = 8
 """How many moves a key remembers: a call that waits through more keeps the slot of its promise."""
@@ -91,6 +92,14 @@ class Move(NamedTuple):
             due_us=due_us,
             undo=(self.place(tail), self.instant(newest)),
         )
+
+    def given_back(self, free: Any, gone: Gone) -> tuple[Any, Gone]:
+        """The gaps, and what is gone, after it; there are no places then."""
+        rows, floor, words = gone
+        gaps = mapped(free, lambda gap: (self.place(gap[0]), self.place(gap[1])))
+        known = mapped(rows, lambda row: (row[0], row[1], self.instant(row[2])))
+        later = tuple([(word[0] + (word[0] == self.generation), *word[1:]) for word in words])
+        return gaps, (known, self.instant(floor), later)
 
 
 Moves: TypeAlias = tuple[Move, ...]

@@ -556,7 +556,7 @@ class LeakyQueue(WiredQueue):
         kept = self.constraints.adopt(parts, writer.constraints, at, ahead)
         if parts or kept:
             free = NONE if kept else ()
-        free, left = slots.moved(free, left, move)
+        free, left = move.given_back(free, left)
         opened = (free, left, mark, (*changes, move)[-moves.MOST :], stands)
         return move.place(tail), move.instant(newest), generation + 1, number, until, shift, opened, kept
 

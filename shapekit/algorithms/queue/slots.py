@@ -20,16 +20,13 @@ Grant: what a queue has agreed on with one call, in plain values that another pr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from shapekit._runtime.value import Value
 from shapekit.algorithms import rows as pages
 from shapekit.algorithms.queue.constraints import Ahead, Constraints, Receipts, States
 from shapekit.algorithms.rows import Pages
 from shapekit.decision import Decision
-
-if TYPE_CHECKING:
-    from shapekit.algorithms.queue.moves import Move
 
 MOST = 2**16
 """How many rows, other places and gaps are remembered. Above it, a place is given back at once, and the gap
@@ -405,15 +402,6 @@ def inspect_gone(gone: Any) -> None:
     if len(words) > MOST_SAID or any(len(word) != _WORD for word in words):
         raise ValueError("these are no words")
     sum((floor, *(number for word in words for number in word)))
-
-
-def moved(free: Any, gone: Gone, move: Move) -> tuple[Any, Gone]:
-    """Gaps, and what is gone, after the limits were changed; there are no places then."""
-    rows, floor, words = gone
-    gaps = pages.mapped(free, lambda gap: (move.place(gap[0]), move.place(gap[1])))
-    known = pages.mapped(rows, lambda row: (row[0], row[1], move.instant(row[2])))
-    later = tuple([(word[0] + (word[0] == move.generation), *word[1:]) for word in words])
-    return gaps, (known, move.instant(floor), later)
 
 
 def _forgotten(rows: Pages, floor: int, at: int) -> tuple[Pages, int]:
