@@ -293,7 +293,7 @@ class Admission:
             self._reservation = await self._core.measure(driver, self.key, self.cost, bound_us, code=code)
         except CostExceedsLimitError as error:
             never = Decision(False, error.limit, 0, 0, 0, NEVER_US)
-            refused = Grant(False, NEVER_US, NEVER_US, False, never, self.cost, 0, 0, 0, 0, 0, (0, 0), ())
+            refused = Grant.refused(NEVER_US, 0, held=False, told=never, cost=self.cost)
             self._core.reporter.measured(self.key, self.cost, math.inf, error.code)
             self._reservation = Reservation(self._core, self.key, refused)
 

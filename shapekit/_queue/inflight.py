@@ -15,7 +15,6 @@ import threading
 import warnings
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Protocol
 from weakref import ref
 
 from shapekit._queue.heartbeat import STUCK_US, Call, PermitWaiter, heartbeat_of, registry_of
@@ -36,71 +35,20 @@ from shapekit.decision import Decision
 from shapekit.errors import ConfigError, QueueFullError, StoreUnavailableError, gave_up, whose
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import Store
+from shapekit.stores.settings import PERMITS
 
-__all__ = ["InFlight", "Permit", "Permits", "begun", "check"]
+__all__ = ["Permit", "Permits"]
 
 _TIDIED_AT = 64
 
 
-class InFlight(Protocol):
-    """A call in flight."""
-
-    is_over: bool
-    key: str
-    enclosing: object
-    """The task that cannot end the call before what it starts meanwhile has ended; None if not known."""
-
-    @property
-    def limit_of(self) -> object:
-        """The registry that counts the call as in flight."""
-        ...
+_BEGUN: ContextVar[tuple[ref[Permit], ...]] = ContextVar("shapekit_begun", default=())
+"""The calls in flight that were begun in this context, or in the one it was copied from."""
 
 
-_BEGUN: ContextVar[tuple[ref[Any], ...]] = ContextVar("shapekit_begun", default=())
-
-
-def begun(call: InFlight, *, is_enclosing: bool) -> None:
-    """Record that a call is in flight."""
-    if is_enclosing:
-        call.enclosing = _task()
-    calls = _BEGUN.get()
-    while calls and not _lives(calls[-1]):
-        calls = calls[:-1]
-    if len(calls) % _TIDIED_AT == _TIDIED_AT - 1:
-        calls = tuple(filter(_lives, calls))
-    _BEGUN.set((*calls, ref(call)))
-
-
-def check(key: str, policy: str, limit_of: object, limit: int) -> None:
-    """Check a call that is about to wait, without a bound, until fewer than `limit` calls are in flight.
-
-    If the call is a part of all of them: ConfigError if they cannot end before it, RuntimeWarning if another
-    thread or task may end them.
-    """
-    around = [call for known in _BEGUN.get() if (call := known()) is not None and not call.is_over]
-    around = [call for call in around if call.key == key and call.limit_of is limit_of]
-    if len(around) < limit:
-        return
-    task = _task()
-    if all(call.enclosing == task for call in around):
-        raise ConfigError(
-            "concurrency",
-            limit,
-            f"is used up for {whose(key, policy)} by calls that this one is made in: it would wait for ever",
-            "raise it, or give the inner call a policy or a key of its own",
-        )
-    warnings.warn(
-        f"concurrency={limit} is used up for {whose(key, policy)} by calls that this thread or task, or "
-        "the one that started it, has in flight: this call waits for ever, unless others end them; end them "
-        "first (close the response), raise concurrency, or give this call a policy or a key of its own",
-        RuntimeWarning,
-        stacklevel=callers_level(),
-    )
-
-
-def _lives(known: ref[Any]) -> bool:
-    call = known()
-    return call is not None and not call.is_over
+def _lives(known: ref[Permit]) -> bool:
+    permit = known()
+    return permit is not None and not permit.is_over
 
 
 def _task() -> object:
@@ -122,29 +70,26 @@ class Permit(Call):
     back.
     """
 
-    __slots__ = ("__weakref__", "_permits", "enclosing", "waited_us")
+    __slots__ = ("__weakref__", "enclosing", "permits", "waited_us")
 
     def __init__(self, permits: Permits, key: str) -> None:
         super().__init__(key)
-        self._permits = permits
+        self.permits = permits
         self.waited_us = 0
         self.enclosing: object = None
-
-    @property
-    def limit_of(self) -> object:
-        return self._permits.registry
+        """The task that cannot end the call before what it starts meanwhile has ended; None if not known."""
 
     def __del__(self) -> None:
         # A call interrupted before it could ask has no number.
         if not getattr(self, "is_over", True):
-            background.do(self._permits.give_back, self.key, self.owner, self.number)
+            background.do(self.permits.give_back, self.key, self.owner, self.number)
 
 
 class Permits:
     """The permits of one policy. A call that gives up, for whatever reason, keeps no permit."""
 
     def __init__(self, policy: str, store: Store, limit: Concurrency, sleepers: Sleepers) -> None:
-        name = f"{policy}.permits"
+        name = policy + PERMITS
         self.policy = policy
         self.limit = limit
         self.instant = store.instant
@@ -185,7 +130,7 @@ class Permits:
             place, came_with = await self._asked(driver, permit, int(max_wait_us != 0))
             if not self._is_permitted(permit, place, came_with, pending):
                 if max_wait_us is None and timeout_us is None:
-                    check(key, self.policy, self.registry, self.limit.limit)
+                    self._check_nested(key)
                 await self._wait(driver, permit, self.registry.join(permit, came_with), pending)
                 permit.waited_us = pending.waited_us()
             self.registry.arrive(permit)
@@ -220,7 +165,14 @@ class Permits:
 
     def has_begun(self, permit: Permit, *, is_enclosing: bool) -> None:
         """Record that the call of this permit is in flight, so that nested calls are detected."""
-        begun(permit, is_enclosing=is_enclosing)
+        if is_enclosing:
+            permit.enclosing = _task()
+        calls = _BEGUN.get()
+        while calls and not _lives(calls[-1]):
+            calls = calls[:-1]
+        if len(calls) % _TIDIED_AT == _TIDIED_AT - 1:
+            calls = tuple(filter(_lives, calls))
+        _BEGUN.set((*calls, ref(permit)))
 
     # giving back
 
@@ -275,6 +227,34 @@ class Permits:
         if self._heartbeat is not None and not is_kept:
             self._heartbeat.keep(self.registry, self.keep)
         return permit
+
+    def _check_nested(self, key: str) -> None:
+        """Check a call that is about to wait, without a bound, until fewer calls are in flight.
+
+        If the call is a part of all of them: ConfigError if they cannot end before it, RuntimeWarning if
+        another thread or task may end them.
+        """
+        limit = self.limit.limit
+        around = [call for known in _BEGUN.get() if (call := known()) is not None and not call.is_over]
+        around = [call for call in around if call.key == key and call.permits.registry is self.registry]
+        if len(around) < limit:
+            return
+        task, named = _task(), whose(key, self.policy)
+        if all(call.enclosing == task for call in around):
+            raise ConfigError(
+                "concurrency",
+                limit,
+                f"is used up for {named} by calls that this one is made in: it would wait for ever",
+                "raise it, or give the inner call a policy or a key of its own",
+            )
+        warnings.warn(
+            f"concurrency={limit} is used up for {named} by calls that this thread or task, or "
+            "the one that started it, has in flight: this call waits for ever, unless others end them; end "
+            "them first (close the response), raise concurrency, or give this call a policy or a key of its "
+            "own",
+            RuntimeWarning,
+            stacklevel=callers_level(),
+        )
 
     def _is_permitted(self, permit: Permit, place: int, came_with: int, pending: _PendingWait) -> bool:
         """Whether the store gave a permit; QueueFullError if it refused."""
