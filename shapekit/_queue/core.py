@@ -15,6 +15,7 @@ from shapekit._queue.reporter import Budgets, Reporter
 from shapekit._queue.reservation import Outlook, Reservation
 from shapekit._queue.waiter import Waiter, refusal
 from shapekit._runtime import forks, ids
+from shapekit._runtime.background import ThreadCall, Workers
 from shapekit._runtime.drivers import Driver, RealSleepers, Sleepers, Twin, run
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.base import check_cost
@@ -273,8 +274,6 @@ class Core:
             look = partial(self.outlook, key, await driver.ask(self.look, key), calls, cost)
             if calls <= _FORESEEN_AT_ONCE or not self.queue_of(key).constraints.algorithms:
                 return look()
-            from shapekit._runtime.threads import ThreadCall, Workers  # noqa: PLC0415 - for long forecasts only
-
             return await driver.ask(Twin(look, partial(ThreadCall(look, lambda _: None).run, Workers())))
 
     def queue_of(self, key: str) -> LeakyQueue:

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from shapekit._queue.key_status import KeyState, KeyStatus
 from shapekit._runtime import forks, ids
+from shapekit._runtime.background import ThreadCall, Workers
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
-from shapekit._runtime.threads import ThreadCall, Workers
 from shapekit.algorithms.queue.moves import followed
 from shapekit.algorithms.queue.queue import CANCEL_MANY, CONFIRM, FOLLOW, RESERVE_MANY, LeakyQueue
 from shapekit.algorithms.queue.slots import Asked, Grant

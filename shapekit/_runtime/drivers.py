@@ -105,7 +105,7 @@ class Driver(ABC):
         """Give back what was taken, in an `except BaseException as error` whose block holds something.
 
         That is awaited in a cancelled task, too. A coroutine that is thrown away awaits nothing: see
-        `cancellation`. Another thread then calls `thrown`, if `may_be_thrown` was called before.
+        `loops`. Another thread then calls `thrown`, if `may_be_thrown` was called before.
         """
 
 

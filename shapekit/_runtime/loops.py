@@ -21,17 +21,13 @@ import sys
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
-
-from shapekit._runtime import background
 
 __all__ = [
     "AsyncAlarm",
     "callers_level",
     "given_back",
-    "giving_back",
     "has_ended",
     "others_first",
     "running_loop",
@@ -166,39 +162,12 @@ def _loaded(module: str, function: str) -> Any:
     return found if hasattr(found, function) else None
 
 
-class giving_back:  # noqa: N801 - reads as what it does: `async with giving_back(…):`
-    """A context whose body may end by anything; unless it ends well, `give_back` is awaited with the error.
-
-    Every await that would leave something taken goes through here: also a cancelled task gives back, and a
-    coroutine that is thrown away does not. `thrown` is then called by another thread.
-    """
-
-    __slots__ = ("_give_back", "_thrown")
-
-    def __init__(
-        self,
-        give_back: Callable[[BaseException], Awaitable[object]],
-        thrown: Callable[[], object] | None = None,
-    ) -> None:
-        self._give_back = give_back
-        self._thrown = thrown
-        if thrown is not None:
-            background.ready()
-
-    async def __aenter__(self) -> None:
-        """Nothing has failed yet."""
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is GeneratorExit and self._thrown is not None:
-            background.do(self._thrown)
-        if error is not None:
-            await given_back(error, partial(self._give_back, error))
-
-
 async def given_back(error: BaseException, give_back: Callable[[], Awaitable[object]]) -> None:
-    """What `giving_back` does with an error: for an `except BaseException`, which costs nothing before."""
+    """Give back what was taken, in an `except BaseException as error`: also a cancelled task does.
+
+    Every await that would leave something taken stands in such a block. A coroutine that is thrown away gives
+    nothing back.
+    """
     if not isinstance(error, GeneratorExit):
         with shielded():
             await give_back()

@@ -25,6 +25,7 @@ from functools import partial
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
+from shapekit._runtime.background import ThreadCall, Workers
 from shapekit._runtime.drivers import Twin
 from shapekit.algorithms.compose import Composite, adopted
 from shapekit.algorithms.operation import Operation
@@ -194,8 +195,6 @@ class Store(ABC):
                 return call(*args)
 
             return at_once
-        from shapekit._runtime.threads import ThreadCall, Workers  # noqa: PLC0415 - only stores with I/O need it
-
         # Made here: a subclass need not call this class's `__init__`.
         workers: Workers = vars(self).setdefault("_own_threads", Workers())
         return lambda *args: ThreadCall(partial(call, *args), partial(give_back, *args)).run(workers)

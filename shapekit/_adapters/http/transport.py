@@ -31,7 +31,7 @@ from shapekit._adapters.http.request import (
     translated,
 )
 from shapekit._runtime import forks
-from shapekit._runtime.loops import given_back, giving_back
+from shapekit._runtime.loops import given_back
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError, ShapekitError, StoreUnavailableError
 from shapekit.feedback.feedback import MOST_BYTES
@@ -77,8 +77,11 @@ class HeldStream:
 
     async def aclose(self) -> None:
         """`close`, awaitable."""
-        async with giving_back(lambda _: self._admission.aleave()):
+        try:
             await self._stream.aclose()
+        except BaseException as error:
+            await given_back(error, self._admission.aleave)
+            raise
         await self._admission.aleave()
 
     def __getattr__(self, name: str) -> Any:
