@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shapekit._queue.key_status import KeyStatus
+from shapekit._queue.key_status import AT_ONCE_US, KeyStatus, notice_us
 from shapekit._queue.reporter import Budgets, Reporter
 from shapekit._queue.reservation import Outlook, Reservation
-from shapekit._queue.waiter import Waiter, refusal
+from shapekit._queue.waiter import PendingWait, Waiter, refusal
 from shapekit._runtime import forks, ids
 from shapekit._runtime.background import ThreadCall, Workers
 from shapekit._runtime.drivers import Driver, RealSleepers, Sleepers, Twin, run
@@ -245,24 +245,37 @@ class Core:
 
     async def resume(self, driver: Driver, key: str) -> float:
         """End a hold; returns how many seconds the key stays held, so that every waiting call hears of it."""
-        notice_us = await self.waiter.notice_us(driver, checked_key(key))
+        if self.status.hears_all:
+            ends_in_us = AT_ONCE_US
+            checked_key(key)
+        else:
+            ends_in_us = notice_us(await self._held_us(driver, key))
         with self.reporter.watching(key):
-            left_us: int = await driver.ask(self._resume, key, notice_us)
+            left_us: int = await driver.ask(self._resume, key, ends_in_us)
         self.accounts.forget(key)
-        if left_us == notice_us:
+        if left_us == ends_in_us:
             self.reporter.resumed(key, left_us)
         return left_us / SECOND_US
 
     async def held(self, driver: Driver, key: str) -> float:
         """How many seconds a key is still held; 0 if it is not."""
-        held_us = await self.waiter.held_us(driver, checked_key(key))
+        held_us = await self._held_us(driver, key)
         if not held_us and self.queue_of(key).is_held:
             held_us = HELD_US  # its first call begins the hold
         return held_us / SECOND_US
 
+    async def _held_us(self, driver: Driver, key: str) -> int:
+        with self.reporter.watching(checked_key(key)):
+            key_state = await self.status.ask(driver, key)
+        return max(0, key_state.until_us + key_state.ahead_us - self.clock.now_us())
+
     async def remaining(self, driver: Driver, reservation: Reservation) -> float:
         """Seconds until a slot comes, including holds placed since; negative once it has passed."""
-        return await self.waiter.remaining_us(driver, reservation) / SECOND_US
+        with self.reporter.watching(reservation.key):
+            key_state = await self.status.ask(driver, reservation.key)
+        pending = PendingWait(self.clock, reservation, key_state.ahead_us, None, None)
+        pending.hear(key_state)
+        return (pending.due_us - self.clock.now_us()) / SECOND_US
 
     # looking
 

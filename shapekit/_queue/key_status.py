@@ -500,7 +500,7 @@ class KeyStatus:
             if question.is_open:
                 await driver.wait(alarm, STUCK_S)
                 if question.is_open:
-                    question = self._anew(key)
+                    question = self._questions.anew((self._name, key), self._queue, self._clock.now_us())
                     break
             if (told := question.told()) is not None:
                 return told
@@ -558,9 +558,6 @@ class KeyStatus:
 
     def _shared(self, key: str, alarm: Alarm) -> tuple[_Question, bool]:
         return self._questions.shared((self._name, key), self._queue, alarm, self._clock.now_us())
-
-    def _anew(self, key: str) -> _Question:
-        return self._questions.anew((self._name, key), self._queue, self._clock.now_us())
 
     async def _failed(self, key: str, question: _Question, error: BaseException) -> None:
         if isinstance(error, Exception):

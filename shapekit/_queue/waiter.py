@@ -19,7 +19,7 @@ from itertools import count
 from operator import attrgetter
 from typing import Any
 
-from shapekit._queue.key_status import AT_ONCE_US, STUCK_S, KeyPoller, KeyState, KeyStatus, notice_us
+from shapekit._queue.key_status import STUCK_S, KeyPoller, KeyState, KeyStatus
 from shapekit._queue.reporter import Reporter
 from shapekit._queue.reservation import Reservation
 from shapekit._runtime import forks, ids
@@ -222,24 +222,6 @@ class Waiter:
         with suppress(StoreUnavailableError):
             is_returned = await reservation.core.give_back(driver, reservation)
         self._reporter.ended(reservation.key, reservation.cost, error, had_slot=True, returned=is_returned)
-
-    async def remaining_us(self, driver: Driver, reservation: Reservation) -> int:
-        """Time until the slot comes, with the current state of its key; negative once it has passed."""
-        with self._reporter.watching(reservation.key):
-            key_state = await self._status.ask(driver, reservation.key)
-        pending = PendingWait(self._clock, reservation, key_state.ahead_us, None, None)
-        pending.hear(key_state)
-        return pending.due_us - self._clock.now_us()
-
-    async def held_us(self, driver: Driver, key: str) -> int:
-        """How long a key is still held."""
-        with self._reporter.watching(key):
-            key_state = await self._status.ask(driver, key)
-        return max(0, key_state.until_us + key_state.ahead_us - self._clock.now_us())
-
-    async def notice_us(self, driver: Driver, key: str) -> int:
-        """How far ahead the end of a hold has to be set, so that every waiting call hears of it in time."""
-        return AT_ONCE_US if self._status.hears_all else notice_us(await self.held_us(driver, key))
 
 
 class PendingWait:
