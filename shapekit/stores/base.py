@@ -69,6 +69,10 @@ class Waiting(Protocol):
         """Wake them: the store is closed, and they raise StoreUnavailableError."""
 
 
+_WORKERS, _WAITING = "workers", "waiting"
+"""The names of two companions of a store."""
+
+
 def _nothing(*_: Any) -> None:
     """Gives back what a call took that takes nothing."""
 
@@ -133,8 +137,7 @@ class Store(ABC):
 
     def settings(self, name: str) -> Settings:
         """What operators have set for a name, as this process knows it."""
-        known: dict[str, Settings] = vars(self).setdefault("_settings", {})
-        return known.setdefault(name, Settings(name))
+        return companion(self, f"settings of {name}", partial(Settings, name))
 
     def read_overrides(self, name: str) -> Stored:
         """Read the overrides of a name from the store, and apply them in this process."""
@@ -195,8 +198,7 @@ class Store(ABC):
                 return call(*args)
 
             return at_once
-        # Made here: a subclass need not call this class's `__init__`.
-        workers: Workers = vars(self).setdefault("_own_threads", Workers())
+        workers = companion(self, _WORKERS, Workers)
         return lambda *args: ThreadCall(partial(call, *args), partial(give_back, *args)).run(workers)
 
     def _give_back(
@@ -215,22 +217,23 @@ class Store(ABC):
 
     def wakes(self, waiting: Waiting) -> None:
         """Register sleepers to wake when the store is closed; they are held weakly."""
-        # Made here, as the worker threads are.
-        vars(self).setdefault("_waiting", WeakValueDictionary())[id(waiting)] = waiting
+        known: WeakValueDictionary[int, Waiting] = companion(self, _WAITING, WeakValueDictionary)
+        known[id(waiting)] = waiting
 
     def wake(self) -> None:
         """Wake all calls that wait, and let the worker threads go: for `close`, once calls are refused."""
-        if (workers := vars(self).get("_own_threads")) is not None:
-            workers.close()
-        for waiting in vars(self).get("_waiting", WeakValueDictionary()).valuerefs():
+        companion(self, _WORKERS, Workers).close()
+        known: WeakValueDictionary[int, Waiting] = companion(self, _WAITING, WeakValueDictionary)
+        for waiting in known.valuerefs():
             if (one := waiting()) is not None:
                 one.store_closed()
 
 
 def companion(store: Store, name: str, make: Callable[[], T]) -> T:
-    """What belongs to a store and lives as long as it does; made when it is first asked for.
+    """What belongs to a store and lives as long as it does.
 
-    Where two threads ask first, one of what they have made is kept.
+    Made when it is first asked for, because a subclass need not call the `__init__` of Store. Where two
+    threads ask first, one of what they have made is kept.
     """
     companions: dict[str, T] = vars(store).setdefault("_companions", {})
     known = companions.get(name)

@@ -122,7 +122,7 @@ def test_a_shaper_that_is_gone_is_not_kept_for_it():
     import gc  # noqa: PLC0415
 
     gc.collect()
-    assert not store.__dict__["_waiting"]
+    assert not store.__dict__["_companions"]["waiting"]
 
 
 class Elsewhere:
