@@ -8,7 +8,7 @@ files.
 import builtins
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
 
 from shapekit.algorithms.adaptive.aimd import Adaptive
 from shapekit.algorithms.base import Algorithm
@@ -26,6 +26,8 @@ from shapekit.stores import StoreLike
 
 if TYPE_CHECKING:
     from shapekit.feedback import Answer, Feedback, ServerHint
+
+T = TypeVar("T")
 
 CostSpec: TypeAlias = int | Callable[..., int]
 FeedbackSpec: TypeAlias = "str | Feedback | Callable[[Answer], ServerHint | None]"
@@ -125,10 +127,7 @@ def _adaptive(table: object) -> Adaptive:
     if not isinstance(table, Mapping) or set(table) != set(Adaptive.fields):
         fix = 'write {min = "1/s", max = "50/s"}'
         raise ConfigError("adaptive", table, "is not a table of min and max", fix)
-    try:
-        return Adaptive(**table)
-    except ConfigError as error:
-        raise error.within("adaptive") from None
+    return _made("adaptive", Adaptive, table)
 
 
 def _concurrency(table: Mapping[str, Any]) -> Concurrency:
@@ -136,10 +135,7 @@ def _concurrency(table: Mapping[str, Any]) -> Concurrency:
         raise ConfigError(
             "concurrency", table, "is not a table of limit and lease", 'write {limit = 20, lease = "30s"}'
         )
-    try:
-        return Concurrency(**table)
-    except ConfigError as error:
-        raise error.within("concurrency") from None
+    return _made("concurrency", Concurrency, table)
 
 
 def _feedback(told: Any) -> Any:
@@ -153,10 +149,7 @@ def _feedback(told: Any) -> Any:
         raise ConfigError("feedback", told, "is not a table of dialect and max_hold", fix)
     from shapekit.feedback import Feedback  # noqa: PLC0415 - who says nothing of it need not load the dialects
 
-    try:
-        return Feedback(**told)
-    except ConfigError as error:
-        raise error.within("feedback") from None
+    return _made("feedback", Feedback, told)
 
 
 def _refund_on(told: Any) -> Any:
@@ -198,6 +191,10 @@ def strategy_of(place: str, table: object) -> Algorithm[Any]:
     ]
     if missing:
         raise ConfigError(f"{place}.{missing[0]}", None, "is missing", f"{kind} needs it")
+    return _made(place, make, arguments)
+
+
+def _made(place: str, make: Callable[..., T], arguments: Mapping[str, Any]) -> T:
     try:
         return make(**arguments)
     except ConfigError as error:

@@ -302,15 +302,11 @@ class Policy:
     async def _quotas(self, driver: Driver, key: str | None) -> list[QuotaUsage]:
         core, whose = self.shaper.core, self.key_of(key)
         core.check(whose, 1)
-        if not self._has_quotas:
+        if not core.budgets.has_quotas:
             return []
         with core.reporter.watching(whose):
             looked = await driver.ask(core.look, whose)
             return quotas_of(core.queue_of(whose), *looked)
-
-    @cached_property
-    def _has_quotas(self) -> bool:
-        return bool(quotas_of(self.shaper.core.queue, None, 0, 0))
 
     def configure(self, rate: str | None = None, **change: Unpack[Change]) -> Override:
         """Set limits for all processes that share the store, instead of those in their code.

@@ -83,7 +83,7 @@ class Budgets:
         self._clock = store.clock
         self._read = store.twin(name, queue, LOOK)
         self._settings = store.settings(name)
-        self._has_quotas = bool(quotas_of(queue, None, 0, 0))
+        self.has_quotas = bool(quotas_of(queue, None, 0, 0))
         self.percents: tuple[int, ...] = PERCENTS
         self._lock = forks.lock()
         self.begin()
@@ -99,7 +99,7 @@ class Budgets:
                 self._tell(key, await driver.ask(self._read, key))
 
     def _is_due(self, key: str) -> bool:
-        if not self._has_quotas or not self._listeners:
+        if not self.has_quotas or not self._listeners:
             return False
         now = self._clock.now_us()
         with self._lock:
