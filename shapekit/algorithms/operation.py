@@ -46,7 +46,7 @@ class Moment(NamedTuple):
 class Operation:
     """One method of a program, as a store sees it. There is one object per operation."""
 
-    name: ClassVar[str]
+    name: str
     """The name of the program's method, in Python and in Lua."""
     is_read: ClassVar[bool] = False
     """Whether it only returns an answer and leaves the state as it is."""

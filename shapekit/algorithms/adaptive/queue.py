@@ -403,6 +403,9 @@ def _parted(state: Steered) -> tuple[Line, int, int, Law]:
 class _Lesson(Operation):
     """An operation that learns from an answer; without a store to keep it, nothing is learned."""
 
+    def __init__(self, name: str) -> None:
+        self.name = name
+
     def opened(self, program: Any, at: Moment, args: tuple[Any, ...]) -> Learned:
         return 0, 0, 0
 
@@ -415,16 +418,4 @@ class _Lesson(Operation):
         return round(before * share), round(after * share), held
 
 
-class _Throttled(_Lesson):
-    name = "throttled"
-
-
-class _Succeeded(_Lesson):
-    name = "succeeded"
-
-
-class _Stated(_Lesson):
-    name = "stated"
-
-
-THROTTLED, SUCCEEDED, STATED = _Throttled(), _Succeeded(), _Stated()
+THROTTLED, SUCCEEDED, STATED = _Lesson("throttled"), _Lesson("succeeded"), _Lesson("stated")

@@ -959,20 +959,15 @@ class _Late(Operation):
 
 
 class _Hold(Operation):
-    name = "hold"
+    """An operation that holds a key, a part of it, or ends that; without a store nothing is held."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def opened(self, program: Any, at: Moment, args: tuple[Any, ...]) -> int:
         return 0
 
     closed = opened
-
-
-class _Resume(_Hold):
-    name = "resume"
-
-
-class _Mark(_Hold):
-    name = "mark"
 
 
 class _Look(Operation):
@@ -1000,6 +995,6 @@ class _Look(Operation):
 
 RESERVE, CONFIRM, FOLLOW, CANCEL, SETTLE = _Reserve(), _Confirm(), _Follow(), _Cancel(), _Settle()
 RESERVE_MANY, CANCEL_MANY = _ReserveMany(), _CancelMany()
-HOLD, RESUME, MARK, LOOK = _Hold(), _Resume(), _Mark(), _Look()
+HOLD, RESUME, MARK, LOOK = _Hold("hold"), _Hold("resume"), _Hold("mark"), _Look()
 LATE = _Late()
 _ReserveRun.one, _Reserve.run = RESERVE, _ReserveRun()
