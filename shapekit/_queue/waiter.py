@@ -26,8 +26,9 @@ from shapekit._runtime import forks, ids
 from shapekit._runtime.drivers import Alarm, Driver, Sleepers, Twin
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.adaptive.aimd import FULL
+from shapekit.algorithms.base import END_US
 from shapekit.algorithms.queue.moves import followed
-from shapekit.algorithms.queue.queue import END_US, LATE, SOON_US, UNKNOWN, Late, LeakyQueue, Moved
+from shapekit.algorithms.queue.queue import LATE, SOON_US, UNKNOWN, Late, LeakyQueue, Moved
 from shapekit.algorithms.queue.slots import DEPARTS_AT_US, GENERATION, QUEUE, WAIT_US, Grant, Granted
 from shapekit.clock import Clock
 from shapekit.decision import Decision
@@ -65,7 +66,6 @@ class Waiter:
         reporter: Reporter,
     ) -> None:
         self._clock = store.clock
-        self._clock_decides = store.clock_decides
         self._sleepers = sleepers
         self._status = status
         self._reporter = reporter
@@ -126,7 +126,7 @@ class Waiter:
         """Sleep until the slot comes. If the sleep ends early, the error is raised and the slot is kept."""
         grant = reservation.grant
         there_us = grant.departs_at_us - grant.wait_us
-        ahead_us = 0 if self._clock_decides else self._status.ahead_us(there_us)
+        ahead_us = self._status.ahead_us(there_us)
         if ahead_us is None:
             ahead_us = self._clock.now_us() - there_us
         pending = PendingWait(self._clock, reservation, ahead_us, max_wait_us, timeout_us)

@@ -40,6 +40,8 @@ _new = tuple.__new__
 
 NEVER_US = 2**53
 """Later than any instant: the wait for what can never be admitted."""
+END_US = 2**52
+"""Positions, debts and instants are cut here, so that a double can hold all that is added to them."""
 
 
 class Outcome(NamedTuple, Generic[S]):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.ledger import Ledger
+from shapekit.algorithms.queue.constraints import timeline
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.quota.quota import Quota
 from shapekit.decision import Decision
@@ -89,7 +90,7 @@ def _leaves_of_queue(queue: LeakyQueue, line: Any, now: int, skew: int) -> Itera
         # A free place is not charged.
         states = queue.places.uncharged(book[0], states, at, (shift, skew))
     for algorithm, state in zip(constraints.algorithms, states, strict=True):
-        real, ahead = (shift, skew) if algorithm.aligned else (0, shift + skew)
+        real, ahead = timeline(algorithm, (shift, skew))
         yield from _leaves("", algorithm, state, at + real, ahead)
 
 

@@ -29,6 +29,7 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 from shapekit._runtime.value import Value
+from shapekit.algorithms.base import END_US
 from shapekit.errors import ConfigError
 from shapekit.rate import Rate, RateLike
 
@@ -38,8 +39,6 @@ FULL = 2**30
 """The share of a clock that runs as fast as real time."""
 LEAST = 2**10
 """The smallest share: about a millionth."""
-END_US = 2**52
-"""The last instant: anything later is cut to it, so that doubles stay exact."""
 
 
 def shown(anchor: int, virtual: int, share: int, now: int) -> int:

@@ -71,7 +71,7 @@ class Constraints(Value):
         told: Decision | None = None
         while True:
             later = due
-            # `_timeline` is written out: this is the path of every call.
+            # `timeline` is written out: this is the path of every call.
             for (aligned, earliest, _, limit), before in zip(self._asked, states):  # noqa: B905 - for speed
                 real, civil = (shift, skew) if aligned else (0, shift + skew)
                 if limit is not None and told is None and limit.spent(before, later + real, cost, civil):
@@ -88,7 +88,7 @@ class Constraints(Value):
         """What delays further calls of this cost, on the queue's time; None if only playing them can tell."""
         found = []
         for algorithm, before in zip(self.algorithms, states, strict=True):
-            real, skew = _timeline(algorithm, ahead)
+            real, skew = timeline(algorithm, ahead)
             prospect = algorithm.prospect(before, at + real, cost, skew)
             if prospect is None:
                 return None
@@ -118,7 +118,7 @@ class Constraints(Value):
             return states
         after = []
         for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
-            real, skew = _timeline(algorithm, ahead)
+            real, skew = timeline(algorithm, ahead)
             after.append(algorithm.refund(before, at + real, cost, receipt, skew).state)
         return tuple(after)
 
@@ -126,7 +126,7 @@ class Constraints(Value):
         """`refund`, if all later charges were given back before."""
         last = []
         for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
-            last.append(algorithm.cut(before, at + _timeline(algorithm, ahead)[0], receipt))
+            last.append(algorithm.cut(before, at + timeline(algorithm, ahead)[0], receipt))
         return self.refund(tuple(last), at, cost, receipts, ahead)
 
     def refund_many(
@@ -135,7 +135,7 @@ class Constraints(Value):
         """The states after one unit is given back to each of these departures, which ascend."""
         after = []
         for algorithm, before in zip(self.algorithms, states, strict=True):
-            real, skew = _timeline(algorithm, ahead)
+            real, skew = timeline(algorithm, ahead)
             offset = _offset(algorithm, offsets)
             charges: dict[int | None, list[int]] = {}
             for due in dues:
@@ -174,7 +174,7 @@ class Constraints(Value):
         """The states after `cost` more is charged without asking."""
         after = []
         for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
-            real, skew = _timeline(algorithm, ahead)
+            real, skew = timeline(algorithm, ahead)
             after.append(algorithm.debit(before, at + real, cost, receipt, skew).state)
         return tuple(after)
 
@@ -182,7 +182,7 @@ class Constraints(Value):
         """When all states are equivalent to cold ones."""
         latest = at
         for algorithm, before in zip(self.algorithms, states, strict=True):
-            real, skew = _timeline(algorithm, ahead)
+            real, skew = timeline(algorithm, ahead)
             latest = max(latest, algorithm.forecast(before, at + real, 1, skew).full_at_us - real)
         return latest
 
@@ -219,7 +219,7 @@ class Constraints(Value):
         kept: list[Any] = []
         for index, algorithm in enumerate(self.algorithms):
             old, state = written[index] if index < len(written) else (algorithm, None)
-            real, skew = _timeline(algorithm, ahead)
+            real, skew = timeline(algorithm, ahead)
             if state is not None and {algorithm.kind, old.kind} <= _ROLLING:
                 kept.append(algorithm.adopt(state, old, at + real, skew))
             else:
@@ -233,7 +233,7 @@ def _asked(algorithm: Algorithm[Any]) -> _Asked:
     return algorithm.aligned, algorithm.earliest, algorithm.charge, algorithm if can_be_spent else None
 
 
-def _timeline(algorithm: Algorithm[Any], ahead: Ahead) -> tuple[int, int]:
+def timeline(algorithm: Algorithm[Any], ahead: Ahead) -> tuple[int, int]:
     """How far an algorithm's time is ahead of the queue's, and civil time of the algorithm's.
 
     A hold does not stop the server's windows, so aligned limits run on real time.

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from shapekit.algorithms.base import END_US
 from shapekit.algorithms.queue.slots import Gone, Grant
 from shapekit.algorithms.rows import mapped
 
@@ -26,8 +27,6 @@ MOST = 8
 """How many moves a key remembers: a call that waits through more keeps the slot of its promise."""
 NOTICE_US = 300_000
 """How far ahead of a change its pivot lies."""
-END_US = 2**52
-"""Positions are cut here, so that a double can hold all that is added to them."""
 _NUMBERS = 9
 
 

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, TypeAlias
 
-from shapekit.algorithms.base import Algorithm, slowed
+from shapekit.algorithms.base import END_US, Algorithm, slowed
 from shapekit.algorithms.gcra import interval
 from shapekit.algorithms.operation import NOWHERE, Moment, Operation, Run, Side, Undo, side_of
 from shapekit.algorithms.prospects import Pace, departures, unforeseeable
@@ -45,8 +45,6 @@ PACES = ("smooth", "burst")
 _UNPACED = (1, 1024)
 """The grid of a queue without a paced rate: so fine that it only keeps calls in order."""
 _HOWEVER_LONG_US = 2**64
-END_US = 2**52
-"""Debts are cut here, so that a double can hold all that is added to them."""
 LEAST_GRACE_US = 10_000
 """A call that is late by less moves nothing, however fast the rate: machines are not more punctual."""
 SOON_US = 250_000
