@@ -254,7 +254,7 @@ RateLike: TypeAlias = Rate | float | str
 """A Rate, a number of calls a second, or text such as `"100/min burst 20"`."""
 
 
-def parse_rates(value: RateLike, field: str = "rate") -> tuple[Rate, ...]:
+def parse_rates(value: RateLike) -> tuple[Rate, ...]:
     """One or several rates: text may join them with semicolons.
 
     >>> parse_rates("10/s; 100/min")[1].limit
@@ -262,13 +262,13 @@ def parse_rates(value: RateLike, field: str = "rate") -> tuple[Rate, ...]:
     """
     if isinstance(value, str) and len(value) <= _LONGEST_TEXT:
         if len(parts := _several(value)) > 1:
-            raise ConfigError(field, value, "joins rates by something else than a semicolon", _joined(parts))
+            raise ConfigError("rate", value, "joins rates by something else than a semicolon", _joined(parts))
         if ";" in value:
-            return tuple(_parse_text(field, part.strip()) for part in value.split(";"))
+            return tuple(_parse_text("rate", part.strip()) for part in value.split(";"))
     elif isinstance(value, list | tuple):
-        rates = [str(Rate.parse(part, field)) for part in value]
-        raise ConfigError(field, value, f"is a {type(value).__name__}", _joined(rates))
-    return (Rate.parse(value, field),)
+        rates = [str(Rate.parse(part)) for part in value]
+        raise ConfigError("rate", value, f"is a {type(value).__name__}", _joined(rates))
+    return (Rate.parse(value),)
 
 
 def _joined(rates: Sequence[str]) -> str:

@@ -412,7 +412,7 @@ def _too_small(share: Fraction) -> ConfigError:
     return ConfigError("share", share, problem, "use a larger one")
 
 
-def windowed(limit: object, window: object, field: str = "window") -> tuple[int, int]:
+def windowed(limit: object, window: object) -> tuple[int, int]:
     """`(limit, window_us)` from `("100/min", None)`, `(Rate, None)` or `(100, "1m")`."""
     if window is None:
         if isinstance(limit, (str, Rate)):
@@ -421,11 +421,11 @@ def windowed(limit: object, window: object, field: str = "window") -> tuple[int,
                 raise ConfigError("limit", limit, "has a burst, and a window has none", "leave the burst out")
             return rate.limit, rate.period_us
         raise ConfigError(
-            field, window, "is missing", 'write both, as (100, "1m"), or one text, as "100/min"'
+            "window", window, "is missing", 'write both, as (100, "1m"), or one text, as "100/min"'
         )
     if isinstance(limit, (str, Rate)):
-        raise ConfigError(field, window, "conflicts with the period in the rate", "give the window once")
-    return whole("limit", limit), duration_us(field, window)
+        raise ConfigError("window", window, "conflicts with the period in the rate", "give the window once")
+    return whole("limit", limit), duration_us("window", window)
 
 
 def paced(rate: RateLike, burst: object, field: str) -> tuple[Rate, int]:

@@ -66,13 +66,9 @@ def put(pages: Pages, low: int, high: int, rows: Page) -> Pages:
     return (*pages[:low], *paged(rows), *pages[high:])
 
 
-def without_first(pages: Pages, rows: int = 1) -> Pages:
-    """The pages without the first rows."""
-    page = 0
-    while page < len(pages) and len(pages[page]) <= rows:
-        rows -= len(pages[page])
-        page += 1
-    return (pages[page][rows:], *pages[page + 1 :]) if rows else pages[page:]
+def without_first(pages: Pages) -> Pages:
+    """The pages without the first row."""
+    return (pages[0][1:], *pages[1:]) if len(pages[0]) > 1 else pages[1:]
 
 
 def without_last(pages: Pages) -> Pages:
