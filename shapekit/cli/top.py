@@ -322,7 +322,8 @@ _GAP = 2
 """So much lies between two columns."""
 _ROOM = {"calls/s": len("1,000.0"), "wait": len("59 min 59 s")}
 """How wide columns are at least whose cells change in length all the time."""
-_FAR_S = 365 * 86_400.0
+_DAY_S = 86_400.0
+_FAR_S = 365 * _DAY_S
 
 
 @click.command()
@@ -442,9 +443,9 @@ def span(seconds: float) -> str:
 
 
 def clock(epoch_s: float) -> str:
-    """An instant as the operator's clock shows it; with the date if it is not today."""
-    now = datetime.now(UTC)
-    if epoch_s - now.timestamp() > _FAR_S:
+    """An instant as the operator's clock shows it; with the date if it is a day or more ahead."""
+    ahead_s = epoch_s - time.time()
+    if ahead_s > _FAR_S:
         return "over a year from now"
     then = datetime.fromtimestamp(epoch_s, UTC).astimezone()
-    return f"{then:%H:%M:%S}" if then.date() == now.astimezone().date() else f"{then:%Y-%m-%d %H:%M}"
+    return f"{then:%H:%M:%S}" if ahead_s < _DAY_S else f"{then:%Y-%m-%d %H:%M}"

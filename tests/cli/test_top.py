@@ -474,3 +474,6 @@ def test_durations_and_instants_stay_readable():
         ["59.9 s", "1 min", "1 min 01 s", "1 h 05 min", "23 h 59 min"]
     )
     assert clock(1e14) == "over a year from now"
+    now = time.time()
+    assert len(clock(now + 86_000)) == len("23:22:45"), "also where midnight lies between"
+    assert len(clock(now + 87_000)) == len("2026-11-26 23:39")
