@@ -17,6 +17,9 @@ from .running import MODULE, RATES, make_app, parked, shared_slots, starts, told
 
 pytestmark = pytest.mark.long
 
+PARKED = 5
+"""So many are parked at some time, also on a machine that hardly receives tasks faster than it runs them."""
+
 
 @pytest.fixture
 def book(broker):
@@ -58,7 +61,7 @@ def test_files_as_a_broker_and_a_redis_as_the_store(fleet, book, broker, files):
         for number in range(60):
             app.tasks["brisk"].delay("files", number)
         # Parked, and then acknowledged.
-        eventually(lambda: len(in_store(book)) >= 20)
+        eventually(lambda: len(in_store(book)) >= PARKED)
         rows = all_have_run(book, "files", 60)
     assert sorted(row.number for row in rows) == list(range(60))
     check_pace([row.slot for row in rows], RATES["brisk"])
@@ -71,7 +74,7 @@ def test_messages_in_the_store_that_are_lost_keep_no_other_from_running(fleet, b
     first = fleet.start(MODULE, env=told(**files))
     for number in range(30):
         app.tasks["steady"].delay("lost", number)
-    eventually(lambda: len(in_store(book)) >= 20)
+    eventually(lambda: len(in_store(book)) >= PARKED)
     first.stop()
     (key,) = book.keys("*:parked:messages")
     gone, broken, foreign = list(in_store(book))[:3]
@@ -94,7 +97,7 @@ def test_a_worker_that_dies_between_its_claim_and_the_publishing(fleet, book, br
     first = fleet.start(MODULE, env=told(**files))
     for number in range(50):
         app.tasks["steady"].delay("claimed", number)
-    eventually(lambda: len(in_store(book)) >= 40)
+    eventually(lambda: len(in_store(book)) >= PARKED)
     # It gives back what waits in it: files know of no messages that nobody has acknowledged.
     first.stop()
     # What it would have done next, and no more than that.
@@ -116,7 +119,7 @@ def test_a_worker_that_dies_between_the_publishing_and_forgetting(fleet, book, b
     first = fleet.start(MODULE, env=told(**files))
     for number in range(40):
         app.tasks["steady"].delay("twice", number)
-    eventually(lambda: len(in_store(book)) >= 30)
+    eventually(lambda: len(in_store(book)) >= PARKED)
     first.stop()
     store = RedisStore.from_url(broker.url)
     with app.connection_for_write() as connection:
@@ -181,8 +184,8 @@ def test_what_is_parked_comes_back_to_the_queue_it_came_from(fleet, book, broker
         worker.wait_ready()
     for number in range(20):
         key = ("eu.west.one", "us.east")[number % 2]
-        app.tasks["brisk"].apply_async(("topic", number), queue=key[:2], routing_key=key)
-    eventually(lambda: parked(book) > 4)
+        app.tasks["steady"].apply_async(("topic", number), queue=key[:2], routing_key=key)
+    eventually(lambda: parked(book) >= PARKED)
     rows = all_have_run(book, "topic", 20)
     assert len(rows) == 20
     assert not shared_slots(rows)

@@ -23,6 +23,7 @@ from shapekit.testing import FaultyStore
 from ..anew import import_without
 
 SECOND = wait_retry_after(tenacity.wait_fixed(1))
+PATIENCE_S = 20.0
 ON_KEY_ERROR = tenacity.retry_if_exception_type(KeyError)
 
 
@@ -262,21 +263,25 @@ def test_a_retry_for_which_the_store_cannot_be_asked_is_not_made():
     assert retrying(lambda: ILL) is ILL
 
 
-def test_threads_may_share_one(clock, monkeypatch):
+def test_threads_may_share_one(monkeypatch):
     # A thread that was woken has all the time it needs to look at the clock.
-    monkeypatch.setattr("shapekit.clock._SETTLE_S", 20.0)
+    monkeypatch.setattr("shapekit.clock._SETTLE_S", PATIENCE_S)
+    clock = ManualClock()
     policy = Policy("1000/s", clock=clock)
+    policy.shaper.reserve()
     retrying = shaped_retrying(policy, budget=0.5, reserve=3, wait=tenacity.wait_none())
     asked = []
     ask = retrying.wraps(lambda: asked.append(clock.now()) or ILL)
     threads = [threading.Thread(target=lambda: [ask() for _ in range(5)]) for _ in range(8)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(20)
+    with clock._lock:
+        assert clock._changed.wait_for(lambda: len(clock._sleepers) == len(threads), PATIENCE_S)
+    while any(thread.is_alive() for thread in threads):
+        clock.advance(0.001)
     # What the first of each earn may be lost, while the bucket is full.
     assert 40 + 10 <= len(asked) <= 40 + 20 + 3
-    assert min(b - a for a, b in zip(sorted(asked), sorted(asked)[1:], strict=False)) > 0.0009
+    assert asked == pytest.approx([0.001 * (number + 1) for number in range(len(asked))])
 
 
 def test_switched_off_for_once(clock):
