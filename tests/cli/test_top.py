@@ -61,7 +61,7 @@ def told(where, *options):
 
 def test_it_shows_shapers_and_gates(place):
     store, where = place
-    shaper = Shaper("6/h; 100/day", name="stripe", store=store, gates=[Quota("1000/month")])
+    shaper = Shaper("6/h; 100/day", name="stripe", store=store, gates=[Quota("1000/rolling:30d")])
     for _ in range(3):
         assert shaper.reserve("eu")
     assert Gate(GCRA("1/h", burst=2), name="slow", store=store).check("one", cost=2)
@@ -72,12 +72,12 @@ def test_it_shows_shapers_and_gates(place):
     assert rows.keys() == {"stripe:eu", "slow:one", "both:x", "parts:a:k", "parts:b:l"}
 
     eu = rows["stripe:eu"]
-    assert eu["limit"] == "6/h; 100/day; quota 1000/month"
+    assert eu["limit"] == "6/h; 100/day; quota 1000/rolling:30d"
     assert 1700 < eu["wait"] <= 1800
     assert (eu["held"], eu["held_until"]) == (0, None)
     assert eu["uses"] == [
         {"limit": "sliding_log 100/day", "used": 3, "most": 100},
-        {"limit": "quota 1000/month", "used": 3, "most": 1000},
+        {"limit": "quota 1000/rolling:30d", "used": 3, "most": 1000},
     ]
     slow = rows["slow:one"]
     assert slow["limit"] == "gcra 1/h burst 2"
