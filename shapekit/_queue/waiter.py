@@ -143,7 +143,7 @@ class Waiter:
 
     async def _outlast(self, driver: Driver, pending: PendingWait) -> PendingWait:
         # Answers may reach several tasks at once, and trio then resumes them in any order.
-        is_awaited = not self._status.instant
+        is_awaited = is_apart = not self._status.instant
         poller: KeyPoller | None = None
         limits = self._status.limits
         now_us = pending.asked_us
@@ -165,7 +165,10 @@ class Waiter:
                     until_us = min(
                         pending.sleeps_until_us(asks_at_us), poller.until_us(pending.due_us), polls_at_us
                     )
-                    await driver.sleep(self._sleepers, until_us, pending.order, others_too=True, news=alarm)
+                    # News, such as the end of a hold, wakes those who wait in any order.
+                    is_apart |= await driver.sleep(
+                        self._sleepers, until_us, pending.order, others_too=True, news=alarm
+                    )
                 finally:
                     poller.end_wait(alarm)
             now_us = self._clock.now_us()
@@ -174,9 +177,8 @@ class Waiter:
                     pending.heard_after = self._late_calls.trips
                     pending.hear(await self._status.leaving(driver, pending.key))
                 due_us, turn_us = pending.due_us, pending.asks_at_us(self._allowed_us(pending))
-                # One that has moved stood in line by its old slot; the end of a hold wakes them in any order.
-                is_apart = is_awaited or poller is not None or turn_us != asks_at_us
-                if is_apart and turn_us <= self._clock.now_us():
+                # One that has moved stood in line by its old slot.
+                if (is_apart or turn_us != asks_at_us) and turn_us <= self._clock.now_us():
                     await driver.let_earlier_go(self._sleepers, turn_us, pending.order)
                 if pending.due_us == due_us and await self._may_leave(driver, pending.key, pending):
                     return pending
@@ -198,14 +200,8 @@ class Waiter:
 
     async def _may_leave(self, driver: Driver, key: str, pending: PendingWait) -> bool:
         """Whether the slot of a call has come, and may be used. A call that is late asks for another one."""
-        if (
-            pending.is_late(self._allowed_us(pending))
-            and pending.moves < MOST_MOVES
-            and pending.is_over(SOON_US)
-        ):
-            late = pending.late_call()
-            pending.move(*await self._late_calls.ask(driver, key, pending.order, late))
-            self._late_calls.moved(pending, self._allowed_us(pending))
+        if self._missed(pending):
+            await self._move(driver, key, pending)
             return False
         if not pending.is_over():
             return False
@@ -214,6 +210,22 @@ class Waiter:
         late_calls = self._late_calls
         is_behind = await late_calls.let_go(driver, key, pending.order)
         return not is_behind and pending.heard_after == late_calls.trips
+
+    def _missed(self, pending: PendingWait) -> bool:
+        """Whether a call is late, and may ask for another slot."""
+        is_late = pending.is_late(self._allowed_us(pending))
+        return is_late and pending.moves < MOST_MOVES and pending.is_over(SOON_US)
+
+    async def _move(self, driver: Driver, key: str, pending: PendingWait) -> None:
+        """Get another slot for a call that is late; where that has passed, too, the next one, before calls
+        behind it ask.
+        """
+        while True:
+            late = pending.late_call()
+            pending.move(*await self._late_calls.ask(driver, key, pending.order, late))
+            self._late_calls.moved(pending, self._allowed_us(pending))
+            if not pending.has_new_slot or not self._missed(pending):
+                return
 
     async def give_up(self, driver: Driver, reservation: Reservation, error: BaseException) -> None:
         """Give back the slot of a call that will not leave, and report it."""

@@ -64,8 +64,10 @@ class Driver(ABC):
     @abstractmethod
     async def sleep(
         self, sleepers: Sleepers, until_us: int, order: int = 0, *, others_too: bool = False, news: Any = None
-    ) -> None:
-        """Until then, or until the alarm `news` rings; tasks of one loop go in the order given."""
+    ) -> bool:
+        """Until then, or until the alarm `news` rings; tasks of one loop go in the order given, unless this
+        says that there was news.
+        """
 
     @abstractmethod
     async def let_earlier_go(self, sleepers: Sleepers, due_us: int, order: int) -> None:
@@ -117,11 +119,12 @@ class _Threads(Driver):
 
     async def sleep(
         self, sleepers: Sleepers, until_us: int, order: int = 0, *, others_too: bool = False, news: Any = None
-    ) -> None:
+    ) -> bool:
         if news is None:
             sleepers.sleep(until_us)
         else:
             await sleepers.rest(self, news, until_us)
+        return False
 
     async def let_earlier_go(self, sleepers: Sleepers, due_us: int, order: int) -> None:
         """Threads have no order among each other."""
@@ -162,8 +165,8 @@ class _Tasks(Driver):
 
     async def sleep(
         self, sleepers: Sleepers, until_us: int, order: int = 0, *, others_too: bool = False, news: Any = None
-    ) -> None:
-        await sleepers.asleep(until_us, order, others_too=others_too, news=news)
+    ) -> bool:
+        return await sleepers.asleep(until_us, order, others_too=others_too, news=news)
 
     async def let_earlier_go(self, sleepers: Sleepers, due_us: int, order: int) -> None:
         await sleepers.asleep(due_us, order, others_too=True)
@@ -291,8 +294,8 @@ class Sleepers:
 
     async def asleep(
         self, until_us: int, order: int = 0, *, others_too: bool = False, news: AsyncAlarm | None = None
-    ) -> None:
-        """Suspend this task until then; where there is `news` before, maybe not that long.
+    ) -> bool:
+        """Suspend this task until then; where there is `news` before, maybe not that long, which is returned.
 
         Of the tasks on this loop that are due, the first to be due goes first, and of those due together the
         one with the lower `order`; with `others_too`, tasks that are about to come here count.
@@ -309,7 +312,7 @@ class Sleepers:
                 alarm = AsyncAlarm()
                 if news is not None and left_us > 0:
                     if news.is_set():
-                        break
+                        return True
                     alarm = news
                 line.begin_wait(place, alarm)
                 self._enter(alarm)
@@ -322,6 +325,7 @@ class Sleepers:
                 finally:
                     self._alarms.discard(alarm)
                 self._check_open()
+            return False
         finally:
             line.leave(place)
             line.call_first(clock.now_us())
