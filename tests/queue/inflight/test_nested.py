@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 
 import aiohttp
 import anyio
@@ -131,7 +132,14 @@ def test_a_block_in_a_block_is_told(policy):
 
 def test_one_that_another_thread_ends_is_waited_for(policy):
     first = policy.admit().__enter__()
-    ending = threading.Timer(SOON, first.leave)
+
+    def leave_when_awaited():
+        deadline = time.monotonic() + PATIENCE_S
+        while standing(policy) != (1, 1) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        first.leave()
+
+    ending = threading.Thread(target=leave_when_awaited)
     ending.start()
     with pytest.warns(RuntimeWarning, match=PERHAPS) as told, policy.admit():
         assert standing(policy) == (1, 0)
