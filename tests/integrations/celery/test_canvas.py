@@ -10,8 +10,8 @@ from celery.exceptions import ChordError, TaskRevokedError
 from .far_sighted import BLOCK_BELOW_S
 from .fleet import PATIENCE_S, eventually
 
-SOON_S = BLOCK_BELOW_S * 0.75
-"""A slot so far ahead is near for the worker that is far-sighted, and for no other."""
+AHEAD_S = BLOCK_BELOW_S + 3.0
+"""A slot so far ahead is parked, and 3 s later near for the worker that is far-sighted, and for no other."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -122,12 +122,9 @@ class TestExpiry:
     def test_an_expired_task_is_revoked_and_gives_its_turn_back(self, app, records, account, far_sighted):
         rare = app.tasks["rare"]
         got(rare.delay(account))
-        rare.shaped.policy.shaper.hold("20s", key=account)
+        rare.shaped.policy.shaper.hold(AHEAD_S, key=account)
         expires = datetime.now(UTC) + timedelta(seconds=0.4)
         late = rare.apply_async((account,), expires=expires)
-        eventually(lambda: datetime.now(UTC) > expires)
-        rare.shaped.policy.shaper.resume(key=account)
-        rare.shaped.policy.shaper.hold(SOON_S, key=account)
         with pytest.raises(TaskRevokedError):
             got(late)
         rare.shaped.policy.shaper.resume(key=account)
@@ -141,13 +138,11 @@ class TestRevoking:
         self, app, records, account, broker, far_sighted
     ):
         rare = app.tasks["rare"]
-        rare.shaped.policy.shaper.hold("20s", key=account)
+        rare.shaped.policy.shaper.hold(AHEAD_S, key=account)
         revoked = rare.delay(account)
         with broker.client() as client:
             eventually(lambda: client.zcard("{shapekit:celery}:parked") >= 1)
         assert app.control.revoke(revoked.id, reply=True, limit=1, timeout=PATIENCE_S)
-        rare.shaped.policy.shaper.resume(key=account)
-        rare.shaped.policy.shaper.hold(SOON_S, key=account)
         with pytest.raises(TaskRevokedError):
             got(revoked)
         rare.shaped.policy.shaper.resume(key=account)
