@@ -34,7 +34,7 @@ from shapekit._adapters.http.request import (
     request_options,
     translated,
 )
-from shapekit._runtime.failures import ErrorsLogged
+from shapekit._runtime.background import ErrorsLogged
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
 from shapekit.keys import KeySpec, KeyTemplate

@@ -28,8 +28,7 @@ from shapekit._adapters.model_calls import (
     through,
     without_end,
 )
-from shapekit._runtime.drivers import TASKS, Driver, Twin, run
-from shapekit._runtime.loops import running_loop
+from shapekit._runtime.drivers import TASKS, Driver, Twin, run, running_loop
 from shapekit.errors import ConfigError, RateLimitedError
 from shapekit.llm import LLMBudget
 from shapekit.policy import Policy

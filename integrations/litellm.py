@@ -22,8 +22,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from shapekit import errors
 from shapekit._adapters.http.request import translated
 from shapekit._adapters.model_calls import ended, failed
+from shapekit._runtime.background import ErrorsLogged
 from shapekit._runtime.drivers import TASKS
-from shapekit._runtime.failures import ErrorsLogged
 from shapekit.errors import ConfigError, ShapekitError
 from shapekit.llm import LLMBudget, LLMCall
 from shapekit.llm.usage import StreamUsage, usage_of

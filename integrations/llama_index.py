@@ -20,8 +20,7 @@ from typing import Any
 from shapekit import errors
 from shapekit._adapters.model_calls import ModelRun, Runs, admit, embedded, without_end
 from shapekit._runtime import forks
-from shapekit._runtime.drivers import TASKS, Driver, run
-from shapekit._runtime.loops import running_loop
+from shapekit._runtime.drivers import TASKS, Driver, run, running_loop
 from shapekit.llm import LLMBudget
 from shapekit.policy import Policy
 

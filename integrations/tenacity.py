@@ -30,8 +30,7 @@ from shapekit._adapters.retry import (
     checked_key_of,
     checked_policy,
 )
-from shapekit._runtime.drivers import TASKS, Driver, Twin, run
-from shapekit._runtime.loops import AsyncAlarm
+from shapekit._runtime.drivers import TASKS, AsyncAlarm, Driver, Twin, run
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, QuotaExhaustedError, RateLimitedError, StoreUnavailableError
 from shapekit.policy import Policy

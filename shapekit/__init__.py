@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapekit._queue.adaptive import AdaptiveRate
 from shapekit._queue.reservation import Outlook, Reservation
-from shapekit._runtime.loops import AsyncAlarm
+from shapekit._runtime.drivers import AsyncAlarm
 from shapekit._runtime.switch import off
 from shapekit.admission import Admission
 from shapekit.algorithms.adaptive.aimd import Adaptive

@@ -17,13 +17,19 @@ from typing import TYPE_CHECKING, Any, Self
 
 from shapekit._queue.adaptive import RateSignal
 from shapekit._queue.reservation import Reservation
+from shapekit._runtime.background import ErrorsLogged
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
-from shapekit._runtime.failures import ErrorsLogged
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.base import NEVER_US
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.decision import Decision
-from shapekit.errors import ConfigError, CostExceedsLimitError, QueueFullError, after_waiting, whose
+from shapekit.errors import (
+    ConfigError,
+    CostExceedsLimitError,
+    QueueFullError,
+    after_waiting,
+    whose,
+)
 from shapekit.rate import SECOND_US, max_wait_us, timeout_us, whole
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from shapekit._runtime.loops import AsyncAlarm, running_loop
+from shapekit._runtime.drivers import AsyncAlarm, running_loop
 from shapekit.errors import ConfigError
 from shapekit.rate import SECOND_US, exactly
 

@@ -21,8 +21,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpa
 
 from shapekit._queue.reservation import Outlook, Reservation
 from shapekit._runtime import forks
-from shapekit._runtime.drivers import TASKS, run
-from shapekit._runtime.loops import stop_if_cancelled
+from shapekit._runtime.drivers import TASKS, run, stop_if_cancelled
 from shapekit.admission import Admission
 from shapekit.config import CostSpec, PolicyOptions, checked_options
 from shapekit.errors import ConfigError

@@ -30,6 +30,7 @@ __all__ = [
     "StoreUnavailableError",
 ]
 
+
 _LONGEST_REPR = 80
 
 

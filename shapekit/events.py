@@ -21,8 +21,8 @@ from weakref import ref
 
 from shapekit._runtime import forks
 from shapekit._runtime.switch import SWITCH
-from shapekit._runtime.value import Value
 from shapekit.errors import ConfigError
+from shapekit.rate import Value
 
 __all__ = [
     "BudgetReached",

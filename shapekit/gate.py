@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any, TypeAlias
 
-from shapekit._runtime.drivers import Twin
-from shapekit._runtime.loops import stop_if_cancelled
+from shapekit._runtime.drivers import Twin, stop_if_cancelled
 from shapekit.algorithms.base import CHECK, DEBIT, FORECAST, PEEK, REFUND, Algorithm, check_cost
 from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.ledger import ledgered

@@ -9,9 +9,8 @@ from typing import Any, Self
 from shapekit._queue.adaptive import AdaptiveRate, queue_between
 from shapekit._queue.core import Core
 from shapekit._queue.reservation import Outlook, Reservation
-from shapekit._runtime import ids
-from shapekit._runtime.drivers import CHUNK_S, TASKS, run
-from shapekit._runtime.loops import stop_if_cancelled
+from shapekit._runtime import forks
+from shapekit._runtime.drivers import CHUNK_S, TASKS, run, stop_if_cancelled
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.adaptive.aimd import Adaptive
 from shapekit.algorithms.base import Algorithm
@@ -127,7 +126,7 @@ class Shaper:
         if SWITCH.loud:
             return run(self.core.reserve, key, cost, self._bound_us(max_wait))
         bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
-        return Reservation(self.core, key, self._grant(key, (cost, bound_us, ids.fresh())))
+        return Reservation(self.core, key, self._grant(key, (cost, bound_us, forks.fresh_id())))
 
     async def areserve(
         self, key: str = "default", *, cost: int = 1, max_wait: Duration | None = AS_CONFIGURED
@@ -140,7 +139,7 @@ class Shaper:
             await stop_if_cancelled()
         if SWITCH.loud:
             return await self.core.reserve(TASKS, key, cost, bound_us)
-        return Reservation(self.core, key, await self._agrant(key, (cost, bound_us, ids.fresh())))
+        return Reservation(self.core, key, await self._agrant(key, (cost, bound_us, forks.fresh_id())))
 
     def schedule(
         self,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from shapekit._adapters.tasks import LEAST_GRACE_S
 from shapekit._queue.reservation import Reservation
-from shapekit._runtime import ids
+from shapekit._runtime import forks
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.queue.queue import CANCEL_MANY, RESERVE_MANY
 from shapekit.algorithms.queue.slots import Grant
@@ -120,7 +120,7 @@ class Batches:
             # So many come in the life of a batch, if they go on coming as they did.
             passed_us = max(1, now_us - before.asked_us)
             behind = min(self._most - 1, before.used * self._life_us // passed_us)
-        one = ids.fresh()
+        one = forks.fresh_id()
         asked = [(1, None, one), *[(1, self._life_us, one)] * behind]
         grant: Grant
         with core.reporter.watching(key):

@@ -13,8 +13,8 @@ from celery.exceptions import Ignore, Retry
 from shapekit._adapters.tasks import OWN, grace_of, refusal_of, told_of
 from shapekit._queue.reservation import Reservation, received, sent
 from shapekit._runtime import forks
+from shapekit._runtime.background import ErrorsLogged
 from shapekit._runtime.drivers import run
-from shapekit._runtime.failures import ErrorsLogged
 from shapekit.admission import Admission
 from shapekit.decision import Decision
 from shapekit.decorator import Calls

@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from shapekit._queue.reservation import Reservation, received, sent
+from shapekit._runtime.background import ErrorsLogged
 from shapekit._runtime.drivers import Driver
-from shapekit._runtime.failures import ErrorsLogged
 from shapekit.admission import Admission
 from shapekit.config import PolicyOptions
 from shapekit.decision import Decision

@@ -14,9 +14,8 @@ from shapekit._queue.key_status import AT_ONCE_US, KeyStatus, notice_us
 from shapekit._queue.reporter import Budgets, Reporter
 from shapekit._queue.reservation import Outlook, Reservation
 from shapekit._queue.waiter import PendingWait, Waiter, refusal
-from shapekit._runtime import forks, ids
-from shapekit._runtime.background import ThreadCall, Workers
-from shapekit._runtime.drivers import Driver, RealSleepers, Sleepers, Twin, run
+from shapekit._runtime import forks
+from shapekit._runtime.drivers import Alarm, Driver, Sleepers, ThreadCall, Twin, Workers, run
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.base import check_cost
 from shapekit.algorithms.queue.moves import followed
@@ -32,7 +31,7 @@ from shapekit.algorithms.queue.queue import (
     LeakyQueue,
 )
 from shapekit.algorithms.queue.slots import ACCEPTED, WAIT_US, Grant, Granted
-from shapekit.clock import Clock, RealClock, forgets
+from shapekit.clock import VIRTUAL, Clock, RealClock, forgets
 from shapekit.errors import (
     AccountExhaustedError,
     ConfigError,
@@ -70,7 +69,7 @@ class Core:
         self.store = store
         self.clock = store.clock
         self.max_wait_us = max_wait_us
-        kind = RealSleepers if isinstance(store.clock, RealClock) else Sleepers
+        kind = _RealSleepers if isinstance(store.clock, RealClock) else Sleepers
         self.sleepers = kind(store.clock, f"shaper {name!r}", chunk_s)
         store.wakes(self.sleepers)
         self.prefetch: Prefetch | None = None
@@ -126,7 +125,7 @@ class Core:
         """`reserve` without events, for a flow that reports the whole call itself."""
         if SWITCH.is_off:
             return Reservation(self, key, _unshaped(cost))
-        return Reservation(self, key, await driver.ask(self.grant, key, (cost, bound_us, ids.fresh())))
+        return Reservation(self, key, await driver.ask(self.grant, key, (cost, bound_us, forks.fresh_id())))
 
     async def take(self, driver: Driver, key: str, cost: int) -> Reservation | None:
         """`reserve` for a call that leaves as soon as it may; None if it has left at once."""
@@ -146,7 +145,7 @@ class Core:
         def take() -> Reservation | None:
             if SWITCH.loud:
                 return run(self.take, key, cost)
-            granted: Granted = grant(key, (cost, bound_us, ids.fresh()))
+            granted: Granted = grant(key, (cost, bound_us, forks.fresh_id()))
             # A plain tuple: most of these calls leave at once and need no Reservation.
             return None if granted[ACCEPTED] and not granted[WAIT_US] else Reservation(self, key, granted)
 
@@ -215,7 +214,7 @@ class Core:
         return follows
 
     async def _settled(self, driver: Driver, reservation: Reservation, actual: int) -> int:
-        cost, said = whole("actual", actual, least=0), ids.fresh()
+        cost, said = whole("actual", actual, least=0), forks.fresh_id()
         follows = int(await driver.ask(self._settle, reservation.key, (reservation.grant, cost, said)))
         if not follows and (grant := await self._moved(driver, reservation)):
             follows = int(await driver.ask(self._settle, reservation.key, (grant, cost, said)))
@@ -229,8 +228,8 @@ class Core:
         with self.reporter.watching(key):
             if whole_key is not None:
                 # The mark comes first: if the hold then fails, calls only check the scope in vain.
-                await driver.ask(self._mark, whole_key, length_us, ids.fresh())
-            held_us: int = await driver.ask(self._hold, key, length_us, ids.fresh())
+                await driver.ask(self._mark, whole_key, length_us, forks.fresh_id())
+            held_us: int = await driver.ask(self._hold, key, length_us, forks.fresh_id())
         if held_us == length_us:
             self.reporter.held(key, held_us)
         return held_us / SECOND_US
@@ -368,6 +367,20 @@ class Accounts:
         if left_us <= 0 or error.delay * SECOND_US + SLACK_US < left_us:
             return error
         return AccountExhaustedError(error.decision, error.key, error.policy)
+
+
+class _RealSleepers(Sleepers):
+    """Those of a shaper whose store counts by a clock that virtual time does not move."""
+
+    def _enter(self, alarm: Alarm) -> None:
+        if VIRTUAL.is_on:
+            raise ConfigError(
+                "store",
+                self._what,
+                "would wait in real time: virtual time does not move the clock of its store",
+                "give it a MemoryStore in this test, or mark the test shapekit_real_time",
+            )
+        super()._enter(alarm)
 
 
 def checked_key(key: str) -> str:

@@ -16,9 +16,8 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shapekit._runtime import forks, ids
-from shapekit._runtime.drivers import CHUNK_S, TASKS, Alarm, Driver, Twin, run
-from shapekit._runtime.loops import has_ended, running_loop
+from shapekit._runtime import forks
+from shapekit._runtime.drivers import CHUNK_S, TASKS, Alarm, Driver, Twin, has_ended, run, running_loop
 from shapekit.algorithms.inflight import PermitAnswer
 from shapekit.errors import ShapekitError
 from shapekit.rate import MAX_SPAN_US, SECOND_US
@@ -158,7 +157,7 @@ class Registry:
     def begin(self) -> None:
         """Start empty: in a new process, and in a forked child."""
         self.lock = threading.RLock()
-        self.owner = ids.fresh()
+        self.owner = forks.fresh_id()
         self.is_kept = False
         self.due_us = 0
         """When the leases are due for renewal."""

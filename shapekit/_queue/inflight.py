@@ -19,8 +19,7 @@ from weakref import ref
 
 from shapekit._queue.heartbeat import STUCK_US, Call, PermitWaiter, heartbeat_of, registry_of
 from shapekit._runtime import background
-from shapekit._runtime.drivers import Driver, Sleepers, run
-from shapekit._runtime.loops import callers_level, running_loop
+from shapekit._runtime.drivers import Driver, Sleepers, callers_level, run, running_loop
 from shapekit.algorithms.inflight import (
     ENTER,
     KEEP,

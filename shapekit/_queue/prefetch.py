@@ -22,9 +22,8 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from shapekit._queue.key_status import KeyState, KeyStatus
-from shapekit._runtime import forks, ids
-from shapekit._runtime.background import ThreadCall, Workers
-from shapekit._runtime.drivers import TASKS, Driver, Twin, run
+from shapekit._runtime import forks
+from shapekit._runtime.drivers import TASKS, Driver, ThreadCall, Twin, Workers, run
 from shapekit.algorithms.queue.moves import followed
 from shapekit.algorithms.queue.queue import CANCEL_MANY, CONFIRM, FOLLOW, RESERVE_MANY, LeakyQueue
 from shapekit.algorithms.queue.slots import Asked, Grant
@@ -663,7 +662,7 @@ class Prefetch:
         try:
             with self._trips:
                 if isinstance(todo, Refill):
-                    further = (todo.further, todo.span_us, ids.fresh())
+                    further = (todo.further, todo.span_us, forks.fresh_id())
                     key_state, granted = self._reserve_many(key, [call.asked for call in calls], further)
                 elif isinstance(todo, GiveBack):
                     self._give_back(key, todo.grants)

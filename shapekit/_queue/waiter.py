@@ -22,7 +22,7 @@ from typing import Any
 from shapekit._queue.key_status import STUCK_S, KeyPoller, KeyState, KeyStatus
 from shapekit._queue.reporter import Reporter
 from shapekit._queue.reservation import Reservation
-from shapekit._runtime import forks, ids
+from shapekit._runtime import forks
 from shapekit._runtime.drivers import Alarm, Driver, Sleepers, Twin
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.adaptive.aimd import FULL
@@ -324,7 +324,7 @@ class PendingWait:
 
     def late_call(self) -> tuple[int, int, int, int]:
         """What the store is told of a call that is late."""
-        return self._generation, self._leaves_by_us, self.cost, ids.fresh()
+        return self._generation, self._leaves_by_us, self.cost, forks.fresh_id()
 
     def move(self, leaves_at_us: int, stands_until_us: int) -> None:
         """Apply the answer to that."""

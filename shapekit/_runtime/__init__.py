@@ -1,1 +1,1 @@
-"""What everything stands on: events and sleepers for threads and loops, worker threads, forks, ids."""
+"""What everything stands on: drivers for threads and event loops, a background thread, forks, a switch."""

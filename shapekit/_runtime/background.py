@@ -1,31 +1,24 @@
-"""Background: work on threads of shapekit's own.
+"""Background: what shapekit does beside the calls of its users.
 
-One thread of the process does what a finalizer or a callback of a loop cannot do at once: a finalizer runs in
-the midst of anything, where any lock may be held by the very thread it runs on, and a callback must not block
-its loop. They leave it to that thread: `ready` and `do`.
+A thread of its own does what a finalizer or a callback of a loop cannot do at once: a finalizer runs in the
+midst of anything, where any lock may be held by the very thread it runs on, and a callback must not block its
+loop. They leave it to that thread: `ready` and `do`.
 
-ThreadCall: a blocking call that runs on a worker thread while a task awaits it.
+ErrorsLogged: what fails after a call was made is logged, and replaces neither its answer nor its error.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from types import TracebackType
+from typing import Any
 
 from shapekit._runtime import forks
-from shapekit._runtime.loops import AsyncAlarm, stop_if_cancelled
 from shapekit.errors import StoreUnavailableError
 
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
-
-__all__ = ["ThreadCall", "Workers", "do", "ready"]
-
-T = TypeVar("T")
+__all__ = ["ErrorsLogged", "do", "log_failure", "ready"]
 
 
 class _Afterwards:
@@ -79,100 +72,37 @@ def _forked() -> None:
 forks.in_child(_forked)
 
 
-MOST_THREADS = 32
-"""The most worker threads of one store: further calls wait for one of them, and for nothing else."""
-GIVING_BACK = "shapekit-giving-back"
-"""What the threads are called that give back what a task took that has gone."""
+def log_failure(error: Exception, key: str, what: str, log: str = "shapekit.policy") -> None:
+    """Log what has failed after a call of the user's."""
+    import logging  # noqa: PLC0415 - only who has something to say loads it
+
+    if isinstance(error, StoreUnavailableError):
+        logging.getLogger(log).warning("key %r %s: %s", key, what, error)
+    else:
+        logging.getLogger(log).error("key %r %s: %s", key, what, error, exc_info=error)
 
 
-class Workers:
-    """The worker threads of one store, made as they are needed.
+class ErrorsLogged:
+    """A context for what shapekit does after a call of the user's: it raises no Exception.
 
-    They are not those of anyio, which a program's other blocking calls share: however many tasks wait for a
-    store, they take no thread away from other code, and another store that hangs takes none from this one.
+    A store that is gone is logged as a warning, everything else as a mistake, with its traceback. What is no
+    Exception, such as an interrupt or a cancellation, goes on to the caller.
     """
 
-    def __init__(self) -> None:
-        self._pools: dict[int, ThreadPoolExecutor] = {}
+    __slots__ = ("_key", "_log", "_what")
 
-    def start(self, work: Callable[..., object], *args: Any) -> None:
-        """Run this on a thread, as soon as one is free."""
-        process = os.getpid()
-        pool = self._pools.get(process)
-        if pool is None:
-            from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - it loads logging
+    def __init__(self, key: str, what: str, log: str = "shapekit.policy") -> None:
+        self._key = key
+        self._what = what
+        self._log = log
 
-            # In the child of a fork there are none of its parent's threads.
-            pool = self._pools.setdefault(process, ThreadPoolExecutor(MOST_THREADS, "shapekit-store"))
-        pool.submit(work, *args)
+    def __enter__(self) -> None:
+        """Nothing has failed yet."""
 
-    def close(self) -> None:
-        """Let the threads go as soon as they have nothing to do."""
-        self._pools.clear()
-
-
-class ThreadCall(Generic[T]):
-    """Runs `call` once. If the task goes away meanwhile, what the call took is handed to `give_back`.
-
-    A cancelled task does not wait for the thread: whichever of the two comes last sees to it that what was
-    taken is given back, and the task lets another thread do it. A store that hangs by now holds up no task.
-    No lock is taken: the collector may end the task on the very thread that runs the call.
-    """
-
-    __slots__ = ("_abandoned", "_alarm", "_call", "_done", "_failure", "_give_back")
-
-    def __init__(self, call: Callable[[], T], give_back: Callable[[T], object]) -> None:
-        self._call = call
-        self._give_back = give_back
-        self._done: list[T] = []
-        """The result, until it is taken to be given back."""
-        self._failure: list[BaseException] = []
-        self._abandoned = False
-
-    async def run(self, workers: Workers) -> T:
-        """The result of the call, from any event loop."""
-        from contextvars import copy_context  # noqa: PLC0415 - only stores with I/O need it
-
-        await stop_if_cancelled()
-        ready()
-        self._alarm = AsyncAlarm()
-        try:
-            workers.start(copy_context().run, self.work)
-            await self._alarm.wait()
-        except BaseException as error:
-            self._abandoned = True
-            if self._done:
-                if isinstance(error, GeneratorExit):
-                    do(self._send_back)  # a thread that is being started takes locks
-                else:
-                    self._send_back()
-            raise
-        if not self._done:
-            raise self._failure.pop()  # its traceback holds this frame
-        return self._done[0]
-
-    def work(self) -> None:
-        is_wanted = not self._abandoned
-        if not is_wanted:
-            return  # nothing was taken yet, so nothing is
-        try:
-            self._done.append(self._call())
-        except BaseException as error:
-            self._failure.append(error)
-        if self._abandoned:
-            self._take_back()
-        self._alarm.set()
-
-    def _send_back(self) -> None:
-        # Without more threads, as where the interpreter ends, the store keeps one charge too many.
-        with suppress(RuntimeError):
-            threading.Thread(target=self._take_back, name=GIVING_BACK, daemon=True).start()
-
-    def _take_back(self) -> None:
-        try:
-            result = self._done.pop()
-        except IndexError:
-            return  # of the task and its thread, each of which may come last, the other one has it
-        # A store that is gone by now keeps one charge too many, and no caller is left to hear of it.
-        with suppress(StoreUnavailableError):
-            self._give_back(result)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        log_failure(error, self._key, self._what, self._log)
+        return True

@@ -4,6 +4,8 @@ Before a fork, what must not be in the midst of something comes to rest, and is 
 over, in both processes. Then, in the child alone, each part begins anew, before any thread of the child can
 use it. The order is that of subscribing: modules subscribe when they are imported, so what a module builds
 on comes before it.
+
+Ids: numbers that no other process, and no forked child, is likely to give out too.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from typing import Generic, TypeVar
 from weakref import ref
 
@@ -109,3 +112,19 @@ def _each(calls: list[Callable[[], object]]) -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before, after_in_parent=_HELD.clear, after_in_child=_HELD.clear)
     os.register_at_fork(after_in_child=_begin_child)
+
+
+def _new_ids() -> Callable[[], int]:
+    return count(int.from_bytes(os.urandom(7)) >> 5).__next__
+
+
+fresh_id = _new_ids()
+"""The next one; it stays exact in a double. Call it through the module: a fork replaces it."""
+
+
+def _renew_ids() -> None:
+    global fresh_id  # noqa: PLW0603 - a forked child must not repeat its parent's
+    fresh_id = _new_ids()
+
+
+in_child(_renew_ids)

@@ -25,12 +25,11 @@ from fractions import Fraction
 from math import ceil
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
-from shapekit._runtime.value import Value
 from shapekit.algorithms.operation import NOWHERE, Moment, Operation, Run, Side, Undo, side_of, turned
 from shapekit.algorithms.prospects import Prospect
 from shapekit.decision import Decision, Forecast, Receipt
 from shapekit.errors import ConfigError, CostExceedsLimitError, span_words
-from shapekit.rate import MAX_COUNT, MAX_SPAN_US, Rate, RateLike, duration_us, exactly, whole
+from shapekit.rate import MAX_COUNT, MAX_SPAN_US, Rate, RateLike, Value, duration_us, exactly, whole
 
 __all__ = ["Algorithm", "Outcome"]
 

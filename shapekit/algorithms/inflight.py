@@ -28,10 +28,9 @@ from datetime import timedelta
 from fractions import Fraction
 from typing import Any, ClassVar, TypeAlias
 
-from shapekit._runtime.value import Value
 from shapekit.algorithms.base import as_tuple, share_of
 from shapekit.algorithms.operation import Moment, Operation, Undo
-from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, duration_us, whole
+from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, Value, duration_us, whole
 
 __all__ = ["Concurrency"]
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import click
 
 from shapekit._queue.key_status import notice_us
-from shapekit._runtime import ids
+from shapekit._runtime import forks
 from shapekit.algorithms.queue.queue import CONFIRM, HOLD, MARK, RESUME, LeakyQueue
 from shapekit.cli.main import CommandError
 from shapekit.cli.output import counted, json_option, print_json, printable
@@ -85,8 +85,8 @@ def hold(key: str, length: str, store: str | None, as_json: bool) -> None:
 def _held(found: FoundKey, length_us: int) -> Reply:
     whole = whole_of(found.key)
     if whole is not None:
-        found._replace(key=whole).apply(MARK, length_us, ids.fresh())
-    held_us: int = found.apply(HOLD, length_us, ids.fresh())
+        found._replace(key=whole).apply(MARK, length_us, forks.fresh_id())
+    held_us: int = found.apply(HOLD, length_us, forks.fresh_id())
     until = time.time() + held_us / SECOND_US
     how = "is held" if found.in_use else "was not in use, and is held"
     if held_us > length_us:

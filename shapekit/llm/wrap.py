@@ -14,8 +14,7 @@ from types import SimpleNamespace, TracebackType
 from typing import Any, Self, get_origin, get_type_hints
 
 from shapekit._runtime import background
-from shapekit._runtime.drivers import TASKS, Driver, Twin, run
-from shapekit._runtime.loops import running_loop
+from shapekit._runtime.drivers import TASKS, Driver, Twin, run, running_loop
 from shapekit.decorator import signature_of
 from shapekit.errors import ConfigError
 from shapekit.llm.call import LLMCall, log_errors

@@ -25,8 +25,7 @@ from functools import partial
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
-from shapekit._runtime.background import ThreadCall, Workers
-from shapekit._runtime.drivers import Twin
+from shapekit._runtime.drivers import ThreadCall, Twin, Workers
 from shapekit.algorithms.compose import Composite, adopted
 from shapekit.algorithms.operation import Operation
 from shapekit.clock import Clock

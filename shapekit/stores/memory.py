@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 from weakref import ref
 
-from shapekit._runtime import forks, ids
+from shapekit._runtime import forks
 from shapekit.algorithms.base import CHECK, NEVER_US
 from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.queue.queue import RESERVE
@@ -231,7 +231,7 @@ class MemoryStore(Store):
             self._check_open()
             is_known = self._stored.get(name, Stored()) == known
             if is_known:
-                stored = self._stored[name] = Stored(str(ids.fresh()), text)
+                stored = self._stored[name] = Stored(str(forks.fresh_id()), text)
                 self.settings(name).hear(stored, self.clock.now_us())
                 self._renew()
             return is_known

@@ -27,8 +27,7 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint
 
-from shapekit._runtime.background import GIVING_BACK, ThreadCall
-from shapekit._runtime.drivers import TASKS, Driver, Sleepers, Twin, run
+from shapekit._runtime.drivers import GIVING_BACK, TASKS, Driver, Sleepers, ThreadCall, Twin, run
 from shapekit.algorithms.base import CHECK, FORECAST, PEEK, REFUND
 from shapekit.algorithms.compose import all_of
 from shapekit.algorithms.fixed_window import FixedWindow

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapekit import Clock, ManualClock
-from shapekit._runtime.loops import AsyncAlarm
+from shapekit._runtime.drivers import AsyncAlarm
 
 SECOND_US = 1_000_000
 BAD_SECONDS = [-1, -1e-9, float("nan"), float("inf"), -float("inf"), "1", None, True, b"1", 1e300, 10**400]

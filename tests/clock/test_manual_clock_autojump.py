@@ -12,7 +12,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from shapekit import ManualClock
-from shapekit._runtime.loops import AsyncAlarm
+from shapekit._runtime.drivers import AsyncAlarm
 
 HOUR = 3_600
 NAPS = st.lists(st.integers(0, 50), max_size=5)

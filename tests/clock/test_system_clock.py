@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shapekit import GCRA, Clock, Gate, Quota, SystemClock
 from shapekit import clock as clock_module
-from shapekit._runtime.loops import AsyncAlarm
+from shapekit._runtime.drivers import AsyncAlarm
 
 SECOND_US = 1_000_000
 DAY_NS = 86_400 * 10**9

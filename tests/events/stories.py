@@ -10,8 +10,7 @@ from anyio import CancelScope
 from hypothesis import strategies as st
 
 from shapekit import ShapekitError, StoreUnavailableError
-from shapekit._runtime.drivers import TASKS, run
-from shapekit._runtime.loops import AsyncAlarm
+from shapekit._runtime.drivers import TASKS, AsyncAlarm, run
 
 from .calls import PATIENT, SCOPE, WAYS
 

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shapekit import LLMBudget, ManualClock, MemoryStore, QueueFullError, StoreUnavailableError
-from shapekit._runtime.loops import AsyncAlarm
+from shapekit._runtime.drivers import AsyncAlarm
 from shapekit.llm.wrap import SettledStream
 from shapekit.testing import FaultyStore
 

@@ -19,7 +19,7 @@ from shapekit import (
     TokenUsage,
     off,
 )
-from shapekit._runtime.loops import AsyncAlarm
+from shapekit._runtime.drivers import AsyncAlarm
 from shapekit.events import Departed, Refused, Reserved, Settled
 
 from .errors import RefusedByServer, caused

@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from shapekit import LLMBudget, ManualClock, MemoryStore
-from shapekit._runtime.loops import AsyncAlarm
+from shapekit._runtime.drivers import AsyncAlarm
 from shapekit.testing import FaultyStore
 
 from .errors import RefusedByServer

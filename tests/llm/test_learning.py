@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapekit import ConfigError, LLMBudget, ManualClock, TokenBucket, TokenUsage
-from shapekit._runtime.loops import AsyncAlarm
+from shapekit._runtime.drivers import AsyncAlarm
 from shapekit.llm.usage import ENOUGH, LAST, MOST_KEYS, Learning
 
 PRICES = {"some": {"input": "2.50", "output": "10"}}

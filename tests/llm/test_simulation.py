@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from shapekit import LLMBudget, ManualClock, TokenUsage
-from shapekit._runtime.loops import AsyncAlarm
+from shapekit._runtime.drivers import AsyncAlarm
 
 from .errors import RefusedByServer, Response
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapekit import CostExceedsLimitError, LLMBudget, ManualClock, MemoryStore, QueueFullError, TokenUsage
-from shapekit._runtime.loops import AsyncAlarm
+from shapekit._runtime.drivers import AsyncAlarm
 
 MINUTE_S = 60
 LIMIT = 60_000

@@ -136,9 +136,9 @@ def test_the_mathematics_is_pure(sources: dict[str, str]) -> None:
         ("shapekit.clock", "from .gate import Gate", "shapekit.clock imports shapekit.gate"),
         ("shapekit.clock", "from shapekit import GCRA", "shapekit.clock imports shapekit"),
         (
-            "shapekit._runtime.loops",
+            "shapekit._runtime.drivers",
             "from shapekit.stores import base",
-            "shapekit._runtime.loops imports shapekit.stores",
+            "shapekit._runtime.drivers imports shapekit.stores",
         ),
         ("shapekit.gate", "import shapekit.cli", "shapekit.gate imports shapekit.cli"),
         (

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from shapekit import ManualClock, MemoryStore, Policy
-from shapekit._runtime.loops import AsyncAlarm
+from shapekit._runtime.drivers import AsyncAlarm
 from shapekit.progress import aprogress, progress
 from shapekit.testing import FaultyStore
 

@@ -5,7 +5,7 @@ from collections import Counter
 from copy import copy
 
 from shapekit import MemoryStore
-from shapekit._runtime.loops import AsyncAlarm
+from shapekit._runtime.drivers import AsyncAlarm
 
 
 class NotingStore(MemoryStore):

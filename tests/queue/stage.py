@@ -4,7 +4,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from shapekit import ShapekitError
-from shapekit._runtime.loops import AsyncAlarm
+from shapekit._runtime.drivers import AsyncAlarm
 
 
 class Stage:

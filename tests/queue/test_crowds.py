@@ -12,7 +12,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from shapekit import Shaper
-from shapekit._runtime.loops import AsyncAlarm
+from shapekit._runtime.drivers import AsyncAlarm
 
 pytestmark = pytest.mark.long
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapekit import ManualClock, Shaper
-from shapekit._runtime.loops import AsyncAlarm
+from shapekit._runtime.drivers import AsyncAlarm
 from shapekit.stores.redis.batching import Line
 
 from ..algorithms.queue.histories import check_spacing

@@ -12,8 +12,7 @@ import pytest
 from shapekit import Adaptive, ManualClock, MemoryStore, Shaper
 from shapekit._queue import waiter as module
 from shapekit._queue.waiter import LateCalls
-from shapekit._runtime.drivers import THREADS, Twin, run
-from shapekit._runtime.loops import AsyncAlarm
+from shapekit._runtime.drivers import THREADS, AsyncAlarm, Twin, run
 from shapekit.algorithms.queue.queue import CONFIRM, LATE, RESERVE
 from tests.algorithms.queue.test_late import worst
 from tests.crew import Crew

@@ -7,7 +7,7 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 
-from shapekit._runtime.loops import AsyncAlarm
+from shapekit._runtime.drivers import AsyncAlarm
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 PATIENCE_S = 20

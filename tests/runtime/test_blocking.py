@@ -12,7 +12,8 @@ import pytest
 import requests
 
 from shapekit import GCRA, LLMBudget, ManualClock, Policy, Shaper, shaped
-from shapekit._runtime.loops import warn_in_event_loop
+from shapekit._runtime import drivers
+from shapekit._runtime.drivers import warn_in_event_loop
 from shapekit.integrations.httpx import ShapedTransport
 from shapekit.integrations.requests import ShapedAdapter
 from shapekit.integrations.tenacity import shaped_retrying
@@ -175,8 +176,6 @@ def test_a_call_that_leaves_at_once_says_nothing():
 
 
 def test_what_is_named_is_there():
-    from shapekit._runtime import loops  # noqa: PLC0415
-
     places = {
         "Admission": "admission",
         "Shaper": "shaper",
@@ -189,7 +188,7 @@ def test_what_is_named_is_there():
         "_generator": "decorator",
         "wrapped": "llm.wrap",
     }
-    for name in loops._AWAITED:
+    for name in drivers._AWAITED:
         owner, _, method = name.partition(".")
         found = getattr(importlib.import_module(f"shapekit.{places[owner]}"), owner)
         assert method.startswith("<locals>") or callable(getattr(found, method))

@@ -6,7 +6,7 @@ import time
 import anyio
 import pytest
 
-from shapekit._runtime.background import GIVING_BACK, ThreadCall, Workers
+from shapekit._runtime.drivers import GIVING_BACK, ThreadCall, Workers
 
 PATIENCE_S = 20.0
 

@@ -17,8 +17,7 @@ from shapekit import (
     Policy,
     Shaper,
 )
-from shapekit._runtime.drivers import TASKS
-from shapekit._runtime.loops import AsyncAlarm
+from shapekit._runtime.drivers import TASKS, AsyncAlarm
 from shapekit.algorithms.queue.queue import CONFIRM
 from shapekit.integrations.celery import worker as celery_holds
 from shapekit.integrations.celery import worker as celery_worker

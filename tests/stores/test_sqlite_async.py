@@ -8,7 +8,7 @@ import anyio.lowlevel
 import pytest
 
 from shapekit import GCRA, Gate, ManualClock, Quota, Shaper, SlidingWindowLog, StoreUnavailableError, all_of
-from shapekit._runtime.background import ThreadCall
+from shapekit._runtime.drivers import ThreadCall
 from shapekit.algorithms.base import CHECK, DEBIT, PEEK, REFUND
 from shapekit.algorithms.queue.queue import CANCEL, CONFIRM, HOLD, LOOK, MARK, RESERVE, RESUME, SETTLE
 from shapekit.stores.sqlite import SQLiteStore

@@ -10,7 +10,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from shapekit import GCRA, Gate, RedisStore, Shaper
-from shapekit._runtime.background import MOST_THREADS, ThreadCall, Workers
+from shapekit._runtime.drivers import MOST_THREADS, ThreadCall, Workers
 from shapekit.stores.sqlite import SQLiteStore
 
 from ..redis_server import shared_server

@@ -6,7 +6,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from shapekit import ManualClock, Shaper
-from shapekit._runtime.loops import AsyncAlarm
+from shapekit._runtime.drivers import AsyncAlarm
 from shapekit.rate import SECOND_US
 
 from ..queue.slow_store import FarStore, in_another_process

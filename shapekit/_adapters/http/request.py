@@ -34,7 +34,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple, Self, TypeAlias, TypedDict, Unpack
 
 from shapekit._queue.reservation import Reservation
-from shapekit._runtime.failures import log_failure
+from shapekit._runtime.background import log_failure
 from shapekit.admission import Admission
 from shapekit.config import PolicyOptions
 from shapekit.decision import Decision

@@ -31,7 +31,7 @@ from shapekit._adapters.http.request import (
     translated,
 )
 from shapekit._runtime import forks
-from shapekit._runtime.loops import given_back
+from shapekit._runtime.drivers import given_back
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError, ShapekitError, StoreUnavailableError
 from shapekit.feedback.feedback import MOST_BYTES

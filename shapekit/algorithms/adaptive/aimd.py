@@ -28,10 +28,9 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-from shapekit._runtime.value import Value
 from shapekit.algorithms.base import END_US
 from shapekit.errors import ConfigError
-from shapekit.rate import Rate, RateLike
+from shapekit.rate import Rate, RateLike, Value
 
 __all__ = ["Adaptive"]
 

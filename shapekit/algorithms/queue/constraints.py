@@ -7,7 +7,6 @@ from datetime import timedelta
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-from shapekit._runtime.value import Value
 from shapekit.algorithms.base import Algorithm, Decided, slowed
 from shapekit.algorithms.compose import adopted, each
 from shapekit.algorithms.gcra import GCRA
@@ -18,7 +17,7 @@ from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.decision import Decision, Receipt
 from shapekit.errors import ConfigError
-from shapekit.rate import Rate, exactly, whole
+from shapekit.rate import Rate, Value, exactly, whole
 
 States: TypeAlias = tuple[Any, ...]
 Receipts: TypeAlias = tuple[Receipt, ...]

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from shapekit._runtime.value import Value
 from shapekit.algorithms import rows as pages
 from shapekit.algorithms.queue.constraints import Ahead, Constraints, Receipts, States
 from shapekit.algorithms.rows import Pages
 from shapekit.decision import Decision
+from shapekit.rate import Value
 
 MOST = 2**16
 """How many rows, other places and gaps are remembered. Above it, a place is given back at once, and the gap

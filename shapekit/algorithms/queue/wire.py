@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from json import dumps, loads
 from typing import Any
 
-from shapekit._runtime.value import Value
 from shapekit.algorithms.base import decision_of
 from shapekit.algorithms.queue import moves, slots
 from shapekit.algorithms.queue.constraints import Constraints, Receipts
 from shapekit.algorithms.queue.moves import Move, Moves
 from shapekit.algorithms.queue.slots import Grant, Places, Row, Single
 from shapekit.algorithms.rows import flat, paged, read, text
+from shapekit.rate import Value
 
 _PLAIN = 12
 """The length of the answer to an admitted call without constraints."""

@@ -19,10 +19,9 @@ from collections.abc import Sequence
 from datetime import date, datetime, time
 from typing import TYPE_CHECKING, Any
 
-from shapekit._runtime.value import Value
 from shapekit.algorithms.prospects import Following, following_spans
 from shapekit.errors import ConfigError
-from shapekit.rate import SECOND_US, duration_us, one_of, whole
+from shapekit.rate import SECOND_US, Value, duration_us, one_of, whole
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo

@@ -20,8 +20,7 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
 from shapekit._runtime import forks
-from shapekit._runtime.drivers import Driver
-from shapekit._runtime.loops import running_loop
+from shapekit._runtime.drivers import Driver, running_loop
 from shapekit.algorithms.operation import Operation, Undo
 from shapekit.errors import ShapekitError
 from shapekit.stores.base import Key

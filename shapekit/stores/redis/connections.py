@@ -41,8 +41,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shapekit._runtime import forks
-from shapekit._runtime.drivers import TASKS, Driver, Twin, run
-from shapekit._runtime.loops import running_loop
+from shapekit._runtime.drivers import TASKS, Driver, Twin, run, running_loop
 from shapekit.errors import StoreUnavailableError
 
 REDIRECTIONS_AT_MOST = 5

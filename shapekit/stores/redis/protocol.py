@@ -23,7 +23,7 @@ from weakref import WeakMethod
 
 from redis.exceptions import NoScriptError
 
-from shapekit._runtime import background, ids
+from shapekit._runtime import background, forks
 from shapekit.algorithms.base import CHECK
 from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.description import describe, revived
@@ -410,7 +410,7 @@ class RedisProgram:
     @staticmethod
     def write_overrides(keyspace: Keyspace, settings: Settings, text: str, known: Stored) -> Conversation:
         """Set the overrides of a name, if they are `known`; whether they were."""
-        words = known.version, str(ids.fresh()), text
+        words = known.version, str(forks.fresh_id()), text
         return bool((yield from _said(("EVAL", _STATING, 1, keyspace.of_settings(settings.name), *words))))
 
     def trips_for(

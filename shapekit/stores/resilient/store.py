@@ -15,8 +15,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from shapekit._runtime.drivers import TASKS, THREADS, Driver, Twin, run
-from shapekit._runtime.loops import within
+from shapekit._runtime.drivers import TASKS, THREADS, Driver, Twin, run, within
 from shapekit.algorithms.adaptive.queue import AdaptiveQueue
 from shapekit.algorithms.base import Algorithm, share_of, slowed
 from shapekit.algorithms.inflight import Concurrency
