@@ -6,7 +6,6 @@ Every limit is a constraint on the moment of departure: ask it "now?" (`Gate`) o
 from typing import TYPE_CHECKING, Any
 
 from shapekit._queue.adaptive import AdaptiveRate
-from shapekit._queue.reservation import Outlook, Reservation
 from shapekit._runtime.drivers import AsyncAlarm
 from shapekit._runtime.switch import off
 from shapekit.admission import Admission
@@ -37,7 +36,7 @@ from shapekit.events import listen
 from shapekit.gate import Gate
 from shapekit.policy import Policy
 from shapekit.rate import Rate
-from shapekit.shaper import Shaper
+from shapekit.shaper import Outlook, Reservation, Shaper
 from shapekit.stores.base import Store
 from shapekit.stores.memory import MemoryStore
 

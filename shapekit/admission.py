@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from shapekit._queue.adaptive import RateSignal
-from shapekit._queue.reservation import Reservation
 from shapekit._runtime.background import ErrorsLogged
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit._runtime.switch import SWITCH
@@ -31,12 +30,13 @@ from shapekit.errors import (
     whose,
 )
 from shapekit.rate import SECOND_US, max_wait_us, timeout_us, whole
+from shapekit.shaper import Reservation
 
 if TYPE_CHECKING:
-    from shapekit._queue.core import Core
     from shapekit._queue.inflight import Permit, Permits
     from shapekit.feedback import Feedback, ServerHint
     from shapekit.policy import Policy
+    from shapekit.shaper import Core
     from shapekit.target import Target
 
 __all__ = ["Admission", "Pending", "body_of", "hint_of"]

@@ -19,7 +19,6 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from itertools import count
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from shapekit._queue.reservation import Outlook, Reservation
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import TASKS, run, stop_if_cancelled
 from shapekit.admission import Admission
@@ -28,7 +27,7 @@ from shapekit.errors import ConfigError
 from shapekit.keys import KeyTemplate
 from shapekit.policy import Policy, checked_cost, checked_key
 from shapekit.rate import RateLike, one_of
-from shapekit.shaper import checked_rates
+from shapekit.shaper import Outlook, Reservation, checked_rates
 
 __all__ = ["Calls", "Shaped", "shaped", "signature_of"]
 

@@ -13,7 +13,6 @@ from functools import cached_property, partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from shapekit._queue.reservation import Outlook
 from shapekit._queue.scopes import ScopedSlots
 from shapekit._runtime.drivers import TASKS, Driver, run
 from shapekit.admission import Admission, Pending
@@ -25,7 +24,7 @@ from shapekit.errors import ConfigError
 from shapekit.events import Listener, Listening
 from shapekit.keys import SCOPE, KeySpec, KeyTemplate
 from shapekit.rate import AS_CONFIGURED, Duration, RateLike, whole
-from shapekit.shaper import UNPACED, Shaper, checked_rates, limits_shown
+from shapekit.shaper import UNPACED, Outlook, Shaper, checked_rates, limits_shown
 from shapekit.stores import StoreLike
 
 if TYPE_CHECKING:

@@ -14,14 +14,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from shapekit._adapters.tasks import LEAST_GRACE_S
-from shapekit._queue.reservation import Reservation
 from shapekit._runtime import forks
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.queue.queue import CANCEL_MANY, RESERVE_MANY
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.integrations.celery.shape import Shaped
 from shapekit.rate import SECOND_US
-from shapekit.shaper import Shaper
+from shapekit.shaper import Reservation, Shaper
 
 __all__ = ["Batches"]
 

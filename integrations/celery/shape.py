@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Self
 from celery.exceptions import Ignore, Retry
 
 from shapekit._adapters.tasks import OWN, grace_of, refusal_of, told_of
-from shapekit._queue.reservation import Reservation, received, sent
 from shapekit._runtime import forks
 from shapekit._runtime.background import ErrorsLogged
 from shapekit._runtime.drivers import run
@@ -22,6 +21,7 @@ from shapekit.errors import ConfigError, RateLimitedError
 from shapekit.feedback import Feedback, ServerHint
 from shapekit.policy import Policy, checked_cost, checked_key
 from shapekit.rate import SECOND_US, Duration, duration_us, one_of, whole
+from shapekit.shaper import Reservation, received, sent
 from shapekit.stores import open_store
 from shapekit.stores.base import Store
 

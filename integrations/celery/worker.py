@@ -28,7 +28,6 @@ from kombu.asynchronous.timer import Timer as LoopTimer
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from shapekit._queue.key_status import pause_us
-from shapekit._queue.reservation import Reservation, received
 from shapekit._runtime.drivers import run
 from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
 from shapekit.integrations.celery import attach_all
@@ -36,7 +35,7 @@ from shapekit.integrations.celery.batch import Batches
 from shapekit.integrations.celery.parking import GONE, LEAST_NEWS_S, Park, Taker, park_of
 from shapekit.integrations.celery.shape import SLOT_HEADER, Settings, Shaped, SlotHeader, attempt_of
 from shapekit.rate import SECOND_US
-from shapekit.shaper import Shaper
+from shapekit.shaper import Reservation, Shaper, received
 
 __all__ = ["Holds", "ShapingStep", "group_of", "strategy"]
 

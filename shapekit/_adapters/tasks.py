@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from shapekit._queue.reservation import Reservation, received, sent
 from shapekit._runtime.background import ErrorsLogged
 from shapekit._runtime.drivers import Driver
 from shapekit.admission import Admission
@@ -30,6 +29,7 @@ from shapekit.errors import (
 )
 from shapekit.policy import Policy, checked_cost, checked_key
 from shapekit.rate import SECOND_US, Duration, RateLike, duration_us, one_of
+from shapekit.shaper import Reservation, received, sent
 from shapekit.stores import StoreLike
 
 __all__ = [

@@ -15,8 +15,8 @@ from shapekit.errors import ConfigError
 from shapekit.rate import MAX_COUNT, SECOND_US, Duration, duration_us, whole
 
 if TYPE_CHECKING:
-    from shapekit._queue.core import Core
     from shapekit.algorithms.adaptive.queue import AdaptiveQueue
+    from shapekit.shaper import Core
 
 __all__ = ["AdaptiveRate", "RateSignal", "Tallies"]
 

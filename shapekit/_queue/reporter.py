@@ -7,6 +7,8 @@ Budgets: reads how much of each quota is used, for the BudgetReached event.
 
 A call that takes a slot, or is refused one, reads the usage, at most once a second per key. That costs a trip
 to the store, so it is skipped if there are no listeners or no quotas.
+
+Accounts: which keys are held because servers say that their accounts are exhausted, for the errors of calls.
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from shapekit._queue.reservation import Reservation
 from shapekit._runtime import background, forks
 from shapekit._runtime.drivers import Driver, Sleepers
 from shapekit.algorithms.queue.queue import LOOK, LeakyQueue
 from shapekit.algorithms.usage import QuotaUsage, quotas_of
-from shapekit.clock import Clock
+from shapekit.clock import Clock, forgets
 from shapekit.errors import (
+    AccountExhaustedError,
     QueueFullError,
     RateLimitedError,
     StoreUnavailableError,
@@ -52,15 +54,18 @@ if TYPE_CHECKING:
     from logging import Logger
 
     from shapekit.algorithms.overrides import Overrides
+    from shapekit.shaper import Reservation
 
-__all__ = ["Budgets"]
+__all__ = ["Accounts", "Budgets"]
 
 PERCENTS = (80, 95)
 """The shares that are reported unless others are set, in percent of the limit."""
 LOOK_US = SECOND_US
 """How often the usage of a key is read."""
 MOST_KEYS = 1_024
-"""How many keys are remembered with what was reported; a forgotten key is reported again."""
+"""How many keys are remembered: with what was reported, so that a forgotten key is reported again; and as
+exhausted, so that calls of a forgotten key are refused with QueueFullError.
+"""
 
 
 class _Watched:
@@ -138,6 +143,54 @@ class Budgets:
                 told = 0
             known.told[place] = (usage.resets_at, max(told, len(reached)))
         return reached[told:]
+
+
+SLACK_US = SECOND_US
+"""By how much two instants may differ that are the same: the clock of the store may run differently."""
+
+
+class Accounts:
+    """The keys of one shaper whose accounts are exhausted, as servers have told this process; thread-safe.
+
+    The hold itself is in the store, and all processes obey it. Why the key is held is known only to those
+    that have heard it: they refuse calls with AccountExhaustedError, the others with QueueFullError.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = forks.lock()
+        self.begin()
+        forgets(self, Accounts.begin)
+
+    def begin(self) -> None:
+        """Nothing was heard yet."""
+        self._until_us: dict[str, int] = {}
+
+    def exhausted(self, key: str, length_us: int) -> bool:
+        """Note that a key is held for its account; False if the answer to another call has said so."""
+        with self._lock:
+            now = self._clock.now_us()
+            before, until = self._until_us.pop(key, now), now + length_us
+            if len(self._until_us) >= MOST_KEYS:
+                del self._until_us[next(iter(self._until_us))]
+            self._until_us[key] = max(before, until)
+        return until > before + SLACK_US
+
+    def forget(self, key: str) -> None:
+        """The hold of a key was ended, or the key was reset."""
+        with self._lock:
+            self._until_us.pop(key, None)
+
+    def named(self, error: QueueFullError) -> RateLimitedError:
+        """The refusal of a call that would wait for an exhausted account; any other stays what it is."""
+        until_us = self._until_us.get(error.key)
+        if until_us is None:
+            return error
+        left_us = until_us - self._clock.now_us()
+        # No call waits any more for a hold that another process has ended.
+        if left_us <= 0 or error.delay * SECOND_US + SLACK_US < left_us:
+            return error
+        return AccountExhaustedError(error.decision, error.key, error.policy)
 
 
 MOST_HOLDS = 1_024

@@ -23,7 +23,6 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from shapekit._queue.key_status import FRESH_US, STUCK_S, KeyPoller, Watch
-from shapekit._queue.reservation import Reservation
 from shapekit._queue.waiter import PendingWait, refusal
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import Alarm, Driver
@@ -35,7 +34,7 @@ from shapekit.keys import scoped
 from shapekit.rate import AS_CONFIGURED, SECOND_US, Duration, max_wait_us, timeout_us
 
 if TYPE_CHECKING:
-    from shapekit._queue.core import Core
+    from shapekit.shaper import Core, Reservation
     from shapekit.target import Target
 
 __all__ = ["Caller", "Lines", "ScopedSlots", "Scopes"]

@@ -17,11 +17,10 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shapekit._queue.key_status import STUCK_S, KeyPoller, KeyState, KeyStatus
 from shapekit._queue.reporter import Reporter
-from shapekit._queue.reservation import Reservation
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import Alarm, Driver, Sleepers, Twin
 from shapekit._runtime.switch import SWITCH
@@ -41,6 +40,9 @@ from shapekit.errors import (
 )
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import Store
+
+if TYPE_CHECKING:
+    from shapekit.shaper import Reservation
 
 MOST_MOVES = 8
 """How often a call gets another slot: where the answers themselves take longer than a slot, it would be for

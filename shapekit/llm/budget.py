@@ -9,7 +9,6 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, TypeGuard, TypeVar
 
-from shapekit._queue.reservation import Outlook
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.gcra import TokenBucket
@@ -39,6 +38,7 @@ from shapekit.llm.usage import (
 from shapekit.llm.wrap import wrapped
 from shapekit.policy import Policy, checked_key, never_counted
 from shapekit.rate import AS_CONFIGURED, SECOND_US, Duration, Rate, RateLike, exactly, one_of, parse_rates
+from shapekit.shaper import Outlook
 from shapekit.stores import StoreLike, open_store
 
 __all__ = ["LLMBudget"]

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from shapekit._queue.core import Core
-from shapekit._queue.reservation import Reservation
 from shapekit._queue.waiter import refusal
 from shapekit._runtime import background, forks
 from shapekit._runtime.drivers import Driver
@@ -33,6 +31,7 @@ from shapekit.errors import (
 from shapekit.llm.prices import DIGITS
 from shapekit.policy import Policy
 from shapekit.rate import SECOND_US, Duration, max_wait_us, timeout_us
+from shapekit.shaper import Core, Reservation
 
 __all__ = ["Charge", "Line"]
 

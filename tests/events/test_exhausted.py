@@ -11,7 +11,7 @@ from shapekit import (
     QuotaExhaustedError,
     StoreUnavailableError,
 )
-from shapekit._queue.core import MOST_KEYS
+from shapekit._queue.reporter import MOST_KEYS
 from shapekit.events import Departed, Exhausted, Held, Refused, Reserved
 from shapekit.testing import FaultyStore
 

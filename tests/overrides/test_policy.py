@@ -15,7 +15,7 @@ from shapekit import (
     Shaper,
     Store,
 )
-from shapekit._queue.reservation import received, sent
+from shapekit.shaper import received, sent
 from shapekit.testing import FaultyStore
 
 

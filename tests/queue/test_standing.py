@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapekit import FixedWindow, ManualClock, MemoryStore, Policy, Quota, Shaper
-from shapekit._queue.reservation import received, sent
 from shapekit._runtime.drivers import run
+from shapekit.shaper import received, sent
 
 from .slow_store import FarStore
 

@@ -33,7 +33,6 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, NamedTuple, Self, TypeAlias, TypedDict, Unpack
 
-from shapekit._queue.reservation import Reservation
 from shapekit._runtime.background import log_failure
 from shapekit.admission import Admission
 from shapekit.config import PolicyOptions
@@ -52,7 +51,7 @@ from shapekit.rate import (
     parse_rates,
     whole,
 )
-from shapekit.shaper import checked_rates
+from shapekit.shaper import Reservation, checked_rates
 from shapekit.target import KeyOf, Routes, Target, constantly, key_of, parsed
 
 __all__ = [

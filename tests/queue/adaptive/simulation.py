@@ -13,8 +13,8 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from shapekit import Adaptive, ManualClock, MemoryStore, Shaper, listen
-from shapekit._queue.reservation import Reservation
 from shapekit.events import Event, RateChanged
+from shapekit.shaper import Reservation
 
 LOOK_S = 0.1
 START_S = 1_700_000_000.0
