@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from shapekit._queue.adaptive import AdaptiveRate, queue_between
-from shapekit._queue.key_status import AT_ONCE_US, KeyStatus, notice_us
+from shapekit._queue.moving import AT_ONCE_US, notice_us
 from shapekit._queue.reporter import Accounts, Budgets, Reporter
-from shapekit._queue.waiter import PendingWait, Waiter, refusal
+from shapekit._queue.waiter import KeyStatus, PendingWait, Waiter, refusal
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import (
     CHUNK_S,

@@ -27,7 +27,7 @@ from celery.worker.strategy import default
 from kombu.asynchronous.timer import Timer as LoopTimer
 from kombu.exceptions import ContentDisallowed, DecodeError
 
-from shapekit._queue.key_status import pause_us
+from shapekit._queue.moving import pause_us
 from shapekit._runtime.drivers import run
 from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
 from shapekit.integrations.celery import attach_all

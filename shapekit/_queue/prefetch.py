@@ -21,7 +21,7 @@ from copy import copy
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from shapekit._queue.key_status import KeyState, KeyStatus
+from shapekit._queue.waiter import KeyState, KeyStatus
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import TASKS, Driver, ThreadCall, Twin, Workers, run
 from shapekit.algorithms.queue.moves import followed

@@ -22,8 +22,8 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from shapekit._queue.key_status import FRESH_US, STUCK_S, KeyPoller, Watch
-from shapekit._queue.waiter import PendingWait, refusal
+from shapekit._queue.moving import STUCK_S, KeyPoller, Watch
+from shapekit._queue.waiter import FRESH_US, PendingWait, refusal
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import Alarm, Driver
 from shapekit._runtime.switch import SWITCH

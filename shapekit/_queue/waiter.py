@@ -4,30 +4,29 @@ A waiting call sleeps until its slot, asks the store whether the slot has moved,
 Where something has kept it until the next slot (a blocked event loop, the collector, a stopped process, a
 slow answer), it tells the store, which gives it the next slot and moves the line behind it.
 
-Late calls of a key, as there are many after a stop of the whole process, share a trip and get their new slots
-in the order of the old ones. A call that comes while a trip is under way goes with the next, and a call that
-is in time lets those go first that were before it. A call that is late again takes the slot of the first call
-behind it that has got another one, too, and that one takes the next: so they keep their order.
+Key status: what a call asks right before it leaves, so that holds placed while it waited still move it.
+
+If a question is a trip to the store, all calls that leave one key within 10 ms share one: the first call
+sends it, calls that come while it is under way wait for its answer, and calls after that reuse the answer.
+When this process changes a key, its question is forgotten, so that no call leaves by an answer from before.
 """
 
 from __future__ import annotations
 
-from bisect import insort
 from contextlib import suppress
 from functools import partial
-from itertools import count
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from weakref import WeakValueDictionary
 
-from shapekit._queue.key_status import STUCK_S, KeyPoller, KeyState, KeyStatus
+from shapekit._queue.moving import STUCK_S, KeyPoller, LateCalls, Limits, Watch
 from shapekit._queue.reporter import Reporter
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import Alarm, Driver, Sleepers, Twin
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.adaptive.aimd import FULL
 from shapekit.algorithms.base import END_US
-from shapekit.algorithms.queue.moves import followed
-from shapekit.algorithms.queue.queue import LATE, SOON_US, UNKNOWN, Late, LeakyQueue, Moved
+from shapekit.algorithms.queue.moves import Moves, followed
+from shapekit.algorithms.queue.queue import CONFIRM, FOLLOW, LATE, SOON_US, UNKNOWN, LeakyQueue
 from shapekit.algorithms.queue.slots import DEPARTS_AT_US, GENERATION, QUEUE, WAIT_US, Grant, Granted
 from shapekit.clock import Clock
 from shapekit.decision import Decision
@@ -39,10 +38,14 @@ from shapekit.errors import (
     gave_up,
 )
 from shapekit.rate import SECOND_US
-from shapekit.stores.base import Store
+from shapekit.stores.base import Store, companion
+from shapekit.stores.settings import Settings
 
 if TYPE_CHECKING:
     from shapekit.shaper import Reservation
+
+__all__ = ["KeyState", "KeyStatus", "Waiter", "refusal"]
+
 
 MOST_MOVES = 8
 """How often a call gets another slot: where the answers themselves take longer than a slot, it would be for
@@ -140,8 +143,10 @@ class Waiter:
         try:
             return await self._outlast(driver, pending)
         finally:
-            self._late_calls.forget(pending)
-            self._status.limits.hand_over(pending.asked_us)
+            if self._late_calls.trips:
+                self._late_calls.forget(pending)
+            if self._status.limits.dues:
+                self._status.limits.hand_over(pending.asked_us)
 
     async def _outlast(self, driver: Driver, pending: PendingWait) -> PendingWait:
         # Answers may reach several tasks at once, and trio then resumes them in any order.
@@ -210,8 +215,10 @@ class Waiter:
         if pending.moves:
             return self._late_calls.leaves(pending)
         late_calls = self._late_calls
-        is_behind = await late_calls.let_go(driver, key, pending.order)
-        return not is_behind and pending.heard_after == late_calls.trips
+        is_any = late_calls.under_way or late_calls.waiting
+        if is_any and await late_calls.let_go(driver, key, pending.order):
+            return False
+        return pending.heard_after == late_calls.trips
 
     def _missed(self, pending: PendingWait) -> bool:
         """Whether a call is late, and may ask for another slot."""
@@ -407,161 +414,6 @@ class PendingWait:
             raise self._accounts.named(QueueFullError(held_back, self.key, delay, bound, self._policy))
 
 
-_numbers = count()
-
-
-class _LateCall:
-    """A call, from when it asks until it has an answer."""
-
-    __slots__ = (
-        *("_number", "alarm", "answer", "call", "is_gone", "is_local", "is_on_trip", "order", "together"),
-    )
-
-    def __init__(self, order: int, call: Late, alarm: Alarm) -> None:
-        self.order = order
-        self._number = next(_numbers)
-        self.call = call
-        self.alarm = alarm
-        self.answer: Moved | None = None
-        self.is_gone = self.is_on_trip = False
-        self.is_local = call[0] < 0
-        """Whether its slot is one that replaces a lost store's."""
-        self.together: list[_LateCall] = []
-        """For whom it makes a trip."""
-
-    def __lt__(self, other: _LateCall) -> bool:
-        return (self.order, self._number) < (other.order, other._number)
-
-
-class LateCalls:
-    """The calls of one shaper that came too late to their slots and ask for others, by key."""
-
-    def __init__(self, late: Twin[Any]) -> None:
-        self._late = late
-        self.trips = 0
-        """How many were made. What was known of a key before the last one is out of date."""
-        self.begin()
-        _ALL.add(self)
-
-    def begin(self) -> None:
-        """Empty: at first, and in a forked child."""
-        self._lock = forks.lock()
-        self._waiting: dict[str, list[_LateCall]] = {}
-        self._under_way: dict[str, _LateCall] = {}
-        self._behind: dict[str, list[Alarm]] = {}
-        self._moved: dict[PendingWait, None] = {}
-
-    async def ask(self, driver: Driver, key: str, order: int, call: Late) -> Moved:
-        """When the call may leave, and its new slot."""
-        own = _LateCall(order, call, driver.alarm())
-        try:
-            while own.answer is None:
-                self._join(key, own)
-                if own.together:
-                    await self._go(driver, key, own)
-                    continue
-                traveller = self._under_way.get(key)
-                await driver.wait(own.alarm, STUCK_S)
-                if not own.alarm.is_set() and traveller is not None:
-                    # The loop of the call that made that trip was stopped.
-                    self._ended(key, traveller)
-                own.alarm = driver.alarm()
-        except BaseException:
-            own.is_gone = True
-            self._ended(key, own)
-            raise
-        return own.answer
-
-    async def let_go(self, driver: Driver, key: str, order: int) -> bool:
-        """Wait until a trip is over, if calls that make one were before; whether there were any."""
-        if key not in self._under_way and key not in self._waiting:
-            return False
-        alarm = driver.alarm()
-        with self._lock:
-            traveller = self._under_way.get(key)
-            late = (*(traveller.together if traveller else ()), *self._waiting.get(key, ()))
-            if not any(one.order < order and not one.is_gone for one in late):
-                return False
-            self._behind.setdefault(key, []).append(alarm)
-        await driver.wait(alarm, STUCK_S)
-        return True
-
-    def moved(self, call: PendingWait, allowed_us: int) -> None:
-        """A call has got another slot, or has to ask again for one: calls behind it that still have earlier
-        ones move on by one.
-        """
-        with self._lock:
-            behind = [
-                other
-                for other in list(self._moved)
-                if other.is_like(call)
-                and other.order > call.order
-                and other.due_us < call.due_us
-                and other.has_new_slot
-                and not other.is_late(allowed_us)
-            ]
-            self._moved[call] = None
-            together = sorted([call, *behind], key=attrgetter("order"))
-            for one, place in zip(together, sorted(one.place for one in together), strict=True):
-                one.take_place(place)
-
-    def leaves(self, call: PendingWait) -> bool:
-        """Whether a call may leave that has got another slot: not if it has just moved on."""
-        with self._lock:
-            if not call.is_over():
-                return False
-            self.forget(call)
-        return True
-
-    def forget(self, call: PendingWait) -> None:
-        """The call does not wait any more. Takes no lock, as `_ended` does not."""
-        self._moved.pop(call, None)
-
-    async def _go(self, driver: Driver, key: str, own: _LateCall) -> None:
-        together = own.together
-        answers = await driver.ask(self._late, key, tuple([one.call for one in together]))
-        # A store that is gone answers nothing: then they leave.
-        for one, answer in zip(together, answers or [(0, UNKNOWN)] * len(together), strict=True):
-            one.answer = answer
-        self.trips += 1
-        self._ended(key, own)
-
-    def _join(self, key: str, own: _LateCall) -> None:
-        """Wait for the next trip; or make it, with all who wait, where none is under way."""
-        with self._lock:
-            if own.is_on_trip:
-                return
-            waiting = self._waiting.setdefault(key, [])
-            if own not in waiting:
-                insort(waiting, own)
-            if key not in self._under_way:
-                self._under_way[key] = own
-                side = waiting[0].is_local
-                own.together = [one for one in waiting if one.is_local is side and not one.is_gone]
-                for one in own.together:
-                    one.is_on_trip = True
-                del self._waiting[key]
-                if apart := [one for one in waiting if one.is_local is not side]:
-                    self._waiting[key] = apart
-
-    def _ended(self, key: str, traveller: _LateCall) -> None:
-        """Wake all after a trip: those that wait begin the next one.
-
-        Takes no lock, because a coroutine that is thrown away may get here.
-        """
-        if self._under_way.get(key) is traveller:
-            self._under_way.pop(key, None)
-        together, traveller.together = traveller.together, []
-        for one in (*together, *self._waiting.get(key, ())):
-            one.is_on_trip = False
-            one.alarm.set()
-        for alarm in self._behind.pop(key, ()):
-            alarm.set()
-
-
-_ALL = forks.begin_anew(LateCalls.begin)
-
-
 def refusal(reservation: Reservation, max_wait_us: int | None) -> RateLimitedError:
     """The error for a slot that was refused."""
     decision, key, policy = reservation.decision, reservation.key, reservation.core.name
@@ -570,3 +422,356 @@ def refusal(reservation: Reservation, max_wait_us: int | None) -> RateLimitedErr
         return QuotaExhaustedError(decision, key, policy)
     error = QueueFullError(decision, key, reservation.delay, (max_wait_us or 0) / SECOND_US, policy)
     return reservation.core.accounts.named(error)
+
+
+FRESH_US = 10_000
+"""How old a question may be whose answer is reused."""
+_ENOUGH = 2
+"""How many trips show what a quick one is: the first ones connect, and load what they need."""
+_SLOWLY = 16
+"""By which part of itself a trip is taken to be longer with each slow answer."""
+_DRIFT = 5_000
+"""Two clocks drift apart by less than 1 µs in this many."""
+
+
+class KeyState(NamedTuple):
+    """The state of a key."""
+
+    generation: int
+    """The generation of the key, new after each reset; UNKNOWN if the key is not in use."""
+    shift_us: int
+    """How far all departures are shifted from the queue's own time."""
+    until_us: int
+    """Until when the key is held, on the store's clock."""
+    ahead_us: int
+    """How far the clock that callers sleep by is ahead of the store's."""
+    clock: tuple[int, ...] = ()
+    """For an adaptive rate: what the queue's clock showed at `until_us`, and the share of the full rate it
+    runs at.
+    """
+    mark_us: int = 0
+    """Until when a part of the key is held, on the store's clock."""
+
+    changes: Moves = ()
+    """How waiting calls have moved as operators changed the limits."""
+    queue: LeakyQueue | None = None
+    """Whose numbers are in force, if operators have ever set any."""
+
+    def is_like(self, other: KeyState) -> bool:
+        """Whether both mean the same for the calls that wait at the key."""
+        return (self[:3], self.clock) == (other[:3], other.clock)
+
+
+class _Question:
+    """A question to the store, and the alarms of the calls that wait for its answer."""
+
+    __slots__ = ("_alarms", "answer", "asked_us", "error", "is_open", "queue")
+
+    def __init__(self, queue: LeakyQueue, asked_us: int) -> None:
+        self.queue = queue
+        self.asked_us = asked_us
+        self.is_open = True
+        self.answer: KeyState | None = None
+        self.error: Exception | None = None
+        self._alarms: list[Alarm] = []
+
+    def serves(self, now_us: int) -> bool:
+        """Whether a call that asks now may use its answer."""
+        return 0 <= now_us - self.asked_us <= FRESH_US and (self.is_open or self.answer is not None)
+
+    def ring(self, alarm: Alarm) -> None:
+        """Set the alarm once there is an answer; check `is_open` before waiting for it."""
+        self._alarms.append(alarm)
+
+    def close(self) -> None:
+        """Wake all calls that wait for the answer."""
+        self.is_open = False
+        alarms, self._alarms = self._alarms, []
+        for alarm in alarms:
+            alarm.set()
+
+    def told(self) -> KeyState | None:
+        """The answer; None if the call that asked has gone."""
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
+
+class StoreClock:
+    """What the answers of a store tell of time: how far the clock that callers sleep by is ahead of the
+    store's, and how long a trip takes.
+
+    An answer that tells the store's time is some time on its way, so each one shows too much by that, and the
+    least is nearest to the truth; what a question shows that left before it is too little.
+    """
+
+    __slots__ = ("_heard", "_known", "_trip_us")
+
+    def __init__(self) -> None:
+        self._heard = 0
+        self._known: tuple[int, int] | None = None
+        self._trip_us = 0
+
+    def hear(self, asked_us: int, there_us: int, now_us: int) -> int:
+        """Take in an answer that came now; returns how far ahead this clock is."""
+        ahead_us = self.ahead_us(there_us, now_us)
+        if ahead_us is None or ahead_us < asked_us - there_us:
+            ahead_us = now_us - there_us
+        self._known = ahead_us, now_us
+        trip_us, known_us = max(0, now_us - asked_us), self._trip_us
+        is_quick = not self._heard or trip_us < known_us
+        # A single slow answer, as after a stop of this process, does not show that the store is far away.
+        self._trip_us = trip_us if is_quick else min(trip_us, known_us + known_us // _SLOWLY + 1)
+        self._heard += 1
+        return ahead_us
+
+    @property
+    def trip_us(self) -> int:
+        """How long a quick trip takes; 0 until enough were made to tell."""
+        return self._trip_us if self._heard >= _ENOUGH else 0
+
+    def ahead_us(self, there_us: int, now_us: int) -> int | None:
+        """How far ahead this clock is, if it shows `now_us` and the store has just answered `there_us`.
+
+        None if nothing was heard before.
+        """
+        if self._known is None:
+            return None
+        ahead_us, since_us = self._known
+        return min(now_us - there_us, ahead_us + max(0, now_us - since_us) // _DRIFT)
+
+
+class _Questions:
+    """The questions that this process has asked one store, by name and key; old ones are dropped."""
+
+    def __init__(self) -> None:
+        self._limits: dict[str, Limits] = {}
+        self.begin()
+        _QUESTIONS.add(self)
+
+    def begin(self) -> None:
+        """Start empty: at first, and in a forked child, because the answers go to its parent."""
+        self._lock = forks.lock()
+        self.clock = StoreClock()
+        self._asked: dict[tuple[str, str], _Question] = {}
+        self._watches: WeakValueDictionary[tuple[str, str], Watch] = WeakValueDictionary()
+        self._swept_us = 0
+        for limits in self._limits.values():
+            limits.begin()
+
+    def shared(
+        self, place: tuple[str, str], queue: LeakyQueue, alarm: Alarm, now_us: int
+    ) -> tuple[_Question, bool]:
+        """A question whose answer can be shared, with the alarm added; or a new one and True, for the caller
+        to ask.
+        """
+        with self._lock:
+            question = self._asked.get(place)
+            # A queue of other numbers reads the same state but gives its generation another number.
+            if question is not None and question.serves(now_us) and question.queue == queue:
+                question.ring(alarm)
+                return question, False
+            return self._put(place, queue, now_us), True
+
+    def anew(self, place: tuple[str, str], queue: LeakyQueue, now_us: int) -> _Question:
+        """A new question, whatever was asked before."""
+        with self._lock:
+            return self._put(place, queue, now_us)
+
+    def limits(self, settings: Settings, now_us: int, *, hears_all: bool) -> Limits:
+        """What all calls that wait under a name share."""
+        with self._lock:
+            limits = self._limits.get(settings.name)
+            if limits is None:
+                limits = self._limits[settings.name] = Limits(settings, now_us, hears_all=hears_all)
+                settings.listen(self.overrides_changed)
+            return limits
+
+    def overrides_changed(self, name: str, *_: object) -> None:
+        """Forget what was known under a name whose limits were changed, and wake its waiting calls.
+
+        May be said under the lock of a store, and takes none.
+        """
+        for place in [place for place in list(self._asked) if place[0] == name]:
+            self._asked.pop(place, None)
+        for place, watch in list(self._watches.items()):
+            if place[0] == name:
+                watch.forget(watch.changed_us, is_news=True)
+        if (limits := self._limits.get(name)) is not None:
+            limits.ring()
+
+    def forget(self, place: tuple[str, str], now_us: int, *, is_news: bool) -> None:
+        """Forget what is known about a key that this process has changed; if that is news for the calls that
+        wait there, wake them.
+
+        Takes no lock, as `_Question.close` does not.
+        """
+        self._asked.pop(place, None)
+        if (watch := self._watches.get(place)) is not None:
+            watch.forget(now_us, is_news=is_news)
+
+    def drop(self, place: tuple[str, str], question: _Question) -> None:
+        """Drop a question that failed. Takes no lock either."""
+        if self._asked.get(place) is question:
+            self._asked.pop(place, None)
+
+    def watch(self, place: tuple[str, str], now_us: int) -> Watch:
+        """The watch that all calls waiting at the key share, as long as there are any."""
+        with self._lock:
+            watch = self._watches.get(place)
+            if watch is None:
+                watch = self._watches[place] = Watch(now_us)
+            return watch
+
+    def hear(self, place: tuple[str, str], question: _Question) -> None:
+        """Take in the answer to a question."""
+        # The answer to a forgotten question may be from before the change.
+        if question.answer is not None and self._asked.get(place) is question:
+            watch = self._watches.get(place)
+            if watch is not None:
+                watch.hear(question.queue, question.answer, question.asked_us)
+
+    def _put(self, place: tuple[str, str], queue: LeakyQueue, now_us: int) -> _Question:
+        if not 0 <= now_us - self._swept_us <= FRESH_US:
+            for other, question in list(self._asked.items()):
+                if not question.serves(now_us):
+                    self._asked.pop(other, None)
+            self._swept_us = now_us
+        question = self._asked[place] = _Question(queue, now_us)
+        return question
+
+
+_QUESTIONS = forks.begin_anew(_Questions.begin)
+
+
+class KeyStatus:
+    """The questions of one shaper, shared with all shapers of the same name in its process."""
+
+    is_direct: ClassVar[bool] = True
+    """Whether every slot comes from the store at the time of its call."""
+
+    def __init__(self, store: Store, name: str, queue: LeakyQueue) -> None:
+        self.instant = store.instant
+        self.hears_all = store.instant and not store.shared
+        """Whether only this process can change a key, so that polling finds nothing."""
+        self._clock = store.clock
+        self._clock_decides = store.clock_decides
+        self._confirm = store.twin(name, queue, CONFIRM)
+        self._follow = store.twin(name, queue, FOLLOW)
+        self._name = name
+        self._queue = queue
+        self._questions = companion(store, "questions", _Questions)
+        self._settings = store.settings(name)
+        self.limits = self._questions.limits(self._settings, store.clock.now_us(), hears_all=self.hears_all)
+
+    async def ask(self, driver: Driver, key: str) -> KeyState:
+        """The state of a key, at most 10 ms old."""
+        if self.instant:
+            if self._settings.known.stored.version:
+                return self._followed(self._follow.call(key), 0)
+            return self._standing(self._confirm.call(key), 0)
+        while True:
+            alarm = driver.alarm()
+            question, is_mine = self._shared(key, alarm)
+            if is_mine:
+                break
+            if question.is_open:
+                await driver.wait(alarm, STUCK_S)
+                if question.is_open:
+                    question = self._questions.anew((self._name, key), self._queue, self._clock.now_us())
+                    break
+            if (told := question.told()) is not None:
+                return told
+        driver.may_be_thrown()
+        try:
+            question.answer = await self._answered(driver, key, question.asked_us)
+        except BaseException as error:
+            await driver.given_back(error, partial(self._failed, key, question, error), question.close)
+            raise
+        question.close()
+        self._questions.hear((self._name, key), question)
+        return question.answer
+
+    async def _answered(self, driver: Driver, key: str, asked_us: int) -> KeyState:
+        """What the store says. Once operators have set something, what has become of the key by that is kept
+        there: else each look would find another moment of the change.
+        """
+        if not self._settings.known.stored.version:
+            confirmed = await driver.ask(self._confirm, key)
+            if not self._settings.known.stored.version:
+                return self._standing(confirmed, asked_us)
+        return self._followed(await driver.ask(self._follow, key), asked_us)
+
+    async def leaving(self, driver: Driver, key: str) -> KeyState:
+        """`ask`, for a call that is about to leave."""
+        return await self.ask(driver, key)
+
+    def watch(self, key: str) -> Watch:
+        """The watch of a key at which calls wait."""
+        return self._questions.watch((self._name, key), self._clock.now_us())
+
+    async def looking(self, driver: Driver, key: str, than_us: int) -> tuple[int, KeyState]:
+        """The state of a key, and when it was asked for: an answer since `than_us` is reused."""
+        known = self.watch(key).since(self._queue, than_us)
+        return (self._clock.now_us(), await self.ask(driver, key)) if known is None else known
+
+    def changing(self, change: Twin[Any], *, is_news: bool = True) -> Twin[Any]:
+        """Wrap an operation that changes a key: what is known about it is forgotten. Waiting calls are woken,
+        unless all that they could hear is that they have to wait longer.
+        """
+
+        def changed(key: str, *args: Any) -> Any:
+            try:
+                return change.call(key, *args)
+            finally:
+                self._forget(key, is_news=is_news)
+
+        async def achanged(key: str, *args: Any) -> Any:
+            try:
+                return await change.acall(key, *args)
+            finally:
+                self._forget(key, is_news=is_news)
+
+        return Twin(changed, achanged)
+
+    def _shared(self, key: str, alarm: Alarm) -> tuple[_Question, bool]:
+        return self._questions.shared((self._name, key), self._queue, alarm, self._clock.now_us())
+
+    async def _failed(self, key: str, question: _Question, error: BaseException) -> None:
+        if isinstance(error, Exception):
+            question.error = error
+            self._dropped(key, question)
+        question.close()
+
+    def _dropped(self, key: str, question: _Question) -> None:
+        # The traceback of its error refers to the store and would keep it alive.
+        self._questions.drop((self._name, key), question)
+
+    def _forget(self, key: str, *, is_news: bool) -> None:
+        self._questions.forget((self._name, key), self._clock.now_us(), is_news=is_news)
+
+    def _standing(self, confirmed: tuple[int, ...], asked_us: int) -> KeyState:
+        generation, shift, until, there, mark, *clock = confirmed
+        ahead = 0 if self.instant else self.hear(asked_us, there)
+        return KeyState(generation, shift, until, ahead, tuple(clock), mark)
+
+    def _followed(self, told: tuple[Any, ...], asked_us: int) -> KeyState:
+        *confirmed, changes, queue = told
+        return self._standing(tuple(confirmed), asked_us)._replace(changes=changes, queue=queue)
+
+    def hear(self, asked_us: int, there_us: int) -> int:
+        """Take in the store's time in an answer; returns how far ahead the clock is that callers sleep by."""
+        ahead_us = self._questions.clock.hear(asked_us, there_us, self._clock.now_us())
+        return 0 if self._clock_decides else ahead_us
+
+    @property
+    def trip_us(self) -> int:
+        """How long a quick trip to the store takes, for a call that is about to leave."""
+        return self._questions.clock.trip_us if self.is_direct else 0
+
+    def ahead_us(self, there_us: int) -> int | None:
+        """How far ahead the clock is that callers sleep by, if the store has just answered `there_us`.
+
+        None if that is not known yet.
+        """
+        return 0 if self._clock_decides else self._questions.clock.ahead_us(there_us, self._clock.now_us())

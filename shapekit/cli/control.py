@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import click
 
-from shapekit._queue.key_status import notice_us
+from shapekit._queue.moving import notice_us
 from shapekit._runtime import forks
 from shapekit.algorithms.queue.queue import CONFIRM, HOLD, MARK, RESUME, LeakyQueue
 from shapekit.cli.main import CommandError

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from shapekit import ManualClock, MemoryStore, Override, Policy, QueueFullError, Shaper, listen
-from shapekit._queue.key_status import QUICK_US, Limits
+from shapekit._queue.moving import QUICK_US, Limits
 from shapekit._runtime.drivers import AsyncAlarm
 from shapekit.events import LimitChanged
 from shapekit.stores.settings import Settings

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapekit import ManualClock, MemoryStore, Shaper, StoreUnavailableError
-from shapekit._queue import key_status as module
-from shapekit._queue.key_status import FRESH_US, KeyStatus
+from shapekit._queue import waiter as module
+from shapekit._queue.waiter import FRESH_US, KeyStatus
 from shapekit._runtime.drivers import TASKS, Twin, run
 from shapekit.algorithms.queue.queue import CONFIRM, HOLD, RESERVE, UNKNOWN
 

@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from shapekit import Adaptive, ManualClock, MemoryStore, Shaper
-from shapekit._queue import waiter as module
-from shapekit._queue.waiter import LateCalls
+from shapekit._queue import moving as module
+from shapekit._queue.moving import LateCalls
 from shapekit._runtime.drivers import THREADS, AsyncAlarm, Twin, run
 from shapekit.algorithms.queue.queue import CONFIRM, LATE, RESERVE
 from tests.algorithms.queue.test_late import worst
@@ -234,7 +234,7 @@ def test_a_late_call_that_is_cancelled_keeps_nobody_from_leaving(stage, clock):
     stage.run()
     assert sorted(stage.names) == list(range(30))
     assert worst(departures(stage), SECOND) <= 101
-    assert shaper.core.waiter._late_calls._under_way == {}
+    assert shaper.core.waiter._late_calls.under_way == {}
 
 
 def test_whoever_is_interrupted_on_a_trip_keeps_nobody_from_the_next():
@@ -254,7 +254,7 @@ def test_whoever_is_interrupted_on_a_trip_keeps_nobody_from_the_next():
             pass
         else:
             break
-        assert late_calls._under_way == {}
+        assert late_calls.under_way == {}
         assert run(late_calls.ask, "key", 2, (7, 2, 1, 2)) == (1, 1)
         assert len(trips) <= 2
     assert 10 < at < 59
@@ -263,7 +263,7 @@ def test_whoever_is_interrupted_on_a_trip_keeps_nobody_from_the_next():
 def test_a_trip_whose_loop_has_stopped_is_given_up(monkeypatch):
     monkeypatch.setattr(module, "STUCK_S", 0.01)
     late_calls = LateCalls(Twin(lambda key, calls: tuple((1, 1) for _ in calls), None))
-    late_calls._under_way["key"] = module._LateCall(0, (7, 1, 1, 1), threading.Event())
+    late_calls.under_way["key"] = module._LateCall(0, (7, 1, 1, 1), threading.Event())
     assert run(late_calls.ask, "key", 1, (7, 1, 1, 1)) == (1, 1)
 
 
@@ -276,7 +276,7 @@ def test_slots_of_two_stores_do_not_go_on_one_trip():
         return tuple((1, 1) for _ in calls)
 
     late_calls = LateCalls(Twin(late, None))
-    late_calls._waiting["key"] = [
+    late_calls.waiting["key"] = [
         module._LateCall(1, (-9, 1, 1, 1), threading.Event()),
         module._LateCall(2, (-8, 1, 1, 1), threading.Event()),
     ]

@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
-from shapekit._queue.key_status import FRESH_US
+from shapekit._queue.waiter import FRESH_US
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.rate import SECOND_US, parse_rates

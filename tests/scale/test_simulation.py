@@ -9,7 +9,7 @@ from math import ceil
 
 import pytest
 
-from shapekit._queue.key_status import FRESH_US
+from shapekit._queue.waiter import FRESH_US
 from shapekit.rate import SECOND_US
 
 from .simulation import Fleet, Network, Run, most_in_window, pace, run

@@ -1,0 +1,404 @@
+"""Moving: what the calls of a process share that wait at a key and may have to move.
+
+A watch holds what a process knows about a key whose waiting calls may have to move: a key that is held (the
+hold may be ended or prolonged), or one with an adaptive rate. Changes that the process makes itself reach its
+calls at once. Changes by other processes are found by polling, with one question for all calls that wait at
+the key: the first call to poll asks, the others reuse its answer, and an answer with news wakes them all, so
+that they leave in order.
+
+Late calls of a key, as there are many after a stop of the whole process, share a trip and get their new slots
+in the order of the old ones. A call that comes while a trip is under way goes with the next, and a call that
+is in time lets those go first that were before it. A call that is late again takes the slot of the first call
+behind it that has got another one, too, and that one takes the next: so they keep their order.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from itertools import count
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from shapekit._runtime import forks
+from shapekit._runtime.drivers import Alarm, Driver, Twin
+from shapekit.algorithms.queue.queue import UNKNOWN, Late, Moved
+from shapekit.rate import SECOND_US
+from shapekit.stores.settings import Settings
+
+if TYPE_CHECKING:
+    from shapekit._queue.waiter import KeyState, KeyStatus, PendingWait
+
+__all__ = ["AT_ONCE_US", "KeyPoller", "LateCalls", "Limits", "Watch", "notice_us", "pause_us"]
+
+QUICK_US = SECOND_US // 4
+"""The shortest interval between polls right after a change."""
+SLOW_US = SECOND_US
+"""The shortest interval once nothing has changed for two seconds."""
+PART = 20
+"""The shortest interval as a part of the wait that is left,"""
+LONGEST_US = 60 * SECOND_US
+"""capped here, so that a hold of a day can be ended within a minute or two."""
+JITTER = 4
+"""The interval is longer by up to this part, at random, so that processes do not poll in step."""
+AT_ONCE_US = SECOND_US // 4
+"""How far ahead a hold is ended in a store where every waiting call hears of it at once."""
+NOTICE_PART = 12
+LEAST_NOTICE_US, MOST_NOTICE_US = 1_500_000, 90 * SECOND_US
+STUCK_S = 5.0
+"""How long to wait for a question that another call has asked, in case its event loop was stopped."""
+_END_US = 2**53
+
+
+def pause_us(left_us: int, age_us: int) -> int:
+    """How long until the next poll, for a call with `left_us` to wait at a key that changed `age_us` ago."""
+    least_us = max(QUICK_US, min(SLOW_US, age_us // 2))
+    length_us = max(least_us, min(LONGEST_US, left_us // PART))
+    from random import randrange  # noqa: PLC0415 - only a process that polls loads it
+
+    return length_us + randrange(length_us // JITTER)  # noqa: S311 - no secret
+
+
+def notice_us(left_us: int) -> int:
+    """How far ahead to end a hold with `left_us` to go: later than any process polls and has its answer.
+
+    A call that heard of it too late would leave late, right next to those behind it.
+    """
+    return max(LEAST_NOTICE_US, min(MOST_NOTICE_US, left_us // NOTICE_PART))
+
+
+class Watch:
+    """A key whose calls wait: the last answer, when it last changed, and the alarms to set when it does."""
+
+    __slots__ = ("__weakref__", "_alarms", "_heard", "changed_us", "version")
+
+    def __init__(self, now_us: int) -> None:
+        self._alarms: dict[Alarm, None] = {}
+        self._heard: dict[object, tuple[int, KeyState]] = {}
+        self.changed_us = now_us
+        self.version = object()
+        """A new object after each change."""
+
+    def hear(self, queue: object, key_state: KeyState, asked_us: int) -> None:
+        """Take in the store's answer to a question asked at `asked_us`."""
+        known = self._heard.get(queue)
+        if known is not None and known[0] > asked_us:
+            return
+        self._heard[queue] = asked_us, key_state
+        if known is None or not key_state.is_like(known[1]):
+            self.changed_us = asked_us
+            self.ring()
+
+    def since(self, queue: object, than_us: int) -> tuple[int, KeyState] | None:
+        """The last answer and when it was asked for; None if that was not after `than_us`."""
+        known = self._heard.get(queue)
+        return known if known is not None and known[0] > than_us else None
+
+    def forget(self, now_us: int, *, is_news: bool) -> None:
+        """Forget the answers: this process has changed the key.
+
+        Takes no lock, because a coroutine that is thrown away may get here.
+        """
+        self._heard = {}
+        if is_news:
+            self.changed_us = now_us
+            self.ring()
+
+    def ring(self) -> None:
+        """Announce a change."""
+        self.version = object()
+        for alarm in list(self._alarms):
+            alarm.set()
+
+    def begin(self) -> None:
+        """Without waiting calls: in a forked child."""
+        self._alarms = {}
+        self._heard = {}
+
+    def add(self, alarm: Alarm) -> None:
+        """Set the alarm at the next change."""
+        self._alarms[alarm] = None
+
+    def discard(self, alarm: Alarm) -> None:
+        """Remove the alarm of a sleeper that is awake."""
+        self._alarms.pop(alarm, None)
+
+
+def _first(pair: tuple[int, Any]) -> int:
+    return pair[0]
+
+
+class Limits(Watch):
+    """What operators may change while calls wait that are under one name: one of them asks for all.
+
+    Any question to the store tells. So a call that polls asks about its own key, and what it hears wakes the
+    others.
+    """
+
+    __slots__ = ("_hears_all", "_poller", "dues", "settings")
+
+    def __init__(self, settings: Settings, now_us: int, *, hears_all: bool) -> None:
+        super().__init__(now_us)
+        self.settings = settings
+        self._hears_all = hears_all
+        self._poller: Alarm | None = None
+        self.dues: dict[Alarm, int] = {}
+
+    def begin(self) -> None:
+        """Without waiting calls: in a forked child."""
+        super().begin()
+        self._poller, self.dues = None, {}
+
+    def until_us(self, alarm: Alarm, now_us: int, due_us: int) -> int:
+        """When a call that sleeps until its slot has to ask, if nothing wakes it before."""
+        self.dues[alarm] = due_us
+        if self._poller is None and self._is_far(due_us, now_us):
+            self._poller = alarm
+        if self._poller is not alarm:
+            if self._poller is None:
+                self.hand_over(now_us)
+            return _END_US
+        if self._hears_all:
+            ends_us = self.settings.known.ends_us
+            return _END_US if ends_us is None else ends_us
+        # Whoever leaves next asks in any case, and what it hears wakes the others.
+        next_us = min(list(self.dues.values()), default=due_us)
+        return now_us + pause_us(max(0, next_us - now_us), 0)
+
+    def discard(self, alarm: Alarm) -> None:
+        """Remove the alarm of a sleeper that is awake."""
+        super().discard(alarm)
+        self.dues.pop(alarm, None)
+        if self._poller is alarm:
+            self._poller = None
+
+    def hand_over(self, now_us: int) -> None:
+        """Wake the call that waits longest, so that it asks, if none does. Takes no lock, as
+        `Watch.forget` does not.
+        """
+        if self._poller is None and self.dues:
+            due_us, alarm = max([(due_us, alarm) for alarm, due_us in list(self.dues.items())], key=_first)
+            if self._is_far(due_us, now_us):
+                alarm.set()
+
+    def _is_far(self, due_us: int, now_us: int) -> bool:
+        """Whether an answer comes before the slot: one under way then would let other calls leave first."""
+        return self._hears_all or due_us - now_us >= 2 * QUICK_US
+
+
+class KeyPoller:
+    """How one waiting call polls its keys and hears of changes."""
+
+    __slots__ = ("_heard_us", "_look_us", "_seen", "_status", "_watched", "_watches", "keys")
+
+    def __init__(self, status: KeyStatus, keys: Iterable[str], heard_us: int, *beside: Watch) -> None:
+        self._status = status
+        self.keys = tuple(keys)
+        self._watched = {key: status.watch(key) for key in self.keys}
+        self._watches = (*self._watched.values(), *beside)
+        self._heard_us = heard_us
+        self._look_us: int | None = None
+        # If every change of a key is announced, one may have been before this poller was made.
+        self._seen = [None if status.hears_all else watch.version for watch in self._watched.values()]
+        self._seen += [watch.version for watch in beside]
+
+    def until_us(self, due_us: int) -> int:
+        """Until when to sleep, unless something changes, before polling for a slot due at `due_us`."""
+        if self._look_us is None:
+            if self._status.hears_all or not self.keys:
+                self._look_us = _END_US
+            else:
+                age_us = self._heard_us - max(
+                    [watch.changed_us for watch in self._watched.values()], default=0
+                )
+                self._look_us = self._heard_us + pause_us(max(0, due_us - self._heard_us), age_us)
+                if due_us - self._look_us < QUICK_US:
+                    # An answer under way when the slot comes would let other calls leave first, and a call
+                    # asks before it leaves anyway. No hold ends sooner: see `notice_us`.
+                    self._look_us = due_us
+        return min(due_us, self._look_us)
+
+    def begin_wait(self, alarm: Alarm) -> None:
+        """Set the alarm when something changes."""
+        for watch in self._watches:
+            watch.add(alarm)
+        if self._has_news():
+            alarm.set()
+
+    def end_wait(self, alarm: Alarm) -> None:
+        """Remove the alarm after the sleep."""
+        for watch in self._watches:
+            watch.discard(alarm)
+
+    def is_time(self, now_us: int) -> bool:
+        """Whether something has changed, or the next poll is due."""
+        return (self._look_us is not None and now_us >= self._look_us) or self._has_news()
+
+    async def look(self, driver: Driver) -> list[KeyState]:
+        """The states of the keys: from answers that this process got since the last look, else from the
+        store.
+        """
+        self._seen = [watch.version for watch in self._watches]
+        than_us = self._heard_us
+        told = [await self._status.looking(driver, key, than_us) for key in self._watched]
+        self._heard_us = min([asked_us for asked_us, _ in told], default=than_us)
+        self._look_us = None
+        return [key_state for _, key_state in told]
+
+    def _has_news(self) -> bool:
+        return any(watch.version is not seen for watch, seen in zip(self._watches, self._seen, strict=True))
+
+
+_numbers = count()
+
+
+class _LateCall:
+    """A call, from when it asks until it has an answer."""
+
+    __slots__ = (
+        *("_number", "alarm", "answer", "call", "is_gone", "is_local", "is_on_trip", "order", "together"),
+    )
+
+    def __init__(self, order: int, call: Late, alarm: Alarm) -> None:
+        self.order = order
+        self._number = next(_numbers)
+        self.call = call
+        self.alarm = alarm
+        self.answer: Moved | None = None
+        self.is_gone = self.is_on_trip = False
+        self.is_local = call[0] < 0
+        """Whether its slot is one that replaces a lost store's."""
+        self.together: list[_LateCall] = []
+        """For whom it makes a trip."""
+
+    def __lt__(self, other: _LateCall) -> bool:
+        return (self.order, self._number) < (other.order, other._number)
+
+
+class LateCalls:
+    """The calls of one shaper that came too late to their slots and ask for others, by key."""
+
+    def __init__(self, late: Twin[Any]) -> None:
+        self._late = late
+        self.trips = 0
+        """How many were made. What was known of a key before the last one is out of date."""
+        self.begin()
+        _LATE.add(self)
+
+    def begin(self) -> None:
+        """Empty: at first, and in a forked child."""
+        self._lock = forks.lock()
+        self.waiting: dict[str, list[_LateCall]] = {}
+        self.under_way: dict[str, _LateCall] = {}
+        self._behind: dict[str, list[Alarm]] = {}
+        self._moved: dict[PendingWait, None] = {}
+
+    async def ask(self, driver: Driver, key: str, order: int, call: Late) -> Moved:
+        """When the call may leave, and its new slot."""
+        own = _LateCall(order, call, driver.alarm())
+        try:
+            while own.answer is None:
+                self._join(key, own)
+                if own.together:
+                    await self._go(driver, key, own)
+                    continue
+                traveller = self.under_way.get(key)
+                await driver.wait(own.alarm, STUCK_S)
+                if not own.alarm.is_set() and traveller is not None:
+                    # The loop of the call that made that trip was stopped.
+                    self._ended(key, traveller)
+                own.alarm = driver.alarm()
+        except BaseException:
+            own.is_gone = True
+            self._ended(key, own)
+            raise
+        return own.answer
+
+    async def let_go(self, driver: Driver, key: str, order: int) -> bool:
+        """Wait until a trip is over, if calls that make one were before; whether there were any."""
+        if key not in self.under_way and key not in self.waiting:
+            return False
+        alarm = driver.alarm()
+        with self._lock:
+            traveller = self.under_way.get(key)
+            late = (*(traveller.together if traveller else ()), *self.waiting.get(key, ()))
+            if not any(one.order < order and not one.is_gone for one in late):
+                return False
+            self._behind.setdefault(key, []).append(alarm)
+        await driver.wait(alarm, STUCK_S)
+        return True
+
+    def moved(self, call: PendingWait, allowed_us: int) -> None:
+        """A call has got another slot, or has to ask again for one: calls behind it that still have earlier
+        ones move on by one.
+        """
+        with self._lock:
+            behind = [
+                other
+                for other in list(self._moved)
+                if other.is_like(call)
+                and other.order > call.order
+                and other.due_us < call.due_us
+                and other.has_new_slot
+                and not other.is_late(allowed_us)
+            ]
+            self._moved[call] = None
+            together = sorted([call, *behind], key=attrgetter("order"))
+            for one, place in zip(together, sorted(one.place for one in together), strict=True):
+                one.take_place(place)
+
+    def leaves(self, call: PendingWait) -> bool:
+        """Whether a call may leave that has got another slot: not if it has just moved on."""
+        with self._lock:
+            if not call.is_over():
+                return False
+            self.forget(call)
+        return True
+
+    def forget(self, call: PendingWait) -> None:
+        """The call does not wait any more. Takes no lock, as `_ended` does not."""
+        self._moved.pop(call, None)
+
+    async def _go(self, driver: Driver, key: str, own: _LateCall) -> None:
+        together = own.together
+        answers = await driver.ask(self._late, key, tuple([one.call for one in together]))
+        # A store that is gone answers nothing: then they leave.
+        for one, answer in zip(together, answers or [(0, UNKNOWN)] * len(together), strict=True):
+            one.answer = answer
+        self.trips += 1
+        self._ended(key, own)
+
+    def _join(self, key: str, own: _LateCall) -> None:
+        """Wait for the next trip; or make it, with all who wait, where none is under way."""
+        with self._lock:
+            if own.is_on_trip:
+                return
+            waiting = self.waiting.setdefault(key, [])
+            if own not in waiting:
+                insort(waiting, own)
+            if key not in self.under_way:
+                self.under_way[key] = own
+                side = waiting[0].is_local
+                own.together = [one for one in waiting if one.is_local is side and not one.is_gone]
+                for one in own.together:
+                    one.is_on_trip = True
+                del self.waiting[key]
+                if apart := [one for one in waiting if one.is_local is not side]:
+                    self.waiting[key] = apart
+
+    def _ended(self, key: str, traveller: _LateCall) -> None:
+        """Wake all after a trip: those that wait begin the next one.
+
+        Takes no lock, because a coroutine that is thrown away may get here.
+        """
+        if self.under_way.get(key) is traveller:
+            self.under_way.pop(key, None)
+        together, traveller.together = traveller.together, []
+        for one in (*together, *self.waiting.get(key, ())):
+            one.is_on_trip = False
+            one.alarm.set()
+        for alarm in self._behind.pop(key, ()):
+            alarm.set()
+
+
+_LATE = forks.begin_anew(LateCalls.begin)
