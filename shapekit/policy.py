@@ -332,8 +332,8 @@ class Policy:
         return await self._configure(TASKS, rate, change)
 
     async def _configure(self, driver: Driver, rate: str | None, change: Change) -> Override:
-        from shapekit._queue.overriding import changed, placed, set_by  # noqa: PLC0415 - operators alone
         from shapekit.algorithms.overrides import effective, override_of  # noqa: PLC0415 - likewise
+        from shapekit.stores.settings import changed, placed, set_by  # noqa: PLC0415 - operators alone
 
         store = self.shaper.core.store
         now_us = store.clock.now_us()
@@ -360,7 +360,7 @@ class Policy:
         return await self._configured(TASKS)
 
     async def _configured(self, driver: Driver) -> list[Override]:
-        from shapekit._queue.overriding import in_force  # noqa: PLC0415 - operators alone
+        from shapekit.stores.settings import in_force  # noqa: PLC0415 - operators alone
 
         return list(await in_force(driver, self.shaper.core.store, self.name))
 
@@ -376,7 +376,7 @@ class Policy:
         return await self._unconfigure(TASKS, key)
 
     async def _unconfigure(self, driver: Driver, key: str | None) -> bool:
-        from shapekit._queue.overriding import changed, without  # noqa: PLC0415 - operators alone
+        from shapekit.stores.settings import changed, without  # noqa: PLC0415 - operators alone
 
         store = self.shaper.core.store
         before, after = await changed(driver, store, self.name, lambda overrides: without(overrides, key))

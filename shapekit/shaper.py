@@ -35,7 +35,6 @@ from shapekit._runtime.drivers import (
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.adaptive.aimd import Adaptive
 from shapekit.algorithms.base import Algorithm, check_cost
-from shapekit.algorithms.queue.moves import followed
 from shapekit.algorithms.queue.queue import (
     CANCEL,
     HELD_US,
@@ -47,7 +46,7 @@ from shapekit.algorithms.queue.queue import (
     SETTLE,
     LeakyQueue,
 )
-from shapekit.algorithms.queue.slots import ACCEPTED, WAIT_US, Grant, Granted
+from shapekit.algorithms.queue.slots import ACCEPTED, WAIT_US, Grant, Granted, followed
 from shapekit.clock import VIRTUAL, Clock, RealClock, forgets
 from shapekit.decision import Decision
 from shapekit.errors import ConfigError, StoreUnavailableError

@@ -25,9 +25,17 @@ from shapekit._runtime.drivers import Alarm, Driver, Sleepers, Twin
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.adaptive.aimd import FULL
 from shapekit.algorithms.base import END_US
-from shapekit.algorithms.queue.moves import Moves, followed
 from shapekit.algorithms.queue.queue import CONFIRM, FOLLOW, LATE, SOON_US, UNKNOWN, LeakyQueue
-from shapekit.algorithms.queue.slots import DEPARTS_AT_US, GENERATION, QUEUE, WAIT_US, Grant, Granted
+from shapekit.algorithms.queue.slots import (
+    DEPARTS_AT_US,
+    GENERATION,
+    QUEUE,
+    WAIT_US,
+    Grant,
+    Granted,
+    Moves,
+    followed,
+)
 from shapekit.clock import Clock
 from shapekit.decision import Decision
 from shapekit.errors import (

@@ -27,7 +27,7 @@ from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import GCRA, LeakyBucket, TokenBucket
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.ledger import Ledger
-from shapekit.algorithms.queue.overridden import overridden
+from shapekit.algorithms.overrides import overridden
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog

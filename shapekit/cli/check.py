@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import click
 
-from shapekit._queue.overriding import legible
 from shapekit.algorithms.adaptive.queue import AdaptiveQueue
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.fixed_window import FixedWindow
@@ -37,6 +36,7 @@ from shapekit.errors import ConfigError, shortened, span_words
 from shapekit.keys import KeyTemplate
 from shapekit.policy import Policy
 from shapekit.rate import Rate, max_wait_us
+from shapekit.stores.settings import legible
 
 
 def meaning(policy: Policy, max_wait_us: int | None) -> list[str]:

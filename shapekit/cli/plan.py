@@ -15,7 +15,6 @@ import click
 from rich.console import Console
 from rich.progress import track
 
-from shapekit._queue.overriding import changed, legible, placed
 from shapekit._runtime.drivers import run
 from shapekit.algorithms.overrides import HELD, Override, chosen
 from shapekit.algorithms.quota.quota import Quota
@@ -37,6 +36,7 @@ from shapekit.clock import ManualClock
 from shapekit.errors import span_words
 from shapekit.policy import Policy
 from shapekit.rate import MAX_SPAN_US, SECOND_US, whole
+from shapekit.stores.settings import changed, legible, placed
 
 _LONGEST_S = MAX_SPAN_US / SECOND_US
 MAX_PLAYED = 1_000_000

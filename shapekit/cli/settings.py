@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from shapekit._queue.overriding import changed, legible, placed, set_by, without
 from shapekit._runtime.drivers import run
 from shapekit.algorithms.overrides import (
     LIMITS,
@@ -25,7 +24,7 @@ from shapekit.cli.output import console, instant_words, json_option, print_json,
 from shapekit.cli.top import open_store, store_option
 from shapekit.errors import ConfigError
 from shapekit.rate import SECOND_US
-from shapekit.stores.settings import PERMITS
+from shapekit.stores.settings import PERMITS, changed, legible, placed, set_by, without
 
 _FIELDS = (*LIMITS, "state", "why", "until")
 _KEYS = "keys"

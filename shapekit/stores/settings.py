@@ -3,6 +3,8 @@
 Every decision tells the store which version the process knows. If that is not the one in force, the store
 answers with the text of the one that is, and the decision is made by that. So all go by an override from
 their next decision on, and no call asks for it.
+
+Operators set them from a policy or from the command line: `changed`, and what goes before and after it.
 """
 
 from __future__ import annotations
@@ -11,14 +13,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from weakref import WeakMethod
 
+from shapekit._runtime.drivers import Driver, Twin
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.errors import ConfigError
 from shapekit.rate import SECOND_US
 
 if TYPE_CHECKING:
     from shapekit.algorithms.overrides import Override, Overrides
+    from shapekit.stores.base import Store
 
-__all__ = ["Settings", "Stored"]
+__all__ = ["Settings", "Stored", "changed", "in_force", "legible", "placed", "set_by", "without"]
+
 
 PERMITS = ".permits"
 """What the name of a policy's permits ends with: they go by the settings of the policy."""
@@ -130,3 +135,61 @@ class Settings:
 def settings_name(name: str, program: Any) -> str:
     """The name whose settings a program goes by."""
     return name.removesuffix(PERMITS) if isinstance(program, Concurrency) else name
+
+
+# how operators set limits
+
+
+async def in_force(driver: Driver, store: Store, name: str) -> Overrides:
+    """The overrides of a name."""
+    return legible(store, await driver.ask(Twin(store.read_overrides, store.aread_overrides), name))
+
+
+async def changed(
+    driver: Driver, store: Store, name: str, change: Callable[[Overrides], Overrides]
+) -> tuple[Overrides, Overrides]:
+    """Change the overrides of a name in one step; returns those before and since."""
+    from shapekit.algorithms.overrides import written  # noqa: PLC0415 - only who sets something asks
+
+    look = Twin(store.read_overrides, store.aread_overrides)
+    write = Twin(store.write_overrides, store.awrite_overrides)
+    while True:
+        known = await driver.ask(look, name)
+        before = legible(store, known)
+        after = change(before)
+        if written(after) == known.text or await driver.ask(write, name, written(after), known):
+            return before, after
+
+
+def legible(store: Store, stored: Stored) -> Overrides:
+    """What is said, without what has ended; nothing where it is illegible, as for decisions."""
+    from shapekit.algorithms.overrides import read  # noqa: PLC0415 - only where something is set
+
+    try:
+        found = read(stored.text)
+    except ConfigError:
+        return ()
+    now = store.clock.now_us()
+    return tuple([one for one in found if not one.is_over(now)])
+
+
+def without(overrides: Overrides, key: str | None) -> Overrides:
+    """The overrides of other keys."""
+    return tuple([one for one in overrides if one.key != key])
+
+
+def set_by() -> str:
+    """Who runs this process, and where."""
+    import getpass  # noqa: PLC0415 - only who sets something asks
+    import socket  # noqa: PLC0415 - likewise
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+def placed(override: Override) -> Callable[[Overrides], Overrides]:
+    """The change that sets an override, instead of any of the same key."""
+    return lambda overrides: (*without(overrides, override.key), override)

@@ -14,12 +14,12 @@ from functools import partial
 from typing import Any
 
 from shapekit import GCRA, Gate, MemoryStore, RedisStore, Shaper
-from shapekit._queue.overriding import changed
 from shapekit._runtime.drivers import run
 from shapekit.algorithms.base import CHECK
 from shapekit.algorithms.overrides import Override
 from shapekit.algorithms.queue.queue import RESERVE
 from shapekit.stores.redis.script import script_of
+from shapekit.stores.settings import changed
 
 from ..redis_server import RedisServer
 from .shared_decisions import own_script

@@ -48,11 +48,8 @@ OVERRIDES = (*files("tests/overrides"), "tests/cli/test_settings.py")
 TESTS = {
     ("algorithms/adaptive/",): ("tests/algorithms/adaptive", "tests/queue/adaptive", LUA),
     ("algorithms/inflight",): (LUA, "tests/algorithms/test_inflight.py", "tests/queue/inflight"),
-    ("algorithms/queue/moves", "algorithms/queue/overridden", "algorithms/overrides"): (
-        *OVERRIDES,
-        LUA,
-        *QUEUE,
-    ),
+    ("algorithms/overrides",): (*OVERRIDES, LUA, *QUEUE),
+    ("algorithms/queue/slots",): (LUA, *QUEUE, "tests/queue/prefetch", *OVERRIDES),
     ("algorithms/queue/",): (LUA, *QUEUE, "tests/queue/prefetch"),
     ("algorithms/quota/spread",): (CALENDAR, LUA, *LAWS, "tests/processes/test_spread.py"),
     ("algorithms/usage",): (CALENDAR, LUA, *LAWS, *POLICY),

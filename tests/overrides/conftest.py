@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from shapekit import ManualClock, MemoryStore, SQLiteStore
-from shapekit._queue.overriding import changed
 from shapekit._runtime.drivers import run
 from shapekit.stores.redis import RedisStore
+from shapekit.stores.settings import changed
 
 from ..redis_server import shared_server
 

@@ -12,10 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shapekit import GCRA, Quota, Rate
-from shapekit.algorithms.queue.moves import MOST, NOTICE_US, Move, followed
-from shapekit.algorithms.queue.overridden import overridden
+from shapekit.algorithms.overrides import overridden
 from shapekit.algorithms.queue.queue import LeakyQueue
-from shapekit.algorithms.queue.slots import Grant
+from shapekit.algorithms.queue.slots import MOST_MOVES, NOTICE_US, Grant, Move, followed
 
 START = 10**15
 RATES = ("1/s", "2/s", "3/s", "5/s", "20/s", "7 per 3 seconds", "1/min", "1000/s")
@@ -126,7 +125,7 @@ def test_all_go_where_the_law_says(rate, burst, steps):
         elif step == "cancel" and line.waiting:
             assert line.cancel(told % len(line.waiting))
         elif step == "change":
-            if len(line.changes) == MOST:
+            if len(line.changes) == MOST_MOVES:
                 break
             line.change(changed(told, burst))
         for index, (_, start, due) in enumerate(line.waiting):
@@ -230,10 +229,10 @@ def test_whoever_has_waited_through_too_many_changes_keeps_the_slot():
     line = Line("1/s")
     first = line.reserve()
     waiting = line.reserve()
-    for number in range(MOST + 1):
+    for number in range(MOST_MOVES + 1):
         line.change(changed(("2/s", "1/s")[number % 2]))
     changes = line.queue.follow(line.state, line.now)[1][-2]
-    assert len(changes) == MOST
+    assert len(changes) == MOST_MOVES
     assert followed(waiting, changes) is None
     assert first.due_us == START
 

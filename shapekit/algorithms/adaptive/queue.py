@@ -24,7 +24,6 @@ from shapekit.algorithms.adaptive.aimd import FULL, LEAST, Law, real, share_of, 
 from shapekit.algorithms.base import share_of as part_of
 from shapekit.algorithms.base import slowed
 from shapekit.algorithms.operation import Moment, Operation
-from shapekit.algorithms.queue.moves import MOST, NOTICE_US, Move, Moves
 from shapekit.algorithms.queue.queue import (
     LEAST_GRACE_US,
     SOON_US,
@@ -39,7 +38,16 @@ from shapekit.algorithms.queue.queue import (
     stands_until,
     unused,
 )
-from shapekit.algorithms.queue.slots import NOTHING_GONE, Asked, Grant, Granted
+from shapekit.algorithms.queue.slots import (
+    MOST_MOVES,
+    NOTHING_GONE,
+    NOTICE_US,
+    Asked,
+    Grant,
+    Granted,
+    Move,
+    Moves,
+)
 from shapekit.algorithms.queue.wire import REFUSED
 from shapekit.decision import Decision
 from shapekit.rate import SECOND_US, Rate
@@ -332,7 +340,7 @@ class AdaptiveQueue(LeakyQueue):
             move = Move(generation, virtual, *numbers, virtual)
             free, left, mark, changes, stands = book or ((), NOTHING_GONE, 0, (), 0)
             free, left = move.given_back(free, left)
-            opened = (free, left, mark, (*changes, move)[-MOST:], stands)
+            opened = (free, left, mark, (*changes, move)[-MOST_MOVES:], stands)
             placed = (move.place(tail), move.instant(newest), generation + 1, number, opened)
             return *placed, max(now, anchor), virtual, kept
         ends = real(state[5], state[6], before, -(-tail // writer.q))

@@ -32,10 +32,9 @@ from shapekit.algorithms.base import END_US, Algorithm, slowed
 from shapekit.algorithms.gcra import interval
 from shapekit.algorithms.operation import NOWHERE, Moment, Operation, Run, Side, Undo, side_of
 from shapekit.algorithms.prospects import Pace, departures, unforeseeable
-from shapekit.algorithms.queue import moves, slots
+from shapekit.algorithms.queue import slots
 from shapekit.algorithms.queue.constraints import Constraints, States, burst_of, part_below, unpaced
-from shapekit.algorithms.queue.moves import NOTICE_US, Move, Moves
-from shapekit.algorithms.queue.slots import NONE, Asked, Grant, Granted, Places
+from shapekit.algorithms.queue.slots import NONE, NOTICE_US, Asked, Grant, Granted, Move, Moves, Places
 from shapekit.algorithms.queue.wire import REFUSED, WiredQueue, moves_received
 from shapekit.algorithms.quota.quota import Quota
 from shapekit.decision import Decision
@@ -555,7 +554,7 @@ class LeakyQueue(WiredQueue):
         if parts or kept:
             free = NONE if kept else ()
         free, left = move.given_back(free, left)
-        opened = (free, left, mark, (*changes, move)[-moves.MOST :], stands)
+        opened = (free, left, mark, (*changes, move)[-slots.MOST_MOVES :], stands)
         return move.place(tail), move.instant(newest), generation + 1, number, until, shift, opened, kept
 
     def _move(self, writer: Any, generation: int, pivot: int, at: int) -> Move:

@@ -11,10 +11,9 @@ from json import dumps, loads
 from typing import Any
 
 from shapekit.algorithms.base import decision_of
-from shapekit.algorithms.queue import moves, slots
+from shapekit.algorithms.queue import slots
 from shapekit.algorithms.queue.constraints import Constraints, Receipts
-from shapekit.algorithms.queue.moves import Move, Moves
-from shapekit.algorithms.queue.slots import Grant, Places, Row, Single
+from shapekit.algorithms.queue.slots import Grant, Move, Moves, Places, Row, Single
 from shapekit.algorithms.rows import flat, paged, read, text
 from shapekit.rate import Value
 
@@ -58,7 +57,7 @@ class WiredQueue(Value):
             self.places.inspect(free) if parts else slots.inspect_gaps(free)
             slots.inspect_gone(left)
             sum((mark, stands))
-            moves.inspect(changes)
+            slots.inspect_moves(changes)
         self.constraints.inspect(parts)
 
     def state_sent(self, line: Any) -> list[Any]:

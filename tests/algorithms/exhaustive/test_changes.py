@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from shapekit import Rate
-from shapekit.algorithms.queue.moves import followed
-from shapekit.algorithms.queue.overridden import overridden
+from shapekit.algorithms.overrides import overridden
 from shapekit.algorithms.queue.queue import LeakyQueue
-from shapekit.algorithms.queue.slots import Grant
+from shapekit.algorithms.queue.slots import Grant, followed
 
 from .explore import LawBrokenError, explore
 from .test_queue import NONCE, START, ranked, without

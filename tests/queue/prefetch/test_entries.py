@@ -5,10 +5,10 @@ import threading
 import pytest
 
 from shapekit import Override, StoreUnavailableError
-from shapekit._queue.overriding import changed
 from shapekit._queue.prefetch import _DESKS
 from shapekit._runtime.drivers import run
 from shapekit.rate import SECOND_US
+from shapekit.stores.settings import changed
 
 from ...crew import in_threads
 from .conftest import PATIENCE_S, tenders
