@@ -30,8 +30,7 @@ from shapekit._adapters.http.request import (
 )
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
-from shapekit.keys import KeySpec, KeyTemplate
-from shapekit.target import KeyOf, key_of
+from shapekit.keys import KeyOf, KeySpec, KeyTemplate, key_of
 
 try:
     from botocore.client import BaseClient  # pyright: ignore[reportMissingImports]

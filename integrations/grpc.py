@@ -37,8 +37,7 @@ from shapekit._adapters.http.request import (
 from shapekit._runtime.background import ErrorsLogged
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
-from shapekit.keys import KeySpec, KeyTemplate
-from shapekit.target import KeyOf, constantly, key_of, segments
+from shapekit.keys import KeyOf, KeySpec, KeyTemplate, constantly, key_of, segments
 
 try:
     import grpc

@@ -108,7 +108,7 @@ _ON_DEMAND = {
     "LLMCall": "shapekit.llm.call",
     "Override": "shapekit.algorithms.overrides",
     "RedisStore": "shapekit.stores.redis.store",
-    "ResilientStore": "shapekit.stores.resilient.store",
+    "ResilientStore": "shapekit.stores.resilient",
     "SQLiteStore": "shapekit.stores.sqlite.store",
     "Spending": "shapekit.llm.prices",
     "TokenUsage": "shapekit.llm.usage",

@@ -35,9 +35,9 @@ from shapekit.shaper import Reservation
 if TYPE_CHECKING:
     from shapekit._queue.inflight import Permit, Permits
     from shapekit.feedback import Feedback, ServerHint
+    from shapekit.keys import Target
     from shapekit.policy import Policy
     from shapekit.shaper import Core
-    from shapekit.target import Target
 
 __all__ = ["Admission", "Pending", "body_of", "hint_of"]
 

@@ -34,8 +34,7 @@ from shapekit.events import (
 from shapekit.policy import Policy
 from shapekit.rate import SECOND_US, whole
 from shapekit.stores.base import Store
-from shapekit.stores.resilient import ResilientStore
-from shapekit.stores.resilient.breaker import Deadline
+from shapekit.stores.resilient import Deadline, ResilientStore
 
 __all__ = [
     "CALLS",

@@ -34,8 +34,8 @@ from shapekit.keys import scoped
 from shapekit.rate import AS_CONFIGURED, SECOND_US, Duration, max_wait_us, timeout_us
 
 if TYPE_CHECKING:
+    from shapekit.keys import Target
     from shapekit.shaper import Core, Reservation
-    from shapekit.target import Target
 
 __all__ = ["Caller", "Lines", "ScopedSlots", "Scopes"]
 
@@ -145,7 +145,7 @@ _UNKNOWN = _Node()
 
 
 def _place(key: str, target: Target) -> tuple[Path, bool]:
-    from shapekit.target import segments  # noqa: PLC0415 - reads URLs: for scopes only
+    from shapekit.keys import segments  # noqa: PLC0415 - reads URLs: for scopes only
 
     path = segments(target.path)
     return (key, target.method, *path[:MOST_SEGMENTS]), len(path) <= MOST_SEGMENTS

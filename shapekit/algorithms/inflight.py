@@ -28,8 +28,7 @@ from datetime import timedelta
 from fractions import Fraction
 from typing import Any, ClassVar, TypeAlias
 
-from shapekit.algorithms.base import as_tuple, share_of
-from shapekit.algorithms.operation import Moment, Operation, Undo
+from shapekit.algorithms.base import Moment, Operation, Undo, as_tuple, share_of
 from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, Value, duration_us, whole
 
 __all__ = ["Concurrency"]

@@ -22,6 +22,7 @@ from typing import Any
 
 from shapekit.algorithms.base import (
     MOST_UNITS,
+    NOWHERE,
     Algorithm,
     Book,
     Decided,
@@ -33,7 +34,6 @@ from shapekit.algorithms.base import (
     receipted,
 )
 from shapekit.algorithms.compose import Composite, adopted
-from shapekit.algorithms.operation import NOWHERE
 from shapekit.decision import Decision, Forecast, Receipt
 
 MOST_RUNS = 64

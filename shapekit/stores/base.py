@@ -26,8 +26,8 @@ from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 from shapekit._runtime.drivers import ThreadCall, Twin, Workers
+from shapekit.algorithms.base import Operation
 from shapekit.algorithms.compose import Composite, adopted
-from shapekit.algorithms.operation import Operation
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, CostExceedsLimitError, whose
 from shapekit.stores.settings import Settings, Stored

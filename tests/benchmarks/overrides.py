@@ -18,7 +18,7 @@ from shapekit._runtime.drivers import run
 from shapekit.algorithms.base import CHECK
 from shapekit.algorithms.overrides import Override
 from shapekit.algorithms.queue.queue import RESERVE
-from shapekit.stores.redis.script import script_of
+from shapekit.stores.redis.protocol import script_of
 from shapekit.stores.settings import changed
 
 from ..redis_server import RedisServer

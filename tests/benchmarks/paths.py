@@ -20,7 +20,7 @@ from shapekit.algorithms.base import CHECK
 from shapekit.algorithms.queue.queue import RESERVE
 from shapekit.integrations.httpx import ShapedTransport
 from shapekit.integrations.requests import ShapedAdapter
-from shapekit.stores.redis.script import script_of
+from shapekit.stores.redis.protocol import script_of
 
 from ..redis_server import RedisServer
 from .counting import Work, finished, work_of

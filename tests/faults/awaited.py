@@ -10,7 +10,7 @@ from shapekit import GCRA, Adaptive, Gate, LLMBudget, Policy, Quota, Shaper, sha
 from shapekit._runtime.drivers import TASKS
 from shapekit.integrations.aiohttp import shaped_middleware
 from shapekit.integrations.httpx import ShapedTransport
-from shapekit.target import Target
+from shapekit.keys import Target
 
 
 def fail():

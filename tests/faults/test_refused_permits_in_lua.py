@@ -7,7 +7,7 @@ import redis
 
 from shapekit import Concurrency
 from shapekit.algorithms.inflight import ENTER, KEEP, LEAVE, WATCH
-from shapekit.stores.redis.script import script_of
+from shapekit.stores.redis.protocol import script_of
 
 from ..redis_server import shared_server
 

@@ -11,7 +11,7 @@ import pytest
 from .conftest import PLUGIN
 
 LINES = (
-    ("errors", "rate", "decision", "clock", "events", "keys", "target", "_runtime"),
+    ("errors", "rate", "decision", "clock", "events", "keys", "_runtime"),
     ("algorithms", "feedback"),
     ("stores",),
     ("_queue",),

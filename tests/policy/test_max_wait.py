@@ -6,7 +6,7 @@ import pytest
 from shapekit import LLMBudget, ManualClock, Policy, QueueFullError, Shaper
 from shapekit.integrations.httpx import ShapedTransport
 from shapekit.integrations.tenacity import shaped_retrying
-from shapekit.target import Target
+from shapekit.keys import Target
 
 
 @pytest.fixture

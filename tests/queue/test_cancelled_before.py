@@ -9,8 +9,8 @@ import pytest
 
 from shapekit import GCRA, Gate, LLMBudget, MemoryStore, Policy, RedisStore, ResilientStore, Shaper, shaped
 from shapekit.integrations.httpx import ShapedTransport
+from shapekit.keys import Target
 from shapekit.stores.sqlite import SQLiteStore
-from shapekit.target import Target
 
 from ..redis_server import shared_server
 

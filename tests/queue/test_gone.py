@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shapekit import ManualClock, Shaper
 from shapekit._runtime.drivers import AsyncAlarm
-from shapekit.stores.redis.batching import Line
+from shapekit.stores.redis.store import Line
 
 from ..algorithms.queue.histories import check_spacing
 from .slow_store import SlowStore

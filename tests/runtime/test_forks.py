@@ -173,7 +173,7 @@ SCOPED = """
 import os, signal, sys, threading
 from shapekit import Policy
 from shapekit._runtime.drivers import run
-from shapekit.target import Target
+from shapekit.keys import Target
 
 policy = Policy("1000/s", name="scoped")
 scoped, target = policy.scoped, Target("GET", "https", "api", None, "/search")

@@ -22,7 +22,7 @@ from shapekit.algorithms.queue.queue import CONFIRM
 from shapekit.integrations.celery import worker as celery_holds
 from shapekit.integrations.celery import worker as celery_worker
 from shapekit.integrations.celery.worker import Holds, MessageBuffer
-from shapekit.target import Target
+from shapekit.keys import Target
 from shapekit.testing import FaultyStore
 
 from ..queue.slow_store import NotingStore, SlowStore, in_another_process

@@ -9,9 +9,8 @@ from typing import Any
 
 from shapekit import ShapekitError
 from shapekit.algorithms.adaptive.queue import STATED, SUCCEEDED, THROTTLED
-from shapekit.algorithms.base import CHECK, DEBIT, FORECAST, PEEK, REFUND
+from shapekit.algorithms.base import CHECK, DEBIT, FORECAST, PEEK, REFUND, Operation
 from shapekit.algorithms.inflight import ENTER, KEEP, LEAVE, WATCH
-from shapekit.algorithms.operation import Operation
 from shapekit.algorithms.queue.queue import (
     CANCEL,
     CANCEL_MANY,

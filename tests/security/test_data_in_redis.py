@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shapekit import GCRA, Gate, ManualClock, MemoryStore, RedisStore, ShapekitError, Shaper, SlidingWindowLog
 from shapekit.algorithms.base import CHECK
-from shapekit.stores.redis.script import script_of
+from shapekit.stores.redis.protocol import script_of
 
 from ..redis_server import shared_server
 

@@ -1,8 +1,7 @@
 """A store that can be taken away, and workers who share it, each through a ResilientStore of its own."""
 
 from shapekit import MemoryStore
-from shapekit.stores.resilient import ResilientStore
-from shapekit.stores.resilient.breaker import LONGEST_BACK_OFF_US
+from shapekit.stores.resilient import LONGEST_BACK_OFF_US, ResilientStore
 from shapekit.testing import FaultyStore, ManualClock
 
 PATIENCE_S = 20.0

@@ -16,7 +16,7 @@ from shapekit.algorithms.queue.queue import CANCEL, LOOK, RESERVE, SETTLE, Leaky
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.rate import parse_rates
 from shapekit.stores.redis import protocol as redis_program
-from shapekit.stores.redis.script import Script, script_of
+from shapekit.stores.redis.protocol import Script, script_of
 
 from ..redis_server import shared_server
 

@@ -22,7 +22,7 @@ from shapekit import (
     Shaper,
     all_of,
 )
-from shapekit.stores.redis import script
+from shapekit.stores.redis import protocol as script
 
 from ..redis_cluster import shared_cluster
 from ..redis_server import shared_server

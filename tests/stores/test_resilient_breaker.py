@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shapekit import GCRA, Gate, StoreUnavailableError
-from shapekit.stores.resilient.breaker import FIRST_BACK_OFF_US, LONGEST_BACK_OFF_US, Breaker
+from shapekit.stores.resilient import FIRST_BACK_OFF_US, LONGEST_BACK_OFF_US, Breaker
 from shapekit.testing import ManualClock
 
 from .outages import PATIENCE_S, Host

@@ -9,9 +9,8 @@ import anyio
 import pytest
 
 from shapekit import GCRA, ConfigError, Gate, MemoryStore, StoreUnavailableError
-from shapekit.stores.resilient import ResilientStore
-from shapekit.stores.resilient import breaker as module
-from shapekit.stores.resilient.breaker import Deadline
+from shapekit.stores import resilient as module
+from shapekit.stores.resilient import Deadline, ResilientStore
 from shapekit.testing import FaultyStore
 
 from .outages import PATIENCE_S, Host, patient
@@ -128,7 +127,7 @@ def test_without_threads_a_call_is_made_where_it_is(monkeypatch, deadline):
 
 FORK = """
 import os, signal, warnings
-from shapekit.stores.resilient.breaker import Deadline
+from shapekit.stores.resilient import Deadline
 
 deadline = Deadline(20_000_000)
 deadline.call(int)

@@ -218,7 +218,7 @@ async def test_aclose_closes_the_primary_by_its_aclose(host):
 
 
 def test_its_threads_end_with_it(host, monkeypatch):
-    monkeypatch.setattr("shapekit.stores.resilient.breaker._IDLE_S", 3_600)
+    monkeypatch.setattr("shapekit.stores.resilient._IDLE_S", 3_600)
     before = set(threading.enumerate())
     store = host.worker("open")
     Gate(GCRA("10/s"), store=store, name="gate").check()

@@ -41,7 +41,7 @@ from shapekit.algorithms.queue.queue import (
 )
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.rate import parse_rates
-from shapekit.stores.resilient.store import scaled
+from shapekit.stores.resilient import scaled
 from shapekit.testing import ManualClock
 
 from .outages import MODES, Host

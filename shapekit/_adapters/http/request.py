@@ -39,7 +39,7 @@ from shapekit.config import PolicyOptions
 from shapekit.decision import Decision
 from shapekit.errors import AccountExhaustedError, ConfigError, RateLimitedError, ShapekitError
 from shapekit.feedback.feedback import STATUSES, error_of, says_exhausted
-from shapekit.keys import SCOPE
+from shapekit.keys import SCOPE, KeyOf, Routes, Target, constantly, key_of, parsed
 from shapekit.policy import Policy, checked_cost
 from shapekit.rate import (
     AS_CONFIGURED,
@@ -52,7 +52,6 @@ from shapekit.rate import (
     whole,
 )
 from shapekit.shaper import Reservation, checked_rates
-from shapekit.target import KeyOf, Routes, Target, constantly, key_of, parsed
 
 __all__ = [
     "Reading",

@@ -21,9 +21,8 @@ from typing import Any, ClassVar, TypeAlias, cast
 
 from shapekit.algorithms.adaptive import aimd
 from shapekit.algorithms.adaptive.aimd import FULL, LEAST, Law, real, share_of, shown
+from shapekit.algorithms.base import Moment, Operation, slowed
 from shapekit.algorithms.base import share_of as part_of
-from shapekit.algorithms.base import slowed
-from shapekit.algorithms.operation import Moment, Operation
 from shapekit.algorithms.queue.queue import (
     LEAST_GRACE_US,
     SOON_US,

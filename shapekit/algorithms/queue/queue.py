@@ -28,9 +28,19 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, TypeAlias
 
-from shapekit.algorithms.base import END_US, Algorithm, slowed
+from shapekit.algorithms.base import (
+    END_US,
+    NOWHERE,
+    Algorithm,
+    Moment,
+    Operation,
+    Run,
+    Side,
+    Undo,
+    side_of,
+    slowed,
+)
 from shapekit.algorithms.gcra import interval
-from shapekit.algorithms.operation import NOWHERE, Moment, Operation, Run, Side, Undo, side_of
 from shapekit.algorithms.prospects import Pace, departures, unforeseeable
 from shapekit.algorithms.queue import slots
 from shapekit.algorithms.queue.constraints import Constraints, States, burst_of, part_below, unpaced

@@ -18,7 +18,7 @@ from shapekit._adapters.http.request import (
     observe,
     too_many,
 )
-from shapekit.target import Routes, segments
+from shapekit.keys import Routes, segments
 
 READING = Reading(lambda request: request.target.host, lambda request: request.target)
 

@@ -14,7 +14,7 @@ from shapekit import (
 from shapekit.algorithms.adaptive.queue import SUCCEEDED, THROTTLED
 from shapekit.events import Held, RateChanged
 from shapekit.feedback import Feedback
-from shapekit.target import Target
+from shapekit.keys import Target
 
 BETWEEN = Adaptive(min="1/s", max="50/s")
 

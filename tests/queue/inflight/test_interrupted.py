@@ -15,7 +15,7 @@ from .rooms import given_back, is_forgotten, standing
 pytestmark = pytest.mark.filterwarnings("ignore:the admission of .* was never entered:RuntimeWarning")
 
 OURS = (
-    *("_queue/inflight.py", "_queue/heartbeat.py", "admission.py", "_runtime/drivers.py"),
+    *("_queue/inflight.py", "admission.py", "_runtime/drivers.py"),
     *("http/transport.py", "algorithms/inflight.py"),
 )
 

@@ -4,8 +4,7 @@ import pytest
 
 from shapekit import ManualClock, MemoryStore, Policy, QueueFullError, StoreUnavailableError
 from shapekit._runtime.drivers import Twin
-from shapekit.stores.resilient import ResilientStore
-from shapekit.stores.resilient.breaker import LONGEST_BACK_OFF_US
+from shapekit.stores.resilient import LONGEST_BACK_OFF_US, ResilientStore
 from shapekit.testing import FaultyStore
 
 from .rooms import PATIENCE_S, standing

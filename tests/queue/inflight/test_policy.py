@@ -23,7 +23,7 @@ from shapekit import (
     off,
     shaped,
 )
-from shapekit._queue.heartbeat import heartbeat_of
+from shapekit._queue.inflight import heartbeat_of
 from shapekit.algorithms.queue.queue import LOOK
 from shapekit.integrations.tenacity import shaped_retrying
 from shapekit.stores.redis import RedisStore

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from shapekit import Policy
 from shapekit._queue import scopes
 from shapekit._queue.scopes import Scopes
-from shapekit.keys import SCOPE, scoped
-from shapekit.target import Target, segments
+from shapekit.keys import SCOPE, Target, scoped, segments
 
 
 def target(path, method="GET"):
