@@ -22,13 +22,7 @@ from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.base import NEVER_US
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.decision import Decision
-from shapekit.errors import (
-    ConfigError,
-    CostExceedsLimitError,
-    QueueFullError,
-    after_waiting,
-    whose,
-)
+from shapekit.errors import ConfigError, CostExceedsLimitError, QueueFullError, after_waiting, whose
 from shapekit.rate import SECOND_US, max_wait_us, timeout_us, whole
 from shapekit.shaper import Reservation
 

@@ -35,18 +35,9 @@ from shapekit._runtime.drivers import (
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.adaptive.aimd import Adaptive
 from shapekit.algorithms.base import Algorithm, check_cost
-from shapekit.algorithms.queue.queue import (
-    CANCEL,
-    HELD_US,
-    HOLD,
-    LOOK,
-    MARK,
-    RESERVE,
-    RESUME,
-    SETTLE,
-    LeakyQueue,
-)
+from shapekit.algorithms.queue.queue import HELD_US, LeakyQueue
 from shapekit.algorithms.queue.slots import ACCEPTED, WAIT_US, Grant, Granted, followed
+from shapekit.algorithms.queue.wire import CANCEL, HOLD, LOOK, MARK, RESERVE, RESUME, SETTLE
 from shapekit.clock import VIRTUAL, Clock, RealClock, forgets
 from shapekit.decision import Decision
 from shapekit.errors import ConfigError, StoreUnavailableError

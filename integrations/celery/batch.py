@@ -16,8 +16,8 @@ from typing import NamedTuple
 from shapekit._adapters.tasks import LEAST_GRACE_S
 from shapekit._runtime import forks
 from shapekit._runtime.switch import SWITCH
-from shapekit.algorithms.queue.queue import CANCEL_MANY, RESERVE_MANY
 from shapekit.algorithms.queue.slots import Grant
+from shapekit.algorithms.queue.wire import CANCEL_MANY, RESERVE_MANY
 from shapekit.integrations.celery.shape import Shaped
 from shapekit.rate import SECOND_US
 from shapekit.shaper import Reservation, Shaper

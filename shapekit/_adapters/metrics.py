@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from shapekit._runtime import forks
-from shapekit.algorithms.queue.queue import LOOK
+from shapekit.algorithms.queue.wire import LOOK
 from shapekit.algorithms.usage import quotas_of
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.events import (

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import Alarm, Driver, Twin
-from shapekit.algorithms.queue.queue import UNKNOWN, Late, Moved
+from shapekit.algorithms.queue.wire import UNKNOWN, Late, Moved
 from shapekit.rate import SECOND_US
 from shapekit.stores.settings import Settings
 

@@ -24,8 +24,9 @@ from typing import Any, NamedTuple, TypeAlias
 from shapekit._queue.waiter import KeyState, KeyStatus
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import TASKS, Driver, ThreadCall, Twin, Workers, run
-from shapekit.algorithms.queue.queue import CANCEL_MANY, CONFIRM, FOLLOW, RESERVE_MANY, LeakyQueue
+from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.slots import Asked, Grant, followed
+from shapekit.algorithms.queue.wire import CANCEL_MANY, CONFIRM, FOLLOW, RESERVE_MANY
 from shapekit.errors import CostExceedsLimitError, StoreUnavailableError
 from shapekit.rate import SECOND_US, Duration, duration_us
 from shapekit.stores.base import Store

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from shapekit._runtime import background, forks
 from shapekit._runtime.drivers import Driver, Sleepers
-from shapekit.algorithms.queue.queue import LOOK, LeakyQueue
+from shapekit.algorithms.queue.queue import LeakyQueue
+from shapekit.algorithms.queue.wire import LOOK
 from shapekit.algorithms.usage import QuotaUsage, quotas_of
 from shapekit.clock import Clock, forgets
 from shapekit.errors import (

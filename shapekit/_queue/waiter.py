@@ -25,7 +25,7 @@ from shapekit._runtime.drivers import Alarm, Driver, Sleepers, Twin
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.adaptive.aimd import FULL
 from shapekit.algorithms.base import END_US
-from shapekit.algorithms.queue.queue import CONFIRM, FOLLOW, LATE, SOON_US, UNKNOWN, LeakyQueue
+from shapekit.algorithms.queue.queue import SOON_US, LeakyQueue
 from shapekit.algorithms.queue.slots import (
     DEPARTS_AT_US,
     GENERATION,
@@ -36,6 +36,7 @@ from shapekit.algorithms.queue.slots import (
     Moves,
     followed,
 )
+from shapekit.algorithms.queue.wire import CONFIRM, FOLLOW, LATE, UNKNOWN
 from shapekit.clock import Clock
 from shapekit.decision import Decision
 from shapekit.errors import (
@@ -263,7 +264,7 @@ class PendingWait:
         *("asked_us", "due_us", "heard_after", "is_held", "is_marked", "key", "moves", "order"),
         "stands_until_us",
         *("_ahead_us", "_clock", "_generation", "_gives_up_us", "_leaves_by_us", "_max_wait_us", "cost"),
-        *("_accounts", "_grant", "_policy", "_queued_us", "_slot_us", "queue"),
+        *("_accounts", "_grant", "_numbers", "_policy", "_queued_us", "_slot_us", "queue"),
     )
 
     def __init__(
@@ -304,8 +305,8 @@ class PendingWait:
         self._grant = grant
         self._generation = grant.generation
         self._queued_us = grant.due_us
-        # A slot of a share of the limits is on the grid of that share.
-        self._leaves_by_us = queue.leaves_by(grant) if grant.generation >= 0 else grant.due_us
+        self._leaves_by_us: int | None = None
+        self._numbers = queue
         self.order = grant.start * FINEST // queue.q
         """The place in the line, in an unit that all numbers of the line have in common."""
 
@@ -334,14 +335,24 @@ class PendingWait:
 
         The end of a hold is no slot for a call whose slot had passed before.
         """
-        usable_us = self._slot_us + self._leaves_by_us - self._queued_us
+        if self.due_us <= self._slot_us and self._clock.now_us() - self._slot_us <= allowed_us:
+            return False  # as nearly always; else it matters how long the slot could be used
+        usable_us = self._slot_us + self._leaves_by() - self._queued_us
         if self.due_us > usable_us and allowed_us != END_US:
             return True
         return self._clock.now_us() - usable_us > allowed_us
 
+    def _leaves_by(self) -> int:
+        """Until when, on the queue's own time, the slot can be used."""
+        if self._leaves_by_us is None:
+            # A slot of a share of the limits is on the grid of that share.
+            is_own = self._grant.generation >= 0
+            self._leaves_by_us = self._numbers.leaves_by(self._grant) if is_own else self._grant.due_us
+        return self._leaves_by_us
+
     def late_call(self) -> tuple[int, int, int, int]:
         """What the store is told of a call that is late."""
-        return self._generation, self._leaves_by_us, self.cost, forks.fresh_id()
+        return self._generation, self._leaves_by(), self.cost, forks.fresh_id()
 
     def move(self, leaves_at_us: int, stands_until_us: int) -> None:
         """Apply the answer to that."""
@@ -365,7 +376,7 @@ class PendingWait:
     def place(self) -> tuple[int, ...]:
         """When the call leaves or asks again, and what that follows from."""
         slot = self.due_us, self._slot_us, self.moves, self.stands_until_us
-        return *slot, self._queued_us, self._leaves_by_us
+        return *slot, self._queued_us, self._leaves_by()
 
     def take_place(self, place: tuple[int, ...]) -> None:
         """Go by that of another call, which was granted the same."""

@@ -23,8 +23,9 @@ from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import Meter
 from shapekit.algorithms.inflight import MOST_PERMITS, Concurrency
 from shapekit.algorithms.ledger import Ledger
-from shapekit.algorithms.queue.queue import HELD_US, UNKNOWN, LeakyQueue
+from shapekit.algorithms.queue.queue import HELD_US, LeakyQueue
 from shapekit.algorithms.queue.slots import Asked, Grant, Granted
+from shapekit.algorithms.queue.wire import UNKNOWN
 from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow

@@ -18,7 +18,8 @@ import click
 
 from shapekit._queue.moving import notice_us
 from shapekit._runtime import forks
-from shapekit.algorithms.queue.queue import CONFIRM, HOLD, MARK, RESUME, LeakyQueue
+from shapekit.algorithms.queue.queue import LeakyQueue
+from shapekit.algorithms.queue.wire import CONFIRM, HOLD, MARK, RESUME
 from shapekit.cli.main import CommandError
 from shapekit.cli.output import counted, json_option, print_json, printable
 from shapekit.cli.top import clock, limit_text, open_store, span, store_option

@@ -16,11 +16,7 @@ from shapekit._runtime.background import ErrorsLogged
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit.admission import Admission, hint_of
 from shapekit.clock import Clock
-from shapekit.errors import (
-    ConfigError,
-    CostExceedsLimitError,
-    RateLimitedError,
-)
+from shapekit.errors import ConfigError, CostExceedsLimitError, RateLimitedError
 from shapekit.feedback import Feedback, ServerHint
 from shapekit.feedback.dialects import DIALECTS, FAMILIES, heard, picked, wanted
 from shapekit.llm.line import Charge, Line

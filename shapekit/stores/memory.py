@@ -12,7 +12,7 @@ from weakref import ref
 from shapekit._runtime import forks
 from shapekit.algorithms.base import CHECK, NEVER_US
 from shapekit.algorithms.compose import Composite
-from shapekit.algorithms.queue.queue import RESERVE
+from shapekit.algorithms.queue.wire import RESERVE
 from shapekit.clock import Clock, SystemClock, forgets
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.stores.base import (

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 from shapekit._runtime.drivers import Driver, Twin
 from shapekit.algorithms.base import DEBIT, REFUND
 from shapekit.algorithms.compose import Composite, adopted
-from shapekit.algorithms.queue.queue import CANCEL, CANCEL_MANY, LATE, RESERVE, RESERVE_MANY, SETTLE
 from shapekit.algorithms.queue.slots import Grant
+from shapekit.algorithms.queue.wire import CANCEL, CANCEL_MANY, LATE, RESERVE, RESERVE_MANY, SETTLE
 from shapekit.clock import ManualClock
 from shapekit.decision import Decision
 from shapekit.rate import SECOND_US

@@ -27,7 +27,8 @@ from shapekit.algorithms.gcra import GCRA, LeakyBucket, Meter, TokenBucket
 from shapekit.algorithms.inflight import ENTER, KEEP, LEAVE, WATCH, Concurrency
 from shapekit.algorithms.ledger import Ledger, ledgered
 from shapekit.algorithms.overrides import Override, effective
-from shapekit.algorithms.queue.queue import (
+from shapekit.algorithms.queue.queue import LeakyQueue
+from shapekit.algorithms.queue.wire import (
     CANCEL,
     CANCEL_MANY,
     CONFIRM,
@@ -39,7 +40,6 @@ from shapekit.algorithms.queue.queue import (
     RESERVE_MANY,
     RESUME,
     SETTLE,
-    LeakyQueue,
 )
 from shapekit.algorithms.quota.counters import PeriodCounter
 from shapekit.algorithms.quota.quota import Quota

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shapekit import ManualClock, MemoryStore, Policy, Quota, RedisStore, Shaper, SQLiteStore
 from shapekit._runtime.drivers import run
-from shapekit.algorithms.queue.queue import CANCEL, SETTLE
+from shapekit.algorithms.queue.wire import CANCEL, SETTLE
 from shapekit.algorithms.usage import quotas_of
 from shapekit.errors import StoreUnavailableError
 

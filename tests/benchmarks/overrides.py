@@ -17,7 +17,7 @@ from shapekit import GCRA, Gate, MemoryStore, RedisStore, Shaper
 from shapekit._runtime.drivers import run
 from shapekit.algorithms.base import CHECK
 from shapekit.algorithms.overrides import Override
-from shapekit.algorithms.queue.queue import RESERVE
+from shapekit.algorithms.queue.wire import RESERVE
 from shapekit.stores.redis.protocol import script_of
 from shapekit.stores.settings import changed
 

@@ -17,7 +17,7 @@ import requests.adapters
 
 from shapekit import GCRA, Gate, ManualClock, MemoryStore, Policy, RedisStore, Shaper, shaped
 from shapekit.algorithms.base import CHECK
-from shapekit.algorithms.queue.queue import RESERVE
+from shapekit.algorithms.queue.wire import RESERVE
 from shapekit.integrations.httpx import ShapedTransport
 from shapekit.integrations.requests import ShapedAdapter
 from shapekit.stores.redis.protocol import script_of

@@ -20,7 +20,7 @@ import redis.asyncio
 
 from shapekit import GCRA, FixedWindow, Gate, RedisStore, Shaper, SlidingWindow, SlidingWindowLog, TokenBucket
 from shapekit.algorithms.base import CHECK
-from shapekit.algorithms.queue.queue import RESERVE
+from shapekit.algorithms.queue.wire import RESERVE
 
 from ..redis_server import RedisServer
 from .library import offering, words

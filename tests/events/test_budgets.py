@@ -18,7 +18,7 @@ from shapekit import (
     off,
 )
 from shapekit._queue.reporter import MOST_KEYS
-from shapekit.algorithms.queue.queue import LOOK
+from shapekit.algorithms.queue.wire import LOOK
 from shapekit.events import BudgetReached, Departed, Measured, Reserved, StoreFailed
 from shapekit.testing import FaultyStore
 

@@ -7,7 +7,7 @@ import redis
 
 from shapekit import GCRA, FixedWindow, Quota, Shaper, SlidingWindow, SlidingWindowLog, all_of
 from shapekit.algorithms.base import CHECK, DEBIT, FORECAST, REFUND
-from shapekit.algorithms.queue.queue import CANCEL, HOLD, LATE, MARK, RESERVE, RESUME, SETTLE
+from shapekit.algorithms.queue.wire import CANCEL, HOLD, LATE, MARK, RESERVE, RESUME, SETTLE
 from shapekit.stores.redis.protocol import script_of
 
 from ..redis_server import shared_server

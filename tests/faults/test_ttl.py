@@ -18,7 +18,7 @@ from shapekit import (
     any_of,
     first_of,
 )
-from shapekit.algorithms.queue.queue import LOOK
+from shapekit.algorithms.queue.wire import LOOK
 from shapekit.testing import ManualClock
 
 from ..redis_server import shared_server

@@ -5,16 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from shapekit import (
-    Adaptive,
-    ConfigError,
-    ManualClock,
-    MemoryStore,
-    Policy,
-    ResilientStore,
-    Shaper,
-    Store,
-)
+from shapekit import Adaptive, ConfigError, ManualClock, MemoryStore, Policy, ResilientStore, Shaper, Store
 from shapekit.shaper import received, sent
 from shapekit.testing import FaultyStore
 

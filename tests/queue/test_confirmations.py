@@ -12,7 +12,7 @@ from shapekit import ManualClock, MemoryStore, Shaper, StoreUnavailableError
 from shapekit._queue import waiter as module
 from shapekit._queue.waiter import FRESH_US, KeyStatus
 from shapekit._runtime.drivers import TASKS, Twin, run
-from shapekit.algorithms.queue.queue import CONFIRM, HOLD, RESERVE, UNKNOWN
+from shapekit.algorithms.queue.wire import CONFIRM, HOLD, RESERVE, UNKNOWN
 
 from .slow_store import FarStore, NotingStore, SlowStore, in_another_process
 from .stage import Stage

@@ -13,7 +13,7 @@ from shapekit import Adaptive, ManualClock, MemoryStore, Shaper
 from shapekit._queue import moving as module
 from shapekit._queue.moving import LateCalls
 from shapekit._runtime.drivers import THREADS, AsyncAlarm, Twin, run
-from shapekit.algorithms.queue.queue import CONFIRM, LATE, RESERVE
+from shapekit.algorithms.queue.wire import CONFIRM, LATE, RESERVE
 from tests.algorithms.queue.test_late import worst
 from tests.crew import Crew
 from tests.stores.interrupts import Interrupt

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shapekit import ManualClock, RedisStore, Shaper, SQLiteStore, StoreUnavailableError
 from shapekit._runtime.drivers import TASKS, run
-from shapekit.algorithms.queue.queue import CONFIRM
+from shapekit.algorithms.queue.wire import CONFIRM
 
 from ..redis_server import shared_server
 from .slow_store import FarStore, SlowStore, in_another_process

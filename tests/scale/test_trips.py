@@ -9,16 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shapekit import (
-    Adaptive,
-    FixedWindow,
-    ManualClock,
-    MemoryStore,
-    Policy,
-    Shaper,
-)
+from shapekit import Adaptive, FixedWindow, ManualClock, MemoryStore, Policy, Shaper
 from shapekit._runtime.drivers import TASKS, AsyncAlarm
-from shapekit.algorithms.queue.queue import CONFIRM
+from shapekit.algorithms.queue.wire import CONFIRM
 from shapekit.integrations.celery import worker as celery_holds
 from shapekit.integrations.celery import worker as celery_worker
 from shapekit.integrations.celery.worker import Holds, MessageBuffer

@@ -11,7 +11,8 @@ from shapekit import ShapekitError
 from shapekit.algorithms.adaptive.queue import STATED, SUCCEEDED, THROTTLED
 from shapekit.algorithms.base import CHECK, DEBIT, FORECAST, PEEK, REFUND, Operation
 from shapekit.algorithms.inflight import ENTER, KEEP, LEAVE, WATCH
-from shapekit.algorithms.queue.queue import (
+from shapekit.algorithms.queue.slots import Grant
+from shapekit.algorithms.queue.wire import (
     CANCEL,
     CANCEL_MANY,
     CONFIRM,
@@ -23,7 +24,6 @@ from shapekit.algorithms.queue.queue import (
     RESUME,
     SETTLE,
 )
-from shapekit.algorithms.queue.slots import Grant
 from shapekit.testing.timelines import GROUPS, Trial
 
 NOW_US = 1_700_000_000_000_000

@@ -24,8 +24,8 @@ from shapekit import (
 from shapekit.algorithms.adaptive.queue import SUCCEEDED, THROTTLED, AdaptiveQueue
 from shapekit.algorithms.base import DEBIT
 from shapekit.algorithms.inflight import ENTER, LEAVE, Concurrency
-from shapekit.algorithms.queue.queue import CANCEL, CANCEL_MANY, LOOK, RESERVE, SETTLE
 from shapekit.algorithms.queue.slots import Grant
+from shapekit.algorithms.queue.wire import CANCEL, CANCEL_MANY, LOOK, RESERVE, SETTLE
 from shapekit.rate import Rate
 from shapekit.testing.timelines import Trial, queue
 

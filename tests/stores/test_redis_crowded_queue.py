@@ -12,8 +12,9 @@ import pytest
 from shapekit import GCRA, FixedWindow, ManualClock, Quota, RedisStore, SlidingWindow
 from shapekit.algorithms import rows
 from shapekit.algorithms.queue import slots
-from shapekit.algorithms.queue.queue import CANCEL, LOOK, RESERVE, SETTLE, LeakyQueue
+from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.slots import Grant
+from shapekit.algorithms.queue.wire import CANCEL, LOOK, RESERVE, SETTLE
 from shapekit.rate import parse_rates
 from shapekit.stores.redis import protocol as redis_program
 from shapekit.stores.redis.protocol import Script, script_of

@@ -3,8 +3,8 @@
 import pytest
 
 from shapekit import ManualClock, MemoryStore, ResilientStore
-from shapekit.algorithms.queue.queue import CANCEL_MANY, CONFIRM, LOOK, RESERVE, RESERVE_MANY
 from shapekit.algorithms.queue.slots import Grant
+from shapekit.algorithms.queue.wire import CANCEL_MANY, CONFIRM, LOOK, RESERVE, RESERVE_MANY
 from shapekit.errors import StoreUnavailableError
 from shapekit.testing import FaultyStore
 from shapekit.testing.timelines import queue

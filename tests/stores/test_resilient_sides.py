@@ -28,18 +28,9 @@ from shapekit import (
 )
 from shapekit._runtime.drivers import run
 from shapekit.algorithms.base import CHECK, DEBIT, PEEK, REFUND
-from shapekit.algorithms.queue.queue import (
-    CANCEL,
-    CONFIRM,
-    HOLD,
-    MARK,
-    RESERVE,
-    RESUME,
-    SETTLE,
-    UNKNOWN,
-    LeakyQueue,
-)
+from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.slots import Grant
+from shapekit.algorithms.queue.wire import CANCEL, CONFIRM, HOLD, MARK, RESERVE, RESUME, SETTLE, UNKNOWN
 from shapekit.rate import parse_rates
 from shapekit.stores.resilient import scaled
 from shapekit.testing import ManualClock

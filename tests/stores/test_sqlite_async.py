@@ -10,7 +10,7 @@ import pytest
 from shapekit import GCRA, Gate, ManualClock, Quota, Shaper, SlidingWindowLog, StoreUnavailableError, all_of
 from shapekit._runtime.drivers import ThreadCall
 from shapekit.algorithms.base import CHECK, DEBIT, PEEK, REFUND
-from shapekit.algorithms.queue.queue import CANCEL, CONFIRM, HOLD, LOOK, MARK, RESERVE, RESUME, SETTLE
+from shapekit.algorithms.queue.wire import CANCEL, CONFIRM, HOLD, LOOK, MARK, RESERVE, RESUME, SETTLE
 from shapekit.stores.sqlite import SQLiteStore
 
 PATIENCE_S = 20.0

@@ -7,7 +7,7 @@ import pytest
 from shapekit import GCRA, ConfigError, Gate, ManualClock, MemoryStore
 from shapekit.algorithms.base import CHECK
 from shapekit.algorithms.inflight import ENTER
-from shapekit.algorithms.queue.queue import RESERVE
+from shapekit.algorithms.queue.wire import RESERVE
 from shapekit.stores.sqlite import SQLiteStore
 from shapekit.testing.timelines import GROUPS
 

@@ -9,7 +9,7 @@ import pytest
 from shapekit import GCRA, ConfigError, Gate, ManualClock, Policy, RedisStore, Shaper, SQLiteStore
 from shapekit.algorithms.base import CHECK, FORECAST, PEEK
 from shapekit.algorithms.inflight import ENTER
-from shapekit.algorithms.queue.queue import LOOK, RESERVE
+from shapekit.algorithms.queue.wire import LOOK, RESERVE
 from shapekit.errors import StoreUnavailableError
 from shapekit.rate import SECOND_US
 from shapekit.stores.sqlite.store import SqliteSurvey

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from shapekit import Shaper
 from shapekit.algorithms.base import CHECK, DEBIT, FORECAST, PEEK, REFUND
 from shapekit.algorithms.compose import Composite
-from shapekit.algorithms.queue.queue import CANCEL, CONFIRM, HOLD, LATE, LOOK, MARK, RESERVE, RESUME, SETTLE
 from shapekit.algorithms.queue.slots import Grant
+from shapekit.algorithms.queue.wire import CANCEL, CONFIRM, HOLD, LATE, LOOK, MARK, RESERVE, RESUME, SETTLE
 from tests.algorithms.limits import limits, scales_us
 from tests.algorithms.stories import costs, skews, starts, steps
 

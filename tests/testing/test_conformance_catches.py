@@ -10,7 +10,7 @@ from shapekit import ConfigError, ManualClock, MemoryStore
 from shapekit.algorithms.base import CHECK, REFUND
 from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.ledger import Ledger
-from shapekit.algorithms.queue.queue import RESERVE
+from shapekit.algorithms.queue.wire import RESERVE
 from shapekit.testing import StoreConformance
 from shapekit.testing.timelines import GROUPS
 

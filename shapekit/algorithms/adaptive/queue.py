@@ -26,12 +26,9 @@ from shapekit.algorithms.base import share_of as part_of
 from shapekit.algorithms.queue.queue import (
     LEAST_GRACE_US,
     SOON_US,
-    UNKNOWN,
     Book,
-    Late,
     LeakyQueue,
     Line,
-    Moved,
     marked,
     standing,
     stands_until,
@@ -47,7 +44,7 @@ from shapekit.algorithms.queue.slots import (
     Move,
     Moves,
 )
-from shapekit.algorithms.queue.wire import REFUSED
+from shapekit.algorithms.queue.wire import REFUSED, UNKNOWN, Late, Moved
 from shapekit.decision import Decision
 from shapekit.rate import SECOND_US, Rate
 

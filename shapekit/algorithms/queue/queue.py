@@ -24,28 +24,17 @@ Ten slots taken at once are the same as those of ten calls one right after the o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, TypeAlias
 
-from shapekit.algorithms.base import (
-    END_US,
-    NOWHERE,
-    Algorithm,
-    Moment,
-    Operation,
-    Run,
-    Side,
-    Undo,
-    side_of,
-    slowed,
-)
+from shapekit.algorithms.base import END_US, Algorithm, slowed
 from shapekit.algorithms.gcra import interval
 from shapekit.algorithms.prospects import Pace, departures, unforeseeable
 from shapekit.algorithms.queue import slots
 from shapekit.algorithms.queue.constraints import Constraints, States, burst_of, part_below, unpaced
 from shapekit.algorithms.queue.slots import NONE, NOTICE_US, Asked, Grant, Granted, Move, Moves, Places
-from shapekit.algorithms.queue.wire import REFUSED, WiredQueue, moves_received
+from shapekit.algorithms.queue.wire import UNKNOWN, Confirmed, Further, Late, Moved, WiredQueue
 from shapekit.algorithms.quota.quota import Quota
 from shapekit.decision import Decision
 from shapekit.rate import MAX_COUNT, MAX_SPAN_US, SECOND_US, Rate, one_of
@@ -60,7 +49,6 @@ SOON_US = 250_000
 """How far ahead a late call is given another slot."""
 _MOST_LATE_US = 1_000_000
 """A call that is later than this moves the line by its own slot alone, whatever the limits."""
-UNKNOWN = -1
 HELD_US = 30 * 86_400 * SECOND_US
 """How long a hold without end is at each decision; it begins anew when half of it has passed."""
 MOST_STEPS = 5_000
@@ -74,20 +62,6 @@ this has happened.
 Line: TypeAlias = tuple[int, int, int, int, int, int, Book, States]
 """tail (in 1/q µs), newest departure, generation, the number of the latest slot, held until, shift, what was
 given back, constraints.
-"""
-Further: TypeAlias = tuple[int, int, int]
-"""How many slots in addition to those asked for, how much later than the first of them the last one may
-depart, and a nonce as in Asked.
-"""
-Confirmed: TypeAlias = tuple[int, int, int, int, int]
-"""The state of a key: generation, shift, end of the hold, the time, end of the mark."""
-Late: TypeAlias = tuple[int, int, int, int]
-"""A call that is late: its generation, until when it could use its slot on the queue's own time, its cost,
-and a nonce as in Asked.
-"""
-Moved: TypeAlias = tuple[int, int]
-"""When a late call may leave, and until when time stands still for it; UNKNOWN if it has no new slot: then it
-may leave if that time has come, and has to ask again if not.
 """
 
 
@@ -412,19 +386,6 @@ class LeakyQueue(WiredQueue):
         """
         due = grant.due_us
         return due if self.constraints.algorithms or not self.paced else max(due, grant.start // self.q)
-
-    def many_received(self, sent: Any) -> tuple[Confirmed, tuple[Grant, ...]]:
-        """The answer to `reserve_many` from the twin, which sends what all slots have in common once."""
-        (generation, shift, until, now, mark), latest, answers = sent
-        common = (shift, int(max(until, mark) > now))
-        number = latest - sum([len(answer) != REFUSED for answer in answers])
-        received = []
-        for answer in answers:
-            if len(answer) != REFUSED:
-                number += 1
-                answer = [*answer[:2], *common, answer[2], generation, number, *answer[3:]]  # noqa: PLW2901
-            received.append(self.granted_received(answer))
-        return (generation, shift, until, now, mark), tuple(received)
 
     # holding
 
@@ -752,256 +713,3 @@ def _remarked(line: Line, mark: int) -> Line:
 def unused(book: Book, parts: States) -> Book:
     """A book that keeps only the mark, and until when time stands still."""
     return (*_opened((), parts)[:2], book[2], (), book[4]) if book and (book[2] or book[4]) else ()
-
-
-def refused(program: LeakyQueue, cost: int, at: Moment) -> Grant:
-    """The refusal of a queue whose store is gone."""
-    told = Decision(False, program.burst, program.burst, 0, at.instant + at.wait_us, at.wait_us)
-    return Grant.refused(at.wait_us, at.instant, held=False, told=told, cost=cost)
-
-
-def _nowhere(granted: Granted) -> Grant:
-    """A grant that is recorded nowhere."""
-    return Grant(*granted)._replace(generation=NOWHERE)
-
-
-def _locally(granted: Granted, asked: LeakyQueue, local: LeakyQueue) -> Grant:
-    """Convert a local grant for the caller, with its end in the units of the full queue."""
-    grant = Grant(*granted)
-    if not grant.accepted:
-        return grant
-    shown, receipts = -(-grant.end * asked.q // local.q), (grant.end, *grant.receipts)
-    return grant._replace(generation=-2 - grant.generation, end=shown, receipts=receipts)
-
-
-def _taken_back(grant: Grant) -> Grant:
-    """Undo `_locally`."""
-    kept: tuple[Any, ...] = grant.receipts
-    return grant._replace(generation=-2 - grant.generation, end=kept[0], receipts=kept[1:])
-
-
-def _standing_locally(standing: Any) -> Any:
-    """Convert the local state of a key for the caller: it applies only to slots granted locally."""
-    # UNKNOWN stays the same.
-    return (-2 - standing[0], *standing[1:])
-
-
-class _Reserve(Operation):
-    name = "reserve"
-
-    def sent(self, program: Any, args: tuple[Any, ...]) -> Sequence[Any]:
-        asked: Asked = args[0]
-        return asked
-
-    def received(self, program: LeakyQueue, sent: Any) -> Grant:
-        return program.granted_received(sent)
-
-    def asks(self, args: tuple[Any, ...]) -> Any:
-        cost, max_wait, _ = args[0]
-        return cost, max_wait
-
-    def undone(self, args: tuple[Any, ...], answer: Granted) -> tuple[Undo, ...]:
-        # A slot that has passed, as one for now always has by then, cannot be cancelled. But its call never
-        # leaves, so it is settled at 0, which leaves the slot where it was.
-        grant, (_, _, nonce) = Grant(*answer), args[0]
-        return ((CANCEL, (grant,)), (SETTLE, ((grant, 0, nonce),))) if grant.accepted else ()
-
-    def cost(self, args: tuple[Any, ...]) -> int:
-        cost: int = args[0][0]
-        return cost
-
-    def opened(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Granted:
-        return _nowhere(program.reserve(None, at.instant, args[0], at.skew)[1])
-
-    def closed(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Grant:
-        return refused(program, self.cost(args), at)
-
-    def given(self, program: LeakyQueue, part: LeakyQueue, answer: Granted) -> Granted:
-        return _locally(answer, program, part)
-
-
-class _ReserveRun(Run):
-    name = "reserve_run"
-
-
-class _ReserveMany(Operation):
-    name = "reserve_many"
-
-    def received(self, program: LeakyQueue, sent: Any) -> Any:
-        return program.many_received(sent)
-
-    def undone(self, args: tuple[Any, ...], answer: Any) -> tuple[Undo, ...]:
-        taken = tuple([grant for grant in answer[1] if grant.accepted])
-        return ((CANCEL_MANY, (taken,)),) if taken else ()
-
-    def cost(self, args: tuple[Any, ...]) -> int:
-        return max([asked[0] for asked in args[0]], default=1)
-
-    def opened(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Any:
-        answers = tuple(RESERVE.opened(program, at, (asked,)) for asked in args[0])
-        return (UNKNOWN, 0, 0, at.instant, 0), answers
-
-    def closed(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Any:
-        answers = tuple(refused(program, asked[0], at) for asked in args[0])
-        return (UNKNOWN, 0, 0, at.instant, 0), answers
-
-    def locally(
-        self, apply: Callable[..., Any], program: Any, part: Any, refuse: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        def answer(key: Any, asked: Sequence[Asked], further: Any) -> Any:
-            fitting = [one for one in asked if one[0] <= part.max_cost]
-            standing, granted = self.given(program, part, apply(key, fitting, further))
-            _, none = refuse(key, asked, further)
-            ours = iter(granted)
-            told = [
-                next(ours) if one[0] <= part.max_cost else no for one, no in zip(asked, none, strict=True)
-            ]
-            return standing, (*told, *ours)
-
-        return answer
-
-    def given(self, program: LeakyQueue, part: LeakyQueue, answer: Any) -> Any:
-        standing, granted = answer
-        return _standing_locally(standing), tuple(_locally(one, program, part) for one in granted)
-
-
-class _Confirm(Operation):
-    name = "confirm"
-    is_read = True
-    probes = False
-    needs_store = False
-
-    def opened(self, program: Any, at: Moment, args: tuple[Any, ...]) -> Confirmed:
-        return UNKNOWN, 0, 0, at.instant, 0
-
-    closed = opened
-
-    def given(self, program: Any, part: Any, answer: Any) -> Any:
-        return _standing_locally(answer)
-
-
-class _Follow(Operation):
-    """`confirm` for a key whose limits an operator has changed."""
-
-    name = "follow"
-    probes = False
-    needs_store = False
-
-    def received(self, program: Any, sent: Any) -> tuple[Any, ...]:
-        *standing, changes = sent
-        return (*standing, moves_received(changes), program)
-
-    def opened(self, program: Any, at: Moment, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return UNKNOWN, 0, 0, at.instant, 0, (), program
-
-    closed = opened
-
-    def given(self, program: Any, part: Any, answer: Any) -> Any:
-        return (*_standing_locally(answer)[:-1], program)
-
-
-class _Cancel(Operation):
-    name = "cancel"
-    follows = True
-    nothing = False
-
-    def sent(self, program: LeakyQueue, args: tuple[Any, ...]) -> Sequence[Any]:
-        return (program.grant_sent(args[0]),)
-
-    def received(self, program: Any, sent: Any) -> bool:
-        return bool(sent)
-
-    def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
-        (grant,) = args
-        side = side_of(grant.generation)
-        return side, ((_taken_back(grant),) if side is Side.LOCAL else args)
-
-
-class _CancelMany(Operation):
-    name = "cancel_many"
-    follows = True
-    nothing = 0
-
-    def sent(self, program: LeakyQueue, args: tuple[Any, ...]) -> Sequence[Any]:
-        return ([program.grant_sent(grant) for grant in args[0]],)
-
-    def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
-        (grants,) = args
-        # They were granted on the same side, or they would not be given back together.
-        side = side_of(grants[0].generation) if grants else Side.PRIMARY
-        return side, ((tuple(map(_taken_back, grants)),) if side is Side.LOCAL else args)
-
-
-class _Settle(Operation):
-    name = "settle"
-    follows = True
-    nothing = 0
-
-    def sent(self, program: LeakyQueue, args: tuple[Any, ...]) -> Sequence[Any]:
-        grant, *rest = args[0]
-        return (program.grant_sent(grant), *rest)
-
-    def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
-        ((grant, *rest),) = args
-        side = side_of(grant.generation)
-        return side, (((_taken_back(grant), *rest),) if side is Side.LOCAL else args)
-
-
-class _Late(Operation):
-    name = "late"
-    follows = True
-    nothing = ()
-    needs_store = False
-
-    def received(self, program: Any, sent: Any) -> tuple[Moved, ...]:
-        return tuple([(leaves_at, stands_until) for leaves_at, stands_until in sent])
-
-    def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
-        (calls,) = args
-        # Those on one side come together.
-        side = side_of(calls[0][0])
-        if side is Side.LOCAL:
-            args = (tuple([(-2 - generation, *rest) for generation, *rest in calls]),)
-        return side, args
-
-
-class _Hold(Operation):
-    """An operation that holds a key, a part of it, or ends that; without a store nothing is held."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def opened(self, program: Any, at: Moment, args: tuple[Any, ...]) -> int:
-        return 0
-
-    closed = opened
-
-
-class _Look(Operation):
-    """Reads the state itself and its time, for callers that compute with it; permits use it, too."""
-
-    name = "look"
-    is_read = True
-    is_look = True
-
-    def step(self, program: Any) -> Callable[..., Any]:
-        return lambda state, now, skew=0: (state, now, skew)
-
-    def received(self, program: Any, sent: Any) -> Any:
-        state, now, skew, *_ = sent
-        return None if state is None else program.state_received(state), now, skew
-
-    def closed(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Any:
-        return program.hold(None, at.instant, at.wait_us, 0, at.skew)[0], at.instant, at.skew
-
-    def given(self, program: LeakyQueue, part: LeakyQueue, answer: Any) -> Any:
-        """A local line in the units of the full queue."""
-        state, now, skew = answer
-        return None if state is None else program.adopt(state, part, now, skew), now, skew
-
-
-RESERVE, CONFIRM, FOLLOW, CANCEL, SETTLE = _Reserve(), _Confirm(), _Follow(), _Cancel(), _Settle()
-RESERVE_MANY, CANCEL_MANY = _ReserveMany(), _CancelMany()
-HOLD, RESUME, MARK, LOOK = _Hold("hold"), _Hold("resume"), _Hold("mark"), _Look()
-LATE = _Late()
-_ReserveRun.one, _Reserve.run = RESERVE, _ReserveRun()

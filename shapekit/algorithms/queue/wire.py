@@ -1,21 +1,27 @@
-"""WiredQueue: converts a queue, its states and its grants to and from the form of the Lua twin.
+"""Wire: what a store asks of a queue, and the form in which that goes to the Lua twin and comes back.
 
-The twin keeps a position as whole microseconds and a remainder below q. Its answer to an admitted call
-contains only what cannot be computed here.
+WiredQueue converts a queue, its states and its grants. The twin keeps a position as whole microseconds and a
+remainder below q. Its answer to an admitted call contains only what cannot be computed here.
+
+Below it are the operations, RESERVE and the like (`Operation` in base.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from json import dumps, loads
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shapekit.algorithms.base import decision_of
+from shapekit.algorithms.base import NOWHERE, Moment, Operation, Run, Side, Undo, decision_of, side_of
 from shapekit.algorithms.queue import slots
 from shapekit.algorithms.queue.constraints import Constraints, Receipts
-from shapekit.algorithms.queue.slots import Grant, Move, Moves, Places, Row, Single
+from shapekit.algorithms.queue.slots import Asked, Grant, Granted, Move, Moves, Places, Row, Single
 from shapekit.algorithms.rows import flat, paged, read, text
+from shapekit.decision import Decision
 from shapekit.rate import Value
+
+if TYPE_CHECKING:
+    from shapekit.algorithms.queue.queue import LeakyQueue
 
 _PLAIN = 12
 """The length of the answer to an admitted call without constraints."""
@@ -25,6 +31,24 @@ _NUMBERS = 6
 """How many numbers a line begins with."""
 _FAR = 2**52
 """Added to an offset, which may be negative."""
+
+
+UNKNOWN = -1
+
+Further: TypeAlias = tuple[int, int, int]
+"""How many slots in addition to those asked for, how much later than the first of them the last one may
+depart, and a nonce as in Asked.
+"""
+Confirmed: TypeAlias = tuple[int, int, int, int, int]
+"""The state of a key: generation, shift, end of the hold, the time, end of the mark."""
+Late: TypeAlias = tuple[int, int, int, int]
+"""A call that is late: its generation, until when it could use its slot on the queue's own time, its cost,
+and a nonce as in Asked.
+"""
+Moved: TypeAlias = tuple[int, int]
+"""When a late call may leave, and until when time stands still for it; UNKNOWN if it has no new slot: then it
+may leave if that time has come, and has to ask again if not.
+"""
 
 
 class WiredQueue(Value):
@@ -134,6 +158,19 @@ class WiredQueue(Value):
             receipts,
         )
 
+    def many_received(self, sent: Any) -> tuple[Confirmed, tuple[Grant, ...]]:
+        """The answer to `reserve_many` from the twin, which sends what all slots have in common once."""
+        (generation, shift, until, now, mark), latest, answers = sent
+        common = (shift, int(max(until, mark) > now))
+        number = latest - sum([len(answer) != REFUSED for answer in answers])
+        received = []
+        for answer in answers:
+            if len(answer) != REFUSED:
+                number += 1
+                answer = [*answer[:2], *common, answer[2], generation, number, *answer[3:]]  # noqa: PLW2901
+            received.append(self.granted_received(answer))
+        return (generation, shift, until, now, mark), tuple(received)
+
     def _book_sent(self, book: Any) -> list[Any]:
         """Rows of numbers go as strings, which the twin can search without reading all of them."""
         if not book:
@@ -196,3 +233,256 @@ class WiredQueue(Value):
 def moves_received(sent: str | bytes) -> Moves:
     """The changes of a key, which the twin keeps as text and does not read."""
     return tuple([Move(*move) for move in loads(sent)]) if sent else ()
+
+
+def refused(program: LeakyQueue, cost: int, at: Moment) -> Grant:
+    """The refusal of a queue whose store is gone."""
+    told = Decision(False, program.burst, program.burst, 0, at.instant + at.wait_us, at.wait_us)
+    return Grant.refused(at.wait_us, at.instant, held=False, told=told, cost=cost)
+
+
+def _nowhere(granted: Granted) -> Grant:
+    """A grant that is recorded nowhere."""
+    return Grant(*granted)._replace(generation=NOWHERE)
+
+
+def _locally(granted: Granted, asked: LeakyQueue, local: LeakyQueue) -> Grant:
+    """Convert a local grant for the caller, with its end in the units of the full queue."""
+    grant = Grant(*granted)
+    if not grant.accepted:
+        return grant
+    shown, receipts = -(-grant.end * asked.q // local.q), (grant.end, *grant.receipts)
+    return grant._replace(generation=-2 - grant.generation, end=shown, receipts=receipts)
+
+
+def _taken_back(grant: Grant) -> Grant:
+    """Undo `_locally`."""
+    kept: tuple[Any, ...] = grant.receipts
+    return grant._replace(generation=-2 - grant.generation, end=kept[0], receipts=kept[1:])
+
+
+def _standing_locally(standing: Any) -> Any:
+    """Convert the local state of a key for the caller: it applies only to slots granted locally."""
+    # UNKNOWN stays the same.
+    return (-2 - standing[0], *standing[1:])
+
+
+class _Reserve(Operation):
+    name = "reserve"
+
+    def sent(self, program: Any, args: tuple[Any, ...]) -> Sequence[Any]:
+        asked: Asked = args[0]
+        return asked
+
+    def received(self, program: LeakyQueue, sent: Any) -> Grant:
+        return program.granted_received(sent)
+
+    def asks(self, args: tuple[Any, ...]) -> Any:
+        cost, max_wait, _ = args[0]
+        return cost, max_wait
+
+    def undone(self, args: tuple[Any, ...], answer: Granted) -> tuple[Undo, ...]:
+        # A slot that has passed, as one for now always has by then, cannot be cancelled. But its call never
+        # leaves, so it is settled at 0, which leaves the slot where it was.
+        grant, (_, _, nonce) = Grant(*answer), args[0]
+        return ((CANCEL, (grant,)), (SETTLE, ((grant, 0, nonce),))) if grant.accepted else ()
+
+    def cost(self, args: tuple[Any, ...]) -> int:
+        cost: int = args[0][0]
+        return cost
+
+    def opened(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Granted:
+        return _nowhere(program.reserve(None, at.instant, args[0], at.skew)[1])
+
+    def closed(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Grant:
+        return refused(program, self.cost(args), at)
+
+    def given(self, program: LeakyQueue, part: LeakyQueue, answer: Granted) -> Granted:
+        return _locally(answer, program, part)
+
+
+class _ReserveRun(Run):
+    name = "reserve_run"
+
+
+class _ReserveMany(Operation):
+    name = "reserve_many"
+
+    def received(self, program: LeakyQueue, sent: Any) -> Any:
+        return program.many_received(sent)
+
+    def undone(self, args: tuple[Any, ...], answer: Any) -> tuple[Undo, ...]:
+        taken = tuple([grant for grant in answer[1] if grant.accepted])
+        return ((CANCEL_MANY, (taken,)),) if taken else ()
+
+    def cost(self, args: tuple[Any, ...]) -> int:
+        return max([asked[0] for asked in args[0]], default=1)
+
+    def opened(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Any:
+        answers = tuple(RESERVE.opened(program, at, (asked,)) for asked in args[0])
+        return (UNKNOWN, 0, 0, at.instant, 0), answers
+
+    def closed(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Any:
+        answers = tuple(refused(program, asked[0], at) for asked in args[0])
+        return (UNKNOWN, 0, 0, at.instant, 0), answers
+
+    def locally(
+        self, apply: Callable[..., Any], program: Any, part: Any, refuse: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        def answer(key: Any, asked: Sequence[Asked], further: Any) -> Any:
+            fitting = [one for one in asked if one[0] <= part.max_cost]
+            standing, granted = self.given(program, part, apply(key, fitting, further))
+            _, none = refuse(key, asked, further)
+            ours = iter(granted)
+            told = [
+                next(ours) if one[0] <= part.max_cost else no for one, no in zip(asked, none, strict=True)
+            ]
+            return standing, (*told, *ours)
+
+        return answer
+
+    def given(self, program: LeakyQueue, part: LeakyQueue, answer: Any) -> Any:
+        standing, granted = answer
+        return _standing_locally(standing), tuple(_locally(one, program, part) for one in granted)
+
+
+class _Confirm(Operation):
+    name = "confirm"
+    is_read = True
+    probes = False
+    needs_store = False
+
+    def opened(self, program: Any, at: Moment, args: tuple[Any, ...]) -> Confirmed:
+        return UNKNOWN, 0, 0, at.instant, 0
+
+    closed = opened
+
+    def given(self, program: Any, part: Any, answer: Any) -> Any:
+        return _standing_locally(answer)
+
+
+class _Follow(Operation):
+    """`confirm` for a key whose limits an operator has changed."""
+
+    name = "follow"
+    probes = False
+    needs_store = False
+
+    def received(self, program: Any, sent: Any) -> tuple[Any, ...]:
+        *standing, changes = sent
+        return (*standing, moves_received(changes), program)
+
+    def opened(self, program: Any, at: Moment, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return UNKNOWN, 0, 0, at.instant, 0, (), program
+
+    closed = opened
+
+    def given(self, program: Any, part: Any, answer: Any) -> Any:
+        return (*_standing_locally(answer)[:-1], program)
+
+
+class _Cancel(Operation):
+    name = "cancel"
+    follows = True
+    nothing = False
+
+    def sent(self, program: LeakyQueue, args: tuple[Any, ...]) -> Sequence[Any]:
+        return (program.grant_sent(args[0]),)
+
+    def received(self, program: Any, sent: Any) -> bool:
+        return bool(sent)
+
+    def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
+        (grant,) = args
+        side = side_of(grant.generation)
+        return side, ((_taken_back(grant),) if side is Side.LOCAL else args)
+
+
+class _CancelMany(Operation):
+    name = "cancel_many"
+    follows = True
+    nothing = 0
+
+    def sent(self, program: LeakyQueue, args: tuple[Any, ...]) -> Sequence[Any]:
+        return ([program.grant_sent(grant) for grant in args[0]],)
+
+    def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
+        (grants,) = args
+        # They were granted on the same side, or they would not be given back together.
+        side = side_of(grants[0].generation) if grants else Side.PRIMARY
+        return side, ((tuple(map(_taken_back, grants)),) if side is Side.LOCAL else args)
+
+
+class _Settle(Operation):
+    name = "settle"
+    follows = True
+    nothing = 0
+
+    def sent(self, program: LeakyQueue, args: tuple[Any, ...]) -> Sequence[Any]:
+        grant, *rest = args[0]
+        return (program.grant_sent(grant), *rest)
+
+    def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
+        ((grant, *rest),) = args
+        side = side_of(grant.generation)
+        return side, (((_taken_back(grant), *rest),) if side is Side.LOCAL else args)
+
+
+class _Late(Operation):
+    name = "late"
+    follows = True
+    nothing = ()
+    needs_store = False
+
+    def received(self, program: Any, sent: Any) -> tuple[Moved, ...]:
+        return tuple([(leaves_at, stands_until) for leaves_at, stands_until in sent])
+
+    def routed(self, args: tuple[Any, ...]) -> tuple[Side, tuple[Any, ...]]:
+        (calls,) = args
+        # Those on one side come together.
+        side = side_of(calls[0][0])
+        if side is Side.LOCAL:
+            args = (tuple([(-2 - generation, *rest) for generation, *rest in calls]),)
+        return side, args
+
+
+class _Hold(Operation):
+    """An operation that holds a key, a part of it, or ends that; without a store nothing is held."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def opened(self, program: Any, at: Moment, args: tuple[Any, ...]) -> int:
+        return 0
+
+    closed = opened
+
+
+class _Look(Operation):
+    """Reads the state itself and its time, for callers that compute with it; permits use it, too."""
+
+    name = "look"
+    is_read = True
+    is_look = True
+
+    def step(self, program: Any) -> Callable[..., Any]:
+        return lambda state, now, skew=0: (state, now, skew)
+
+    def received(self, program: Any, sent: Any) -> Any:
+        state, now, skew, *_ = sent
+        return None if state is None else program.state_received(state), now, skew
+
+    def closed(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Any:
+        return program.hold(None, at.instant, at.wait_us, 0, at.skew)[0], at.instant, at.skew
+
+    def given(self, program: LeakyQueue, part: LeakyQueue, answer: Any) -> Any:
+        """A local line in the units of the full queue."""
+        state, now, skew = answer
+        return None if state is None else program.adopt(state, part, now, skew), now, skew
+
+
+RESERVE, CONFIRM, FOLLOW, CANCEL, SETTLE = _Reserve(), _Confirm(), _Follow(), _Cancel(), _Settle()
+RESERVE_MANY, CANCEL_MANY = _ReserveMany(), _CancelMany()
+HOLD, RESUME, MARK, LOOK = _Hold("hold"), _Hold("resume"), _Hold("mark"), _Look()
+LATE = _Late()
+_ReserveRun.one, _Reserve.run = RESERVE, _ReserveRun()

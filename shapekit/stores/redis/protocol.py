@@ -109,7 +109,7 @@ class Keyspace:
 
 def bounded(key: str) -> bytes:
     """The text of a key, or where it is too long, what stands for it."""
-    text = plain_bytes(key)
+    text = key.encode("utf-8", "surrogatepass")  # `plain_bytes`, written out, because every call comes by
     if len(text) <= LONGEST:
         return text
     end = LONGEST - 64

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shapekit import ManualClock, Reservation, Shaper
-from shapekit.algorithms.queue.queue import CONFIRM, RESERVE
+from shapekit.algorithms.queue.wire import CONFIRM, RESERVE
 
 SECOND = 1_000_000
 

@@ -9,7 +9,7 @@ enough, from now on. All instants are microseconds.
 from fractions import Fraction
 from math import ceil
 
-from shapekit.algorithms.queue.queue import CANCEL, SETTLE
+from shapekit.algorithms.queue.wire import CANCEL, SETTLE
 
 RESUME_NOTICE = 250_000
 

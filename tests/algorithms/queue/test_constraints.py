@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from shapekit import FixedWindow, Quota
-from shapekit.algorithms.queue.queue import CANCEL
+from shapekit.algorithms.queue.wire import CANCEL
 
 from .follower import SECOND, Follower, undone
 from .histories import check_periods

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from shapekit import GCRA, FixedWindow, Rate, SlidingWindow, SlidingWindowLog
 from shapekit.algorithms.adaptive.aimd import FULL
 from shapekit.algorithms.adaptive.queue import AdaptiveQueue
-from shapekit.algorithms.queue.queue import LEAST_GRACE_US, SOON_US, UNKNOWN, LeakyQueue
+from shapekit.algorithms.queue.queue import LEAST_GRACE_US, SOON_US, LeakyQueue
 from shapekit.algorithms.queue.slots import Grant
+from shapekit.algorithms.queue.wire import UNKNOWN
 from shapekit.rate import parse_rates
 
 SECOND = 1_000_000

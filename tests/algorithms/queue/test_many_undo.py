@@ -1,8 +1,8 @@
 """What was taken for somebody who did not stay for the answer goes back, all of it."""
 
 from shapekit import ManualClock, MemoryStore
-from shapekit.algorithms.queue.queue import CANCEL_MANY, LOOK, RESERVE_MANY
 from shapekit.algorithms.queue.slots import Grant
+from shapekit.algorithms.queue.wire import CANCEL_MANY, LOOK, RESERVE_MANY
 from shapekit.testing.timelines import queue
 
 ASKED = ((1, None, 5), (2, 0, 6))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapekit import FixedWindow, ManualClock
-from shapekit.algorithms.queue.queue import CANCEL_MANY, RESERVE, RESERVE_MANY
+from shapekit.algorithms.queue.wire import CANCEL_MANY, RESERVE, RESERVE_MANY
 from shapekit.integrations.celery.batch import MOST, Batches
 from shapekit.testing import check_pace
 

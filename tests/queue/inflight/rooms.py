@@ -3,7 +3,7 @@
 import threading
 
 from shapekit._runtime import background
-from shapekit.algorithms.queue.queue import LOOK
+from shapekit.algorithms.queue.wire import LOOK
 from shapekit.rate import SECOND_US
 
 PATIENCE_S = 20.0

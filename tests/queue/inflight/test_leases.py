@@ -7,16 +7,9 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from shapekit import (
-    Concurrency,
-    ManualClock,
-    MemoryStore,
-    Policy,
-    QueueFullError,
-    StoreUnavailableError,
-)
+from shapekit import Concurrency, ManualClock, MemoryStore, Policy, QueueFullError, StoreUnavailableError
 from shapekit.algorithms.inflight import ENTER, KEEP
-from shapekit.algorithms.queue.queue import LOOK
+from shapekit.algorithms.queue.wire import LOOK
 from shapekit.rate import SECOND_US
 from shapekit.stores.sqlite import SQLiteStore
 from shapekit.testing import FaultyStore

@@ -24,7 +24,7 @@ from shapekit import (
     shaped,
 )
 from shapekit._queue.inflight import heartbeat_of
-from shapekit.algorithms.queue.queue import LOOK
+from shapekit.algorithms.queue.wire import LOOK
 from shapekit.integrations.tenacity import shaped_retrying
 from shapekit.stores.redis import RedisStore
 from shapekit.stores.sqlite import SQLiteStore

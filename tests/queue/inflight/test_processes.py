@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shapekit import Concurrency, Policy
-from shapekit.algorithms.queue.queue import LOOK
+from shapekit.algorithms.queue.wire import LOOK
 from shapekit.rate import SECOND_US
 from shapekit.stores.redis import RedisStore
 from shapekit.stores.sqlite import SQLiteStore

@@ -9,7 +9,7 @@ import random
 from itertools import count
 
 from shapekit._queue.prefetch import MOST, Ask, GiveBack, Refill, Rest, SlotBuffer, Wait
-from shapekit.algorithms.queue.queue import CANCEL_MANY, RESERVE_MANY
+from shapekit.algorithms.queue.wire import CANCEL_MANY, RESERVE_MANY
 from shapekit.testing.timelines import queue
 
 SECOND = 1_000_000

@@ -3,8 +3,8 @@
 import pytest
 
 from shapekit._queue.prefetch import Ask, GiveBack, Refill, Rest, SlotBuffer, Wait
-from shapekit.algorithms.queue.queue import CANCEL_MANY, RESERVE_MANY
 from shapekit.algorithms.queue.slots import Grant
+from shapekit.algorithms.queue.wire import CANCEL_MANY, RESERVE_MANY
 
 from .simulation import SECOND, Server, World
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapekit import Quota
-from shapekit.algorithms.queue.queue import HOLD
+from shapekit.algorithms.queue.wire import HOLD
 from shapekit.algorithms.usage import quotas_of
 from shapekit.testing import check_pace, check_window
 

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from shapekit import ManualClock, MemoryStore, Policy, Quota, Shaper, shaped
-from shapekit.algorithms.queue.queue import LOOK, RESERVE, RESERVE_MANY
+from shapekit.algorithms.queue.wire import LOOK, RESERVE, RESERVE_MANY
 from shapekit.errors import ConfigError, QueueFullError, StoreUnavailableError
 from shapekit.testing import check_pace
 

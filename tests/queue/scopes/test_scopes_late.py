@@ -3,7 +3,7 @@
 import anyio
 import pytest
 
-from shapekit.algorithms.queue.queue import CONFIRM, RESERVE
+from shapekit.algorithms.queue.wire import CONFIRM, RESERVE
 from shapekit.keys import scoped
 
 from ..slow_store import FarStore, SlowStore
