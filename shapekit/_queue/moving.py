@@ -328,7 +328,7 @@ class LateCalls:
         await driver.wait(alarm, STUCK_S)
         return True
 
-    def moved(self, call: PendingWait, allowed_us: int) -> None:
+    def moved(self, call: PendingWait, allowed_us: int, now_us: int) -> None:
         """A call has got another slot, or has to ask again for one: calls behind it that still have earlier
         ones move on by one.
         """
@@ -340,7 +340,7 @@ class LateCalls:
                 and other.order > call.order
                 and other.due_us < call.due_us
                 and other.has_new_slot
-                and not other.is_late(allowed_us)
+                and not other.is_late(allowed_us, now_us)
             ]
             self._moved[call] = None
             together = sorted([call, *behind], key=attrgetter("order"))

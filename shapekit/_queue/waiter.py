@@ -27,6 +27,7 @@ from shapekit.algorithms.adaptive.aimd import FULL
 from shapekit.algorithms.base import END_US
 from shapekit.algorithms.queue.queue import SOON_US, LeakyQueue
 from shapekit.algorithms.queue.slots import (
+    ACCEPTED,
     DEPARTS_AT_US,
     GENERATION,
     QUEUE,
@@ -99,11 +100,12 @@ class Waiter:
         """Sleep until the slot comes, or raise the error of a refusal. If the answer was slow to come, a slot
         for now may have passed.
         """
-        if not reservation:
+        granted = reservation.granted
+        if not granted[ACCEPTED]:
             error = refusal(reservation, max_wait_us)
             self._reporter.stopped(reservation.key, error)
             raise error
-        if reservation.leaves_now and not is_slow and self.is_prompt(reservation.granted):
+        if not granted[WAIT_US] and not is_slow and self.is_prompt(granted):
             self._reporter.departed(reservation.key, reservation.cost)
             return
         try:
@@ -138,16 +140,17 @@ class Waiter:
         is_slow: bool = False,
     ) -> PendingWait:
         """Sleep until the slot comes. If the sleep ends early, the error is raised and the slot is kept."""
-        grant = reservation.grant
-        there_us = grant.departs_at_us - grant.wait_us
+        granted = reservation.granted
+        wait_us = granted[WAIT_US]
+        there_us = granted[DEPARTS_AT_US] - wait_us
         ahead_us = self._status.ahead_us(there_us)
         if ahead_us is None:
             ahead_us = self._clock.now_us() - there_us
         pending = PendingWait(self._clock, reservation, ahead_us, max_wait_us, timeout_us)
-        if grant.wait_us:
+        if wait_us:
             is_bounded = max_wait_us is not None or timeout_us is not None
-            self._reporter.waits(reservation.key, grant.wait_us, is_bounded=is_bounded)
-        elif not is_slow and self.is_prompt(reservation.granted):
+            self._reporter.waits(reservation.key, wait_us, is_bounded=is_bounded)
+        elif not is_slow and self.is_prompt(granted):
             return pending
         try:
             return await self._outlast(driver, pending)
@@ -216,10 +219,11 @@ class Waiter:
 
     async def _may_leave(self, driver: Driver, key: str, pending: PendingWait) -> bool:
         """Whether the slot of a call has come, and may be used. A call that is late asks for another one."""
-        if self._missed(pending):
+        now_us = self._clock.now_us()
+        if self._missed(pending, now_us):
             await self._move(driver, key, pending)
             return False
-        if not pending.is_over():
+        if pending.due_us > now_us:
             return False
         if pending.moves:
             return self._late_calls.leaves(pending)
@@ -229,10 +233,10 @@ class Waiter:
             return False
         return pending.heard_after == late_calls.trips
 
-    def _missed(self, pending: PendingWait) -> bool:
+    def _missed(self, pending: PendingWait, now_us: int) -> bool:
         """Whether a call is late, and may ask for another slot."""
-        is_late = pending.is_late(self._allowed_us(pending))
-        return is_late and pending.moves < MOST_MOVES and pending.is_over(SOON_US)
+        is_soon = pending.due_us - SOON_US <= now_us
+        return is_soon and pending.moves < MOST_MOVES and pending.is_late(self._allowed_us(pending), now_us)
 
     async def _move(self, driver: Driver, key: str, pending: PendingWait) -> None:
         """Get another slot for a call that is late; where that has passed, too, the next one, before calls
@@ -241,8 +245,9 @@ class Waiter:
         while True:
             late = pending.late_call()
             pending.move(*await self._late_calls.ask(driver, key, pending.order, late))
-            self._late_calls.moved(pending, self._allowed_us(pending))
-            if not pending.has_new_slot or not self._missed(pending):
+            now_us = self._clock.now_us()
+            self._late_calls.moved(pending, self._allowed_us(pending), now_us)
+            if not pending.has_new_slot or not self._missed(pending, now_us):
                 return
 
     async def give_up(self, driver: Driver, reservation: Reservation, error: BaseException) -> None:
@@ -275,15 +280,15 @@ class PendingWait:
         max_wait_us: int | None,
         timeout_us: int | None,
     ) -> None:
-        grant = reservation.grant
+        grant, core = Grant(*reservation.granted), reservation.core
         self._clock = clock
-        self._accounts = reservation.core.accounts
-        self._policy = reservation.core.name
+        self._accounts = core.accounts
+        self._policy = core.name
         self._ahead_us = ahead_us
         self.cost = grant.cost
         self.queue: LeakyQueue | None = grant.queue
         """The queue that an operator has set the numbers of, if it is one."""
-        self._take(grant, reservation.queue)
+        self._take(grant, grant.queue or core.queue)
         self.heard_after = 0
         """How many trips for late calls had been made when the key was last asked about."""
         self.moves = 0
@@ -314,9 +319,9 @@ class PendingWait:
         """When to ask about the slot: when it comes. A call that is late asks before a hold ends, to stand
         behind others that are.
         """
-        return (
-            self.due_us - SOON_US if self.due_us > self._slot_us and self.is_late(allowed_us) else self.due_us
-        )
+        if self.due_us > self._slot_us and self.is_late(allowed_us, self._clock.now_us()):
+            return self.due_us - SOON_US
+        return self.due_us
 
     def sleeps_until_us(self, until_us: int) -> int:
         """Until then, or until time is up; TimeoutError if it is."""
@@ -326,21 +331,21 @@ class PendingWait:
             raise gave_up(self.key, self._policy, now - self.asked_us)
         return min(until_us, self._gives_up_us)
 
-    def is_over(self, early_us: int = 0) -> bool:
-        """Whether the slot has come, or comes so soon, as far as is known."""
-        return self.due_us - early_us <= self._clock.now_us()
+    def is_over(self) -> bool:
+        """Whether the slot has come, as far as is known."""
+        return self.due_us <= self._clock.now_us()
 
-    def is_late(self, allowed_us: int) -> bool:
+    def is_late(self, allowed_us: int, now_us: int) -> bool:
         """Whether the slot could last be used longer ago than is allowed, or than time stands still.
 
         The end of a hold is no slot for a call whose slot had passed before.
         """
-        if self.due_us <= self._slot_us and self._clock.now_us() - self._slot_us <= allowed_us:
+        if self.due_us <= self._slot_us and now_us - self._slot_us <= allowed_us:
             return False  # as nearly always; else it matters how long the slot could be used
         usable_us = self._slot_us + self._leaves_by() - self._queued_us
         if self.due_us > usable_us and allowed_us != END_US:
             return True
-        return self._clock.now_us() - usable_us > allowed_us
+        return now_us - usable_us > allowed_us
 
     def _leaves_by(self) -> int:
         """Until when, on the queue's own time, the slot can be used."""
