@@ -123,7 +123,7 @@ class Waiter:
         there_us, now_us = granted[DEPARTS_AT_US] - granted[WAIT_US], self._clock.now_us()
         grace_us = self._grace_of(granted[QUEUE])
         if asked_us is not None and now_us - asked_us <= grace_us:
-            self._status.hear(asked_us, there_us)
+            self._status.hear(asked_us, there_us, now_us)
             return True
         ahead_us = self._status.ahead_us(there_us)
         if ahead_us is None:
@@ -194,17 +194,20 @@ class Waiter:
             if asks_at_us <= now_us:
                 if not pending.moves or pending.stands_until_us:
                     pending.heard_after = self._late_calls.trips
-                    pending.hear(await self._status.leaving(driver, pending.key))
+                    key_state = await self._status.leaving(driver, pending.key)
+                    now_us = self._clock.now_us()
+                    pending.hear(key_state, now_us)
                 due_us, turn_us = pending.due_us, pending.asks_at_us(self._allowed_us(pending))
                 # One that has moved stood in line by its old slot.
-                if (is_apart or turn_us != asks_at_us) and turn_us <= self._clock.now_us():
+                if (is_apart or turn_us != asks_at_us) and turn_us <= now_us:
                     await driver.let_earlier_go(self._sleepers, turn_us, pending.order)
-                if pending.due_us == due_us and await self._may_leave(driver, pending.key, pending):
+                    now_us = self._clock.now_us()
+                if pending.due_us == due_us and await self._may_leave(driver, pending, now_us):
                     return pending
             elif poller is not None and (polls_at_us <= now_us or poller.is_time(now_us)):
                 told = await poller.look(driver)
                 for key_state in told or (await self._status.ask(driver, pending.key),):
-                    pending.hear(key_state)
+                    pending.hear(key_state, self._clock.now_us())
 
     def _allowed_us(self, pending: PendingWait) -> int:
         """How late a call may be. A slot that comes sooner than two trips is missed by as much, and that is
@@ -217,11 +220,10 @@ class Waiter:
         """How late a call may leave, by the numbers that are in force."""
         return self._grace_us if queue is None or self._grace_us == END_US else queue.grace_us
 
-    async def _may_leave(self, driver: Driver, key: str, pending: PendingWait) -> bool:
+    async def _may_leave(self, driver: Driver, pending: PendingWait, now_us: int) -> bool:
         """Whether the slot of a call has come, and may be used. A call that is late asks for another one."""
-        now_us = self._clock.now_us()
         if self._missed(pending, now_us):
-            await self._move(driver, key, pending)
+            await self._move(driver, pending)
             return False
         if pending.due_us > now_us:
             return False
@@ -229,7 +231,7 @@ class Waiter:
             return self._late_calls.leaves(pending)
         late_calls = self._late_calls
         is_any = late_calls.under_way or late_calls.waiting
-        if is_any and await late_calls.let_go(driver, key, pending.order):
+        if is_any and await late_calls.let_go(driver, pending.key, pending.order):
             return False
         return pending.heard_after == late_calls.trips
 
@@ -238,13 +240,13 @@ class Waiter:
         is_soon = pending.due_us - SOON_US <= now_us
         return is_soon and pending.moves < MOST_MOVES and pending.is_late(self._allowed_us(pending), now_us)
 
-    async def _move(self, driver: Driver, key: str, pending: PendingWait) -> None:
+    async def _move(self, driver: Driver, pending: PendingWait) -> None:
         """Get another slot for a call that is late; where that has passed, too, the next one, before calls
         behind it ask.
         """
         while True:
             late = pending.late_call()
-            pending.move(*await self._late_calls.ask(driver, key, pending.order, late))
+            pending.move(*await self._late_calls.ask(driver, pending.key, pending.order, late))
             now_us = self._clock.now_us()
             self._late_calls.moved(pending, self._allowed_us(pending), now_us)
             if not pending.has_new_slot or not self._missed(pending, now_us):
@@ -399,14 +401,13 @@ class PendingWait:
             asked_us = self.asked_us
         return max(0, now - asked_us), max(0, now - self.due_us)
 
-    def hear(self, key_state: KeyState) -> None:
+    def hear(self, key_state: KeyState, now_us: int) -> None:
         """Apply the current state of the key. After a reset, the promised slot is kept and holds no longer
         move it. A late call that has got another slot keeps it, unless a hold lasts longer.
         """
         generation, shift_us, until_us, ahead_us, clock, mark_us, *_ = key_state
         self._ahead_us = ahead_us
-        now = self._clock.now_us()
-        self.is_marked = mark_us + ahead_us > now
+        self.is_marked = mark_us + ahead_us > now_us
         if generation != self._generation:
             moved = followed(self._grant, key_state.changes)
             if moved is None or moved.generation != generation or key_state.queue is None or self.moves:
@@ -415,7 +416,7 @@ class PendingWait:
             self.queue = key_state.queue
             self._take(moved, key_state.queue)
         # A hold that ends soon cannot be ended sooner, and need not be watched.
-        self.is_held = until_us + ahead_us > now + SOON_US or bool(clock)
+        self.is_held = until_us + ahead_us > now_us + SOON_US or bool(clock)
         if self.moves:
             is_over = not self.stands_until_us or until_us <= self.stands_until_us
             self.is_held = self.is_held and not is_over
@@ -428,11 +429,11 @@ class PendingWait:
             self._slot_us = slot_us + ahead_us
             self.due_us = max(slot_us, until_us) + ahead_us
         wait_us = self.due_us - self.asked_us
-        if self._max_wait_us is None or wait_us <= self._max_wait_us or self.due_us <= now:
+        if self._max_wait_us is None or wait_us <= self._max_wait_us or self.due_us <= now_us:
             return
         # Late calls of others move the line a little: no call is refused for that after it has waited.
         is_little = wait_us - self._max_wait_us <= min(self._max_wait_us, SECOND_US)
-        if not is_little or until_us + ahead_us > now + SOON_US:
+        if not is_little or until_us + ahead_us > now_us + SOON_US:
             held_back = Decision(False, 1, 1, 0, self.due_us, wait_us - self._max_wait_us)
             delay, bound = wait_us / SECOND_US, self._max_wait_us / SECOND_US
             raise self._accounts.named(QueueFullError(held_back, self.key, delay, bound, self._policy))
@@ -776,16 +777,18 @@ class KeyStatus:
 
     def _standing(self, confirmed: tuple[int, ...], asked_us: int) -> KeyState:
         generation, shift, until, there, mark, *clock = confirmed
-        ahead = 0 if self.instant else self.hear(asked_us, there)
+        ahead = 0 if self.instant else self.hear(asked_us, there, self._clock.now_us())
         return KeyState(generation, shift, until, ahead, tuple(clock), mark)
 
     def _followed(self, told: tuple[Any, ...], asked_us: int) -> KeyState:
         *confirmed, changes, queue = told
         return self._standing(tuple(confirmed), asked_us)._replace(changes=changes, queue=queue)
 
-    def hear(self, asked_us: int, there_us: int) -> int:
-        """Take in the store's time in an answer; returns how far ahead the clock is that callers sleep by."""
-        ahead_us = self._questions.clock.hear(asked_us, there_us, self._clock.now_us())
+    def hear(self, asked_us: int, there_us: int, now_us: int) -> int:
+        """Take in the store's time in an answer that came now; returns how far ahead of it the clock is that
+        callers sleep by.
+        """
+        ahead_us = self._questions.clock.hear(asked_us, there_us, now_us)
         return 0 if self._clock_decides else ahead_us
 
     @property

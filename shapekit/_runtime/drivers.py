@@ -41,13 +41,13 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from shapekit._runtime import background, forks
-from shapekit.errors import StoreUnavailableError
+from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.rate import SECOND_US
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-    from shapekit.clock import Clock
+    from shapekit.clock import Clock, Virtual
 
 __all__ = [
     "CHUNK_S",
@@ -581,12 +581,18 @@ CHUNK_S = 60.0
 
 
 class Sleepers:
-    """Everybody who sleeps for one shaper; `close` wakes them all."""
+    """Everybody who sleeps for one shaper; `close` wakes them all.
 
-    def __init__(self, clock: Clock, what: str, chunk_s: float = CHUNK_S) -> None:
+    `virtual` is given where the store counts by a clock that virtual time does not move.
+    """
+
+    def __init__(
+        self, clock: Clock, what: str, chunk_s: float = CHUNK_S, virtual: Virtual | None = None
+    ) -> None:
         self._clock = clock
         self._what = what
         self._chunk_s = chunk_s
+        self._virtual = virtual
         self._alarms: set[Alarm] = set()
         self._lines: dict[object, Line] = {}
         self._lock = forks.lock()
@@ -684,6 +690,13 @@ class Sleepers:
         self.close()
 
     def _enter(self, alarm: Alarm) -> None:
+        if self._virtual is not None and self._virtual.is_on:
+            raise ConfigError(
+                "store",
+                self._what,
+                "would wait in real time: virtual time does not move the clock of its store",
+                "give it a MemoryStore in this test, or mark the test shapekit_real_time",
+            )
         with self._lock:
             self._check_open()
             self._alarms.add(alarm)
