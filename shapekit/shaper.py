@@ -449,7 +449,7 @@ def sent(reservation: Reservation) -> list[Any]:
     *plain, queue = reservation.grant
     if queue is None:
         return [reservation.key, *plain, None]
-    from shapekit.algorithms.description import describe  # noqa: PLC0415 - only where something is set
+    from shapekit.stores.encoding import describe  # noqa: PLC0415 - only where something is set
 
     return [reservation.key, *plain, describe(queue)]
 
@@ -459,7 +459,7 @@ def received(core: Core, told: list[Any]) -> Reservation:
     key, *plain, described = told
     grant = Grant(*map(_frozen, plain))
     if described is not None:
-        from shapekit.algorithms.description import revived  # noqa: PLC0415 - only where something is set
+        from shapekit.stores.encoding import revived  # noqa: PLC0415 - only where something is set
 
         grant = grant._replace(queue=revived(described))
     return Reservation(core, key, grant)

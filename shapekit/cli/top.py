@@ -22,7 +22,6 @@ from rich.text import Text
 from shapekit import stores
 from shapekit.algorithms.adaptive.queue import AdaptiveQueue
 from shapekit.algorithms.compose import Composite
-from shapekit.algorithms.description import Described
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import Meter
 from shapekit.algorithms.inflight import Concurrency
@@ -38,7 +37,7 @@ from shapekit.errors import StoreUnavailableError, span_words
 from shapekit.rate import SECOND_US, Rate
 from shapekit.stores import REDIS
 from shapekit.stores.base import Store
-from shapekit.stores.encoding import LiveKey
+from shapekit.stores.encoding import Described, LiveKey
 
 if TYPE_CHECKING:
     from shapekit.stores.redis import RedisStore

@@ -14,9 +14,9 @@ from hypothesis.stateful import (
 
 from shapekit import Concurrency, ConfigError
 from shapekit.algorithms import inflight as concurrency_module
-from shapekit.algorithms.description import describe, revived
 from shapekit.algorithms.inflight import ENTER, KEEP, LEAVE, WATCH, count, numbers_of
 from shapekit.rate import SECOND_US
+from shapekit.stores.encoding import describe, revived
 
 from .inflight_model import Model
 

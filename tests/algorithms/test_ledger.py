@@ -4,8 +4,8 @@ import pytest
 
 from shapekit import GCRA, ConfigError, FixedWindow, Gate, SlidingWindowLog, all_of
 from shapekit.algorithms.compose import adopted
-from shapekit.algorithms.description import describe, revived
 from shapekit.algorithms.ledger import MOST_DEBITS, MOST_RUNS, MOST_UNITS, Ledger, ledgered
+from shapekit.stores.encoding import describe, revived
 
 HOUR_US = 3_600_000_000
 NOW = 7 * HOUR_US

@@ -22,8 +22,7 @@ from shapekit import (
     SlidingWindowLog,
     all_of,
 )
-from shapekit.algorithms.description import describe
-from shapekit.stores.encoding import tag
+from shapekit.stores.encoding import describe, tag
 from shapekit.stores.redis import protocol as redis_program
 from shapekit.testing import ManualClock
 

@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shapekit import ConfigError, CostExceedsLimitError, Policy
-from shapekit.algorithms.description import describe, revived
 from shapekit.config import FIELDS, STRATEGIES
+from shapekit.stores.encoding import describe, revived
 
 from ..algorithms.limits import limits
 from .near import anything, tables, texts, values

@@ -19,9 +19,9 @@ from shapekit import (
     TokenBucket,
     all_of,
 )
-from shapekit.algorithms.description import describe, revived
 from shapekit.algorithms.ledger import Ledger
 from shapekit.algorithms.overrides import chosen, difference, effective, override_of, read, written
+from shapekit.stores.encoding import describe, revived
 
 SET = Override(rate="20/s", by="ann@host", why="sale", set_at=5.0)
 

@@ -16,8 +16,8 @@ from shapekit import (
     first_of,
     shaped,
 )
-from shapekit.algorithms.description import describe, revived
 from shapekit.integrations.httpx import ShapedTransport
+from shapekit.stores.encoding import describe, revived
 
 DAY_S = 86_400
 

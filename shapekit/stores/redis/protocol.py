@@ -40,11 +40,10 @@ from redis.exceptions import NoScriptError
 from shapekit._runtime import background, forks
 from shapekit.algorithms.base import CHECK, Operation, Run
 from shapekit.algorithms.compose import Composite
-from shapekit.algorithms.description import describe, revived
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError, whose
 from shapekit.stores.base import Key, beyond, continued, part_keys
-from shapekit.stores.encoding import is_misfit, plain_bytes, plain_text, shown, sound, tag
+from shapekit.stores.encoding import describe, is_misfit, plain_bytes, plain_text, revived, shown, sound, tag
 from shapekit.stores.settings import Settings, Stored
 
 LONGEST = 256

@@ -32,12 +32,11 @@ from weakref import WeakKeyDictionary, WeakMethod, ref
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import TASKS, Driver, run, running_loop
 from shapekit.algorithms.base import Undo
-from shapekit.algorithms.description import Described, revived
 from shapekit.clock import Clock, RealClock
 from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError, missing
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import Apply, ApplyMany, Key, Operation, Program, Store, check_prefix, of_two_kinds
-from shapekit.stores.encoding import MISFITS, LiveKey, known_programs, plain_text, sound
+from shapekit.stores.encoding import MISFITS, Described, LiveKey, known_programs, plain_text, revived, sound
 from shapekit.stores.redis.connections import AsyncOwnConnections, Link, OwnConnections, unavailable
 from shapekit.stores.redis.protocol import Asked, Conversation, Keyspace, RedisProgram, survey_script
 from shapekit.stores.settings import Stored, settings_name

@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 
 from shapekit._runtime import forks
 from shapekit.algorithms.compose import Composite
-from shapekit.algorithms.description import Described, describe, revived
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, StoreUnavailableError, whose
 from shapekit.stores.base import (
@@ -33,11 +32,14 @@ from shapekit.stores.base import (
 )
 from shapekit.stores.encoding import (
     MISFITS,
+    Described,
     LiveKey,
+    describe,
     known_programs,
     packed,
     plain_bytes,
     plain_text,
+    revived,
     shown,
     sound,
     unpacked,

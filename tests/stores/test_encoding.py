@@ -9,12 +9,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shapekit import GCRA, Algorithm, ConfigError, Quota, Rate, Shaper, TokenBucket, all_of, first_of
-from shapekit.algorithms.description import describe, revived
 from shapekit.algorithms.queue.queue import LeakyQueue
-from shapekit.stores.encoding import packed, tag, unpacked
+from shapekit.stores.encoding import describe, packed, revived, tag, unpacked
 from tests.algorithms.limits import limits
 
-from ..stores.timelines import queues
+from .timelines import queues
 
 programs = st.one_of(limits, queues)
 
