@@ -9,12 +9,12 @@ from shapekit._queue.adaptive import AdaptiveRate
 from shapekit._runtime.drivers import AsyncAlarm
 from shapekit._runtime.switch import off
 from shapekit.admission import Admission
-from shapekit.algorithms.adaptive.aimd import Adaptive
 from shapekit.algorithms.base import Algorithm, Outcome
 from shapekit.algorithms.compose import all_of, any_of, first_of
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import GCRA, LeakyBucket, TokenBucket
 from shapekit.algorithms.inflight import Concurrency
+from shapekit.algorithms.queue.aimd import Adaptive
 from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow

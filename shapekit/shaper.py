@@ -32,8 +32,8 @@ from shapekit._runtime.drivers import (
     stop_if_cancelled,
 )
 from shapekit._runtime.switch import SWITCH
-from shapekit.algorithms.adaptive.aimd import Adaptive
 from shapekit.algorithms.base import Algorithm, check_cost
+from shapekit.algorithms.queue.aimd import Adaptive
 from shapekit.algorithms.queue.queue import HELD_US, LeakyQueue
 from shapekit.algorithms.queue.slots import ACCEPTED, WAIT_US, Grant, Granted, followed
 from shapekit.algorithms.queue.wire import CANCEL, HOLD, LOOK, MARK, RESERVE, RESUME, SETTLE

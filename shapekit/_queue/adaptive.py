@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
-from shapekit.algorithms.adaptive.aimd import Adaptive
+from shapekit.algorithms.queue.aimd import Adaptive
 from shapekit.clock import forgets
 from shapekit.errors import ConfigError
 from shapekit.rate import MAX_COUNT, SECOND_US, Duration, duration_us, whole
 
 if TYPE_CHECKING:
-    from shapekit.algorithms.adaptive.queue import AdaptiveQueue
+    from shapekit.algorithms.queue.adaptive import AdaptiveQueue
     from shapekit.shaper import Core
 
 __all__ = ["AdaptiveRate", "RateSignal", "Tallies"]
@@ -96,7 +96,7 @@ class AdaptiveRate:
     """
 
     def __init__(self, core: Core) -> None:
-        from shapekit.algorithms.adaptive.queue import (  # noqa: PLC0415 - for adaptive rates only
+        from shapekit.algorithms.queue.adaptive import (  # noqa: PLC0415 - for adaptive rates only
             STATED,
             SUCCEEDED,
             THROTTLED,
@@ -227,7 +227,7 @@ def queue_between(adaptive: object, burst: int | None, pace: str, **beside: Any)
                 "conflicts with adaptive=, which moves slots",
                 "leave it out, or admit each call by two policies, one inside the other",
             )
-    from shapekit.algorithms.adaptive.queue import AdaptiveQueue  # noqa: PLC0415 - for adaptive rates only
+    from shapekit.algorithms.queue.adaptive import AdaptiveQueue  # noqa: PLC0415 - for adaptive rates only
 
     return AdaptiveQueue(adaptive.min, adaptive.max, burst)
 

@@ -16,13 +16,13 @@ from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypedDict, cast
 
-from shapekit.algorithms.adaptive.queue import AdaptiveQueue
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import Meter
 from shapekit.algorithms.inflight import MOST_PERMITS, Concurrency
 from shapekit.algorithms.ledger import Ledger
+from shapekit.algorithms.queue.adaptive import AdaptiveQueue
 from shapekit.algorithms.queue.queue import HELD_US, LeakyQueue
 from shapekit.algorithms.queue.slots import Asked, Grant, Granted
 from shapekit.algorithms.queue.wire import UNKNOWN

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import click
 
-from shapekit.algorithms.adaptive.queue import AdaptiveQueue
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import Meter
+from shapekit.algorithms.queue.adaptive import AdaptiveQueue
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog

@@ -20,12 +20,12 @@ from rich.table import Table
 from rich.text import Text
 
 from shapekit import stores
-from shapekit.algorithms.adaptive.queue import AdaptiveQueue
 from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import Meter
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.ledger import Ledger
+from shapekit.algorithms.queue.adaptive import AdaptiveQueue
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog

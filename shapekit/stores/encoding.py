@@ -34,7 +34,6 @@ from hashlib import blake2b
 from json import JSONDecoder, JSONEncoder
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
-from shapekit.algorithms.adaptive.queue import AdaptiveQueue
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.compose import AllOf, AnyOf, FirstOf
 from shapekit.algorithms.fixed_window import FixedWindow
@@ -42,6 +41,7 @@ from shapekit.algorithms.gcra import GCRA, LeakyBucket, TokenBucket
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.ledger import Ledger
 from shapekit.algorithms.overrides import overridden
+from shapekit.algorithms.queue.adaptive import AdaptiveQueue
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.quota.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog

@@ -33,9 +33,9 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from shapekit._runtime import background, forks
 from shapekit._runtime.drivers import TASKS, THREADS, Driver, Twin, run, within
-from shapekit.algorithms.adaptive.queue import AdaptiveQueue
 from shapekit.algorithms.base import Algorithm, Moment, Operation, Side, share_of, slowed
 from shapekit.algorithms.inflight import Concurrency
+from shapekit.algorithms.queue.adaptive import AdaptiveQueue
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, StoreUnavailableError, span_words

@@ -18,8 +18,6 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, NamedTuple
 
-from shapekit.algorithms.adaptive.aimd import FULL, LEAST
-from shapekit.algorithms.adaptive.queue import STATED, SUCCEEDED, THROTTLED, AdaptiveQueue
 from shapekit.algorithms.base import CHECK, DEBIT, FORECAST, PEEK, REFUND, Algorithm
 from shapekit.algorithms.compose import Composite, all_of, any_of, first_of
 from shapekit.algorithms.fixed_window import FixedWindow
@@ -27,6 +25,8 @@ from shapekit.algorithms.gcra import GCRA, LeakyBucket, Meter, TokenBucket
 from shapekit.algorithms.inflight import ENTER, KEEP, LEAVE, WATCH, Concurrency
 from shapekit.algorithms.ledger import Ledger, ledgered
 from shapekit.algorithms.overrides import Override, effective
+from shapekit.algorithms.queue.adaptive import STATED, SUCCEEDED, THROTTLED, AdaptiveQueue
+from shapekit.algorithms.queue.aimd import FULL, LEAST
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.wire import (
     CANCEL,

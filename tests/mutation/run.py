@@ -42,11 +42,12 @@ def files(folder):
 LAWS = files("tests/algorithms")
 POLICY = ("tests/policy", "tests/admission")
 QUEUE = ("tests/algorithms/queue", "tests/shaper", *files("tests/queue"), *POLICY)
+ADAPTIVE = tuple(f"tests/algorithms/queue/test_{name}.py" for name in ("adaptive_queue", "aimd", "tempo"))
 CALENDAR = "tests/algorithms/quota"
 STRATEGIES = (LUA, "tests/gate/test_gate.py", *LAWS, CALENDAR)
 OVERRIDES = (*files("tests/overrides"), "tests/cli/test_settings.py")
 TESTS = {
-    ("algorithms/adaptive/",): ("tests/algorithms/adaptive", "tests/queue/adaptive", LUA),
+    ("algorithms/queue/adaptive", "algorithms/queue/aimd"): (*ADAPTIVE, "tests/queue/adaptive", LUA),
     ("algorithms/inflight",): (LUA, "tests/algorithms/test_inflight.py", "tests/queue/inflight"),
     ("algorithms/overrides",): (*OVERRIDES, LUA, *QUEUE),
     ("algorithms/queue/slots",): (LUA, *QUEUE, "tests/queue/prefetch", *OVERRIDES),

@@ -8,9 +8,9 @@ import struct
 from typing import Any
 
 from shapekit import ShapekitError
-from shapekit.algorithms.adaptive.queue import STATED, SUCCEEDED, THROTTLED
 from shapekit.algorithms.base import CHECK, DEBIT, FORECAST, PEEK, REFUND, Operation
 from shapekit.algorithms.inflight import ENTER, KEEP, LEAVE, WATCH
+from shapekit.algorithms.queue.adaptive import STATED, SUCCEEDED, THROTTLED
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.algorithms.queue.wire import (
     CANCEL,

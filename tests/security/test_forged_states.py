@@ -21,9 +21,9 @@ from shapekit import (
     StoreUnavailableError,
     all_of,
 )
-from shapekit.algorithms.adaptive.queue import SUCCEEDED, THROTTLED, AdaptiveQueue
 from shapekit.algorithms.base import DEBIT
 from shapekit.algorithms.inflight import ENTER, LEAVE, Concurrency
+from shapekit.algorithms.queue.adaptive import SUCCEEDED, THROTTLED, AdaptiveQueue
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.algorithms.queue.wire import CANCEL, CANCEL_MANY, LOOK, RESERVE, SETTLE
 from shapekit.rate import Rate

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapekit import GCRA, FixedWindow, LeakyBucket, MemoryStore, Rate, RedisStore, SlidingWindow, TokenBucket
-from shapekit.algorithms.adaptive.queue import AdaptiveQueue
 from shapekit.algorithms.base import CHECK, DEBIT, REFUND
 from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.ledger import Ledger, ledgered
+from shapekit.algorithms.queue.adaptive import AdaptiveQueue
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.algorithms.queue.wire import CANCEL, HOLD, LATE, LOOK, MARK, RESERVE, RESUME, SETTLE

@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from shapekit import Adaptive, ManualClock, MemoryStore, Policy, QueueFullError, Shaper
-from shapekit.algorithms.adaptive.queue import SUCCEEDED, THROTTLED
+from shapekit.algorithms.queue.adaptive import SUCCEEDED, THROTTLED
 from shapekit.events import Held, RateChanged
 from shapekit.feedback import Feedback
 from shapekit.keys import Target

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapekit.algorithms.adaptive import aimd
-from shapekit.algorithms.adaptive.aimd import FULL, LEAST
+from shapekit.algorithms.queue import aimd
+from shapekit.algorithms.queue.aimd import FULL, LEAST
 
 SHARES = st.integers(LEAST, FULL)
 SECOND = 1_000_000

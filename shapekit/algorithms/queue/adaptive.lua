@@ -1,12 +1,12 @@
--- needs queue/queue adaptive/aimd
--- The twin of queue.py: same names, same steps.
+-- needs queue/queue queue/aimd
+-- The twin of adaptive.py: same names, same steps.
 --
 -- A state is {tail, tail_rest, newest, generation, number, book, anchor, virtual, law}. Grants are those of
 -- the queue at the highest rate, whose time is what the clock shows.
 
 local AdaptiveQueue = {}
 AdaptiveQueue.__index = AdaptiveQueue
-twins["adaptive/queue"] = AdaptiveQueue
+twins["queue/adaptive"] = AdaptiveQueue
 
 do
 

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, TypeAlias, cast
 
-from shapekit.algorithms.adaptive import aimd
-from shapekit.algorithms.adaptive.aimd import FULL, LEAST, Law, real, share_of, shown
 from shapekit.algorithms.base import Moment, Operation, slowed
 from shapekit.algorithms.base import share_of as part_of
+from shapekit.algorithms.queue import aimd
+from shapekit.algorithms.queue.aimd import FULL, LEAST, Law, real, share_of, shown
 from shapekit.algorithms.queue.queue import (
     LEAST_GRACE_US,
     SOON_US,
@@ -104,7 +104,7 @@ class AdaptiveQueue(LeakyQueue):
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         """What the Lua twin is constructed from."""
-        return ["adaptive/queue", self.least, self.grid.twin(instants)]
+        return ["queue/adaptive", self.least, self.grid.twin(instants)]
 
     def inspect(self, line: Any) -> None:
         """Check a state that was read; raise if no such queue can have written it."""

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapekit.algorithms.adaptive.aimd import FULL, LEAST, real
-from shapekit.algorithms.adaptive.queue import KEPT_US, AdaptiveQueue
+from shapekit.algorithms.queue.adaptive import KEPT_US, AdaptiveQueue
+from shapekit.algorithms.queue.aimd import FULL, LEAST, real
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.rate import Rate
 

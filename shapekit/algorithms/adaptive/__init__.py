@@ -1,1 +1,0 @@
-"""The queue with an adaptive rate."""
