@@ -1,1 +1,1 @@
-"""The parts of a Shaper: reservations, waiters, key status, permits, prefetch."""
+"""The parts of a Shaper: waiters, what moves them, permits, scopes, prefetch, events."""

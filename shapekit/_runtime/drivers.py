@@ -418,8 +418,8 @@ class Driver(ABC):
     ) -> None:
         """Give back what was taken, in an `except BaseException as error` whose block holds something.
 
-        That is awaited in a cancelled task, too. A coroutine that is thrown away awaits nothing: see
-        `loops`. Another thread then calls `thrown`, if `may_be_thrown` was called before.
+        That is awaited in a cancelled task, too. A coroutine that is thrown away awaits nothing, as is said
+        above. Another thread then calls `thrown`, if `may_be_thrown` was called before.
         """
 
 

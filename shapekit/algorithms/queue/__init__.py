@@ -1,1 +1,1 @@
-"""The leaky bucket as a queue: its slots, its constraints, its wire format."""
+"""The leaky bucket as a queue: its slots, its constraints, its wire form, and one whose rate is learned."""
