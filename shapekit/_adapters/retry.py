@@ -66,7 +66,7 @@ class StatedDelay:
     """How long the ending of a call itself says to wait: nothing is concluded where it is silent."""
 
     def __init__(self, max_hold: Duration = "15m") -> None:
-        self._feedback = _Literal(max_hold)
+        self._feedback = _Literal(max_hold=max_hold)
 
     def seconds(self, ending: CallOutcome) -> float:
         """At most `max_hold`; 0 if nothing is said."""
@@ -79,14 +79,6 @@ class StatedDelay:
         return 0.0 if hint is None else hint.hold_s
 
 
-class _Literal(Feedback):
-    """Hears what is said, and concludes nothing."""
-
-    def __init__(self, max_hold: Duration) -> None:
-        super().__init__(max_hold=max_hold)
-        self._incidents = _NothingConcluded(self.max_hold_s)
-
-
 class _NothingConcluded(Incidents):
     """A refusal that does not say how long holds nothing: the caller has a better guess."""
 
@@ -96,6 +88,12 @@ class _NothingConcluded(Incidents):
         self, place: Any, first_s: float, sent_at: float, received_at: float, most_s: float | None = None
     ) -> float:
         return 0.0
+
+
+class _Literal(Feedback):
+    """Hears what is said, and concludes nothing."""
+
+    _memory = _NothingConcluded
 
 
 def _headers_of(bearer: Any) -> Any:
