@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from typing import Any, Unpack
 
 from shapekit import errors
-from shapekit._adapters.http.request import (
+from shapekit._adapters.http import (
     Reading,
     RequestShaper,
     ResponseView,

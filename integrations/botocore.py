@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar, Unpack, cast
 from weakref import WeakSet, ref
 
 from shapekit import errors
-from shapekit._adapters.http.request import (
+from shapekit._adapters.http import (
     Reading,
     RequestShaper,
     Shaping,

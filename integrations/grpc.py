@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, NamedTuple, Self, Unpack
 
 from shapekit import errors
-from shapekit._adapters.http.request import (
+from shapekit._adapters.http import (
     Reading,
     RequestShaper,
     Shaping,

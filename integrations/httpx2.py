@@ -13,8 +13,8 @@ from ssl import SSLContext
 from typing import Any, ClassVar, TypeVar, Unpack
 
 from shapekit import errors
-from shapekit._adapters.http.request import RequestShaper, Shaping
-from shapekit._adapters.http.transport import READING, HeldStream, ObservedStream, Transport, shape_client
+from shapekit._adapters.http import RequestShaper, Shaping
+from shapekit._adapters.transport import READING, HeldStream, ObservedStream, Transport, shape_client
 
 try:
     import httpx2

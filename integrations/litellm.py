@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from shapekit import errors
-from shapekit._adapters.http.request import translated
+from shapekit._adapters.http import translated
 from shapekit._adapters.model_calls import ended, failed
 from shapekit._runtime.drivers import TASKS
 from shapekit._runtime.failures import ErrorsLogged

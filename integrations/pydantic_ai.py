@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shapekit import errors
-from shapekit._adapters.http.request import translated
+from shapekit._adapters.http import translated
 from shapekit._adapters.model_calls import ended, failed
 from shapekit._runtime import background
 from shapekit._runtime.drivers import TASKS

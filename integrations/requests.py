@@ -19,7 +19,7 @@ from typing import Any, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 from shapekit import errors
-from shapekit._adapters.http.request import (
+from shapekit._adapters.http import (
     Reading,
     RequestShaper,
     ResponseView,

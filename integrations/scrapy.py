@@ -24,7 +24,7 @@ from weakref import WeakSet
 from anyio import CancelScope
 
 from shapekit import errors
-from shapekit._adapters.http.request import Reading, RequestShaper, ResponseView, Target, aobserve, may_say
+from shapekit._adapters.http import Reading, RequestShaper, ResponseView, Target, aobserve, may_say
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError
 from shapekit.rate import whole

@@ -424,3 +424,10 @@ class Policy:
         if not self.enforce:
             shown.append("enforce=False")
         return f"Policy({', '.join(shown)}, name={self.name!r})"
+
+
+def checked_policy(policy: Any, field: str = "policy") -> Policy:
+    """The policy, or ConfigError."""
+    if not isinstance(policy, Policy):
+        raise ConfigError(field, policy, "is not a policy", 'pass one, such as Policy("10/s")')
+    return policy

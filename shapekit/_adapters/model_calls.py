@@ -11,8 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
-from shapekit._adapters.http.request import aobserve, observe
-from shapekit._adapters.retry import CallOutcome
+from shapekit._adapters.http import CallOutcome, aobserve, observe
 from shapekit._runtime import background
 from shapekit._runtime.drivers import THREADS, Driver, Twin, run
 from shapekit.admission import Admission

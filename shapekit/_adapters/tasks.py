@@ -28,7 +28,7 @@ from shapekit.errors import (
     RateLimitedError,
     StoreUnavailableError,
 )
-from shapekit.policy import Policy, checked_cost, checked_key
+from shapekit.policy import Policy, checked_cost, checked_key, checked_policy
 from shapekit.rate import SECOND_US, Duration, RateLike, duration_us, one_of
 from shapekit.stores import StoreLike
 
@@ -87,8 +87,8 @@ def checked_shape(shape: object) -> tuple[Mapping[str, Any], Policy | None]:
     for field, told in shape.items():
         if field not in known:
             raise ConfigError(f"shape[{field!r}]", told, "is unknown here", f"use some of {', '.join(known)}")
-    if policy is not None and not isinstance(policy, Policy):
-        raise ConfigError("shape['policy']", policy, "is not a policy", 'pass one, such as Policy("10/s")')
+    if policy is not None:
+        checked_policy(policy, "shape['policy']")
     if shape.get("concurrency") is not None or (policy is not None and policy.permits is not None):
         raise in_flight()
     return shape, policy

@@ -11,7 +11,7 @@ from socket import gaierror
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias
 
-from shapekit._adapters.retry import CallOutcome
+from shapekit._adapters.http import CallOutcome
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit._runtime.failures import ErrorsLogged
 from shapekit.admission import Admission, hint_of

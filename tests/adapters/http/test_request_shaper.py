@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapekit import ManualClock, MemoryStore, Policy, QueueFullError, Quota, SQLiteStore
-from shapekit._adapters.http.request import (
+from shapekit._adapters.http import (
     Reading,
     RequestShaper,
     ShapingInfo,

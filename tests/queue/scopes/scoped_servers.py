@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shapekit._adapters.http.request import Reading, RequestShaper, ShapingInfo, Target, aobserve, observe
+from shapekit._adapters.http import Reading, RequestShaper, ShapingInfo, Target, aobserve, observe
 from shapekit._runtime.loops import AsyncAlarm
 
 

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from shapekit import ManualClock, MemoryStore, QueueFullError, SQLiteStore, StoreUnavailableError, off
-from shapekit._adapters.http.request import Target, observe
+from shapekit._adapters.http import Target, observe
 from shapekit.keys import scoped
 
 from .scoped_servers import HOST, Client, Discord, until

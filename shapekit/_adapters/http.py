@@ -1,12 +1,12 @@
-"""Outgoing: how the requests of an HTTP client are shaped, whichever client it is.
+"""HTTP: how the requests of a client are shaped, whichever client it is.
 
 A wrapper of a client says how to read its requests, and gets the `Admission` to send each of them in:
 
-    outgoing = Outgoing("ShapedThing", Reading(host, target), rate="10/s")
+    request_shaper = RequestShaper("ShapedThing", Reading(host, target), rate="10/s")
     try:
-        admission = outgoing.enter(request, options)
+        admission = request_shaper.enter(request, options)
     except RateLimitedError as error:
-        ...                                  # `too_many(error)` where `outgoing.responds`
+        ...                                  # `too_many(error)` where `request_shaper.responds`
     try:
         response = send(request)
     except BaseException as error:
@@ -35,13 +35,13 @@ from typing import Any, NamedTuple, Self, TypeAlias, TypedDict, Unpack
 
 from shapekit._queue.reservation import Reservation
 from shapekit._runtime.failures import log_failure
-from shapekit.admission import Admission
+from shapekit.admission import Admission, body_of
 from shapekit.config import PolicyOptions
 from shapekit.decision import Decision
 from shapekit.errors import AccountExhaustedError, ConfigError, RateLimitedError, ShapekitError
 from shapekit.feedback.feedback import STATUSES, error_of, says_exhausted
 from shapekit.keys import SCOPE
-from shapekit.policy import Policy, checked_cost
+from shapekit.policy import Policy, checked_cost, checked_policy
 from shapekit.rate import (
     AS_CONFIGURED,
     Duration,
@@ -56,6 +56,7 @@ from shapekit.shaper import checked_rates
 from shapekit.target import KeyOf, Routes, Target, constantly, key_of, parsed
 
 __all__ = [
+    "CallOutcome",
     "Reading",
     "RequestShaper",
     "ResponseView",
@@ -298,8 +299,7 @@ class RequestShaper:
     def _own_plan(self) -> _Plan | None:
         policy, rate = self._spec.get("policy"), self._spec.get("rate")
         if policy is not None:
-            if not isinstance(policy, Policy):
-                raise ConfigError("policy", policy, "is not a policy", 'pass one, such as Policy("10/s")')
+            checked_policy(policy)
             for field, told in self._spec.items():
                 if field not in _BESIDE_POLICY and told is not None:
                     raise ConfigError(field, told, "conflicts with policy=", "set it in the policy")
@@ -447,6 +447,41 @@ class ResponseView(NamedTuple):
     headers: Any
     body: Any = None
     """What was read of its body; None if nothing was."""
+
+
+class CallOutcome(NamedTuple):
+    """What a call returned, or what it raised."""
+
+    result: Any = None
+    failure: BaseException | None = None
+
+    @property
+    def answer(self) -> ResponseView | None:
+        """The server's answer: what was returned, or what the exception carries, or is."""
+        bearers = [self.result]
+        if self.failure is not None:
+            bearers = [getattr(self.failure, "response", None), self.failure]
+        for bearer in bearers:
+            for status in (getattr(bearer, "status_code", None), getattr(bearer, "status", None)):
+                if isinstance(status, int):
+                    # Where an SDK has closed the response, its error has the body.
+                    return ResponseView(status, _headers_of(bearer), body_of(bearer) or body_of(self.failure))
+        return None
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the answer says that the account has nothing left to spend."""
+        answer = self.answer
+        return answer is not None and says_exhausted(error_of(answer.status, answer.body))
+
+
+def _headers_of(bearer: Any) -> Any:
+    """The raw pairs where the client keeps them, else what it has."""
+    raw = getattr(bearer, "raw_headers", None)
+    if raw is None:
+        headers = getattr(bearer, "headers", None)
+        raw = getattr(headers, "raw", headers)
+    return () if raw is None else raw
 
 
 def may_be_exhausted(admission: Admission, status: int, content_type: str | None) -> bool:
