@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from typing import Any, NoReturn
 
 from shapekit import errors
-from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks
+from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, within
 from shapekit._runtime.drivers import run
 from shapekit.errors import ConfigError, RateLimitedError
 from shapekit.stores import StoreLike
@@ -107,7 +107,7 @@ class ShapedActors(Middleware):
                 raise
             if isinstance(admitted, PutBack):
                 _put_back(broker, message, admitted)
-            with tasks.within(admitted):
+            with within(admitted):
                 return function(*args, **kwargs)
 
         actor.fn = run_shaped

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from celery.exceptions import Ignore, Retry
 
-from shapekit._adapters.tasks import OWN, grace_of, refusal_of, told_of
+from shapekit._adapters.tasks import calls_of, grace_of, policy_of, refusal_of, told_of
 from shapekit._queue.reservation import Reservation, received, sent
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import run
@@ -20,7 +20,7 @@ from shapekit.decision import Decision
 from shapekit.decorator import Calls
 from shapekit.errors import ConfigError, RateLimitedError
 from shapekit.feedback import Feedback, ServerHint
-from shapekit.policy import Policy, checked_cost, checked_key
+from shapekit.policy import Policy
 from shapekit.rate import SECOND_US, Duration, duration_us, one_of, whole
 from shapekit.stores import open_store
 from shapekit.stores.base import Store
@@ -185,9 +185,7 @@ class Shaped:
         if self._made is None:
             with self._lock:
                 if self._made is None:
-                    policy = self._policy()
-                    key, cost = self._spec.get("key", policy.key), self._spec.get("cost", policy.cost)
-                    self._made = Calls(policy, self._run, checked_key(key), checked_cost(cost))
+                    self._made = calls_of(self._policy(), self._spec, self._run)
         return self._made
 
     @property
@@ -290,11 +288,9 @@ class Shaped:
 
 def policy_from(spec: Mapping[str, Any], app: Any, name: str) -> Policy:
     """The policy with these keywords, on the app's store."""
-    said: dict[str, Any] = {"name": name}
-    said |= {field: told for field, told in spec.items() if field not in OWN}
-    if said.get("store") is None:
-        said["store"] = store_of(app)
-    return Policy(**said)
+    if spec.get("store") is None:
+        spec = {**spec, "store": store_of(app)}
+    return policy_of(spec, name=name)
 
 
 _STORES: weakref.WeakKeyDictionary[Any, Store] = weakref.WeakKeyDictionary()

@@ -71,9 +71,7 @@ class ModelRun:
 
     async def admit(self, driver: Driver, **waits: Any) -> None:
         """Wait until a call of the run may leave."""
-        call = _call(self.limit, self.asked(), waits)
-        await driver.ask(Twin(call.__enter__, call.__aenter__))
-        self.calls.append(call)
+        self.calls.append(await admit(driver, self.limit, self.asked(), **waits))
         self._driver = driver
 
     async def ended(self, driver: Driver, answers: Iterable[Any]) -> None:
@@ -118,10 +116,11 @@ class Runs:
         return run
 
 
-async def admit(driver: Driver, limit: Limit, asked: Asked | None, **waits: Any) -> None:
-    """Wait until a call may leave of which nothing more will be heard."""
-    call = _call(limit, asked, waits)
+async def admit(driver: Driver, limit: Limit, asked: Asked | None, **waits: Any) -> Admission | LLMCall:
+    """Wait until a call may leave."""
+    call = limit.admit(**waits) if isinstance(limit, Policy) else limit.admit(asked, **waits)
     await driver.ask(Twin(call.__enter__, call.__aenter__))
+    return call
 
 
 def without_end(limit: Limit, framework: str) -> Limit:
@@ -161,8 +160,7 @@ async def through(
     answers: Callable[[T], Iterable[Any]] = lambda _: (),
 ) -> T:
     """Make a call when it may leave, and settle it by what its result tells."""
-    call = _call(limit, asked, {})
-    await driver.ask(Twin(call.__enter__, call.__aenter__))
+    call = await admit(driver, limit, asked)
     try:
         result = await driver.ask(made)
     except BaseException as error:
@@ -214,7 +212,3 @@ async def _settle_seen(driver: Driver, call: LLMCall, heard: StreamUsage) -> Non
     with log_errors(call):
         if (usage := call.seen(heard)) is not None:
             await driver.ask(Twin(call.settle, call.asettle), usage)
-
-
-def _call(limit: Limit, asked: Asked | None, waits: Mapping[str, Any]) -> Admission | LLMCall:
-    return limit.admit(**waits) if isinstance(limit, Policy) else limit.admit(asked, **waits)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapekit import ConfigError, ManualClock, Policy, QueueFullError, QuotaExhaustedError, SQLiteStore
-from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, refusal_of, told_of
+from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, refusal_of, told_of, within
 from shapekit._runtime.drivers import TASKS, run
 from shapekit.admission import Admission
 from shapekit.testing import FaultyStore
@@ -166,7 +166,7 @@ def test_nothing_waits_that_is_only_measured(shaped, clock):
 
 def test_a_call_that_never_counted_gives_its_slot_back(shaped):
     tasks = shaped(rate="1/s", refund_on=ConnectionError)
-    with pytest.raises(ConnectionError), tasks.within(admit(tasks)):
+    with pytest.raises(ConnectionError), within(admit(tasks)):
         raise ConnectionError
     assert isinstance(admit(tasks), Admission)
 
