@@ -25,11 +25,13 @@ from shapekit._adapters.http import (
     Target,
     aobserve,
     aobserve_body,
+    by_timeout,
     may_be_exhausted,
     may_say,
     options_now,
     request_options,
     translated,
+    twins_of,
 )
 from shapekit._runtime.failures import ErrorsLogged
 from shapekit.admission import Admission
@@ -93,12 +95,7 @@ class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
     """`shapekit.StoreUnavailableError` that is also an `aiohttp.ClientError`."""
 
 
-_REFUSALS: dict[type[errors.ShapekitError], type[_Unsent]] = {
-    errors.QueueFullError: QueueFullError,
-    errors.QuotaExhaustedError: QuotaExhaustedError,
-    errors.AccountExhaustedError: AccountExhaustedError,
-    errors.StoreUnavailableError: StoreUnavailableError,
-}
+_REFUSALS = twins_of(QueueFullError, QuotaExhaustedError, AccountExhaustedError, StoreUnavailableError)
 _REFUSALS_OF_TIME = {**_REFUSALS, errors.QueueFullError: TimeoutTooShortError}
 
 
@@ -132,7 +129,7 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
             admission = await request_shaper.aenter(request, options_now(), fits_s=left_s)
         except (RateLimitedError, errors.StoreUnavailableError) as error:
             raise translated(
-                error, _REFUSALS_OF_TIME if _by_timeout(error, left_s) else _REFUSALS
+                error, _REFUSALS_OF_TIME if by_timeout(error, left_s) else _REFUSALS
             ) from error.__cause__
         if admission is None:
             return await handler(request)
@@ -205,12 +202,6 @@ def _observe_body(response: ClientResponse, admission: Admission) -> None:
         return body
 
     attributes["read"] = read
-
-
-def _by_timeout(error: errors.ShapekitError, left_s: float | None) -> bool:
-    """Whether the total timeout was what bounded the wait."""
-    # Of two bounds the shorter one was applied, in whole microseconds.
-    return isinstance(error, errors.QueueFullError) and left_s is not None and error.max_wait > left_s - 1e-6
 
 
 _DEADLINE: ContextVar[tuple[Any, float]] = ContextVar("shapekit_aiohttp_deadline", default=(None, 0.0))

@@ -24,15 +24,19 @@ from shapekit import errors
 from shapekit._adapters.http import (
     Reading,
     RequestShaper,
+    ResponseView,
     Shaping,
     Target,
     aobserve,
+    by_timeout,
     may_say,
     observe,
     options_now,
     refuse_rate,
     request_options,
+    shaped_already,
     translated,
+    twins_of,
 )
 from shapekit._runtime.failures import ErrorsLogged
 from shapekit.admission import Admission
@@ -186,11 +190,7 @@ class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
     code: ClassVar[Any] = _Code(errors.StoreUnavailableError.code, StatusCode.UNAVAILABLE)
 
 
-_REFUSALS: dict[type[errors.ShapekitError], type[_Unsent]] = {
-    errors.QueueFullError: QueueFullError,
-    errors.QuotaExhaustedError: QuotaExhaustedError,
-    errors.StoreUnavailableError: StoreUnavailableError,
-}
+_REFUSALS = twins_of(QueueFullError, QuotaExhaustedError, StoreUnavailableError)
 _REFUSALS_OF_TIME = {**_REFUSALS, errors.QueueFullError: TimeoutTooShortError}
 
 
@@ -225,12 +225,7 @@ def shape(channel: grpc.Channel, **shaping: Unpack[Shaping]) -> grpc.Channel:
     if not isinstance(channel, grpc.Channel):
         raise ConfigError("channel", channel, "is not a gRPC channel", "pass a grpc.Channel")
     if channel in _SHAPED:
-        raise ConfigError(
-            "channel",
-            channel,
-            "is shaped already: each call would wait twice",
-            "shape it once; give several limits to one policy, or to routes=",
-        )
+        raise shaped_already("channel", channel, "call")
     shaped: grpc.Channel = grpc.intercept_channel(channel, _Interceptor(_request_shaper("shape", shaping)))
     _SHAPED.add(shaped)
     return shaped
@@ -332,8 +327,8 @@ class _Interceptor(
 def _ended(call: Any, admission: Admission) -> None:
     """Hear what a call that has ended says of the limits, and give back what never counted."""
     with ErrorsLogged(admission.key, "does not hear what its server says"):
-        answer = _Answer.of(call.code(), call.details(), call.trailing_metadata())
-        if answer is not None and may_say(admission, *answer):
+        answer = _answer(call.code(), call.details(), call.trailing_metadata())
+        if answer is not None and may_say(admission, answer.status, answer.headers):
             observe(admission, answer)
         if admission.policy.refund_on is not None:
             try:
@@ -403,8 +398,8 @@ async def _watch(call: Any, admission: Admission) -> None:
     try:
         with ErrorsLogged(admission.key, "does not hear what its server says"):
             code, details, metadata = await call.code(), await call.details(), await call.trailing_metadata()
-            answer = _Answer.of(code, details, metadata)
-            if answer is not None and may_say(admission, *answer):
+            answer = _answer(code, details, metadata)
+            if answer is not None and may_say(admission, answer.status, answer.headers):
                 await aobserve(admission, answer)
             if call.cancelled():
                 error = asyncio.CancelledError()
@@ -415,13 +410,7 @@ async def _watch(call: Any, admission: Admission) -> None:
 
 
 def _refusal(error: errors.ShapekitError, timeout_s: float | None) -> Exception:
-    # Of two bounds the shorter one was applied, in whole microseconds.
-    by_timeout = (
-        isinstance(error, errors.QueueFullError)
-        and timeout_s is not None
-        and error.max_wait > timeout_s - 1e-6
-    )
-    return translated(error, _REFUSALS_OF_TIME if by_timeout else _REFUSALS)
+    return translated(error, _REFUSALS_OF_TIME if by_timeout(error, timeout_s) else _REFUSALS)
 
 
 class _Details(grpc.ClientCallDetails):
@@ -496,28 +485,21 @@ _REJECTED = 400
 """Every other code: the server works, and does not like this call."""
 
 
-class _Answer(NamedTuple):
-    """The end of a call, in the words of HTTP that feedback reads."""
-
-    status: int
-    headers: dict[str, str]
-
-    @classmethod
-    def of(
-        cls, code: StatusCode, details: str | None, metadata: Iterable[tuple[str, Any]] | None
-    ) -> Self | None:
-        """None if the call was cancelled: then the server said nothing."""
-        if code is StatusCode.CANCELLED:
-            return None
-        told = dict(metadata or ())
-        headers = {name: value for name, value in told.items() if isinstance(value, str)}
-        # RESOURCE_EXHAUSTED is also what gRPC itself makes of a message that is too long.
-        if code is StatusCode.RESOURCE_EXHAUSTED and "message larger than max (" in (details or ""):
-            return cls(_REJECTED, headers)
-        wait_ms = max(_pushback_ms(told), _retry_info_ms(told))
-        if wait_ms > 0:
-            headers["retry-after-ms"] = str(wait_ms)
-        return cls(_STATUSES.get(code, _REJECTED), headers)
+def _answer(
+    code: StatusCode, details: str | None, metadata: Iterable[tuple[str, Any]] | None
+) -> ResponseView | None:
+    """The end of a call, in the words of HTTP; None if it was cancelled: then the server said nothing."""
+    if code is StatusCode.CANCELLED:
+        return None
+    told = dict(metadata or ())
+    headers = {name: value for name, value in told.items() if isinstance(value, str)}
+    # RESOURCE_EXHAUSTED is also what gRPC itself makes of a message that is too long.
+    if code is StatusCode.RESOURCE_EXHAUSTED and "message larger than max (" in (details or ""):
+        return ResponseView(_REJECTED, headers)
+    wait_ms = max(_pushback_ms(told), _retry_info_ms(told))
+    if wait_ms > 0:
+        headers["retry-after-ms"] = str(wait_ms)
+    return ResponseView(_STATUSES.get(code, _REJECTED), headers)
 
 
 def _pushback_ms(metadata: dict[str, Any]) -> int:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from shapekit import errors
-from shapekit._adapters.http import translated
+from shapekit._adapters.http import translated, twins_of
 from shapekit._adapters.model_calls import ended, failed
 from shapekit._runtime.drivers import TASKS
 from shapekit._runtime.failures import ErrorsLogged
@@ -113,13 +113,9 @@ class StoreUnavailableError(errors.StoreUnavailableError, litellm.APIConnectionE
         return type(self), self.args
 
 
-_REFUSALS: dict[type[ShapekitError], type[Exception]] = {
-    errors.QueueFullError: QueueFullError,
-    errors.QuotaExhaustedError: QuotaExhaustedError,
-    errors.AccountExhaustedError: AccountExhaustedError,
-    errors.CostExceedsLimitError: CostExceedsLimitError,
-    errors.StoreUnavailableError: StoreUnavailableError,
-}
+_REFUSALS = twins_of(
+    QueueFullError, QuotaExhaustedError, AccountExhaustedError, CostExceedsLimitError, StoreUnavailableError
+)
 _ASKING = frozenset(("acompletion", "atext_completion", "aresponses", "anthropic_messages", "aembedding"))
 """The calls that ask for tokens; LiteLLM's hooks see others, too, such as those for files."""
 _MODEL_FIRST = frozenset(("acompletion", "aembedding"))

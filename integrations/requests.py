@@ -33,8 +33,10 @@ from shapekit._adapters.http import (
     options_now,
     refuse_rate,
     request_options,
+    shaped_already,
     too_many,
     translated,
+    twins_of,
 )
 from shapekit._runtime import forks
 from shapekit.admission import Admission
@@ -98,12 +100,7 @@ class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
     """`shapekit.StoreUnavailableError` that is also a `requests.RequestException`."""
 
 
-_REFUSALS: dict[type[errors.ShapekitError], type[_Unsent]] = {
-    errors.QueueFullError: QueueFullError,
-    errors.QuotaExhaustedError: QuotaExhaustedError,
-    errors.AccountExhaustedError: AccountExhaustedError,
-    errors.StoreUnavailableError: StoreUnavailableError,
-}
+_REFUSALS = twins_of(QueueFullError, QuotaExhaustedError, AccountExhaustedError, StoreUnavailableError)
 
 
 class _Limit:
@@ -307,12 +304,7 @@ def shape(session: SessionT, **shaping: Unpack[Shaping]) -> SessionT:
     if not isinstance(session, requests.Session):
         raise ConfigError("session", session, "is not a session of requests", "pass a requests.Session")
     if any(isinstance(adapter, ShapedAdapter) for adapter in session.adapters.values()):
-        raise ConfigError(
-            "session",
-            session,
-            "is shaped already: each request would wait twice",
-            "shape it once; give several limits to one policy, or to routes=",
-        )
+        raise shaped_already("session", session)
     limit = _Limit.of("shape", shaping)
     for prefix, adapter in session.adapters.items():
         session.adapters[prefix] = _around(ShapedAdapter, adapter, limit)

@@ -38,7 +38,13 @@ from shapekit._runtime.failures import log_failure
 from shapekit.admission import Admission, body_of
 from shapekit.config import PolicyOptions
 from shapekit.decision import Decision
-from shapekit.errors import AccountExhaustedError, ConfigError, RateLimitedError, ShapekitError
+from shapekit.errors import (
+    AccountExhaustedError,
+    ConfigError,
+    QueueFullError,
+    RateLimitedError,
+    ShapekitError,
+)
 from shapekit.feedback.feedback import STATUSES, error_of, says_exhausted
 from shapekit.keys import SCOPE
 from shapekit.policy import Policy, checked_cost, checked_policy
@@ -516,6 +522,23 @@ def translated(error: ShapekitError, refusals: Mapping[type[ShapekitError], type
     told = twin(*error.args).with_traceback(error.__traceback__)
     told.__cause__ = error.__cause__  # and what it came of while it was handled is not shown
     return told
+
+
+def twins_of(*errors: type[Exception]) -> dict[type[ShapekitError], type[Exception]]:
+    """A library's errors that are errors of ours, too: by those, which are the first base of each."""
+    return {error.__bases__[0]: error for error in errors}
+
+
+def by_timeout(error: ShapekitError, left_s: float | None) -> bool:
+    """Whether what the timeout of a request left it was what bounded its wait."""
+    # Of two bounds the shorter one was applied, in whole microseconds.
+    return isinstance(error, QueueFullError) and left_s is not None and error.max_wait > left_s - 1e-6
+
+
+def shaped_already(field: str, given: object, call: str = "request") -> ConfigError:
+    """What to raise where a client is shaped twice."""
+    bound = f"is shaped already: each {call} would wait twice"
+    return ConfigError(field, given, bound, "shape it once; give several limits to one policy, or to routes=")
 
 
 def refuse_rate(field: str, given: object, wrapper: str) -> None:

@@ -27,6 +27,7 @@ from shapekit._adapters.http import (
     observe,
     observe_body,
     refuse_rate,
+    shaped_already,
     too_many,
     translated,
 )
@@ -338,12 +339,7 @@ def shape_client(client: Any, kind: type[Transport], request_shaper: RequestShap
     """Wrap a client's transport, its proxies and its mounts, in place."""
     own, mounts = client._transport, client._mounts  # noqa: SLF001 - httpx has no other names for them
     if any(isinstance(transport, kind) for transport in (own, *mounts.values())):
-        raise ConfigError(
-            "client",
-            client,
-            "is shaped already: each request would wait twice",
-            "shape it once; give several limits to one policy, or to routes=",
-        )
+        raise shaped_already("client", client)
     client._transport = kind.around(own, request_shaper)  # noqa: SLF001
     for pattern, transport in mounts.items():
         if transport is not None:
