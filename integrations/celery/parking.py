@@ -27,7 +27,7 @@ from kombu.utils.json import dumps, loads
 from redis.exceptions import RedisError
 
 from shapekit.errors import ConfigError, StoreUnavailableError
-from shapekit.integrations.celery.shape import SLOT_HEADER, store_of
+from shapekit.integrations.celery import SLOT_HEADER, store_of
 from shapekit.stores.redis import RedisStore
 from shapekit.stores.resilient import ResilientStore
 

@@ -45,9 +45,15 @@ from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.queue.queue import CANCEL_MANY, RESERVE_MANY
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
-from shapekit.integrations.celery import attach_all
+from shapekit.integrations.celery import (
+    SLOT_HEADER,
+    Settings,
+    Shaped,
+    SlotHeader,
+    attach_all,
+    attempt_of,
+)
 from shapekit.integrations.celery.parking import GONE, LEAST_NEWS_S, Park, Taker, park_of
-from shapekit.integrations.celery.shape import SLOT_HEADER, Settings, Shaped, SlotHeader, attempt_of
 from shapekit.rate import SECOND_US
 from shapekit.shaper import Shaper
 
