@@ -31,12 +31,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any, NamedTuple, Self, TypeAlias, TypedDict, Unpack
+from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
 from shapekit._queue.reservation import Reservation
 from shapekit._runtime.failures import log_failure
 from shapekit.admission import Admission, body_of
-from shapekit.config import PolicyOptions
+from shapekit.config import CostSpec, PolicyOptions
 from shapekit.decision import Decision
 from shapekit.errors import (
     AccountExhaustedError,
@@ -52,6 +52,7 @@ from shapekit.rate import (
     AS_CONFIGURED,
     Duration,
     RateLike,
+    boolean,
     duration_us,
     max_wait_us,
     one_of,
@@ -119,8 +120,6 @@ def options_now() -> RequestOptions | None:
 
 
 ON_REJECT = ("raise", "respond")
-OPTIONS = ("cost", "key", "max_wait", "skip")
-"""What may be said of a single request."""
 
 RouteSpec: TypeAlias = Policy | RateLike
 
@@ -192,20 +191,15 @@ class Reading(NamedTuple):
     """Reads the keys of `routes=`."""
 
 
-class _Plan(NamedTuple):
+CostT = TypeVar("CostT", bound=CostSpec)
+
+
+class _Plan(NamedTuple, Generic[CostT]):
     """What goes for the requests of one client or route."""
 
     policy: Policy
     key: Callable[[Any], str]
-    cost: int | Callable[..., int]
-
-
-class _PlainPlan(NamedTuple):
-    """A plan by which requests wait for their slots and nothing else depends on them, as of most clients."""
-
-    policy: Policy
-    key: Callable[[Any], str]
-    cost: int
+    cost: CostT
 
 
 class RequestShaper:
@@ -295,14 +289,15 @@ class RequestShaper:
         admission.target = self._reading.target(request)
         return admission
 
-    def _plain_plan(self) -> _PlainPlan | None:
+    def _plain_plan(self) -> _Plan[int] | None:
+        """The plan, if requests wait for their slots and nothing else depends on them, as of most clients."""
         plan = self._main
         if plan is None or self._spec.get("routes") or not isinstance(plan.cost, int):
             return None
         is_plain = plan.policy.enforce and plan.policy.permits is None
-        return _PlainPlan(plan.policy, plan.key, plan.cost) if is_plain else None
+        return _Plan(plan.policy, plan.key, plan.cost) if is_plain else None
 
-    def _own_plan(self) -> _Plan | None:
+    def _own_plan(self) -> _Plan[CostSpec] | None:
         policy, rate = self._spec.get("policy"), self._spec.get("rate")
         if policy is not None:
             checked_policy(policy)
@@ -316,7 +311,7 @@ class RequestShaper:
             checked_rates(rate, self._wrapper)
         return self._plan(self._made(rate, self._spec.get("name")), "host")
 
-    def _route(self, url: str, spec: RouteSpec) -> _Plan:
+    def _route(self, url: str, spec: RouteSpec) -> _Plan[CostSpec]:
         if isinstance(spec, Policy):
             return self._plan(spec)
         try:
@@ -337,7 +332,7 @@ class RequestShaper:
         said |= {"rate": rate, "name": name}
         return Policy(**said)
 
-    def _plan(self, policy: Policy, otherwise: str | None = None) -> _Plan:
+    def _plan(self, policy: Policy, otherwise: str | None = None) -> _Plan[CostSpec]:
         policy.feedback  # noqa: B018 - loaded now: it takes longer than a slot, and an event loop would stand
         spec = self._spec.get("key")
         if spec is None:
@@ -375,10 +370,9 @@ class _PerRequest(NamedTuple):
         if not isinstance(options, Mapping):
             raise ConfigError("shapekit", options, "is not a dict", 'write {"cost": 5}')
         for field in options:
-            if field not in OPTIONS:
-                raise ConfigError(
-                    f"shapekit.{field}", options[field], "is unknown", f"use some of {', '.join(OPTIONS)}"
-                )
+            if field not in cls._fields:
+                known = ", ".join(cls._fields)
+                raise ConfigError(f"shapekit.{field}", options[field], "is unknown", f"use some of {known}")
         wishes = cls(**options)
         if wishes.cost is not None:
             whole("shapekit.cost", wishes.cost)
@@ -386,8 +380,7 @@ class _PerRequest(NamedTuple):
             duration_us("shapekit.max_wait", wishes.max_wait, least=0)
         if wishes.key is not None and not isinstance(wishes.key, str):
             raise ConfigError("shapekit.key", wishes.key, "is not text", 'pass a str such as "tenant-1"')
-        if type(wishes.skip) is not bool:
-            raise ConfigError("shapekit.skip", wishes.skip, "is neither True nor False", "pass a bool")
+        boolean("shapekit.skip", wishes.skip)
         return wishes
 
 

@@ -17,7 +17,7 @@ from shapekit._runtime.drivers import THREADS, Driver, Twin, run
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError
 from shapekit.llm import LLMBudget, LLMCall
-from shapekit.llm.call import log_errors
+from shapekit.llm.call import log_errors, settle, settle_seen
 from shapekit.llm.usage import Asked, StreamUsage, usage_of
 from shapekit.policy import Policy
 
@@ -180,9 +180,9 @@ async def ended(
     with log_errors(call):
         usage = next((usage for usage in map(usage_of, answers) if usage is not None), None)
         if usage is not None:
-            await driver.ask(Twin(call.settle, call.asettle), usage)
+            await settle(driver, call, usage)
         elif heard is not None:
-            await _settle_seen(driver, call, heard)
+            await settle_seen(driver, call, heard)
 
 
 async def failed(
@@ -195,9 +195,9 @@ async def failed(
     if isinstance(call, LLMCall):
         if heard is not None and isinstance(error, GeneratorExit):
             # The collector may run in the midst of anything: another thread counts and settles.
-            background.do(run, _settle_seen, call, heard)
+            background.do(run, settle_seen, call, heard)
         elif heard is not None:
-            await _settle_seen(driver, call, heard)
+            await settle_seen(driver, call, heard)
         await driver.ask(Twin(call.failed, call.afailed), error)
         return
     try:
@@ -206,9 +206,3 @@ async def failed(
                 await driver.ask(Twin(observe, aobserve), call, answer)
     finally:
         await driver.ask(Twin(call.__exit__, call.__aexit__), type(error), error, error.__traceback__)
-
-
-async def _settle_seen(driver: Driver, call: LLMCall, heard: StreamUsage) -> None:
-    with log_errors(call):
-        if (usage := call.seen(heard)) is not None:
-            await driver.ask(Twin(call.settle, call.asettle), usage)
