@@ -65,9 +65,6 @@ class Incidents:
         self.known: dict[Place, _Incident] = {}
         self._lock = forks.lock()
 
-    def __bool__(self) -> bool:
-        return bool(self.known)
-
     def unhinted(
         self, place: Place, first_s: float, sent_at: float, received_at: float, most_s: float | None = None
     ) -> float:
@@ -235,7 +232,7 @@ class Feedback:
         return hint._replace(hold_s=self._within(hint.hold_s))
 
     def _succeeded(self, status: int, key: str, scope: str | None, sent_at: float) -> None:
-        if self._incidents and status < _SUCCESS_BELOW:
+        if self._incidents.known and status < _SUCCESS_BELOW:
             for ended in {scope, None, ACCOUNT}:
                 self._incidents.over((key, ended), sent_at)
 
