@@ -23,16 +23,17 @@ from shapekit._adapters.http import (
     ResponseView,
     Shaping,
     Target,
-    aobserve,
-    aobserve_body,
     by_timeout,
     may_be_exhausted,
     may_say,
+    observe,
+    observe_body,
     options_now,
     request_options,
     translated,
     twins_of,
 )
+from shapekit._runtime.drivers import TASKS
 from shapekit._runtime.failures import ErrorsLogged
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
@@ -149,7 +150,7 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
                 await _hold(response, admission)
             if may_say(admission, response.status, response.raw_headers):
                 admission.target = _target(request)
-                await aobserve(admission, response)
+                await observe(TASKS, admission, response)
                 if may_be_exhausted(admission, response.status, response.content_type):
                     _observe_body(response, admission)
         except BaseException as error:
@@ -198,7 +199,7 @@ def _observe_body(response: ClientResponse, admission: Admission) -> None:
         # What leads from a response to itself is cut.
         attributes.pop("read", None)
         body = await response.read()
-        await aobserve_body(admission, ResponseView(response.status, response.raw_headers, body))
+        await observe_body(TASKS, admission, ResponseView(response.status, response.raw_headers, body))
         return body
 
     attributes["read"] = read

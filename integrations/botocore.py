@@ -22,7 +22,6 @@ from shapekit._adapters.http import (
     ResponseView,
     Shaping,
     Target,
-    aobserve,
     may_say,
     observe,
     options_now,
@@ -248,7 +247,7 @@ class _Attempts:
         try:
             answer = self._answer(admission, response, request_dict, **retry)
             if answer is not None:
-                await driver.ask(Twin(observe, aobserve), admission, answer)
+                await observe(driver, admission, answer)
         finally:
             await driver.ask(Twin(admission.__exit__, admission.__aexit__), None, caught_exception, None)
 

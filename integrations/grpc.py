@@ -27,7 +27,6 @@ from shapekit._adapters.http import (
     ResponseView,
     Shaping,
     Target,
-    aobserve,
     by_timeout,
     may_say,
     observe,
@@ -38,6 +37,7 @@ from shapekit._adapters.http import (
     translated,
     twins_of,
 )
+from shapekit._runtime.drivers import TASKS, run
 from shapekit._runtime.failures import ErrorsLogged
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
@@ -329,7 +329,7 @@ def _ended(call: Any, admission: Admission) -> None:
     with ErrorsLogged(admission.key, "does not hear what its server says"):
         answer = _answer(call.code(), call.details(), call.trailing_metadata())
         if answer is not None and may_say(admission, answer.status, answer.headers):
-            observe(admission, answer)
+            run(observe, admission, answer)
         if admission.policy.refund_on is not None:
             try:
                 error = call.exception()
@@ -400,7 +400,7 @@ async def _watch(call: Any, admission: Admission) -> None:
             code, details, metadata = await call.code(), await call.details(), await call.trailing_metadata()
             answer = _answer(code, details, metadata)
             if answer is not None and may_say(admission, answer.status, answer.headers):
-                await aobserve(admission, answer)
+                await observe(TASKS, admission, answer)
             if call.cancelled():
                 error = asyncio.CancelledError()
             elif code is not StatusCode.OK:

@@ -39,6 +39,7 @@ from shapekit._adapters.http import (
     twins_of,
 )
 from shapekit._runtime import forks
+from shapekit._runtime.drivers import run
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
 from shapekit.policy import Policy
@@ -224,13 +225,12 @@ class ShapedAdapter(BaseAdapter):
                 _hold(response, admission)
             if may_say(admission, response.status_code, response.headers):
                 admission.target = _target(request)
-                observe(admission, response)
+                run(observe, admission, response)
                 content_type = response.headers.get("Content-Type")
                 # A session reads such a body next.
                 if not stream and may_be_exhausted(admission, response.status_code, content_type):
-                    observe_body(
-                        admission, ResponseView(response.status_code, response.headers, response.content)
-                    )
+                    reply = ResponseView(response.status_code, response.headers, response.content)
+                    run(observe_body, admission, reply)
         except BaseException:
             response.close()
             raise

@@ -27,7 +27,7 @@ from typing import Any, Self, TypedDict, Unpack
 from weakref import WeakKeyDictionary
 
 from shapekit import errors
-from shapekit._adapters.http import CallOutcome, aobserve, observe
+from shapekit._adapters.http import CallOutcome, observe
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit._runtime.loops import AsyncAlarm
 from shapekit.admission import Admission
@@ -312,7 +312,7 @@ class Attempts:
         """Hear what the server says, and give back what never counted."""
         admission, answer, failure = self._admissions[call], ending.answer, ending.failure
         if answer is not None:
-            await driver.ask(Twin(observe, aobserve), admission, answer)
+            await observe(driver, admission, answer)
         how = None if failure is None else type(failure), failure, None
         await driver.ask(Twin(admission.__exit__, admission.__aexit__), *how)
 

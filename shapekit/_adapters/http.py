@@ -14,7 +14,7 @@ A wrapper of a client says how to read its requests, and gets the `Admission` to
         raise
     if may_say(admission, response.status, response.headers):
         admission.target = target(request)
-        observe(admission, response)
+        run(observe, admission, response)
 
 Most requests go to a server by their host alone, and most answers say nothing of limits: neither is looked
 at more closely than that. Between two requests a program does much else, so that what each makes and runs
@@ -34,7 +34,8 @@ from datetime import timedelta
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
 from shapekit._queue.reservation import Reservation
-from shapekit._runtime.failures import log_failure
+from shapekit._runtime.drivers import Driver, Twin
+from shapekit._runtime.failures import ErrorsLogged
 from shapekit.admission import Admission, body_of
 from shapekit.config import CostSpec, PolicyOptions
 from shapekit.decision import Decision
@@ -70,8 +71,6 @@ __all__ = [
     "Shaping",
     "ShapingInfo",
     "Target",
-    "aobserve",
-    "aobserve_body",
     "may_be_exhausted",
     "may_say",
     "observe",
@@ -423,20 +422,10 @@ def may_say(admission: Admission, status: int, headers: Iterable[Any]) -> bool:
         return True  # who observes it says what is wrong with it
 
 
-def observe(admission: Admission, response: Any) -> None:
+async def observe(driver: Driver, admission: Admission, response: Any) -> None:
     """Hear what an answer says. Where that fails, the answer is the caller's all the same."""
-    try:
-        admission.observe(response)
-    except Exception as error:
-        log_failure(error, admission.key, _UNTOLD)
-
-
-async def aobserve(admission: Admission, response: Any) -> None:
-    """`observe`, awaitable."""
-    try:
-        await admission.aobserve(response)
-    except Exception as error:
-        log_failure(error, admission.key, _UNTOLD)
+    with ErrorsLogged(admission.key, _UNTOLD):
+        await driver.ask(Twin(admission.observe, admission.aobserve), response)
 
 
 class ResponseView(NamedTuple):
@@ -495,16 +484,10 @@ def may_be_exhausted(admission: Admission, status: int, content_type: str | None
     )
 
 
-def observe_body(admission: Admission, reply: ResponseView) -> None:
+async def observe_body(driver: Driver, admission: Admission, reply: ResponseView) -> None:
     """Hear what a body adds to headers that were observed before."""
     if says_exhausted(error_of(reply.status, reply.body)):
-        observe(admission, reply)
-
-
-async def aobserve_body(admission: Admission, reply: ResponseView) -> None:
-    """`observe_body`, awaitable."""
-    if says_exhausted(error_of(reply.status, reply.body)):
-        await aobserve(admission, reply)
+        await observe(driver, admission, reply)
 
 
 def translated(error: ShapekitError, refusals: Mapping[type[ShapekitError], type[Exception]]) -> Exception:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
-from shapekit._adapters.http import CallOutcome, aobserve, observe
+from shapekit._adapters.http import CallOutcome, observe
 from shapekit._runtime import background
 from shapekit._runtime.drivers import THREADS, Driver, Twin, run
 from shapekit.admission import Admission
@@ -203,6 +203,6 @@ async def failed(
     try:
         if not isinstance(error, GeneratorExit) and (answer := CallOutcome(failure=error).answer) is not None:
             with driver.shielded():
-                await driver.ask(Twin(observe, aobserve), call, answer)
+                await observe(driver, call, answer)
     finally:
         await driver.ask(Twin(call.__exit__, call.__aexit__), type(error), error, error.__traceback__)

@@ -20,8 +20,6 @@ from shapekit._adapters.http import (
     Shaping,
     ShapingInfo,
     Target,
-    aobserve,
-    aobserve_body,
     may_be_exhausted,
     may_say,
     observe,
@@ -32,6 +30,7 @@ from shapekit._adapters.http import (
     translated,
 )
 from shapekit._runtime import forks
+from shapekit._runtime.drivers import TASKS, run
 from shapekit._runtime.loops import given_back
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError, ShapekitError, StoreUnavailableError
@@ -107,7 +106,7 @@ class ObservedStream:
         for part in self._stream:
             parts.add(part)
             yield part
-        observe_body(self._admission, self._reply(parts))
+        run(observe_body, self._admission, self._reply(parts))
 
     def close(self) -> None:
         """Close the body."""
@@ -118,7 +117,7 @@ class ObservedStream:
         async for part in self._stream:
             parts.add(part)
             yield part
-        await aobserve_body(self._admission, self._reply(parts))
+        await observe_body(TASKS, self._admission, self._reply(parts))
 
     async def aclose(self) -> None:
         """`close`, awaitable."""
@@ -246,7 +245,7 @@ class Transport:
                     response.stream = self.held_stream(response.stream, admission)
             if may_say(admission, response.status_code, response.headers.raw):
                 admission.target = _target(request)
-                observe(admission, response)
+                run(observe, admission, response)
                 self._observe_body(admission, response)
         except BaseException:
             response.close()
@@ -276,7 +275,7 @@ class Transport:
                     response.stream = self.held_stream(response.stream, admission)
             if may_say(admission, response.status_code, response.headers.raw):
                 admission.target = _target(request)
-                await aobserve(admission, response)
+                await observe(TASKS, admission, response)
                 self._observe_body(admission, response)
         except BaseException as error:
             await given_back(error, response.aclose)

@@ -14,10 +14,10 @@ from shapekit._adapters.http import (
     RequestShaper,
     ShapingInfo,
     Target,
-    aobserve,
     observe,
     too_many,
 )
+from shapekit._runtime.drivers import TASKS, run
 from shapekit.target import Routes, segments
 
 READING = Reading(lambda request: request.target.host, lambda request: request.target)
@@ -319,7 +319,7 @@ async def test_a_hold_that_cannot_be_placed_is_told_to_the_log(caplog):
     with paced.admission(SEARCH) as admission:
         pass
     store.close()
-    observe(admission, Refusal)
-    await aobserve(admission, Refusal)
+    run(observe, admission, Refusal)
+    await observe(TASKS, admission, Refusal)
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
     assert "'api.x'" in caplog.text
