@@ -63,7 +63,7 @@ def shaped_job(
     """
 
     def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-        tasks = ShapedTasks(function, function.__qualname__, shape, None, NEAR_S)
+        tasks = ShapedTasks(function, function.__qualname__, shape, NEAR_S)
 
         @functools.wraps(function)
         async def run(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -83,7 +83,7 @@ class ShapedActors(Middleware):
             return
         function, name = actor.fn, actor.actor_name
         try:
-            tasks = ShapedTasks(function, name, actor.options["shape"], self._store, NEAR_S)
+            tasks = ShapedTasks(function, name, actor.options["shape"], NEAR_S, self._store)
         except ConfigError as error:
             # Of what middleware raises, Dramatiq hands on only this, and logs the rest.
             raise MiddlewareError(f"actor {name}: {error}") from error

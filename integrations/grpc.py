@@ -28,6 +28,7 @@ from shapekit._adapters.http import (
     Shaping,
     Target,
     by_timeout,
+    hearing,
     may_say,
     observe,
     options_now,
@@ -38,7 +39,6 @@ from shapekit._adapters.http import (
     twins_of,
 )
 from shapekit._runtime.drivers import TASKS, run
-from shapekit._runtime.failures import ErrorsLogged
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
 from shapekit.keys import KeySpec, KeyTemplate
@@ -326,7 +326,7 @@ class _Interceptor(
 
 def _ended(call: Any, admission: Admission) -> None:
     """Hear what a call that has ended says of the limits, and give back what never counted."""
-    with ErrorsLogged(admission.key, "does not hear what its server says"):
+    with hearing(admission):
         answer = _answer(call.code(), call.details(), call.trailing_metadata())
         if answer is not None and may_say(admission, answer.status, answer.headers):
             run(observe, admission, answer)
@@ -396,7 +396,7 @@ async def _watch(call: Any, admission: Admission) -> None:
     """Wait until a call has ended, hear what it says of the limits, and let its admission leave."""
     error: BaseException | None = None
     try:
-        with ErrorsLogged(admission.key, "does not hear what its server says"):
+        with hearing(admission):
             code, details, metadata = await call.code(), await call.details(), await call.trailing_metadata()
             answer = _answer(code, details, metadata)
             if answer is not None and may_say(admission, answer.status, answer.headers):

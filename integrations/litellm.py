@@ -23,9 +23,9 @@ from shapekit import errors
 from shapekit._adapters.http import translated, twins_of
 from shapekit._adapters.model_calls import ended, failed
 from shapekit._runtime.drivers import TASKS
-from shapekit._runtime.failures import ErrorsLogged
 from shapekit.errors import ConfigError, ShapekitError
 from shapekit.llm import LLMBudget, LLMCall
+from shapekit.llm.call import log_errors
 from shapekit.llm.usage import StreamUsage, usage_of
 from shapekit.rate import AS_CONFIGURED, SECOND_US, Duration, duration_us
 
@@ -205,7 +205,7 @@ class ShapedCalls(CustomLogger):
         """After an answer: settle what it says, and hear its headers."""
         if (call := self._ended(request_data)) is None:
             return
-        with ErrorsLogged(call.key, "keeps what it reserved", "shapekit.llm"):
+        with log_errors(call):
             await call.asettle(response)
             told = (getattr(response, "_hidden_params", None) or {}).get("additional_headers") or {}
             sent = {name.removeprefix(_SENT_BY_SERVER): value for name, value in told.items()}

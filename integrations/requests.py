@@ -107,13 +107,9 @@ _REFUSALS = twins_of(QueueFullError, QuotaExhaustedError, AccountExhaustedError,
 class _Limit:
     """The limit that several adapters and their copies share."""
 
-    def __init__(self, wrapper: str, shaping: Any, identity: str) -> None:
+    def __init__(self, wrapper: str, shaping: Any, identity: str = "") -> None:
         self.request_shaper = RequestShaper(wrapper, _READING, **shaping)
-        self._told = wrapper, shaping, identity
-
-    @classmethod
-    def of(cls, wrapper: str, shaping: Any) -> _Limit:
-        return cls(wrapper, shaping, uuid.uuid4().hex)
+        self._told = wrapper, shaping, identity or uuid.uuid4().hex
 
     def __reduce__(self) -> tuple[Any, ...]:
         _, shaping, identity = self._told
@@ -184,7 +180,7 @@ class ShapedAdapter(BaseAdapter):
                 )
         if adapter is None:
             adapter = HTTPAdapter(**inner)
-        _settle(self, adapter, _Limit.of("ShapedAdapter", shaping))
+        _settle(self, adapter, _Limit("ShapedAdapter", shaping))
 
     @property
     def policy(self) -> Policy | None:
@@ -305,7 +301,7 @@ def shape(session: SessionT, **shaping: Unpack[Shaping]) -> SessionT:
         raise ConfigError("session", session, "is not a session of requests", "pass a requests.Session")
     if any(isinstance(adapter, ShapedAdapter) for adapter in session.adapters.values()):
         raise shaped_already("session", session)
-    limit = _Limit.of("shape", shaping)
+    limit = _Limit("shape", shaping)
     for prefix, adapter in session.adapters.items():
         session.adapters[prefix] = _around(ShapedAdapter, adapter, limit)
     return session

@@ -95,7 +95,7 @@ def shaped_task(**shape: Unpack[TaskShape]) -> Callable[[Callable[P, R]], Callab
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        tasks = ShapedTasks(function, f"{function.__module__}.{function.__qualname__}", shape, None, NEAR_S)
+        tasks = ShapedTasks(function, f"{function.__module__}.{function.__qualname__}", shape, NEAR_S)
         call: Callable[P, R] = _in_context(function, tasks.calls.admission)
         setattr(call, _SHAPED, (tasks, function))
         return call

@@ -30,6 +30,7 @@ try:
 except ImportError as error:
     raise errors.missing("ShapedTask", "celery") from error
 
+from shapekit._adapters.http import hearing
 from shapekit._adapters.tasks import (
     Shape,
     calls_of,
@@ -43,7 +44,6 @@ from shapekit._adapters.tasks import (
 from shapekit._queue.reservation import Reservation, received, sent
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import run
-from shapekit._runtime.failures import ErrorsLogged
 from shapekit.admission import Admission
 from shapekit.decision import Decision
 from shapekit.decorator import Calls
@@ -184,7 +184,7 @@ class Shaped:
         if isinstance(answer, RateLimitedError):
             error, bounds = answer, self.policy.feedback or Feedback()
             if error.retry_after > 0 and self.policy.enforce:
-                with self._errors_logged():
+                with hearing(self.admission):
                     self.hold(min(error.retry_after, bounds.max_hold_s))
         else:
             response = getattr(answer, "response", None)
@@ -198,7 +198,7 @@ class Shaped:
                     "pass one of these; for any other error there is self.retry",
                 )
             hint = None
-            with self._errors_logged():
+            with hearing(self.admission):
                 hint = self.observe(response)
             hold_us = 0 if hint is None else round(hint.hold_s * SECOND_US)
             error = RateLimitedError(
@@ -254,9 +254,6 @@ class Shaped:
             why = error.exc if isinstance(error, Retry) and error.exc is not None else error
             admission.__exit__(type(why), why, why.__traceback__)
             raise
-
-    def _errors_logged(self) -> ErrorsLogged:
-        return ErrorsLogged(self.admission.key, "does not hear what its server says")
 
     def _called(self, admission: Admission, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         request = self._task.request

@@ -142,7 +142,6 @@ class Shaping(PolicyOptions, total=False):
 _OWN = ("policy", "key", "routes", "on_reject")
 """What a policy does not take, or not in the same words."""
 _BESIDE_POLICY = (*_OWN, "cost")
-_UNTOLD = "does not hear what its server says"
 _OTHER_LIMITS = ("quota", "gates", "adaptive", "concurrency")
 
 
@@ -422,9 +421,14 @@ def may_say(admission: Admission, status: int, headers: Iterable[Any]) -> bool:
         return True  # who observes it says what is wrong with it
 
 
+def hearing(admission: Admission) -> ErrorsLogged:
+    """A context for what is heard of an answer. Where that fails, the answer is the caller's all the same."""
+    return ErrorsLogged(admission.key, "does not hear what its server says")
+
+
 async def observe(driver: Driver, admission: Admission, response: Any) -> None:
-    """Hear what an answer says. Where that fails, the answer is the caller's all the same."""
-    with ErrorsLogged(admission.key, _UNTOLD):
+    """Hear what an answer says."""
+    with hearing(admission):
         await driver.ask(Twin(admission.observe, admission.aobserve), response)
 
 

@@ -190,8 +190,8 @@ class ShapedTasks:
         function: Callable[..., Any],
         name: str,
         shape: object,
-        store: StoreLike | None,
         near_s: float,
+        store: StoreLike | None = None,
     ) -> None:
         spec, policy = checked_shape(shape)
         if policy is None:
