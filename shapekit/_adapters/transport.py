@@ -30,7 +30,7 @@ from shapekit._adapters.http import (
     translated,
 )
 from shapekit._runtime import forks
-from shapekit._runtime.drivers import TASKS, run
+from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit._runtime.loops import given_back
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError, ShapekitError, StoreUnavailableError
@@ -238,15 +238,8 @@ class Transport:
             raise
         response.extensions[NAME] = ShapingInfo.of(admission)
         try:
-            if admission.holds_permit:
-                if response.is_closed:
-                    admission.leave()
-                else:
-                    response.stream = self.held_stream(response.stream, admission)
-            if may_say(admission, response.status_code, response.headers.raw):
-                admission.target = _target(request)
-                run(observe, admission, response)
-                self._observe_body(admission, response)
+            if admission.holds_permit or may_say(admission, response.status_code, response.headers.raw):
+                run(self._hear, admission, request, response)
         except BaseException:
             response.close()
             raise
@@ -268,23 +261,26 @@ class Transport:
             raise
         response.extensions[NAME] = ShapingInfo.of(admission)
         try:
-            if admission.holds_permit:
-                if response.is_closed:
-                    await admission.aleave()
-                else:
-                    response.stream = self.held_stream(response.stream, admission)
-            if may_say(admission, response.status_code, response.headers.raw):
-                admission.target = _target(request)
-                await observe(TASKS, admission, response)
-                self._observe_body(admission, response)
+            if admission.holds_permit or may_say(admission, response.status_code, response.headers.raw):
+                await self._hear(TASKS, admission, request, response)
         except BaseException as error:
             await given_back(error, response.aclose)
             raise
         return response
 
-    def _observe_body(self, admission: Admission, response: Any) -> None:
-        """Look at the body once it was read, unless it was before and has been observed."""
+    async def _hear(self, driver: Driver, admission: Admission, request: Any, response: Any) -> None:
+        """Keep the request in flight while its body lasts, and hear what the answer says."""
+        if admission.holds_permit:
+            if response.is_closed:
+                await driver.ask(Twin(admission.leave, admission.aleave))
+            else:
+                response.stream = self.held_stream(response.stream, admission)
+        if not may_say(admission, response.status_code, response.headers.raw):
+            return
+        admission.target = _target(request)
+        await observe(driver, admission, response)
         content_type = response.headers.get("content-type")
+        # One that was read before has been observed.
         if not response.is_closed and may_be_exhausted(admission, response.status_code, content_type):
             response.stream = self.observed_stream(response.stream, admission, self.library, response)
 
