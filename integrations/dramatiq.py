@@ -127,9 +127,7 @@ class ShapedActors(Middleware):
         """Forget the message."""
         self._message.set(None)
 
-    def after_skip_message(self, broker: Any, message: Any) -> None:
-        """Forget the message."""
-        self._message.set(None)
+    after_skip_message = after_process_message
 
 
 def _put_back(broker: Any, message: Any, later: PutBack) -> NoReturn:
