@@ -36,7 +36,7 @@ from shapekit._adapters.http import (
 from shapekit._runtime.drivers import TASKS
 from shapekit._runtime.failures import ErrorsLogged
 from shapekit.admission import Admission
-from shapekit.errors import ConfigError, RateLimitedError
+from shapekit.errors import RateLimitedError
 
 try:
     import aiohttp
@@ -116,13 +116,8 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
     Set options of a request around it: `with request_options(cost=5, key=…, max_wait=…, skip=True):`.
     """
     request_shaper = RequestShaper("shaped_middleware", _READING, **shaping)
-    if request_shaper.responds:
-        raise ConfigError(
-            "on_reject",
-            "respond",
-            "needs a response, and only aiohttp itself can make one",
-            'leave on_reject="raise": the error is an aiohttp.ClientError, and its retry_after says when',
-        )
+    bound = "needs a response, and only aiohttp itself can make one"
+    request_shaper.refuse_responding(bound, "an aiohttp.ClientError")
 
     async def shaped(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         left_s = _time_left(request, handler)

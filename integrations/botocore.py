@@ -138,13 +138,8 @@ def shape(client: ShapedT, **shaping: Unpack[Shaping]) -> ShapedT:
             "shape it once, and not a client whose session is shaped; give several limits to one policy",
         )
     request_shaper = RequestShaper("shape", _READING, **shaping)
-    if request_shaper.responds:
-        raise ConfigError(
-            "on_reject",
-            "respond",
-            "needs an answer, and only AWS gives one that botocore can read",
-            'leave on_reject="raise": the error is a BotoCoreError, and its retry_after says when',
-        )
+    bound = "needs an answer, and only AWS gives one that botocore can read"
+    request_shaper.refuse_responding(bound, "a BotoCoreError")
     if isinstance(client, BaseClient):
         _shape_client(client, request_shaper)
     else:

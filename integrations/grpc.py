@@ -246,13 +246,8 @@ def interceptors(**shaping: Unpack[Shaping]) -> list[aio.ClientInterceptor]:
 
 def _request_shaper(wrapper: str, shaping: Shaping) -> RequestShaper:
     request_shaper = RequestShaper(wrapper, _READING, **shaping)
-    if request_shaper.responds:
-        raise ConfigError(
-            "on_reject",
-            "respond",
-            "needs a response, and only the service can say what its messages are",
-            'leave on_reject="raise": the error is a grpc.RpcError, and its retry_after says when',
-        )
+    bound = "needs a response, and only the service can say what its messages are"
+    request_shaper.refuse_responding(bound, "a grpc.RpcError")
     return request_shaper
 
 

@@ -146,15 +146,20 @@ class _Literal(Feedback):
     _memory = _NothingConcluded
 
 
-class _Slots:
-    """The slots of a policy, for attempts of a Retrying that knows nothing of it."""
+class _Asking:
+    """What attempts ask of a policy: the given key and cost, or the policy's own."""
 
     def __init__(self, policy: Policy, *, key: str | None = None, cost: int | None = None) -> None:
-        self._shaper = checked_policy(policy).shaper
-        self._enforce = policy.enforce
-        self._key = _checked_key_of(policy, key)
-        self._cost = _checked_cost_of(policy, cost)
-        self._clock = policy.shaper.core.store.clock
+        self._policy = checked_policy(policy)
+        if key is not None and not isinstance(key, str):
+            raise ConfigError("key", key, "is not text", 'pass a str such as "default"')
+        self._key = policy.key_of(key)
+        self._cost = whole("cost", policy.cost_of(cost))
+        self.clock = policy.shaper.core.store.clock
+
+
+class _Slots(_Asking):
+    """The slots of a policy, for attempts of a Retrying that knows nothing of it."""
 
     def _check_place(self, retrying: tenacity.BaseRetrying, *, twin: str) -> None:
         if isinstance(retrying, _ShapedRetrying | _AsyncShapedRetrying):
@@ -166,20 +171,20 @@ class _Slots:
             raise ConfigError("wait", self, f"does not serve an {kind}", f"use {twin}(policy)")
 
     async def _take(self, driver: Driver, state: RetryCallState, *, twin: str) -> float:
-        retrying, began_us = state.retry_object, self._clock.now_us()
+        retrying, began_us, shaper = state.retry_object, self.clock.now_us(), self._policy.shaper
         self._check_place(retrying, twin=twin)
-        reserve = Twin(self._shaper.reserve, self._shaper.areserve)
+        reserve = Twin(shaper.reserve, shaper.areserve)
         reservation = await driver.ask(reserve, self._key, cost=self._cost)
         state.upcoming_sleep = reservation.delay
         if reservation and await _awaited(retrying.stop(state)):
             await driver.ask(Twin(reservation.cancel, reservation.acancel))
             return reservation.delay
-        if self._enforce:
+        if self._policy.enforce:
             try:
-                await self._shaper.core.leave(driver, reservation)
+                await shaper.core.leave(driver, reservation)
             except RateLimitedError as refusal:
                 raise refusal from _ending(state).failure
-            waited = (self._clock.now_us() - began_us) / SECOND_US
+            waited = (self.clock.now_us() - began_us) / SECOND_US
             state.idle_for += waited
             retrying.statistics["idle_for"] += waited
         return 0.0
@@ -267,7 +272,7 @@ class RetryBudget:
 # shaped retrying
 
 
-class Attempts:
+class Attempts(_Asking):
     """The attempts of any number of calls that ask the same of one policy.
 
     A call is known by an object of the caller's, `call`. `leave` is called when an attempt is about to
@@ -285,15 +290,12 @@ class Attempts:
         budget: float,
         reserve: int,
     ) -> None:
-        self._policy = checked_policy(policy)
-        self._key = _checked_key_of(policy, key)
-        self._cost = _checked_cost_of(policy, cost)
+        super().__init__(policy, key=key, cost=cost)
         if max_wait is not AS_CONFIGURED:
             max_wait_us(max_wait)
         self._max_wait = max_wait
-        store = policy.shaper.core.store
-        self.clock = store.clock
-        self.budget = RetryBudget(store, f"{policy.name}.retries", share=budget, reserve=reserve)
+        store, name = policy.shaper.core.store, f"{policy.name}.retries"
+        self.budget = RetryBudget(store, name, share=budget, reserve=reserve)
         self._admissions: WeakKeyDictionary[Any, Admission] = WeakKeyDictionary()
 
     async def leave(self, driver: Driver, call: object) -> float:
@@ -502,18 +504,6 @@ def ashaped_retrying(
     return _AsyncShapedRetrying.of(
         Attempts(policy, key=key, cost=cost, max_wait=max_wait, budget=budget, reserve=reserve), options
     )
-
-
-def _checked_key_of(policy: Policy, key: str | None) -> str:
-    """The given key, or the policy's own."""
-    if key is not None and not isinstance(key, str):
-        raise ConfigError("key", key, "is not text", 'pass a str such as "default"')
-    return policy.key_of(key)
-
-
-def _checked_cost_of(policy: Policy, cost: int | None) -> int:
-    """The given cost, or the policy's own."""
-    return whole("cost", policy.cost_of(cost))
 
 
 def _completed(options: _Options) -> dict[str, Any]:

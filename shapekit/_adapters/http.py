@@ -229,6 +229,12 @@ class RequestShaper:
         """The policy of the requests that no route is for; None where they are not shaped."""
         return None if self._main is None else self._main.policy
 
+    def refuse_responding(self, bound: str, error: str) -> None:
+        """For a wrapper that has no way to answer in place of the server."""
+        if self.responds:
+            fix = f'leave on_reject="raise": the error is {error}, and its retry_after says when'
+            raise ConfigError("on_reject", "respond", bound, fix)
+
     def enter(self, request: Any, options: Any = None, *, fits_s: float | None = None) -> Admission | None:
         """Wait until a request may leave, and return the admission to send it in; None if it is not shaped.
 
