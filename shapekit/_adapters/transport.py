@@ -2,7 +2,7 @@
 
 HeldStream: the body of a response, whose request is in flight until it ends, breaks or is closed.
 
-HeardStream: the body of a refusal, which may say that the account is exhausted.
+ObservedStream: the body of a refusal, which may say that the account is exhausted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from shapekit._adapters.http import (
@@ -296,13 +295,8 @@ class Transport:
         self._inner[_SYNC].__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
-        self._inner[_SYNC].__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._inner[_SYNC].__exit__(*error)
 
     def close(self) -> None:
         """Close the transport inside. The limit and its store outlive it."""
@@ -313,13 +307,8 @@ class Transport:
         await self._inner[_ASYNC].__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
-        await self._inner[_ASYNC].__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: object) -> None:
+        await self._inner[_ASYNC].__aexit__(*error)
 
     async def aclose(self) -> None:
         """`close`, awaitable."""
