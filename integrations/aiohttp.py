@@ -17,23 +17,26 @@ from contextvars import ContextVar
 from typing import Any, Unpack
 
 from shapekit import errors
-from shapekit._adapters.http.request import (
+from shapekit._adapters.http import (
     Reading,
     RequestShaper,
     ResponseView,
     Shaping,
     Target,
-    aobserve,
-    aobserve_body,
+    by_timeout,
     may_be_exhausted,
     may_say,
+    observe,
+    observe_body,
     options_now,
     request_options,
     translated,
+    twins_of,
 )
 from shapekit._runtime.background import ErrorsLogged
+from shapekit._runtime.drivers import TASKS
 from shapekit.admission import Admission
-from shapekit.errors import ConfigError, RateLimitedError
+from shapekit.errors import RateLimitedError
 
 try:
     import aiohttp
@@ -93,12 +96,7 @@ class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
     """`shapekit.StoreUnavailableError` that is also an `aiohttp.ClientError`."""
 
 
-_REFUSALS: dict[type[errors.ShapekitError], type[_Unsent]] = {
-    errors.QueueFullError: QueueFullError,
-    errors.QuotaExhaustedError: QuotaExhaustedError,
-    errors.AccountExhaustedError: AccountExhaustedError,
-    errors.StoreUnavailableError: StoreUnavailableError,
-}
+_REFUSALS = twins_of(QueueFullError, QuotaExhaustedError, AccountExhaustedError, StoreUnavailableError)
 _REFUSALS_OF_TIME = {**_REFUSALS, errors.QueueFullError: TimeoutTooShortError}
 
 
@@ -118,13 +116,8 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
     Set options of a request around it: `with request_options(cost=5, key=…, max_wait=…, skip=True):`.
     """
     request_shaper = RequestShaper("shaped_middleware", _READING, **shaping)
-    if request_shaper.responds:
-        raise ConfigError(
-            "on_reject",
-            "respond",
-            "needs a response, and only aiohttp itself can make one",
-            'leave on_reject="raise": the error is an aiohttp.ClientError, and its retry_after says when',
-        )
+    bound = "needs a response, and only aiohttp itself can make one"
+    request_shaper.refuse_responding(bound, "an aiohttp.ClientError")
 
     async def shaped(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         left_s = _time_left(request, handler)
@@ -132,7 +125,7 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
             admission = await request_shaper.aenter(request, options_now(), fits_s=left_s)
         except (RateLimitedError, errors.StoreUnavailableError) as error:
             raise translated(
-                error, _REFUSALS_OF_TIME if _by_timeout(error, left_s) else _REFUSALS
+                error, _REFUSALS_OF_TIME if by_timeout(error, left_s) else _REFUSALS
             ) from error.__cause__
         if admission is None:
             return await handler(request)
@@ -152,7 +145,7 @@ def shaped_middleware(**shaping: Unpack[Shaping]) -> ClientMiddlewareType:
                 await _hold(response, admission)
             if may_say(admission, response.status, response.raw_headers):
                 admission.target = _target(request)
-                await aobserve(admission, response)
+                await observe(TASKS, admission, response)
                 if may_be_exhausted(admission, response.status, response.content_type):
                     _observe_body(response, admission)
         except BaseException as error:
@@ -201,16 +194,10 @@ def _observe_body(response: ClientResponse, admission: Admission) -> None:
         # What leads from a response to itself is cut.
         attributes.pop("read", None)
         body = await response.read()
-        await aobserve_body(admission, ResponseView(response.status, response.raw_headers, body))
+        await observe_body(TASKS, admission, ResponseView(response.status, response.raw_headers, body))
         return body
 
     attributes["read"] = read
-
-
-def _by_timeout(error: errors.ShapekitError, left_s: float | None) -> bool:
-    """Whether the total timeout was what bounded the wait."""
-    # Of two bounds the shorter one was applied, in whole microseconds.
-    return isinstance(error, errors.QueueFullError) and left_s is not None and error.max_wait > left_s - 1e-6
 
 
 _DEADLINE: ContextVar[tuple[Any, float]] = ContextVar("shapekit_aiohttp_deadline", default=(None, 0.0))

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from shapekit import errors
-from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, TaskShape
+from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, TaskShape, awithin
 from shapekit._runtime.drivers import TASKS
 
 try:
@@ -63,7 +63,7 @@ def shaped_job(
     """
 
     def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-        tasks = ShapedTasks(function, function.__qualname__, shape, None, NEAR_S)
+        tasks = ShapedTasks(function, function.__qualname__, shape, NEAR_S)
 
         @functools.wraps(function)
         async def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -80,7 +80,7 @@ def shaped_job(
             if isinstance(admitted, PutBack):
                 await _note(ctx, admitted)
                 raise Retry(max(0.0, admitted.delay_s - AHEAD_S))
-            async with tasks.awithin(admitted):
+            async with awithin(admitted):
                 return await function(*args, **kwargs)
 
         return run

@@ -16,18 +16,20 @@ from typing import Any, NamedTuple, TypeVar, Unpack, cast
 from weakref import WeakSet, ref
 
 from shapekit import errors
-from shapekit._adapters.http.request import (
+from shapekit._adapters.http import (
     Reading,
     RequestShaper,
+    ResponseView,
     Shaping,
     Target,
-    aobserve,
     may_say,
     observe,
     options_now,
     request_options,
     translated,
+    twins_of,
 )
+from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
 from shapekit.keys import KeyOf, KeySpec, KeyTemplate, key_of
@@ -80,11 +82,7 @@ class StoreUnavailableError(errors.StoreUnavailableError, _UnsentError):
     """`shapekit.StoreUnavailableError` that is also a `botocore.exceptions.BotoCoreError`."""
 
 
-_REFUSALS: dict[type[errors.ShapekitError], type[_UnsentError]] = {
-    errors.QueueFullError: QueueFullError,
-    errors.QuotaExhaustedError: QuotaExhaustedError,
-    errors.StoreUnavailableError: StoreUnavailableError,
-}
+_REFUSALS = twins_of(QueueFullError, QuotaExhaustedError, StoreUnavailableError)
 _FIELDS = ("service", "operation", "region")
 _DEFAULT_KEY = KeyTemplate("{region}:{service}.{operation}", _FIELDS)
 _PLACE = re.compile(r"([a-z0-9-]+)(?:\.([A-Za-z0-9]+))?")
@@ -139,13 +137,8 @@ def shape(client: ShapedT, **shaping: Unpack[Shaping]) -> ShapedT:
             "shape it once, and not a client whose session is shaped; give several limits to one policy",
         )
     request_shaper = RequestShaper("shape", _READING, **shaping)
-    if request_shaper.responds:
-        raise ConfigError(
-            "on_reject",
-            "respond",
-            "needs an answer, and only AWS gives one that botocore can read",
-            'leave on_reject="raise": the error is a BotoCoreError, and its retry_after says when',
-        )
+    bound = "needs an answer, and only AWS gives one that botocore can read"
+    request_shaper.refuse_responding(bound, "a BotoCoreError")
     if isinstance(client, BaseClient):
         _shape_client(client, request_shaper)
     else:
@@ -207,26 +200,13 @@ class _Attempts:
         self._region = region
         self._detector = ThrottlingErrorDetector(RetryEventAdapter())
 
-    def wait(self, request: Any, operation_name: str, **_: Any) -> Any:
+    def wait(self, **told: Any) -> Any:
         """Before the attempt is signed."""
-        try:
-            admission = self._request_shaper.enter(self._attempt(request, operation_name), options_now())
-        except (RateLimitedError, errors.StoreUnavailableError) as error:
-            raise translated(error, _REFUSALS) from error.__cause__
-        if admission is not None:
-            request.context[_ADMISSION] = admission
+        run(self._wait, **told)
 
-    def hear(self, response: Any, request_dict: Any, caught_exception: Any, **retry: Any) -> Any:
+    def hear(self, **told: Any) -> Any:
         """After the attempt; what is returned would be taken for the seconds until a retry."""
-        admission = request_dict["context"].pop(_ADMISSION, None)
-        if admission is None:
-            return
-        try:
-            answer = self._answer(admission, response, request_dict, **retry)
-            if answer is not None:
-                observe(admission, answer)
-        finally:
-            admission.__exit__(None, caught_exception, None)
+        run(self._hear, **told)
 
     def ended(self, client: ref[Any]) -> Callable[..., Any]:
         """The client's method that makes the attempts of a call, ending those that no answer has ended."""
@@ -242,10 +222,32 @@ class _Attempts:
 
         return make_request
 
-    def _attempt(self, request: Any, operation: str) -> Attempt:
-        return Attempt(self._service, operation, self._region, request)
+    async def _wait(self, driver: Driver, /, request: Any, operation_name: str, **_: Any) -> None:
+        attempt = Attempt(self._service, operation_name, self._region, request)
+        enter = Twin(self._request_shaper.enter, self._request_shaper.aenter)
+        try:
+            admission = await driver.ask(enter, attempt, options_now())
+        except (RateLimitedError, errors.StoreUnavailableError) as error:
+            raise translated(error, _REFUSALS) from error.__cause__
+        if admission is not None:
+            request.context[_ADMISSION] = admission
 
-    def _answer(self, admission: Admission, response: Any, request_dict: Any, **retry: Any) -> _Answer | None:
+    async def _hear(
+        self, driver: Driver, /, response: Any, request_dict: Any, caught_exception: Any, **retry: Any
+    ) -> None:
+        admission = request_dict["context"].pop(_ADMISSION, None)
+        if admission is None:
+            return
+        try:
+            answer = self._answer(admission, response, request_dict, **retry)
+            if answer is not None:
+                await observe(driver, admission, answer)
+        finally:
+            await driver.ask(Twin(admission.__exit__, admission.__aexit__), None, caught_exception, None)
+
+    def _answer(
+        self, admission: Admission, response: Any, request_dict: Any, **retry: Any
+    ) -> ResponseView | None:
         """The answer as a server says it by HTTP alone; None if nothing is to be heard from it."""
         if response is None:
             return None
@@ -260,32 +262,17 @@ class _Attempts:
         if not may_say(admission, status, headers):
             return None
         admission.target = _target_of(self._service, retry["operation"].name)
-        return _Answer(status, headers)
+        return ResponseView(status, headers)
 
 
 class _AwaitedAttempts(_Attempts):
     """Those of a client of aiobotocore, which awaits what its handlers return."""
 
-    async def wait(self, request: Any, operation_name: str, **_: Any) -> None:
-        try:
-            admission = await self._request_shaper.aenter(
-                self._attempt(request, operation_name), options_now()
-            )
-        except (RateLimitedError, errors.StoreUnavailableError) as error:
-            raise translated(error, _REFUSALS) from error.__cause__
-        if admission is not None:
-            request.context[_ADMISSION] = admission
+    async def wait(self, **told: Any) -> None:
+        await self._wait(TASKS, **told)
 
-    async def hear(self, response: Any, request_dict: Any, caught_exception: Any, **retry: Any) -> None:
-        admission = request_dict["context"].pop(_ADMISSION, None)
-        if admission is None:
-            return
-        try:
-            answer = self._answer(admission, response, request_dict, **retry)
-            if answer is not None:
-                await aobserve(admission, answer)
-        finally:
-            await admission.__aexit__(None, caught_exception, None)
+    async def hear(self, **told: Any) -> None:
+        await self._hear(TASKS, **told)
 
     def ended(self, client: ref[Any]) -> Callable[..., Any]:
         async def make_request(operation_model: Any, request_dict: Any, context: Any) -> Any:
@@ -298,11 +285,6 @@ class _AwaitedAttempts(_Attempts):
                 raise
 
         return make_request
-
-
-class _Answer(NamedTuple):
-    status_code: int
-    headers: Any
 
 
 def _default_key(attempt: Attempt) -> str:

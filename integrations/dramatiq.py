@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from typing import Any, NoReturn
 
 from shapekit import errors
-from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks
+from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, within
 from shapekit._runtime.drivers import run
 from shapekit.errors import ConfigError, RateLimitedError
 from shapekit.stores import StoreLike
@@ -83,7 +83,7 @@ class ShapedActors(Middleware):
             return
         function, name = actor.fn, actor.actor_name
         try:
-            tasks = ShapedTasks(function, name, actor.options["shape"], self._store, NEAR_S)
+            tasks = ShapedTasks(function, name, actor.options["shape"], NEAR_S, self._store)
         except ConfigError as error:
             # Of what middleware raises, Dramatiq hands on only this, and logs the rest.
             raise MiddlewareError(f"actor {name}: {error}") from error
@@ -107,7 +107,7 @@ class ShapedActors(Middleware):
                 raise
             if isinstance(admitted, PutBack):
                 _put_back(broker, message, admitted)
-            with tasks.within(admitted):
+            with within(admitted):
                 return function(*args, **kwargs)
 
         actor.fn = run_shaped
@@ -127,9 +127,7 @@ class ShapedActors(Middleware):
         """Forget the message."""
         self._message.set(None)
 
-    def after_skip_message(self, broker: Any, message: Any) -> None:
-        """Forget the message."""
-        self._message.set(None)
+    after_skip_message = after_process_message
 
 
 def _put_back(broker: Any, message: Any, later: PutBack) -> NoReturn:

@@ -21,20 +21,24 @@ from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, NamedTuple, Self, Unpack
 
 from shapekit import errors
-from shapekit._adapters.http.request import (
+from shapekit._adapters.http import (
     Reading,
     RequestShaper,
+    ResponseView,
     Shaping,
     Target,
-    aobserve,
+    by_timeout,
+    hearing,
     may_say,
     observe,
     options_now,
     refuse_rate,
     request_options,
+    shaped_already,
     translated,
+    twins_of,
 )
-from shapekit._runtime.background import ErrorsLogged
+from shapekit._runtime.drivers import TASKS, run
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
 from shapekit.keys import KeyOf, KeySpec, KeyTemplate, constantly, key_of, segments
@@ -185,11 +189,7 @@ class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
     code: ClassVar[Any] = _Code(errors.StoreUnavailableError.code, StatusCode.UNAVAILABLE)
 
 
-_REFUSALS: dict[type[errors.ShapekitError], type[_Unsent]] = {
-    errors.QueueFullError: QueueFullError,
-    errors.QuotaExhaustedError: QuotaExhaustedError,
-    errors.StoreUnavailableError: StoreUnavailableError,
-}
+_REFUSALS = twins_of(QueueFullError, QuotaExhaustedError, StoreUnavailableError)
 _REFUSALS_OF_TIME = {**_REFUSALS, errors.QueueFullError: TimeoutTooShortError}
 
 
@@ -224,12 +224,7 @@ def shape(channel: grpc.Channel, **shaping: Unpack[Shaping]) -> grpc.Channel:
     if not isinstance(channel, grpc.Channel):
         raise ConfigError("channel", channel, "is not a gRPC channel", "pass a grpc.Channel")
     if channel in _SHAPED:
-        raise ConfigError(
-            "channel",
-            channel,
-            "is shaped already: each call would wait twice",
-            "shape it once; give several limits to one policy, or to routes=",
-        )
+        raise shaped_already("channel", channel, "call")
     shaped: grpc.Channel = grpc.intercept_channel(channel, _Interceptor(_request_shaper("shape", shaping)))
     _SHAPED.add(shaped)
     return shaped
@@ -250,13 +245,8 @@ def interceptors(**shaping: Unpack[Shaping]) -> list[aio.ClientInterceptor]:
 
 def _request_shaper(wrapper: str, shaping: Shaping) -> RequestShaper:
     request_shaper = RequestShaper(wrapper, _READING, **shaping)
-    if request_shaper.responds:
-        raise ConfigError(
-            "on_reject",
-            "respond",
-            "needs a response, and only the service can say what its messages are",
-            'leave on_reject="raise": the error is a grpc.RpcError, and its retry_after says when',
-        )
+    bound = "needs a response, and only the service can say what its messages are"
+    request_shaper.refuse_responding(bound, "a grpc.RpcError")
     return request_shaper
 
 
@@ -330,10 +320,10 @@ class _Interceptor(
 
 def _ended(call: Any, admission: Admission) -> None:
     """Hear what a call that has ended says of the limits, and give back what never counted."""
-    with ErrorsLogged(admission.key, "does not hear what its server says"):
-        answer = _Answer.of(call.code(), call.details(), call.trailing_metadata())
-        if answer is not None and may_say(admission, *answer):
-            observe(admission, answer)
+    with hearing(admission):
+        answer = _answer(call.code(), call.details(), call.trailing_metadata())
+        if answer is not None and may_say(admission, answer.status, answer.headers):
+            run(observe, admission, answer)
         if admission.policy.refund_on is not None:
             try:
                 error = call.exception()
@@ -400,11 +390,11 @@ async def _watch(call: Any, admission: Admission) -> None:
     """Wait until a call has ended, hear what it says of the limits, and let its admission leave."""
     error: BaseException | None = None
     try:
-        with ErrorsLogged(admission.key, "does not hear what its server says"):
+        with hearing(admission):
             code, details, metadata = await call.code(), await call.details(), await call.trailing_metadata()
-            answer = _Answer.of(code, details, metadata)
-            if answer is not None and may_say(admission, *answer):
-                await aobserve(admission, answer)
+            answer = _answer(code, details, metadata)
+            if answer is not None and may_say(admission, answer.status, answer.headers):
+                await observe(TASKS, admission, answer)
             if call.cancelled():
                 error = asyncio.CancelledError()
             elif code is not StatusCode.OK:
@@ -414,13 +404,7 @@ async def _watch(call: Any, admission: Admission) -> None:
 
 
 def _refusal(error: errors.ShapekitError, timeout_s: float | None) -> Exception:
-    # Of two bounds the shorter one was applied, in whole microseconds.
-    by_timeout = (
-        isinstance(error, errors.QueueFullError)
-        and timeout_s is not None
-        and error.max_wait > timeout_s - 1e-6
-    )
-    return translated(error, _REFUSALS_OF_TIME if by_timeout else _REFUSALS)
+    return translated(error, _REFUSALS_OF_TIME if by_timeout(error, timeout_s) else _REFUSALS)
 
 
 class _Details(grpc.ClientCallDetails):
@@ -495,28 +479,21 @@ _REJECTED = 400
 """Every other code: the server works, and does not like this call."""
 
 
-class _Answer(NamedTuple):
-    """The end of a call, in the words of HTTP that feedback reads."""
-
-    status: int
-    headers: dict[str, str]
-
-    @classmethod
-    def of(
-        cls, code: StatusCode, details: str | None, metadata: Iterable[tuple[str, Any]] | None
-    ) -> Self | None:
-        """None if the call was cancelled: then the server said nothing."""
-        if code is StatusCode.CANCELLED:
-            return None
-        told = dict(metadata or ())
-        headers = {name: value for name, value in told.items() if isinstance(value, str)}
-        # RESOURCE_EXHAUSTED is also what gRPC itself makes of a message that is too long.
-        if code is StatusCode.RESOURCE_EXHAUSTED and "message larger than max (" in (details or ""):
-            return cls(_REJECTED, headers)
-        wait_ms = max(_pushback_ms(told), _retry_info_ms(told))
-        if wait_ms > 0:
-            headers["retry-after-ms"] = str(wait_ms)
-        return cls(_STATUSES.get(code, _REJECTED), headers)
+def _answer(
+    code: StatusCode, details: str | None, metadata: Iterable[tuple[str, Any]] | None
+) -> ResponseView | None:
+    """The end of a call, in the words of HTTP; None if it was cancelled: then the server said nothing."""
+    if code is StatusCode.CANCELLED:
+        return None
+    told = dict(metadata or ())
+    headers = {name: value for name, value in told.items() if isinstance(value, str)}
+    # RESOURCE_EXHAUSTED is also what gRPC itself makes of a message that is too long.
+    if code is StatusCode.RESOURCE_EXHAUSTED and "message larger than max (" in (details or ""):
+        return ResponseView(_REJECTED, headers)
+    wait_ms = max(_pushback_ms(told), _retry_info_ms(told))
+    if wait_ms > 0:
+        headers["retry-after-ms"] = str(wait_ms)
+    return ResponseView(_STATUSES.get(code, _REJECTED), headers)
 
 
 def _pushback_ms(metadata: dict[str, Any]) -> int:

@@ -13,8 +13,8 @@ from ssl import SSLContext
 from typing import Any, ClassVar, TypeVar, Unpack
 
 from shapekit import errors
-from shapekit._adapters.http.request import RequestShaper, Shaping
-from shapekit._adapters.http.transport import READING, HeldStream, ObservedStream, Transport, shape_client
+from shapekit._adapters.http import RequestShaper, Shaping, twins_of
+from shapekit._adapters.transport import READING, HeldStream, ObservedStream, Transport, shape_client
 
 try:
     import httpx
@@ -103,12 +103,9 @@ class ShapedTransport(Transport, httpx.BaseTransport, httpx.AsyncBaseTransport):
     """
 
     library: ClassVar[Any] = httpx
-    refusals: ClassVar[Any] = {
-        errors.QueueFullError: QueueFullError,
-        errors.QuotaExhaustedError: QuotaExhaustedError,
-        errors.AccountExhaustedError: AccountExhaustedError,
-        errors.StoreUnavailableError: StoreUnavailableError,
-    }
+    refusals: ClassVar[Any] = twins_of(
+        QueueFullError, QuotaExhaustedError, AccountExhaustedError, StoreUnavailableError
+    )
     held_stream: ClassVar[Any] = _HeldStream
     observed_stream: ClassVar[Any] = _ObservedStream
 

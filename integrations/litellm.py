@@ -20,12 +20,12 @@ from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from shapekit import errors
-from shapekit._adapters.http.request import translated
+from shapekit._adapters.http import translated, twins_of
 from shapekit._adapters.model_calls import ended, failed
-from shapekit._runtime.background import ErrorsLogged
 from shapekit._runtime.drivers import TASKS
 from shapekit.errors import ConfigError, ShapekitError
 from shapekit.llm import LLMBudget, LLMCall
+from shapekit.llm.call import log_errors
 from shapekit.llm.usage import StreamUsage, usage_of
 from shapekit.rate import AS_CONFIGURED, SECOND_US, Duration, duration_us
 
@@ -113,13 +113,9 @@ class StoreUnavailableError(errors.StoreUnavailableError, litellm.APIConnectionE
         return type(self), self.args
 
 
-_REFUSALS: dict[type[ShapekitError], type[Exception]] = {
-    errors.QueueFullError: QueueFullError,
-    errors.QuotaExhaustedError: QuotaExhaustedError,
-    errors.AccountExhaustedError: AccountExhaustedError,
-    errors.CostExceedsLimitError: CostExceedsLimitError,
-    errors.StoreUnavailableError: StoreUnavailableError,
-}
+_REFUSALS = twins_of(
+    QueueFullError, QuotaExhaustedError, AccountExhaustedError, CostExceedsLimitError, StoreUnavailableError
+)
 _ASKING = frozenset(("acompletion", "atext_completion", "aresponses", "anthropic_messages", "aembedding"))
 """The calls that ask for tokens; LiteLLM's hooks see others, too, such as those for files."""
 _MODEL_FIRST = frozenset(("acompletion", "aembedding"))
@@ -209,7 +205,7 @@ class ShapedCalls(CustomLogger):
         """After an answer: settle what it says, and hear its headers."""
         if (call := self._ended(request_data)) is None:
             return
-        with ErrorsLogged(call.key, "keeps what it reserved", "shapekit.llm"):
+        with log_errors(call):
             await call.asettle(response)
             told = (getattr(response, "_hidden_params", None) or {}).get("additional_headers") or {}
             sent = {name.removeprefix(_SENT_BY_SERVER): value for name, value in told.items()}

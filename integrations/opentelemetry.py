@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from shapekit import errors, events
@@ -70,16 +69,13 @@ class Instruments:
             raise ConfigError("meter_provider", provider, "is not a provider of meters", fix)
         rounds = Rounds(Gauges(policies, labels))
         meter = metrics.get_meter("shapekit", meter_provider=provider)
-        self._waits = meter.create_histogram(
-            *_said(WAIT_DURATION), explicit_bucket_boundaries_advisory=WAIT_BOUNDS
-        )
-        self._calls = meter.create_counter(*_said(CALLS))
-        self._holds = meter.create_counter(*_said(HOLDS))
+        waits = meter.create_histogram(*_said(WAIT_DURATION), explicit_bucket_boundaries_advisory=WAIT_BOUNDS)
+        calls, holds = (meter.create_counter(*_said(metric)) for metric in (CALLS, HOLDS))
         store_errors = meter.create_counter(*_said(STORE_ERRORS))
         store_losses = meter.create_counter(*_said(STORE_LOSSES))
         tally = Tally(
             labels,
-            self._recorder,
+            partial(_Recorder, waits, calls, holds),
             store_failed=lambda policy: store_errors.add(1, _attributes(STORE_ERRORS, policy)),
             store_lost=lambda: store_losses.add(1),
         )
@@ -103,13 +99,8 @@ class Instruments:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _recorder(self, policy: str, key: str) -> _Recorder:
-        return _Recorder(self._waits, self._calls, self._holds, policy, key)
 
 
 class _Recorder:

@@ -12,9 +12,9 @@ of their keys: with one trip to the store per policy, and never while a call is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from types import TracebackType
+from functools import partial
 from typing import Self, TypeAlias
 
 from shapekit import errors, events
@@ -93,26 +93,24 @@ class Instruments:
         if not callable(getattr(registry, "register", None)):
             fix = "pass a CollectorRegistry, or leave it out"
             raise ConfigError("registry", registry, "is not a registry of metrics", fix)
-        self._waits = Histogram(*_said(WAIT_DURATION), registry=None, buckets=WAIT_BOUNDS)
-        self._calls = Counter(*_said(CALLS), registry=None)
-        self._holds = Counter(*_said(HOLDS), registry=None)
-        self._store_errors = Counter(*_said(STORE_ERRORS), registry=None)
-        self._store_losses = Counter(*_said(STORE_LOSSES), registry=None)
+        waits = Histogram(*_said(WAIT_DURATION), registry=None, buckets=WAIT_BOUNDS)
+        calls, holds, store_errors, store_losses = counters = [
+            Counter(*_said(metric), registry=None) for metric in (CALLS, HOLDS, STORE_ERRORS, STORE_LOSSES)
+        ]
         collector = ShapekitCollector(*policies, keys=labels)
-        counted = (self._waits, self._calls, self._holds, self._store_errors, self._store_losses)
         tally = Tally(
             labels,
-            self._recorder,
-            store_failed=lambda policy: self._store_errors.labels(policy).inc(),
-            store_lost=self._store_losses.inc,
+            partial(_Recorder, waits, calls, holds),
+            store_failed=lambda policy: store_errors.labels(policy).inc(),
+            store_lost=store_losses.inc,
         )
         for policy in policies:
-            self._store_errors.labels(policy.name)
+            store_errors.labels(policy.name)
             for key in labels.own(policy.name):
                 tally.recorder(policy.name, key)
         with ExitStack() as undo:
             undo.callback(collector.close)
-            for shown in (collector, *counted):
+            for shown in (collector, waits, *counters):
                 try:
                     registry.register(shown)
                 except ValueError as error:
@@ -133,17 +131,8 @@ class Instruments:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _recorder(self, policy: str, key: str) -> _Recorder:
-        return _Recorder(
-            self._waits.labels(policy, key),
-            lambda outcome: self._calls.labels(policy, key, outcome),
-            self._holds.labels(policy, key),
-        )
 
 
 class _Recorder:
@@ -151,11 +140,11 @@ class _Recorder:
 
     __slots__ = ("_calls", "_holds", "_left", "_waits")
 
-    def __init__(self, waits: Histogram, calls: Callable[[str], Counter], holds: Counter) -> None:
-        self._waits = waits
-        self._calls = calls
-        self._left, *_ = [calls(outcome) for outcome in OUTCOMES]
-        self._holds = holds
+    def __init__(self, waits: Histogram, calls: Counter, holds: Counter, policy: str, key: str) -> None:
+        self._waits = waits.labels(policy, key)
+        self._calls = partial(calls.labels, policy, key)
+        self._left, *_ = [self._calls(outcome) for outcome in OUTCOMES]
+        self._holds = holds.labels(policy, key)
 
     def departed(self, waited: float) -> None:
         self._waits.observe(waited)

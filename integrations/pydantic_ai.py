@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shapekit import errors
-from shapekit._adapters.http.request import translated
+from shapekit._adapters.http import translated, twins_of
 from shapekit._adapters.model_calls import ended, failed
 from shapekit._runtime import background
 from shapekit._runtime.drivers import TASKS
@@ -85,11 +85,7 @@ class StoreUnavailableError(errors.StoreUnavailableError, _UnsentError):
     """`shapekit.StoreUnavailableError` that is also a `pydantic_ai.ModelAPIError`."""
 
 
-_REFUSALS: dict[type[ShapekitError], type[Exception]] = {
-    errors.QueueFullError: QueueFullError,
-    errors.QuotaExhaustedError: QuotaExhaustedError,
-    errors.StoreUnavailableError: StoreUnavailableError,
-}
+_REFUSALS = twins_of(QueueFullError, QuotaExhaustedError, StoreUnavailableError)
 
 
 class ShapedModel(WrapperModel):

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 from shapekit import errors
-from shapekit._adapters.http.request import (
+from shapekit._adapters.http import (
     Reading,
     RequestShaper,
     ResponseView,
@@ -33,10 +33,13 @@ from shapekit._adapters.http.request import (
     options_now,
     refuse_rate,
     request_options,
+    shaped_already,
     too_many,
     translated,
+    twins_of,
 )
 from shapekit._runtime import forks
+from shapekit._runtime.drivers import run
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
 from shapekit.policy import Policy
@@ -98,24 +101,15 @@ class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
     """`shapekit.StoreUnavailableError` that is also a `requests.RequestException`."""
 
 
-_REFUSALS: dict[type[errors.ShapekitError], type[_Unsent]] = {
-    errors.QueueFullError: QueueFullError,
-    errors.QuotaExhaustedError: QuotaExhaustedError,
-    errors.AccountExhaustedError: AccountExhaustedError,
-    errors.StoreUnavailableError: StoreUnavailableError,
-}
+_REFUSALS = twins_of(QueueFullError, QuotaExhaustedError, AccountExhaustedError, StoreUnavailableError)
 
 
 class _Limit:
     """The limit that several adapters and their copies share."""
 
-    def __init__(self, wrapper: str, shaping: Any, identity: str) -> None:
+    def __init__(self, wrapper: str, shaping: Any, identity: str = "") -> None:
         self.request_shaper = RequestShaper(wrapper, _READING, **shaping)
-        self._told = wrapper, shaping, identity
-
-    @classmethod
-    def of(cls, wrapper: str, shaping: Any) -> _Limit:
-        return cls(wrapper, shaping, uuid.uuid4().hex)
+        self._told = wrapper, shaping, identity or uuid.uuid4().hex
 
     def __reduce__(self) -> tuple[Any, ...]:
         _, shaping, identity = self._told
@@ -186,7 +180,7 @@ class ShapedAdapter(BaseAdapter):
                 )
         if adapter is None:
             adapter = HTTPAdapter(**inner)
-        _settle(self, adapter, _Limit.of("ShapedAdapter", shaping))
+        _settle(self, adapter, _Limit("ShapedAdapter", shaping))
 
     @property
     def policy(self) -> Policy | None:
@@ -227,13 +221,12 @@ class ShapedAdapter(BaseAdapter):
                 _hold(response, admission)
             if may_say(admission, response.status_code, response.headers):
                 admission.target = _target(request)
-                observe(admission, response)
+                run(observe, admission, response)
                 content_type = response.headers.get("Content-Type")
                 # A session reads such a body next.
                 if not stream and may_be_exhausted(admission, response.status_code, content_type):
-                    observe_body(
-                        admission, ResponseView(response.status_code, response.headers, response.content)
-                    )
+                    reply = ResponseView(response.status_code, response.headers, response.content)
+                    run(observe_body, admission, reply)
         except BaseException:
             response.close()
             raise
@@ -307,13 +300,8 @@ def shape(session: SessionT, **shaping: Unpack[Shaping]) -> SessionT:
     if not isinstance(session, requests.Session):
         raise ConfigError("session", session, "is not a session of requests", "pass a requests.Session")
     if any(isinstance(adapter, ShapedAdapter) for adapter in session.adapters.values()):
-        raise ConfigError(
-            "session",
-            session,
-            "is shaped already: each request would wait twice",
-            "shape it once; give several limits to one policy, or to routes=",
-        )
-    limit = _Limit.of("shape", shaping)
+        raise shaped_already("session", session)
+    limit = _Limit("shape", shaping)
     for prefix, adapter in session.adapters.items():
         session.adapters[prefix] = _around(ShapedAdapter, adapter, limit)
     return session

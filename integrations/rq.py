@@ -20,7 +20,15 @@ from datetime import UTC, datetime
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from shapekit import errors
-from shapekit._adapters.tasks import PutBack, ShapedTasks, TaskShape, refusal_of, slot_header_of, told_of
+from shapekit._adapters.tasks import (
+    PutBack,
+    ShapedTasks,
+    TaskShape,
+    refusal_of,
+    slot_header_of,
+    told_of,
+    within,
+)
 from shapekit._runtime.drivers import run
 from shapekit.errors import RateLimitedError
 
@@ -64,7 +72,7 @@ def shaped_job(**shape: Unpack[TaskShape]) -> Callable[[Callable[P, R]], Callabl
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        tasks = ShapedTasks(function, f"{function.__module__}.{function.__qualname__}", shape, None, NEAR_S)
+        tasks = ShapedTasks(function, f"{function.__module__}.{function.__qualname__}", shape, NEAR_S)
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -74,7 +82,7 @@ def shaped_job(**shape: Unpack[TaskShape]) -> Callable[[Callable[P, R]], Callabl
             if slot_header is None:
                 with tasks.calls.admission(args, kwargs):
                     return function(*args, **kwargs)
-            with tasks.within(tasks.admission_with(slot_header, args, kwargs)):
+            with within(tasks.admission_with(slot_header, args, kwargs)):
                 return function(*args, **kwargs)
 
         setattr(call, _ADMITTED, tasks)

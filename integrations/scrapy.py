@@ -24,7 +24,8 @@ from weakref import WeakSet
 from anyio import CancelScope
 
 from shapekit import errors
-from shapekit._adapters.http.request import Reading, RequestShaper, ResponseView, Target, aobserve, may_say
+from shapekit._adapters.http import Reading, RequestShaper, ResponseView, Target, may_say, observe
+from shapekit._runtime.drivers import TASKS
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError
 from shapekit.rate import whole
@@ -140,7 +141,8 @@ class ShapedDownloader(Downloader):
         headers = [(name, value) for name, values in response.headers.items() for value in values]
         if may_say(admission, response.status, headers):
             admission.target = _target(request)
-            await self._on_loop(aobserve, admission, ResponseView(response.status, headers, response.body))
+            answer = ResponseView(response.status, headers, response.body)
+            await self._on_loop(observe, TASKS, admission, answer)
         return response
 
     async def _enter(self, request: Any) -> Admission | None:

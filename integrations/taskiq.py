@@ -21,7 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from shapekit import errors
-from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, TaskShape
+from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, TaskShape, awithin, within
 from shapekit._runtime.drivers import TASKS
 from shapekit.errors import ConfigError, RateLimitedError
 
@@ -95,7 +95,7 @@ def shaped_task(**shape: Unpack[TaskShape]) -> Callable[[Callable[P, R]], Callab
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        tasks = ShapedTasks(function, f"{function.__module__}.{function.__qualname__}", shape, None, NEAR_S)
+        tasks = ShapedTasks(function, f"{function.__module__}.{function.__qualname__}", shape, NEAR_S)
         call: Callable[P, R] = _in_context(function, tasks.calls.admission)
         setattr(call, _SHAPED, (tasks, function))
         return call
@@ -153,8 +153,8 @@ class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
                 if (ack := kwargs.get("ack_controller")) is not None and ack.is_ackable:
                     await ack.ack()
                 return _no_result(message)
-            within = tasks.awithin if inspect.iscoroutinefunction(function) else tasks.within
-            target = _in_context(function, lambda args, kwargs: within(admitted))
+            context = awithin if inspect.iscoroutinefunction(function) else within
+            target = _in_context(function, lambda args, kwargs: context(admitted))
         if lease is not None and not await self._parking.end(lease):
             return _no_result(message)
         return await super().run_task(target=target, message=message, **kwargs)

@@ -9,32 +9,36 @@
 
 `ashaped_retrying` is its awaitable twin, for asyncio and trio. The parts serve any `Retrying` of yours:
 `wait_slot`, `wait_retry_after`, `retry_if_throttled`, `stop_when_quota_exhausted`.
+
+Each attempt of a call leaves when the policy lets it, and retries are paid for from a budget: how many calls
+may be tried again, of those that all workers make.
 """
 
 from __future__ import annotations
 
 import inspect
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from typing import Any, Self, TypedDict, Unpack
 from weakref import WeakKeyDictionary
 
 from shapekit import errors
-from shapekit._adapters.retry import (
-    Attempts,
-    CallOutcome,
-    RetryBudget,
-    StatedDelay,
-    checked_cost_of,
-    checked_key_of,
-    checked_policy,
-)
+from shapekit._adapters.http import CallOutcome, observe
 from shapekit._runtime.drivers import TASKS, AsyncAlarm, Driver, Twin, run
+from shapekit.admission import Admission
+from shapekit.algorithms.base import CHECK, REFUND, share_of
+from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, QuotaExhaustedError, RateLimitedError, StoreUnavailableError
-from shapekit.policy import Policy
-from shapekit.rate import AS_CONFIGURED, SECOND_US, Duration
+from shapekit.feedback import Feedback
+from shapekit.feedback.feedback import Incidents
+from shapekit.policy import Policy, checked_policy
+from shapekit.rate import AS_CONFIGURED, MAX_SPAN_US, SECOND_US, Duration, max_wait_us, whole
+from shapekit.stores.base import Store
 
 try:
     import tenacity
@@ -107,15 +111,54 @@ class wait_retry_after(wait_base):  # noqa: N801
         return self._word.seconds(_ending(retry_state)) or self.fallback(retry_state)
 
 
-class _Slots:
-    """The slots of a policy, for attempts of a Retrying that knows nothing of it."""
+class StatedDelay:
+    """How long the ending of a call itself says to wait: nothing is concluded where it is silent."""
+
+    def __init__(self, max_hold: Duration = "15m") -> None:
+        self._feedback = _Literal(max_hold=max_hold)
+
+    def seconds(self, ending: CallOutcome) -> float:
+        """At most `max_hold`; 0 if nothing is said."""
+        if isinstance(ending.failure, RateLimitedError):
+            return min(ending.failure.retry_after, self._feedback.max_hold_s)
+        answer, now = ending.answer, time.time()
+        if answer is None:
+            return 0.0
+        hint = self._feedback.read(answer.status, answer.headers, sent_at=now, received_at=now)
+        return 0.0 if hint is None else hint.hold_s
+
+
+class _NothingConcluded(Incidents):
+    """A refusal that does not say how long holds nothing: the caller has a better guess."""
+
+    __slots__ = ()
+
+    def unhinted(
+        self, place: Any, first_s: float, sent_at: float, received_at: float, most_s: float | None = None
+    ) -> float:
+        return 0.0
+
+
+class _Literal(Feedback):
+    """Hears what is said, and concludes nothing."""
+
+    _memory = _NothingConcluded
+
+
+class _Asking:
+    """What attempts ask of a policy: the given key and cost, or the policy's own."""
 
     def __init__(self, policy: Policy, *, key: str | None = None, cost: int | None = None) -> None:
-        self._shaper = checked_policy(policy).shaper
-        self._enforce = policy.enforce
-        self._key = checked_key_of(policy, key)
-        self._cost = checked_cost_of(policy, cost)
-        self._clock = policy.shaper.core.store.clock
+        self._policy = checked_policy(policy)
+        if key is not None and not isinstance(key, str):
+            raise ConfigError("key", key, "is not text", 'pass a str such as "default"')
+        self._key = policy.key_of(key)
+        self._cost = whole("cost", policy.cost_of(cost))
+        self.clock = policy.shaper.core.store.clock
+
+
+class _Slots(_Asking):
+    """The slots of a policy, for attempts of a Retrying that knows nothing of it."""
 
     def _check_place(self, retrying: tenacity.BaseRetrying, *, twin: str) -> None:
         if isinstance(retrying, _ShapedRetrying | _AsyncShapedRetrying):
@@ -127,20 +170,20 @@ class _Slots:
             raise ConfigError("wait", self, f"does not serve an {kind}", f"use {twin}(policy)")
 
     async def _take(self, driver: Driver, state: RetryCallState, *, twin: str) -> float:
-        retrying, began_us = state.retry_object, self._clock.now_us()
+        retrying, began_us, shaper = state.retry_object, self.clock.now_us(), self._policy.shaper
         self._check_place(retrying, twin=twin)
-        reserve = Twin(self._shaper.reserve, self._shaper.areserve)
+        reserve = Twin(shaper.reserve, shaper.areserve)
         reservation = await driver.ask(reserve, self._key, cost=self._cost)
         state.upcoming_sleep = reservation.delay
         if reservation and await _awaited(retrying.stop(state)):
             await driver.ask(Twin(reservation.cancel, reservation.acancel))
             return reservation.delay
-        if self._enforce:
+        if self._policy.enforce:
             try:
-                await self._shaper.core.leave(driver, reservation)
+                await shaper.core.leave(driver, reservation)
             except RateLimitedError as refusal:
                 raise refusal from _ending(state).failure
-            waited = (self._clock.now_us() - began_us) / SECOND_US
+            waited = (self.clock.now_us() - began_us) / SECOND_US
             state.idle_for += waited
             retrying.statistics["idle_for"] += waited
         return 0.0
@@ -172,7 +215,107 @@ class await_slot(_Slots):  # noqa: N801
         return await self._take(TASKS, retry_state, twin="wait_slot")
 
 
+# the budget of retries
+
+_TOKEN = 1_000_000
+"""What a retry costs: shares are counted in millionths."""
+_MOST_TOKENS = 1_000_000
+_KEY = "budget"
+
+
+class RetryBudget:
+    """A bucket of tokens on a store: a call earns a share of one, a retry spends one.
+
+        >>> from shapekit import MemoryStore
+        >>> from shapekit._runtime.drivers import run
+        >>> budget = RetryBudget(MemoryStore(), "stripe.retries", share=0.5, reserve=1)
+        >>> run(budget.spend), run(budget.spend)
+        (True, False)
+        >>> run(budget.earn), run(budget.earn), run(budget.spend)
+        (None, None, True)
+
+    The bucket starts full, with `reserve` tokens, and never holds more. So of any series of calls, by all
+    workers that share the store, at most `share x calls + reserve` are retries. Time plays no part in it.
+
+    What is counted is what is missing, in a FixedWindow whose window outlives us: a check takes a token or
+    is denied, a refund gives back, down to nothing missing, and every store does each at once for
+    all workers. (Where that window ends, in the year 2041, the bucket is full once more.)
+
+    A store that cannot be asked pays for no retry, and what is earned meanwhile is lost.
+    """
+
+    def __init__(self, store: Store, name: str, *, share: float, reserve: int) -> None:
+        try:
+            self._earned = int(share_of(share) * _TOKEN)
+        except ConfigError as error:
+            raise ConfigError("budget", share, error.bound, "pass a share of calls such as 0.2") from None
+        missing_at_most = whole("reserve", reserve, most=_MOST_TOKENS) * _TOKEN
+        bucket = FixedWindow(missing_at_most, timedelta(microseconds=MAX_SPAN_US))
+        self._now_us = store.clock.now_us
+        self._refund = store.twin(name, bucket, REFUND)
+        self._check = store.twin(name, bucket, CHECK)
+
+    async def earn(self, driver: Driver) -> None:
+        """A call is made for the first time."""
+        with suppress(StoreUnavailableError):
+            await driver.ask(self._refund, _KEY, self._earned, self._now_us())
+
+    async def spend(self, driver: Driver) -> bool:
+        """Whether a call may be made again; if so, that is paid for."""
+        try:
+            return bool(await driver.ask(self._check, _KEY, _TOKEN))
+        except StoreUnavailableError:
+            return False
+
+
 # shaped retrying
+
+
+class Attempts(_Asking):
+    """The attempts of any number of calls that ask the same of one policy.
+
+    A call is known by an object of the caller's, `call`. `leave` is called when an attempt is about to
+    leave, waits for its slot and returns how many seconds that took; `end` when it has ended. What is
+    observed of an ending holds the key for all workers; a store that is gone takes no ending away.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        key: str | None,
+        cost: int | None,
+        max_wait: Duration | None,
+        budget: float,
+        reserve: int,
+    ) -> None:
+        super().__init__(policy, key=key, cost=cost)
+        if max_wait is not AS_CONFIGURED:
+            max_wait_us(max_wait)
+        self._max_wait = max_wait
+        store, name = policy.shaper.core.store, f"{policy.name}.retries"
+        self.budget = RetryBudget(store, name, share=budget, reserve=reserve)
+        self._admissions: WeakKeyDictionary[Any, Admission] = WeakKeyDictionary()
+
+    async def leave(self, driver: Driver, call: object) -> float:
+        """Wait for the slot, or raise what it is refused with."""
+        began_us = self.clock.now_us()
+        admission = self._policy.admit(self._key, cost=self._cost, max_wait=self._max_wait)
+        await driver.ask(Twin(admission.__enter__, admission.__aenter__))
+        waited = (self.clock.now_us() - began_us) / SECOND_US
+        is_first = call not in self._admissions
+        self._admissions[call] = admission
+        if is_first:
+            await self.budget.earn(driver)
+        return waited
+
+    async def end(self, driver: Driver, call: object, ending: CallOutcome) -> None:
+        """Hear what the server says, and give back what never counted."""
+        admission, answer, failure = self._admissions[call], ending.answer, ending.failure
+        if answer is not None:
+            await observe(driver, admission, answer)
+        how = None if failure is None else type(failure), failure, None
+        await driver.ask(Twin(admission.__exit__, admission.__aexit__), *how)
 
 
 class _StopWithin(stop_base):

@@ -160,19 +160,11 @@ class Admission:
         only if it was read before. Returns the hint in the answer, or None if there is none or the policy has
         no feedback.
         """
-        core = self.policy.shaper.core
-        hint = hint_of(self, self.policy.feedback, response, core.clock.wall_us() / SECOND_US)
-        if hint is None and not core.queue.adapts:
-            return None
-        return run(self._heed, response, hint)
+        return run(self._observe, response)
 
     async def aobserve(self, response: Any) -> ServerHint | None:
         """`observe`, awaitable."""
-        core = self.policy.shaper.core
-        hint = hint_of(self, self.policy.feedback, response, core.clock.wall_us() / SECOND_US)
-        if hint is None and not core.queue.adapts:
-            return None
-        return await self._heed(TASKS, response, hint)
+        return await self._observe(TASKS, response)
 
     def __enter__(self) -> Self:
         if self._reservation is not None:
@@ -341,23 +333,27 @@ class Admission:
             self._reservation = reservation.costing(actual, number, is_placed=was_heard)
         return number > 0
 
-    async def _heed(self, driver: Driver, response: Any, hint: ServerHint | None) -> ServerHint | None:
+    async def _observe(self, driver: Driver, response: Any) -> ServerHint | None:
+        core = self._core
+        hint = hint_of(self, self.policy.feedback, response, core.clock.wall_us() / SECOND_US)
+        if not self.policy.enforce:
+            return hint
         if hint is not None and hint.exhausted:
             # It says nothing of the rate.
-            if self.policy.enforce and hint.hold_s > 0:
-                await self._core.exhausted(driver, hint.hold_s, self.key)
+            if hint.hold_s > 0:
+                await core.exhausted(driver, hint.hold_s, self.key)
             return hint
-        if self.policy.enforce and self._core.queue.adapts:
+        if core.queue.adapts:
             signal = self._signal(response, hint)
             await self.policy.shaper.adaptive.learn(driver, self.key, signal)
             if signal.is_refusal:
                 return hint
-        if hint is None or not self.policy.enforce:
-            return hint
+        if hint is None:
+            return None
         scope = self._learned(hint)
         if hint.hold_s > 0:
             if scope is None:
-                await self._core.hold(driver, hint.hold_s, self.key)
+                await core.hold(driver, hint.hold_s, self.key)
             else:
                 await self.policy.scoped.hold(driver, hint.hold_s, self.key, scope)
         return hint

@@ -25,7 +25,7 @@ from shapekit.admission import Admission
 from shapekit.config import CostSpec, PolicyOptions, checked_options
 from shapekit.errors import ConfigError
 from shapekit.keys import KeyTemplate
-from shapekit.policy import Policy, checked_cost, checked_key
+from shapekit.policy import Policy, checked_cost, checked_key, checked_policy
 from shapekit.rate import RateLike, one_of
 from shapekit.shaper import Outlook, Reservation, checked_rates
 
@@ -146,15 +146,14 @@ def shaped(
         raise ConfigError("rate", rate, "is a function, and @shaped needs a rate", _EXAMPLE)
     said = checked_options("shaped", options)
     key, cost = said.pop("key", None), said.pop("cost", None)
-    if policy is not None and not isinstance(policy, Policy):
-        raise ConfigError("policy", policy, "is not a policy", 'pass one, such as Policy("10/s")')
     if policy is None:
         if rate is None and not said.get("gates") and all(said.get(limit) is None for limit in _LIMITS):
             raise ConfigError("rate", rate, "is missing", _EXAMPLE)
-    elif rate is not None or any(told is not None for told in said.values()):
-        raise ConfigError(
-            "policy", policy, "conflicts with other options beside it", "set them in the policy"
-        )
+    else:
+        checked_policy(policy)
+        if rate is not None or any(told is not None for told in said.values()):
+            bound = "conflicts with other options beside it"
+            raise ConfigError("policy", policy, bound, "set them in the policy")
     if rate is not None:
         checked_rates(rate, "@shaped")
     one_of("per", per, ("class", "instance"))

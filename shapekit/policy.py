@@ -23,7 +23,7 @@ from shapekit.config import CostSpec, PolicyOptions, RefundSpec, checked_options
 from shapekit.errors import ConfigError
 from shapekit.events import Listener, Listening
 from shapekit.keys import SCOPE, KeySpec, KeyTemplate
-from shapekit.rate import AS_CONFIGURED, Duration, RateLike, whole
+from shapekit.rate import AS_CONFIGURED, Duration, RateLike, boolean, whole
 from shapekit.shaper import UNPACED, Outlook, Shaper, checked_rates, limits_shown
 from shapekit.stores import StoreLike
 
@@ -37,9 +37,7 @@ __all__ = ["Policy"]
 
 def quotas_from(quota: Quota | str | None, spread: bool) -> tuple[Quota, ...]:
     """The quota that was told, or none."""
-    if type(spread) is not bool:
-        raise ConfigError("spread", spread, "is neither True nor False", "pass a bool")
-    if spread and not isinstance(quota, str):
+    if boolean("spread", spread) and not isinstance(quota, str):
         bound, fix = "has no quota to spread", 'write quota="1_000_000/month"'
         if quota is not None:
             bound, fix = "conflicts with a Quota, which has its own spread=", "write Quota(…, spread=True)"
@@ -169,9 +167,7 @@ class Policy:
         """The key, template or callable that was given."""
         self.cost = checked_cost(cost)
         """The cost or callable that was given."""
-        if type(enforce) is not bool:
-            raise ConfigError("enforce", enforce, "is neither True nor False", "pass a bool")
-        self.enforce = enforce
+        self.enforce = boolean("enforce", enforce)
         """Whether calls wait and are refused; false where they are only measured."""
         self.refund_on = never_counted(refund_on)
         """Says of an exception whether the call never counted; None without `refund_on`."""
@@ -423,3 +419,10 @@ class Policy:
         if not self.enforce:
             shown.append("enforce=False")
         return f"Policy({', '.join(shown)}, name={self.name!r})"
+
+
+def checked_policy(policy: Any, field: str = "policy") -> Policy:
+    """The policy, or ConfigError."""
+    if not isinstance(policy, Policy):
+        raise ConfigError(field, policy, "is not a policy", 'pass one, such as Policy("10/s")')
+    return policy

@@ -235,7 +235,6 @@ class Loop(NamedTuple):
     """The loop's subject: items, each of which makes a call on `key` that costs `cost`."""
 
     shaper: Shaper
-    name: str
     key: str
     cost: int
     total: int | None
@@ -266,7 +265,7 @@ class Watch:
         self._over = threading.Event()
         # Reentrant: the garbage collector may end an abandoned loop at any point, on any thread.
         self._lock = threading.RLock()
-        self._output = opened(loop.name)
+        self._output = opened(loop.shaper.name)
 
     def begin(self) -> None:
         """Watch for items that take long, until `end`."""
@@ -328,7 +327,7 @@ class Watch:
 
     def _hear(self, looked: tuple[Any, int, int]) -> None:
         """Take in the state of the key, and forecast when the last call leaves, as `forecast` does."""
-        shaper, _, _, cost, total, _ = self._loop
+        shaper, _, cost, total, _ = self._loop
         state, at, skew = looked
         now, queue = self.now_us(), shaper.core.queue_of(self._loop.key)
         self._ask_us = now if shaper.core.store.instant else now + TRIP_US
@@ -518,7 +517,7 @@ def _loop(subject: Subject, total: int | None, key: str | None, cost: int | None
     whose = _common("key", key, whose, str, 'name the key: progress(items, policy, key="…")')
     asks = _common("cost", cost, asks, int, "give the cost of each call: progress(items, policy, cost=…)")
     check_cost(asks, shaper.core.queue.max_cost, whose, "limit", shaper.name)
-    return Loop(shaper, shaper.name, whose, asks, total, enforced)
+    return Loop(shaper, whose, asks, total, enforced)
 
 
 def _common(field: str, told: Any, own: Any, kind: type, fix: str) -> Any:

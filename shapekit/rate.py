@@ -95,6 +95,13 @@ def one_of(field: str, value: object, choices: tuple[str, ...]) -> str:
     return value
 
 
+def boolean(field: str, value: object) -> bool:
+    """`value` if it is True or False, and not only taken for one of them; else ConfigError."""
+    if type(value) is not bool:
+        raise ConfigError(field, value, "is neither True nor False", "pass a bool")
+    return value
+
+
 def exactly(value: object) -> Fraction | None:
     """The exact value of a finite number; None if `value` is none. A float is its shortest decimal."""
     if isinstance(value, bool):

@@ -18,8 +18,9 @@ import json
 import logging
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from kombu.exceptions import OperationalError
 from kombu.transport.virtual import QoS
@@ -27,7 +28,7 @@ from kombu.utils.json import dumps, loads
 from redis.exceptions import RedisError
 
 from shapekit.errors import ConfigError, StoreUnavailableError
-from shapekit.integrations.celery.shape import SLOT_HEADER, store_of
+from shapekit.integrations.celery import SLOT_HEADER, store_of
 from shapekit.stores.redis import RedisStore
 from shapekit.stores.resilient import ResilientStore
 
@@ -392,38 +393,27 @@ GONE = (RedisError, OperationalError, StoreUnavailableError, OSError)
 """The errors of a server that cannot be reached."""
 
 
-class Park(Protocol):
-    """A place for messages whose slot is far away."""
+class Park(Parking, ABC):
+    """The parked messages of a worker's broker."""
 
+    @abstractmethod
     def put(self, name: str, wait_s: float, message: Any) -> bool:
         """Park a message and acknowledge it; False if one of that name was parked already."""
-        ...
 
     @property
     def has_room(self) -> bool:
         """Whether the worker can take more messages."""
-        ...
+        return True
 
+    @abstractmethod
     def bring_back(self, ahead_s: float, most: int) -> int:
         """Have messages that are due within `ahead_s` delivered again; returns how many."""
-        ...
-
-    @property
-    def next_s(self) -> float | None:
-        """How long after the last `bring_back` more messages are due; None if not known."""
-        ...
-
-    def shorten(self, group: str, left_s: float) -> None:
-        """Bring back the messages of a group earlier, if the hold of their key now ends earlier."""
-        ...
-
-    def hasten(self, group: str, version: str) -> None:
-        """Bring the messages of a group back, because an operator has changed the limit of their key."""
-        ...
 
     def take_up(self, tags: Sequence[str]) -> None:
-        """Have the unacknowledged messages of a lost connection delivered again at once."""
-        ...
+        """Have the unacknowledged messages of a lost connection delivered again at once.
+
+        Brokers do this themselves, but for Redis.
+        """
 
 
 def park_of(app: Any, channel: Any, taker: Taker) -> Park:
@@ -443,7 +433,7 @@ def park_of(app: Any, channel: Any, taker: Taker) -> Park:
     )
 
 
-class _BrokerPark:
+class _BrokerPark(Park):
     """Parks a message in a Redis broker: one script parks and acknowledges, another one takes.
 
     Due messages bypass the broker's lists: kombu reads those in two steps, and a worker that is killed
@@ -455,7 +445,7 @@ class _BrokerPark:
         self._channel = channel
         self._taker = taker
         self._prefix: str = channel.global_keyprefix
-        self._parking = Parking(self._evaluate, self._prefix + PREFIX)
+        super().__init__(self._run_script, self._prefix + PREFIX)
 
     def put(self, name: str, wait_s: float, message: Any) -> bool:
         tag = message.delivery_tag
@@ -471,7 +461,7 @@ class _BrokerPark:
         fresh = str(uuid.uuid4())
         raw = {**sent, "properties": {**sent["properties"], "delivery_tag": fresh}}
         record = Parked(queue, list_, fresh, dumps(raw), route)
-        is_new = self._parking.park(f"{name}@{list_}", wait_s, record, (*self._books, tag))
+        is_new = self.park(f"{name}@{list_}", wait_s, record, (*self._books, tag))
         # The broker has it; what is left of an acknowledgement is the worker's own memory.
         QoS.ack(self._channel.qos, tag)
         message._state = "ACK"  # noqa: SLF001 - `ack` would go to the broker again
@@ -483,7 +473,7 @@ class _BrokerPark:
 
     def bring_back(self, ahead_s: float, most: int) -> int:
         channel = self._channel
-        taken = self._parking.take(self._taker, self._books, channel.active_queues, ahead_s, most)
+        taken = self.take(self._taker, self._books, channel.active_queues, ahead_s, most)
         for message in taken:
             if (raw := self._read(message)) is not None:
                 channel.connection._deliver(raw, message.queue)  # noqa: SLF001 - as kombu's own fetching does
@@ -497,19 +487,9 @@ class _BrokerPark:
             self._channel.message_to_python(raw)
         except Exception:
             # kombu may raise anything here; the message must not block the others.
-            self._parking.set_aside_taken(self._books, message)
+            self.set_aside_taken(self._books, message)
             return None
         return raw
-
-    @property
-    def next_s(self) -> float | None:
-        return self._parking.next_s
-
-    def shorten(self, group: str, left_s: float) -> None:
-        self._parking.shorten(group, left_s)
-
-    def hasten(self, group: str, version: str) -> None:
-        self._parking.hasten(group, version)
 
     def take_up(self, tags: Sequence[str]) -> None:
         for tag in tags:
@@ -529,7 +509,7 @@ class _BrokerPark:
         priority = channel._get_message_priority(sent, reverse=False)  # noqa: SLF001
         return queue, f"{self._prefix}{channel._q_for_pri(queue, priority)}"  # noqa: SLF001
 
-    def _evaluate(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+    def _run_script(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         with self._channel.conn_or_acquire() as client:
             # The raw client: the one with a key prefix knows few commands.
             return client.eval(script, len(keys), *keys, *arguments)
@@ -558,7 +538,7 @@ def _outlive_loss(channel: Any) -> None:
         setattr(qos, name, outliving(getattr(qos, name)))
 
 
-class _StorePark:
+class _StorePark(Park):
     """Parks a message in the store: parks before it acknowledges, and publishes before it drops.
 
     So a message may be delivered twice, but is never lost.
@@ -570,7 +550,7 @@ class _StorePark:
             # Apps with other brokers may share the store.
             broker = connection.as_uri()
             self._gone = (*GONE, *connection.connection_errors, *connection.channel_errors)
-        self._parking = Parking(store.evaluate, f"{store.prefix}:{PREFIX}:{broker}")
+        super().__init__(store.evaluate, f"{store.prefix}:{PREFIX}:{broker}")
 
     def put(self, name: str, wait_s: float, message: Any) -> bool:
         body = message.body.encode() if isinstance(message.body, str) else message.body
@@ -589,14 +569,12 @@ class _StorePark:
             "content_encoding": message.content_encoding,
             "headers": headers,
         }
-        is_new = self._parking.park(name, wait_s, [dumps(told), base64.b64encode(body).decode()])
+        is_new = self.park(name, wait_s, [dumps(told), base64.b64encode(body).decode()])
         message.ack()
         return is_new
 
-    has_room = True
-
     def bring_back(self, ahead_s: float, most: int) -> int:
-        claimed = self._parking.claim(ahead_s, most)
+        claimed = self.claim(ahead_s, most)
         if not claimed:
             return 0
         with self._app.amqp.producer_pool.acquire(block=True) as producer:
@@ -611,20 +589,7 @@ class _StorePark:
                     raise
                 except Exception:
                     # kombu may raise anything here; the message must not block the others.
-                    self._parking.set_aside(claim)
+                    self.set_aside(claim)
                 else:
-                    self._parking.drop(claim.name)
+                    self.drop(claim.name)
         return len(claimed)
-
-    @property
-    def next_s(self) -> float | None:
-        return self._parking.next_s
-
-    def shorten(self, group: str, left_s: float) -> None:
-        self._parking.shorten(group, left_s)
-
-    def hasten(self, group: str, version: str) -> None:
-        self._parking.hasten(group, version)
-
-    def take_up(self, tags: Sequence[str]) -> None:
-        """Nothing to do: other brokers do this themselves."""

@@ -11,14 +11,13 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
-from shapekit._adapters.http.request import aobserve, observe
-from shapekit._adapters.retry import CallOutcome
+from shapekit._adapters.http import CallOutcome, observe
 from shapekit._runtime import background
 from shapekit._runtime.drivers import THREADS, Driver, Twin, run
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError
 from shapekit.llm import LLMBudget, LLMCall
-from shapekit.llm.call import log_errors
+from shapekit.llm.call import log_errors, settle, settle_seen
 from shapekit.llm.usage import Asked, StreamUsage, usage_of
 from shapekit.policy import Policy
 
@@ -72,9 +71,7 @@ class ModelRun:
 
     async def admit(self, driver: Driver, **waits: Any) -> None:
         """Wait until a call of the run may leave."""
-        call = _call(self.limit, self.asked(), waits)
-        await driver.ask(Twin(call.__enter__, call.__aenter__))
-        self.calls.append(call)
+        self.calls.append(await admit(driver, self.limit, self.asked(), **waits))
         self._driver = driver
 
     async def ended(self, driver: Driver, answers: Iterable[Any]) -> None:
@@ -119,10 +116,11 @@ class Runs:
         return run
 
 
-async def admit(driver: Driver, limit: Limit, asked: Asked | None, **waits: Any) -> None:
-    """Wait until a call may leave of which nothing more will be heard."""
-    call = _call(limit, asked, waits)
+async def admit(driver: Driver, limit: Limit, asked: Asked | None, **waits: Any) -> Admission | LLMCall:
+    """Wait until a call may leave."""
+    call = limit.admit(**waits) if isinstance(limit, Policy) else limit.admit(asked, **waits)
     await driver.ask(Twin(call.__enter__, call.__aenter__))
+    return call
 
 
 def without_end(limit: Limit, framework: str) -> Limit:
@@ -162,8 +160,7 @@ async def through(
     answers: Callable[[T], Iterable[Any]] = lambda _: (),
 ) -> T:
     """Make a call when it may leave, and settle it by what its result tells."""
-    call = _call(limit, asked, {})
-    await driver.ask(Twin(call.__enter__, call.__aenter__))
+    call = await admit(driver, limit, asked)
     try:
         result = await driver.ask(made)
     except BaseException as error:
@@ -183,9 +180,9 @@ async def ended(
     with log_errors(call):
         usage = next((usage for usage in map(usage_of, answers) if usage is not None), None)
         if usage is not None:
-            await driver.ask(Twin(call.settle, call.asettle), usage)
+            await settle(driver, call, usage)
         elif heard is not None:
-            await _settle_seen(driver, call, heard)
+            await settle_seen(driver, call, heard)
 
 
 async def failed(
@@ -198,24 +195,14 @@ async def failed(
     if isinstance(call, LLMCall):
         if heard is not None and isinstance(error, GeneratorExit):
             # The collector may run in the midst of anything: another thread counts and settles.
-            background.do(run, _settle_seen, call, heard)
+            background.do(run, settle_seen, call, heard)
         elif heard is not None:
-            await _settle_seen(driver, call, heard)
+            await settle_seen(driver, call, heard)
         await driver.ask(Twin(call.failed, call.afailed), error)
         return
     try:
         if not isinstance(error, GeneratorExit) and (answer := CallOutcome(failure=error).answer) is not None:
             with driver.shielded():
-                await driver.ask(Twin(observe, aobserve), call, answer)
+                await observe(driver, call, answer)
     finally:
         await driver.ask(Twin(call.__exit__, call.__aexit__), type(error), error, error.__traceback__)
-
-
-async def _settle_seen(driver: Driver, call: LLMCall, heard: StreamUsage) -> None:
-    with log_errors(call):
-        if (usage := call.seen(heard)) is not None:
-            await driver.ask(Twin(call.settle, call.asettle), usage)
-
-
-def _call(limit: Limit, asked: Asked | None, waits: Mapping[str, Any]) -> Admission | LLMCall:
-    return limit.admit(**waits) if isinstance(limit, Policy) else limit.admit(asked, **waits)

@@ -8,8 +8,8 @@ writing: then it takes no second one. A task that comes too late for its slot ta
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -27,7 +27,7 @@ from shapekit.errors import (
     RateLimitedError,
     StoreUnavailableError,
 )
-from shapekit.policy import Policy, checked_cost, checked_key
+from shapekit.policy import Policy, checked_cost, checked_key, checked_policy
 from shapekit.rate import SECOND_US, Duration, RateLike, duration_us, one_of
 from shapekit.shaper import Reservation, received, sent
 from shapekit.stores import StoreLike
@@ -87,8 +87,8 @@ def checked_shape(shape: object) -> tuple[Mapping[str, Any], Policy | None]:
     for field, told in shape.items():
         if field not in known:
             raise ConfigError(f"shape[{field!r}]", told, "is unknown here", f"use some of {', '.join(known)}")
-    if policy is not None and not isinstance(policy, Policy):
-        raise ConfigError("shape['policy']", policy, "is not a policy", 'pass one, such as Policy("10/s")')
+    if policy is not None:
+        checked_policy(policy, "shape['policy']")
     if shape.get("concurrency") is not None or (policy is not None and policy.permits is not None):
         raise in_flight()
     return shape, policy
@@ -100,13 +100,23 @@ def check_without_store(spec: Mapping[str, Any], function: Callable[..., Any] | 
     """
     policy = spec.get("policy")
     if policy is None:
-        said: dict[str, Any] = {"name": "tried"}
-        said |= {field: told for field, told in spec.items() if field not in (*OWN, "store", "clock")}
-        policy = Policy(**said)
+        anywhere = {field: told for field, told in spec.items() if field not in ("store", "clock")}
+        policy = policy_of(anywhere, name="tried")
         policy.close()
     key, cost = checked_key(spec.get("key", policy.key)), checked_cost(spec.get("cost", policy.cost))
     if function is not None:
         Calls(policy, function, key, cost)
+
+
+def policy_of(spec: Mapping[str, Any], **otherwise: Any) -> Policy:
+    """The policy with the keywords of a shape; `otherwise`: those that it has where the shape has none."""
+    return Policy(**(otherwise | {field: told for field, told in spec.items() if field not in OWN}))
+
+
+def calls_of(policy: Policy, spec: Mapping[str, Any], function: Callable[..., Any]) -> Calls:
+    """The key and the cost that each call of a task's function has under its policy."""
+    key, cost = spec.get("key", policy.key), spec.get("cost", policy.cost)
+    return Calls(policy, function, checked_key(key), checked_cost(cost))
 
 
 def in_flight() -> ConfigError:
@@ -155,6 +165,20 @@ def slot_header_of(reservation: Reservation) -> str:
     return json.dumps(sent(reservation), separators=(",", ":"))
 
 
+def within(admission: Admission) -> ExitStack:
+    """The context in which an admitted task runs."""
+    context = ExitStack()
+    context.push(admission)
+    return context
+
+
+def awithin(admission: Admission) -> AsyncExitStack:
+    """`within`, for tasks that are awaited."""
+    context = AsyncExitStack()
+    context.push_async_exit(admission)
+    return context
+
+
 class ShapedTasks:
     """How the tasks of one name are shaped: what they take slots of, and for how long they wait in a worker.
 
@@ -166,13 +190,12 @@ class ShapedTasks:
         function: Callable[..., Any],
         name: str,
         shape: object,
-        store: StoreLike | None,
         near_s: float,
+        store: StoreLike | None = None,
     ) -> None:
         spec, policy = checked_shape(shape)
         if policy is None:
-            said: dict[str, Any] = {"name": name, "store": store}
-            policy = Policy(**(said | {field: told for field, told in spec.items() if field not in OWN}))
+            policy = policy_of(spec, name=name, store=store)
         if not policy.shaper.core.store.shared:
             raise ConfigError(
                 "store",
@@ -180,9 +203,8 @@ class ShapedTasks:
                 "is in the memory of each process",
                 'give the policy a shared one, such as "redis://localhost"',
             )
-        key, cost = spec.get("key", policy.key), spec.get("cost", policy.cost)
         self.policy = policy
-        self.calls = Calls(policy, function, checked_key(key), checked_cost(cost))
+        self.calls = calls_of(policy, spec, function)
         """The key and the cost that each task has under the policy."""
         self._on_reject = one_of("on_reject", spec.get("on_reject", "fail"), ON_REJECT)
         told = spec.get("grace")
@@ -235,24 +257,6 @@ class ShapedTasks:
         except BaseException as error:
             if reservation is not None:
                 await driver.given_back(error, partial(self._given_up, driver, reservation))
-            raise
-
-    @contextmanager
-    def within(self, admission: Admission) -> Iterator[None]:
-        """The context in which an admitted task runs."""
-        try:
-            yield
-        except BaseException as error:
-            admission.__exit__(type(error), error, error.__traceback__)
-            raise
-
-    @asynccontextmanager
-    async def awithin(self, admission: Admission) -> AsyncIterator[None]:
-        """`within`, for tasks that are awaited."""
-        try:
-            yield
-        except BaseException as error:
-            await admission.__aexit__(type(error), error, error.__traceback__)
             raise
 
     def admission_with(self, slot_header: str, args: Any, kwargs: Mapping[str, Any]) -> Admission:

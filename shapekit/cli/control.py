@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 import click
@@ -243,11 +243,8 @@ class Keys:
 @contextmanager
 def opened(where: str | None) -> Iterator[Keys]:
     """The keys of the store at a URL or in a file."""
-    store = open_store(where)
-    try:
+    with closing(open_store(where)) as store:
         yield Keys(store, shortens=where is not None and "://" in where)
-    finally:
-        store.close()
 
 
 def _names(asked: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 import click
@@ -71,8 +72,7 @@ def set_(
     """
     if off and hold:
         raise CommandError("--off and --hold are both given; give one of them")
-    opened = open_store(store)
-    try:
+    with closing(open_store(store)) as opened:
         now = opened.clock.now_us()
         until = None if length is None else (now + length_us(length)) / SECOND_US
         state = "off" if off else "held" if hold else "on"
@@ -80,8 +80,6 @@ def set_(
         override = override_of(rate, change, by or set_by(), now)
         _check(opened, policy, override)
         run(changed, opened, policy, placed(override))
-    finally:
-        opened.close()
     _say(as_json, policy, override)
 
 
@@ -103,13 +101,10 @@ def unset(policy: str, key: str | None, is_all: bool, store: str | None, as_json
     """Remove what was set for POLICY: the limits in the code apply again."""
     if key is not None and is_all:
         raise CommandError("--key and --all are both given; give one of them")
-    opened = open_store(store)
-    try:
+    with closing(open_store(store)) as opened:
         before, after = run(
             changed, opened, policy, lambda overrides: () if is_all else without(overrides, key)
         )
-    finally:
-        opened.close()
     gone = [old for old, _ in difference(before, after).values()]
     if not gone:
         whose = f"key {key!r} of {policy!r}" if key else repr(policy)
@@ -127,15 +122,12 @@ def unset(policy: str, key: str | None, is_all: bool, store: str | None, as_json
 @json_option
 def settings(policy: str | None, store: str | None, as_json: bool) -> None:
     """Show what is set: for which policies and keys, by whom, since when, until when, and why."""
-    opened = open_store(store)
-    try:
+    with closing(open_store(store)) as opened:
         found = {
             name: legible(opened, stored)
             for name, stored in sorted(opened.all_overrides().items())
             if policy in (None, name)
         }
-    finally:
-        opened.close()
     rows = [(name, one) for name, overrides in found.items() for one in overrides]
     if as_json:
         print_json([_plain(name, one) for name, one in rows])
@@ -167,8 +159,7 @@ def apply(file: str, dry_run: bool, by: str | None, store: str | None, as_json: 
     in the file, one step sets what the file has and removes what it no longer has, and what has ended by its
     `until`. Other policies stay.
     """
-    opened = open_store(store)
-    try:
+    with closing(open_store(store)) as opened:
         told = {
             name: tuple(_overrides(file, name, fields, by or set_by(), opened.clock.now_us()))
             for name, fields in tables_of(file).items()
@@ -185,8 +176,6 @@ def apply(file: str, dry_run: bool, by: str | None, store: str | None, as_json: 
             changes[name] = {
                 key: pair for key, pair in difference(before, overrides).items() if _differ(*map(_one, pair))
             }
-    finally:
-        opened.close()
     _say_changes(as_json, changes, dry_run=dry_run)
 
 

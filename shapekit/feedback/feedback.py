@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from shapekit._runtime import forks
 from shapekit.clock import forgets
@@ -65,9 +65,6 @@ class Incidents:
         self.known: dict[Place, _Incident] = {}
         self._lock = forks.lock()
 
-    def __bool__(self) -> bool:
-        return bool(self.known)
-
     def unhinted(
         self, place: Place, first_s: float, sent_at: float, received_at: float, most_s: float | None = None
     ) -> float:
@@ -109,7 +106,7 @@ class Incidents:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy in another process starts without incidents, and a lock cannot be pickled.
-        return Incidents, (self.max_hold_s,)
+        return type(self), (self.max_hold_s,)
 
 
 _SUCCESS_BELOW = 400
@@ -150,6 +147,8 @@ class Feedback:
     by threads and copied to processes.
     """
 
+    _memory: ClassVar[type[Incidents]] = Incidents
+
     def __init__(self, dialect: str | Parser = "auto", *, max_hold: Duration = "15m") -> None:
         self.dialect = dialect
         """The dialect or parser given."""
@@ -162,7 +161,7 @@ class Feedback:
         forgets(self, Feedback._forget_all)
 
     def _forget_all(self) -> None:
-        self._incidents = Incidents(self.max_hold_s)
+        self._incidents = self._memory(self.max_hold_s)
 
     def read(
         self,
@@ -233,7 +232,7 @@ class Feedback:
         return hint._replace(hold_s=self._within(hint.hold_s))
 
     def _succeeded(self, status: int, key: str, scope: str | None, sent_at: float) -> None:
-        if self._incidents and status < _SUCCESS_BELOW:
+        if self._incidents.known and status < _SUCCESS_BELOW:
             for ended in {scope, None, ACCOUNT}:
                 self._incidents.over((key, ended), sent_at)
 

@@ -22,7 +22,7 @@ from shapekit.events import Listener
 from shapekit.feedback import Feedback
 from shapekit.gate import checked_name
 from shapekit.keys import KeySpec, KeyTemplate
-from shapekit.llm.call import DIALECTS_OF_TOKENS, Books, BudgetLimit, Learn, LLMCall, checked_parts
+from shapekit.llm.call import DIALECTS_OF_TOKENS, Books, BudgetLimit, Learn, LLMCall, told_tokens
 from shapekit.llm.line import Line
 from shapekit.llm.prices import Price, PriceSpec, Spending, limits_of_money, money
 from shapekit.llm.usage import (
@@ -33,11 +33,20 @@ from shapekit.llm.usage import (
     TokenUsage,
     counter,
     estimated,
-    told_usage,
 )
 from shapekit.llm.wrap import wrapped
 from shapekit.policy import Policy, checked_key, never_counted
-from shapekit.rate import AS_CONFIGURED, SECOND_US, Duration, Rate, RateLike, exactly, one_of, parse_rates
+from shapekit.rate import (
+    AS_CONFIGURED,
+    SECOND_US,
+    Duration,
+    Rate,
+    RateLike,
+    boolean,
+    exactly,
+    one_of,
+    parse_rates,
+)
 from shapekit.shaper import Outlook
 from shapekit.stores import StoreLike, open_store
 
@@ -183,13 +192,13 @@ class LLMBudget:
         self._estimate: TokenUsage | Callable[..., Any] | None = None
         if estimate is not None:
             self._estimate = estimate if callable(estimate) else self._told("estimate", estimate)
-        if type(learn) is not bool:
-            raise ConfigError("learn", learn, "is neither True nor False", "pass a bool")
         gates_of_all = [
             gate for budget_limit in budget_limits for gate in budget_limit.policy.shaper.core.queue.gates
         ]
         lowers = all(isinstance(gate, TokenBucket) for gate in gates_of_all)
-        self._learning = Learning(scales_input=count is None, lowers=lowers) if learn else None
+        self._learning = (
+            Learning(scales_input=count is None, lowers=lowers) if boolean("learn", learn) else None
+        )
         self._key = checked_key(key)
         self._max_wait = max_wait
 
@@ -353,10 +362,7 @@ class LLMBudget:
         return learned if fits else usage, partial(self._learning.learn, whose, usage)
 
     def _told(self, field: str, told: Any) -> TokenUsage:
-        usage = told if isinstance(told, TokenUsage) else told_usage(field, told)
-        if type(told) is int:
-            checked_parts(field, told, self._books.budget_limits)
-        return usage
+        return told_tokens(field, told, self._books.budget_limits)
 
     def _key_of(self, asked: Asked | None) -> str:
         key = self._key

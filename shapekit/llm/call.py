@@ -11,7 +11,7 @@ from socket import gaierror
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias
 
-from shapekit._adapters.retry import CallOutcome
+from shapekit._adapters.http import CallOutcome
 from shapekit._runtime.background import ErrorsLogged
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit.admission import Admission, hint_of
@@ -30,11 +30,13 @@ __all__ = [
     "BudgetLimit",
     "LLMCall",
     "Learn",
-    "checked_parts",
     "hold_s",
     "log_errors",
     "never_ran",
     "never_sent",
+    "settle",
+    "settle_seen",
+    "told_tokens",
 ]
 
 DIALECTS_OF_TOKENS = tuple(FAMILIES)
@@ -333,14 +335,9 @@ class LLMCall:
 
     def _usage(self, answer: Any) -> TokenUsage | None:
         self._check_entered()
-        if isinstance(answer, TokenUsage):
-            return answer
-        if not isinstance(answer, tuple) and type(answer) is not int:
-            return usage_of(answer)
-        usage = told_usage("answer", answer)
-        if type(answer) is int:
-            checked_parts("answer", answer, self._books.budget_limits)
-        return usage
+        if isinstance(answer, tuple) or type(answer) is int:
+            return told_tokens("answer", answer, self._books.budget_limits)
+        return usage_of(answer)
 
     def _charges(self, usage: TokenUsage) -> list[tuple[Admission, int]]:
         """What each limit is charged; the request, which was one, is none of them."""
@@ -385,14 +382,32 @@ async def _settled(driver: Driver, admission: Admission, cost: int) -> bool:
     return changed
 
 
+async def settle(driver: Driver, call: LLMCall, usage: Any) -> None:
+    """Settle a call that was made. Where that fails, its answer is the caller's all the same."""
+    with log_errors(call):
+        await driver.ask(Twin(call.settle, call.asettle), usage)
+
+
+async def settle_seen(driver: Driver, call: LLMCall, heard: StreamUsage) -> None:
+    """Settle a call at what was seen of its stream, which has not told its usage."""
+    with log_errors(call):
+        if (usage := call.seen(heard)) is not None:
+            await driver.ask(Twin(call.settle, call.asettle), usage)
+
+
 def log_errors(call: LLMCall) -> ErrorsLogged:
     """A context for what is done after a call was made."""
     return ErrorsLogged(call.key, "keeps what it reserved", "shapekit.llm")
 
 
-def checked_parts(field: str, told: object, budget_limits: Sequence[BudgetLimit]) -> None:
-    """A bare number says nothing to who counts input and output apart."""
-    if any(budget_limit.part != "total" for budget_limit in budget_limits):
+def told_tokens(field: str, told: object, budget_limits: Sequence[BudgetLimit]) -> TokenUsage:
+    """A usage, or the tokens that are given as numbers.
+
+    A bare number says nothing where input and output are counted apart.
+    """
+    usage = told if isinstance(told, TokenUsage) else told_usage(field, told)
+    if type(told) is int and any(budget_limit.part != "total" for budget_limit in budget_limits):
         raise ConfigError(
             field, told, "does not say how much of it is input", "pass (input, output), or the answer"
         )
+    return usage

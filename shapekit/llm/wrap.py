@@ -17,7 +17,7 @@ from shapekit._runtime import background
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run, running_loop
 from shapekit.decorator import signature_of
 from shapekit.errors import ConfigError
-from shapekit.llm.call import LLMCall, log_errors
+from shapekit.llm.call import LLMCall, log_errors, settle, settle_seen
 from shapekit.llm.usage import StreamUsage, TokenUsage, usage_of
 
 __all__ = ["AsyncSettledStream", "SettledStream", "wrapped"]
@@ -60,7 +60,7 @@ class _Listened:
         usage = self._heard.usage if item is _END or self._heard.is_final else None
         if usage is not None and usage != self._settled:
             self._settled = usage
-            await _settle(driver, self._call, usage)
+            await settle(driver, self._call, usage)
         if item is _END:
             await self._abort(driver)
         return item
@@ -69,22 +69,14 @@ class _Listened:
         """The stream is read no further: if it has not told its usage, what was seen of it counts."""
         if driver is TASKS and running_loop() is not self._loop:
             return  # the collector has ended who read it, when its loop was gone: see `__del__`
-        if (usage := self._unsettled()) is not None:
-            await _settle(driver, self._call, usage)
-
-    def _unsettled(self) -> TokenUsage | None:
-        """What is to be settled when the stream is over; once."""
         is_over, self._is_over = self._is_over, True
-        if is_over or self._settled is not None:
-            return None
-        with log_errors(self._call):
-            return self._call.seen(self._heard)
-        return None
+        if not is_over and self._settled is None:
+            await settle_seen(driver, self._call, self._heard)
 
     def __del__(self) -> None:
         # The collector may run in the midst of anything: another thread counts and settles.
         if not getattr(self, "_is_over", True) and self._settled is None:
-            background.do(_thrown_away, self._call, self._heard)
+            background.do(run, settle_seen, self._call, self._heard)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._inner!r})"
@@ -196,12 +188,12 @@ def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any
         if hasattr(result, "__anext__" if is_awaited else "__next__"):
             return (AsyncSettledStream if is_awaited else SettledStream)(result, call)
         if not is_awaited and (mistake := _sends_later(function, result)) is not None:
-            await _settle(driver, call, _NOTHING)
+            await settle(driver, call, _NOTHING)
             raise mistake
         read = _read(result, kwargs)
         usage = usage_of(await read if is_awaited and inspect.isawaitable(read) else read)
         if usage is not None:
-            await _settle(driver, call, usage)
+            await settle(driver, call, usage)
         return result
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -228,17 +220,6 @@ def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any
     elif _is(inspect.iscoroutinefunction, function):
         made = acall
     return update_wrapper(made, function)
-
-
-async def _settle(driver: Driver, call: LLMCall, usage: TokenUsage) -> None:
-    with log_errors(call):
-        await driver.ask(Twin(call.settle, call.asettle), usage)
-
-
-def _thrown_away(call: LLMCall, heard: StreamUsage) -> None:
-    with log_errors(call):
-        if (usage := call.seen(heard)) is not None:
-            call.settle(usage)
 
 
 def _is(kind: Callable[[Any], bool], function: Any) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapekit import ConfigError, ManualClock, Policy, QueueFullError, QuotaExhaustedError, SQLiteStore
-from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, refusal_of, told_of
+from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, refusal_of, told_of, within
 from shapekit._runtime.drivers import TASKS, run
 from shapekit.admission import Admission
 from shapekit.testing import FaultyStore
@@ -35,7 +35,7 @@ def store(clock, tmp_path):
 @pytest.fixture
 def shaped(store):
     def shaped(**shape):
-        return ShapedTasks(job, "jobs", shape, store, NEAR_S)
+        return ShapedTasks(job, "jobs", shape, NEAR_S, store)
 
     return shaped
 
@@ -79,7 +79,7 @@ def test_a_task_that_comes_late_uses_its_slot_within_the_grace_alone(tmp_path_fa
     clock = ManualClock(autojump=True)
     with closing(SQLiteStore(tmp_path_factory.mktemp("late") / "limits.db", clock=clock)) as store:
         shape = {"rate": rate} if grace is None else {"rate": rate, "grace": grace}
-        tasks = ShapedTasks(job, "jobs", shape, store, NEAR_S)
+        tasks = ShapedTasks(job, "jobs", shape, NEAR_S, store)
         admit(tasks)
         later = admit(tasks)
         clock.advance(later.delay_s + late_s)
@@ -143,7 +143,7 @@ def test_a_task_comes_back_with_its_slot_while_the_store_is_gone(shaped, store, 
 @pytest.mark.anyio
 async def test_a_task_that_is_cancelled_while_it_waits_gives_its_slot_back(tmp_path):
     with closing(SQLiteStore(tmp_path / "limits.db")) as store:
-        tasks = ShapedTasks(job, "jobs", {"rate": "1/s"}, store, 5.0)
+        tasks = ShapedTasks(job, "jobs", {"rate": "1/s"}, 5.0, store)
         await tasks.admit(TASKS, None, (), {})
         with anyio.move_on_after(0.05) as scope:
             await tasks.admit(TASKS, None, (), {})
@@ -166,7 +166,7 @@ def test_nothing_waits_that_is_only_measured(shaped, clock):
 
 def test_a_call_that_never_counted_gives_its_slot_back(shaped):
     tasks = shaped(rate="1/s", refund_on=ConnectionError)
-    with pytest.raises(ConnectionError), tasks.within(admit(tasks)):
+    with pytest.raises(ConnectionError), within(admit(tasks)):
         raise ConnectionError
     assert isinstance(admit(tasks), Admission)
 
@@ -185,4 +185,4 @@ def test_a_call_that_never_counted_gives_its_slot_back(shaped):
 )
 def test_mistakes_are_told_when_the_task_is_defined(store, shape, field):
     with pytest.raises(ConfigError, match=field):
-        ShapedTasks(job, "jobs", shape, store, NEAR_S)
+        ShapedTasks(job, "jobs", shape, NEAR_S, store)

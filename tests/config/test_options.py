@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from shapekit import GCRA, Adaptive, Concurrency, ManualClock, MemoryStore, Policy, Quota, shaped
-from shapekit._adapters.http.request import RequestShaper, Shaping
-from shapekit._adapters.http.transport import READING
+from shapekit._adapters.http import RequestShaper, Shaping
 from shapekit._adapters.tasks import checked_shape
+from shapekit._adapters.transport import READING
 from shapekit.config import FIELDS, PolicyOptions
 from shapekit.feedback import Feedback
 from shapekit.integrations.aiohttp import shaped_middleware

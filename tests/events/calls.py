@@ -3,7 +3,7 @@
 import anyio
 
 from shapekit import shaped
-from shapekit._adapters.http.request import Target
+from shapekit._adapters.http import Target
 from shapekit._runtime.drivers import TASKS, run
 from shapekit.events import Reserved
 

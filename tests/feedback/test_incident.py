@@ -29,7 +29,7 @@ def test_a_success_after_the_hold_ends_the_incident(incidents):
     assert incidents.unhinted(PLACE, 1.0, 100.0, 100.0) == 1
     assert incidents.unhinted(PLACE, 1.0, 101.0, 101.0) == 2
     incidents.over(PLACE, sent_at=103.0)
-    assert not incidents
+    assert not incidents.known
     assert incidents.unhinted(PLACE, 1.0, 104.0, 104.0) == 1
 
 
@@ -103,7 +103,7 @@ def test_a_copy_in_another_process_has_seen_nothing(incidents):
     incidents.unhinted(PLACE, 1.0, 100.0, 100.0)
     copy = pickle.loads(pickle.dumps(incidents))
     assert copy.max_hold_s == LONGEST
-    assert not copy
+    assert not copy.known
 
 
 times = st.floats(0, 5_000, allow_nan=False)

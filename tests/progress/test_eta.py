@@ -208,7 +208,7 @@ def busy(policy):
 
 
 def watch_over(policy, total):
-    return Watch(Loop(policy.shaper, "name", "default", 1, total, policy.enforce))
+    return Watch(Loop(policy.shaper, "default", 1, total, policy.enforce))
 
 
 def test_a_hold_that_is_placed_meanwhile_moves_the_end_on_a_line_that_is_looked_at(listener, clock):

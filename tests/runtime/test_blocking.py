@@ -180,7 +180,7 @@ def test_what_is_named_is_there():
         "Admission": "admission",
         "Shaper": "shaper",
         "LLMCall": "llm.call",
-        "Transport": "_adapters.http.transport",
+        "Transport": "_adapters.transport",
         "ShapedAdapter": "integrations.requests",
         "_ShapedRetrying": "integrations.tenacity",
         "wait_slot": "integrations.tenacity",

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapekit import ManualClock, MemoryStore, Policy, QueueFullError, Quota, SQLiteStore
-from shapekit._adapters.http.request import (
+from shapekit._adapters.http import (
     Reading,
     RequestShaper,
     ShapingInfo,
     Target,
-    aobserve,
     observe,
     too_many,
 )
+from shapekit._runtime.drivers import TASKS, run
 from shapekit.keys import Routes, segments
 
 READING = Reading(lambda request: request.target.host, lambda request: request.target)
@@ -319,7 +319,7 @@ async def test_a_hold_that_cannot_be_placed_is_told_to_the_log(caplog):
     with paced.admission(SEARCH) as admission:
         pass
     store.close()
-    observe(admission, Refusal)
-    await aobserve(admission, Refusal)
+    run(observe, admission, Refusal)
+    await observe(TASKS, admission, Refusal)
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
     assert "'api.x'" in caplog.text

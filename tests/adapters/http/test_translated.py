@@ -18,7 +18,7 @@ from shapekit import (
     RateLimitedError,
     StoreUnavailableError,
 )
-from shapekit._adapters.http.request import translated
+from shapekit._adapters.http import translated
 from shapekit.integrations import aiohttp as shaped_aiohttp
 from shapekit.integrations import httpx as shaped_httpx
 from shapekit.integrations import httpx2 as shaped_httpx2

@@ -3,14 +3,14 @@
 import redis
 from celery import Celery
 
-from shapekit.integrations.celery import ShapedTask, batch
+from shapekit.integrations.celery import ShapedTask, worker
 
 RATES = {"rarely": ("1/min burst 50", 3600), "often": ("1/s burst 50", 3)}
 """The rate of each task, and for how many seconds a batch of it is used."""
 
 
 def make_app(url):
-    batch.LEAST_GRACE_S = 3600
+    worker.LEAST_GRACE_S = 3600
     app = Celery("batching", broker=url, set_as_current=False)
     app.conf.update(task_ignore_result=True, broker_connection_retry_on_startup=True)
     book = redis.Redis.from_url(url)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shapekit import FixedWindow, ManualClock
 from shapekit.algorithms.queue.wire import CANCEL_MANY, RESERVE, RESERVE_MANY
-from shapekit.integrations.celery.batch import MOST, Batches
+from shapekit.integrations.celery.worker import MOST_SLOTS, Batches
 from shapekit.testing import check_pace
 
 from ...queue.slow_store import NotingStore
@@ -52,7 +52,7 @@ def test_tasks_that_come_right_behind_one_another_share_trips():
     worker = Worker(rate="1000/s")
     took = worker.come(100)
     check_pace([slot for slot, _ in took], "1000/s")
-    assert worker.trips(RESERVE, RESERVE_MANY) <= 2 + 100 / (MOST - 1)
+    assert worker.trips(RESERVE, RESERVE_MANY) <= 2 + 100 / (MOST_SLOTS - 1)
     assert worker.trips(CANCEL_MANY) == 0
 
 
@@ -102,7 +102,7 @@ def test_each_key_has_its_own_and_a_cost_is_asked_for_by_itself():
     worker.come(1, key="a", cost=5)
     assert worker.trips(RESERVE) == before + 1
     # 15 units of `a` are used, and a few taken for tasks to come.
-    assert 0 <= worker.shaper.forecast(85 + 20 - MOST, key="a").last_in <= 0.005
+    assert 0 <= worker.shaper.forecast(85 + 20 - MOST_SLOTS, key="a").last_in <= 0.005
 
 
 @settings(max_examples=200)
@@ -130,7 +130,7 @@ def test_a_hold_is_noticed_when_a_batch_is_over():
     held_at = worker.clock.now_us() / 1e6
     took = worker.come(30)
     soon = [slot for slot, _ in took if slot < held_at + 5]
-    assert len(soon) < MOST
+    assert len(soon) < MOST_SLOTS
     assert all(slot <= held_at + LIFE_S for slot in soon)
     check_pace([slot for slot, _ in took], "1000/s")
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from shapekit.integrations.celery.shape import SLOT_HEADER
+from shapekit.integrations.celery import SLOT_HEADER
 from shapekit.testing import check_pace
 
 from ...redis_server import RedisServer

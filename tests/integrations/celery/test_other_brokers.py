@@ -124,7 +124,7 @@ def test_a_worker_that_dies_between_the_publishing_and_forgetting(fleet, book, b
     store = RedisStore.from_url(broker.url)
     with app.connection_for_write() as connection:
         park = park_of(app, connection.default_channel, Taker())
-        park._parking.drop = lambda name: None  # it dies right here, for each of them
+        park.drop = lambda name: None  # it dies right here, for each of them
         count = park.bring_back(60, 2)
     assert count == 2
     store.close()
@@ -146,9 +146,9 @@ def test_two_apps_with_other_brokers_share_a_store(book, broker, files):
             park_of(app, connection.default_channel, Taker())
             for app, connection in ((one, first), (other, second))
         ]
-        parks[0]._parking.park("name", 0, ["{}", ""])
+        parks[0].park("name", 0, ["{}", ""])
         assert parks[1].bring_back(60, 10) == 0
-        assert [claim.name for claim in parks[0]._parking.claim(60, 10)] == ["name"]
+        assert [claim.name for claim in parks[0].claim(60, 10)] == ["name"]
 
 
 def test_a_redis_with_a_prefix_and_priorities(fleet, book, broker):

@@ -203,7 +203,7 @@ def test_what_cannot_be_published_is_set_aside(redis, place, told, caplog):
         queue.declare()
         for number in range(3):
             body = base64.b64encode(b"%d" % number).decode()
-            park._parking.park(f"n{number}", 0, [json.dumps(options), body])
+            park.park(f"n{number}", 0, [json.dumps(options), body])
         rewritten(redis, "n1", place, told)
         assert park.bring_back(1.0, 10) == 3
         assert [queue.get(no_ack=True).body for _ in range(2)] == [b"0", b"2"]
@@ -220,7 +220,7 @@ def test_where_the_broker_is_gone_nothing_is_set_aside(redis, monkeypatch):
     app = app_with("memory://")
     with app.connection_for_write() as connection:
         park = park_of(app, connection.default_channel, Taker())
-        park._parking.park("one", 0, ["{}", ""])
+        park.park("one", 0, ["{}", ""])
 
         def publish(*_, **__):
             raise GoneError("gone")

@@ -6,8 +6,7 @@ import pytest
 from celery import Celery
 
 from shapekit import AccountExhaustedError, Decision, MemoryStore, Policy, QueueFullError, QuotaExhaustedError
-from shapekit.integrations.celery import ShapedTask
-from shapekit.integrations.celery.shape import SLOT_HEADER, SlotHeader
+from shapekit.integrations.celery import SLOT_HEADER, ShapedTask, SlotHeader
 
 HEADERS = {"id": "4711", "retries": 2}
 

@@ -8,7 +8,7 @@ import pytest
 
 import shapekit
 from shapekit import ManualClock, Policy, SQLiteStore
-from shapekit._adapters.http.request import ShapingInfo
+from shapekit._adapters.http import ShapingInfo
 
 URL = "http://api.x/"
 

@@ -1,5 +1,7 @@
 """The parts that serve any Retrying: when to retry, when to stop, and how long the server says to wait."""
 
+import copy
+import pickle
 import time
 from email.utils import formatdate
 
@@ -20,6 +22,7 @@ from shapekit import (
     QuotaExhaustedError,
     RateLimitedError,
 )
+from shapekit.clock import virtual_time
 from shapekit.errors import CostExceedsLimitError, StoreUnavailableError
 from shapekit.integrations.httpx import ShapedTransport
 from shapekit.integrations.tenacity import retry_if_throttled, stop_when_quota_exhausted, wait_retry_after
@@ -133,6 +136,20 @@ def test_where_nothing_is_said_the_fallback_waits(after, told):
     # Twice: what was concluded from the first refusal must not pass for something said.
     for form in [*forms(429, **told), *forms(429, **told), *forms(503, **told), {"failure": KeyError()}]:
         assert wait(after(**form)) == 0.25
+
+
+@pytest.mark.parametrize("moved", [copy.deepcopy, lambda wait: pickle.loads(pickle.dumps(wait))])
+def test_the_fallback_waits_in_copies_too(after, moved):
+    wait = moved(wait_retry_after(NOTHING_SAID))
+    assert [wait(after(**form)) for form in forms(429)] == [0.25] * 2 * len(CLIENTS)
+
+
+def test_the_fallback_waits_in_virtual_time_and_after_it(after):
+    wait = wait_retry_after(NOTHING_SAID)
+    state = after(**next(forms(429)))
+    with virtual_time():
+        assert wait(state) == 0.25
+    assert wait(state) == 0.25
 
 
 def test_the_fallback_grows_by_the_attempts(after):

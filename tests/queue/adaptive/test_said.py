@@ -12,8 +12,8 @@ from shapekit import (
     Shaper,
     shaped,
 )
-from shapekit._adapters.http.request import RequestShaper
-from shapekit._adapters.http.transport import READING
+from shapekit._adapters.http import RequestShaper
+from shapekit._adapters.transport import READING
 from shapekit.cli.check import meaning
 from shapekit.cli.top import row_of
 from shapekit.stores.encoding import LiveKey

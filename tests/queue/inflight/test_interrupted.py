@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:the admission of .* was never en
 
 OURS = (
     *("_queue/inflight.py", "admission.py", "_runtime/drivers.py"),
-    *("http/transport.py", "algorithms/inflight.py"),
+    *("_adapters/transport.py", "algorithms/inflight.py"),
 )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shapekit._adapters.http.request import Reading, RequestShaper, ShapingInfo, Target, aobserve, observe
-from shapekit._runtime.drivers import AsyncAlarm
+from shapekit._adapters.http import Reading, RequestShaper, ShapingInfo, Target, observe
+from shapekit._runtime.drivers import TASKS, AsyncAlarm, run
 
 
 class Said(NamedTuple):
@@ -119,14 +119,14 @@ class Client:
         with self.admission(path, method, **options) as admission:
             self.sent.append((method, path, self.server.clock.now()))
             admission.target = request_of(path, method)
-            observe(admission, self.server(method, path))
+            run(observe, admission, self.server(method, path))
         return ShapingInfo.of(admission)
 
     async def asend(self, path, method="GET", **options):
         async with self.admission(path, method, **options) as admission:
             self.sent.append((method, path, self.server.clock.now()))
             admission.target = request_of(path, method)
-            await aobserve(admission, self.server(method, path))
+            await observe(TASKS, admission, self.server(method, path))
         return ShapingInfo.of(admission)
 
 

@@ -7,7 +7,8 @@ import anyio
 import pytest
 
 from shapekit import ManualClock, MemoryStore, QueueFullError, SQLiteStore, StoreUnavailableError, off
-from shapekit._adapters.http.request import Target, observe
+from shapekit._adapters.http import Target, observe
+from shapekit._runtime.drivers import run
 from shapekit.keys import scoped
 
 from .scoped_servers import HOST, Client, Discord, until
@@ -62,7 +63,7 @@ def test_a_refusal_about_everything_holds_everything(held, github):
         "Secondary", (), {"status": 403, "headers": {"Retry-After": "90", "X-GitHub-Request-Id": "1"}}
     )
     with held.admission("/users/a") as admission:
-        observe(admission, refusal)
+        run(observe, admission, refusal)
     assert held.send("/users/a").delay == 90
 
 

@@ -1,12 +1,12 @@
-"""Outgoing: how the requests of an HTTP client are shaped, whichever client it is.
+"""HTTP: how the requests of a client are shaped, whichever client it is.
 
 A wrapper of a client says how to read its requests, and gets the `Admission` to send each of them in:
 
-    outgoing = Outgoing("ShapedThing", Reading(host, target), rate="10/s")
+    request_shaper = RequestShaper("ShapedThing", Reading(host, target), rate="10/s")
     try:
-        admission = outgoing.enter(request, options)
+        admission = request_shaper.enter(request, options)
     except RateLimitedError as error:
-        ...                                  # `too_many(error)` where `outgoing.responds`
+        ...                                  # `too_many(error)` where `request_shaper.responds`
     try:
         response = send(request)
     except BaseException as error:
@@ -14,7 +14,7 @@ A wrapper of a client says how to read its requests, and gets the `Admission` to
         raise
     if may_say(admission, response.status, response.headers):
         admission.target = target(request)
-        observe(admission, response)
+        run(observe, admission, response)
 
 Most requests go to a server by their host alone, and most answers say nothing of limits: neither is looked
 at more closely than that. Between two requests a program does much else, so that what each makes and runs
@@ -31,20 +31,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any, NamedTuple, Self, TypeAlias, TypedDict, Unpack
+from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
-from shapekit._runtime.background import log_failure
-from shapekit.admission import Admission
-from shapekit.config import PolicyOptions
+from shapekit._runtime.background import ErrorsLogged
+from shapekit._runtime.drivers import Driver, Twin
+from shapekit.admission import Admission, body_of
+from shapekit.config import CostSpec, PolicyOptions
 from shapekit.decision import Decision
-from shapekit.errors import AccountExhaustedError, ConfigError, RateLimitedError, ShapekitError
+from shapekit.errors import (
+    AccountExhaustedError,
+    ConfigError,
+    QueueFullError,
+    RateLimitedError,
+    ShapekitError,
+)
 from shapekit.feedback.feedback import STATUSES, error_of, says_exhausted
 from shapekit.keys import SCOPE, KeyOf, Routes, Target, constantly, key_of, parsed
-from shapekit.policy import Policy, checked_cost
+from shapekit.policy import Policy, checked_cost, checked_policy
 from shapekit.rate import (
     AS_CONFIGURED,
     Duration,
     RateLike,
+    boolean,
     duration_us,
     max_wait_us,
     one_of,
@@ -54,14 +62,13 @@ from shapekit.rate import (
 from shapekit.shaper import Reservation, checked_rates
 
 __all__ = [
+    "CallOutcome",
     "Reading",
     "RequestShaper",
     "ResponseView",
     "Shaping",
     "ShapingInfo",
     "Target",
-    "aobserve",
-    "aobserve_body",
     "may_be_exhausted",
     "may_say",
     "observe",
@@ -110,8 +117,6 @@ def options_now() -> RequestOptions | None:
 
 
 ON_REJECT = ("raise", "respond")
-OPTIONS = ("cost", "key", "max_wait", "skip")
-"""What may be said of a single request."""
 
 RouteSpec: TypeAlias = Policy | RateLike
 
@@ -135,7 +140,6 @@ class Shaping(PolicyOptions, total=False):
 _OWN = ("policy", "key", "routes", "on_reject")
 """What a policy does not take, or not in the same words."""
 _BESIDE_POLICY = (*_OWN, "cost")
-_UNTOLD = "does not hear what its server says"
 _OTHER_LIMITS = ("quota", "gates", "adaptive", "concurrency")
 
 
@@ -183,20 +187,15 @@ class Reading(NamedTuple):
     """Reads the keys of `routes=`."""
 
 
-class _Plan(NamedTuple):
+CostT = TypeVar("CostT", bound=CostSpec)
+
+
+class _Plan(NamedTuple, Generic[CostT]):
     """What goes for the requests of one client or route."""
 
     policy: Policy
     key: Callable[[Any], str]
-    cost: int | Callable[..., int]
-
-
-class _PlainPlan(NamedTuple):
-    """A plan by which requests wait for their slots and nothing else depends on them, as of most clients."""
-
-    policy: Policy
-    key: Callable[[Any], str]
-    cost: int
+    cost: CostT
 
 
 class RequestShaper:
@@ -227,6 +226,12 @@ class RequestShaper:
     def policy(self) -> Policy | None:
         """The policy of the requests that no route is for; None where they are not shaped."""
         return None if self._main is None else self._main.policy
+
+    def refuse_responding(self, bound: str, error: str) -> None:
+        """For a wrapper that has no way to answer in place of the server."""
+        if self.responds:
+            fix = f'leave on_reject="raise": the error is {error}, and its retry_after says when'
+            raise ConfigError("on_reject", "respond", bound, fix)
 
     def enter(self, request: Any, options: Any = None, *, fits_s: float | None = None) -> Admission | None:
         """Wait until a request may leave, and return the admission to send it in; None if it is not shaped.
@@ -286,18 +291,18 @@ class RequestShaper:
         admission.target = self._reading.target(request)
         return admission
 
-    def _plain_plan(self) -> _PlainPlan | None:
+    def _plain_plan(self) -> _Plan[int] | None:
+        """The plan, if requests wait for their slots and nothing else depends on them, as of most clients."""
         plan = self._main
         if plan is None or self._spec.get("routes") or not isinstance(plan.cost, int):
             return None
         is_plain = plan.policy.enforce and plan.policy.permits is None
-        return _PlainPlan(plan.policy, plan.key, plan.cost) if is_plain else None
+        return _Plan(plan.policy, plan.key, plan.cost) if is_plain else None
 
-    def _own_plan(self) -> _Plan | None:
+    def _own_plan(self) -> _Plan[CostSpec] | None:
         policy, rate = self._spec.get("policy"), self._spec.get("rate")
         if policy is not None:
-            if not isinstance(policy, Policy):
-                raise ConfigError("policy", policy, "is not a policy", 'pass one, such as Policy("10/s")')
+            checked_policy(policy)
             for field, told in self._spec.items():
                 if field not in _BESIDE_POLICY and told is not None:
                     raise ConfigError(field, told, "conflicts with policy=", "set it in the policy")
@@ -308,7 +313,7 @@ class RequestShaper:
             checked_rates(rate, self._wrapper)
         return self._plan(self._made(rate, self._spec.get("name")), "host")
 
-    def _route(self, url: str, spec: RouteSpec) -> _Plan:
+    def _route(self, url: str, spec: RouteSpec) -> _Plan[CostSpec]:
         if isinstance(spec, Policy):
             return self._plan(spec)
         try:
@@ -329,7 +334,7 @@ class RequestShaper:
         said |= {"rate": rate, "name": name}
         return Policy(**said)
 
-    def _plan(self, policy: Policy, otherwise: str | None = None) -> _Plan:
+    def _plan(self, policy: Policy, otherwise: str | None = None) -> _Plan[CostSpec]:
         policy.feedback  # noqa: B018 - loaded now: it takes longer than a slot, and an event loop would stand
         spec = self._spec.get("key")
         if spec is None:
@@ -367,10 +372,9 @@ class _PerRequest(NamedTuple):
         if not isinstance(options, Mapping):
             raise ConfigError("shapekit", options, "is not a dict", 'write {"cost": 5}')
         for field in options:
-            if field not in OPTIONS:
-                raise ConfigError(
-                    f"shapekit.{field}", options[field], "is unknown", f"use some of {', '.join(OPTIONS)}"
-                )
+            if field not in cls._fields:
+                known = ", ".join(cls._fields)
+                raise ConfigError(f"shapekit.{field}", options[field], "is unknown", f"use some of {known}")
         wishes = cls(**options)
         if wishes.cost is not None:
             whole("shapekit.cost", wishes.cost)
@@ -378,8 +382,7 @@ class _PerRequest(NamedTuple):
             duration_us("shapekit.max_wait", wishes.max_wait, least=0)
         if wishes.key is not None and not isinstance(wishes.key, str):
             raise ConfigError("shapekit.key", wishes.key, "is not text", 'pass a str such as "tenant-1"')
-        if type(wishes.skip) is not bool:
-            raise ConfigError("shapekit.skip", wishes.skip, "is neither True nor False", "pass a bool")
+        boolean("shapekit.skip", wishes.skip)
         return wishes
 
 
@@ -422,20 +425,15 @@ def may_say(admission: Admission, status: int, headers: Iterable[Any]) -> bool:
         return True  # who observes it says what is wrong with it
 
 
-def observe(admission: Admission, response: Any) -> None:
-    """Hear what an answer says. Where that fails, the answer is the caller's all the same."""
-    try:
-        admission.observe(response)
-    except Exception as error:
-        log_failure(error, admission.key, _UNTOLD)
+def hearing(admission: Admission) -> ErrorsLogged:
+    """A context for what is heard of an answer. Where that fails, the answer is the caller's all the same."""
+    return ErrorsLogged(admission.key, "does not hear what its server says")
 
 
-async def aobserve(admission: Admission, response: Any) -> None:
-    """`observe`, awaitable."""
-    try:
-        await admission.aobserve(response)
-    except Exception as error:
-        log_failure(error, admission.key, _UNTOLD)
+async def observe(driver: Driver, admission: Admission, response: Any) -> None:
+    """Hear what an answer says."""
+    with hearing(admission):
+        await driver.ask(Twin(admission.observe, admission.aobserve), response)
 
 
 class ResponseView(NamedTuple):
@@ -445,6 +443,41 @@ class ResponseView(NamedTuple):
     headers: Any
     body: Any = None
     """What was read of its body; None if nothing was."""
+
+
+class CallOutcome(NamedTuple):
+    """What a call returned, or what it raised."""
+
+    result: Any = None
+    failure: BaseException | None = None
+
+    @property
+    def answer(self) -> ResponseView | None:
+        """The server's answer: what was returned, or what the exception carries, or is."""
+        bearers = [self.result]
+        if self.failure is not None:
+            bearers = [getattr(self.failure, "response", None), self.failure]
+        for bearer in bearers:
+            for status in (getattr(bearer, "status_code", None), getattr(bearer, "status", None)):
+                if isinstance(status, int):
+                    # Where an SDK has closed the response, its error has the body.
+                    return ResponseView(status, _headers_of(bearer), body_of(bearer) or body_of(self.failure))
+        return None
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the answer says that the account has nothing left to spend."""
+        answer = self.answer
+        return answer is not None and says_exhausted(error_of(answer.status, answer.body))
+
+
+def _headers_of(bearer: Any) -> Any:
+    """The raw pairs where the client keeps them, else what it has."""
+    raw = getattr(bearer, "raw_headers", None)
+    if raw is None:
+        headers = getattr(bearer, "headers", None)
+        raw = getattr(headers, "raw", headers)
+    return () if raw is None else raw
 
 
 def may_be_exhausted(admission: Admission, status: int, content_type: str | None) -> bool:
@@ -459,16 +492,10 @@ def may_be_exhausted(admission: Admission, status: int, content_type: str | None
     )
 
 
-def observe_body(admission: Admission, reply: ResponseView) -> None:
+async def observe_body(driver: Driver, admission: Admission, reply: ResponseView) -> None:
     """Hear what a body adds to headers that were observed before."""
     if says_exhausted(error_of(reply.status, reply.body)):
-        observe(admission, reply)
-
-
-async def aobserve_body(admission: Admission, reply: ResponseView) -> None:
-    """`observe_body`, awaitable."""
-    if says_exhausted(error_of(reply.status, reply.body)):
-        await aobserve(admission, reply)
+        await observe(driver, admission, reply)
 
 
 def translated(error: ShapekitError, refusals: Mapping[type[ShapekitError], type[Exception]]) -> Exception:
@@ -479,6 +506,23 @@ def translated(error: ShapekitError, refusals: Mapping[type[ShapekitError], type
     told = twin(*error.args).with_traceback(error.__traceback__)
     told.__cause__ = error.__cause__  # and what it came of while it was handled is not shown
     return told
+
+
+def twins_of(*errors: type[Exception]) -> dict[type[ShapekitError], type[Exception]]:
+    """A library's errors that are errors of ours, too: by those, which are the first base of each."""
+    return {error.__bases__[0]: error for error in errors}
+
+
+def by_timeout(error: ShapekitError, left_s: float | None) -> bool:
+    """Whether what the timeout of a request left it was what bounded its wait."""
+    # Of two bounds the shorter one was applied, in whole microseconds.
+    return isinstance(error, QueueFullError) and left_s is not None and error.max_wait > left_s - 1e-6
+
+
+def shaped_already(field: str, given: object, call: str = "request") -> ConfigError:
+    """What to raise where a client is shaped twice."""
+    bound = f"is shaped already: each {call} would wait twice"
+    return ConfigError(field, given, bound, "shape it once; give several limits to one policy, or to routes=")
 
 
 def refuse_rate(field: str, given: object, wrapper: str) -> None:

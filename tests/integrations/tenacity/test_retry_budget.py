@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapekit import ManualClock, MemoryStore, Policy, RedisStore, SQLiteStore
-from shapekit._adapters.retry import RetryBudget
 from shapekit._runtime.drivers import TASKS, run
-from shapekit.integrations.tenacity import shaped_retrying
+from shapekit.integrations.tenacity import RetryBudget, shaped_retrying
 from shapekit.testing import FaultyStore
 
-from ..redis_server import shared_server
+from ...redis_server import shared_server
 
 SHARES = st.sampled_from([0.05, 0.1, 0.2, 1 / 3, 0.5, 0.7, 1.0])
 RESERVES = st.integers(1, 4)
@@ -164,8 +163,8 @@ def test_a_store_that_is_gone_pays_for_nothing_and_breaks_nothing():
 EMPTYING = """
 import sys
 from shapekit import SQLiteStore
-from shapekit._adapters.retry import RetryBudget
 from shapekit._runtime.drivers import run
+from shapekit.integrations.tenacity import RetryBudget
 budget = RetryBudget(SQLiteStore(sys.argv[1]), "upstream.retries", share=0.5, reserve=5)
 print(sum(run(budget.spend) for _ in range(4)))
 """

@@ -2,7 +2,7 @@
 
 HeldStream: the body of a response, whose request is in flight until it ends, breaks or is closed.
 
-HeardStream: the body of a refusal, which may say that the account is exhausted.
+ObservedStream: the body of a refusal, which may say that the account is exhausted.
 """
 
 from __future__ import annotations
@@ -10,28 +10,26 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from shapekit._adapters.http.request import (
+from shapekit._adapters.http import (
     Reading,
     RequestShaper,
     ResponseView,
     Shaping,
     ShapingInfo,
     Target,
-    aobserve,
-    aobserve_body,
     may_be_exhausted,
     may_say,
     observe,
     observe_body,
     refuse_rate,
+    shaped_already,
     too_many,
     translated,
 )
 from shapekit._runtime import forks
-from shapekit._runtime.drivers import given_back
+from shapekit._runtime.drivers import TASKS, Driver, Twin, given_back, run
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError, ShapekitError, StoreUnavailableError
 from shapekit.feedback.feedback import MOST_BYTES
@@ -106,7 +104,7 @@ class ObservedStream:
         for part in self._stream:
             parts.add(part)
             yield part
-        observe_body(self._admission, self._reply(parts))
+        run(observe_body, self._admission, self._reply(parts))
 
     def close(self) -> None:
         """Close the body."""
@@ -117,7 +115,7 @@ class ObservedStream:
         async for part in self._stream:
             parts.add(part)
             yield part
-        await aobserve_body(self._admission, self._reply(parts))
+        await observe_body(TASKS, self._admission, self._reply(parts))
 
     async def aclose(self) -> None:
         """`close`, awaitable."""
@@ -238,15 +236,8 @@ class Transport:
             raise
         response.extensions[NAME] = ShapingInfo.of(admission)
         try:
-            if admission.holds_permit:
-                if response.is_closed:
-                    admission.leave()
-                else:
-                    response.stream = self.held_stream(response.stream, admission)
-            if may_say(admission, response.status_code, response.headers.raw):
-                admission.target = _target(request)
-                observe(admission, response)
-                self._observe_body(admission, response)
+            if admission.holds_permit or may_say(admission, response.status_code, response.headers.raw):
+                run(self._hear, admission, request, response)
         except BaseException:
             response.close()
             raise
@@ -268,23 +259,26 @@ class Transport:
             raise
         response.extensions[NAME] = ShapingInfo.of(admission)
         try:
-            if admission.holds_permit:
-                if response.is_closed:
-                    await admission.aleave()
-                else:
-                    response.stream = self.held_stream(response.stream, admission)
-            if may_say(admission, response.status_code, response.headers.raw):
-                admission.target = _target(request)
-                await aobserve(admission, response)
-                self._observe_body(admission, response)
+            if admission.holds_permit or may_say(admission, response.status_code, response.headers.raw):
+                await self._hear(TASKS, admission, request, response)
         except BaseException as error:
             await given_back(error, response.aclose)
             raise
         return response
 
-    def _observe_body(self, admission: Admission, response: Any) -> None:
-        """Look at the body once it was read, unless it was before and has been observed."""
+    async def _hear(self, driver: Driver, admission: Admission, request: Any, response: Any) -> None:
+        """Keep the request in flight while its body lasts, and hear what the answer says."""
+        if admission.holds_permit:
+            if response.is_closed:
+                await driver.ask(Twin(admission.leave, admission.aleave))
+            else:
+                response.stream = self.held_stream(response.stream, admission)
+        if not may_say(admission, response.status_code, response.headers.raw):
+            return
+        admission.target = _target(request)
+        await observe(driver, admission, response)
         content_type = response.headers.get("content-type")
+        # One that was read before has been observed.
         if not response.is_closed and may_be_exhausted(admission, response.status_code, content_type):
             response.stream = self.observed_stream(response.stream, admission, self.library, response)
 
@@ -300,13 +294,8 @@ class Transport:
         self._inner[_SYNC].__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
-        self._inner[_SYNC].__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._inner[_SYNC].__exit__(*error)
 
     def close(self) -> None:
         """Close the transport inside. The limit and its store outlive it."""
@@ -317,13 +306,8 @@ class Transport:
         await self._inner[_ASYNC].__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
-        await self._inner[_ASYNC].__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: object) -> None:
+        await self._inner[_ASYNC].__aexit__(*error)
 
     async def aclose(self) -> None:
         """`close`, awaitable."""
@@ -338,12 +322,7 @@ def shape_client(client: Any, kind: type[Transport], request_shaper: RequestShap
     """Wrap a client's transport, its proxies and its mounts, in place."""
     own, mounts = client._transport, client._mounts  # noqa: SLF001 - httpx has no other names for them
     if any(isinstance(transport, kind) for transport in (own, *mounts.values())):
-        raise ConfigError(
-            "client",
-            client,
-            "is shaped already: each request would wait twice",
-            "shape it once; give several limits to one policy, or to routes=",
-        )
+        raise shaped_already("client", client)
     client._transport = kind.around(own, request_shaper)  # noqa: SLF001
     for pattern, transport in mounts.items():
         if transport is not None:

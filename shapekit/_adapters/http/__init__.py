@@ -1,1 +1,0 @@
-"""What the wrappers of HTTP clients share."""
