@@ -154,7 +154,6 @@ class _Asking:
             raise ConfigError("key", key, "is not text", 'pass a str such as "default"')
         self._key = policy.key_of(key)
         self._cost = whole("cost", policy.cost_of(cost))
-        self.clock = policy.shaper.core.store.clock
 
 
 class _Slots(_Asking):
@@ -170,7 +169,8 @@ class _Slots(_Asking):
             raise ConfigError("wait", self, f"does not serve an {kind}", f"use {twin}(policy)")
 
     async def _take(self, driver: Driver, state: RetryCallState, *, twin: str) -> float:
-        retrying, began_us, shaper = state.retry_object, self.clock.now_us(), self._policy.shaper
+        retrying, shaper = state.retry_object, self._policy.shaper
+        began_us = shaper.core.clock.now_us()
         self._check_place(retrying, twin=twin)
         reserve = Twin(shaper.reserve, shaper.areserve)
         reservation = await driver.ask(reserve, self._key, cost=self._cost)
@@ -183,7 +183,7 @@ class _Slots(_Asking):
                 await shaper.core.leave(driver, reservation)
             except RateLimitedError as refusal:
                 raise refusal from _ending(state).failure
-            waited = (self.clock.now_us() - began_us) / SECOND_US
+            waited = (shaper.core.clock.now_us() - began_us) / SECOND_US
             state.idle_for += waited
             retrying.statistics["idle_for"] += waited
         return 0.0
@@ -294,6 +294,7 @@ class Attempts(_Asking):
             max_wait_us(max_wait)
         self._max_wait = max_wait
         store, name = policy.shaper.core.store, f"{policy.name}.retries"
+        self.clock = store.clock
         self.budget = RetryBudget(store, name, share=budget, reserve=reserve)
         self._admissions: WeakKeyDictionary[Any, Admission] = WeakKeyDictionary()
 
