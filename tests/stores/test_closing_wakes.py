@@ -166,3 +166,17 @@ def test_it_closes_the_connections_of_other_loops(closes):
     assert [connection.is_connected for connection in connections] == [False, False]
     for other in others:
         other.close()
+
+
+def test_a_loop_that_has_closed_its_connections_begins_no_task_at_its_end():
+    store, other = redis(), Elsewhere()
+    other.run(Gate(GCRA("9/s"), store=store, name="n").acheck())
+    own = store._loops._loops[other.loop]
+    other.run(store.aclose())
+
+    async def begun():
+        own.close()  # as the store of another thread says to it
+        return len(own._errands)
+
+    assert other.run(begun()) == 0
+    other.close()

@@ -405,6 +405,7 @@ class Link:
         self._client = client
         self._kept: Any = kept
         self.is_cluster = hasattr(client, "get_node_from_key")
+        self.is_closed = False
         self._map = Map(client)
 
     def say(self, command: tuple[Any, ...]) -> Any:
@@ -429,6 +430,7 @@ class Link:
 
     async def aclose(self) -> None:
         """Close an asynchronous client that we made."""
+        self.is_closed = True
         if self._kept is not None:
             await self._kept.aclose()
             await self._client.aclose()

@@ -617,7 +617,12 @@ class Loop:
                     await self.line(remote, key).ask(undo, undo_args)
 
     def close(self) -> None:
-        """Close the client. Said on the loop itself, which does it as soon as it can."""
+        """Close the client. Said on the loop itself, which does it as soon as it can.
+
+        Where it has done so, it may be at its end, and would not get to a task.
+        """
+        if self.link.is_closed:
+            return
         task = asyncio.get_running_loop().create_task(self.link.aclose())
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
