@@ -44,8 +44,11 @@ def run_fleet(script, kind, provider, seconds):
 
 
 def budget(store):
-    """What the server allows. Its worst window has 8 s of the rate and the capacity: 97.1 % of the limit."""
-    limits = {"requests": "28/s", "tokens": "9600/s", "capacity": 850, "max_wait": "5s"}
+    """What the server allows. Its worst window has 8 s of the rate and the capacity: 97.1 % of the limit.
+
+    No call is refused here: where the machine makes calls late, a hold of 2 s is a wait of more than 5 s.
+    """
+    limits = {"requests": "28/s", "tokens": "9600/s", "capacity": 850, "max_wait": "30s"}
     return LLMBudget(**limits, count=lambda text: len(text) // 4, name="model", store=store)
 
 
