@@ -191,7 +191,7 @@ CostT = TypeVar("CostT", bound=CostSpec)
 
 
 class _Plan(NamedTuple, Generic[CostT]):
-    """What goes for the requests of one client or route."""
+    """The options of the requests of one client or route."""
 
     policy: Policy
     key: Callable[[Any], str]

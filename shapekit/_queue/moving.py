@@ -161,7 +161,7 @@ class Limits(Watch):
         if self._hears_all:
             ends_us = self.settings.known.ends_us
             return _END_US if ends_us is None else ends_us
-        # Whoever leaves next asks in any case, and what it hears wakes the others.
+        # The next call that leaves asks in any case, and its answer wakes the others.
         next_us = min(list(self.dues.values()), default=due_us)
         return now_us + pause_us(max(0, next_us - now_us), 0)
 

@@ -84,7 +84,7 @@ class Waiter:
         self._sleepers = sleepers
         self._status = status
         self._reporter = reporter
-        # Who has taken slots ahead does not hear of others that are late, nor they of this.
+        # Slots taken ahead are not moved by late calls of other processes, and do not move theirs.
         self._grace_us = queue.grace_us if status.is_direct else END_US
         self._late_calls = LateCalls(status.changing(store.twin(name, queue, LATE), is_news=False))
 
@@ -334,7 +334,7 @@ class PendingWait:
         return min(until_us, self._gives_up_us)
 
     def is_over(self) -> bool:
-        """Whether the slot has come, as far as is known."""
+        """Whether the slot has come, by the last answer of the store."""
         return self.due_us <= self._clock.now_us()
 
     def is_late(self, allowed_us: int, now_us: int) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 from shapekit._runtime import forks
 from shapekit.errors import StoreUnavailableError
 
-__all__ = ["ErrorsLogged", "do", "log_failure", "ready"]
+__all__ = ["ErrorsLogged", "do", "ready"]
 
 
 class _Afterwards:
@@ -72,16 +72,6 @@ def _forked() -> None:
 forks.in_child(_forked)
 
 
-def log_failure(error: Exception, key: str, what: str, log: str = "shapekit.policy") -> None:
-    """Log what has failed after a call of the user's."""
-    import logging  # noqa: PLC0415 - only who has something to say loads it
-
-    if isinstance(error, StoreUnavailableError):
-        logging.getLogger(log).warning("key %r %s: %s", key, what, error)
-    else:
-        logging.getLogger(log).error("key %r %s: %s", key, what, error, exc_info=error)
-
-
 class ErrorsLogged:
     """A context for what shapekit does after a call of the user's: it raises no Exception.
 
@@ -104,5 +94,11 @@ class ErrorsLogged:
     ) -> bool:
         if not isinstance(error, Exception):
             return False
-        log_failure(error, self._key, self._what, self._log)
+        import logging  # noqa: PLC0415 - only who has something to say loads it
+
+        log = logging.getLogger(self._log)
+        if isinstance(error, StoreUnavailableError):
+            log.warning("key %r %s: %s", self._key, self._what, error)
+        else:
+            log.error("key %r %s: %s", self._key, self._what, error, exc_info=error)
         return True

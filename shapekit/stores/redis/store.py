@@ -619,7 +619,7 @@ class Loop:
     def close(self) -> None:
         """Close the client. Said on the loop itself, which does it as soon as it can.
 
-        Where it has done so, it may be at its end, and would not get to a task.
+        A loop that has closed its client may be ending, and would never run another task.
         """
         if self.link.is_closed:
             return
