@@ -28,7 +28,8 @@ used = []
 send = Connection.send_packed_command
 
 def noted(self, *args, **options):
-    used.append(id(self))
+    # Itself: the number of a connection that the collector has taken would be given out again.
+    used.append(self)
     return send(self, *args, **options)
 
 Connection.send_packed_command = noted
