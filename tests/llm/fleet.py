@@ -46,7 +46,8 @@ def run_fleet(script, kind, provider, seconds):
 def budget(store):
     """What the server allows. Its worst window has 8 s of the rate and the capacity: 97.1 % of the limit.
 
-    No call is refused here: where the machine makes calls late, a hold of 2 s is a wait of more than 5 s.
+    No call is refused here. Other processes may overtake the first call of a line for a second, and a hold
+    comes on top: in virtual time, too, a hold of 2 s has calls that wait 5.3 s.
     """
     limits = {"requests": "28/s", "tokens": "9600/s", "capacity": 850, "max_wait": "30s"}
     return LLMBudget(**limits, count=lambda text: len(text) // 4, name="model", store=store)
