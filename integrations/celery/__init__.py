@@ -242,12 +242,17 @@ class Shaped:
             admission.__enter__()
         elif slot_header.error is not None:
             raise self._refused(slot_header.error)
-        elif (
-            slot_header.reservation is None or (late_s := time.monotonic() - slot_header.slot) > self.grace_s
-        ):
+        elif slot_header.reservation is None:
             admission.taken(self._another(admission))
         else:
-            admission.taken(received(self.policy.shaper.core, slot_header.reservation), late_s)
+            reservation = received(self.policy.shaper.core, slot_header.reservation)
+            late_s = time.monotonic() - slot_header.slot
+            if late_s > self.grace_s:
+                # No task has used it, and a quota or a window would go on counting it.
+                self.policy.shaper.settle(reservation, 0)
+                admission.taken(self._another(admission))
+            else:
+                admission.taken(reservation, late_s)
         try:
             return self._called(admission, args, kwargs)
         except BaseException as error:

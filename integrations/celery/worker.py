@@ -418,16 +418,21 @@ class Delivery:
 
     def remaining(self) -> float:
         """How long until the slot comes; takes another one if there is none or it passed too long ago."""
-        if self.reservation is None:
-            return self.take_slot()
-        remaining_s = self.shaped.policy.shaper.remaining(self.reservation)
-        return self.take_slot() if remaining_s < -self.shaped.grace_s else remaining_s
+        if self.reservation is not None:
+            shaper = self.shaped.policy.shaper
+            remaining_s = shaper.remaining(self.reservation)
+            if remaining_s >= -self.shaped.grace_s:
+                return remaining_s
+            # No task has used it, and a quota or a window would go on counting it.
+            shaper.settle(self.reservation, 0)
+        return self.take_slot()
 
     def give_back(self) -> bool:
-        """Give the slot back; False if the store is gone, so that the slot expires unused."""
+        """Give the slot back, also if it has passed; False if the store is gone, so that it is lost."""
         if self.reservation is not None:
             try:
-                self.reservation.cancel()
+                if not self.reservation.cancel():
+                    self.shaped.policy.shaper.settle(self.reservation, 0)
             except StoreUnavailableError as error:
                 log.info("the slot of task %s could not be given back: %s", self.name, error)
                 return False

@@ -229,17 +229,21 @@ class ShapedTasks:
         if not self.policy.enforce:
             measured = await core.measure(driver, admission.key, admission.cost, core.max_wait_us)
             return admission.taken(measured)
-        reservation = self._brought(slot_header)
+        reservation, is_unused = self._brought(slot_header), False
         try:
             while True:
                 if reservation is None:
                     reservation = await core.reserve(driver, admission.key, admission.cost, core.max_wait_us)
                     if not reservation:
                         await core.leave(driver, reservation)
-                    remaining_s = reservation.delay
+                    # One that was brought may have been used by a worker that died then.
+                    remaining_s, is_unused = reservation.delay, True
                 else:
                     remaining_s = await core.remaining(driver, reservation)
                 if remaining_s < -self._grace_s:
+                    if is_unused:
+                        # A quota or a window would go on counting it.
+                        await core.settle(driver, reservation, 0)
                     reservation = None
                 elif remaining_s <= 0:
                     return admission.taken(reservation, -remaining_s)

@@ -98,6 +98,16 @@ def test_a_task_that_comes_late_uses_its_slot_within_the_grace_alone(tmp_path_fa
             assert next_s == pytest.approx(wait_s + slot_s, abs=1e-5)
 
 
+def test_a_quota_gets_a_slot_back_that_a_worker_has_missed(shaped, store):
+    tasks = shaped(rate="4/s", quota="10/day")
+    tasks.policy.shaper.hold("3.4s")
+    # The slot is near when it is known, and has long passed when the worker has asked whether it moved.
+    store.slow = 3.0
+    assert isinstance(admit(tasks), Admission)
+    store.mend()
+    assert [quota.used for quota in tasks.policy.quotas()] == [1]
+
+
 def test_a_hold_moves_a_task_that_was_put_back(shaped, clock):
     tasks = shaped(rate="1/s")
     admit(tasks)

@@ -52,6 +52,13 @@ def test_another_turn_is_taken(app, records, account, behind, held_s):
     assert start["request"]["timelimit"] == [90, None]
 
 
+def test_a_quota_gets_the_missed_turn_back(app, account, behind):
+    rare = app.tasks["rare"]
+    result, _ = behind(lambda: rare.apply_async((account,), task_id=account), [account], lambda: None)
+    assert result.get(timeout=PATIENCE_S) is None
+    assert [quota.used for quota in rare.shaped.policy.quotas(account)] == [1]
+
+
 def test_the_members_of_a_chord_stay_members(app, records, account, behind):
     header = [app.tasks["add"].s(n, account=account).set(task_id=f"{account}-{n}") for n in range(3)]
     shaper = app.tasks["add"].shaped.policy.shaper

@@ -1,0 +1,62 @@
+"""Deliveries: the slot of a message that comes too late, or whose task never runs, is given back."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from shapekit.integrations.celery import SLOT_HEADER, SlotHeader
+from shapekit.integrations.celery.worker import Batches, Delivery
+
+from .eager import Eager
+
+
+class Worker:
+    """Has messages of a task with a quota delivered, in virtual time."""
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.shaped = Eager(clock).shaped(lambda: None, {"rate": "10/s", "quota": "9/day"}).shaped
+        self.batches = Batches(self.shaped, lambda: None)
+
+    def delivered(self, reservation=None):
+        headers = {"id": "4711", "retries": 0}
+        if reservation is not None:
+            headers[SLOT_HEADER] = SlotHeader.travelling(headers, reservation).text()
+        message = SimpleNamespace(headers=headers, delivery_info={}, payload=((), {}, {}))
+        return Delivery(self.batches, message, None, None)
+
+    @property
+    def used(self):
+        [quota] = self.shaped.policy.quotas()
+        return quota.used
+
+
+@pytest.fixture
+def worker(clock):
+    return Worker(clock)
+
+
+@pytest.fixture(params=["taken here", "brought"])
+def delivery(request, worker):
+    """A message whose slot comes in half a second."""
+    worker.shaped.policy.shaper.hold(0.5)
+    delivery = worker.delivered()
+    assert delivery.remaining() == pytest.approx(0.5)
+    assert worker.used == 1
+    return delivery if request.param == "taken here" else worker.delivered(delivery.reservation)
+
+
+def test_a_message_that_comes_late_is_counted_once(worker, delivery):
+    worker.clock.advance(0.5 + worker.shaped.grace_s)
+    assert delivery.remaining() == pytest.approx(-worker.shaped.grace_s)
+    worker.clock.advance(0.001)
+    assert delivery.remaining() >= 0
+    assert worker.used == 1
+
+
+@pytest.mark.parametrize("passed_s", [0, 0.5, 0.52, 5])
+def test_a_message_whose_task_never_runs_is_not_counted(worker, delivery, passed_s):
+    worker.clock.advance(passed_s)
+    for _ in range(2):
+        assert delivery.give_back()
+        assert worker.used == 0
