@@ -33,7 +33,7 @@ from shapekit._runtime.drivers import (
 )
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.base import Algorithm, check_cost
-from shapekit.algorithms.queue.aimd import Adaptive
+from shapekit.algorithms.queue.adaptive import Adaptive
 from shapekit.algorithms.queue.queue import HELD_US, LeakyQueue
 from shapekit.algorithms.queue.slots import ACCEPTED, WAIT_US, Grant, Granted, followed
 from shapekit.algorithms.queue.wire import CANCEL, HOLD, LOOK, MARK, RESERVE, RESUME, SETTLE

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from shapekit._runtime import forks
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
-from shapekit.algorithms.queue.aimd import Adaptive
+from shapekit.algorithms.queue.adaptive import Adaptive
 from shapekit.clock import forgets
 from shapekit.errors import ConfigError
 from shapekit.rate import MAX_COUNT, SECOND_US, Duration, duration_us, whole

@@ -24,7 +24,7 @@ from shapekit._runtime import forks
 from shapekit._runtime.drivers import Alarm, Driver, Sleepers, Twin
 from shapekit._runtime.switch import SWITCH
 from shapekit.algorithms.base import END_US
-from shapekit.algorithms.queue.aimd import FULL
+from shapekit.algorithms.queue.adaptive import FULL
 from shapekit.algorithms.queue.queue import SOON_US, LeakyQueue
 from shapekit.algorithms.queue.slots import (
     ACCEPTED,

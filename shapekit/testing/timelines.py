@@ -25,8 +25,7 @@ from shapekit.algorithms.gcra import GCRA, LeakyBucket, Meter, TokenBucket
 from shapekit.algorithms.inflight import ENTER, KEEP, LEAVE, WATCH, Concurrency
 from shapekit.algorithms.ledger import Ledger, ledgered
 from shapekit.algorithms.overrides import Override, effective
-from shapekit.algorithms.queue.adaptive import STATED, SUCCEEDED, THROTTLED, AdaptiveQueue
-from shapekit.algorithms.queue.aimd import FULL, LEAST
+from shapekit.algorithms.queue.adaptive import FULL, LEAST, STATED, SUCCEEDED, THROTTLED, AdaptiveQueue
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.wire import (
     CANCEL,

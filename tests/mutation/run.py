@@ -47,7 +47,7 @@ CALENDAR = "tests/algorithms/quota"
 STRATEGIES = (LUA, "tests/gate/test_gate.py", *LAWS, CALENDAR)
 OVERRIDES = (*files("tests/overrides"), "tests/cli/test_settings.py")
 TESTS = {
-    ("algorithms/queue/adaptive", "algorithms/queue/aimd"): (*ADAPTIVE, "tests/queue/adaptive", LUA),
+    ("algorithms/queue/adaptive",): (*ADAPTIVE, "tests/queue/adaptive", LUA),
     ("algorithms/inflight",): (LUA, "tests/algorithms/test_inflight.py", "tests/queue/inflight"),
     ("algorithms/overrides",): (*OVERRIDES, LUA, *QUEUE),
     ("algorithms/queue/slots",): (LUA, *QUEUE, "tests/queue/prefetch", *OVERRIDES),

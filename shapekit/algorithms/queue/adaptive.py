@@ -1,9 +1,9 @@
 """AdaptiveQueue: a LeakyQueue with an adaptive rate, which may change while calls wait.
 
-It is a LeakyQueue at the highest rate, on a clock that runs at a share of the speed of real time (Tempo, in
-aimd.py); the share is found from the outcomes of calls (AIMD, there too). Its grid, places and order are
-those of the LeakyQueue, and so are cancel and settle. Only instants are translated: `now` to what the clock
-shows, and a departure back to the first real instant at which the clock shows it.
+It is a LeakyQueue at the highest rate, on a clock that runs at a share of the speed of real time (Tempo); the
+share is found from the outcomes of calls (AIMD). Its grid, places and order are those of the LeakyQueue, and
+so are cancel and settle. Only instants are translated: `now` to what the clock shows, and a departure back to
+the first real instant at which the clock shows it.
 
 So a lower rate delays all waiting calls, in order, and a higher one moves them forward. A waiting call goes
 by the state of the key, which includes how the clock runs. A call that hears late of a higher rate leaves
@@ -11,6 +11,30 @@ late: in any span of real time, as many calls leave as the clock grants in a spa
 delay.
 
 What was learned is kept for an hour after the last call would have left; then the key is cold.
+
+AIMD: lowers the rate when the server refuses, and raises it when calls succeed.
+
+Rates are shares of the highest one (see Tempo). A refusal lowers the rate a little, marks the ceiling, and
+starts an incident: refusals of calls that left before the lower rate took effect belong to the same incident,
+and so do all refusals before the next success. Incidents in quick succession lower the rate by more each
+time.
+
+After that, the rate grows with `progress`: time spent succeeding. A call that had to wait for its slot is
+worth 0.2 s of it, so that slow rates grow per call and fast ones over time. The rate returns to the ceiling
+on a curve that is steep at first and flat there, bends up beyond it and, if it meets no ceiling again, climbs
+ever faster. Until there is a ceiling, it doubles about every two seconds.
+
+Tempo: a clock that runs at a share of the speed of real time, and that a hold stops.
+
+Its time is `v(t) = virtual + floor((t - anchor) * share / FULL)`, and before `anchor` it stays at `virtual`.
+So a hold is an anchor in the future, and a new speed starts with a new anchor: at the instant of the change,
+with the time that the clock showed then. If real time goes back, the clock does not go below that.
+
+`real` is the inverse, rounded up: the first instant at which the clock shows a time or has passed it.
+
+>>> HALF = (1_000, 5_000, FULL // 2)
+>>> shown(*HALF, 1_400), real(*HALF, 5_200), shown(*HALF, 900), real(*HALF, 4_000)
+(5200, 1400, 5000, 1000)
 """
 
 from __future__ import annotations
@@ -19,10 +43,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, TypeAlias, cast
 
-from shapekit.algorithms.base import Moment, Operation, slowed
+from shapekit.algorithms.base import END_US, Moment, Operation, slowed
 from shapekit.algorithms.base import share_of as part_of
-from shapekit.algorithms.queue import aimd
-from shapekit.algorithms.queue.aimd import FULL, LEAST, Law, real, share_of, shown
 from shapekit.algorithms.queue.queue import (
     LEAST_GRACE_US,
     SOON_US,
@@ -46,7 +68,177 @@ from shapekit.algorithms.queue.slots import (
 )
 from shapekit.algorithms.queue.wire import REFUSED, UNKNOWN, Late, Moved
 from shapekit.decision import Decision
-from shapekit.rate import SECOND_US, Rate
+from shapekit.errors import ConfigError
+from shapekit.rate import SECOND_US, Rate, RateLike, Value
+
+__all__ = ["Adaptive"]
+
+FULL = 2**30
+"""The share of a clock that runs as fast as real time."""
+LEAST = 2**10
+"""The smallest share: about a millionth."""
+
+
+def shown(anchor: int, virtual: int, share: int, now: int) -> int:
+    """What the clock shows at a real instant."""
+    return virtual + (now - anchor) * share // FULL if now > anchor else virtual
+
+
+def real(anchor: int, virtual: int, share: int, time: int) -> int:
+    """The first real instant, not before the anchor, at which the clock shows `time` or more."""
+    if time <= virtual:
+        return anchor
+    at = anchor - (virtual - time) * FULL // share
+    return at if at < END_US else END_US
+
+
+Law: TypeAlias = tuple[int, int, int, int, int, int, int, int, int]
+"""share; ceiling (0 if unknown) and the share it was lowered to; progress in µs; when calls must have left to
+count as new; when success was last reported; how many incidents in a row; the cap that the server states, and
+when the call left whose answer stated it.
+"""
+
+KEPT = (256, 236, 218, 192)
+"""What is kept of a rate, in 1/256, by the number of incidents in a row: all, 92 %, 85 %, 75 %."""
+IN_A_ROW = len(KEPT) - 1
+"""The highest number of incidents that is counted."""
+NEARER = 246
+"""What is kept of a ceiling, in 1/256, if it was met before the last one was reached again: 96 %."""
+SOON_AGAIN_US = 6_000_000
+"""An incident after less progress than this counts as in a row with the last one."""
+WORTH_US = 200_000
+"""The progress of one success."""
+STRIDE_US = 2_000_000
+"""The most progress per report."""
+GRACE_US = 50_000
+"""How long it takes until every call that is about to leave knows of a change."""
+PLATEAU_US = 20_000_000
+"""The progress after which the ceiling is reached again."""
+STEPS = 128
+"""The number of steps of the curve up to there."""
+BEYOND = 20
+"""How far beyond the ceiling the curve is after as much progress again, in 1/256: 8 %."""
+CLIMB_US = 30_000_000
+"""After that, and while there is no ceiling, the rate grows by `progress / this` of itself."""
+START_US = 3_000_000
+
+
+def cold_law(least: int) -> Law:
+    """The law of a cold key."""
+    return (least, 0, 0, 0, 0, 0, 0, FULL, 0)
+
+
+def inspect_law(law: Any) -> None:
+    """Refuse a law that was read and that these functions cannot have made."""
+    share, ceiling, low, progress, since, told, streak, cap, cap_at = law
+    sum((since, told, cap_at))
+    is_sound = (
+        LEAST <= min(share, cap) <= max(share, cap, ceiling, low) <= FULL
+        and min(ceiling, low, progress, streak) >= 0
+        and progress <= 4 * PLATEAU_US
+        and streak <= IN_A_ROW
+    )
+    if not is_sound:
+        raise ValueError("this is no law")
+
+
+def present(law: Law) -> int:
+    """The current share."""
+    share, cap = law[0], law[7]
+    return share if share < cap else cap
+
+
+def after_refusal(law: Law, now: int, left: int, until: int, least: int) -> Law:
+    """The law after a call that left at `left` was refused; no call leaves before `until`."""
+    share, ceiling, low, progress, since, told, streak, cap, cap_at = law
+    if left < since or (ceiling and not progress):
+        return share, ceiling, low, progress, max(since, until), told, streak, cap, cap_at
+    met = min(share, cap)
+    if not ceiling:
+        streak = IN_A_ROW  # it doubles within seconds, and is far beyond the ceiling by the time of a refusal
+    elif progress < SOON_AGAIN_US:
+        streak = min(streak + 1, IN_A_ROW)
+    else:
+        streak = 1
+    lowered = max(least, met * KEPT[streak] // KEPT[0])
+    if ceiling and progress < PLATEAU_US:
+        # Below the assumed ceiling: the real one is even lower than where it was met.
+        met = met * NEARER // KEPT[0]
+    return lowered, max(lowered, met), lowered, 0, max(until, now + GRACE_US), now, streak, cap, cap_at
+
+
+def after_success(law: Law, now: int, count: int, left: int) -> Law:
+    """The law after successes: `count` calls had to wait, others may not have; the first left at `left`."""
+    share, ceiling, low, progress, since, told, streak, cap, cap_at = law
+    if left < since:
+        return law
+    gain = max(0, min(now - told, count * WORTH_US, STRIDE_US))
+    told = max(told, now)
+    progress = max(1, min(progress + gain, 4 * PLATEAU_US))
+    if not ceiling:
+        grown = share + share * gain // START_US
+    elif progress < PLATEAU_US:
+        left_over = (PLATEAU_US - progress) * STEPS // PLATEAU_US
+        grown = ceiling - (ceiling - low) * left_over**3 // STEPS**3
+    elif progress < 2 * PLATEAU_US:
+        beyond = (progress - PLATEAU_US) * STEPS // PLATEAU_US
+        grown = ceiling + ceiling * BEYOND // KEPT[0] * beyond**3 // STEPS**3
+    else:
+        grown = share + share * gain // CLIMB_US
+    share = max(share, min(grown, cap))
+    return share, ceiling, low, progress, since, told, streak, cap, cap_at
+
+
+def after_statement(law: Law, cap: int, left: int) -> Law:
+    """The law after the answer to a call that left at `left` has stated the most that the server allows."""
+    if left < law[8]:
+        return law
+    return (*law[:7], cap, left)
+
+
+class Adaptive(Value):
+    """The bounds of an adaptive rate: a shaper starts at `min` and finds the rate in between.
+
+        >>> from shapekit import Adaptive, Shaper
+        >>> shaper = Shaper(adaptive=Adaptive(min="1/s", max="50/s"))
+        >>> round(shaper.adaptive.rate(), 6)
+        1.0
+
+    The rate never exceeds `max`, and falls below `min` only if the server itself states less.
+    """
+
+    __slots__ = fields = ("min", "max")
+
+    min: Rate
+    """The rate at the start, and the lowest that it finds by itself."""
+    max: Rate
+    """The rate that is never exceeded."""
+
+    def __init__(self, min: RateLike, max: RateLike) -> None:  # noqa: A002 - the names that users write
+        lowest, highest = _bound("min", min), _bound("max", max)
+        if share_of(lowest, highest) >= 1:
+            raise ConfigError("min", str(lowest), f"is not below max={str(highest)!r}", "leave room between")
+        if share_of(lowest, highest) * (FULL // LEAST) < 1:
+            raise ConfigError(
+                "min", str(lowest), f"is less than a millionth of max={str(highest)!r}", "raise it"
+            )
+        self._fill(min=lowest, max=highest)
+
+    def __repr__(self) -> str:
+        return f"Adaptive(min={str(self.min)!r}, max={str(self.max)!r})"
+
+
+def share_of(rate: Rate, highest: Rate) -> Fraction:
+    """A rate as a part of the highest one."""
+    return Fraction(rate.limit * highest.period_us, rate.period_us * highest.limit)
+
+
+def _bound(field: str, rate: RateLike) -> Rate:
+    parsed = Rate.parse(rate, field)
+    if parsed.burst is not None:
+        raise ConfigError(field, str(parsed), "has a burst", "pass burst= beside adaptive=")
+    return parsed
+
 
 KEPT_US = 3_600 * SECOND_US
 """How long a learned rate is kept after the last call."""
@@ -110,7 +302,7 @@ class AdaptiveQueue(LeakyQueue):
         """Check a state that was read; raise if no such queue can have written it."""
         *numbers, book, anchor, virtual, law = line
         self.grid.inspect((*numbers, anchor, virtual, book, ()))
-        aimd.inspect(law)
+        inspect_law(law)
 
     def state_sent(self, line: Any) -> list[Any]:
         """A state in the form of the twin."""
@@ -142,7 +334,7 @@ class AdaptiveQueue(LeakyQueue):
         """Take the earliest departure that is at most `max_wait` away, or refuse and change nothing."""
         cost, max_wait, nonce = asked
         line, anchor, virtual, law = self._known(state, now, nonce)
-        share = aimd.present(law)
+        share = present(law)
         at = shown(anchor, virtual, share, now)
         after, granted, _, _ = self.grid.reserve(line, at, (cost, None, nonce))
         _, _, slot_at, _, _, _, generation, number, start, end, due, undo, *_ = granted
@@ -166,7 +358,7 @@ class AdaptiveQueue(LeakyQueue):
         if known is None:
             return UNKNOWN, 0, 0, now, 0
         _, _, generation, _, book, anchor, virtual, law = known
-        return generation, 0, anchor, now, marked(book), virtual, aimd.present(law)
+        return generation, 0, anchor, now, marked(book), virtual, present(law)
 
     def cancel(self, state: Any, now: int, grant: Grant, skew: int = 0) -> tuple[Any, bool, int, bool]:
         """Give back a place that was not used; too late or again, this does nothing."""
@@ -174,7 +366,7 @@ class AdaptiveQueue(LeakyQueue):
         if known is None:
             return state, False, 0, False
         line, anchor, virtual, law = _parted(known)
-        at = shown(anchor, virtual, aimd.present(law), now)
+        at = shown(anchor, virtual, present(law), now)
         after, done, _, changed = self.grid.cancel(line, at, grant._replace(receipts=()))
         return self._changed(state, now, after, (anchor, virtual, law), done, is_new=changed)
 
@@ -184,7 +376,7 @@ class AdaptiveQueue(LeakyQueue):
         """Correct the cost of a call to what it turned out to be: charge the difference, or give it back."""
         grant, actual, nonce = asked
         line, anchor, virtual, law = self._known(state, now, nonce)
-        at = shown(anchor, virtual, aimd.present(law), now)
+        at = shown(anchor, virtual, present(law), now)
         after, done, _, changed = self.grid.settle(line, at, (grant._replace(receipts=()), actual, nonce))
         return self._changed(state, now, after, (anchor, virtual, law), done, is_new=changed)
 
@@ -193,7 +385,7 @@ class AdaptiveQueue(LeakyQueue):
     def _moved(self, state: Any, now: int, call: Late) -> tuple[Any, Moved]:
         generation, by, cost, nonce = call
         line, anchor, virtual, law = self._known(state, now, nonce)
-        share = aimd.present(law)
+        share = present(law)
         at, free_at = shown(anchor, virtual, share, now), max(now, anchor)
         grace = 0 if anchor > now else max(LEAST_GRACE_US * share // FULL, self.slot_us * 3 // 4)
         is_late = line[2] != generation or at - by > grace
@@ -253,10 +445,10 @@ class AdaptiveQueue(LeakyQueue):
     ) -> tuple[Any, Learned, int, bool]:
         """A call that left `age` ago was refused: lower the rate, once per incident, and hold the key."""
         line, anchor, virtual, law = self._known(state, now, nonce)
-        before = aimd.present(law)
+        before = present(law)
         if length and now + length > anchor:
             line, anchor, virtual, law = _parted(self._stopped(line, anchor, virtual, law, now, length))
-        after = aimd.refused(law, now, now - age, anchor, self.least)
+        after = after_refusal(law, now, now - age, anchor, self.least)
         return self._steered(line, anchor, virtual, law, after, now, before)
 
     def succeeded(
@@ -266,23 +458,23 @@ class AdaptiveQueue(LeakyQueue):
         rate.
         """
         line, anchor, virtual, law = self._known(state, now, nonce)
-        after = aimd.succeeded(law, now, count, now - age)
-        return self._steered(line, anchor, virtual, law, after, now, aimd.present(law))
+        after = after_success(law, now, count, now - age)
+        return self._steered(line, anchor, virtual, law, after, now, present(law))
 
     def stated(
         self, state: Any, now: int, share: int, age: int, nonce: int, skew: int = 0
     ) -> tuple[Any, Learned, int, bool]:
         """The answer to a call that left `age` ago states the highest rate that the server allows."""
         line, anchor, virtual, law = self._known(state, now, nonce)
-        after = aimd.stated(law, share, now - age)
-        return self._steered(line, anchor, virtual, law, after, now, aimd.present(law))
+        after = after_statement(law, share, now - age)
+        return self._steered(line, anchor, virtual, law, after, now, present(law))
 
     # looking
 
     def outlook(self, state: Any, now: int, calls: int, cost: int, skew: int) -> tuple[int, int]:
         """How long until the first and the last of `calls` more calls would leave, at the current rate."""
         line, anchor, virtual, law = self._known(state, now, 0)
-        share = aimd.present(law)
+        share = present(law)
         at = shown(anchor, virtual, share, now)
         waits = self.grid.outlook(line, at, calls, cost, 0)
         first, last = (max(now, real(anchor, virtual, share, at + wait)) - now for wait in waits)
@@ -294,7 +486,7 @@ class AdaptiveQueue(LeakyQueue):
         if known is None:
             return 0
         line, anchor, virtual, law = _parted(known)
-        at = shown(anchor, virtual, aimd.present(law), now)
+        at = shown(anchor, virtual, present(law), now)
         return self.grid.slots_ahead(line, at, held=anchor > now)
 
     def taken_since(self, line: Any, before: Any) -> int | None:
@@ -329,7 +521,7 @@ class AdaptiveQueue(LeakyQueue):
             FULL if cap == FULL else moved(cap),
             cap_at,
         )
-        before = aimd.present(law)
+        before = present(law)
         virtual = shown(anchor, virtual, before, now)
         if (self.is_set or writer.is_set) and tail > virtual * writer.q:
             numbers = (writer.p, writer.q, self.p, self.q, writer.burst, self.burst)
@@ -341,7 +533,7 @@ class AdaptiveQueue(LeakyQueue):
             return *placed, max(now, anchor), virtual, kept
         ends = real(state[5], state[6], before, -(-tail // writer.q))
         anchor = max(now, anchor)
-        position = (shown(anchor, virtual, aimd.present(kept), ends) + 1) * self.q if ends > anchor else 0
+        position = (shown(anchor, virtual, present(kept), ends) + 1) * self.q if ends > anchor else 0
         return position, virtual, generation + 1, 0, unused(book, ()), anchor, virtual, kept
 
     def _changes(self, state: Any) -> Moves:
@@ -353,7 +545,7 @@ class AdaptiveQueue(LeakyQueue):
         """The line, the clock and the law, for a cold key as well."""
         known = self._remembered(state, now)
         if known is None:
-            return (0, 0, nonce, 0, 0, 0, (), ()), now, now, aimd.cold(self.least)
+            return (0, 0, nonce, 0, 0, 0, (), ()), now, now, cold_law(self.least)
         return _parted(known)
 
     def _remembered(self, state: Any, now: int) -> Steered | None:
@@ -365,7 +557,7 @@ class AdaptiveQueue(LeakyQueue):
     def _lasts(self, state: Steered, now: int) -> int:
         """How long from now on the state is kept."""
         tail, _, _, _, book, anchor, virtual, law = state
-        until = real(anchor, virtual, aimd.present(law), -(-tail // self.q)) + KEPT_US
+        until = real(anchor, virtual, present(law), -(-tail // self.q)) + KEPT_US
         if book and book[2] > until:
             until = book[2]
         return until - now if until > now else 0
@@ -383,7 +575,7 @@ class AdaptiveQueue(LeakyQueue):
         return after, done, self._lasts(after, now), True
 
     def _stopped(self, line: Line, anchor: int, virtual: int, law: Law, now: int, length: int) -> Steered:
-        at = shown(anchor, virtual, aimd.present(law), now)
+        at = shown(anchor, virtual, present(law), now)
         # What an idle queue could have sent at once, it may not send when the hold ends.
         idle = at * self.q + self.p * (self.burst - 1)
         return self._joined((max(line[0], idle), *line[1:]), now + length, at, law)
@@ -392,11 +584,11 @@ class AdaptiveQueue(LeakyQueue):
         self, line: Line, anchor: int, virtual: int, before: Law, after: Law, now: int, share: int
     ) -> tuple[Any, Learned, int, bool]:
         """The state with the clock at the law's speed, from now on or from the end of the hold."""
-        if aimd.present(after) != aimd.present(before):
-            virtual = shown(anchor, virtual, aimd.present(before), now)
+        if present(after) != present(before):
+            virtual = shown(anchor, virtual, present(before), now)
             anchor = max(now, anchor)
         state = self._joined(line, anchor, virtual, after)
-        return state, (share, aimd.present(after), max(0, anchor - now)), self._lasts(state, now), True
+        return state, (share, present(after), max(0, anchor - now)), self._lasts(state, now), True
 
 
 def _parted(state: Steered) -> tuple[Line, int, int, Law]:

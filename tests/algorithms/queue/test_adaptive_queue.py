@@ -6,8 +6,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapekit.algorithms.queue.adaptive import KEPT_US, AdaptiveQueue
-from shapekit.algorithms.queue.aimd import FULL, LEAST, real
+from shapekit.algorithms.queue.adaptive import FULL, KEPT_US, LEAST, AdaptiveQueue, real
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.rate import Rate
 

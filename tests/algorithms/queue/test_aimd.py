@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapekit.algorithms.queue import aimd
-from shapekit.algorithms.queue.aimd import FULL, LEAST
+from shapekit.algorithms.queue import adaptive
+from shapekit.algorithms.queue.adaptive import FULL, LEAST
 
 SHARES = st.integers(LEAST, FULL)
 SECOND = 1_000_000
@@ -21,15 +21,15 @@ STORIES = st.lists(st.tuples(st.integers(-SECOND // 2, 4 * SECOND), TOLD), max_s
 def told(law, now, what, least):
     match what:
         case "refused", age, hold:
-            return aimd.refused(law, now, now - age, now + hold, least)
+            return adaptive.after_refusal(law, now, now - age, now + hold, least)
         case "succeeded", count, age:
-            return aimd.succeeded(law, now, count, now - age)
+            return adaptive.after_success(law, now, count, now - age)
         case "stated", share, age:
-            return aimd.stated(law, share, now - age)
+            return adaptive.after_statement(law, share, now - age)
 
 
 def steps(story, least):
-    law, now = aimd.cold(least), START
+    law, now = adaptive.cold_law(least), START
     for move, what in story:
         now += move
         after = told(law, now, what, least)
@@ -43,70 +43,70 @@ def test_the_rate_lies_between_its_bounds_and_never_above_what_is_stated(least, 
     for now, what, _, after in steps(story, least):
         if what[0] == "stated" and now - what[2] >= newest:
             newest, cap = now - what[2], what[1]
-        assert min(least, cap) <= aimd.present(after) <= cap
+        assert min(least, cap) <= adaptive.present(after) <= cap
 
 
 @given(SHARES, STORIES)
 def test_only_refusals_and_statements_lower_it_and_only_successes_and_statements_raise_it(least, story):
     for _, what, before, after in steps(story, least):
-        change = aimd.present(after) - aimd.present(before)
+        change = adaptive.present(after) - adaptive.present(before)
         assert what[0] == "stated" or change * {"refused": -1, "succeeded": 1}[what[0]] >= 0
 
 
 @given(SHARES, STORIES, st.lists(st.integers(0, 3 * SECOND), min_size=1, max_size=5), st.randoms())
 def test_an_incident_lowers_once_in_whatever_order_its_refusals_come(least, story, ages, rng):
     """All that left before the lowering took effect, and all that is refused before anything succeeds."""
-    law, now = aimd.cold(least), START
+    law, now = adaptive.cold_law(least), START
     for at, _, _, after in steps(story, least):
         now, law = max(now, at), after
-    law = aimd.refused(law, now, now, now, least)
+    law = adaptive.after_refusal(law, now, now, now, least)
     for age in ages:
         left = now - age
-        law = aimd.refused(law, now + rng.randrange(SECOND), left, now, least)
-    lowered = aimd.present(law)
+        law = adaptive.after_refusal(law, now + rng.randrange(SECOND), left, now, least)
+    lowered = adaptive.present(law)
     later = max(now, law[4]) + SECOND
-    assert aimd.present(aimd.refused(law, later, later - 1, later, least)) == lowered
+    assert adaptive.present(adaptive.after_refusal(law, later, later - 1, later, least)) == lowered
     # A success of a call that left before says nothing; of one that left since, that this was the rate.
-    law = aimd.succeeded(law, later, 1, law[4] - 1)
-    assert aimd.present(aimd.refused(law, later, later - 1, later, least)) == lowered
-    law = aimd.succeeded(law, later, 0, later - 1)
-    grown = aimd.present(law)
+    law = adaptive.after_success(law, later, 1, law[4] - 1)
+    assert adaptive.present(adaptive.after_refusal(law, later, later - 1, later, least)) == lowered
+    law = adaptive.after_success(law, later, 0, later - 1)
+    grown = adaptive.present(law)
     for age in ages:
-        law = aimd.refused(law, later, law[4] - 1 - age, later, least)
-        assert aimd.present(law) == grown
+        law = adaptive.after_refusal(law, later, law[4] - 1 - age, later, least)
+        assert adaptive.present(law) == grown
     later = max(later, law[4]) + SECOND
-    again = aimd.present(aimd.refused(law, later, later - 1, later, least))
+    again = adaptive.present(adaptive.after_refusal(law, later, later - 1, later, least))
     assert again < grown or again in (least, law[7])
 
 
 @given(SHARES, STORIES, st.integers(0, 10 * SECOND))
 def test_late_answers_neither_raise_nor_state(least, story, late):
     for now, _, _, law in steps(story, least):
-        old_news = aimd.succeeded(law, now, 5, law[4] - 1 - late)
+        old_news = adaptive.after_success(law, now, 5, law[4] - 1 - late)
         assert old_news == law
-        assert aimd.stated(law, FULL, law[8] - 1 - late) == law
+        assert adaptive.after_statement(law, FULL, law[8] - 1 - late) == law
 
 
 @given(SHARES, STORIES, st.integers(1, 1_000), st.integers(0, 60 * SECOND))
 def test_what_is_gained_is_bounded_by_calls_and_by_time(least, story, count, span):
     """A success is worth 0.2 s, no time counts twice, and none that goes back."""
     for now, _, _, law in steps(story, least):
-        after = aimd.succeeded(law, now + span, count, now + span)
+        after = adaptive.after_success(law, now + span, count, now + span)
         gain = max(0, after[3] - law[3])
-        assert gain <= max(1, min(count * aimd.WORTH_US, max(0, now + span - law[5]), aimd.STRIDE_US))
-        again = aimd.succeeded(after, now + span, count, now + span)
+        assert gain <= max(1, min(count * adaptive.WORTH_US, max(0, now + span - law[5]), adaptive.STRIDE_US))
+        again = adaptive.after_success(after, now + span, count, now + span)
         assert again == after
-        assert aimd.succeeded(after, now - SECOND, count, now + span)[:4] == after[:4]
+        assert adaptive.after_success(after, now - SECOND, count, now + span)[:4] == after[:4]
 
 
 def test_the_curve_comes_back_to_the_ceiling_and_goes_past_it():
     """As worked out by hand: 92 % after a refusal, the ceiling after 20 s, 8 % more after 40 s."""
     law = (FULL // 2, FULL // 2, FULL // 4, 30 * SECOND, 0, START, 1, FULL, 0)
-    law = aimd.refused(law, START, START, START, FULL // 50)
-    rates = [aimd.present(law) / (FULL / 2)]
+    law = adaptive.after_refusal(law, START, START, START, FULL // 50)
+    rates = [adaptive.present(law) / (FULL / 2)]
     for second in range(1, 61):
-        law = aimd.succeeded(law, START + second * SECOND, 5, START + second * SECOND)
-        rates.append(aimd.present(law) / (FULL / 2))
+        law = adaptive.after_success(law, START + second * SECOND, 5, START + second * SECOND)
+        rates.append(adaptive.present(law) / (FULL / 2))
     assert [round(rates[at], 3) for at in (0, 5, 10, 20, 30, 39)] == [0.922, 0.967, 0.99, 1.0, 1.01, 1.066]
     assert 1.7 < rates[60] / rates[40] < 2.2
     assert rates == sorted(rates)
@@ -116,9 +116,9 @@ def test_incidents_in_a_row_lower_by_more():
     law = (FULL, FULL, FULL, 30 * SECOND, 0, START, 1, FULL, 0)
     shares, now = [], START
     for _ in range(5):
-        law = aimd.refused(law, now, now, now, LEAST)
-        shares.append(aimd.present(law))
+        law = adaptive.after_refusal(law, now, now, now, LEAST)
+        shares.append(adaptive.present(law))
         now += SECOND
-        law = aimd.succeeded(law, now, 0, now)
+        law = adaptive.after_success(law, now, 0, now)
     kept = [later / sooner for sooner, later in zip([FULL, *shares], shares, strict=False)]
     assert [round(part, 2) for part in kept] == [0.92, 0.85, 0.75, 0.75, 0.75]

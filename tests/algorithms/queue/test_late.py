@@ -13,8 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shapekit import GCRA, FixedWindow, Rate, SlidingWindow, SlidingWindowLog
-from shapekit.algorithms.queue.adaptive import AdaptiveQueue
-from shapekit.algorithms.queue.aimd import FULL
+from shapekit.algorithms.queue.adaptive import FULL, AdaptiveQueue
 from shapekit.algorithms.queue.queue import LEAST_GRACE_US, SOON_US, LeakyQueue
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.algorithms.queue.wire import UNKNOWN

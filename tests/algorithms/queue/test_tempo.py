@@ -5,7 +5,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapekit.algorithms.queue.aimd import END_US, FULL, LEAST, real, shown
+from shapekit.algorithms.queue.adaptive import END_US, FULL, LEAST, real, shown
 
 INSTANTS = st.integers(0, 2**51)
 SHARES = st.one_of(st.integers(LEAST, FULL), st.sampled_from([LEAST, FULL, FULL // 3]))
