@@ -15,10 +15,9 @@ from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import GCRA, LeakyBucket, TokenBucket
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.queue.adaptive import Adaptive
-from shapekit.algorithms.quota.quota import Quota
+from shapekit.algorithms.quota import Quota, QuotaUsage
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
-from shapekit.algorithms.usage import QuotaUsage
 from shapekit.clock import Clock, ManualClock, SystemClock
 from shapekit.decision import Decision, Forecast
 from shapekit.decorator import shaped

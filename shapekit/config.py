@@ -15,7 +15,7 @@ from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import GCRA, LeakyBucket, TokenBucket
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.queue.adaptive import Adaptive
-from shapekit.algorithms.quota.quota import Quota
+from shapekit.algorithms.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.clock import Clock

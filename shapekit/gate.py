@@ -10,7 +10,7 @@ from shapekit._runtime.drivers import Twin, stop_if_cancelled
 from shapekit.algorithms.base import CHECK, DEBIT, FORECAST, PEEK, REFUND, Algorithm, check_cost
 from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.ledger import ledgered
-from shapekit.algorithms.quota.quota import Quota
+from shapekit.algorithms.quota import Quota
 from shapekit.clock import Clock
 from shapekit.decision import Decision, Forecast
 from shapekit.errors import ConfigError, QuotaExhaustedError, RateLimitedError

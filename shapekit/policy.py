@@ -17,8 +17,7 @@ from shapekit._queue.scopes import ScopedSlots
 from shapekit._runtime.drivers import TASKS, Driver, run
 from shapekit.admission import Admission, Pending
 from shapekit.algorithms.inflight import MOST_PERMITS, Concurrency
-from shapekit.algorithms.quota.quota import Quota
-from shapekit.algorithms.usage import QuotaUsage, quotas_of
+from shapekit.algorithms.quota import Quota, QuotaUsage, quotas_of
 from shapekit.config import CostSpec, PolicyOptions, RefundSpec, checked_options, fields_of
 from shapekit.errors import ConfigError
 from shapekit.events import Listener, Listening

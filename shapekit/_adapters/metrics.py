@@ -18,7 +18,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from shapekit._runtime import forks
 from shapekit.algorithms.queue.wire import LOOK
-from shapekit.algorithms.usage import quotas_of
+from shapekit.algorithms.quota import quotas_of
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.events import (
     Cancelled,

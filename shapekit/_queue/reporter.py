@@ -22,7 +22,7 @@ from shapekit._runtime import background, forks
 from shapekit._runtime.drivers import Driver, Sleepers
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.wire import LOOK
-from shapekit.algorithms.usage import QuotaUsage, quotas_of
+from shapekit.algorithms.quota import QuotaUsage, quotas_of
 from shapekit.clock import Clock, forgets
 from shapekit.errors import (
     AccountExhaustedError,

@@ -29,7 +29,7 @@ charged, and has no effect anywhere else.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from enum import Enum
 from fractions import Fraction
@@ -101,6 +101,10 @@ class Algorithm(Value, ABC, Generic[S]):
     def alone(self, state: Any) -> tuple[Algorithm[Any], Any]:
         """The limit itself and its state, without a Ledger around them."""
         return self, state
+
+    def leaves(self, state: Any, at: int, skew: int, name: str = "") -> Iterator[Leaf]:
+        """The single limits that this one consists of, under the names that a decision uses."""
+        yield Leaf(name or self.kind, self, state, at, skew)
 
     def owns(self, receipt: Receipt) -> bool:
         """Whether a receipt has the form of this algorithm's."""
@@ -267,6 +271,20 @@ class Algorithm(Value, ABC, Generic[S]):
     def spent(self, state: S | None, at: int, cost: int, skew: int = 0) -> bool:
         """Whether a spent budget denies at `at`: without a `max_wait`, no call waits for the next period."""
         return False
+
+
+class Leaf(NamedTuple):
+    """One limit of a program, with its state, and the time and skew to read it at."""
+
+    name: str
+    limit: Algorithm[Any]
+    state: Any
+    at: int
+    skew: int
+
+    def peek(self) -> Decision:
+        """The state of the limit now."""
+        return self.limit.peek(self.state, self.at, self.skew)
 
 
 class Counting(Algorithm[S]):

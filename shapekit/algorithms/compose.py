@@ -20,11 +20,11 @@ Composite: what all_of, any_of and first_of share.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, Self, TypeAlias
 
-from shapekit.algorithms.base import NEVER_US, Algorithm, Decided, Outcome
+from shapekit.algorithms.base import NEVER_US, Algorithm, Decided, Leaf, Outcome
 from shapekit.decision import Decision, Forecast, Receipt
 from shapekit.errors import ConfigError
 
@@ -83,6 +83,11 @@ class Composite(Algorithm[States]):
     @property
     def aligned(self) -> bool:
         return any(part.aligned for part in self.parts)
+
+    def leaves(self, state: Any, at: int, skew: int, name: str = "") -> Iterator[Leaf]:
+        states = self._cold if state is None else state
+        for part_name, part, own in zip(self.names, self.parts, states, strict=True):
+            yield from part.leaves(own, at, skew, f"{name}.{part_name}" if name else part_name)
 
     def inspect(self, state: Any) -> None:
         each(self.parts, "inspect", state)

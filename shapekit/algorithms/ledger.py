@@ -15,7 +15,7 @@ refund, but never grants one twice. A forgotten debit, in contrast, would be cha
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -26,6 +26,7 @@ from shapekit.algorithms.base import (
     Algorithm,
     Book,
     Decided,
+    Leaf,
     Outcome,
     Settled,
     as_tuple,
@@ -89,6 +90,9 @@ class Ledger(Algorithm[Book]):
 
     def alone(self, state: Any) -> tuple[Algorithm[Any], Any]:
         return self.limit, None if state is None else state[0]
+
+    def leaves(self, state: Any, at: int, skew: int, name: str = "") -> Iterator[Leaf]:
+        return self.limit.leaves(_limits(state), at, skew, name)
 
     def owns(self, receipt: Receipt) -> bool:
         if not isinstance(receipt, tuple) or len(receipt) != NAMED:

@@ -26,7 +26,7 @@ from shapekit.algorithms.queue.adaptive import AdaptiveQueue
 from shapekit.algorithms.queue.queue import HELD_US, LeakyQueue
 from shapekit.algorithms.queue.slots import Asked, Grant, Granted
 from shapekit.algorithms.queue.wire import UNKNOWN
-from shapekit.algorithms.quota.quota import Quota
+from shapekit.algorithms.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.errors import ConfigError

@@ -15,7 +15,7 @@ from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import Meter
 from shapekit.algorithms.queue.adaptive import AdaptiveQueue
 from shapekit.algorithms.queue.queue import LeakyQueue
-from shapekit.algorithms.quota.quota import Quota
+from shapekit.algorithms.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.cli import BAD_INPUT

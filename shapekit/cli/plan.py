@@ -17,7 +17,7 @@ from rich.progress import track
 
 from shapekit._runtime.drivers import run
 from shapekit.algorithms.overrides import HELD, Override, chosen
-from shapekit.algorithms.quota.quota import Quota
+from shapekit.algorithms.quota import Quota
 from shapekit.cli.main import CommandError
 from shapekit.cli.output import (
     bar,

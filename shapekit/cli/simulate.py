@@ -26,7 +26,7 @@ from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import GCRA, LeakyBucket, TokenBucket
 from shapekit.algorithms.queue.queue import LeakyQueue
-from shapekit.algorithms.quota.quota import Quota
+from shapekit.algorithms.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.cli.main import CommandError

@@ -27,10 +27,9 @@ from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.ledger import Ledger
 from shapekit.algorithms.queue.adaptive import AdaptiveQueue
 from shapekit.algorithms.queue.queue import LeakyQueue
-from shapekit.algorithms.quota.quota import Quota
+from shapekit.algorithms.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
-from shapekit.algorithms.usage import leaves_of
 from shapekit.cli.main import CommandError
 from shapekit.cli.output import Command, console, counted, json_option, print_json, printable, table
 from shapekit.errors import StoreUnavailableError, span_words
@@ -237,7 +236,7 @@ def _uses(seen: LiveKey) -> tuple[LimitUse, ...]:
     if isinstance(seen.program, Concurrency):
         in_flight, _ = seen.program.standing(seen.state, seen.now_us)
         return (LimitUse(limit_text(seen.program), in_flight, seen.program.limit),)
-    leaves = leaves_of(seen.program, seen.state, seen.now_us, seen.skew_us)
+    leaves = seen.program.leaves(seen.state, seen.now_us, seen.skew_us)
     told = [(limit_text(leaf.limit), leaf.peek()) for leaf in leaves]
     return tuple(LimitUse(limit, peeked.current, peeked.limit) for limit, peeked in told)
 

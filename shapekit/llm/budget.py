@@ -12,9 +12,8 @@ from typing import Any, TypeGuard, TypeVar
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.gcra import TokenBucket
-from shapekit.algorithms.quota.quota import Quota
+from shapekit.algorithms.quota import Quota, QuotaUsage
 from shapekit.algorithms.sliding_window import SlidingWindow
-from shapekit.algorithms.usage import QuotaUsage
 from shapekit.clock import Clock
 from shapekit.config import RefundSpec
 from shapekit.errors import ConfigError

@@ -14,7 +14,7 @@ from fractions import Fraction
 from os import PathLike, fspath
 from typing import Any, NamedTuple, TypeAlias
 
-from shapekit.algorithms.quota.quota import Quota
+from shapekit.algorithms.quota import Quota
 from shapekit.errors import ConfigError, amount_text
 from shapekit.llm.usage import TokenUsage
 from shapekit.rate import COUNT, MAX_COUNT, count_of, exactly

@@ -43,10 +43,9 @@ from shapekit.algorithms.ledger import Ledger
 from shapekit.algorithms.overrides import overridden
 from shapekit.algorithms.queue.adaptive import AdaptiveQueue
 from shapekit.algorithms.queue.queue import LeakyQueue
-from shapekit.algorithms.quota.quota import Quota
+from shapekit.algorithms.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
-from shapekit.algorithms.usage import leaves_of
 from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError
 from shapekit.rate import Rate
 
@@ -89,7 +88,7 @@ def sound(program: Any, state: Any, now: int, skew: int) -> Any:
             program.inspect(state)
         if isinstance(program, LeakyQueue):
             program.outlook(state, now, 1, 1, skew)
-            for leaf in leaves_of(program, state, now, skew):
+            for leaf in program.leaves(state, now, skew):
                 leaf.peek()
         elif isinstance(program, Concurrency):
             program.standing(state, now)

@@ -34,7 +34,7 @@ from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import GCRA
 from shapekit.algorithms.inflight import ENTER, LEAVE, WATCH, Concurrency
 from shapekit.algorithms.queue.wire import CONFIRM, HOLD, LOOK, RESERVE, RESUME
-from shapekit.algorithms.quota.quota import Quota
+from shapekit.algorithms.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.clock import ManualClock
 from shapekit.errors import ConfigError, StoreUnavailableError

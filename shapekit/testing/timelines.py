@@ -40,9 +40,7 @@ from shapekit.algorithms.queue.wire import (
     RESUME,
     SETTLE,
 )
-from shapekit.algorithms.quota.counters import PeriodCounter
-from shapekit.algorithms.quota.quota import Quota
-from shapekit.algorithms.quota.spread import SpreadCounter
+from shapekit.algorithms.quota import PeriodCounter, Quota, SpreadCounter
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.rate import SECOND_US, Rate, RateLike, parse_rates

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shapekit import ManualClock, MemoryStore, Policy, Quota, RedisStore, Shaper, SQLiteStore
 from shapekit._runtime.drivers import run
 from shapekit.algorithms.queue.wire import CANCEL, SETTLE
-from shapekit.algorithms.usage import quotas_of
+from shapekit.algorithms.quota import quotas_of
 from shapekit.errors import StoreUnavailableError
 
 from ..redis_server import shared_server

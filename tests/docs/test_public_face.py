@@ -29,8 +29,8 @@ from .test_reference import ABSENT, PUBLIC, ROOT, named, public_names
 INTERNAL = {
     # A strategy and its parts, for gates, queues, stores and the Lua twin.
     "Value": "fields",
-    "Algorithm": "aligned alone booked charge cut decide decision_received inspect life limit_name owns"
-    " receipt_received receipt_sent refund_many spent state_received state_sent together twin uncharged",
+    "Algorithm": "aligned alone booked charge cut decide decision_received inspect leaves life limit_name"
+    " owns receipt_received receipt_sent refund_many spent state_received state_sent together twin uncharged",
     "Quota": "counter",
     "SlidingWindow": "entries",
     "SlidingWindowLog": "entries",

@@ -26,7 +26,7 @@ from shapekit import (
     any_of,
     first_of,
 )
-from shapekit.algorithms.usage import quotas_of
+from shapekit.algorithms.quota import quotas_of
 
 from ..redis_server import shared_server
 

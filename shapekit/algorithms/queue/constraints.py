@@ -12,7 +12,7 @@ from shapekit.algorithms.compose import adopted, each
 from shapekit.algorithms.gcra import GCRA
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.prospects import Periodic, Prospect
-from shapekit.algorithms.quota.quota import rolling_window
+from shapekit.algorithms.quota import rolling_window
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.decision import Decision, Receipt

@@ -24,18 +24,18 @@ Ten slots taken at once are the same as those of ten calls one right after the o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, TypeAlias
 
-from shapekit.algorithms.base import END_US, Algorithm, slowed
+from shapekit.algorithms.base import END_US, Algorithm, Leaf, slowed
 from shapekit.algorithms.gcra import interval
 from shapekit.algorithms.prospects import Pace, departures, unforeseeable
 from shapekit.algorithms.queue import slots
-from shapekit.algorithms.queue.constraints import Constraints, States, burst_of, part_below, unpaced
+from shapekit.algorithms.queue.constraints import Constraints, States, burst_of, part_below, timeline, unpaced
 from shapekit.algorithms.queue.slots import NONE, NOTICE_US, Asked, Grant, Granted, Move, Moves, Places
 from shapekit.algorithms.queue.wire import UNKNOWN, Confirmed, Further, Late, Moved, WiredQueue
-from shapekit.algorithms.quota.quota import Quota
+from shapekit.algorithms.quota import Quota
 from shapekit.decision import Decision
 from shapekit.rate import MAX_COUNT, MAX_SPAN_US, SECOND_US, Rate, one_of
 
@@ -452,6 +452,23 @@ class LeakyQueue(WiredQueue):
             after, granted, _, _ = self.reserve(after, now, (cost, _HOWEVER_LONG_US, 0), skew)
             waits.append(Grant(*granted).wait_us)
         return waits[0], max(waits)
+
+    def leaves(self, state: Line | None, now: int, skew: int) -> Iterator[Leaf]:
+        """The single limits that hold in addition to the pace.
+
+        Time stands still during a hold, so they are shown as they will be when the hold ends.
+        """
+        constraints = self.constraints
+        if not constraints.algorithms:
+            return
+        until, shift, book, states = (0, 0, (), constraints.cold) if state is None else state[4:]
+        at = max(now, until) - shift
+        if book:
+            # A free place is not charged.
+            states = self.places.uncharged(book[0], states, at, (shift, skew))
+        for algorithm, own in zip(constraints.algorithms, states, strict=True):
+            real, ahead = timeline(algorithm, (shift, skew))
+            yield from algorithm.leaves(own, at + real, ahead)
 
     def waiting(self, state: Any, now: int) -> int | None:
         """How many slots are taken whose departure lies ahead; None where the state does not tell."""

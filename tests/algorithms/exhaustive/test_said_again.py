@@ -17,7 +17,7 @@ from shapekit import FixedWindow, Quota, Rate, SlidingWindow, SlidingWindowLog
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.slots import Grant
-from shapekit.algorithms.usage import quotas_of
+from shapekit.algorithms.quota import quotas_of
 
 from .explore import LawBrokenError, explore
 

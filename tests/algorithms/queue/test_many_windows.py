@@ -6,8 +6,7 @@ from collections import Counter
 import pytest
 
 from shapekit import FixedWindow, ManualClock, Quota, RedisStore, Shaper, SlidingWindow
-from shapekit.algorithms import fixed_window, sliding_window
-from shapekit.algorithms.quota import counters as period_counter
+from shapekit.algorithms import fixed_window, quota, sliding_window
 
 from ...redis_server import shared_server
 
@@ -25,13 +24,13 @@ GATES = {
 }
 CROWDED = {
     "one a window": (FixedWindow(1, WINDOW_S), fixed_window._MAX_WINDOWS),
-    "one a period": (Quota(f"1/fixed:{WINDOW_S}s"), period_counter._MAX_PERIODS),
-    "one a period, spread": (Quota(f"1/fixed:{WINDOW_S}s", spread=True), period_counter._MAX_PERIODS),
+    "one a period": (Quota(f"1/fixed:{WINDOW_S}s"), quota._MAX_PERIODS),
+    "one a period, spread": (Quota(f"1/fixed:{WINDOW_S}s", spread=True), quota._MAX_PERIODS),
     "one a few ticks": (SlidingWindow(1, WINDOW_S, buckets=3, conservative=True), sliding_window._MAX_AHEAD),
 }
 CEILINGS = [
     (fixed_window, "_MAX_WINDOWS", fixed_window.FixedWindow),
-    (period_counter, "_MAX_PERIODS", period_counter.PeriodCounter),
+    (quota, "_MAX_PERIODS", quota.PeriodCounter),
     (sliding_window, "_MAX_AHEAD", sliding_window.SlidingWindow),
 ]
 EACH = pytest.mark.parametrize("gate", GATES)

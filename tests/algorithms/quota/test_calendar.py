@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapekit.algorithms.quota.periods import (
+from shapekit.algorithms.periods import (
     civil_from_days,
     days_from_civil,
     days_in_month,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shapekit.algorithms.quota.periods import MAX_OFFSET_MINUTES, WEEKDAYS, Periods
+from shapekit.algorithms.periods import MAX_OFFSET_MINUTES, WEEKDAYS, Periods
 
 from ..limits import beginning
 

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shapekit import Gate, ManualClock, Quota
-from shapekit.algorithms.quota import counters as period_counter
+from shapekit.algorithms.quota import _MAX_PERIODS
 
 from ..limits import DAY_US, SECOND_US, WEEKDAYS, ZONES, beginning
 
@@ -194,7 +194,7 @@ def test_a_period_that_is_forgotten_goes_also_where_the_date_has_gone_back():
 
 def test_as_many_periods_as_are_ever_kept_are_believed_and_one_more_is_not():
     counter = Quota("5/day").counter
-    days = range(period_counter._MAX_PERIODS + 1)
+    days = range(_MAX_PERIODS + 1)
     book = tuple(number for day in days for number in (day * DAY_US, 1, day * DAY_US))
     counter.inspect(book[3:])
     with pytest.raises(ValueError, match="no periods"):

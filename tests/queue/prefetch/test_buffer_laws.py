@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shapekit import Quota
 from shapekit.algorithms.queue.wire import HOLD
-from shapekit.algorithms.usage import quotas_of
+from shapekit.algorithms.quota import quotas_of
 from shapekit.testing import check_pace, check_window
 
 from .simulation import SECOND, Caller, Server, Worker, World, bursts, busy, poisson

@@ -1,11 +1,11 @@
--- needs base exact counting quota/periods
--- The twin of counters.py: same names, same steps.
+-- needs base exact counting periods
+-- The twin of PeriodCounter in quota.py: same names, same steps.
 --
 -- A state is {start, used, opened of each period}, by start; a receipt is an instant of civil time.
 
 local PeriodCounter = setmetatable({}, Counting)
 PeriodCounter.__index = PeriodCounter
-twins["quota/counters"] = PeriodCounter
+twins["period_counter"] = PeriodCounter
 PeriodCounter.MAX_PERIODS = 2^9
 
 -- spec: its name, limit, periods.

@@ -1,5 +1,5 @@
--- needs base exact counting quota/periods quota/counters
--- The twin of spread.py: same names, same steps.
+-- needs base exact counting periods period_counter
+-- The twin of SpreadCounter in quota.py: same names, same steps.
 --
 -- A state is {the state of the counter, {start, due, cost of the last charge in each of its periods}}; a
 -- receipt is {civil time, due, due and cost of the charge before}. The dictionary of paces is that list as
@@ -7,7 +7,7 @@
 
 local SpreadCounter = setmetatable({}, Counting)
 SpreadCounter.__index = SpreadCounter
-twins["quota/spread"] = SpreadCounter
+twins["spread_counter"] = SpreadCounter
 
 -- spec: its name, limit, periods.
 function SpreadCounter.new(spec)

@@ -208,8 +208,8 @@ class Periods(Value):
         """What the Lua twin is constructed from; for a time zone, the boundaries around these instants."""
         if self._zone is None:
             shape = (self.cadence, self.span_us, self.offset_minutes, self.week_start, self.anchor_day)
-            return ["quota/periods", *shape]
-        return ["quota/periods", "listed", self._runs(instants)]
+            return ["periods", *shape]
+        return ["periods", "listed", self._runs(instants)]
 
     def _runs(self, instants: Sequence[int]) -> list[list[int]]:
         """Boundaries in ascending order; a new list begins where periods are left out."""

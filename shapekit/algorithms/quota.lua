@@ -3,7 +3,7 @@
 -- any other quota is its period counter.
 
 local RollingQuota = {}
-twins["quota/quota"] = RollingQuota
+twins["quota"] = RollingQuota
 
 -- spec: its name, the window.
 function RollingQuota.new(spec)

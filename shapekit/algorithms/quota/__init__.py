@@ -1,1 +1,0 @@
-"""Quotas: budgets per period of civil time."""
