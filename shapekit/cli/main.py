@@ -64,10 +64,10 @@ COMMANDS = {
     "top": Subcommand("top", "Show a live table of the keys of a store."),
     "hold": Subcommand("control", "Stop the calls on a key for a while."),
     "resume": Subcommand("control", "End the hold of a key early."),
-    "set": Subcommand("settings", "Set limits for every process, instead of the code's.", "set_"),
-    "unset": Subcommand("settings", "Remove what was set: the limits in the code apply again."),
-    "settings": Subcommand("settings", "Show what is set, by whom, and until when."),
-    "apply": Subcommand("settings", "Set what a file says, and show what that changes."),
+    "set": Subcommand("control", "Set limits for every process, instead of the code's.", "set_"),
+    "unset": Subcommand("control", "Remove what was set: the limits in the code apply again."),
+    "settings": Subcommand("control", "Show what is set, by whom, and until when."),
+    "apply": Subcommand("control", "Set what a file says, and show what that changes."),
     "reset": Subcommand("control", "Forget a key: its queue, its hold, its counts."),
 }
 
