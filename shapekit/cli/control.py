@@ -41,7 +41,6 @@ from shapekit.keys import whole_of
 from shapekit.rate import SECOND_US, duration_us
 from shapekit.stores.base import Operation
 from shapekit.stores.encoding import LiveKey
-from shapekit.stores.redis.protocol import bounded
 from shapekit.stores.settings import PERMITS, changed, legible, placed, set_by, without
 
 _BEGINNING = 32
@@ -410,6 +409,8 @@ class Keys:
     def _is_meant(self, seen: LiveKey, asked: str) -> bool:
         if seen.part or not self._shortens:
             return seen.shown == asked
+        from shapekit.stores.redis.protocol import bounded  # noqa: PLC0415 - redis is an extra
+
         before, _, key = asked.partition(f"{seen.name}:")
         return not before and bounded(key).decode("utf-8", "surrogatepass") == seen.key
 

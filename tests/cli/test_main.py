@@ -96,6 +96,15 @@ def test_what_is_not_installed_is_named_with_the_line_that_installs_it(package):
     assert 'pip install "shapekit[cli]"' in line
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_subcommand_needs_redis_before_it_is_given_one(name):
+    told = python(
+        f"import sys; sys.modules['redis'] = None; sys.argv = ['shapekit', {name!r}, '--help']\n"
+        "from shapekit.cli.__main__ import main; main()"
+    )
+    assert (told.returncode, told.stderr) == (0, "")
+
+
 def test_a_subcommand_of_ours_that_does_not_load_is_no_mistake_of_the_user():
     told = python(
         "import sys; sys.modules['shapekit.cli.plan'] = None; sys.argv = ['shapekit', 'plan']\n"
