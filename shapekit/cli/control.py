@@ -34,8 +34,19 @@ from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.wire import CONFIRM, HOLD, MARK, RESUME
 from shapekit.cli.check import tables_of
 from shapekit.cli.main import CommandError
-from shapekit.cli.output import console, counted, instant_words, json_option, print_json, printable, table
-from shapekit.cli.top import clock, limit_text, open_store, span, store_option
+from shapekit.cli.output import (
+    clock,
+    console,
+    counted,
+    instant_words,
+    json_option,
+    limit_text,
+    print_json,
+    printable,
+    span,
+    table,
+)
+from shapekit.cli.top import open_store, store_option
 from shapekit.errors import ConfigError
 from shapekit.keys import whole_of
 from shapekit.rate import SECOND_US, duration_us

@@ -3,7 +3,7 @@
 Rich decides on colours: none where the output is no terminal, none under NO_COLOR. What is said by a
 colour is always said in words too.
 
-Numbers, spans, instants and rates as people read them:
+Numbers, spans, instants, rates and limits as people read them:
 
 >>> ordinal(1), ordinal(22), ordinal(113), ordinal(5_000)
 ('1st', '22nd', '113th', '5,000th')
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, tzinfo
 from fractions import Fraction
@@ -25,11 +26,24 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from shapekit.algorithms.compose import Composite
+from shapekit.algorithms.fixed_window import FixedWindow
+from shapekit.algorithms.gcra import Meter
+from shapekit.algorithms.inflight import Concurrency
+from shapekit.algorithms.ledger import Ledger
+from shapekit.algorithms.queue.adaptive import AdaptiveQueue
+from shapekit.algorithms.queue.queue import LeakyQueue
+from shapekit.algorithms.quota import Quota
+from shapekit.algorithms.sliding_log import SlidingWindowLog
+from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.errors import span_words
 from shapekit.rate import SECOND_US, Rate
+from shapekit.stores.encoding import Described
 
 _PERIODS = {unit * SECOND_US: name for unit, name in ((1, "second"), (60, "minute"), (3_600, "hour"))}
 _PERIODS |= {86_400 * SECOND_US: "day", 604_800 * SECOND_US: "week"}
+_DAY_S = 86_400.0
+_FAR_S = 365 * _DAY_S
 
 
 def counted(number: int, what: str) -> str:
@@ -74,6 +88,87 @@ def window_words(window_us: int) -> str:
 def rate_words(rate: Rate) -> str:
     """`10 per second`."""
     return f"{rate.limit:,} per {per_words(rate.period_us)}"
+
+
+def span(seconds: float) -> str:
+    """A duration in its two largest units.
+
+    >>> [span(seconds) for seconds in (0, 0.04213, 12.345, 300, 7_265, 31 * 86_400, 1e12)]
+    ['0 s', '42.1 ms', '12.3 s', '5 min', '2 h 01 min', '31 d', 'over a year']
+    """
+    if seconds >= _FAR_S:
+        return "over a year"
+    whole_us = int(seconds) * SECOND_US
+    shown_us = whole_us if seconds >= 60 else round(float(f"{seconds:.3g}") * SECOND_US)
+    return " ".join(span_words(shown_us).split()[:4])
+
+
+def clock(epoch_s: float) -> str:
+    """An instant as the operator's clock shows it; with the date if it is a day or more ahead."""
+    ahead_s = epoch_s - time.time()
+    if ahead_s > _FAR_S:
+        return "over a year from now"
+    then = datetime.fromtimestamp(epoch_s, UTC).astimezone()
+    return f"{then:%H:%M:%S}" if ahead_s < _DAY_S else f"{then:%Y-%m-%d %H:%M}"
+
+
+def limit_text(program: Described) -> str:
+    """A limit in few words.
+
+    >>> from shapekit import GCRA, Quota, all_of
+    >>> limit_text(all_of(fast=GCRA("10/s"), month=Quota("1_000_000/month")))
+    'all_of(gcra 10/s burst 10, quota 1000000/month)'
+    """
+    if isinstance(program, LeakyQueue):
+        return _queue_text(program)
+    if isinstance(program, Concurrency):
+        return f"concurrency {program.limit}"
+    if isinstance(program, Ledger):
+        return limit_text(program.limit)
+    if isinstance(program, Composite):
+        return f"{program.kind}({', '.join(map(limit_text, program.parts))})"
+    if isinstance(program, Quota):
+        return f"quota {program.limit}/{program.per}{' spread' if program.spread else ''}"
+    if isinstance(program, FixedWindow | SlidingWindow | SlidingWindowLog):
+        return f"{program.kind} {_each(program.limit, program.window_us)}"
+    assert isinstance(program, Meter)  # noqa: S101 - all that are left
+    return f"{program.kind} {_each(program.rate.limit, program.rate.period_us)} burst {program.burst}"
+
+
+def _each(limit: int, period_us: int) -> str:
+    """`100/min`; where the period has no name of its own, `10 per 2 h`."""
+    unit = _UNITS.get(period_us)
+    return f"{limit}/{unit}" if unit else f"{limit} per {span_words(period_us)}"
+
+
+def _rate_text(rate: Rate) -> str:
+    burst = "" if rate.burst is None else f" burst {rate.burst}"
+    return _each(rate.limit, rate.period_us) + burst
+
+
+_UNITS = {SECOND_US: "s", 60 * SECOND_US: "min", 3_600 * SECOND_US: "h"}
+_UNITS |= {86_400 * SECOND_US: "day", 604_800 * SECOND_US: "week"}
+
+
+def _queue_text(queue: LeakyQueue) -> str:
+    words = _numbers_text(queue)
+    return f"{words}, {'held' if queue.is_held else 'set'} by an operator" if queue.is_set else words
+
+
+def _numbers_text(queue: LeakyQueue) -> str:
+    if isinstance(queue, AdaptiveQueue):
+        between = f"adaptive {_rate_text(queue.lowest)} to {_rate_text(queue.highest)}"
+        return between if queue.burst == 1 else f"{between} burst {queue.burst}"
+    parts = [_rate_text(rate) for rate in queue.rates]
+    if queue.burst > 1 and not any(rate.burst for rate in queue.rates):
+        parts[0] += f" burst {queue.burst}"
+    parts += [limit_text(gate) for gate in queue.gates]
+    words = "; ".join(parts) or "no rate"
+    if queue.pace != "smooth":
+        words += f", pace {queue.pace}"
+    if queue.headroom:
+        words += f", headroom {float(queue.headroom):.3g}"
+    return words
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])

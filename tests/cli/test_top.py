@@ -28,7 +28,8 @@ from shapekit import (
     all_of,
     any_of,
 )
-from shapekit.cli.top import COLUMNS, Looks, Page, clock, limit_text, row_of, span
+from shapekit.cli.output import clock, limit_text, span
+from shapekit.cli.top import COLUMNS, Looks, Page, row_of
 
 from ..redis_server import RedisServer
 from .screen import complaint, shapekit
