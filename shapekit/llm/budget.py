@@ -21,8 +21,7 @@ from shapekit.events import Listener
 from shapekit.feedback import Feedback
 from shapekit.gate import checked_name
 from shapekit.keys import KeySpec, KeyTemplate
-from shapekit.llm.call import DIALECTS_OF_TOKENS, Books, BudgetLimit, Learn, LLMCall, told_tokens
-from shapekit.llm.line import Line
+from shapekit.llm.call import DIALECTS_OF_TOKENS, Books, BudgetLimit, Learn, Line, LLMCall, told_tokens
 from shapekit.llm.prices import Price, PriceSpec, Spending, limits_of_money, money
 from shapekit.llm.usage import (
     Asked,
