@@ -108,7 +108,7 @@ _ON_DEMAND = {
     "Override": "shapekit.algorithms.overrides",
     "RedisStore": "shapekit.stores.redis.store",
     "ResilientStore": "shapekit.stores.resilient",
-    "SQLiteStore": "shapekit.stores.sqlite.store",
+    "SQLiteStore": "shapekit.stores.sqlite",
     "Spending": "shapekit.llm.prices",
     "TokenUsage": "shapekit.llm.usage",
 }

@@ -84,7 +84,7 @@ def open_survey(where: str | None) -> Iterator[Survey]:
     """Looks at the store of a URL or a file, and leaves it exactly as it is."""
     if where and Path(where).is_file():
         # A SQLiteStore would queue with those that decide; looking need not.
-        from shapekit.stores.sqlite.store import SqliteSurvey  # noqa: PLC0415 - with Redis it need not be loaded
+        from shapekit.stores.sqlite import SqliteSurvey  # noqa: PLC0415 - with Redis it need not be loaded
 
         yield SqliteSurvey(where).live_keys
         return

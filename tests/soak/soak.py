@@ -12,7 +12,7 @@ import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from shapekit.stores.sqlite.store import _SPAN_BITS
+from shapekit.stores.sqlite import _SPAN_BITS
 
 from ..redis_server import RedisServer
 from .judge import made, population, speed, trend

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapekit import GCRA, Clock, Gate, Quota, Shaper
+from shapekit.stores import sqlite_file as host_clock
 from shapekit.stores.sqlite import SQLiteStore
-from shapekit.stores.sqlite import file as host_clock
-from shapekit.stores.sqlite.file import HostClock
+from shapekit.stores.sqlite_file import HostClock
 
 DAY_S = 86_400
 

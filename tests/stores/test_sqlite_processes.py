@@ -7,8 +7,8 @@ from contextlib import closing
 import pytest
 
 from shapekit import GCRA, Gate, ManualClock, Shaper, StoreUnavailableError
+from shapekit.stores import sqlite_file
 from shapekit.stores.sqlite import SQLiteStore
-from shapekit.stores.sqlite import file as sqlite_file
 
 pytestmark = pytest.mark.long
 

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 from shapekit import GCRA, Gate, StoreUnavailableError
+from shapekit.stores import sqlite_file
 from shapekit.stores.sqlite import SQLiteStore
-from shapekit.stores.sqlite import file as sqlite_file
 
 OTHER = """
 import sys
 from shapekit import GCRA, Gate
-from shapekit.stores.sqlite import file as sqlite_file
+from shapekit.stores import sqlite_file
 from shapekit.stores.sqlite import SQLiteStore
 sqlite_file.LOOK_EVERY_S = 0.0
 gate = Gate(GCRA("1000/d"), name="api", store=SQLiteStore(sys.argv[1]))

@@ -12,7 +12,7 @@ from shapekit.algorithms.inflight import ENTER
 from shapekit.algorithms.queue.wire import LOOK, RESERVE
 from shapekit.errors import StoreUnavailableError
 from shapekit.rate import SECOND_US
-from shapekit.stores.sqlite.store import SqliteSurvey
+from shapekit.stores.sqlite import SqliteSurvey
 from shapekit.testing.timelines import GROUPS
 
 from ..redis_server import shared_server

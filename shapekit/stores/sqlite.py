@@ -45,9 +45,9 @@ from shapekit.stores.encoding import (
     unpacked,
 )
 from shapekit.stores.settings import Settings, Stored, settings_name
-from shapekit.stores.sqlite.file import APPLICATION, PATIENCE_S, VERSION, Execute, HostClock, SharedFile
+from shapekit.stores.sqlite_file import APPLICATION, PATIENCE_S, VERSION, Execute, HostClock, SharedFile
 
-__all__ = ["SQLiteStore", "SqliteSurvey"]
+__all__ = ["SQLiteStore"]
 
 Row: TypeAlias = tuple[int, str, int, int, int]
 """id, state, the number of the program that wrote it, when it may be swept, and when it is idle."""
