@@ -14,7 +14,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from shapekit._queue.scopes import ScopedSlots
-from shapekit._runtime.drivers import TASKS, Driver, run
+from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit.admission import Admission, Pending
 from shapekit.algorithms.inflight import MOST_PERMITS, Concurrency
 from shapekit.algorithms.quota import Quota, QuotaUsage, quotas_of
@@ -25,6 +25,7 @@ from shapekit.keys import SCOPE, KeySpec, KeyTemplate
 from shapekit.rate import AS_CONFIGURED, Duration, RateLike, boolean, whole
 from shapekit.shaper import UNPACED, Outlook, Shaper, checked_rates, limits_shown
 from shapekit.stores import StoreLike
+from shapekit.stores.base import changed, legible, set_by
 
 if TYPE_CHECKING:
     from shapekit._queue.inflight import Permits
@@ -327,8 +328,7 @@ class Policy:
         return await self._configure(TASKS, rate, change)
 
     async def _configure(self, driver: Driver, rate: str | None, change: Change) -> Override:
-        from shapekit.algorithms.overrides import effective, override_of  # noqa: PLC0415 - likewise
-        from shapekit.stores.settings import changed, placed, set_by  # noqa: PLC0415 - operators alone
+        from shapekit.algorithms.overrides import effective, override_of, placed  # noqa: PLC0415 - operators
 
         store = self.shaper.core.store
         now_us = store.clock.now_us()
@@ -355,9 +355,9 @@ class Policy:
         return await self._configured(TASKS)
 
     async def _configured(self, driver: Driver) -> list[Override]:
-        from shapekit.stores.settings import in_force  # noqa: PLC0415 - operators alone
-
-        return list(await in_force(driver, self.shaper.core.store, self.name))
+        store = self.shaper.core.store
+        stored = await driver.ask(Twin(store.read_overrides, store.aread_overrides), self.name)
+        return list(legible(store, stored))
 
     def unconfigure(self, key: str | None = None) -> bool:
         """Remove the override of the policy, or of a key or pattern; returns whether there was one.
@@ -371,7 +371,7 @@ class Policy:
         return await self._unconfigure(TASKS, key)
 
     async def _unconfigure(self, driver: Driver, key: str | None) -> bool:
-        from shapekit.stores.settings import changed, without  # noqa: PLC0415 - operators alone
+        from shapekit.algorithms.overrides import without  # noqa: PLC0415 - operators alone
 
         store = self.shaper.core.store
         before, after = await changed(driver, store, self.name, lambda overrides: without(overrides, key))

@@ -55,8 +55,7 @@ from shapekit.algorithms.inflight import (
 from shapekit.decision import Decision
 from shapekit.errors import ConfigError, QueueFullError, ShapekitError, StoreUnavailableError, gave_up, whose
 from shapekit.rate import MAX_SPAN_US, SECOND_US
-from shapekit.stores.base import Store, companion
-from shapekit.stores.settings import PERMITS
+from shapekit.stores.base import PERMITS, Store, companion
 
 if TYPE_CHECKING:
     from asyncio import Task

@@ -24,7 +24,7 @@ from shapekit._runtime import forks
 from shapekit._runtime.drivers import Alarm, Driver, Twin
 from shapekit.algorithms.queue.wire import UNKNOWN, Late, Moved
 from shapekit.rate import SECOND_US
-from shapekit.stores.settings import Settings
+from shapekit.stores.base import Settings
 
 if TYPE_CHECKING:
     from shapekit._queue.waiter import KeyState, KeyStatus, PendingWait

@@ -48,8 +48,7 @@ from shapekit.errors import (
     gave_up,
 )
 from shapekit.rate import SECOND_US
-from shapekit.stores.base import Store, companion
-from shapekit.stores.settings import Settings
+from shapekit.stores.base import Settings, Store, companion
 
 if TYPE_CHECKING:
     from shapekit.shaper import Reservation

@@ -305,6 +305,16 @@ def difference(before: Iterable[Override], after: Iterable[Override]) -> Mapping
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
 
+def without(overrides: Overrides, key: str | None) -> Overrides:
+    """The overrides of other keys."""
+    return tuple([one for one in overrides if one.key != key])
+
+
+def placed(override: Override) -> Callable[[Overrides], Overrides]:
+    """The change that sets an override, instead of any of the same key."""
+    return lambda overrides: (*without(overrides, override.key), override)
+
+
 # queues whose numbers an operator has set
 
 

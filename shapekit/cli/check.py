@@ -36,7 +36,7 @@ from shapekit.errors import ConfigError, shortened, span_words
 from shapekit.keys import KeyTemplate
 from shapekit.policy import Policy
 from shapekit.rate import Rate, max_wait_us
-from shapekit.stores.settings import legible
+from shapekit.stores.base import legible
 
 
 def meaning(policy: Policy, max_wait_us: int | None) -> list[str]:

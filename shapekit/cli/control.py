@@ -29,6 +29,8 @@ from shapekit.algorithms.overrides import (
     difference,
     effective,
     override_of,
+    placed,
+    without,
 )
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.wire import CONFIRM, HOLD, MARK, RESUME
@@ -50,9 +52,8 @@ from shapekit.cli.top import open_store, store_option
 from shapekit.errors import ConfigError
 from shapekit.keys import whole_of
 from shapekit.rate import SECOND_US, duration_us
-from shapekit.stores.base import Operation
+from shapekit.stores.base import PERMITS, Operation, changed, legible, set_by
 from shapekit.stores.encoding import LiveKey
-from shapekit.stores.settings import PERMITS, changed, legible, placed, set_by, without
 
 _BEGINNING = 32
 """Letters that stand for certain where a long key is stored shortened."""

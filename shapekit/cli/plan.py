@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 
 from shapekit._runtime.drivers import run
-from shapekit.algorithms.overrides import HELD, Override, chosen
+from shapekit.algorithms.overrides import HELD, Override, chosen, placed
 from shapekit.algorithms.quota import Quota
 from shapekit.cli.main import CommandError
 from shapekit.cli.output import (
@@ -36,7 +36,7 @@ from shapekit.clock import ManualClock
 from shapekit.errors import span_words
 from shapekit.policy import Policy
 from shapekit.rate import MAX_SPAN_US, SECOND_US, whole
-from shapekit.stores.settings import changed, legible, placed
+from shapekit.stores.base import changed, legible
 
 _LONGEST_S = MAX_SPAN_US / SECOND_US
 MAX_PLAYED = 1_000_000

@@ -21,14 +21,16 @@ from shapekit.stores.base import (
     Key,
     Operation,
     Program,
+    Settings,
     Store,
+    Stored,
     beyond,
     check_prefix,
     continued,
     of_two_kinds,
     part_keys,
+    settings_name,
 )
-from shapekit.stores.settings import Settings, Stored, settings_name
 
 __all__ = ["MemoryStore"]
 

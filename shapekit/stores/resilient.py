@@ -41,9 +41,8 @@ from shapekit.clock import Clock
 from shapekit.errors import ConfigError, StoreUnavailableError, span_words
 from shapekit.events import EVERYWHERE, StoreBack, StoreLost
 from shapekit.rate import SECOND_US, Duration, duration_us, one_of
-from shapekit.stores.base import Apply, ApplyMany, Key, Program, Store
+from shapekit.stores.base import Apply, ApplyMany, Key, Program, Settings, Store, Stored
 from shapekit.stores.memory import MemoryStore
-from shapekit.stores.settings import Settings, Stored
 
 __all__ = ["ResilientStore"]
 

@@ -23,12 +23,15 @@ from shapekit.stores.base import (
     Key,
     Operation,
     Program,
+    Settings,
     Store,
+    Stored,
     beyond,
     check_prefix,
     continued,
     of_two_kinds,
     part_keys,
+    settings_name,
 )
 from shapekit.stores.encoding import (
     MISFITS,
@@ -44,7 +47,6 @@ from shapekit.stores.encoding import (
     sound,
     unpacked,
 )
-from shapekit.stores.settings import Settings, Stored, settings_name
 from shapekit.stores.sqlite_file import APPLICATION, PATIENCE_S, VERSION, Execute, HostClock, SharedFile
 
 __all__ = ["SQLiteStore"]

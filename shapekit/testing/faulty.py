@@ -24,8 +24,7 @@ from typing import Any
 from shapekit._runtime.drivers import TASKS, Alarm, Driver, Twin, run
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, duration_us
-from shapekit.stores.base import Apply, ApplyMany, Key, Operation, Program, Store
-from shapekit.stores.settings import Settings, Stored
+from shapekit.stores.base import Apply, ApplyMany, Key, Operation, Program, Settings, Store, Stored
 
 __all__ = ["FaultyStore"]
 

@@ -18,8 +18,8 @@ from shapekit._runtime.drivers import run
 from shapekit.algorithms.base import CHECK
 from shapekit.algorithms.overrides import Override
 from shapekit.algorithms.queue.wire import RESERVE
+from shapekit.stores.base import changed
 from shapekit.stores.redis.protocol import script_of
-from shapekit.stores.settings import changed
 
 from ..redis_server import RedisServer
 from .shared_decisions import own_script

@@ -6,8 +6,8 @@ import pytest
 
 from shapekit import ManualClock, MemoryStore, SQLiteStore
 from shapekit._runtime.drivers import run
+from shapekit.stores.base import changed
 from shapekit.stores.redis import RedisStore
-from shapekit.stores.settings import changed
 
 from ..redis_server import shared_server
 

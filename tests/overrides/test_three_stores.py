@@ -19,8 +19,8 @@ from shapekit import (
     Shaper,
     SQLiteStore,
 )
+from shapekit.stores.base import Stored
 from shapekit.stores.redis import RedisStore
-from shapekit.stores.settings import Stored
 
 from ..redis_server import RedisServer, shared_server
 from .conftest import fresh_redis, put

@@ -9,7 +9,7 @@ from shapekit import ManualClock, MemoryStore, Override, Policy, QueueFullError,
 from shapekit._queue.moving import QUICK_US, Limits
 from shapekit._runtime.drivers import AsyncAlarm
 from shapekit.events import LimitChanged
-from shapekit.stores.settings import Settings
+from shapekit.stores.base import Settings
 
 from ..queue.stage import Stage
 from .conftest import put

@@ -42,9 +42,8 @@ from shapekit.algorithms.base import CHECK, Operation, Run
 from shapekit.algorithms.compose import Composite
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError, whose
-from shapekit.stores.base import Key, beyond, continued, part_keys
+from shapekit.stores.base import Key, Settings, Stored, beyond, continued, part_keys
 from shapekit.stores.encoding import describe, is_misfit, plain_bytes, plain_text, revived, shown, sound, tag
-from shapekit.stores.settings import Settings, Stored
 
 LONGEST = 256
 _ESCAPED = {ord(mark): f"%{ord(mark):02X}" for mark in "%:{}"}

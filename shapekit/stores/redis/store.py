@@ -35,11 +35,21 @@ from shapekit.algorithms.base import Undo
 from shapekit.clock import Clock, RealClock
 from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError, missing
 from shapekit.rate import SECOND_US
-from shapekit.stores.base import Apply, ApplyMany, Key, Operation, Program, Store, check_prefix, of_two_kinds
+from shapekit.stores.base import (
+    Apply,
+    ApplyMany,
+    Key,
+    Operation,
+    Program,
+    Store,
+    Stored,
+    check_prefix,
+    of_two_kinds,
+    settings_name,
+)
 from shapekit.stores.encoding import MISFITS, Described, LiveKey, known_programs, plain_text, revived, sound
 from shapekit.stores.redis.connections import AsyncOwnConnections, Link, OwnConnections, unavailable
 from shapekit.stores.redis.protocol import Asked, Conversation, Keyspace, RedisProgram, survey_script
-from shapekit.stores.settings import Stored, settings_name
 
 __all__ = ["RedisStore"]
 

@@ -8,7 +8,7 @@ from shapekit import Override, StoreUnavailableError
 from shapekit._queue.prefetch import _DESKS
 from shapekit._runtime.drivers import run
 from shapekit.rate import SECOND_US
-from shapekit.stores.settings import changed
+from shapekit.stores.base import changed
 
 from ...crew import in_threads
 from .conftest import PATIENCE_S, tenders
