@@ -24,6 +24,7 @@ from shapekit.cli.output import (
     console,
     counted,
     json_option,
+    open_store,
     ordinal,
     per_words,
     print_json,
@@ -31,7 +32,6 @@ from shapekit.cli.output import (
     rate_words,
     window_words,
 )
-from shapekit.cli.top import open_store
 from shapekit.errors import ConfigError, shortened, span_words
 from shapekit.keys import KeyTemplate
 from shapekit.policy import Policy

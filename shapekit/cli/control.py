@@ -43,12 +43,13 @@ from shapekit.cli.output import (
     instant_words,
     json_option,
     limit_text,
+    open_store,
     print_json,
     printable,
     span,
+    store_option,
     table,
 )
-from shapekit.cli.top import open_store, store_option
 from shapekit.errors import ConfigError
 from shapekit.keys import whole_of
 from shapekit.rate import SECOND_US, duration_us

@@ -1,4 +1,4 @@
-"""Output: what a command prints, for a terminal, for a pipe, and for machines.
+"""Output: what a command prints, for a terminal, for a pipe, and for machines; and the options of several.
 
 Rich decides on colours: none where the output is no terminal, none under NO_COLOR. What is said by a
 colour is always said in words too.
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, tzinfo
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -26,6 +27,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from shapekit import stores
 from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import Meter
@@ -36,8 +38,11 @@ from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
+from shapekit.cli.main import CommandError
 from shapekit.errors import span_words
 from shapekit.rate import SECOND_US, Rate
+from shapekit.stores import REDIS
+from shapekit.stores.base import Store
 from shapekit.stores.encoding import Described
 
 _PERIODS = {unit * SECOND_US: name for unit, name in ((1, "second"), (60, "minute"), (3_600, "hour"))}
@@ -172,7 +177,8 @@ def _numbers_text(queue: LeakyQueue) -> str:
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
+VARIABLE = "SHAPEKIT_STORE"
+_FIX = f"give --store redis://HOST or --store FILE, or set {VARIABLE}"
 PIPE_WIDTH = 100
 """How wide a page is that no terminal bounds."""
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -181,6 +187,31 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 def json_option(command: Command) -> Command:
     """The option `--json`, which a command is given as `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")(command)
+
+
+def store_option(command: Command) -> Command:
+    """The option `--store`, which a command is given as `store`: text for `open_store`, or None."""
+    return click.option(
+        "--store",
+        metavar="URL|FILE",
+        envvar=VARIABLE,
+        show_envvar=True,
+        help="redis://…, rediss://… or unix://… for Redis, anything else is the file of a SQLiteStore.",
+    )(command)
+
+
+def open_store(where: str | None) -> Store:
+    """The store at a URL or in a file. A file that is not there is a mistake."""
+    if not where:
+        raise CommandError(f"no store is given; {_FIX}")
+    scheme, separator, _ = where.partition("://")
+    if separator and not where.startswith(REDIS):
+        # What follows may hold a password.
+        raise CommandError(f"store='{scheme}://…' has an unknown scheme; {_FIX}")
+    if not separator and not Path(where).is_file():
+        told = "(not shown)" if "@" in where else repr(where)
+        raise CommandError(f"store={told} is not a file; {_FIX}")
+    return stores.open_store(where)[0]
 
 
 def print_json(value: Any) -> None:

@@ -26,12 +26,13 @@ from shapekit.cli.output import (
     instant_words,
     is_plain,
     json_option,
+    open_store,
     ordinal,
     print_json,
     printable,
+    store_option,
     table,
 )
-from shapekit.cli.top import open_store, store_option
 from shapekit.clock import ManualClock
 from shapekit.errors import span_words
 from shapekit.policy import Policy

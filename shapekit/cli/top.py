@@ -1,4 +1,4 @@
-"""`shapekit top`: the keys of a store, as they stand; and which store an operator means."""
+"""`shapekit top`: the keys of a store, as they stand."""
 
 from __future__ import annotations
 
@@ -19,60 +19,28 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from shapekit import stores
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.queue.adaptive import AdaptiveQueue
 from shapekit.algorithms.queue.queue import LeakyQueue
-from shapekit.cli.main import CommandError
 from shapekit.cli.output import (
-    Command,
     clock,
     console,
     counted,
     json_option,
     limit_text,
+    open_store,
     print_json,
     printable,
     span,
+    store_option,
     table,
 )
 from shapekit.errors import StoreUnavailableError
 from shapekit.rate import SECOND_US
-from shapekit.stores import REDIS
-from shapekit.stores.base import Store
 from shapekit.stores.encoding import LiveKey
 
 if TYPE_CHECKING:
     from shapekit.stores.redis import RedisStore
-
-
-VARIABLE = "SHAPEKIT_STORE"
-_FIX = f"give --store redis://HOST or --store FILE, or set {VARIABLE}"
-
-
-def store_option(command: Command) -> Command:
-    """The option `--store`, which a command is given as `store`: text for `open_store`, or None."""
-    return click.option(
-        "--store",
-        metavar="URL|FILE",
-        envvar=VARIABLE,
-        show_envvar=True,
-        help="redis://…, rediss://… or unix://… for Redis, anything else is the file of a SQLiteStore.",
-    )(command)
-
-
-def open_store(where: str | None) -> Store:
-    """The store at a URL or in a file. A file that is not there is a mistake."""
-    if not where:
-        raise CommandError(f"no store is given; {_FIX}")
-    scheme, separator, _ = where.partition("://")
-    if separator and not where.startswith(REDIS):
-        # What follows may hold a password.
-        raise CommandError(f"store='{scheme}://…' has an unknown scheme; {_FIX}")
-    if not separator and not Path(where).is_file():
-        told = "(not shown)" if "@" in where else repr(where)
-        raise CommandError(f"store={told} is not a file; {_FIX}")
-    return stores.open_store(where)[0]
 
 
 Survey: TypeAlias = Callable[[str], Iterator[LiveKey]]

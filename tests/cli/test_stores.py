@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from shapekit import SQLiteStore, StoreUnavailableError
 from shapekit.cli.main import CommandError
-from shapekit.cli.top import open_store, store_option
+from shapekit.cli.output import open_store, store_option
 from shapekit.stores.redis import RedisStore
 
 from ..redis_server import shared_server
