@@ -229,8 +229,8 @@ def set_(
         override = override_of(rate, change, by or set_by(), now)
         _check(opened, policy, override)
         run(changed, opened, policy, placed(override))
-    words = f"{_whose(policy, override.key)}: {override.words}{_until(override)}"
-    _say(as_json, words, _plain(policy, override))
+    ends = "" if override.until is None else f", until {_at(override.until)} UTC"
+    _say(as_json, f"{_whose(policy, override.key)}: {override.words}{ends}", _plain(policy, override))
 
 
 @click.command()
@@ -521,10 +521,6 @@ def _whose(policy: str, key: str | None) -> str:
 
 def _at(instant: float | None) -> str:
     return "" if instant is None else instant_words(round(instant * SECOND_US))
-
-
-def _until(override: Override) -> str:
-    return "" if override.until is None else f", until {_at(override.until)} UTC"
 
 
 def _plain(policy: str, override: Override) -> dict[str, Any]:
