@@ -45,7 +45,7 @@ from shapekit.errors import (
     RateLimitedError,
     ShapekitError,
 )
-from shapekit.feedback.feedback import STATUSES, error_of, says_exhausted
+from shapekit.feedback import STATUSES, error_of, says_exhausted
 from shapekit.keys import SCOPE, KeyOf, Routes, Target, constantly, key_of, parsed
 from shapekit.policy import Policy, checked_cost, checked_policy
 from shapekit.rate import (

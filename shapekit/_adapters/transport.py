@@ -32,7 +32,7 @@ from shapekit._runtime import forks
 from shapekit._runtime.drivers import TASKS, Driver, Twin, given_back, run
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError, ShapekitError, StoreUnavailableError
-from shapekit.feedback.feedback import MOST_BYTES
+from shapekit.feedback import MOST_BYTES
 from shapekit.policy import Policy
 
 __all__ = ["HeldStream", "ObservedStream", "Transport"]

@@ -1,6 +1,339 @@
-"""Parse what servers say about their limits: pure functions of a status, headers and times."""
+"""Feedback: turns what servers say about their limits into holds, from a status, headers and times.
 
-from shapekit.feedback.dialects import DIALECTS, Answer, ServerHint, shopify_graphql
-from shapekit.feedback.feedback import Feedback
+Incidents: exponential backoff for refusals that do not say how long to wait.
+
+The hold grows from 1 s to 2 s, 4 s and so on, up to the longest hold, until a request succeeds. Requests sent
+before the current hold ended belong to the same incident, however late their answers come, because they say
+nothing about whether that hold was long enough.
+
+Incidents are kept per process and key. Processes share the hold itself: if several set it, the longest wins,
+so refusals of one incident make one hold, not their sum. The doubling is not shared: after a hold that was
+too short, the process that is refused next doubles its own last step. Between two successes, N processes hold
+at least once and at most N times per step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+from shapekit._runtime import forks
+from shapekit.clock import forgets
+from shapekit.feedback.dialects import (
+    DIALECTS,
+    FIRST_HOLD_S,
+    REFUSED,
+    SAYS_NOTHING,
+    UNAVAILABLE,
+    Answer,
+    Dialect,
+    Headers,
+    Parser,
+    ServerHint,
+    heard,
+    picked,
+    says_nothing,
+    shopify_graphql,
+    wanted,
+)
+from shapekit.rate import SECOND_US, Duration, duration_us, one_of
 
 __all__ = ["DIALECTS", "Answer", "Feedback", "ServerHint", "shopify_graphql"]
+
+Place: TypeAlias = tuple[str, str | None]
+"""A key and a scope."""
+
+MOST_PLACES = 1_024
+
+
+class _Incident(NamedTuple):
+    until: float
+    """When the current hold ends, in epoch seconds."""
+    hold_s: float
+    """The length of that hold."""
+    step_s: float
+    """The last backoff step; 0 if the server has said each time how long to wait."""
+
+
+class Incidents:
+    """The incidents of one process; thread-safe."""
+
+    __slots__ = ("_lock", "known", "max_hold_s")
+
+    def __init__(self, max_hold_s: float) -> None:
+        self.max_hold_s = max_hold_s
+        self.known: dict[Place, _Incident] = {}
+        self._lock = forks.lock()
+
+    def unhinted(
+        self, place: Place, first_s: float, sent_at: float, received_at: float, most_s: float | None = None
+    ) -> float:
+        """The hold from `received_at` on: a new step of `most_s` at most, or what is left of the last one."""
+        if most_s is None:
+            most_s = self.max_hold_s
+        with self._lock:
+            known = self.known.get(place)
+            step = min(first_s, most_s)
+            if known is not None:
+                if sent_at < known.until:
+                    # Never longer than the hold: a wall clock may have been set back.
+                    return max(0.0, min(known.until - received_at, known.hold_s))
+                if sent_at - known.until <= most_s:
+                    step = min(max(first_s, 2 * known.step_s), most_s)
+            self._keep(place, _Incident(received_at + step, step, step))
+            return step
+
+    def hinted(self, place: Place, hold_s: float, received_at: float) -> None:
+        """Note a hold that the server asked for; it also covers refusals that do not say how long."""
+        with self._lock:
+            known = self.known.get(place)
+            incident = _Incident(received_at + hold_s, hold_s, known.step_s if known else 0.0)
+            if known is None or known.until < incident.until:
+                self._keep(place, incident)
+
+    def over(self, place: Place, sent_at: float) -> None:
+        """Note a success. Only a request that was sent after the hold ends the incident."""
+        with self._lock:
+            known = self.known.get(place)
+            if known is not None and sent_at >= known.until:
+                del self.known[place]
+
+    def _keep(self, place: Place, incident: _Incident) -> None:
+        self.known.pop(place, None)
+        if len(self.known) >= MOST_PLACES:
+            del self.known[next(iter(self.known))]  # the one that was quiet for longest
+        self.known[place] = incident
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy in another process starts without incidents, and a lock cannot be pickled.
+        return type(self), (self.max_hold_s,)
+
+
+_SUCCESS_BELOW = 400
+ACCOUNT = "the account"
+"""The scope of the incidents of an exhausted account. A server's own has no blanks."""
+FIRST_PROBE_S = 60.0
+LONGEST_PROBE_S = 3_600.0
+"""How long an exhausted account is held before a call may try again: at first, and at most."""
+_LEAST_HOLD_S = 0.001
+"""A shorter hold is treated as none."""
+
+
+class Feedback:
+    """Reads answers and returns holds: on which scope and for how long, at most `max_hold`.
+
+        >>> feedback = Feedback()
+        >>> feedback.read(429, {"Retry-After": "2"}, sent_at=100.0, received_at=100.1).hold_s
+        2.0
+
+    1. A 429, 402, 503 or 529 holds for as long as it says. Zero, or an instant in the past, is ignored.
+    2. An answer of any status that leaves nothing remaining holds until the reset, if it names one.
+    3. A 429 that does not say how long holds for 1 s, 2 s, 4 s …: one step per incident, which ends when a
+       request succeeds that was sent after the hold, or `max_hold` after the hold.
+    4. An answer that says that the account has nothing left to spend holds for 1 min, 2 min, 4 min … up to an
+       hour, whatever `max_hold` is: one step per incident. It says so by an error in its body, such as
+       OpenAI's `insufficient_quota`, or by a 402 that names no time and does not ask for the payment of this
+       one request.
+    5. Nothing else holds. A 503 or 529 that does not say how long is an error of the server, not of our rate.
+
+    Explicit values are obeyed whenever they arrive; the time a request was sent matters only for answers
+    without one. When a hold is placed the longer of two wins, so a late answer never shortens one.
+
+    - `dialect`: "auto" detects it from the fields of each answer; a name from DIALECTS reads only that one; a
+      callable is a parser of your own, from an Answer (with all its fields) to a ServerHint or None.
+    - `max_hold`: the longest hold, except for an exhausted account.
+
+    It does no I/O and has no clock; it keeps the incidents of at most 1,024 keys and scopes. It can be shared
+    by threads and copied to processes.
+    """
+
+    _memory: ClassVar[type[Incidents]] = Incidents
+
+    def __init__(self, dialect: str | Parser = "auto", *, max_hold: Duration = "15m") -> None:
+        self.dialect = dialect
+        """The dialect or parser given."""
+        self._dialects = _chosen(dialect)
+        fields = (field for dialect in self._dialects for field in dialect.reads)
+        self._wanted = None if callable(dialect) else wanted(fields)
+        self.max_hold_s = duration_us("max_hold", max_hold, least=1_000) / SECOND_US
+        """The longest hold, in seconds."""
+        self._forget_all()
+        forgets(self, Feedback._forget_all)
+
+    def _forget_all(self) -> None:
+        self._incidents = self._memory(self.max_hold_s)
+
+    def read(
+        self,
+        status: int,
+        headers: Headers,
+        *,
+        sent_at: float,
+        received_at: float,
+        key: str = "default",
+        body: object = None,
+    ) -> ServerHint | None:
+        """Read the answer to a request under `key`; None if it says nothing about limits.
+
+        `sent_at` is when the request left, `received_at` when its answer came, in epoch seconds of the wall
+        clock. `body`, if it was read, is JSON text as bytes, or what was parsed from it.
+        """
+        error = error_of(status, body)
+        # A challenge to pay is in fields that no dialect reads.
+        lines = picked(headers, None if status == PAYMENT_REQUIRED else self._wanted)
+        if (
+            status not in (REFUSED, PAYMENT_REQUIRED)
+            and error is None
+            and self._wanted is not None
+            and says_nothing(lines)
+        ):
+            self._succeeded(status, key, None, sent_at)
+            return None
+        answer = heard(status, lines, received_at, error)
+        hint, first_hold_s = self._parsed(answer)
+        if _is_exhausted(answer, hint):
+            hold_s = self._incidents.unhinted(
+                (key, ACCOUNT), FIRST_PROBE_S, sent_at, received_at, LONGEST_PROBE_S
+            )
+            return (hint or SAYS_NOTHING)._replace(
+                hold_s=hold_s if hold_s >= _LEAST_HOLD_S else 0.0, scope=None, exhausted=True
+            )
+        place = (key, None if hint is None else hint.scope)
+        hold_s = self._within(_told(answer, hint))
+        if hold_s > 0:
+            self._incidents.hinted(place, hold_s, received_at)
+        elif status == REFUSED:
+            hold_s = self._within(self._incidents.unhinted(place, first_hold_s, sent_at, received_at))
+        else:
+            self._succeeded(status, *place, sent_at)
+        if hint is None:
+            hint = SAYS_NOTHING
+        if hold_s == 0 and hint == SAYS_NOTHING and status != REFUSED:
+            return None
+        return hint._replace(hold_s=hold_s)
+
+    def hears_nothing(self, status: int, headers: Iterable[Any]) -> bool:
+        """Whether `read` would return None and change nothing: a quick first look.
+
+        `headers` are (name, value) pairs, or names alone.
+        """
+        if status in STATUSES or self._wanted is None or self._incidents.known:
+            return False
+        texts, encoded, _, telling = self._wanted
+        for line in headers:
+            name = line if line.__class__ is str else line[0]
+            # Most names have another length, which is cheaper to compare.
+            if len(name) in telling and name.lower() in (encoded if name.__class__ is bytes else texts):
+                return False
+        return True
+
+    def bounded(self, hint: ServerHint) -> ServerHint:
+        """Bound the hold of a hint from elsewhere: 0, or from a millisecond to `max_hold`."""
+        return hint._replace(hold_s=self._within(hint.hold_s))
+
+    def _succeeded(self, status: int, key: str, scope: str | None, sent_at: float) -> None:
+        if self._incidents.known and status < _SUCCESS_BELOW:
+            for ended in {scope, None, ACCOUNT}:
+                self._incidents.over((key, ended), sent_at)
+
+    def _within(self, hold_s: float) -> float:
+        # In this form, NaN gives no hold.
+        return min(hold_s, self.max_hold_s) if hold_s >= _LEAST_HOLD_S else 0.0
+
+    def _parsed(self, answer: Answer) -> tuple[ServerHint | None, float]:
+        for dialect in self._dialects:
+            if not dialect.marks or not answer.fields.keys().isdisjoint(dialect.marks):
+                hint = dialect.parse(answer)
+                if hint is not None:
+                    return hint, dialect.first_hold_s
+        return None, FIRST_HOLD_S
+
+    def __repr__(self) -> str:
+        return f"Feedback({self.dialect!r}, max_hold={self.max_hold_s:g})"
+
+
+def _chosen(dialect: str | Parser) -> tuple[Dialect, ...]:
+    if callable(dialect):
+        return (Dialect(dialect),)
+    if dialect == "auto":
+        return tuple(DIALECTS.values())
+    name = one_of("dialect", dialect, ("auto", *DIALECTS))
+    return (DIALECTS[name]._replace(marks=()),)
+
+
+def _is_exhausted(answer: Answer, hint: ServerHint | None) -> bool:
+    if says_exhausted(answer.error) or (hint is not None and hint.exhausted):
+        return True
+    is_unhinted = answer.status == PAYMENT_REQUIRED and answer.retry_s is None
+    return is_unhinted and answer.fields.keys().isdisjoint(CHALLENGES)
+
+
+def _told(answer: Answer, hint: ServerHint | None) -> float:
+    """The wait that the answer itself asks for; 0 if none."""
+    said = []
+    if hint is not None:
+        said.append(hint.hold_s)
+    if answer.status in (REFUSED, PAYMENT_REQUIRED, *UNAVAILABLE):
+        said.append(answer.retry_s or 0.0)
+    if hint is not None and hint.remaining == 0:
+        said.append(hint.reset_s or 0.0)
+    return next((hold_s for hold_s in said if hold_s >= _LEAST_HOLD_S), 0.0)
+
+
+# Exhausted accounts: both refusals may be a 429. But a limit passes by itself; an account with nothing left
+# is refused until its owner pays, raises a limit, or a new month begins; only the body of the answer says so.
+
+PAYMENT_REQUIRED = 402
+STATUSES = frozenset({400, PAYMENT_REQUIRED, 403, 429})
+"""The statuses with which servers refuse an exhausted account."""
+MOST_BYTES = 16_384
+"""The longest body that is looked at."""
+
+CODES = frozenset(
+    {
+        # OpenAI, and servers that speak like it.
+        "insufficient_quota",
+        "credit_balance_exhausted",
+        "organization_spend_limit_exceeded",
+        "organization_usage_limit_exceeded",
+        "project_spend_limit_exceeded",
+        "billing_hard_limit_reached",
+        "billing_not_active",
+        # Anthropic.
+        "billing_error",
+    }
+)
+"""The `code` or `type` of an error that says so. No server uses them for a rate limit."""
+
+_CREDIT = "credit balance is too low"
+"""Anthropic's message without credit, which often comes as a 400 of the type `invalid_request_error`."""
+
+CHALLENGES = ("www-authenticate", "payment-required")
+"""The fields of a 402 that asks for the payment of one request, which a client may make and send with it."""
+
+
+def error_of(status: int, body: object) -> Mapping[str, Any] | None:
+    """The error in a JSON body, as bytes or parsed; None if there is none, or the status is another."""
+    if status not in STATUSES:
+        return None
+    if isinstance(body, bytes):
+        if len(body) > MOST_BYTES:
+            return None
+        try:
+            body = json.loads(body)
+        except (ValueError, RecursionError):
+            return None
+    # The SDK of OpenAI keeps the error alone.
+    error = body.get("error", body) if isinstance(body, Mapping) else None
+    return error if isinstance(error, Mapping) else None
+
+
+def says_exhausted(error: Mapping[str, Any] | None) -> bool:
+    """Whether the error of an answer says that the account has nothing left to spend."""
+    if error is None:
+        return False
+    code, kind, message = (error.get(name) for name in ("code", "type", "message"))
+    if any(isinstance(told, str) and told in CODES for told in (code, kind)):
+        return True
+    return isinstance(message, str) and _CREDIT in message.lower()

@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapekit.feedback import DIALECTS, Feedback, ServerHint
-from shapekit.feedback.feedback import CODES, MOST_BYTES, STATUSES, error_of, says_exhausted
+from shapekit.feedback import (
+    CODES,
+    DIALECTS,
+    MOST_BYTES,
+    STATUSES,
+    Feedback,
+    ServerHint,
+    error_of,
+    says_exhausted,
+)
 
 AT = 1_780_056_000.0
 QUOTA = {"message": "You exceeded your current quota, please check your plan.", "type": "insufficient_quota"}

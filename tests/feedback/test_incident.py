@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapekit.feedback.feedback import MOST_PLACES, Incidents
+from shapekit.feedback import MOST_PLACES, Incidents
 
 PLACE = ("default", None)
 LONGEST = 900.0

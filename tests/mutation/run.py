@@ -69,10 +69,10 @@ KILLED, SURVIVED, NEVER_ENDS = "killed", "survived", "never ends"
 def modules():
     """What is broken: the mathematics, its form at rest, the shaper, and what understands servers."""
     package = ROOT / "shapekit"
-    found = [*sorted((package / "algorithms").rglob("*.py")), package / "shaper.py"]
-    found.append(package / "stores" / "encoding.py")
+    algorithms = [path for path in (package / "algorithms").rglob("*.py") if path.name != "__init__.py"]
+    found = [*sorted(algorithms), package / "shaper.py", package / "stores" / "encoding.py"]
     found += sorted((package / "feedback").glob("*.py"))
-    return [path.relative_to(ROOT) for path in found if path.name != "__init__.py"]
+    return [path.relative_to(ROOT) for path in found]
 
 
 def tests_of(module):

@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from shapekit import AccountExhaustedError, Policy, QueueFullError, QuotaExhaustedError
-from shapekit.feedback.feedback import MOST_BYTES
+from shapekit.feedback import MOST_BYTES
 from shapekit.integrations import aiohttp as shaped_aiohttp
 from shapekit.integrations import httpx2 as shaped_httpx2
 from shapekit.integrations import requests as shaped_requests
