@@ -76,12 +76,8 @@ class TimeoutTooShortError(QueueFullError, TimeoutError):
     def __str__(self) -> str:
         if self.decision.binding is not None:
             return super().__str__()
-        return (
-            f"{errors.whose(self.key, self.policy)}: a wait of {errors.seconds_words(self.delay)} exceeds "
-            f"the {errors.seconds_words(self.max_wait)} that the total timeout leaves; "
-            "raise ClientTimeout(total=…), lower the traffic, "
-            f"or retry after {errors.seconds_words(self.retry_after)}"
-        )
+        left = errors.seconds_words(self.max_wait)
+        return self._exceeds(f"the {left} that the total timeout leaves", "raise ClientTimeout(total=…)")
 
 
 class QuotaExhaustedError(errors.QuotaExhaustedError, _Unsent):

@@ -169,11 +169,8 @@ class TimeoutTooShortError(QueueFullError):
     def __str__(self) -> str:
         if self.decision.binding is not None:
             return super().__str__()
-        return (
-            f"{errors.whose(self.key, self.policy)}: a wait of {errors.seconds_words(self.delay)} exceeds "
-            f"the call's timeout of {errors.seconds_words(self.max_wait)}; "
-            "raise timeout=…, lower the traffic, "
-            f"or retry after {errors.seconds_words(self.retry_after)}"
+        return self._exceeds(
+            f"the call's timeout of {errors.seconds_words(self.max_wait)}", "raise timeout=…"
         )
 
 

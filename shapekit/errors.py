@@ -227,19 +227,21 @@ class QueueFullError(RateLimitedError):
         self.args = (self.decision, key, delay, max_wait, policy)
 
     def __str__(self) -> str:
-        where = whose(self.key, self.policy)
         if self.decision.binding == "concurrency":
             limit = self.decision.limit
             calls = "1 call is" if limit == 1 else f"{_number(limit)} calls are"
             within = f" within max_wait={seconds_words(self.max_wait)}" if self.max_wait else ""
             return (
-                f"{where}: {calls} in flight, and none has ended{within}; raise concurrency or max_wait, "
-                f"or retry after {self._retry_words}"
+                f"{whose(self.key, self.policy)}: {calls} in flight, and none has ended{within}; "
+                f"raise concurrency or max_wait, or retry after {self._retry_words}"
             )
+        return self._exceeds(f"max_wait={seconds_words(self.max_wait)}", "raise max_wait")
+
+    def _exceeds(self, bound: str, fix: str) -> str:
+        """What is said of a wait that is longer than a bound."""
         return (
-            f"{where}: a wait of {seconds_words(self.delay)} exceeds "
-            f"max_wait={seconds_words(self.max_wait)}; raise max_wait, lower the traffic, "
-            f"or retry after {self._retry_words}"
+            f"{whose(self.key, self.policy)}: a wait of {seconds_words(self.delay)} exceeds {bound}; {fix}, "
+            f"lower the traffic, or retry after {self._retry_words}"
         )
 
 
