@@ -33,8 +33,8 @@ from shapekit._adapters.http import (
     translated,
     twins_of,
 )
-from shapekit._runtime.background import ErrorsLogged
 from shapekit._runtime.drivers import TASKS
+from shapekit._runtime.process import ErrorsLogged
 from shapekit.admission import Admission
 from shapekit.errors import RateLimitedError
 

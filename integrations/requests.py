@@ -38,7 +38,7 @@ from shapekit._adapters.http import (
     translated,
     twins_of,
 )
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import run
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
@@ -129,7 +129,7 @@ def _arrived(wrapper: str, shaping: Any, identity: str) -> _Limit:
 _TRAVELLED: dict[str, _Limit] = {}
 """Limits that were pickled or unpickled here, so that a worker that gets a copy per task has one limit."""
 _MOST_TRAVELLED = 1_000
-_TRAVEL = forks.lock()
+_TRAVEL = process.lock()
 
 
 def _travelling(identity: str, otherwise: Callable[[], _Limit]) -> _Limit:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapekit._queue.adaptive import AdaptiveRate
 from shapekit._runtime.drivers import AsyncAlarm
-from shapekit._runtime.switch import off
+from shapekit._runtime.process import off
 from shapekit.admission import Admission
 from shapekit.algorithms.base import Algorithm, Outcome
 from shapekit.algorithms.compose import all_of, any_of, first_of

@@ -16,9 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from shapekit._queue.adaptive import RateSignal
-from shapekit._runtime.background import ErrorsLogged
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
-from shapekit._runtime.switch import SWITCH
+from shapekit._runtime.process import SWITCH, ErrorsLogged
 from shapekit.algorithms.base import NEVER_US
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.decision import Decision

@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from itertools import count
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, run, stop_if_cancelled
 from shapekit.admission import Admission
 from shapekit.config import CostSpec, PolicyOptions, checked_options
@@ -299,7 +299,7 @@ def _per_instance(policy: Policy, function: Callable[..., Any]) -> Callable[...,
         raise ConfigError("per", "instance", "needs a method, and this is a function", "leave it out")
     numbers = count(1)
     known: dict[int, tuple[str, weakref.ref[Any]]] = {}
-    lock = forks.lock()
+    lock = process.lock()
 
     def key(instance: Any, *_: Any, **__: Any) -> str:
         mark = id(instance)

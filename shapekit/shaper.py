@@ -19,7 +19,7 @@ from shapekit._queue.adaptive import AdaptiveRate, queue_between
 from shapekit._queue.moving import AT_ONCE_US, notice_us
 from shapekit._queue.reporter import Accounts, Budgets, Reporter
 from shapekit._queue.waiter import KeyStatus, PendingWait, Waiter, refusal
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import (
     CHUNK_S,
     TASKS,
@@ -31,7 +31,7 @@ from shapekit._runtime.drivers import (
     run,
     stop_if_cancelled,
 )
-from shapekit._runtime.switch import SWITCH
+from shapekit._runtime.process import SWITCH
 from shapekit.algorithms.base import Algorithm, check_cost
 from shapekit.algorithms.queue.aimd import Adaptive
 from shapekit.algorithms.queue.queue import HELD_US, LeakyQueue
@@ -155,7 +155,7 @@ class Shaper:
         if SWITCH.loud:
             return run(self.core.reserve, key, cost, self._bound_us(max_wait))
         bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
-        return Reservation(self.core, key, self._grant(key, (cost, bound_us, forks.fresh_id())))
+        return Reservation(self.core, key, self._grant(key, (cost, bound_us, process.fresh_id())))
 
     async def areserve(
         self, key: str = "default", *, cost: int = 1, max_wait: Duration | None = AS_CONFIGURED
@@ -168,7 +168,7 @@ class Shaper:
             await stop_if_cancelled()
         if SWITCH.loud:
             return await self.core.reserve(TASKS, key, cost, bound_us)
-        return Reservation(self.core, key, await self._agrant(key, (cost, bound_us, forks.fresh_id())))
+        return Reservation(self.core, key, await self._agrant(key, (cost, bound_us, process.fresh_id())))
 
     def schedule(
         self,
@@ -546,7 +546,7 @@ class Core:
         """`reserve` without events, for a flow that reports the whole call itself."""
         if SWITCH.is_off:
             return Reservation(self, key, _unshaped(cost))
-        return Reservation(self, key, await driver.ask(self.grant, key, (cost, bound_us, forks.fresh_id())))
+        return Reservation(self, key, await driver.ask(self.grant, key, (cost, bound_us, process.fresh_id())))
 
     async def take(self, driver: Driver, key: str, cost: int) -> Reservation | None:
         """`reserve` for a call that leaves as soon as it may; None if it has left at once."""
@@ -566,7 +566,7 @@ class Core:
         def take() -> Reservation | None:
             if SWITCH.loud:
                 return run(self.take, key, cost)
-            granted: Granted = grant(key, (cost, bound_us, forks.fresh_id()))
+            granted: Granted = grant(key, (cost, bound_us, process.fresh_id()))
             # A plain tuple: most of these calls leave at once and need no Reservation.
             return None if granted[ACCEPTED] and not granted[WAIT_US] else Reservation(self, key, granted)
 
@@ -635,7 +635,7 @@ class Core:
         return follows
 
     async def _settled(self, driver: Driver, reservation: Reservation, actual: int) -> int:
-        cost, said = whole("actual", actual, least=0), forks.fresh_id()
+        cost, said = whole("actual", actual, least=0), process.fresh_id()
         follows = int(await driver.ask(self._settle, reservation.key, (reservation.grant, cost, said)))
         if not follows and (grant := await self._moved(driver, reservation)):
             follows = int(await driver.ask(self._settle, reservation.key, (grant, cost, said)))
@@ -649,8 +649,8 @@ class Core:
         with self.reporter.watching(key):
             if whole_key is not None:
                 # The mark comes first: if the hold then fails, calls only check the scope in vain.
-                await driver.ask(self._mark, whole_key, length_us, forks.fresh_id())
-            held_us: int = await driver.ask(self._hold, key, length_us, forks.fresh_id())
+                await driver.ask(self._mark, whole_key, length_us, process.fresh_id())
+            held_us: int = await driver.ask(self._hold, key, length_us, process.fresh_id())
         if held_us == length_us:
             self.reporter.held(key, held_us)
         return held_us / SECOND_US

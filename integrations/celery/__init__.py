@@ -41,7 +41,7 @@ from shapekit._adapters.tasks import (
     refusal_of,
     told_of,
 )
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import run
 from shapekit.admission import Admission
 from shapekit.decision import Decision
@@ -144,7 +144,7 @@ class Shaped:
         self._run = run
         self._policy = policy
         self._spec = spec
-        self._lock = forks.lock()
+        self._lock = process.lock()
         self._made: Calls | None = None
         self.on_reject: str = one_of("on_reject", spec.get("on_reject", "fail"), ON_REJECT)
         self._grace_s = _seconds("grace", spec["grace"]) if "grace" in spec else None
@@ -325,7 +325,7 @@ def policy_from(spec: Mapping[str, Any], app: Any, name: str) -> Policy:
 
 
 _STORES: weakref.WeakKeyDictionary[Any, Store] = weakref.WeakKeyDictionary()
-_MAKING = forks.lock()
+_MAKING = process.lock()
 
 
 def store_of(app: Any) -> Store:

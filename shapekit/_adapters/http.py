@@ -33,8 +33,8 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
-from shapekit._runtime.background import ErrorsLogged
 from shapekit._runtime.drivers import Driver, Twin
+from shapekit._runtime.process import ErrorsLogged
 from shapekit.admission import Admission, body_of
 from shapekit.config import CostSpec, PolicyOptions
 from shapekit.decision import Decision

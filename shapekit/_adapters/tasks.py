@@ -13,8 +13,8 @@ from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from shapekit._runtime.background import ErrorsLogged
 from shapekit._runtime.drivers import Driver
+from shapekit._runtime.process import ErrorsLogged
 from shapekit.admission import Admission
 from shapekit.config import PolicyOptions
 from shapekit.decision import Decision

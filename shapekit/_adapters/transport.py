@@ -28,7 +28,7 @@ from shapekit._adapters.http import (
     too_many,
     translated,
 )
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, Twin, given_back, run
 from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError, ShapekitError, StoreUnavailableError
@@ -158,7 +158,7 @@ class _Inner(dict[str, Any]):
     def __init__(self, library: Any, options: dict[str, Any]) -> None:
         self.options = options
         self._library = library
-        self._lock = forks.lock()
+        self._lock = process.lock()
 
     def __missing__(self, kind: str) -> Any:
         with self._lock:

@@ -29,7 +29,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from shapekit._runtime import background, forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import (
     CHUNK_S,
     TASKS,
@@ -193,7 +193,7 @@ class Registry:
     def begin(self) -> None:
         """Start empty: in a new process, and in a forked child."""
         self.lock = threading.RLock()
-        self.owner = forks.fresh_id()
+        self.owner = process.fresh_id()
         self.is_kept = False
         self.due_us = 0
         """When the leases are due for renewal."""
@@ -331,7 +331,7 @@ def _arrived(at_key: _AtKey, number: int) -> None:
             del at_key.coming[loop]
 
 
-_REGISTRIES = forks.begin_anew(Registry.begin)
+_REGISTRIES = process.begin_anew(Registry.begin)
 
 
 def registry_of(store: Store, name: str) -> Registry:
@@ -476,7 +476,7 @@ def _failed(key: str, error: Exception) -> None:
     )
 
 
-_HEARTBEATS = forks.begin_anew(Heartbeat.begin)
+_HEARTBEATS = process.begin_anew(Heartbeat.begin)
 
 
 def heartbeat_of(store: Store) -> Heartbeat:
@@ -527,7 +527,7 @@ class Permit(Call):
     def __del__(self) -> None:
         # A call interrupted before it could ask has no number.
         if not getattr(self, "is_over", True):
-            background.do(self.permits.give_back, self.key, self.owner, self.number)
+            process.in_background(self.permits.give_back, self.key, self.owner, self.number)
 
 
 class Permits:
@@ -641,14 +641,14 @@ class Permits:
         if self.registry.has_lost(permit.key) and not self._is_awaited:
             # The store may have given the permit to a call whose event loop is closed: the next in line gets
             # it.
-            background.do(run, self._heal, permit.key)
+            process.in_background(run, self._heal, permit.key)
 
     def leave_soon(self, permit: Permit) -> None:
         """`leave` for a caller that runs on an event loop and cannot await."""
         if self.instant:
             run(self.leave, permit)
         elif not permit.is_over:
-            background.do(self.give_back, permit.key, permit.owner, permit.number)
+            process.in_background(self.give_back, permit.key, permit.owner, permit.number)
             permit.is_over = True
 
     def give_back(self, key: str, owner: int, number: int) -> None:
@@ -666,7 +666,7 @@ class Permits:
 
     def _begun(self, key: str, loop: object = None) -> Permit:
         """Register a call that is about to ask the store."""
-        background.ready()
+        process.background_ready()
         permit = Permit(self, key)
         is_kept = self.registry.admit(permit, loop)
         if self._heartbeat is not None and not is_kept:

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from shapekit._queue.waiter import KeyState, KeyStatus
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, ThreadCall, Twin, Workers, run
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.slots import Asked, Grant, followed
@@ -662,7 +662,7 @@ class Prefetch:
         try:
             with self._trips:
                 if isinstance(todo, Refill):
-                    further = (todo.further, todo.span_us, forks.fresh_id())
+                    further = (todo.further, todo.span_us, process.fresh_id())
                     key_state, granted = self._reserve_many(key, [call.asked for call in calls], further)
                 elif isinstance(todo, GiveBack):
                     self._give_back(key, todo.grants)
@@ -758,4 +758,4 @@ def _fail(calls: Sequence[_Call], error: Exception) -> None:
         call.alarm.set()
 
 
-_PREFETCHES = forks.begin_anew(Prefetch.begin)
+_PREFETCHES = process.begin_anew(Prefetch.begin)

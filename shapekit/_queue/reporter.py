@@ -18,7 +18,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from shapekit._runtime import background, forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import Driver, Sleepers
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.wire import LOOK
@@ -91,7 +91,7 @@ class Budgets:
         self._settings = store.settings(name)
         self.has_quotas = bool(quotas_of(queue, None, 0, 0))
         self.percents: tuple[int, ...] = PERCENTS
-        self._lock = forks.lock()
+        self._lock = process.lock()
         self.begin()
 
     def begin(self) -> None:
@@ -159,7 +159,7 @@ class Accounts:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lock = forks.lock()
+        self._lock = process.lock()
         self.begin()
         forgets(self, Accounts.begin)
 
@@ -210,7 +210,7 @@ class Reporter:
         self._name = name
         self._clock = clock
         self._sleepers = sleepers
-        self._lock = forks.lock()
+        self._lock = process.lock()
         self.begin()
 
     def begin(self) -> None:
@@ -341,8 +341,8 @@ class Reporter:
     def overrides_changed(self, _: str, before: Overrides, after: Overrides) -> None:
         """Operators have changed limits. Whoever noticed may hold the lock of a store."""
         if self.listeners or _log("shapekit.shaper", _INFO):
-            background.ready()
-            background.do(self._tell_overrides, before, after)
+            process.background_ready()
+            process.in_background(self._tell_overrides, before, after)
 
     def _tell_overrides(self, before: Overrides, after: Overrides) -> None:
         from shapekit.algorithms.overrides import difference  # noqa: PLC0415 - only where something is set

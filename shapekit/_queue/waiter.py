@@ -20,9 +20,9 @@ from weakref import WeakValueDictionary
 
 from shapekit._queue.moving import STUCK_S, KeyPoller, LateCalls, Limits, Watch
 from shapekit._queue.reporter import Reporter
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import Alarm, Driver, Sleepers, Twin
-from shapekit._runtime.switch import SWITCH
+from shapekit._runtime.process import SWITCH
 from shapekit.algorithms.base import END_US
 from shapekit.algorithms.queue.aimd import FULL
 from shapekit.algorithms.queue.queue import SOON_US, LeakyQueue
@@ -359,7 +359,7 @@ class PendingWait:
 
     def late_call(self) -> tuple[int, int, int, int]:
         """What the store is told of a call that is late."""
-        return self._generation, self._leaves_by(), self.cost, forks.fresh_id()
+        return self._generation, self._leaves_by(), self.cost, process.fresh_id()
 
     def move(self, leaves_at_us: int, stands_until_us: int) -> None:
         """Apply the answer to that."""
@@ -576,7 +576,7 @@ class _Questions:
 
     def begin(self) -> None:
         """Start empty: at first, and in a forked child, because the answers go to its parent."""
-        self._lock = forks.lock()
+        self._lock = process.lock()
         self.clock = StoreClock()
         self._asked: dict[tuple[str, str], _Question] = {}
         self._watches: WeakValueDictionary[tuple[str, str], Watch] = WeakValueDictionary()
@@ -666,7 +666,7 @@ class _Questions:
         return question
 
 
-_QUESTIONS = forks.begin_anew(_Questions.begin)
+_QUESTIONS = process.begin_anew(_Questions.begin)
 
 
 class KeyStatus:

@@ -11,7 +11,7 @@ gone.
 Cancellation: what a task that is cancelled, or a coroutine that is thrown away, may still do. A cancelled
 task gives back what it took. A coroutine that is thrown away gives back nothing: its loop was closed under
 it, and the collector ends it by GeneratorExit in the midst of anything, where this very thread may hold any
-lock. What it took expires unused; what has no end of its own it leaves to `background`.
+lock. What it took expires unused; what has no end of its own it leaves to the background thread (`process`).
 
 Sleepers: one sleep until a slot comes, in bounded steps, that can be cut short. Long waits are slept in
 chunks: no timer is asked for more than it can hold, a machine that was suspended notices on waking, and
@@ -40,7 +40,7 @@ from itertools import count
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
-from shapekit._runtime import background, forks
+from shapekit._runtime import process
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.rate import SECOND_US
 
@@ -499,7 +499,7 @@ class _Tasks(Driver):
         return shielded()
 
     def may_be_thrown(self) -> None:
-        background.ready()
+        process.background_ready()
 
     async def given_back(
         self,
@@ -508,7 +508,7 @@ class _Tasks(Driver):
         thrown: Callable[[], object] | None = None,
     ) -> None:
         if isinstance(error, GeneratorExit) and thrown is not None:
-            background.do(thrown)
+            process.in_background(thrown)
         await given_back(error, give_back)
 
 
@@ -595,7 +595,7 @@ class Sleepers:
         self._virtual = virtual
         self._alarms: set[Alarm] = set()
         self._lines: dict[object, Line] = {}
-        self._lock = forks.lock()
+        self._lock = process.lock()
         self._closed = False
 
     def sleep(self, until_us: int) -> None:
@@ -724,13 +724,13 @@ class Workers:
 
     def start(self, work: Callable[..., object], *args: Any) -> None:
         """Run this on a thread, as soon as one is free."""
-        process = os.getpid()
-        pool = self._pools.get(process)
+        own = os.getpid()
+        pool = self._pools.get(own)
         if pool is None:
             from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - it loads logging
 
             # In the child of a fork there are none of its parent's threads.
-            pool = self._pools.setdefault(process, ThreadPoolExecutor(MOST_THREADS, "shapekit-store"))
+            pool = self._pools.setdefault(own, ThreadPoolExecutor(MOST_THREADS, "shapekit-store"))
         pool.submit(work, *args)
 
     def close(self) -> None:
@@ -761,7 +761,7 @@ class ThreadCall(Generic[T]):
         from contextvars import copy_context  # noqa: PLC0415 - only stores with I/O need it
 
         await stop_if_cancelled()
-        background.ready()
+        process.background_ready()
         self._alarm = AsyncAlarm()
         try:
             workers.start(copy_context().run, self.work)
@@ -770,7 +770,7 @@ class ThreadCall(Generic[T]):
             self._abandoned = True
             if self._done:
                 if isinstance(error, GeneratorExit):
-                    background.do(self._send_back)  # a thread that is being started takes locks
+                    process.in_background(self._send_back)  # a thread that is being started takes locks
                 else:
                     self._send_back()
             raise

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from shapekit._adapters.http import CallOutcome
-from shapekit._runtime.background import ErrorsLogged
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
+from shapekit._runtime.process import ErrorsLogged
 from shapekit.admission import Admission, hint_of
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, CostExceedsLimitError, RateLimitedError

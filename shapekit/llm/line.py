@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from shapekit._queue.waiter import refusal
-from shapekit._runtime import background, forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import Driver
 from shapekit.clock import Clock
 from shapekit.errors import (
@@ -124,7 +124,7 @@ class Line:
         self._clock = clock
         self._soon_us = soon_us
         self._fence_us = fence_us
-        self._lock = forks.lock()
+        self._lock = process.lock()
         self._begin()
 
     def _begin(self) -> None:
@@ -165,7 +165,7 @@ class Line:
             if await asking.ask(self._soon_us):
                 return await asking.leave(0)
             await asking.check()
-        background.ready()
+        process.background_ready()
         place = _Place()
         try:
             self._join(asking.key, place)
@@ -176,7 +176,7 @@ class Line:
         finally:
             if isinstance(sys.exception(), GeneratorExit):
                 # The collector ends it in the midst of anything, where this thread may hold the lock.
-                background.do(self._leave, asking.key, place)
+                process.in_background(self._leave, asking.key, place)
             else:
                 self._leave(asking.key, place)
 

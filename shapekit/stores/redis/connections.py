@@ -40,7 +40,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run, running_loop
 from shapekit.errors import StoreUnavailableError
 
@@ -225,7 +225,7 @@ class OwnConnections:
             connection.disconnect()
 
 
-_KEPT = forks.begin_anew(OwnConnections.begin)
+_KEPT = process.begin_anew(OwnConnections.begin)
 
 
 def exchange(pool: Any, command: bytes, *, asking: bool = False) -> Any:

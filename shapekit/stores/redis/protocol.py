@@ -37,7 +37,7 @@ from weakref import WeakMethod
 
 from redis.exceptions import NoScriptError
 
-from shapekit._runtime import background, forks
+from shapekit._runtime import process
 from shapekit.algorithms.base import CHECK, Operation, Run
 from shapekit.algorithms.compose import Composite
 from shapekit.clock import Clock
@@ -404,8 +404,8 @@ class RedisProgram:
         if self._is_cluster and time.monotonic() - self._heard_at >= _ASKED_EVERY_S:
             # Beside the call: the server that has them may be gone, and others are not.
             self._heard_at = time.monotonic()
-            background.ready()
-            background.do(_hear, self._hears, self._settings.name)
+            process.background_ready()
+            process.in_background(_hear, self._hears, self._settings.name)
         program = self._settings.program(self.program, key)
         if program is self.program or (find := self._elsewhere()) is None:
             return self
@@ -421,7 +421,7 @@ class RedisProgram:
     @staticmethod
     def write_overrides(keyspace: Keyspace, settings: Settings, text: str, known: Stored) -> Conversation:
         """Set the overrides of a name, if they are `known`; whether they were."""
-        words = known.version, str(forks.fresh_id()), text
+        words = known.version, str(process.fresh_id()), text
         return bool((yield from _said(("EVAL", _STATING, 1, keyspace.of_settings(settings.name), *words))))
 
     def trips_for(

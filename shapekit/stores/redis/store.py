@@ -29,7 +29,7 @@ from typing import Any, Self, TypeAlias
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary, WeakMethod, ref
 
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, run, running_loop
 from shapekit.algorithms.base import Undo
 from shapekit.clock import Clock, RealClock
@@ -101,7 +101,7 @@ class RedisStore(Store):
         self._loops = None if aclient is None else Loops(lambda: Link(aclient), many=False)
         self._programs: dict[str, dict[Program, RedisProgram]] = {}
         self._writers: dict[int, Program] = {}
-        self._lock = forks.lock()
+        self._lock = process.lock()
         self._kept: OwnConnections | None = None
         self._survey: RedisSurvey | None = None
         self._closed = False
@@ -644,7 +644,7 @@ class Loops:
         self._connect = connect
         self._many = many
         self._loops: WeakKeyDictionary[Any, Loop] = WeakKeyDictionary()
-        self._lock = forks.lock()
+        self._lock = process.lock()
         # Nearly every call comes from the same loop again.
         self._recent: tuple[Callable[[], Any], Loop | None] = (lambda: self, None)
 
