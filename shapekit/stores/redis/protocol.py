@@ -368,6 +368,14 @@ class RedisProgram:
             return (yield from self.ask(key, operation, args))
         return here.answer(operation, replies[0])
 
+    def bound(self, operation: Operation, say: Callable[[Command], Any], keeps: object) -> Callable[..., Any]:
+        """`ask` as a call, whose commands go to `say`. As long as it lives, so does what it `keeps`."""
+
+        def apply(key: Key, *args: Any, kept: object = keeps) -> Any:
+            return talk(self.ask(key, operation, args), say)
+
+        return apply
+
     def share(self, key: Key, asked: Sequence[Asked]) -> Conversation:
         """The answers to the calls of several callers of one key, in order, on one trip; for a call that can
         never be admitted, its error.
@@ -512,6 +520,16 @@ class RedisProgram:
                 " afresh; does the server evict keys?",
                 self.name,
             )
+
+
+def talk(conversation: Conversation, say: Callable[[Command], Any]) -> Any:
+    """What a conversation comes to, whose commands are said one by one."""
+    try:
+        command = next(conversation)
+        while True:
+            command = conversation.send(say(command))
+    except StopIteration as end:
+        return end.value
 
 
 def _hear(hears: WeakMethod[Callable[[str], object]], name: str) -> None:

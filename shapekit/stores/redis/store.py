@@ -37,8 +37,8 @@ from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError, m
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import Apply, ApplyMany, Key, Operation, Program, Store, check_prefix, of_two_kinds
 from shapekit.stores.encoding import MISFITS, Described, LiveKey, known_programs, plain_text, revived, sound
-from shapekit.stores.redis.connections import AsyncOwnConnections, Link, OwnConnections, unavailable
-from shapekit.stores.redis.protocol import Asked, Conversation, Keyspace, RedisProgram, survey_script
+from shapekit.stores.redis.connections import AsyncOwnConnections, Link, OwnConnections, closed, unavailable
+from shapekit.stores.redis.protocol import Asked, Conversation, Keyspace, RedisProgram, survey_script, talk
 from shapekit.stores.settings import Stored, settings_name
 
 __all__ = ["RedisStore"]
@@ -125,10 +125,8 @@ class RedisStore(Store):
         remote = self._remote(name, program)
         remote.link(operation)
 
-        def apply(key: Key, *args: Any) -> Any:
-            return self._talk(remote.ask(key, operation, args))
-
-        return apply
+        # Straight to the server. What is bound keeps the store, which closes its connections when it goes.
+        return remote.bound(operation, self._say if self._link is None else self._link.say, self)
 
     def bind_many(self, name: str, program: Program, operation: Operation) -> ApplyMany:
         remote = self._remote(name, program)
@@ -137,7 +135,7 @@ class RedisStore(Store):
         def apply_many(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
             answers: list[Any] = []
             for trip in remote.trips_for(keys, operation, args):
-                answers += self._talk(trip)
+                answers += talk(trip, self._say)
             return answers
 
         return apply_many
@@ -170,9 +168,8 @@ class RedisStore(Store):
         return None if self._link is None else self._link.server_of(place)
 
     def read_overrides(self, name: str) -> Stored:
-        said: Stored = self._talk(
-            RedisProgram.read_overrides(self._keyspace, self.settings(name), self.clock)
-        )
+        asking = RedisProgram.read_overrides(self._keyspace, self.settings(name), self.clock)
+        said: Stored = talk(asking, self._say)
         return said
 
     def all_overrides(self) -> dict[str, Stored]:
@@ -184,12 +181,13 @@ class RedisStore(Store):
         return found
 
     def write_overrides(self, name: str, text: str, known: Stored) -> bool:
-        is_known = self._talk(RedisProgram.write_overrides(self._keyspace, self.settings(name), text, known))
+        setting = RedisProgram.write_overrides(self._keyspace, self.settings(name), text, known)
+        is_known = talk(setting, self._say)
         self.read_overrides(name)
         return bool(is_known)
 
     def reset(self, name: str, program: Program, key: Key) -> None:
-        self._talk(self._remote(name, program).forget(key))
+        talk(self._remote(name, program).forget(key), self._say)
 
     async def areset(self, name: str, program: Program, key: Key) -> None:
         here = self._here()
@@ -228,8 +226,8 @@ class RedisStore(Store):
 
     async def _close(self, driver: Driver) -> None:
         self._closed = True
-        if self._kept is not None:
-            self._kept.close()
+        if self._link is not None:
+            self._link.close()
         self.wake()
         if self._kept is not None and self._loops is not None:
             await self._loops.close(driver)
@@ -273,15 +271,7 @@ class RedisStore(Store):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreUnavailableError("this RedisStore is closed; make a new one")
-
-    def _talk(self, conversation: Conversation) -> Any:
-        try:
-            command = next(conversation)
-            while True:
-                command = conversation.send(self._say(command))
-        except StopIteration as end:
-            return end.value
+            raise closed()
 
     def _say(self, command: tuple[Any, ...]) -> Any:
         self._check_open()
