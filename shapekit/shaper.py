@@ -21,10 +21,8 @@ from shapekit._queue.reporter import Accounts, Budgets, Reporter
 from shapekit._queue.waiter import KeyStatus, PendingWait, Waiter, refusal
 from shapekit._runtime import process
 from shapekit._runtime.drivers import (
-    CHUNK_S,
     TASKS,
     Driver,
-    Sleepers,
     ThreadCall,
     Twin,
     Workers,
@@ -37,7 +35,7 @@ from shapekit.algorithms.queue.aimd import Adaptive
 from shapekit.algorithms.queue.queue import HELD_US, LeakyQueue
 from shapekit.algorithms.queue.slots import ACCEPTED, WAIT_US, Grant, Granted, followed
 from shapekit.algorithms.queue.wire import CANCEL, HOLD, LOOK, MARK, RESERVE, RESUME, SETTLE
-from shapekit.clock import VIRTUAL, Clock, RealClock, forgets
+from shapekit.clock import CHUNK_S, VIRTUAL, Clock, RealClock, Sleepers, forgets
 from shapekit.decision import Decision
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.events import Listener, Listening

@@ -31,11 +31,9 @@ from weakref import ref
 
 from shapekit._runtime import process
 from shapekit._runtime.drivers import (
-    CHUNK_S,
     TASKS,
     Alarm,
     Driver,
-    Sleepers,
     Twin,
     callers_level,
     has_ended,
@@ -52,6 +50,7 @@ from shapekit.algorithms.inflight import (
     Concurrency,
     PermitAnswer,
 )
+from shapekit.clock import CHUNK_S, Sleepers
 from shapekit.decision import Decision
 from shapekit.errors import ConfigError, QueueFullError, ShapekitError, StoreUnavailableError, gave_up, whose
 from shapekit.rate import MAX_SPAN_US, SECOND_US

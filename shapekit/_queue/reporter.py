@@ -19,11 +19,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from shapekit._runtime import process
-from shapekit._runtime.drivers import Driver, Sleepers
+from shapekit._runtime.drivers import Driver
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.wire import LOOK
 from shapekit.algorithms.usage import QuotaUsage, quotas_of
-from shapekit.clock import Clock, forgets
+from shapekit.clock import Clock, Sleepers, forgets
 from shapekit.errors import (
     AccountExhaustedError,
     QueueFullError,

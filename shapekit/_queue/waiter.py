@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 from shapekit._queue.moving import STUCK_S, KeyPoller, LateCalls, Limits, Watch
 from shapekit._queue.reporter import Reporter
 from shapekit._runtime import process
-from shapekit._runtime.drivers import Alarm, Driver, Sleepers, Twin
+from shapekit._runtime.drivers import Alarm, Driver, Twin
 from shapekit._runtime.process import SWITCH
 from shapekit.algorithms.base import END_US
 from shapekit.algorithms.queue.aimd import FULL
@@ -38,7 +38,7 @@ from shapekit.algorithms.queue.slots import (
     followed,
 )
 from shapekit.algorithms.queue.wire import CONFIRM, FOLLOW, LATE, UNKNOWN
-from shapekit.clock import Clock
+from shapekit.clock import Clock, Sleepers
 from shapekit.decision import Decision
 from shapekit.errors import (
     QueueFullError,
