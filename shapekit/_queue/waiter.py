@@ -13,13 +13,14 @@ When this process changes a key, its question is forgotten, so that no call leav
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from weakref import WeakValueDictionary
 
 from shapekit._queue.moving import STUCK_S, KeyPoller, LateCalls, Limits, Watch
-from shapekit._queue.reporter import Reporter
+from shapekit._queue.reporter import DEBUG, LOGS, LONG_US, SHAPER_LOG, Reporter
 from shapekit._runtime import process
 from shapekit._runtime.drivers import Alarm, Driver, Twin
 from shapekit._runtime.process import SWITCH
@@ -148,8 +149,11 @@ class Waiter:
             ahead_us = self._clock.now_us() - there_us
         pending = PendingWait(self._clock, reservation, ahead_us, max_wait_us, timeout_us)
         if wait_us:
-            is_bounded = max_wait_us is not None or timeout_us is not None
-            self._reporter.waits(reservation.key, wait_us, is_bounded=is_bounded)
+            # As of most calls nothing is said, and that takes no detour.
+            log = LOGS.get(SHAPER_LOG)
+            if wait_us > LONG_US or ("logging" in sys.modules if log is None else log.isEnabledFor(DEBUG)):
+                is_bounded = max_wait_us is not None or timeout_us is not None
+                self._reporter.waits(reservation.key, wait_us, is_bounded=is_bounded)
         elif not is_slow and self.is_prompt(granted):
             return pending
         try:
@@ -162,7 +166,7 @@ class Waiter:
 
     async def _outlast(self, driver: Driver, pending: PendingWait) -> PendingWait:
         # Answers may reach several tasks at once, and trio then resumes them in any order.
-        is_awaited = is_apart = not self._status.instant
+        is_awaited = is_apart = driver.has_order and not self._status.instant
         poller: KeyPoller | None = None
         limits = self._status.limits
         now_us = pending.asked_us
@@ -194,8 +198,7 @@ class Waiter:
             if asks_at_us <= now_us:
                 if not pending.moves or pending.stands_until_us:
                     pending.heard_after = self._late_calls.trips
-                    key_state = await self._status.leaving(driver, pending.key)
-                    now_us = self._clock.now_us()
+                    now_us, key_state = await self._status.leaving(driver, pending.key, now_us)
                     pending.hear(key_state, now_us)
                 due_us, turn_us = pending.due_us, pending.asks_at_us(self._allowed_us(pending))
                 # One that has moved stood in line by its old slot.
@@ -508,12 +511,13 @@ class _Question:
         """Set the alarm once there is an answer; check `is_open` before waiting for it."""
         self._alarms.append(alarm)
 
-    def close(self) -> None:
-        """Wake all calls that wait for the answer."""
+    def close(self) -> bool:
+        """Wake all calls that wait for the answer; whether there are any."""
         self.is_open = False
         alarms, self._alarms = self._alarms, []
         for alarm in alarms:
             alarm.set()
+        return bool(alarms)
 
     def told(self) -> KeyState | None:
         """The answer; None if the call that asked has gone."""
@@ -691,13 +695,19 @@ class KeyStatus:
 
     async def ask(self, driver: Driver, key: str) -> KeyState:
         """The state of a key, at most 10 ms old."""
+        return (await self.heard(driver, key, self._clock.now_us()))[1]
+
+    async def heard(self, driver: Driver, key: str, now_us: int) -> tuple[int, KeyState]:
+        """`ask`, for a caller that has just read the time; and the time by then."""
         if self.instant:
             if self._settings.known.stored.version:
-                return self._followed(self._follow.call(key), 0)
-            return self._standing(self._confirm.call(key), 0)
+                key_state = self._followed(self._follow.call(key))
+            else:
+                key_state = self._standing(self._confirm.call(key))
+            return self._clock.now_us(), key_state
         while True:
             alarm = driver.alarm()
-            question, is_mine = self._shared(key, alarm)
+            question, is_mine = self._shared(key, alarm, now_us)
             if is_mine:
                 break
             if question.is_open:
@@ -705,31 +715,36 @@ class KeyStatus:
                 if question.is_open:
                     question = self._questions.anew((self._name, key), self._queue, self._clock.now_us())
                     break
+            now_us = self._clock.now_us()
             if (told := question.told()) is not None:
-                return told
-        driver.may_be_thrown()
+                return now_us, told
         try:
-            question.answer = await self._answered(driver, key, question.asked_us)
+            now_us, question.answer = await self._answered(driver, key, question.asked_us)
         except BaseException as error:
             await driver.given_back(error, partial(self._failed, key, question, error), question.close)
             raise
-        question.close()
+        # To wake hundreds takes its time.
+        is_later = question.close()
         self._questions.hear((self._name, key), question)
-        return question.answer
+        return self._clock.now_us() if is_later else now_us, question.answer
 
-    async def _answered(self, driver: Driver, key: str, asked_us: int) -> KeyState:
-        """What the store says. Once operators have set something, what has become of the key by that is kept
-        there: else each look would find another moment of the change.
+    async def _answered(self, driver: Driver, key: str, asked_us: int) -> tuple[int, KeyState]:
+        """When the store has answered, and what. Once operators have set something, what has become of the
+        key by that is kept there: else each look would find another moment of the change.
         """
+        driver.may_be_thrown()
         if not self._settings.known.stored.version:
             confirmed = await driver.ask(self._confirm, key)
             if not self._settings.known.stored.version:
-                return self._standing(confirmed, asked_us)
-        return self._followed(await driver.ask(self._follow, key), asked_us)
+                now_us = self._clock.now_us()
+                return now_us, self._standing(confirmed, asked_us, now_us)
+        told = await driver.ask(self._follow, key)
+        now_us = self._clock.now_us()
+        return now_us, self._followed(told, asked_us, now_us)
 
-    async def leaving(self, driver: Driver, key: str) -> KeyState:
-        """`ask`, for a call that is about to leave."""
-        return await self.ask(driver, key)
+    async def leaving(self, driver: Driver, key: str, now_us: int) -> tuple[int, KeyState]:
+        """`heard`, for a call that is about to leave."""
+        return await self.heard(driver, key, now_us)
 
     def watch(self, key: str) -> Watch:
         """The watch of a key at which calls wait."""
@@ -738,7 +753,10 @@ class KeyStatus:
     async def looking(self, driver: Driver, key: str, than_us: int) -> tuple[int, KeyState]:
         """The state of a key, and when it was asked for: an answer since `than_us` is reused."""
         known = self.watch(key).since(self._queue, than_us)
-        return (self._clock.now_us(), await self.ask(driver, key)) if known is None else known
+        if known is not None:
+            return known
+        asked_us = self._clock.now_us()
+        return asked_us, (await self.heard(driver, key, asked_us))[1]
 
     def changing(self, change: Twin[Any], *, is_news: bool = True) -> Twin[Any]:
         """Wrap an operation that changes a key: what is known about it is forgotten. Waiting calls are woken,
@@ -759,8 +777,8 @@ class KeyStatus:
 
         return Twin(changed, achanged)
 
-    def _shared(self, key: str, alarm: Alarm) -> tuple[_Question, bool]:
-        return self._questions.shared((self._name, key), self._queue, alarm, self._clock.now_us())
+    def _shared(self, key: str, alarm: Alarm, now_us: int) -> tuple[_Question, bool]:
+        return self._questions.shared((self._name, key), self._queue, alarm, now_us)
 
     async def _failed(self, key: str, question: _Question, error: BaseException) -> None:
         if isinstance(error, Exception):
@@ -775,14 +793,14 @@ class KeyStatus:
     def _forget(self, key: str, *, is_news: bool) -> None:
         self._questions.forget((self._name, key), self._clock.now_us(), is_news=is_news)
 
-    def _standing(self, confirmed: tuple[int, ...], asked_us: int) -> KeyState:
+    def _standing(self, confirmed: tuple[int, ...], asked_us: int = 0, now_us: int = 0) -> KeyState:
         generation, shift, until, there, mark, *clock = confirmed
-        ahead = 0 if self.instant else self.hear(asked_us, there, self._clock.now_us())
+        ahead = 0 if self.instant else self.hear(asked_us, there, now_us)
         return KeyState(generation, shift, until, ahead, tuple(clock), mark)
 
-    def _followed(self, told: tuple[Any, ...], asked_us: int) -> KeyState:
+    def _followed(self, told: tuple[Any, ...], asked_us: int = 0, now_us: int = 0) -> KeyState:
         *confirmed, changes, queue = told
-        return self._standing(tuple(confirmed), asked_us)._replace(changes=changes, queue=queue)
+        return self._standing(tuple(confirmed), asked_us, now_us)._replace(changes=changes, queue=queue)
 
     def hear(self, asked_us: int, there_us: int, now_us: int) -> int:
         """Take in the store's time in an answer that came now; returns how far ahead of it the clock is that

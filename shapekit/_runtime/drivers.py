@@ -28,7 +28,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+)
 
 from shapekit._runtime import process
 from shapekit.errors import StoreUnavailableError
@@ -355,6 +365,8 @@ class Driver(ABC):
 
     alarm: Callable[[], Any]
     """Makes what ends a sleep."""
+    has_order: ClassVar[bool]
+    """Whether calls that are due go in an order, as the tasks of one loop do, and threads do not."""
 
     @abstractmethod
     def ask(self, twin: Twin[T], /, *args: Any, **named: Any) -> Awaitable[T]:
@@ -412,6 +424,7 @@ class Driver(ABC):
 
 class _Threads(Driver):
     alarm = threading.Event
+    has_order = False
 
     async def ask(self, twin: Twin[T], /, *args: Any, **named: Any) -> T:
         return twin.call(*args, **named)
@@ -458,6 +471,7 @@ class _Threads(Driver):
 
 class _Tasks(Driver):
     alarm = AsyncAlarm
+    has_order = True
 
     def ask(self, twin: Twin[T], /, *args: Any, **named: Any) -> Awaitable[T]:
         return twin.acall(*args, **named)

@@ -267,13 +267,13 @@ def test_a_question_whose_asker_was_stopped_for_good_holds_up_nobody(monkeypatch
     confirmations, wire = wired
     monkeypatch.setattr(module, "STUCK_S", 0.01)
     wire.answer.set()
-    question, is_mine = confirmations._shared("key", threading.Event())
+    question, is_mine = confirmations._shared("key", threading.Event(), confirmations._clock.now_us())
     assert is_mine
     crew.start(run, confirmations.ask, "key")
     crew.join()
     assert wire.asked == 1
     assert question.is_open
-    confirmations._shared("other", threading.Event())
+    confirmations._shared("other", threading.Event(), confirmations._clock.now_us())
 
     async def main():
         with anyio.fail_after(PATIENCE_S):
