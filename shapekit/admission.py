@@ -97,7 +97,7 @@ class Admission:
         self.__class__ = Admission  # type: ignore[assignment]
         self._reservation = reservation
         self.sent_at = self._core.clock.wall_us() / SECOND_US
-        if late is not None:
+        if late is not None and SWITCH.loud:
             # Holds that came between are known by the clocks alone.
             delay = max(reservation.delay, self.sent_at - (reservation.departs_at - reservation.delay))
             self._core.reporter.departed(

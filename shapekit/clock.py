@@ -30,6 +30,8 @@ nothing fires early. A thread that sleeps while an event loop runs on it is warn
 Line: the tasks that sleep on one event loop, in the order in which they go. A loop that comes late to its
 timers wakes those that are due in any order. So a task that wakes too early goes on sleeping, and each that
 goes wakes the next. Only tasks of that loop touch its line.
+
+StoreClock: how far a clock is ahead of a store's.
 """
 
 from __future__ import annotations
@@ -613,3 +615,64 @@ class Sleepers:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreUnavailableError(f"{self._what} was closed")
+
+
+_ENOUGH = 2
+"""How many trips show what a quick one is: the first ones connect, and load what they need."""
+_SLOWLY = 16
+"""By which part of itself a trip is taken to be longer with each slow answer."""
+_DRIFT = 5_000
+"""Two clocks drift apart by less than 1 µs in this many."""
+
+
+class StoreClock:
+    """What the answers of a store tell of time: how far the clock that callers sleep by is ahead of the
+    store's, and how long a trip takes.
+
+    An answer that tells the store's time is some time on its way, so each one shows too much by that, and the
+    least is nearest to the truth; what a question shows that left before it is too little. Where the clock of
+    the callers `decides`, both are one.
+    """
+
+    __slots__ = ("_heard", "_known", "_trip_us", "decides", "trip_us")
+
+    def __init__(self, *, decides: bool) -> None:
+        self.decides = decides
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing was heard yet."""
+        self._heard = 0
+        self._known: tuple[int, int] | None = None
+        self._trip_us = 0
+        self.trip_us = 0
+        """How long a quick trip takes; 0 until enough were made to tell."""
+
+    def hear(self, asked_us: int, there_us: int, now_us: int) -> int:
+        """Take in an answer that came now; returns how far ahead the clock of the callers is."""
+        ahead_us = self._by_known(there_us, now_us)
+        if ahead_us is None or ahead_us < asked_us - there_us:
+            ahead_us = now_us - there_us
+        self._known = ahead_us, now_us
+        trip_us, known_us = max(0, now_us - asked_us), self._trip_us
+        is_quick = not self._heard or trip_us < known_us
+        # A single slow answer, as after a stop of this process, does not show that the store is far away.
+        self._trip_us = trip_us if is_quick else min(trip_us, known_us + known_us // _SLOWLY + 1)
+        self._heard += 1
+        if self._heard >= _ENOUGH:
+            self.trip_us = self._trip_us
+        return 0 if self.decides else ahead_us
+
+    def ahead_us(self, there_us: int, now_us: int) -> int | None:
+        """How far ahead the clock of the callers is, if it shows `now_us` and the store has just answered
+        `there_us`.
+
+        None if nothing was heard before.
+        """
+        return 0 if self.decides else self._by_known(there_us, now_us)
+
+    def _by_known(self, there_us: int, now_us: int) -> int | None:
+        if self._known is None:
+            return None
+        ahead_us, since_us = self._known
+        return min(now_us - there_us, ahead_us + max(0, now_us - since_us) // _DRIFT)

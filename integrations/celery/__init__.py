@@ -220,9 +220,9 @@ class Shaped:
     @property
     def grace_s(self) -> float:
         """How late a slot is still used: three quarters of one, but at least 10 ms, unless `grace` is set."""
-        if self._grace_s is not None:
-            return self._grace_s
-        return grace_of(self.policy)
+        if self._grace_s is None:
+            self._grace_s = grace_of(self.policy)
+        return self._grace_s
 
     def admission_of(self, headers: Mapping[str, Any] | None, args: Any, kwargs: Any) -> Admission:
         """The admission of one call, not yet entered."""

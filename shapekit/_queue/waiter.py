@@ -39,7 +39,7 @@ from shapekit.algorithms.queue.slots import (
     followed,
 )
 from shapekit.algorithms.queue.wire import CONFIRM, FOLLOW, LATE, UNKNOWN
-from shapekit.clock import Clock, Sleepers
+from shapekit.clock import Clock, Sleepers, StoreClock
 from shapekit.decision import Decision
 from shapekit.errors import (
     QueueFullError,
@@ -121,12 +121,12 @@ class Waiter:
         """Whether a call that leaves at once may follow its answer, because that was not long on its way."""
         if self._status.instant or granted[GENERATION] < 0 or self._grace_us == END_US:
             return True
-        there_us, now_us = granted[DEPARTS_AT_US] - granted[WAIT_US], self._clock.now_us()
-        grace_us = self._grace_of(granted[QUEUE])
+        there_us, grace_us = granted[DEPARTS_AT_US] - granted[WAIT_US], self._grace_of(granted[QUEUE])
+        now_us = self._clock.now_us()
         if asked_us is not None and now_us - asked_us <= grace_us:
-            self._status.hear(asked_us, there_us, now_us)
+            self._status.store_clock.hear(asked_us, there_us, now_us)
             return True
-        ahead_us = self._status.ahead_us(there_us)
+        ahead_us = self._status.store_clock.ahead_us(there_us, now_us)
         if ahead_us is None:
             return asked_us is None
         return now_us - there_us - ahead_us <= grace_us
@@ -143,10 +143,11 @@ class Waiter:
         """Sleep until the slot comes. If the sleep ends early, the error is raised and the slot is kept."""
         granted = reservation.granted
         wait_us = granted[WAIT_US]
-        there_us = granted[DEPARTS_AT_US] - wait_us
-        ahead_us = self._status.ahead_us(there_us)
-        if ahead_us is None:
-            ahead_us = self._clock.now_us() - there_us
+        ahead_us, store_clock = 0, self._status.store_clock
+        if not store_clock.decides:
+            there_us, now_us = granted[DEPARTS_AT_US] - wait_us, self._clock.now_us()
+            known_us = store_clock.ahead_us(there_us, now_us)
+            ahead_us = now_us - there_us if known_us is None else known_us
         pending = PendingWait(self._clock, reservation, ahead_us, max_wait_us, timeout_us)
         if wait_us:
             # As of most calls nothing is said, and that takes no detour.
@@ -166,7 +167,7 @@ class Waiter:
 
     async def _outlast(self, driver: Driver, pending: PendingWait) -> PendingWait:
         # Answers may reach several tasks at once, and trio then resumes them in any order.
-        is_awaited = is_apart = driver.has_order and not self._status.instant
+        is_awaited = is_apart = not self._status.instant
         poller: KeyPoller | None = None
         limits = self._status.limits
         now_us = pending.asked_us
@@ -202,7 +203,8 @@ class Waiter:
                     pending.hear(key_state, now_us)
                 due_us, turn_us = pending.due_us, pending.asks_at_us(self._allowed_us(pending))
                 # One that has moved stood in line by its old slot.
-                if (is_apart or turn_us != asks_at_us) and turn_us <= now_us:
+                is_out_of_line = is_apart or turn_us != asks_at_us
+                if driver.has_order and is_out_of_line and turn_us <= now_us:
                     await driver.let_earlier_go(self._sleepers, turn_us, pending.order)
                     now_us = self._clock.now_us()
                 if pending.due_us == due_us and await self._may_leave(driver, pending, now_us):
@@ -216,8 +218,10 @@ class Waiter:
         """How late a call may be. A slot that comes sooner than two trips is missed by as much, and that is
         no stall; from a store that is far away, no new slot would come in time.
         """
-        trip_us, grace_us = self._status.trip_us, self._grace_of(pending.queue)
-        return grace_us + 2 * trip_us if trip_us * FAR <= grace_us else END_US
+        grace_us, trip_us = self._grace_of(pending.queue), self._status.store_clock.trip_us
+        if grace_us == END_US or trip_us * FAR > grace_us:
+            return END_US
+        return grace_us + 2 * trip_us
 
     def _grace_of(self, queue: LeakyQueue | None) -> int:
         """How late a call may leave, by the numbers that are in force."""
@@ -454,12 +458,6 @@ def refusal(reservation: Reservation, max_wait_us: int | None) -> RateLimitedErr
 
 FRESH_US = 10_000
 """How old a question may be whose answer is reused."""
-_ENOUGH = 2
-"""How many trips show what a quick one is: the first ones connect, and load what they need."""
-_SLOWLY = 16
-"""By which part of itself a trip is taken to be longer with each slow answer."""
-_DRIFT = 5_000
-"""Two clocks drift apart by less than 1 µs in this many."""
 
 
 class KeyState(NamedTuple):
@@ -526,54 +524,11 @@ class _Question:
         return self.answer
 
 
-class StoreClock:
-    """What the answers of a store tell of time: how far the clock that callers sleep by is ahead of the
-    store's, and how long a trip takes.
-
-    An answer that tells the store's time is some time on its way, so each one shows too much by that, and the
-    least is nearest to the truth; what a question shows that left before it is too little.
-    """
-
-    __slots__ = ("_heard", "_known", "_trip_us")
-
-    def __init__(self) -> None:
-        self._heard = 0
-        self._known: tuple[int, int] | None = None
-        self._trip_us = 0
-
-    def hear(self, asked_us: int, there_us: int, now_us: int) -> int:
-        """Take in an answer that came now; returns how far ahead this clock is."""
-        ahead_us = self.ahead_us(there_us, now_us)
-        if ahead_us is None or ahead_us < asked_us - there_us:
-            ahead_us = now_us - there_us
-        self._known = ahead_us, now_us
-        trip_us, known_us = max(0, now_us - asked_us), self._trip_us
-        is_quick = not self._heard or trip_us < known_us
-        # A single slow answer, as after a stop of this process, does not show that the store is far away.
-        self._trip_us = trip_us if is_quick else min(trip_us, known_us + known_us // _SLOWLY + 1)
-        self._heard += 1
-        return ahead_us
-
-    @property
-    def trip_us(self) -> int:
-        """How long a quick trip takes; 0 until enough were made to tell."""
-        return self._trip_us if self._heard >= _ENOUGH else 0
-
-    def ahead_us(self, there_us: int, now_us: int) -> int | None:
-        """How far ahead this clock is, if it shows `now_us` and the store has just answered `there_us`.
-
-        None if nothing was heard before.
-        """
-        if self._known is None:
-            return None
-        ahead_us, since_us = self._known
-        return min(now_us - there_us, ahead_us + max(0, now_us - since_us) // _DRIFT)
-
-
 class _Questions:
     """The questions that this process has asked one store, by name and key; old ones are dropped."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock_decides: bool) -> None:
+        self.clock = StoreClock(decides=clock_decides)
         self._limits: dict[str, Limits] = {}
         self.begin()
         _QUESTIONS.add(self)
@@ -581,7 +536,7 @@ class _Questions:
     def begin(self) -> None:
         """Start empty: at first, and in a forked child, because the answers go to its parent."""
         self._lock = process.lock()
-        self.clock = StoreClock()
+        self.clock.begin()
         self._asked: dict[tuple[str, str], _Question] = {}
         self._watches: WeakValueDictionary[tuple[str, str], Watch] = WeakValueDictionary()
         self._swept_us = 0
@@ -684,12 +639,12 @@ class KeyStatus:
         self.hears_all = store.instant and not store.shared
         """Whether only this process can change a key, so that polling finds nothing."""
         self._clock = store.clock
-        self._clock_decides = store.clock_decides
         self._confirm = store.twin(name, queue, CONFIRM)
         self._follow = store.twin(name, queue, FOLLOW)
         self._name = name
         self._queue = queue
-        self._questions = companion(store, "questions", _Questions)
+        self._questions = companion(store, "questions", partial(_Questions, store.clock_decides))
+        self.store_clock = self._questions.clock
         self._settings = store.settings(name)
         self.limits = self._questions.limits(self._settings, store.clock.now_us(), hears_all=self.hears_all)
 
@@ -698,13 +653,11 @@ class KeyStatus:
         return (await self.heard(driver, key, self._clock.now_us()))[1]
 
     async def heard(self, driver: Driver, key: str, now_us: int) -> tuple[int, KeyState]:
-        """`ask`, for a caller that has just read the time; and the time by then."""
+        """What time it is by then, and the state of a key, at most 10 ms old; at `now_us` it is asked for."""
         if self.instant:
             if self._settings.known.stored.version:
-                key_state = self._followed(self._follow.call(key))
-            else:
-                key_state = self._standing(self._confirm.call(key))
-            return self._clock.now_us(), key_state
+                return self._followed(self._follow.call(key))
+            return self._standing(self._confirm.call(key))
         while True:
             alarm = driver.alarm()
             question, is_mine = self._shared(key, alarm, now_us)
@@ -736,11 +689,8 @@ class KeyStatus:
         if not self._settings.known.stored.version:
             confirmed = await driver.ask(self._confirm, key)
             if not self._settings.known.stored.version:
-                now_us = self._clock.now_us()
-                return now_us, self._standing(confirmed, asked_us, now_us)
-        told = await driver.ask(self._follow, key)
-        now_us = self._clock.now_us()
-        return now_us, self._followed(told, asked_us, now_us)
+                return self._standing(confirmed, asked_us)
+        return self._followed(await driver.ask(self._follow, key), asked_us)
 
     async def leaving(self, driver: Driver, key: str, now_us: int) -> tuple[int, KeyState]:
         """`heard`, for a call that is about to leave."""
@@ -793,30 +743,13 @@ class KeyStatus:
     def _forget(self, key: str, *, is_news: bool) -> None:
         self._questions.forget((self._name, key), self._clock.now_us(), is_news=is_news)
 
-    def _standing(self, confirmed: tuple[int, ...], asked_us: int = 0, now_us: int = 0) -> KeyState:
+    def _standing(self, confirmed: tuple[int, ...], asked_us: int = 0) -> tuple[int, KeyState]:
         generation, shift, until, there, mark, *clock = confirmed
-        ahead = 0 if self.instant else self.hear(asked_us, there, now_us)
-        return KeyState(generation, shift, until, ahead, tuple(clock), mark)
+        now_us = self._clock.now_us()
+        ahead = 0 if self.instant else self.store_clock.hear(asked_us, there, now_us)
+        return now_us, KeyState(generation, shift, until, ahead, tuple(clock), mark)
 
-    def _followed(self, told: tuple[Any, ...], asked_us: int = 0, now_us: int = 0) -> KeyState:
+    def _followed(self, told: tuple[Any, ...], asked_us: int = 0) -> tuple[int, KeyState]:
         *confirmed, changes, queue = told
-        return self._standing(tuple(confirmed), asked_us, now_us)._replace(changes=changes, queue=queue)
-
-    def hear(self, asked_us: int, there_us: int, now_us: int) -> int:
-        """Take in the store's time in an answer that came now; returns how far ahead of it the clock is that
-        callers sleep by.
-        """
-        ahead_us = self._questions.clock.hear(asked_us, there_us, now_us)
-        return 0 if self._clock_decides else ahead_us
-
-    @property
-    def trip_us(self) -> int:
-        """How long a quick trip to the store takes, for a call that is about to leave."""
-        return self._questions.clock.trip_us if self.is_direct else 0
-
-    def ahead_us(self, there_us: int) -> int | None:
-        """How far ahead the clock is that callers sleep by, if the store has just answered `there_us`.
-
-        None if that is not known yet.
-        """
-        return 0 if self._clock_decides else self._questions.clock.ahead_us(there_us, self._clock.now_us())
+        now_us, key_state = self._standing(tuple(confirmed), asked_us)
+        return now_us, key_state._replace(changes=changes, queue=queue)

@@ -267,7 +267,8 @@ class RedisProgram:
         if operation is CHECK:
             # The path of nearly every call.
             return f'["check",{moment or self.moment()},{args[0]}]'
-        words = "".join([f",{_text(word)}" for word in operation.sent(self.program, args)])
+        # As of each call that leaves: it asks without saying anything.
+        words = "".join([f",{_text(word)}" for word in operation.sent(self.program, args)]) if args else ""
         return f'["{operation.name}",{moment or self.moment()}{words}]'
 
     def answer(self, operation: Operation, sent: Any) -> Any:
