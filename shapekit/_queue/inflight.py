@@ -404,9 +404,9 @@ class Heartbeat:
         async def ended() -> None:
             self._ended()
 
-        driver.may_be_thrown()
         sleep = Twin(self._clock.sleep, self._clock.asleep)
         try:
+            driver.may_be_thrown()
             alarm = driver.alarm()
             while (sleep_s := self._sleep_s(alarm)) is not None:
                 if sleep_s > 0:
