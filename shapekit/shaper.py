@@ -150,9 +150,9 @@ class Shaper:
         """Take the earliest slot, or be refused and consume nothing. Does not wait."""
         if cost is not _ONE or key.__class__ is not str:
             self._check(key, cost)
-        if SWITCH.loud:
-            return run(self.core.reserve, key, cost, self._bound_us(max_wait))
         bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
+        if SWITCH.loud:
+            return run(self.core.reserve, key, cost, bound_us)
         return Reservation(self.core, key, self._grant(key, (cost, bound_us, process.fresh_id())))
 
     async def areserve(
@@ -189,7 +189,8 @@ class Shaper:
         if asked_us is not None:
             is_slow = not self._waiter.is_prompt(granted, asked_us)
         if granted[WAIT_US] or is_slow or not granted[ACCEPTED] or SWITCH.loud:
-            run(self._waiter.leave, reservation, self._bound_us(max_wait), gives_up_us, is_slow=is_slow)
+            bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
+            run(self._waiter.leave, reservation, bound_us, gives_up_us, is_slow=is_slow)
         return reservation
 
     async def aschedule(
@@ -212,7 +213,7 @@ class Shaper:
             is_slow = not self._waiter.is_prompt(reservation.granted, asked_us)
         granted = reservation.granted
         if granted[WAIT_US] or is_slow or not granted[ACCEPTED] or SWITCH.loud:
-            bound_us = self._bound_us(max_wait)
+            bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
             await self._waiter.leave(TASKS, reservation, bound_us, gives_up_us, is_slow=is_slow)
         return reservation
 
@@ -335,9 +336,6 @@ class Shaper:
     @property
     def _owned(self) -> Store | None:
         return self.core.store if self._owns_store else None
-
-    def _bound_us(self, max_wait: Any) -> int | None:
-        return self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
 
     def __repr__(self) -> str:
         return f"Shaper({', '.join(limits_shown(self))}, name={self.name!r})"

@@ -715,18 +715,18 @@ class PrefetchedStatus(KeyStatus):
         super().__init__(store, name, queue)
         self._prefetch = prefetch
 
-    async def leaving(self, driver: Driver, key: str, now_us: int) -> tuple[int, KeyState]:
+    async def leaving(self, driver: Driver, key: str) -> tuple[int, KeyState]:
         known = self._prefetch.known(key)
         if known is not None:
             return self._clock.now_us(), known
-        doubts = self._prefetch.doubts(key)
-        heard_us, key_state = await self.heard(driver, key, now_us)
-        self._prefetch.hear(key, key_state, now_us, doubts)
+        asked_us, doubts = self._clock.now_us(), self._prefetch.doubts(key)
+        heard_us, key_state = await self.heard(driver, key)
+        self._prefetch.hear(key, key_state, asked_us, doubts)
         return heard_us, key_state
 
     async def looking(self, driver: Driver, key: str, than_us: int) -> tuple[int, KeyState]:
         asked_us = self._clock.now_us()
-        return asked_us, (await self.leaving(driver, key, asked_us))[1]
+        return asked_us, (await self.leaving(driver, key))[1]
 
     def _dropped(self, key: str, question: Any) -> None:
         super()._dropped(key, question)

@@ -199,7 +199,7 @@ class Waiter:
             if asks_at_us <= now_us:
                 if not pending.moves or pending.stands_until_us:
                     pending.heard_after = self._late_calls.trips
-                    now_us, key_state = await self._status.leaving(driver, pending.key, now_us)
+                    now_us, key_state = await self._status.leaving(driver, pending.key)
                     pending.hear(key_state, now_us)
                 due_us, turn_us = pending.due_us, pending.asks_at_us(self._allowed_us(pending))
                 # One that has moved stood in line by its old slot.
@@ -650,17 +650,17 @@ class KeyStatus:
 
     async def ask(self, driver: Driver, key: str) -> KeyState:
         """The state of a key, at most 10 ms old."""
-        return (await self.heard(driver, key, self._clock.now_us()))[1]
+        return (await self.heard(driver, key))[1]
 
-    async def heard(self, driver: Driver, key: str, now_us: int) -> tuple[int, KeyState]:
-        """What time it is by then, and the state of a key, at most 10 ms old; at `now_us` it is asked for."""
+    async def heard(self, driver: Driver, key: str) -> tuple[int, KeyState]:
+        """`ask`, and what time it is by then."""
         if self.instant:
             if self._settings.known.stored.version:
                 return self._followed(self._follow.call(key))
             return self._standing(self._confirm.call(key))
         while True:
             alarm = driver.alarm()
-            question, is_mine = self._shared(key, alarm, now_us)
+            question, is_mine = self._shared(key, alarm)
             if is_mine:
                 break
             if question.is_open:
@@ -668,9 +668,8 @@ class KeyStatus:
                 if question.is_open:
                     question = self._questions.anew((self._name, key), self._queue, self._clock.now_us())
                     break
-            now_us = self._clock.now_us()
             if (told := question.told()) is not None:
-                return now_us, told
+                return self._clock.now_us(), told
         try:
             now_us, question.answer = await self._answered(driver, key, question.asked_us)
         except BaseException as error:
@@ -692,9 +691,9 @@ class KeyStatus:
                 return self._standing(confirmed, asked_us)
         return self._followed(await driver.ask(self._follow, key), asked_us)
 
-    async def leaving(self, driver: Driver, key: str, now_us: int) -> tuple[int, KeyState]:
+    async def leaving(self, driver: Driver, key: str) -> tuple[int, KeyState]:
         """`heard`, for a call that is about to leave."""
-        return await self.heard(driver, key, now_us)
+        return await self.heard(driver, key)
 
     def watch(self, key: str) -> Watch:
         """The watch of a key at which calls wait."""
@@ -706,7 +705,7 @@ class KeyStatus:
         if known is not None:
             return known
         asked_us = self._clock.now_us()
-        return asked_us, (await self.heard(driver, key, asked_us))[1]
+        return asked_us, await self.ask(driver, key)
 
     def changing(self, change: Twin[Any], *, is_news: bool = True) -> Twin[Any]:
         """Wrap an operation that changes a key: what is known about it is forgotten. Waiting calls are woken,
@@ -727,8 +726,8 @@ class KeyStatus:
 
         return Twin(changed, achanged)
 
-    def _shared(self, key: str, alarm: Alarm, now_us: int) -> tuple[_Question, bool]:
-        return self._questions.shared((self._name, key), self._queue, alarm, now_us)
+    def _shared(self, key: str, alarm: Alarm) -> tuple[_Question, bool]:
+        return self._questions.shared((self._name, key), self._queue, alarm, self._clock.now_us())
 
     async def _failed(self, key: str, question: _Question, error: BaseException) -> None:
         if isinstance(error, Exception):
