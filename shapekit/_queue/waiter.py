@@ -150,7 +150,7 @@ class Waiter:
             ahead_us = now_us - there_us if known_us is None else known_us
         pending = PendingWait(self._clock, reservation, ahead_us, max_wait_us, timeout_us)
         if wait_us:
-            # As of most calls nothing is said, and that takes no detour.
+            # Most calls log nothing, and take no detour to find that out.
             log = LOGS.get(SHAPER_LOG)
             if wait_us > LONG_US or ("logging" in sys.modules if log is None else log.isEnabledFor(DEBUG)):
                 is_bounded = max_wait_us is not None or timeout_us is not None
@@ -675,7 +675,7 @@ class KeyStatus:
         except BaseException as error:
             await driver.given_back(error, partial(self._failed, key, question, error), question.close)
             raise
-        # To wake hundreds takes its time.
+        # To wake hundreds of calls takes its time.
         is_later = question.close()
         self._questions.hear((self._name, key), question)
         return self._clock.now_us() if is_later else now_us, question.answer

@@ -267,7 +267,7 @@ class RedisProgram:
         if operation is CHECK:
             # The path of nearly every call.
             return f'["check",{moment or self.moment()},{args[0]}]'
-        # As of each call that leaves: it asks without saying anything.
+        # Each call that is about to leave asks a question without arguments.
         words = "".join([f",{_text(word)}" for word in operation.sent(self.program, args)]) if args else ""
         return f'["{operation.name}",{moment or self.moment()}{words}]'
 
