@@ -35,8 +35,8 @@ from shapekit._adapters.http import (
 )
 from shapekit._runtime.drivers import TASKS
 from shapekit._runtime.process import ErrorsLogged
-from shapekit.admission import Admission
 from shapekit.errors import RateLimitedError
+from shapekit.policy import Admission
 
 try:
     import aiohttp

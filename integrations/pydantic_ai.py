@@ -22,11 +22,10 @@ from shapekit._adapters.http import translated, twins_of
 from shapekit._adapters.model_calls import ended, failed
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS
-from shapekit.admission import Admission
 from shapekit.errors import ConfigError, ShapekitError
 from shapekit.llm import LLMBudget, LLMCall
 from shapekit.llm.usage import StreamUsage
-from shapekit.policy import Policy
+from shapekit.policy import Admission, Policy
 
 try:
     from pydantic_ai.capabilities import AbstractCapability

@@ -40,9 +40,8 @@ from shapekit._adapters.http import (
 )
 from shapekit._runtime import process
 from shapekit._runtime.drivers import run
-from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
-from shapekit.policy import Policy
+from shapekit.policy import Admission, Policy
 
 try:
     import requests

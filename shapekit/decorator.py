@@ -21,11 +21,10 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpa
 
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, run, stop_if_cancelled
-from shapekit.admission import Admission
-from shapekit.config import CostSpec, PolicyOptions, checked_options
+from shapekit.config import CostSpec, PolicyOptions, checked_cost, checked_key, checked_options
 from shapekit.errors import ConfigError
 from shapekit.keys import KeyTemplate
-from shapekit.policy import Policy, checked_cost, checked_key, checked_policy
+from shapekit.policy import Admission, Policy, checked_policy
 from shapekit.rate import RateLike, one_of
 from shapekit.shaper import Outlook, Reservation, checked_rates
 

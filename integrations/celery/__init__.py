@@ -43,12 +43,11 @@ from shapekit._adapters.tasks import (
 )
 from shapekit._runtime import process
 from shapekit._runtime.drivers import run
-from shapekit.admission import Admission
 from shapekit.decision import Decision
 from shapekit.decorator import Calls
 from shapekit.errors import ConfigError, RateLimitedError
 from shapekit.feedback import Feedback, ServerHint
-from shapekit.policy import Policy
+from shapekit.policy import Admission, Policy
 from shapekit.rate import SECOND_US, Duration, duration_us, one_of, whole
 from shapekit.shaper import Reservation, received, sent
 from shapekit.stores import open_store

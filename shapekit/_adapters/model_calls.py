@@ -14,12 +14,11 @@ from typing import Any, TypeAlias, TypeVar
 from shapekit._adapters.http import CallOutcome, observe
 from shapekit._runtime import process
 from shapekit._runtime.drivers import THREADS, Driver, Twin, run
-from shapekit.admission import Admission
 from shapekit.errors import ConfigError
 from shapekit.llm import LLMBudget, LLMCall
 from shapekit.llm.call import log_errors, settle, settle_seen
 from shapekit.llm.usage import Asked, StreamUsage, usage_of
-from shapekit.policy import Policy
+from shapekit.policy import Admission, Policy
 
 __all__ = [
     "Limit",

@@ -30,10 +30,9 @@ from shapekit._adapters.http import (
 )
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, Twin, given_back, run
-from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError, ShapekitError, StoreUnavailableError
 from shapekit.feedback.feedback import MOST_BYTES
-from shapekit.policy import Policy
+from shapekit.policy import Admission, Policy
 
 __all__ = ["HeldStream", "ObservedStream", "Transport"]
 

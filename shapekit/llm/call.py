@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Self, TypeAlias
 from shapekit._adapters.http import CallOutcome
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit._runtime.process import ErrorsLogged
-from shapekit.admission import Admission, hint_of
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, CostExceedsLimitError, RateLimitedError
 from shapekit.feedback import Feedback, ServerHint
@@ -22,7 +21,7 @@ from shapekit.feedback.dialects import DIALECTS, FAMILIES, heard, picked, wanted
 from shapekit.llm.line import Charge, Line
 from shapekit.llm.prices import DIGITS, Price
 from shapekit.llm.usage import StreamUsage, TokenUsage, estimated, told_usage, usage_of
-from shapekit.policy import Policy
+from shapekit.policy import Admission, Policy, hint_of
 from shapekit.rate import SECOND_US, Duration
 
 __all__ = [
