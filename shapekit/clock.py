@@ -650,8 +650,8 @@ class StoreClock:
 
     def hear(self, asked_us: int, there_us: int, now_us: int) -> int:
         """Take in an answer that came now; returns how far ahead the clock of the callers is."""
-        ahead_us = self._by_known(there_us, now_us)
-        if ahead_us is None or ahead_us < asked_us - there_us:
+        ahead_us = self.ahead_us(there_us, now_us)
+        if ahead_us is None or (ahead_us < asked_us - there_us and not self.decides):
             ahead_us = now_us - there_us
         self._known = ahead_us, now_us
         trip_us, known_us = max(0, now_us - asked_us), self._trip_us
@@ -661,7 +661,7 @@ class StoreClock:
         self._heard += 1
         if self._heard >= _ENOUGH:
             self.trip_us = self._trip_us
-        return 0 if self.decides else ahead_us
+        return ahead_us
 
     def ahead_us(self, there_us: int, now_us: int) -> int | None:
         """How far ahead the clock of the callers is, if it shows `now_us` and the store has just answered
@@ -669,9 +669,8 @@ class StoreClock:
 
         None if nothing was heard before.
         """
-        return 0 if self.decides else self._by_known(there_us, now_us)
-
-    def _by_known(self, there_us: int, now_us: int) -> int | None:
+        if self.decides:
+            return 0
         if self._known is None:
             return None
         ahead_us, since_us = self._known
