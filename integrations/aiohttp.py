@@ -33,10 +33,10 @@ from shapekit._adapters.http import (
     translated,
     twins_of,
 )
-from shapekit._runtime.background import ErrorsLogged
 from shapekit._runtime.drivers import TASKS
-from shapekit.admission import Admission
+from shapekit._runtime.process import ErrorsLogged
 from shapekit.errors import RateLimitedError
+from shapekit.policy import Admission
 
 try:
     import aiohttp

@@ -30,9 +30,9 @@ from shapekit._adapters.http import (
     twins_of,
 )
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
-from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
 from shapekit.keys import KeyOf, KeySpec, KeyTemplate, key_of
+from shapekit.policy import Admission
 
 try:
     from botocore.client import BaseClient  # pyright: ignore[reportMissingImports]

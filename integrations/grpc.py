@@ -39,9 +39,9 @@ from shapekit._adapters.http import (
     twins_of,
 )
 from shapekit._runtime.drivers import TASKS, run
-from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
 from shapekit.keys import KeyOf, KeySpec, KeyTemplate, constantly, key_of, segments
+from shapekit.policy import Admission
 
 try:
     import grpc

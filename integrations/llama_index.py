@@ -19,7 +19,7 @@ from typing import Any
 
 from shapekit import errors
 from shapekit._adapters.model_calls import ModelRun, Runs, admit, embedded, without_end
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, run, running_loop
 from shapekit.llm import LLMBudget
 from shapekit.policy import Policy
@@ -162,7 +162,7 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(8, "shapekit-llama-index")
 
 
-forks.in_child(_threads.cache_clear)
+process.in_child(_threads.cache_clear)
 
 
 class _Question:

@@ -32,7 +32,7 @@ from shapekit._adapters.metrics import (
     Reading,
     Tally,
 )
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit.errors import ConfigError
 from shapekit.events import Departed, Event
 from shapekit.policy import Policy
@@ -135,7 +135,7 @@ class Rounds:
 
     def __init__(self, gauges: Gauges) -> None:
         self._gauges: Gauges | None = gauges
-        self._lock = forks.lock()
+        self._lock = process.lock()
         self._reading: Reading = {}
         self._had: set[Metric] = set(READ)
 

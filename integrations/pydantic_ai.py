@@ -20,13 +20,12 @@ from typing import Any
 from shapekit import errors
 from shapekit._adapters.http import translated, twins_of
 from shapekit._adapters.model_calls import ended, failed
-from shapekit._runtime import background
+from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS
-from shapekit.admission import Admission
 from shapekit.errors import ConfigError, ShapekitError
 from shapekit.llm import LLMBudget, LLMCall
 from shapekit.llm.usage import StreamUsage
-from shapekit.policy import Policy
+from shapekit.policy import Admission, Policy
 
 try:
     from pydantic_ai.capabilities import AbstractCapability
@@ -133,7 +132,7 @@ class ShapedModel(WrapperModel):
                         messages, model_settings, model_request_parameters, run_context
                     )
                 )
-            background.ready()
+            process.background_ready()
             # What is raised here is the caller's, or of an answer that has begun.
             try:
                 yield stream

@@ -38,11 +38,10 @@ from shapekit._adapters.http import (
     translated,
     twins_of,
 )
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import run
-from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError
-from shapekit.policy import Policy
+from shapekit.policy import Admission, Policy
 
 try:
     import requests
@@ -129,7 +128,7 @@ def _arrived(wrapper: str, shaping: Any, identity: str) -> _Limit:
 _TRAVELLED: dict[str, _Limit] = {}
 """Limits that were pickled or unpickled here, so that a worker that gets a copy per task has one limit."""
 _MOST_TRAVELLED = 1_000
-_TRAVEL = forks.lock()
+_TRAVEL = process.lock()
 
 
 def _travelling(identity: str, otherwise: Callable[[], _Limit]) -> _Limit:

@@ -26,8 +26,8 @@ from anyio import CancelScope
 from shapekit import errors
 from shapekit._adapters.http import Reading, RequestShaper, ResponseView, Target, may_say, observe
 from shapekit._runtime.drivers import TASKS
-from shapekit.admission import Admission
 from shapekit.errors import ConfigError
+from shapekit.policy import Admission
 from shapekit.rate import whole
 from shapekit.stores import open_store
 from shapekit.stores.base import Store

@@ -29,13 +29,12 @@ from weakref import WeakKeyDictionary
 from shapekit import errors
 from shapekit._adapters.http import CallOutcome, observe
 from shapekit._runtime.drivers import TASKS, AsyncAlarm, Driver, Twin, run
-from shapekit.admission import Admission
 from shapekit.algorithms.base import CHECK, REFUND, share_of
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, QuotaExhaustedError, RateLimitedError, StoreUnavailableError
 from shapekit.feedback import Feedback, Incidents
-from shapekit.policy import Policy, checked_policy
+from shapekit.policy import Admission, Policy, checked_policy
 from shapekit.rate import AS_CONFIGURED, MAX_SPAN_US, SECOND_US, Duration, max_wait_us, whole
 from shapekit.stores.base import Store
 

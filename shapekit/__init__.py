@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapekit._queue.adaptive import AdaptiveRate
 from shapekit._runtime.drivers import AsyncAlarm
-from shapekit._runtime.switch import off
-from shapekit.admission import Admission
+from shapekit._runtime.process import off
 from shapekit.algorithms.base import Algorithm, Outcome
 from shapekit.algorithms.compose import all_of, any_of, first_of
 from shapekit.algorithms.fixed_window import FixedWindow
@@ -33,7 +32,7 @@ from shapekit.errors import (
 )
 from shapekit.events import listen
 from shapekit.gate import Gate
-from shapekit.policy import Policy
+from shapekit.policy import Admission, Policy
 from shapekit.rate import Rate
 from shapekit.shaper import Outlook, Reservation, Shaper
 from shapekit.stores.base import Store

@@ -22,6 +22,16 @@ costs milliseconds. Time moves in one of two ways:
 Inside `virtual_time`, every SystemClock of the process shows the time of one ManualClock, so that a policy
 which a module made when it was imported needs no clock of its own. What the process has counted and learned
 is forgotten when virtual time begins and when it ends: a test finds all limits as new, and leaves them so.
+
+Sleepers: one sleep until a slot comes, in bounded steps, that can be cut short. Long waits are slept in
+chunks: no timer is asked for more than it can hold, a machine that was suspended notices on waking, and
+nothing fires early. A thread that sleeps while an event loop runs on it is warned, at the user's own line.
+
+Line: the tasks that sleep on one event loop, in the order in which they go. A loop that comes late to its
+timers wakes those that are due in any order. So a task that wakes too early goes on sleeping, and each that
+goes wakes the next. Only tasks of that loop touch its line.
+
+StoreClock: how far a clock is ahead of a store's.
 """
 
 from __future__ import annotations
@@ -31,13 +41,23 @@ import threading
 import time
 import weakref
 from abc import abstractmethod
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from itertools import count
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from shapekit._runtime.drivers import AsyncAlarm, running_loop
-from shapekit.errors import ConfigError
+from shapekit._runtime import process
+from shapekit._runtime.drivers import (
+    Alarm,
+    AsyncAlarm,
+    Driver,
+    others_first,
+    running_loop,
+    warn_in_event_loop,
+)
+from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.rate import SECOND_US, exactly
 
 __all__ = ["Clock", "ManualClock", "SystemClock"]
@@ -418,3 +438,240 @@ def _forget_all() -> None:
     for known, forget in list(_ALL.values()):
         if (one := known()) is not None:
             forget(one)
+
+
+Place: TypeAlias = tuple[int, int, int]
+"""When it is due, its slot among those that are due with it, and a number that no other place has."""
+
+_numbers = count()
+
+
+class Line:
+    """Places by their order, each with the alarm that its sleeper waits for."""
+
+    __slots__ = ("_alarms", "_latest_us", "_places")
+
+    def __init__(self) -> None:
+        self._places: list[Place] = []
+        self._alarms: dict[Place, AsyncAlarm] = {}
+        self._latest_us = 0
+
+    def join(self, due_us: int, order: int) -> Place:
+        """Stand in line."""
+        place = (due_us, order, next(_numbers))
+        insort(self._places, place)
+        return place
+
+    def begin_wait(self, place: Place, alarm: AsyncAlarm) -> None:
+        """Say what wakes the sleeper at this place."""
+        self._alarms[place] = alarm
+
+    def is_first(self, place: Place) -> bool:
+        """Whether no other goes before."""
+        return self._places[0] is place
+
+    def leave(self, place: Place) -> None:
+        """Go, or give up."""
+        del self._places[bisect_left(self._places, place)]
+        self._alarms.pop(place, None)
+
+    def call_first(self, now_us: int) -> None:
+        """Wake the sleeper that goes first, if it is due, or was before the clock went back."""
+        if now_us > self._latest_us:
+            self._latest_us = now_us
+        if self._places and self._places[0][0] <= self._latest_us:
+            alarm = self._alarms.get(self._places[0])
+            if alarm is not None:
+                alarm.set()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+CHUNK_S = 60.0
+
+
+class Sleepers:
+    """Everybody who sleeps for one shaper; `close` wakes them all.
+
+    `virtual` is given where the store counts by a clock that virtual time does not move.
+    """
+
+    def __init__(
+        self, clock: Clock, what: str, chunk_s: float = CHUNK_S, virtual: Virtual | None = None
+    ) -> None:
+        self._clock = clock
+        self._what = what
+        self._chunk_s = chunk_s
+        self._virtual = virtual
+        self._alarms: set[Alarm] = set()
+        self._lines: dict[object, Line] = {}
+        self._lock = process.lock()
+        self._closed = False
+
+    def sleep(self, until_us: int) -> None:
+        """Block this thread until then."""
+        while (left_us := until_us - self._clock.now_us()) > 0:
+            warn_in_event_loop()
+            alarm = threading.Event()
+            self._enter(alarm)
+            try:
+                self._clock.sleep(min(left_us / SECOND_US, self._chunk_s), alarm)
+            finally:
+                self._alarms.discard(alarm)
+            self._check_open()
+
+    async def asleep(
+        self, until_us: int, order: int = 0, *, others_too: bool = False, news: AsyncAlarm | None = None
+    ) -> bool:
+        """Suspend this task until then; where there is `news` before, maybe not that long, which is returned.
+
+        Of the tasks on this loop that are due, the first to be due goes first, and of those due together the
+        one with the lower `order`; with `others_too`, tasks that are about to come here count.
+        """
+        clock, loop = self._clock, running_loop()
+        line = self._lines.get(loop)
+        if line is None:
+            line = self._lines[loop] = Line()
+        place = line.join(until_us, order)
+        try:
+            if others_too:
+                await others_first()
+            while (left_us := until_us - clock.now_us()) > 0 or not line.is_first(place):
+                alarm = AsyncAlarm()
+                if news is not None and left_us > 0:
+                    if news.is_set():
+                        return True
+                    alarm = news
+                line.begin_wait(place, alarm)
+                self._enter(alarm)
+                try:
+                    if left_us > 0:
+                        await clock.asleep(min(left_us / SECOND_US, self._chunk_s), alarm)
+                    else:
+                        line.call_first(until_us)
+                        await alarm.wait()
+                finally:
+                    self._alarms.discard(alarm)
+                self._check_open()
+            return False
+        finally:
+            line.leave(place)
+            line.call_first(clock.now_us())
+            if not line:
+                self._lines.pop(loop, None)
+
+    async def rest(self, driver: Driver, alarm: Any, until_us: int | None) -> None:
+        """Sleep until the alarm rings, or until then; None for as long as it takes."""
+        while not alarm.is_set() and (step_s := self._step_s(until_us)) > 0:
+            self._enter(alarm)
+            try:
+                await driver.pause(self._clock, step_s, alarm)
+            finally:
+                self._alarms.discard(alarm)
+        self._check_open()
+
+    def _step_s(self, until_us: int | None) -> float:
+        if until_us is None:
+            return self._chunk_s
+        return min((until_us - self._clock.now_us()) / SECOND_US, self._chunk_s)
+
+    @property
+    def sleeping(self) -> int:
+        """How many sleep now."""
+        return len(self._alarms)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether waiting here has ended for good."""
+        return self._closed
+
+    def close(self) -> None:
+        """Wake all sleepers; they raise, and so do all that come to sleep later."""
+        with self._lock:
+            self._closed = True
+            alarms = list(self._alarms)
+        for alarm in alarms:
+            alarm.set()
+
+    def store_closed(self) -> None:
+        """`close`, with all others that wait for what the store has promised."""
+        if not self._closed:
+            self._what = f"the store of {self._what}"
+        self.close()
+
+    def _enter(self, alarm: Alarm) -> None:
+        if self._virtual is not None and self._virtual.is_on:
+            raise ConfigError(
+                "store",
+                self._what,
+                "would wait in real time: virtual time does not move the clock of its store",
+                "give it a MemoryStore in this test, or mark the test shapekit_real_time",
+            )
+        with self._lock:
+            self._check_open()
+            self._alarms.add(alarm)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreUnavailableError(f"{self._what} was closed")
+
+
+_ENOUGH = 2
+"""How many trips show what a quick one is: the first ones connect, and load what they need."""
+_SLOWLY = 16
+"""By which part of itself a trip is taken to be longer with each slow answer."""
+_DRIFT = 5_000
+"""Two clocks drift apart by less than 1 µs in this many."""
+
+
+class StoreClock:
+    """What the answers of a store tell of time: how far the clock that callers sleep by is ahead of the
+    store's, and how long a trip takes.
+
+    An answer that tells the store's time is some time on its way, so each one shows too much by that, and the
+    least is nearest to the truth; what a question shows that left before it is too little. Where the clock of
+    the callers `decides`, both are one.
+    """
+
+    __slots__ = ("_heard", "_known", "_trip_us", "decides", "trip_us")
+
+    def __init__(self, *, decides: bool) -> None:
+        self.decides = decides
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing was heard yet."""
+        self._heard = 0
+        self._known: tuple[int, int] | None = None
+        self._trip_us = 0
+        self.trip_us = 0
+        """How long a quick trip takes; 0 until enough were made to tell."""
+
+    def hear(self, asked_us: int, there_us: int, now_us: int) -> int:
+        """Take in an answer that came now; returns how far ahead the clock of the callers is."""
+        ahead_us = self.ahead_us(there_us, now_us)
+        if ahead_us is None or (ahead_us < asked_us - there_us and not self.decides):
+            ahead_us = now_us - there_us
+        self._known = ahead_us, now_us
+        trip_us, known_us = max(0, now_us - asked_us), self._trip_us
+        is_quick = not self._heard or trip_us < known_us
+        # A single slow answer, as after a stop of this process, does not show that the store is far away.
+        self._trip_us = trip_us if is_quick else min(trip_us, known_us + known_us // _SLOWLY + 1)
+        self._heard += 1
+        if self._heard >= _ENOUGH:
+            self.trip_us = self._trip_us
+        return ahead_us
+
+    def ahead_us(self, there_us: int, now_us: int) -> int | None:
+        """How far ahead the clock of the callers is, if it shows `now_us` and the store has just answered
+        `there_us`.
+
+        None if nothing was heard before.
+        """
+        if self.decides:
+            return 0
+        if self._known is None:
+            return None
+        ahead_us, since_us = self._known
+        return min(now_us - there_us, ahead_us + max(0, now_us - since_us) // _DRIFT)

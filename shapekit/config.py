@@ -1,27 +1,29 @@
 """Config: the options of a policy, and policies written as plain values, as configuration files hold them.
 
 `PolicyOptions` is the one list of them, for `Policy`, `@shaped`, the wrappers of clients, Celery tasks and
-files.
+files. Options that have several forms are brought into one.
 """
 
 # No annotations from the future here: as text, those of a TypedDict take longer to load than all else.
 import builtins
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
 
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import GCRA, LeakyBucket, TokenBucket
-from shapekit.algorithms.inflight import Concurrency
+from shapekit.algorithms.inflight import MOST_PERMITS, Concurrency
 from shapekit.algorithms.queue.adaptive import Adaptive
 from shapekit.algorithms.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError
-from shapekit.keys import KeySpec
-from shapekit.rate import Duration
+from shapekit.keys import KeySpec, KeyTemplate
+from shapekit.rate import Duration, boolean, whole
 from shapekit.stores import StoreLike
 
 if TYPE_CHECKING:
@@ -85,12 +87,109 @@ def checked_options(call: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
+def quotas_from(quota: Quota | str | None, spread: bool) -> tuple[Quota, ...]:
+    """The quota that was told, or none."""
+    if boolean("spread", spread) and not isinstance(quota, str):
+        bound, fix = "has no quota to spread", 'write quota="1_000_000/month"'
+        if quota is not None:
+            bound, fix = "conflicts with a Quota, which has its own spread=", "write Quota(…, spread=True)"
+        raise ConfigError("spread", spread, bound, fix)
+    if quota is None:
+        return ()
+    if isinstance(quota, str):
+        try:
+            return (Quota(quota, spread=spread),)
+        except ConfigError as error:
+            raise error.within("quota") from None
+    if not isinstance(quota, Quota):
+        raise ConfigError("quota", quota, "is not a quota", 'write "1_000_000/month", or a Quota')
+    return (quota,)
+
+
+def concurrency_from(concurrency: Concurrency | int | None) -> Concurrency | None:
+    """How many calls may be in flight, and for how long a worker is believed in; None if nothing was told."""
+    if concurrency is None or isinstance(concurrency, Concurrency):
+        return concurrency
+    return Concurrency(whole("concurrency", concurrency, most=MOST_PERMITS))
+
+
+def checked_key(key: KeySpec) -> str | KeyTemplate | Callable[..., str]:
+    """A key that never changes, a parsed template, or the callable."""
+    if isinstance(key, str):
+        template = KeyTemplate(key)
+        return template if template.fields else template({})
+    if callable(key):
+        return key
+    raise ConfigError("key", key, "is neither text nor callable", 'write "{user_id}", or a callable')
+
+
+def checked_cost(cost: CostSpec) -> int | Callable[..., int]:
+    """A whole number of units, or the callable."""
+    if callable(cost):
+        return cost
+    return whole("cost", cost)
+
+
+def never_counted(refund_on: RefundSpec | None) -> Callable[[BaseException], bool] | None:
+    """Tells the errors after which a call never counted; None if there are none."""
+    if refund_on is None:
+        return None
+    kinds = refund_on if isinstance(refund_on, tuple) else (refund_on,)
+    if all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+        return partial(_is_one_of, kinds)
+    if callable(refund_on) and not isinstance(refund_on, type):
+        return refund_on
+    raise ConfigError(
+        "refund_on", refund_on, "is neither exceptions nor a predicate", "write refund_on=ConnectionError"
+    )
+
+
+def checked_feedback(feedback: Any) -> Any:
+    """What reads answers, as it was told."""
+    if feedback is None or feedback == "hold" or callable(feedback):
+        return feedback
+    from shapekit.feedback import Feedback  # noqa: PLC0415 - code that has one has loaded it
+
+    if isinstance(feedback, Feedback):
+        return feedback
+    raise ConfigError(
+        "feedback", feedback, "is not a kind of feedback", 'write "hold", None, or Feedback("github")'
+    )
+
+
+def _is_one_of(kinds: tuple[Any, ...], error: BaseException) -> bool:
+    return isinstance(error, kinds)
+
+
 STRATEGIES: dict[str, Callable[..., Algorithm[Any]]] = {
     strategy.kind: strategy
     for strategy in (GCRA, TokenBucket, FixedWindow, SlidingWindow, SlidingWindowLog, LeakyBucket, Quota)
 }
 FIELDS = ("rate", *(name for name in PolicyOptions.__annotations__ if name not in ("store", "clock")))
 """What a table may say: not where the counts live, which is up to the program, and not by which clock."""
+
+
+def table_of(path: str | PathLike[str], name: str) -> dict[str, Any]:
+    """The table `[name]` of a TOML file."""
+    import tomllib  # noqa: PLC0415 - only who reads a file loads it
+
+    if not isinstance(path, str | PathLike):
+        raise ConfigError("path", path, "is not a path", 'pass one such as "limits.toml"')
+    try:
+        with open(path, "rb") as file:
+            tables = tomllib.load(file)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError("path", str(path), f"is not TOML ({error!s:.200})", "mend the file") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error  # the path stands in the error already
+        raise ConfigError("path", str(path), f"cannot be read ({reason})", "name a TOML file") from None
+    table = tables.get(name) if isinstance(name, str) else None
+    if not isinstance(table, dict):
+        known = ", ".join(key for key, value in tables.items() if isinstance(value, dict)) or "none"
+        raise ConfigError(
+            "name", name, f"is not a table of {path}", f"write [{name}], or use one of: {known:.200}"
+        )
+    return table
 
 
 def fields_of(table: object) -> dict[str, Any]:

@@ -19,13 +19,12 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from itertools import count
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, run, stop_if_cancelled
-from shapekit.admission import Admission
-from shapekit.config import CostSpec, PolicyOptions, checked_options
+from shapekit.config import CostSpec, PolicyOptions, checked_cost, checked_key, checked_options
 from shapekit.errors import ConfigError
 from shapekit.keys import KeyTemplate
-from shapekit.policy import Policy, checked_cost, checked_key, checked_policy
+from shapekit.policy import Admission, Policy, checked_policy
 from shapekit.rate import RateLike, one_of
 from shapekit.shaper import Outlook, Reservation, checked_rates
 
@@ -299,7 +298,7 @@ def _per_instance(policy: Policy, function: Callable[..., Any]) -> Callable[...,
         raise ConfigError("per", "instance", "needs a method, and this is a function", "leave it out")
     numbers = count(1)
     known: dict[int, tuple[str, weakref.ref[Any]]] = {}
-    lock = forks.lock()
+    lock = process.lock()
 
     def key(instance: Any, *_: Any, **__: Any) -> str:
         mark = id(instance)

@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias, dataclass_transform
 from weakref import ref
 
-from shapekit._runtime import forks
-from shapekit._runtime.switch import SWITCH
+from shapekit._runtime import process
+from shapekit._runtime.process import SWITCH
 from shapekit.errors import ConfigError
 from shapekit.rate import Value
 
@@ -270,7 +270,7 @@ class Listeners:
     __slots__ = ("__weakref__", "_lock", "each")
 
     def __init__(self) -> None:
-        self._lock = forks.lock()
+        self._lock = process.lock()
         self.each: tuple[Callable[[Event], None], ...] = ()
 
     def add(self, listener: Listener) -> Listening:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from shapekit._runtime.drivers import TASKS, Driver, run
-from shapekit._runtime.switch import SWITCH
+from shapekit._runtime.process import SWITCH
 from shapekit.algorithms.base import check_cost
 from shapekit.decorator import Calls
 from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError

@@ -19,25 +19,23 @@ from shapekit._queue.adaptive import AdaptiveRate, queue_between
 from shapekit._queue.moving import AT_ONCE_US, notice_us
 from shapekit._queue.reporter import Accounts, Budgets, Reporter
 from shapekit._queue.waiter import KeyStatus, PendingWait, Waiter, refusal
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import (
-    CHUNK_S,
     TASKS,
     Driver,
-    Sleepers,
     ThreadCall,
     Twin,
     Workers,
     run,
     stop_if_cancelled,
 )
-from shapekit._runtime.switch import SWITCH
+from shapekit._runtime.process import SWITCH
 from shapekit.algorithms.base import Algorithm, check_cost
 from shapekit.algorithms.queue.adaptive import Adaptive
 from shapekit.algorithms.queue.queue import HELD_US, LeakyQueue
 from shapekit.algorithms.queue.slots import ACCEPTED, WAIT_US, Grant, Granted, followed
 from shapekit.algorithms.queue.wire import CANCEL, HOLD, LOOK, MARK, RESERVE, RESUME, SETTLE
-from shapekit.clock import VIRTUAL, Clock, RealClock, forgets
+from shapekit.clock import CHUNK_S, VIRTUAL, Clock, RealClock, Sleepers, forgets
 from shapekit.decision import Decision
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.events import Listener, Listening
@@ -152,10 +150,10 @@ class Shaper:
         """Take the earliest slot, or be refused and consume nothing. Does not wait."""
         if cost is not _ONE or key.__class__ is not str:
             self._check(key, cost)
-        if SWITCH.loud:
-            return run(self.core.reserve, key, cost, self._bound_us(max_wait))
         bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
-        return Reservation(self.core, key, self._grant(key, (cost, bound_us, forks.fresh_id())))
+        if SWITCH.loud:
+            return run(self.core.reserve, key, cost, bound_us)
+        return Reservation(self.core, key, self._grant(key, (cost, bound_us, process.fresh_id())))
 
     async def areserve(
         self, key: str = "default", *, cost: int = 1, max_wait: Duration | None = AS_CONFIGURED
@@ -168,7 +166,7 @@ class Shaper:
             await stop_if_cancelled()
         if SWITCH.loud:
             return await self.core.reserve(TASKS, key, cost, bound_us)
-        return Reservation(self.core, key, await self._agrant(key, (cost, bound_us, forks.fresh_id())))
+        return Reservation(self.core, key, await self._agrant(key, (cost, bound_us, process.fresh_id())))
 
     def schedule(
         self,
@@ -191,7 +189,8 @@ class Shaper:
         if asked_us is not None:
             is_slow = not self._waiter.is_prompt(granted, asked_us)
         if granted[WAIT_US] or is_slow or not granted[ACCEPTED] or SWITCH.loud:
-            run(self._waiter.leave, reservation, self._bound_us(max_wait), gives_up_us, is_slow=is_slow)
+            bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
+            run(self._waiter.leave, reservation, bound_us, gives_up_us, is_slow=is_slow)
         return reservation
 
     async def aschedule(
@@ -214,7 +213,7 @@ class Shaper:
             is_slow = not self._waiter.is_prompt(reservation.granted, asked_us)
         granted = reservation.granted
         if granted[WAIT_US] or is_slow or not granted[ACCEPTED] or SWITCH.loud:
-            bound_us = self._bound_us(max_wait)
+            bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
             await self._waiter.leave(TASKS, reservation, bound_us, gives_up_us, is_slow=is_slow)
         return reservation
 
@@ -337,9 +336,6 @@ class Shaper:
     @property
     def _owned(self) -> Store | None:
         return self.core.store if self._owns_store else None
-
-    def _bound_us(self, max_wait: Any) -> int | None:
-        return self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
 
     def __repr__(self) -> str:
         return f"Shaper({', '.join(limits_shown(self))}, name={self.name!r})"
@@ -546,7 +542,7 @@ class Core:
         """`reserve` without events, for a flow that reports the whole call itself."""
         if SWITCH.is_off:
             return Reservation(self, key, _unshaped(cost))
-        return Reservation(self, key, await driver.ask(self.grant, key, (cost, bound_us, forks.fresh_id())))
+        return Reservation(self, key, await driver.ask(self.grant, key, (cost, bound_us, process.fresh_id())))
 
     async def take(self, driver: Driver, key: str, cost: int) -> Reservation | None:
         """`reserve` for a call that leaves as soon as it may; None if it has left at once."""
@@ -566,7 +562,7 @@ class Core:
         def take() -> Reservation | None:
             if SWITCH.loud:
                 return run(self.take, key, cost)
-            granted: Granted = grant(key, (cost, bound_us, forks.fresh_id()))
+            granted: Granted = grant(key, (cost, bound_us, process.fresh_id()))
             # A plain tuple: most of these calls leave at once and need no Reservation.
             return None if granted[ACCEPTED] and not granted[WAIT_US] else Reservation(self, key, granted)
 
@@ -635,7 +631,7 @@ class Core:
         return follows
 
     async def _settled(self, driver: Driver, reservation: Reservation, actual: int) -> int:
-        cost, said = whole("actual", actual, least=0), forks.fresh_id()
+        cost, said = whole("actual", actual, least=0), process.fresh_id()
         follows = int(await driver.ask(self._settle, reservation.key, (reservation.grant, cost, said)))
         if not follows and (grant := await self._moved(driver, reservation)):
             follows = int(await driver.ask(self._settle, reservation.key, (grant, cost, said)))
@@ -649,8 +645,8 @@ class Core:
         with self.reporter.watching(key):
             if whole_key is not None:
                 # The mark comes first: if the hold then fails, calls only check the scope in vain.
-                await driver.ask(self._mark, whole_key, length_us, forks.fresh_id())
-            held_us: int = await driver.ask(self._hold, key, length_us, forks.fresh_id())
+                await driver.ask(self._mark, whole_key, length_us, process.fresh_id())
+            held_us: int = await driver.ask(self._hold, key, length_us, process.fresh_id())
         if held_us == length_us:
             self.reporter.held(key, held_us)
         return held_us / SECOND_US

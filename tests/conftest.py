@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from shapekit import ConfigError, ManualClock, Policy
-from shapekit._runtime import background
-from shapekit._runtime.switch import SWITCH
+from shapekit._runtime import process
+from shapekit._runtime.process import SWITCH
 
 from .crew import PATIENCE_S, Crew
 from .worlds import World
@@ -80,8 +80,8 @@ def afterwards():
 
     def wait():
         done = threading.Event()
-        background.ready()
-        background.do(done.set)
+        process.background_ready()
+        process.in_background(done.set)
         assert done.wait(PATIENCE_S)
 
     return wait

@@ -41,14 +41,13 @@ from shapekit._adapters.tasks import (
     refusal_of,
     told_of,
 )
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import run
-from shapekit.admission import Admission
 from shapekit.decision import Decision
 from shapekit.decorator import Calls
 from shapekit.errors import ConfigError, RateLimitedError
 from shapekit.feedback import Feedback, ServerHint
-from shapekit.policy import Policy
+from shapekit.policy import Admission, Policy
 from shapekit.rate import SECOND_US, Duration, duration_us, one_of, whole
 from shapekit.shaper import Reservation, received, sent
 from shapekit.stores import open_store
@@ -144,7 +143,7 @@ class Shaped:
         self._run = run
         self._policy = policy
         self._spec = spec
-        self._lock = forks.lock()
+        self._lock = process.lock()
         self._made: Calls | None = None
         self.on_reject: str = one_of("on_reject", spec.get("on_reject", "fail"), ON_REJECT)
         self._grace_s = _seconds("grace", spec["grace"]) if "grace" in spec else None
@@ -220,9 +219,9 @@ class Shaped:
     @property
     def grace_s(self) -> float:
         """How late a slot is still used: three quarters of one, but at least 10 ms, unless `grace` is set."""
-        if self._grace_s is not None:
-            return self._grace_s
-        return grace_of(self.policy)
+        if self._grace_s is None:
+            self._grace_s = grace_of(self.policy)
+        return self._grace_s
 
     def admission_of(self, headers: Mapping[str, Any] | None, args: Any, kwargs: Any) -> Admission:
         """The admission of one call, not yet entered."""
@@ -325,7 +324,7 @@ def policy_from(spec: Mapping[str, Any], app: Any, name: str) -> Policy:
 
 
 _STORES: weakref.WeakKeyDictionary[Any, Store] = weakref.WeakKeyDictionary()
-_MAKING = forks.lock()
+_MAKING = process.lock()
 
 
 def store_of(app: Any) -> Store:

@@ -38,9 +38,9 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 
 from shapekit._adapters.tasks import LEAST_GRACE_S
 from shapekit._queue.moving import pause_us
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import run
-from shapekit._runtime.switch import SWITCH
+from shapekit._runtime.process import SWITCH
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.algorithms.queue.wire import CANCEL_MANY, RESERVE_MANY
 from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
@@ -258,7 +258,7 @@ class Batches:
             # So many come in the life of a batch, if they go on coming as they did.
             passed_us = max(1, now_us - before.asked_us)
             behind = min(self._most - 1, before.used * self._life_us // passed_us)
-        one = forks.fresh_id()
+        one = process.fresh_id()
         asked = [(1, None, one), *[(1, self._life_us, one)] * behind]
         grant: Grant
         with core.reporter.watching(key):

@@ -33,10 +33,9 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
-from shapekit._runtime.background import ErrorsLogged
 from shapekit._runtime.drivers import Driver, Twin
-from shapekit.admission import Admission, body_of
-from shapekit.config import CostSpec, PolicyOptions
+from shapekit._runtime.process import ErrorsLogged
+from shapekit.config import CostSpec, PolicyOptions, checked_cost
 from shapekit.decision import Decision
 from shapekit.errors import (
     AccountExhaustedError,
@@ -47,7 +46,7 @@ from shapekit.errors import (
 )
 from shapekit.feedback import STATUSES, error_of, says_exhausted
 from shapekit.keys import SCOPE, KeyOf, Routes, Target, constantly, key_of, parsed
-from shapekit.policy import Policy, checked_cost, checked_policy
+from shapekit.policy import Admission, Policy, body_of, checked_policy
 from shapekit.rate import (
     AS_CONFIGURED,
     Duration,

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit.algorithms.queue.wire import LOOK
 from shapekit.algorithms.quota import quotas_of
 from shapekit.errors import ConfigError, StoreUnavailableError
@@ -147,7 +147,7 @@ class Labels:
         else:
             self._named = frozenset(map(_checked_key, keys))
         self._own: dict[str, dict[str, None]] = {}
-        self._lock = forks.lock()
+        self._lock = process.lock()
 
     def of(self, policy: str, key: str) -> str:
         """The label of a key: itself, or `other`."""
@@ -204,7 +204,7 @@ class Tally(Generic[R]):
         self._store_failed = store_failed
         self._store_lost = store_lost
         self._recorders: dict[tuple[str, str], R] = {}
-        self._lock = forks.lock()
+        self._lock = process.lock()
 
     def __call__(self, event: Event) -> None:
         if type(event) is Departed:
@@ -281,7 +281,7 @@ class Gauges:
             for policy in policies
         }
         self._deadline = Deadline(PATIENCE_US)
-        self._lock = forks.lock()
+        self._lock = process.lock()
         self._errors = Counter({policy.name: 0 for policy in policies})
         for policy in policies:
             if isinstance(policy.key, str):

@@ -12,14 +12,13 @@ from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 from shapekit._adapters.http import CallOutcome, observe
-from shapekit._runtime import background
+from shapekit._runtime import process
 from shapekit._runtime.drivers import THREADS, Driver, Twin, run
-from shapekit.admission import Admission
 from shapekit.errors import ConfigError
 from shapekit.llm import LLMBudget, LLMCall
 from shapekit.llm.call import log_errors, settle, settle_seen
 from shapekit.llm.usage import Asked, StreamUsage, usage_of
-from shapekit.policy import Policy
+from shapekit.policy import Admission, Policy
 
 __all__ = [
     "Limit",
@@ -65,7 +64,7 @@ class ModelRun:
     def heard(self) -> StreamUsage:
         """What is seen of an answer that comes in pieces."""
         if self._heard is None:
-            background.ready()
+            process.background_ready()
             self._heard = StreamUsage()
         return self._heard
 
@@ -195,7 +194,7 @@ async def failed(
     if isinstance(call, LLMCall):
         if heard is not None and isinstance(error, GeneratorExit):
             # The collector may run in the midst of anything: another thread counts and settles.
-            background.do(run, settle_seen, call, heard)
+            process.in_background(run, settle_seen, call, heard)
         elif heard is not None:
             await settle_seen(driver, call, heard)
         await driver.ask(Twin(call.failed, call.afailed), error)

@@ -13,10 +13,9 @@ from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from shapekit._runtime.background import ErrorsLogged
 from shapekit._runtime.drivers import Driver
-from shapekit.admission import Admission
-from shapekit.config import PolicyOptions
+from shapekit._runtime.process import ErrorsLogged
+from shapekit.config import PolicyOptions, checked_cost, checked_key
 from shapekit.decision import Decision
 from shapekit.decorator import Calls
 from shapekit.errors import (
@@ -27,7 +26,7 @@ from shapekit.errors import (
     RateLimitedError,
     StoreUnavailableError,
 )
-from shapekit.policy import Policy, checked_cost, checked_key, checked_policy
+from shapekit.policy import Admission, Policy, checked_policy
 from shapekit.rate import SECOND_US, Duration, RateLike, duration_us, one_of
 from shapekit.shaper import Reservation, received, sent
 from shapekit.stores import StoreLike

@@ -28,12 +28,11 @@ from shapekit._adapters.http import (
     too_many,
     translated,
 )
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, Twin, given_back, run
-from shapekit.admission import Admission
 from shapekit.errors import ConfigError, RateLimitedError, ShapekitError, StoreUnavailableError
 from shapekit.feedback import MOST_BYTES
-from shapekit.policy import Policy
+from shapekit.policy import Admission, Policy
 
 __all__ = ["HeldStream", "ObservedStream", "Transport"]
 
@@ -158,7 +157,7 @@ class _Inner(dict[str, Any]):
     def __init__(self, library: Any, options: dict[str, Any]) -> None:
         self.options = options
         self._library = library
-        self._lock = forks.lock()
+        self._lock = process.lock()
 
     def __missing__(self, kind: str) -> Any:
         with self._lock:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit.algorithms.queue.adaptive import Adaptive
 from shapekit.clock import forgets
@@ -42,7 +42,7 @@ class Tallies:
     """The tallies of one process; thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = forks.lock()
+        self._lock = process.lock()
         self.begin()
         forgets(self, Tallies.begin)
 
@@ -180,14 +180,14 @@ class AdaptiveRate:
             # Earlier successes separate this refusal from those of the last incident.
             if tally := self._tallies.take(key, now):
                 words.append((self._succeeded, _told(tally, now)))
-            words.append((self._throttled, (signal.age_us, signal.hold_us, forks.fresh_id())))
+            words.append((self._throttled, (signal.age_us, signal.hold_us, process.fresh_id())))
         elif signal.is_success and (
             tally := self._tallies.add(key, now - signal.age_us, now, waited=signal.waited)
         ):
             words.append((self._succeeded, _told(tally, now)))
         if signal.stated is not None:
             share = cast("AdaptiveQueue", self._core.queue_of(key)).share(*signal.stated)
-            words.append((self._stated, (share, signal.age_us, forks.fresh_id())))
+            words.append((self._stated, (share, signal.age_us, process.fresh_id())))
         return words
 
     def _refusal(self, key: str, age: Duration, hold: Duration) -> RateSignal:
@@ -234,7 +234,7 @@ def queue_between(adaptive: object, burst: int | None, pace: str, **beside: Any)
 
 def _told(tally: Tally, now: int) -> tuple[int, ...]:
     first_us = now if tally.left_us is None else tally.left_us
-    return tally.waited, max(0, now - first_us), forks.fresh_id()
+    return tally.waited, max(0, now - first_us), process.fresh_id()
 
 
 def _age_us(age: Duration) -> int:

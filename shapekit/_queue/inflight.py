@@ -29,13 +29,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from shapekit._runtime import background, forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import (
-    CHUNK_S,
     TASKS,
     Alarm,
     Driver,
-    Sleepers,
     Twin,
     callers_level,
     has_ended,
@@ -52,6 +50,7 @@ from shapekit.algorithms.inflight import (
     Concurrency,
     PermitAnswer,
 )
+from shapekit.clock import CHUNK_S, Sleepers
 from shapekit.decision import Decision
 from shapekit.errors import ConfigError, QueueFullError, ShapekitError, StoreUnavailableError, gave_up, whose
 from shapekit.rate import MAX_SPAN_US, SECOND_US
@@ -192,7 +191,7 @@ class Registry:
     def begin(self) -> None:
         """Start empty: in a new process, and in a forked child."""
         self.lock = threading.RLock()
-        self.owner = forks.fresh_id()
+        self.owner = process.fresh_id()
         self.is_kept = False
         self.due_us = 0
         """When the leases are due for renewal."""
@@ -330,7 +329,7 @@ def _arrived(at_key: _AtKey, number: int) -> None:
             del at_key.coming[loop]
 
 
-_REGISTRIES = forks.begin_anew(Registry.begin)
+_REGISTRIES = process.begin_anew(Registry.begin)
 
 
 def registry_of(store: Store, name: str) -> Registry:
@@ -404,9 +403,9 @@ class Heartbeat:
         async def ended() -> None:
             self._ended()
 
-        driver.may_be_thrown()
         sleep = Twin(self._clock.sleep, self._clock.asleep)
         try:
+            driver.may_be_thrown()
             alarm = driver.alarm()
             while (sleep_s := self._sleep_s(alarm)) is not None:
                 if sleep_s > 0:
@@ -475,7 +474,7 @@ def _failed(key: str, error: Exception) -> None:
     )
 
 
-_HEARTBEATS = forks.begin_anew(Heartbeat.begin)
+_HEARTBEATS = process.begin_anew(Heartbeat.begin)
 
 
 def heartbeat_of(store: Store) -> Heartbeat:
@@ -526,7 +525,7 @@ class Permit(Call):
     def __del__(self) -> None:
         # A call interrupted before it could ask has no number.
         if not getattr(self, "is_over", True):
-            background.do(self.permits.give_back, self.key, self.owner, self.number)
+            process.in_background(self.permits.give_back, self.key, self.owner, self.number)
 
 
 class Permits:
@@ -640,14 +639,14 @@ class Permits:
         if self.registry.has_lost(permit.key) and not self._is_awaited:
             # The store may have given the permit to a call whose event loop is closed: the next in line gets
             # it.
-            background.do(run, self._heal, permit.key)
+            process.in_background(run, self._heal, permit.key)
 
     def leave_soon(self, permit: Permit) -> None:
         """`leave` for a caller that runs on an event loop and cannot await."""
         if self.instant:
             run(self.leave, permit)
         elif not permit.is_over:
-            background.do(self.give_back, permit.key, permit.owner, permit.number)
+            process.in_background(self.give_back, permit.key, permit.owner, permit.number)
             permit.is_over = True
 
     def give_back(self, key: str, owner: int, number: int) -> None:
@@ -665,7 +664,7 @@ class Permits:
 
     def _begun(self, key: str, loop: object = None) -> Permit:
         """Register a call that is about to ask the store."""
-        background.ready()
+        process.background_ready()
         permit = Permit(self, key)
         is_kept = self.registry.admit(permit, loop)
         if self._heartbeat is not None and not is_kept:

@@ -20,7 +20,7 @@ from itertools import count
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import Alarm, Driver, Twin
 from shapekit.algorithms.queue.wire import UNKNOWN, Late, Moved
 from shapekit.rate import SECOND_US
@@ -287,7 +287,7 @@ class LateCalls:
 
     def begin(self) -> None:
         """Empty: at first, and in a forked child."""
-        self._lock = forks.lock()
+        self._lock = process.lock()
         self.waiting: dict[str, list[_LateCall]] = {}
         self.under_way: dict[str, _LateCall] = {}
         self._behind: dict[str, list[Alarm]] = {}
@@ -401,4 +401,4 @@ class LateCalls:
             alarm.set()
 
 
-_LATE = forks.begin_anew(LateCalls.begin)
+_LATE = process.begin_anew(LateCalls.begin)

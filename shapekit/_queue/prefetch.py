@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from shapekit._queue.waiter import KeyState, KeyStatus
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, ThreadCall, Twin, Workers, run
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.slots import Asked, Grant, followed
@@ -662,7 +662,7 @@ class Prefetch:
         try:
             with self._trips:
                 if isinstance(todo, Refill):
-                    further = (todo.further, todo.span_us, forks.fresh_id())
+                    further = (todo.further, todo.span_us, process.fresh_id())
                     key_state, granted = self._reserve_many(key, [call.asked for call in calls], further)
                 elif isinstance(todo, GiveBack):
                     self._give_back(key, todo.grants)
@@ -715,17 +715,18 @@ class PrefetchedStatus(KeyStatus):
         super().__init__(store, name, queue)
         self._prefetch = prefetch
 
-    async def leaving(self, driver: Driver, key: str) -> KeyState:
+    async def leaving(self, driver: Driver, key: str) -> tuple[int, KeyState]:
         known = self._prefetch.known(key)
         if known is not None:
-            return known
+            return self._clock.now_us(), known
         asked_us, doubts = self._clock.now_us(), self._prefetch.doubts(key)
-        key_state = await self.ask(driver, key)
+        heard_us, key_state = await self.heard(driver, key)
         self._prefetch.hear(key, key_state, asked_us, doubts)
-        return key_state
+        return heard_us, key_state
 
     async def looking(self, driver: Driver, key: str, than_us: int) -> tuple[int, KeyState]:
-        return self._clock.now_us(), await self.leaving(driver, key)
+        asked_us = self._clock.now_us()
+        return asked_us, (await self.leaving(driver, key))[1]
 
     def _dropped(self, key: str, question: Any) -> None:
         super()._dropped(key, question)
@@ -758,4 +759,4 @@ def _fail(calls: Sequence[_Call], error: Exception) -> None:
         call.alarm.set()
 
 
-_PREFETCHES = forks.begin_anew(Prefetch.begin)
+_PREFETCHES = process.begin_anew(Prefetch.begin)

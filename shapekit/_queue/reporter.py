@@ -18,12 +18,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from shapekit._runtime import background, forks
-from shapekit._runtime.drivers import Driver, Sleepers
+from shapekit._runtime import process
+from shapekit._runtime.drivers import Driver
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.wire import LOOK
 from shapekit.algorithms.quota import QuotaUsage, quotas_of
-from shapekit.clock import Clock, forgets
+from shapekit.clock import Clock, Sleepers, forgets
 from shapekit.errors import (
     AccountExhaustedError,
     QueueFullError,
@@ -91,7 +91,7 @@ class Budgets:
         self._settings = store.settings(name)
         self.has_quotas = bool(quotas_of(queue, None, 0, 0))
         self.percents: tuple[int, ...] = PERCENTS
-        self._lock = forks.lock()
+        self._lock = process.lock()
         self.begin()
 
     def begin(self) -> None:
@@ -159,7 +159,7 @@ class Accounts:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lock = forks.lock()
+        self._lock = process.lock()
         self.begin()
         forgets(self, Accounts.begin)
 
@@ -197,7 +197,8 @@ class Accounts:
 MOST_HOLDS = 1_024
 """How many keys are remembered as held; for a forgotten key, a hold counts as new."""
 
-_DEBUG, _INFO, _WARNING = 10, 20, 30
+SHAPER_LOG = "shapekit.shaper"
+DEBUG, _INFO, _WARNING = 10, 20, 30
 LONG_US = 60 * SECOND_US
 """A wait above this that no `max_wait` bounds is worth a warning."""
 
@@ -210,7 +211,7 @@ class Reporter:
         self._name = name
         self._clock = clock
         self._sleepers = sleepers
-        self._lock = forks.lock()
+        self._lock = process.lock()
         self.begin()
 
     def begin(self) -> None:
@@ -230,13 +231,13 @@ class Reporter:
         if wait_us > LONG_US and not is_bounded and self._is_first(key):
             import logging  # noqa: PLC0415 - loaded only to log
 
-            logging.getLogger("shapekit.shaper").warning(
+            logging.getLogger(SHAPER_LOG).warning(
                 "%s: key %r waits %s, and nothing bounds that: max_wait= refuses longer waits at once",
                 self._name,
                 key,
                 span_words(wait_us),
             )
-        elif log := _log("shapekit.shaper", _DEBUG):
+        elif log := _log(SHAPER_LOG, DEBUG):
             log.debug("%s: key %r waits %s", self._name, key, span_words(wait_us))
 
     def _is_first(self, key: str) -> bool:
@@ -268,7 +269,7 @@ class Reporter:
 
     def stopped(self, key: str, error: BaseException) -> None:
         """Log the error of a call that does not leave."""
-        if log := _log("shapekit.shaper", _DEBUG):
+        if log := _log(SHAPER_LOG, DEBUG):
             log.debug("%s: key %r does not leave: %s: %s", self._name, key, type(error).__name__, error)
 
     def cancelled(self, reservation: Reservation) -> None:
@@ -301,15 +302,15 @@ class Reporter:
         if self.listeners:
             self.listeners.tell(Held(self._name, key, length_us / SECOND_US, added_us / SECOND_US))
         # A server refuses many calls at once, and each refusal holds the key.
-        level = _INFO if added_us == length_us else _DEBUG
-        if log := _log("shapekit.shaper", level):
+        level = _INFO if added_us == length_us else DEBUG
+        if log := _log(SHAPER_LOG, level):
             log.log(level, "%s: key %r is held for %s", self._name, key, span_words(length_us))
 
     def exhausted(self, key: str, length_us: int) -> None:
         """The account of a key has nothing left to spend."""
         if self.listeners:
             self.listeners.tell(Exhausted(self._name, key, length_us / SECOND_US))
-        if log := _log("shapekit.shaper", _WARNING):
+        if log := _log(SHAPER_LOG, _WARNING):
             log.warning(
                 "%s: the server says that the account of key %r has nothing left to spend; held for %s",
                 self._name,
@@ -327,22 +328,22 @@ class Reporter:
             return  # reported just now
         if self.listeners:
             self.listeners.tell(Resumed(self._name, key, left_us / SECOND_US))
-        if log := _log("shapekit.shaper", _INFO):
+        if log := _log(SHAPER_LOG, _INFO):
             log.info("%s: the hold of key %r ends in %s", self._name, key, span_words(left_us))
 
     def rate_changed(self, key: str, rate: float, before: float) -> None:
         """An adaptive rate has changed."""
         if self.listeners:
             self.listeners.tell(RateChanged(self._name, key, rate, before))
-        level = _INFO if rate < before else _DEBUG
-        if log := _log("shapekit.shaper", level):
+        level = _INFO if rate < before else DEBUG
+        if log := _log(SHAPER_LOG, level):
             log.log(level, "%s: key %r goes from %.4g/s to %.4g/s", self._name, key, before, rate)
 
     def overrides_changed(self, _: str, before: Overrides, after: Overrides) -> None:
         """Operators have changed limits. Whoever noticed may hold the lock of a store."""
-        if self.listeners or _log("shapekit.shaper", _INFO):
-            background.ready()
-            background.do(self._tell_overrides, before, after)
+        if self.listeners or _log(SHAPER_LOG, _INFO):
+            process.background_ready()
+            process.in_background(self._tell_overrides, before, after)
 
     def _tell_overrides(self, before: Overrides, after: Overrides) -> None:
         from shapekit.algorithms.overrides import difference  # noqa: PLC0415 - only where something is set
@@ -352,7 +353,7 @@ class Reporter:
             by, why = (new.by, new.why) if new else ("", "")
             if self.listeners:
                 self.listeners.tell(LimitChanged(self._name, key, limit, known, by, why))
-            if log := _log("shapekit.shaper", _INFO):
+            if log := _log(SHAPER_LOG, _INFO):
                 whose = "" if key is None else f", key {key!r}"
                 told = f"{limit}, set by {by}" if limit else "as in the code again"
                 log.info("%s%s: %s", self._name, whose, told)
@@ -361,7 +362,7 @@ class Reporter:
         """A key was reset."""
         with self._lock:
             self._held_until_us.pop(key, None)
-        if log := _log("shapekit.shaper", _INFO):
+        if log := _log(SHAPER_LOG, _INFO):
             log.info("%s: key %r was reset", self._name, key)
 
     def _longer_by_us(self, key: str, length_us: int) -> int:
@@ -411,16 +412,17 @@ class _Watch:
             self._reporter.failed(self._key, error)
 
 
-_LOGS: dict[str, Logger] = {}
+LOGS: dict[str, Logger] = {}
+"""Those that were asked for, by their names."""
 
 
 def _log(name: str, level: int) -> Logger | None:
     """The logger, if it logs this level."""
-    log = _LOGS.get(name)
+    log = LOGS.get(name)
     if log is None:
         # A module that another thread is just importing may not have the function yet.
         get = getattr(sys.modules.get("logging"), "getLogger", None)
         if get is None:
             return None
-        log = _LOGS[name] = get(name)
+        log = LOGS[name] = get(name)
     return log if log.isEnabledFor(level) else None

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from shapekit._queue.moving import STUCK_S, KeyPoller, Watch
 from shapekit._queue.waiter import FRESH_US, PendingWait, refusal
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import Alarm, Driver
-from shapekit._runtime.switch import SWITCH
+from shapekit._runtime.process import SWITCH
 from shapekit.clock import Clock, forgets
 from shapekit.decision import Decision
 from shapekit.errors import QueueFullError, StoreUnavailableError, after_waiting, gave_up
@@ -80,7 +80,7 @@ class Scopes:
         """Whether any answer has named a scope yet."""
         self._nodes: OrderedDict[Path, _Node] = OrderedDict()
         self._heard: dict[tuple[str, str], _Observed] = {}
-        self._lock = forks.lock()
+        self._lock = process.lock()
 
     def learn(self, key: str, target: Target, scope: str) -> None:
         """Learn the scope that an answer has named."""
@@ -274,7 +274,7 @@ class Lines:
     """
 
     def __init__(self) -> None:
-        self._lock = forks.lock()
+        self._lock = process.lock()
         self.begin()
         _LINES.add(self)
 
@@ -324,7 +324,7 @@ class Lines:
                 alarm.set()
 
 
-_LINES = forks.begin_anew(Lines.begin)
+_LINES = process.begin_anew(Lines.begin)
 
 
 class ScopedSlots:

@@ -13,16 +13,17 @@ When this process changes a key, its question is forgotten, so that no call leav
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from weakref import WeakValueDictionary
 
 from shapekit._queue.moving import STUCK_S, KeyPoller, LateCalls, Limits, Watch
-from shapekit._queue.reporter import Reporter
-from shapekit._runtime import forks
-from shapekit._runtime.drivers import Alarm, Driver, Sleepers, Twin
-from shapekit._runtime.switch import SWITCH
+from shapekit._queue.reporter import DEBUG, LOGS, LONG_US, SHAPER_LOG, Reporter
+from shapekit._runtime import process
+from shapekit._runtime.drivers import Alarm, Driver, Twin
+from shapekit._runtime.process import SWITCH
 from shapekit.algorithms.base import END_US
 from shapekit.algorithms.queue.adaptive import FULL
 from shapekit.algorithms.queue.queue import SOON_US, LeakyQueue
@@ -38,7 +39,7 @@ from shapekit.algorithms.queue.slots import (
     followed,
 )
 from shapekit.algorithms.queue.wire import CONFIRM, FOLLOW, LATE, UNKNOWN
-from shapekit.clock import Clock
+from shapekit.clock import Clock, Sleepers, StoreClock
 from shapekit.decision import Decision
 from shapekit.errors import (
     QueueFullError,
@@ -119,12 +120,12 @@ class Waiter:
         """Whether a call that leaves at once may follow its answer, because that was not long on its way."""
         if self._status.instant or granted[GENERATION] < 0 or self._grace_us == END_US:
             return True
-        there_us, now_us = granted[DEPARTS_AT_US] - granted[WAIT_US], self._clock.now_us()
-        grace_us = self._grace_of(granted[QUEUE])
+        there_us, grace_us = granted[DEPARTS_AT_US] - granted[WAIT_US], self._grace_of(granted[QUEUE])
+        now_us = self._clock.now_us()
         if asked_us is not None and now_us - asked_us <= grace_us:
-            self._status.hear(asked_us, there_us, now_us)
+            self._status.store_clock.hear(asked_us, there_us, now_us)
             return True
-        ahead_us = self._status.ahead_us(there_us)
+        ahead_us = self._status.store_clock.ahead_us(there_us, now_us)
         if ahead_us is None:
             return asked_us is None
         return now_us - there_us - ahead_us <= grace_us
@@ -141,14 +142,18 @@ class Waiter:
         """Sleep until the slot comes. If the sleep ends early, the error is raised and the slot is kept."""
         granted = reservation.granted
         wait_us = granted[WAIT_US]
-        there_us = granted[DEPARTS_AT_US] - wait_us
-        ahead_us = self._status.ahead_us(there_us)
-        if ahead_us is None:
-            ahead_us = self._clock.now_us() - there_us
+        ahead_us, store_clock = 0, self._status.store_clock
+        if not store_clock.decides:
+            there_us, now_us = granted[DEPARTS_AT_US] - wait_us, self._clock.now_us()
+            known_us = store_clock.ahead_us(there_us, now_us)
+            ahead_us = now_us - there_us if known_us is None else known_us
         pending = PendingWait(self._clock, reservation, ahead_us, max_wait_us, timeout_us)
         if wait_us:
-            is_bounded = max_wait_us is not None or timeout_us is not None
-            self._reporter.waits(reservation.key, wait_us, is_bounded=is_bounded)
+            # Most calls log nothing, and take no detour to find that out.
+            log = LOGS.get(SHAPER_LOG)
+            if wait_us > LONG_US or ("logging" in sys.modules if log is None else log.isEnabledFor(DEBUG)):
+                is_bounded = max_wait_us is not None or timeout_us is not None
+                self._reporter.waits(reservation.key, wait_us, is_bounded=is_bounded)
         elif not is_slow and self.is_prompt(granted):
             return pending
         try:
@@ -193,12 +198,12 @@ class Waiter:
             if asks_at_us <= now_us:
                 if not pending.moves or pending.stands_until_us:
                     pending.heard_after = self._late_calls.trips
-                    key_state = await self._status.leaving(driver, pending.key)
-                    now_us = self._clock.now_us()
+                    now_us, key_state = await self._status.leaving(driver, pending.key)
                     pending.hear(key_state, now_us)
                 due_us, turn_us = pending.due_us, pending.asks_at_us(self._allowed_us(pending))
                 # One that has moved stood in line by its old slot.
-                if (is_apart or turn_us != asks_at_us) and turn_us <= now_us:
+                is_out_of_line = is_apart or turn_us != asks_at_us
+                if driver.has_order and is_out_of_line and turn_us <= now_us:
                     await driver.let_earlier_go(self._sleepers, turn_us, pending.order)
                     now_us = self._clock.now_us()
                 if pending.due_us == due_us and await self._may_leave(driver, pending, now_us):
@@ -212,8 +217,10 @@ class Waiter:
         """How late a call may be. A slot that comes sooner than two trips is missed by as much, and that is
         no stall; from a store that is far away, no new slot would come in time.
         """
-        trip_us, grace_us = self._status.trip_us, self._grace_of(pending.queue)
-        return grace_us + 2 * trip_us if trip_us * FAR <= grace_us else END_US
+        grace_us, trip_us = self._grace_of(pending.queue), self._status.store_clock.trip_us
+        if grace_us == END_US or trip_us * FAR > grace_us:
+            return END_US
+        return grace_us + 2 * trip_us
 
     def _grace_of(self, queue: LeakyQueue | None) -> int:
         """How late a call may leave, by the numbers that are in force."""
@@ -358,7 +365,7 @@ class PendingWait:
 
     def late_call(self) -> tuple[int, int, int, int]:
         """What the store is told of a call that is late."""
-        return self._generation, self._leaves_by(), self.cost, forks.fresh_id()
+        return self._generation, self._leaves_by(), self.cost, process.fresh_id()
 
     def move(self, leaves_at_us: int, stands_until_us: int) -> None:
         """Apply the answer to that."""
@@ -450,12 +457,6 @@ def refusal(reservation: Reservation, max_wait_us: int | None) -> RateLimitedErr
 
 FRESH_US = 10_000
 """How old a question may be whose answer is reused."""
-_ENOUGH = 2
-"""How many trips show what a quick one is: the first ones connect, and load what they need."""
-_SLOWLY = 16
-"""By which part of itself a trip is taken to be longer with each slow answer."""
-_DRIFT = 5_000
-"""Two clocks drift apart by less than 1 µs in this many."""
 
 
 class KeyState(NamedTuple):
@@ -507,12 +508,13 @@ class _Question:
         """Set the alarm once there is an answer; check `is_open` before waiting for it."""
         self._alarms.append(alarm)
 
-    def close(self) -> None:
-        """Wake all calls that wait for the answer."""
+    def close(self) -> bool:
+        """Wake all calls that wait for the answer; whether there are any."""
         self.is_open = False
         alarms, self._alarms = self._alarms, []
         for alarm in alarms:
             alarm.set()
+        return bool(alarms)
 
     def told(self) -> KeyState | None:
         """The answer; None if the call that asked has gone."""
@@ -521,62 +523,19 @@ class _Question:
         return self.answer
 
 
-class StoreClock:
-    """What the answers of a store tell of time: how far the clock that callers sleep by is ahead of the
-    store's, and how long a trip takes.
-
-    An answer that tells the store's time is some time on its way, so each one shows too much by that, and the
-    least is nearest to the truth; what a question shows that left before it is too little.
-    """
-
-    __slots__ = ("_heard", "_known", "_trip_us")
-
-    def __init__(self) -> None:
-        self._heard = 0
-        self._known: tuple[int, int] | None = None
-        self._trip_us = 0
-
-    def hear(self, asked_us: int, there_us: int, now_us: int) -> int:
-        """Take in an answer that came now; returns how far ahead this clock is."""
-        ahead_us = self.ahead_us(there_us, now_us)
-        if ahead_us is None or ahead_us < asked_us - there_us:
-            ahead_us = now_us - there_us
-        self._known = ahead_us, now_us
-        trip_us, known_us = max(0, now_us - asked_us), self._trip_us
-        is_quick = not self._heard or trip_us < known_us
-        # A single slow answer, as after a stop of this process, does not show that the store is far away.
-        self._trip_us = trip_us if is_quick else min(trip_us, known_us + known_us // _SLOWLY + 1)
-        self._heard += 1
-        return ahead_us
-
-    @property
-    def trip_us(self) -> int:
-        """How long a quick trip takes; 0 until enough were made to tell."""
-        return self._trip_us if self._heard >= _ENOUGH else 0
-
-    def ahead_us(self, there_us: int, now_us: int) -> int | None:
-        """How far ahead this clock is, if it shows `now_us` and the store has just answered `there_us`.
-
-        None if nothing was heard before.
-        """
-        if self._known is None:
-            return None
-        ahead_us, since_us = self._known
-        return min(now_us - there_us, ahead_us + max(0, now_us - since_us) // _DRIFT)
-
-
 class _Questions:
     """The questions that this process has asked one store, by name and key; old ones are dropped."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock_decides: bool) -> None:
+        self.clock = StoreClock(decides=clock_decides)
         self._limits: dict[str, Limits] = {}
         self.begin()
         _QUESTIONS.add(self)
 
     def begin(self) -> None:
         """Start empty: at first, and in a forked child, because the answers go to its parent."""
-        self._lock = forks.lock()
-        self.clock = StoreClock()
+        self._lock = process.lock()
+        self.clock.begin()
         self._asked: dict[tuple[str, str], _Question] = {}
         self._watches: WeakValueDictionary[tuple[str, str], Watch] = WeakValueDictionary()
         self._swept_us = 0
@@ -665,7 +624,7 @@ class _Questions:
         return question
 
 
-_QUESTIONS = forks.begin_anew(_Questions.begin)
+_QUESTIONS = process.begin_anew(_Questions.begin)
 
 
 class KeyStatus:
@@ -679,21 +638,25 @@ class KeyStatus:
         self.hears_all = store.instant and not store.shared
         """Whether only this process can change a key, so that polling finds nothing."""
         self._clock = store.clock
-        self._clock_decides = store.clock_decides
         self._confirm = store.twin(name, queue, CONFIRM)
         self._follow = store.twin(name, queue, FOLLOW)
         self._name = name
         self._queue = queue
-        self._questions = companion(store, "questions", _Questions)
+        self._questions = companion(store, "questions", partial(_Questions, store.clock_decides))
+        self.store_clock = self._questions.clock
         self._settings = store.settings(name)
         self.limits = self._questions.limits(self._settings, store.clock.now_us(), hears_all=self.hears_all)
 
     async def ask(self, driver: Driver, key: str) -> KeyState:
         """The state of a key, at most 10 ms old."""
+        return (await self.heard(driver, key))[1]
+
+    async def heard(self, driver: Driver, key: str) -> tuple[int, KeyState]:
+        """`ask`, and what time it is by then."""
         if self.instant:
             if self._settings.known.stored.version:
-                return self._followed(self._follow.call(key), 0)
-            return self._standing(self._confirm.call(key), 0)
+                return self._followed(self._follow.call(key))
+            return self._standing(self._confirm.call(key))
         while True:
             alarm = driver.alarm()
             question, is_mine = self._shared(key, alarm)
@@ -705,30 +668,31 @@ class KeyStatus:
                     question = self._questions.anew((self._name, key), self._queue, self._clock.now_us())
                     break
             if (told := question.told()) is not None:
-                return told
-        driver.may_be_thrown()
+                return self._clock.now_us(), told
         try:
-            question.answer = await self._answered(driver, key, question.asked_us)
+            now_us, question.answer = await self._answered(driver, key, question.asked_us)
         except BaseException as error:
             await driver.given_back(error, partial(self._failed, key, question, error), question.close)
             raise
-        question.close()
+        # To wake hundreds of calls takes its time.
+        is_later = question.close()
         self._questions.hear((self._name, key), question)
-        return question.answer
+        return self._clock.now_us() if is_later else now_us, question.answer
 
-    async def _answered(self, driver: Driver, key: str, asked_us: int) -> KeyState:
-        """What the store says. Once operators have set something, what has become of the key by that is kept
-        there: else each look would find another moment of the change.
+    async def _answered(self, driver: Driver, key: str, asked_us: int) -> tuple[int, KeyState]:
+        """When the store has answered, and what. Once operators have set something, what has become of the
+        key by that is kept there: else each look would find another moment of the change.
         """
+        driver.may_be_thrown()
         if not self._settings.known.stored.version:
             confirmed = await driver.ask(self._confirm, key)
             if not self._settings.known.stored.version:
                 return self._standing(confirmed, asked_us)
         return self._followed(await driver.ask(self._follow, key), asked_us)
 
-    async def leaving(self, driver: Driver, key: str) -> KeyState:
-        """`ask`, for a call that is about to leave."""
-        return await self.ask(driver, key)
+    async def leaving(self, driver: Driver, key: str) -> tuple[int, KeyState]:
+        """`heard`, for a call that is about to leave."""
+        return await self.heard(driver, key)
 
     def watch(self, key: str) -> Watch:
         """The watch of a key at which calls wait."""
@@ -737,7 +701,10 @@ class KeyStatus:
     async def looking(self, driver: Driver, key: str, than_us: int) -> tuple[int, KeyState]:
         """The state of a key, and when it was asked for: an answer since `than_us` is reused."""
         known = self.watch(key).since(self._queue, than_us)
-        return (self._clock.now_us(), await self.ask(driver, key)) if known is None else known
+        if known is not None:
+            return known
+        asked_us = self._clock.now_us()
+        return asked_us, await self.ask(driver, key)
 
     def changing(self, change: Twin[Any], *, is_news: bool = True) -> Twin[Any]:
         """Wrap an operation that changes a key: what is known about it is forgotten. Waiting calls are woken,
@@ -774,30 +741,13 @@ class KeyStatus:
     def _forget(self, key: str, *, is_news: bool) -> None:
         self._questions.forget((self._name, key), self._clock.now_us(), is_news=is_news)
 
-    def _standing(self, confirmed: tuple[int, ...], asked_us: int) -> KeyState:
+    def _standing(self, confirmed: tuple[int, ...], asked_us: int = 0) -> tuple[int, KeyState]:
         generation, shift, until, there, mark, *clock = confirmed
-        ahead = 0 if self.instant else self.hear(asked_us, there, self._clock.now_us())
-        return KeyState(generation, shift, until, ahead, tuple(clock), mark)
+        now_us = self._clock.now_us()
+        ahead = 0 if self.instant else self.store_clock.hear(asked_us, there, now_us)
+        return now_us, KeyState(generation, shift, until, ahead, tuple(clock), mark)
 
-    def _followed(self, told: tuple[Any, ...], asked_us: int) -> KeyState:
+    def _followed(self, told: tuple[Any, ...], asked_us: int = 0) -> tuple[int, KeyState]:
         *confirmed, changes, queue = told
-        return self._standing(tuple(confirmed), asked_us)._replace(changes=changes, queue=queue)
-
-    def hear(self, asked_us: int, there_us: int, now_us: int) -> int:
-        """Take in the store's time in an answer that came now; returns how far ahead of it the clock is that
-        callers sleep by.
-        """
-        ahead_us = self._questions.clock.hear(asked_us, there_us, now_us)
-        return 0 if self._clock_decides else ahead_us
-
-    @property
-    def trip_us(self) -> int:
-        """How long a quick trip to the store takes, for a call that is about to leave."""
-        return self._questions.clock.trip_us if self.is_direct else 0
-
-    def ahead_us(self, there_us: int) -> int | None:
-        """How far ahead the clock is that callers sleep by, if the store has just answered `there_us`.
-
-        None if that is not known yet.
-        """
-        return 0 if self._clock_decides else self._questions.clock.ahead_us(there_us, self._clock.now_us())
+        now_us, key_state = self._standing(tuple(confirmed), asked_us)
+        return now_us, key_state._replace(changes=changes, queue=queue)

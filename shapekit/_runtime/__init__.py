@@ -1,1 +1,1 @@
-"""What everything stands on: drivers for threads and event loops, a background thread, forks, a switch."""
+"""What everything stands on: drivers for threads and event loops, and what concerns the process."""

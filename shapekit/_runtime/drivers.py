@@ -11,15 +11,7 @@ gone.
 Cancellation: what a task that is cancelled, or a coroutine that is thrown away, may still do. A cancelled
 task gives back what it took. A coroutine that is thrown away gives back nothing: its loop was closed under
 it, and the collector ends it by GeneratorExit in the midst of anything, where this very thread may hold any
-lock. What it took expires unused; what has no end of its own it leaves to `background`.
-
-Sleepers: one sleep until a slot comes, in bounded steps, that can be cut short. Long waits are slept in
-chunks: no timer is asked for more than it can hold, a machine that was suspended notices on waking, and
-nothing fires early. A thread that sleeps while an event loop runs on it is warned, at the user's own line.
-
-Line: the tasks that sleep on one event loop, in the order in which they go. A loop that comes late to its
-timers wakes those that are due in any order. So a task that wakes too early goes on sleeping, and each that
-goes wakes the next. Only tasks of that loop touch its line.
+lock. What it took expires unused; what has no end of its own it leaves to the background thread (`process`).
 
 ThreadCall: a blocking call that runs on a worker thread while a task awaits it.
 """
@@ -33,30 +25,35 @@ import sys
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from bisect import bisect_left, insort
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from itertools import count
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+)
 
-from shapekit._runtime import background, forks
-from shapekit.errors import ConfigError, StoreUnavailableError
-from shapekit.rate import SECOND_US
+from shapekit._runtime import process
+from shapekit.errors import StoreUnavailableError
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-    from shapekit.clock import Clock, Virtual
+    from shapekit.clock import Clock, Sleepers
 
 __all__ = [
-    "CHUNK_S",
     "TASKS",
     "THREADS",
     "Alarm",
     "AsyncAlarm",
     "Driver",
-    "Sleepers",
     "ThreadCall",
     "Twin",
     "Workers",
@@ -368,6 +365,8 @@ class Driver(ABC):
 
     alarm: Callable[[], Any]
     """Makes what ends a sleep."""
+    has_order: ClassVar[bool]
+    """Whether calls that are due go in an order, as the tasks of one loop do, and threads do not."""
 
     @abstractmethod
     def ask(self, twin: Twin[T], /, *args: Any, **named: Any) -> Awaitable[T]:
@@ -425,6 +424,7 @@ class Driver(ABC):
 
 class _Threads(Driver):
     alarm = threading.Event
+    has_order = False
 
     async def ask(self, twin: Twin[T], /, *args: Any, **named: Any) -> T:
         return twin.call(*args, **named)
@@ -471,6 +471,7 @@ class _Threads(Driver):
 
 class _Tasks(Driver):
     alarm = AsyncAlarm
+    has_order = True
 
     def ask(self, twin: Twin[T], /, *args: Any, **named: Any) -> Awaitable[T]:
         return twin.acall(*args, **named)
@@ -499,7 +500,7 @@ class _Tasks(Driver):
         return shielded()
 
     def may_be_thrown(self) -> None:
-        background.ready()
+        process.background_ready()
 
     async def given_back(
         self,
@@ -508,7 +509,7 @@ class _Tasks(Driver):
         thrown: Callable[[], object] | None = None,
     ) -> None:
         if isinstance(error, GeneratorExit) and thrown is not None:
-            background.do(thrown)
+            process.in_background(thrown)
         await given_back(error, give_back)
 
 
@@ -529,183 +530,6 @@ def run(
     raise RuntimeError("a flow waited for something that it did not ask its driver for")
 
 
-Place: TypeAlias = tuple[int, int, int]
-"""When it is due, its slot among those that are due with it, and a number that no other place has."""
-
-_numbers = count()
-
-
-class Line:
-    """Places by their order, each with the alarm that its sleeper waits for."""
-
-    __slots__ = ("_alarms", "_latest_us", "_places")
-
-    def __init__(self) -> None:
-        self._places: list[Place] = []
-        self._alarms: dict[Place, AsyncAlarm] = {}
-        self._latest_us = 0
-
-    def join(self, due_us: int, order: int) -> Place:
-        """Stand in line."""
-        place = (due_us, order, next(_numbers))
-        insort(self._places, place)
-        return place
-
-    def begin_wait(self, place: Place, alarm: AsyncAlarm) -> None:
-        """Say what wakes the sleeper at this place."""
-        self._alarms[place] = alarm
-
-    def is_first(self, place: Place) -> bool:
-        """Whether no other goes before."""
-        return self._places[0] is place
-
-    def leave(self, place: Place) -> None:
-        """Go, or give up."""
-        del self._places[bisect_left(self._places, place)]
-        self._alarms.pop(place, None)
-
-    def call_first(self, now_us: int) -> None:
-        """Wake the sleeper that goes first, if it is due, or was before the clock went back."""
-        if now_us > self._latest_us:
-            self._latest_us = now_us
-        if self._places and self._places[0][0] <= self._latest_us:
-            alarm = self._alarms.get(self._places[0])
-            if alarm is not None:
-                alarm.set()
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-
-CHUNK_S = 60.0
-
-
-class Sleepers:
-    """Everybody who sleeps for one shaper; `close` wakes them all.
-
-    `virtual` is given where the store counts by a clock that virtual time does not move.
-    """
-
-    def __init__(
-        self, clock: Clock, what: str, chunk_s: float = CHUNK_S, virtual: Virtual | None = None
-    ) -> None:
-        self._clock = clock
-        self._what = what
-        self._chunk_s = chunk_s
-        self._virtual = virtual
-        self._alarms: set[Alarm] = set()
-        self._lines: dict[object, Line] = {}
-        self._lock = forks.lock()
-        self._closed = False
-
-    def sleep(self, until_us: int) -> None:
-        """Block this thread until then."""
-        while (left_us := until_us - self._clock.now_us()) > 0:
-            warn_in_event_loop()
-            alarm = threading.Event()
-            self._enter(alarm)
-            try:
-                self._clock.sleep(min(left_us / SECOND_US, self._chunk_s), alarm)
-            finally:
-                self._alarms.discard(alarm)
-            self._check_open()
-
-    async def asleep(
-        self, until_us: int, order: int = 0, *, others_too: bool = False, news: AsyncAlarm | None = None
-    ) -> bool:
-        """Suspend this task until then; where there is `news` before, maybe not that long, which is returned.
-
-        Of the tasks on this loop that are due, the first to be due goes first, and of those due together the
-        one with the lower `order`; with `others_too`, tasks that are about to come here count.
-        """
-        clock, loop = self._clock, running_loop()
-        line = self._lines.get(loop)
-        if line is None:
-            line = self._lines[loop] = Line()
-        place = line.join(until_us, order)
-        try:
-            if others_too:
-                await others_first()
-            while (left_us := until_us - clock.now_us()) > 0 or not line.is_first(place):
-                alarm = AsyncAlarm()
-                if news is not None and left_us > 0:
-                    if news.is_set():
-                        return True
-                    alarm = news
-                line.begin_wait(place, alarm)
-                self._enter(alarm)
-                try:
-                    if left_us > 0:
-                        await clock.asleep(min(left_us / SECOND_US, self._chunk_s), alarm)
-                    else:
-                        line.call_first(until_us)
-                        await alarm.wait()
-                finally:
-                    self._alarms.discard(alarm)
-                self._check_open()
-            return False
-        finally:
-            line.leave(place)
-            line.call_first(clock.now_us())
-            if not line:
-                self._lines.pop(loop, None)
-
-    async def rest(self, driver: Driver, alarm: Any, until_us: int | None) -> None:
-        """Sleep until the alarm rings, or until then; None for as long as it takes."""
-        while not alarm.is_set() and (step_s := self._step_s(until_us)) > 0:
-            self._enter(alarm)
-            try:
-                await driver.pause(self._clock, step_s, alarm)
-            finally:
-                self._alarms.discard(alarm)
-        self._check_open()
-
-    def _step_s(self, until_us: int | None) -> float:
-        if until_us is None:
-            return self._chunk_s
-        return min((until_us - self._clock.now_us()) / SECOND_US, self._chunk_s)
-
-    @property
-    def sleeping(self) -> int:
-        """How many sleep now."""
-        return len(self._alarms)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether waiting here has ended for good."""
-        return self._closed
-
-    def close(self) -> None:
-        """Wake all sleepers; they raise, and so do all that come to sleep later."""
-        with self._lock:
-            self._closed = True
-            alarms = list(self._alarms)
-        for alarm in alarms:
-            alarm.set()
-
-    def store_closed(self) -> None:
-        """`close`, with all others that wait for what the store has promised."""
-        if not self._closed:
-            self._what = f"the store of {self._what}"
-        self.close()
-
-    def _enter(self, alarm: Alarm) -> None:
-        if self._virtual is not None and self._virtual.is_on:
-            raise ConfigError(
-                "store",
-                self._what,
-                "would wait in real time: virtual time does not move the clock of its store",
-                "give it a MemoryStore in this test, or mark the test shapekit_real_time",
-            )
-        with self._lock:
-            self._check_open()
-            self._alarms.add(alarm)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreUnavailableError(f"{self._what} was closed")
-
-
 MOST_THREADS = 32
 """The most worker threads of one store: further calls wait for one of them, and for nothing else."""
 GIVING_BACK = "shapekit-giving-back"
@@ -724,13 +548,13 @@ class Workers:
 
     def start(self, work: Callable[..., object], *args: Any) -> None:
         """Run this on a thread, as soon as one is free."""
-        process = os.getpid()
-        pool = self._pools.get(process)
+        own = os.getpid()
+        pool = self._pools.get(own)
         if pool is None:
             from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - it loads logging
 
             # In the child of a fork there are none of its parent's threads.
-            pool = self._pools.setdefault(process, ThreadPoolExecutor(MOST_THREADS, "shapekit-store"))
+            pool = self._pools.setdefault(own, ThreadPoolExecutor(MOST_THREADS, "shapekit-store"))
         pool.submit(work, *args)
 
     def close(self) -> None:
@@ -761,7 +585,7 @@ class ThreadCall(Generic[T]):
         from contextvars import copy_context  # noqa: PLC0415 - only stores with I/O need it
 
         await stop_if_cancelled()
-        background.ready()
+        process.background_ready()
         self._alarm = AsyncAlarm()
         try:
             workers.start(copy_context().run, self.work)
@@ -770,7 +594,7 @@ class ThreadCall(Generic[T]):
             self._abandoned = True
             if self._done:
                 if isinstance(error, GeneratorExit):
-                    background.do(self._send_back)  # a thread that is being started takes locks
+                    process.in_background(self._send_back)  # a thread that is being started takes locks
                 else:
                     self._send_back()
             raise

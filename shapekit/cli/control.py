@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import click
 
 from shapekit._queue.moving import notice_us
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import run
 from shapekit.algorithms.overrides import (
     LIMITS,
@@ -115,8 +115,8 @@ def hold(key: str, length: str, store: str | None, as_json: bool) -> None:
 def _held(found: FoundKey, length_us: int) -> Reply:
     whole = whole_of(found.key)
     if whole is not None:
-        found._replace(key=whole).apply(MARK, length_us, forks.fresh_id())
-    held_us: int = found.apply(HOLD, length_us, forks.fresh_id())
+        found._replace(key=whole).apply(MARK, length_us, process.fresh_id())
+    held_us: int = found.apply(HOLD, length_us, process.fresh_id())
     until = time.time() + held_us / SECOND_US
     how = "is held" if found.in_use else "was not in use, and is held"
     if held_us > length_us:

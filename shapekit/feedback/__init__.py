@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit.clock import forgets
 from shapekit.feedback.dialects import (
     DIALECTS,
@@ -64,7 +64,7 @@ class Incidents:
     def __init__(self, max_hold_s: float) -> None:
         self.max_hold_s = max_hold_s
         self.known: dict[Place, _Incident] = {}
-        self._lock = forks.lock()
+        self._lock = process.lock()
 
     def unhinted(
         self, place: Place, first_s: float, sent_at: float, received_at: float, most_s: float | None = None

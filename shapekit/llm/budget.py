@@ -15,7 +15,7 @@ from shapekit.algorithms.gcra import TokenBucket
 from shapekit.algorithms.quota import Quota, QuotaUsage
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.clock import Clock
-from shapekit.config import RefundSpec
+from shapekit.config import RefundSpec, checked_key, never_counted
 from shapekit.errors import ConfigError
 from shapekit.events import Listener
 from shapekit.feedback import Feedback
@@ -33,7 +33,7 @@ from shapekit.llm.usage import (
     estimated,
 )
 from shapekit.llm.wrap import wrapped
-from shapekit.policy import Policy, checked_key, never_counted
+from shapekit.policy import Policy
 from shapekit.rate import (
     AS_CONFIGURED,
     SECOND_US,

@@ -25,10 +25,9 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 from shapekit._adapters.http import CallOutcome
 from shapekit._queue.waiter import refusal
-from shapekit._runtime import background, forks
-from shapekit._runtime.background import ErrorsLogged
+from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
-from shapekit.admission import Admission, hint_of
+from shapekit._runtime.process import ErrorsLogged
 from shapekit.clock import Clock
 from shapekit.errors import (
     ConfigError,
@@ -44,7 +43,7 @@ from shapekit.feedback import Feedback, ServerHint
 from shapekit.feedback.dialects import DIALECTS, FAMILIES, heard, picked, wanted
 from shapekit.llm.prices import DIGITS, Price
 from shapekit.llm.usage import StreamUsage, TokenUsage, estimated, told_usage, usage_of
-from shapekit.policy import Policy
+from shapekit.policy import Admission, Policy, hint_of
 from shapekit.rate import SECOND_US, Duration, max_wait_us, timeout_us
 from shapekit.shaper import Core, Reservation
 
@@ -205,7 +204,7 @@ class Line:
         self._clock = clock
         self._soon_us = soon_us
         self._fence_us = fence_us
-        self._lock = forks.lock()
+        self._lock = process.lock()
         self._begin()
 
     def _begin(self) -> None:
@@ -246,7 +245,7 @@ class Line:
             if await asking.ask(self._soon_us):
                 return await asking.leave(0)
             await asking.check()
-        background.ready()
+        process.background_ready()
         place = _Place()
         try:
             self._join(asking.key, place)
@@ -257,7 +256,7 @@ class Line:
         finally:
             if isinstance(sys.exception(), GeneratorExit):
                 # The collector ends it in the midst of anything, where this thread may hold the lock.
-                background.do(self._leave, asking.key, place)
+                process.in_background(self._leave, asking.key, place)
             else:
                 self._leave(asking.key, place)
 

@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit.errors import ConfigError
 from shapekit.rate import MAX_COUNT, whole
 
@@ -322,7 +322,7 @@ class Learning:
         self._scales_input = scales_input
         self._lowers = lowers
         self._known: OrderedDict[str, deque[_Shares]] = OrderedDict()
-        self._lock = forks.lock()
+        self._lock = process.lock()
 
     def scaled(self, whose: str, estimate: TokenUsage) -> TokenUsage:
         """The estimate of a call, by what was learned."""

@@ -13,7 +13,7 @@ from functools import partial, update_wrapper
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self, get_origin, get_type_hints
 
-from shapekit._runtime import background
+from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run, running_loop
 from shapekit.decorator import signature_of
 from shapekit.errors import ConfigError
@@ -38,7 +38,7 @@ class _Listened:
         self._is_first = True
         self._is_over = False
         self._loop = running_loop()
-        background.ready()
+        process.background_ready()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -76,7 +76,7 @@ class _Listened:
     def __del__(self) -> None:
         # The collector may run in the midst of anything: another thread counts and settles.
         if not getattr(self, "_is_over", True) and self._settled is None:
-            background.do(run, settle_seen, self._call, self._heard)
+            process.in_background(run, settle_seen, self._call, self._heard)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._inner!r})"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 from weakref import ref
 
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit.algorithms.base import CHECK, NEVER_US
 from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.queue.wire import RESERVE
@@ -233,7 +233,7 @@ class MemoryStore(Store):
             self._check_open()
             is_known = self._stored.get(name, Stored()) == known
             if is_known:
-                stored = self._stored[name] = Stored(str(forks.fresh_id()), text)
+                stored = self._stored[name] = Stored(str(process.fresh_id()), text)
                 self.settings(name).hear(stored, self.clock.now_us())
                 self._renew()
             return is_known
@@ -459,7 +459,7 @@ class MemoryStore(Store):
         self._sweep_due_us = now if found else now + _PAUSE_US
 
 
-_STORES: forks.WeakRegistry[_Records] = forks.WeakRegistry()
+_STORES: process.WeakRegistry[_Records] = process.WeakRegistry()
 
 
 def _resting(records: _Records) -> Iterator[None]:
@@ -478,8 +478,8 @@ def _warn() -> None:
         )
 
 
-forks.resting(lambda: map(_resting, _STORES))
-forks.in_child(_warn)
+process.resting(lambda: map(_resting, _STORES))
+process.in_child(_warn)
 
 
 def _ticks_of(clock: Clock) -> tuple[Callable[[], int], int, int]:

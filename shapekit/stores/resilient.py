@@ -31,7 +31,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from shapekit._runtime import background, forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, THREADS, Driver, Twin, run, within
 from shapekit.algorithms.base import Algorithm, Moment, Operation, Side, share_of, slowed
 from shapekit.algorithms.inflight import Concurrency
@@ -550,7 +550,7 @@ class Breaker:
         self._what = what
         self._patience_us = patience_us
         self._jitter = jitter
-        self._lock = forks.lock()
+        self._lock = process.lock()
         self._term = 0
         self._back_off_us = FIRST_BACK_OFF_US
         self._lost_us = 0
@@ -659,7 +659,7 @@ class Attempt:
             self._breaker.lost(self._term, error)
             return True
         elif isinstance(error, GeneratorExit):
-            background.do(self._breaker.undecided, self._term)  # thrown away, it takes no lock
+            process.in_background(self._breaker.undecided, self._term)  # thrown away, it takes no lock
         else:
             self._breaker.undecided(self._term)
         return False
@@ -785,4 +785,4 @@ class Deadline:
             return None
 
 
-_DEADLINES = forks.begin_anew(Deadline.begin)
+_DEADLINES = process.begin_anew(Deadline.begin)

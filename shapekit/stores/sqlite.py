@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit.algorithms.compose import Composite
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, StoreUnavailableError, whose
@@ -161,7 +161,7 @@ class SQLiteStore(Store):
             self._records.hear(execute, settings, now)
             if settings.known.stored != known:
                 return False
-            execute(_STATE, (plain_bytes(name), str(forks.fresh_id()), text))
+            execute(_STATE, (plain_bytes(name), str(process.fresh_id()), text))
             self._records.hear(execute, settings, now)
             return True
 

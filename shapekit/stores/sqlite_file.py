@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn, TypeAlias, TypeVar
 
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit.clock import RealClock
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.stores.encoding import is_misfit
@@ -362,8 +362,8 @@ def _inode(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-_FILES: forks.WeakRegistry[SharedFile] = forks.WeakRegistry()
-forks.resting(lambda: map(SharedFile.resting, _FILES))
+_FILES: process.WeakRegistry[SharedFile] = process.WeakRegistry()
+process.resting(lambda: map(SharedFile.resting, _FILES))
 
 
 _TICKING = (

@@ -27,7 +27,7 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint
 
-from shapekit._runtime.drivers import GIVING_BACK, TASKS, Driver, Sleepers, ThreadCall, Twin, run
+from shapekit._runtime.drivers import GIVING_BACK, TASKS, Driver, ThreadCall, Twin, run
 from shapekit.algorithms.base import CHECK, FORECAST, PEEK, REFUND
 from shapekit.algorithms.compose import all_of
 from shapekit.algorithms.fixed_window import FixedWindow
@@ -36,7 +36,7 @@ from shapekit.algorithms.inflight import ENTER, LEAVE, WATCH, Concurrency
 from shapekit.algorithms.queue.wire import CONFIRM, HOLD, LOOK, RESERVE, RESUME
 from shapekit.algorithms.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
-from shapekit.clock import ManualClock
+from shapekit.clock import ManualClock, Sleepers
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import Key, Operation, Store

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shapekit import ConfigError, ManualClock, Policy, QueueFullError, QuotaExhaustedError, SQLiteStore
 from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, refusal_of, told_of, within
 from shapekit._runtime.drivers import TASKS, run
-from shapekit.admission import Admission
+from shapekit.policy import Admission
 from shapekit.testing import FaultyStore
 
 NEAR_S = 0.5

@@ -12,7 +12,7 @@ from typing import Any
 import trio
 
 from shapekit import GCRA, Adaptive, Shaper, SystemClock
-from shapekit._runtime.switch import SWITCH
+from shapekit._runtime.process import SWITCH
 from shapekit.events import Event
 
 from .library import offering

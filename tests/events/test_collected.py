@@ -5,7 +5,7 @@ import gc
 import pytest
 
 from shapekit import Shaper
-from shapekit._runtime.switch import SWITCH
+from shapekit._runtime.process import SWITCH
 from shapekit.events import EVERYWHERE
 
 

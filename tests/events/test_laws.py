@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shapekit import ManualClock, MemoryStore, Policy, RateLimitedError, StoreUnavailableError, listen
-from shapekit._runtime.switch import SWITCH
+from shapekit._runtime.process import SWITCH
 from shapekit.events import Cancelled, Departed, Held, Refused, Reserved, Resumed, StoreFailed
 from shapekit.testing import FaultyStore
 

@@ -11,7 +11,7 @@ import pytest
 from anyio import get_current_task
 
 from shapekit import GCRA, Gate, MemoryStore, Policy, Shaper, events, listen, shaped
-from shapekit._runtime.switch import SWITCH
+from shapekit._runtime.process import SWITCH
 from shapekit.events import Cancelled, Departed, Held, Reserved
 from shapekit.testing import FaultyStore
 

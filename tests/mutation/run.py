@@ -40,7 +40,7 @@ def files(folder):
 
 
 LAWS = files("tests/algorithms")
-POLICY = ("tests/policy", "tests/admission")
+POLICY = ("tests/policy",)
 QUEUE = ("tests/algorithms/queue", "tests/shaper", *files("tests/queue"), *POLICY)
 ADAPTIVE = tuple(f"tests/algorithms/queue/test_{name}.py" for name in ("adaptive_queue", "aimd", "tempo"))
 CALENDAR = "tests/algorithms/quota"

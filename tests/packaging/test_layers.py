@@ -15,7 +15,7 @@ LINES = (
     ("algorithms", "feedback"),
     ("stores",),
     ("_queue",),
-    ("gate", "shaper", "policy", "admission", "config", "decorator"),
+    ("gate", "shaper", "policy", "config", "decorator"),
     ("_adapters", "llm", "progress"),
     ("integrations", "cli", "testing", ""),
 )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from shapekit import ManualClock, MemoryStore, Shaper, StoreUnavailableError
 from shapekit._queue import waiter as module
 from shapekit._queue.waiter import FRESH_US, KeyStatus
+from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Twin, run
 from shapekit.algorithms.queue.wire import CONFIRM, HOLD, RESERVE, UNKNOWN
 
@@ -280,6 +281,23 @@ def test_a_question_whose_asker_was_stopped_for_good_holds_up_nobody(monkeypatch
             assert (await confirmations.ask(TASKS, "other")).generation == UNKNOWN
 
     anyio.run(main, backend=anyio_backend)
+
+
+@pytest.mark.anyio
+async def test_a_question_that_cannot_be_asked_is_not_left_open(monkeypatch, wired):
+    """Nor do those that come meanwhile wait for its answer, where no thread can be started for it."""
+
+    def no_more_threads():
+        raise RuntimeError("can't start new thread")
+
+    confirmations, wire = wired
+    wire.answer.set()
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "background_ready", no_more_threads)
+        with pytest.raises(RuntimeError):
+            await confirmations.ask(TASKS, "key")
+    _, is_mine = confirmations._shared("key", threading.Event())
+    assert is_mine
 
 
 def test_keys_that_come_and_go_are_forgotten(wired):

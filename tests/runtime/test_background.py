@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from shapekit._runtime import background
+from shapekit._runtime import process
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
@@ -12,9 +12,9 @@ def test_whatever_is_raised_there_the_next_is_done(afterwards, caplog, error):
     def fail():
         raise error("this")
 
-    background.ready()
+    process.background_ready()
     with caplog.at_level(logging.ERROR, "shapekit"):
-        background.do(fail)
+        process.in_background(fail)
         afterwards()
     (record,) = caplog.records
     assert record.exc_info[0] is error

@@ -177,7 +177,7 @@ def test_a_call_that_leaves_at_once_says_nothing():
 
 def test_what_is_named_is_there():
     places = {
-        "Admission": "admission",
+        "Admission": "policy",
         "Shaper": "shaper",
         "LLMCall": "llm.call",
         "Transport": "_adapters.transport",

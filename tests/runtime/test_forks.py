@@ -120,7 +120,7 @@ def test_no_child_waits_for_the_answer_to_what_its_parent_has_asked():
 HELD = """
 import os, signal, sys, threading
 from shapekit import Policy, shaped
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit.stores.redis import RedisStore
 from shapekit.stores.resilient import ResilientStore
 
@@ -142,7 +142,7 @@ for policy in policies:
 held, forked = threading.Event(), threading.Event()
 
 def hold():
-    locks = list(forks._LOCKS)
+    locks = list(process._LOCKS)
     assert len(locks) > 10
     for lock in locks:
         lock.acquire()

@@ -40,7 +40,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run, running_loop
 from shapekit.errors import StoreUnavailableError
 
@@ -225,7 +225,7 @@ class OwnConnections:
             connection.disconnect()
 
 
-_KEPT = forks.begin_anew(OwnConnections.begin)
+_KEPT = process.begin_anew(OwnConnections.begin)
 
 
 def exchange(pool: Any, command: bytes, *, asking: bool = False) -> Any:
@@ -410,6 +410,8 @@ class Link:
 
     def say(self, command: tuple[Any, ...]) -> Any:
         """The reply to a command; an error that the server replied is returned."""
+        if self.is_closed:
+            raise closed()
         try:
             if self._kept is not None:
                 return self._kept.exchange(packed(command))
@@ -427,6 +429,12 @@ class Link:
             return await self._routed(TASKS, command)
         except _FAILURES as error:
             raise unavailable(error) from error
+
+    def close(self) -> None:
+        """Say nothing more, and close the connections that we made."""
+        self.is_closed = True
+        if self._kept is not None:
+            self._kept.close()
 
     async def aclose(self) -> None:
         """Close an asynchronous client that we made."""
@@ -486,6 +494,11 @@ async def _acall_node(node: Any, command: tuple[Any, ...], *, asking: bool) -> A
 
 _EXCHANGE = Twin(exchange, aexchange)
 _FAILURES = (RedisError, RedisClusterException, OSError)
+
+
+def closed() -> StoreUnavailableError:
+    """What calls get that come when the store is closed."""
+    return StoreUnavailableError("this RedisStore is closed; make a new one")
 
 
 def unavailable(error: Exception) -> StoreUnavailableError:

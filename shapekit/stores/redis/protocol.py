@@ -37,7 +37,7 @@ from weakref import WeakMethod
 
 from redis.exceptions import NoScriptError
 
-from shapekit._runtime import background, forks
+from shapekit._runtime import process
 from shapekit.algorithms.base import CHECK, Operation, Run
 from shapekit.algorithms.compose import Composite
 from shapekit.clock import Clock
@@ -266,7 +266,8 @@ class RedisProgram:
         if operation is CHECK:
             # The path of nearly every call.
             return f'["check",{moment or self.moment()},{args[0]}]'
-        words = "".join([f",{_text(word)}" for word in operation.sent(self.program, args)])
+        # Each call that is about to leave asks a question without arguments.
+        words = "".join([f",{_text(word)}" for word in operation.sent(self.program, args)]) if args else ""
         return f'["{operation.name}",{moment or self.moment()}{words}]'
 
     def answer(self, operation: Operation, sent: Any) -> Any:
@@ -367,6 +368,14 @@ class RedisProgram:
             return (yield from self.ask(key, operation, args))
         return here.answer(operation, replies[0])
 
+    def bound(self, operation: Operation, say: Callable[[Command], Any], keeps: object) -> Callable[..., Any]:
+        """`ask` as a call, whose commands go to `say`. As long as it lives, so does what it `keeps`."""
+
+        def apply(key: Key, *args: Any, kept: object = keeps) -> Any:
+            return talk(self.ask(key, operation, args), say)
+
+        return apply
+
     def share(self, key: Key, asked: Sequence[Asked]) -> Conversation:
         """The answers to the calls of several callers of one key, in order, on one trip; for a call that can
         never be admitted, its error.
@@ -403,8 +412,8 @@ class RedisProgram:
         if self._is_cluster and time.monotonic() - self._heard_at >= _ASKED_EVERY_S:
             # Beside the call: the server that has them may be gone, and others are not.
             self._heard_at = time.monotonic()
-            background.ready()
-            background.do(_hear, self._hears, self._settings.name)
+            process.background_ready()
+            process.in_background(_hear, self._hears, self._settings.name)
         program = self._settings.program(self.program, key)
         if program is self.program or (find := self._elsewhere()) is None:
             return self
@@ -420,7 +429,7 @@ class RedisProgram:
     @staticmethod
     def write_overrides(keyspace: Keyspace, settings: Settings, text: str, known: Stored) -> Conversation:
         """Set the overrides of a name, if they are `known`; whether they were."""
-        words = known.version, str(forks.fresh_id()), text
+        words = known.version, str(process.fresh_id()), text
         return bool((yield from _said(("EVAL", _STATING, 1, keyspace.of_settings(settings.name), *words))))
 
     def trips_for(
@@ -511,6 +520,16 @@ class RedisProgram:
                 " afresh; does the server evict keys?",
                 self.name,
             )
+
+
+def talk(conversation: Conversation, say: Callable[[Command], Any]) -> Any:
+    """What a conversation comes to, whose commands are said one by one."""
+    try:
+        command = next(conversation)
+        while True:
+            command = conversation.send(say(command))
+    except StopIteration as end:
+        return end.value
 
 
 def _hear(hears: WeakMethod[Callable[[str], object]], name: str) -> None:

@@ -29,7 +29,7 @@ from typing import Any, Self, TypeAlias
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary, WeakMethod, ref
 
-from shapekit._runtime import forks
+from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, run, running_loop
 from shapekit.algorithms.base import Undo
 from shapekit.clock import Clock, RealClock
@@ -48,8 +48,8 @@ from shapekit.stores.base import (
     settings_name,
 )
 from shapekit.stores.encoding import MISFITS, Described, LiveKey, known_programs, plain_text, revived, sound
-from shapekit.stores.redis.connections import AsyncOwnConnections, Link, OwnConnections, unavailable
-from shapekit.stores.redis.protocol import Asked, Conversation, Keyspace, RedisProgram, survey_script
+from shapekit.stores.redis.connections import AsyncOwnConnections, Link, OwnConnections, closed, unavailable
+from shapekit.stores.redis.protocol import Asked, Conversation, Keyspace, RedisProgram, survey_script, talk
 
 __all__ = ["RedisStore"]
 
@@ -111,7 +111,7 @@ class RedisStore(Store):
         self._loops = None if aclient is None else Loops(lambda: Link(aclient), many=False)
         self._programs: dict[str, dict[Program, RedisProgram]] = {}
         self._writers: dict[int, Program] = {}
-        self._lock = forks.lock()
+        self._lock = process.lock()
         self._kept: OwnConnections | None = None
         self._survey: RedisSurvey | None = None
         self._closed = False
@@ -135,10 +135,8 @@ class RedisStore(Store):
         remote = self._remote(name, program)
         remote.link(operation)
 
-        def apply(key: Key, *args: Any) -> Any:
-            return self._talk(remote.ask(key, operation, args))
-
-        return apply
+        # Straight to the server. What is bound keeps the store, which closes its connections when it goes.
+        return remote.bound(operation, self._say if self._link is None else self._link.say, self)
 
     def bind_many(self, name: str, program: Program, operation: Operation) -> ApplyMany:
         remote = self._remote(name, program)
@@ -147,7 +145,7 @@ class RedisStore(Store):
         def apply_many(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
             answers: list[Any] = []
             for trip in remote.trips_for(keys, operation, args):
-                answers += self._talk(trip)
+                answers += talk(trip, self._say)
             return answers
 
         return apply_many
@@ -180,9 +178,8 @@ class RedisStore(Store):
         return None if self._link is None else self._link.server_of(place)
 
     def read_overrides(self, name: str) -> Stored:
-        said: Stored = self._talk(
-            RedisProgram.read_overrides(self._keyspace, self.settings(name), self.clock)
-        )
+        asking = RedisProgram.read_overrides(self._keyspace, self.settings(name), self.clock)
+        said: Stored = talk(asking, self._say)
         return said
 
     def all_overrides(self) -> dict[str, Stored]:
@@ -194,12 +191,13 @@ class RedisStore(Store):
         return found
 
     def write_overrides(self, name: str, text: str, known: Stored) -> bool:
-        is_known = self._talk(RedisProgram.write_overrides(self._keyspace, self.settings(name), text, known))
+        setting = RedisProgram.write_overrides(self._keyspace, self.settings(name), text, known)
+        is_known = talk(setting, self._say)
         self.read_overrides(name)
         return bool(is_known)
 
     def reset(self, name: str, program: Program, key: Key) -> None:
-        self._talk(self._remote(name, program).forget(key))
+        talk(self._remote(name, program).forget(key), self._say)
 
     async def areset(self, name: str, program: Program, key: Key) -> None:
         here = self._here()
@@ -238,8 +236,8 @@ class RedisStore(Store):
 
     async def _close(self, driver: Driver) -> None:
         self._closed = True
-        if self._kept is not None:
-            self._kept.close()
+        if self._link is not None:
+            self._link.close()
         self.wake()
         if self._kept is not None and self._loops is not None:
             await self._loops.close(driver)
@@ -283,15 +281,7 @@ class RedisStore(Store):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreUnavailableError("this RedisStore is closed; make a new one")
-
-    def _talk(self, conversation: Conversation) -> Any:
-        try:
-            command = next(conversation)
-            while True:
-                command = conversation.send(self._say(command))
-        except StopIteration as end:
-            return end.value
+            raise closed()
 
     def _say(self, command: tuple[Any, ...]) -> Any:
         self._check_open()
@@ -654,7 +644,7 @@ class Loops:
         self._connect = connect
         self._many = many
         self._loops: WeakKeyDictionary[Any, Loop] = WeakKeyDictionary()
-        self._lock = forks.lock()
+        self._lock = process.lock()
         # Nearly every call comes from the same loop again.
         self._recent: tuple[Callable[[], Any], Loop | None] = (lambda: self, None)
 

@@ -2,7 +2,7 @@
 
 import threading
 
-from shapekit._runtime import background
+from shapekit._runtime import process
 from shapekit.algorithms.queue.wire import LOOK
 from shapekit.rate import SECOND_US
 
@@ -42,9 +42,9 @@ class Inside:
 
 def given_back():
     """Wait until what was dropped without a word, up to now, is given back."""
-    background.ready()
+    process.background_ready()
     has_gone_on = threading.Event()
-    background.do(has_gone_on.set)
+    process.in_background(has_gone_on.set)
     assert has_gone_on.wait(PATIENCE_S)
 
 

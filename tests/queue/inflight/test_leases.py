@@ -8,6 +8,9 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from shapekit import Concurrency, ManualClock, MemoryStore, Policy, QueueFullError, StoreUnavailableError
+from shapekit._queue.inflight import Heartbeat
+from shapekit._runtime import process
+from shapekit._runtime.drivers import TASKS
 from shapekit.algorithms.inflight import ENTER, KEEP
 from shapekit.algorithms.queue.wire import LOOK
 from shapekit.rate import SECOND_US
@@ -293,3 +296,16 @@ async def test_when_the_one_who_looks_gives_up_another_one_looks(clock):
         theirs_in.leave()
     assert len(permitted_after_s) == 1
     assert permitted_after_s[0] <= 0.03 * 9 / 8
+
+
+@pytest.mark.anyio
+async def test_a_heartbeat_that_cannot_begin_leaves_room_for_the_next(monkeypatch):
+    def no_more_threads():
+        raise RuntimeError("can't start new thread")
+
+    heartbeat = Heartbeat(MemoryStore())
+    heartbeat._runs = True
+    monkeypatch.setattr(process, "background_ready", no_more_threads)
+    with pytest.raises(RuntimeError):
+        await heartbeat._run(TASKS)
+    assert not heartbeat._runs

@@ -10,7 +10,7 @@ from anyio.lowlevel import checkpoint
 
 from shapekit import Concurrency, MemoryStore, Policy, QueueFullError, StoreUnavailableError
 from shapekit._queue.inflight import Permit
-from shapekit._runtime import background
+from shapekit._runtime import process
 from shapekit._runtime.drivers import run
 from shapekit.stores.sqlite import SQLiteStore
 
@@ -234,7 +234,7 @@ def test_a_permit_of_somebody_else_that_is_dropped_is_left_alone():
         run(policy.permits.leave, permit)
         del permit
         given_back()
-        assert background._here.left.empty()
+        assert process._here.left.empty()
         assert standing(policy) == (1, 0)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapekit import ManualClock
-from shapekit._runtime.drivers import Line, Sleepers
+from shapekit.clock import Line, Sleepers
 
 PATIENCE_S = 20
 

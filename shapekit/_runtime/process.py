@@ -1,0 +1,301 @@
+"""The process: what has to happen where it forks, a thread of its own, ids, and the off-switch.
+
+Forks: what has to happen where the process forks, for all parts of it, in one place and one order.
+
+Before a fork, what must not be in the midst of something comes to rest, and is held there until the fork is
+over, in both processes. Then, in the child alone, each part begins anew, before any thread of the child can
+use it. The order is that of subscribing: modules subscribe when they are imported, so what a module builds
+on comes before it.
+
+Ids: numbers that no other process, and no forked child, is likely to give out too.
+
+Background: what shapekit does beside the calls of its users.
+
+A thread of its own does what a finalizer or a callback of a loop cannot do at once: a finalizer runs in the
+midst of anything, where any lock may be held by the very thread it runs on, and a callback must not block its
+loop. They leave it to that thread: `background_ready` and `in_background`.
+
+ErrorsLogged: what fails after a call was made is logged, and replaces neither its answer nor its error.
+
+The switch: tests of code that is shaped run unshaped.
+
+    >>> from shapekit import Shaper, off
+    >>> shaper = Shaper("1/h")
+    >>> with off():
+    ...     [shaper.reserve().delay for _ in range(3)]
+    [0.0, 0.0, 0.0]
+
+`SHAPEKIT_OFF=1` in the environment does the same for a whole process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+from weakref import ref
+
+from shapekit.errors import StoreUnavailableError
+
+__all__ = [
+    "SWITCH",
+    "ErrorsLogged",
+    "WeakRegistry",
+    "background_ready",
+    "begin_anew",
+    "fresh_id",
+    "in_background",
+    "in_child",
+    "lock",
+    "off",
+    "resting",
+]
+
+T = TypeVar("T")
+_Rest = Iterator[None]
+
+
+class WeakRegistry(Generic[T]):
+    """A registry of all of a kind that live. It takes no lock: they come and go at any line of any thread."""
+
+    __slots__ = ("_refs",)
+
+    def __init__(self) -> None:
+        self._refs: dict[ref[T], None] = {}
+
+    def add(self, one: T) -> None:
+        # What is called when it goes is C alone, so that no signal comes in between.
+        self._refs[ref(one, self._refs.pop)] = None
+
+    def __iter__(self) -> Iterator[T]:
+        return iter([one for known in list(self._refs) if (one := known()) is not None])
+
+
+_LOCKS: WeakRegistry[threading.Lock] = WeakRegistry()
+_RESTING: list[Callable[[], Iterable[_Rest]]] = []
+_IN_CHILD: list[Callable[[], object]] = []
+_FORKING = threading.Lock()
+_HELD: list[_Rest] = []
+"""Generators, each suspended in a `with` of its own: to clear this list is to end them all, and that is one
+call in C, which no signal handler can come into."""
+
+
+def lock() -> threading.Lock:
+    """A lock that is free in a forked child: the thread of the parent that may have held it is not there."""
+    made = threading.Lock()
+    _LOCKS.add(made)
+    return made
+
+
+def resting(rests: Callable[[], Iterable[_Rest]]) -> None:
+    """Before each fork, `rests()` is asked for generators; each yields once at rest, and ends afterwards."""
+    _RESTING.append(rests)
+
+
+def in_child(begin: Callable[[], object]) -> None:
+    """In each forked child, `begin()` is called, while no other thread of ours can run."""
+    _IN_CHILD.append(begin)
+
+
+def begin_anew(begin: Callable[[T], object]) -> WeakRegistry[T]:
+    """A registry of what begins anew in each forked child: there, `begin` is called with each that lives."""
+    registry: WeakRegistry[T] = WeakRegistry()
+
+    def begin_each() -> None:
+        for one in registry:
+            begin(one)
+
+    in_child(begin_each)
+    return registry
+
+
+def _one_at_a_time() -> _Rest:
+    with _FORKING:
+        yield
+
+
+def _before() -> None:
+    held = [_one_at_a_time(), *(rest for rests in _RESTING for rest in rests())]
+    _HELD.extend(held)
+    _each([rest.__next__ for rest in held])
+    # A fork of another thread, which has ended while this one waited, has cleared the list.
+    _HELD[:] = held
+
+
+def _begin_child() -> None:
+    for known in _LOCKS:
+        known.acquire(blocking=False)
+        known.release()
+    _each(_IN_CHILD)
+
+
+def _each(calls: list[Callable[[], object]]) -> None:
+    """Call all of them, whatever one of them raises."""
+    raised: BaseException | None = None
+    for call in calls:
+        try:
+            call()
+        except BaseException as error:
+            raised = error
+    if raised is not None:
+        raise raised
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before, after_in_parent=_HELD.clear, after_in_child=_HELD.clear)
+    os.register_at_fork(after_in_child=_begin_child)
+
+
+def _new_ids() -> Callable[[], int]:
+    return count(int.from_bytes(os.urandom(7)) >> 5).__next__
+
+
+fresh_id = _new_ids()
+"""The next one; it stays exact in a double. Call it through the module: a fork replaces it."""
+
+
+def _renew_ids() -> None:
+    global fresh_id  # noqa: PLW0603 - a forked child must not repeat its parent's
+    fresh_id = _new_ids()
+
+
+in_child(_renew_ids)
+
+
+class _Afterwards:
+    """The thread, and what is left for it to do."""
+
+    def __init__(self) -> None:
+        self.left: SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]] = SimpleQueue()
+        self.is_ready = False
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        with self._lock:
+            if not self.is_ready:
+                threading.Thread(target=_work, args=(self.left,), name="shapekit", daemon=True).start()
+                self.is_ready = True
+
+
+_here = _Afterwards()
+
+
+def background_ready() -> None:
+    """Start the thread, unless it runs: before anything may be left to it, for a finalizer cannot."""
+    if not _here.is_ready:
+        _here.start()
+
+
+def in_background(call: Callable[..., object], *args: Any) -> None:
+    """Leave a call to the thread. May be said anywhere: in a finalizer, under any lock."""
+    _here.left.put((call, args))
+
+
+def _work(left: SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]]) -> None:
+    while True:
+        call, args = left.get()
+        try:
+            call(*args)
+        except BaseException:
+            import logging  # noqa: PLC0415 - only who has something to say loads it
+
+            # Whatever it was, also an exit that a listener asks for: what others leave has to be done.
+            logging.getLogger("shapekit").exception("what was left to be done afterwards failed")
+        # While nothing is to be done, nothing is kept alive.
+        del call, args
+
+
+def _forked() -> None:
+    global _here  # noqa: PLW0603 - the thread is not there any more, and what it had to do is the parent's
+    _here = _Afterwards()
+
+
+in_child(_forked)
+
+
+class ErrorsLogged:
+    """A context for what shapekit does after a call of the user's: it raises no Exception.
+
+    A store that is gone is logged as a warning, everything else as a mistake, with its traceback. What is no
+    Exception, such as an interrupt or a cancellation, goes on to the caller.
+    """
+
+    __slots__ = ("_key", "_log", "_what")
+
+    def __init__(self, key: str, what: str, log: str = "shapekit.policy") -> None:
+        self._key = key
+        self._what = what
+        self._log = log
+
+    def __enter__(self) -> None:
+        """Nothing has failed yet."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        import logging  # noqa: PLC0415 - only who has something to say loads it
+
+        log = logging.getLogger(self._log)
+        if isinstance(error, StoreUnavailableError):
+            log.warning("key %r %s: %s", self._key, self._what, error)
+        else:
+            log.error("key %r %s: %s", self._key, self._what, error, exc_info=error)
+        return True
+
+
+class Switch:
+    """Whether calls are shaped in this process, and whether there are listeners.
+
+    It takes no lock and counts nothing: each `off` and each shaper that has listeners is an entry of `loud`,
+    and an empty one says that all is plain. So a shaper that is collected, at whatever line of whatever
+    thread, is gone from it by one call of C.
+    """
+
+    __slots__ = ("loud", "offs")
+
+    def __init__(self, *, is_off: bool) -> None:
+        self.offs: dict[object, None] = {}
+        self.loud: dict[object, None] = {}
+        if is_off:
+            self.loud[self] = self.offs[self] = None
+
+    @property
+    def is_off(self) -> bool:
+        """Whether calls leave unshaped."""
+        return bool(self.offs)
+
+
+def _from_environment() -> Switch:
+    is_off = os.environ.get("SHAPEKIT_OFF", "") not in ("", "0")
+    if is_off:
+        import logging  # noqa: PLC0415 - only who has something to say loads it
+
+        logging.getLogger("shapekit").warning("SHAPEKIT_OFF is set: calls are not shaped in this process")
+    return Switch(is_off=is_off)
+
+
+SWITCH = _from_environment()
+
+
+@contextmanager
+def off() -> Iterator[None]:
+    """Inside, every shaper, policy and shaped function of this process lets calls leave at once.
+
+    In all threads and tasks. Gates still answer, since their callers act on the answer. There are no events.
+    """
+    this = object()
+    try:
+        SWITCH.loud[this] = SWITCH.offs[this] = None
+        yield
+    finally:
+        try:
+            SWITCH.offs.pop(this, None)
+        finally:
+            SWITCH.loud.pop(this, None)
