@@ -110,13 +110,22 @@ class Holds:
         return min([held.asks for held in self._keys.values()], default=float("inf")) - time.monotonic()
 
 
+class _Noted(NamedTuple):
+    """A key under which messages may be parked, and the version of its limits when that was noted."""
+
+    shaper: Shaper
+    version: str
+    is_told: bool
+    """Whether messages that were parked by older limits have been brought back."""
+
+
 class Changes:
     """The keys under which a worker has parked messages, or was brought some back, and the version of their
     limits by which these know their slots. Operators may change the limits meanwhile.
     """
 
     def __init__(self) -> None:
-        self._keys: dict[str, tuple[Shaper, str]] = {}
+        self._keys: dict[str, _Noted] = {}
         self._again: dict[str, str] = {}
         """Keys whose messages are brought back once more: some were just about to be parked."""
         self._looked_at = 0.0
@@ -124,13 +133,14 @@ class Changes:
     def note(self, shaper: Shaper, key: str, park: Park, *, is_back: bool) -> None:
         """Note the key of a message that is about to be parked, or `is_back`, so that others may be older."""
         group, version = group_of(shaper, key), _version_of(shaper)
-        if group in self._keys:
+        known = self._keys.get(group)
+        if known is not None and (known.is_told or not is_back):
             return
-        if len(self._keys) >= MOST_CHANGING:
+        if known is None and len(self._keys) >= MOST_CHANGING:
             del self._keys[next(iter(self._keys))]
-        self._keys[group] = shaper, version
         if is_back and version:
             self._hasten(park, group, version)
+        self._keys[group] = _Noted(shaper, version, is_back)
 
     def look(self, park: Park) -> None:
         """Bring back the messages of keys whose limits were changed."""
@@ -140,12 +150,12 @@ class Changes:
         for group, version in list(self._again.items()):
             park.hasten(group, f"{version} again")
             del self._again[group]
-        for shaper in {shaper.name: shaper for shaper, _ in self._keys.values()}.values():
+        for shaper in {noted.shaper.name: noted.shaper for noted in self._keys.values()}.values():
             shaper.core.store.read_overrides(shaper.name)
-        for group, (shaper, known) in list(self._keys.items()):
-            if (version := _version_of(shaper)) != known:
+        for group, noted in list(self._keys.items()):
+            if (version := _version_of(noted.shaper)) != noted.version:
                 self._hasten(park, group, version)
-                self._keys[group] = shaper, version
+                self._keys[group] = _Noted(noted.shaper, version, is_told=True)
 
     def _hasten(self, park: Park, group: str, version: str) -> None:
         park.hasten(group, version)

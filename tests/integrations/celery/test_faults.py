@@ -269,7 +269,7 @@ def test_a_hold_that_is_ended_lets_them_go(server, fleet, book, app):
     assert witness.stalls.undone(resumed, rows[-1].at) - resumed <= 20 / 12 + 40 / 20 + 1.0
 
 
-@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("restarts", ["never", "before", "after"])
 def test_parked_tasks_follow_a_rate_that_an_operator_has_changed(server, fleet, book, app, restarts):
     """Sixty at 2/s would take half a minute, also where a new worker finds them parked."""
     name = f"changed-{restarts}"
@@ -281,11 +281,16 @@ def test_parked_tasks_follow_a_rate_that_an_operator_has_changed(server, fleet, 
         call.delay(name, number)
     all_are_in_hand(book, name, 60)
     eventually(lambda: parked(book) >= 40)
-    if restarts:
+    if restarts != "never":
         worker.stop()
+    if restarts == "after":
+        # What a new worker hears first of the key is the new rate, with the slot of another task.
+        policy.configure("20/s", key=name)
+    if restarts != "never":
         worker = fleet.start(MODULE, pool="threads", concurrency=4)
     with watched(server.pid, worker.process.pid) as witness:
-        policy.configure("20/s", key=name)
+        if restarts != "after":
+            policy.configure("20/s", key=name)
         changed = time.monotonic()
         rows = all_have_run(book, name, 60)
     policy.unconfigure(name)

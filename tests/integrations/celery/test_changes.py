@@ -1,0 +1,56 @@
+"""Changed limits: a worker brings back what is parked under a key, whatever it heard of the key first."""
+
+import pytest
+
+from shapekit.integrations.celery.worker import Changes, group_of
+
+from .eager import Eager
+
+
+class Park:
+    """Notes what is brought back."""
+
+    def __init__(self):
+        self.hastened = []
+
+    def hasten(self, group, version):
+        self.hastened.append((group, version))
+
+
+@pytest.fixture
+def shaper(clock):
+    policy = Eager(clock).shaped(lambda: None, {"rate": "10/s", "key": "some"}).shaped.policy
+    policy.configure("20/s", key="some")
+    return policy.shaper
+
+
+@pytest.mark.parametrize("before", [[], ["parks"], ["parks", "parks"]], ids=" ".join)
+def test_the_first_message_that_comes_back_brings_the_others(shaper, before):
+    """A message that this worker has parked knows the new limits: those of other workers may not."""
+    changes, park = Changes(), Park()
+    for _ in before:
+        changes.note(shaper, "some", park, is_back=False)
+    assert park.hastened == []
+    for _ in range(3):
+        changes.note(shaper, "some", park, is_back=True)
+    [(group, version)] = park.hastened
+    assert group == group_of(shaper, "some")
+    assert version
+
+
+def test_where_the_broker_does_not_answer_the_next_that_comes_back_brings_them(shaper):
+    changes, park = Changes(), Park()
+    park.hasten = lambda group, version: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        changes.note(shaper, "some", park, is_back=True)
+    del park.hasten
+    changes.note(shaper, "some", park, is_back=True)
+    assert len(park.hastened) == 1
+
+
+def test_nothing_is_brought_back_where_no_limits_were_ever_changed(clock):
+    shaper = Eager(clock).shaped(lambda: None, {"rate": "10/s"}).shaped.policy.shaper
+    changes, park = Changes(), Park()
+    changes.note(shaper, "default", park, is_back=False)
+    changes.note(shaper, "default", park, is_back=True)
+    assert park.hastened == []
