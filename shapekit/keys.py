@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from string import Formatter
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
-from urllib.parse import unquote, urlsplit
 
 from shapekit.errors import ConfigError
 
@@ -203,7 +202,12 @@ class _Path:
 
 def segments(path: str) -> tuple[str, ...]:
     """`"/v1/a%2Fb/"` → `("v1", "a/b")`."""
-    return tuple([unquote(part) for part in path.split("/") if part])
+    parts = [part for part in path.split("/") if part]
+    if "%" in path:
+        from urllib.parse import unquote  # noqa: PLC0415 - slow to load
+
+        parts = [unquote(part) for part in parts]
+    return tuple(parts)
 
 
 def key_of(spec: KeySpec | KeyTemplate) -> KeyOf:
@@ -284,6 +288,8 @@ def parsed(url: object) -> Target:
     """The target of a route's URL."""
     if not isinstance(url, str):
         raise ConfigError("routes", url, "is not a URL", _ROUTE_FIX)
+    from urllib.parse import urlsplit  # noqa: PLC0415 - slow to load
+
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").encode("idna").decode(), parts.port
