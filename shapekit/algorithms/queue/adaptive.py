@@ -495,10 +495,11 @@ class AdaptiveQueue(LeakyQueue):
 
     def decision(self, granted: Granted) -> Decision:
         """The answer to a reservation as a gate's Decision: what is used and left of the burst."""
-        _, wait, departs_at, _, refusal, _, _, _, _, after, due, _, told_at, *_ = granted
+        _, wait, departs_at, _, refusal, _, _, _, _, end, due, undo, told_at, *_ = granted
         if refusal is not None or not told_at:
             return super().decision(granted)
         at, share = cast("tuple[int, int]", told_at[-2:])
+        after = max(end, undo[0])
         current = max(0, -((at * self.q - after) // self._width(1)))
         full = departs_at + real(0, 0, share, -(-after // self.q) - due)
         return Decision(True, self.burst, current, max(0, self.burst - current), full, 0, delay_us=wait)

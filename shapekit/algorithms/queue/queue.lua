@@ -216,6 +216,7 @@ function LeakyQueue:cancel(s, now, skew, grant)
         parts = self.constraints:refund(parts, at, cost, receipts, shift, skew)
         if at_the_end then
             -- The tail retracts, also over free places that now end it.
+            if less(start, start_rest, back, back_rest) then back, back_rest = start, start_rest end
             book, tail, tail_rest, newest, parts =
                 self.places:retracted(book, back, back_rest, before, parts, at, shift, skew)
         end
@@ -495,7 +496,7 @@ function LeakyQueue:moved_in(line, now, skew, at, cost, max_wait)
         due = math.max(at, up(minus(start, start_rest, leap, leap_rest, q)))
         book = {Gaps.taken(book[1], index, last, last_rest), unpack(book, 2)}
         answer = {due + shift - now, due, shift, held, cost, generation, number, start, start_rest,
-            start, start_rest, newest}
+            tail, tail_rest, newest}
     end
     if answer[1] > (max_wait or LONGEST) then
         return line, self:refused(false, line, now, answer[1], cost, max_wait), 0, false

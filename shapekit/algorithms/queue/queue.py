@@ -214,7 +214,8 @@ class LeakyQueue(WiredQueue):
             parts = self.constraints.refund(parts, at, grant.cost, grant.receipts, ahead)
             if stands and grant.end == tail:
                 # The tail retracts, also over free places that now end it.
-                free, (tail, newest), parts = self.places.retracted(free, grant.undo, parts, at, ahead)
+                undo = (min(grant.undo[0], grant.start), grant.undo[1])
+                free, (tail, newest), parts = self.places.retracted(free, undo, parts, at, ahead)
         book = (free, left, mark, changes, stands_until)
         after = (tail, newest, generation, number, until, shift, book, parts)
         return after, True, self._life(after, now, skew), True
@@ -506,10 +507,10 @@ class LeakyQueue(WiredQueue):
 
     def decision(self, granted: Granted) -> Decision:
         """The answer to a reservation as a gate's Decision: what is used and left of the burst."""
-        _, wait, departs_at, _, refusal, _, _, _, _, after, due, *_ = granted
+        _, wait, departs_at, _, refusal, _, _, _, _, end, due, undo, *_ = granted
         if refusal is not None:
             return refusal
-        now = departs_at - wait
+        now, after = departs_at - wait, max(end, undo[0])
         drained = (now - departs_at + due) * self.q
         current = max(0, -((drained - after) // self._width(1)))
         full = -(-after // self.q) + departs_at - due
@@ -685,7 +686,7 @@ class LeakyQueue(WiredQueue):
                 return None
             start, end = found, found + p * cost
             due = max(at, -(-(start - p * max(0, self.burst - cost)) // q))
-            free, undo, receipts = slots.gaps_taken(free, start, end), (start, newest), ()
+            free, undo, receipts = slots.gaps_taken(free, start, end), (tail, newest), ()
         wait = due + shift - now
         if max_wait is not None and wait > max_wait:
             return line, self._refused(None, line, now, wait, asked), 0, False

@@ -3,7 +3,7 @@
 from fractions import Fraction
 from typing import NamedTuple
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shapekit.algorithms.queue.adaptive import FULL, KEPT_US, LEAST, AdaptiveQueue, real
@@ -84,6 +84,10 @@ def test_who_waits_keeps_the_order_whatever_becomes_of_the_rate(queue, story):
             assert instants == sorted(instants)
 
 
+@example(
+    AdaptiveQueue(Rate.of(1, SECOND), Rate.of(50, SECOND), None),
+    [(0, ("reserve", 1)), (0, ("reserve", 1)), (0, ("cancel", 0)), (0, ("reserve", 1))],
+)
 @given(QUEUES, FORWARD)
 def test_the_whole_burst_is_there_when_a_slot_says_so(queue, story):
     """In the words of a gate: `reset_at` is when all of it may leave at once, if nobody else comes."""

@@ -161,3 +161,24 @@ def test_a_call_that_has_cost_nothing_has_nothing_to_give_back(rate):
     assert not slot.costing(0, number).cancel()
     assert not slot.cancel()
     assert shaper.reserve().delay == 0.0
+
+
+@given(
+    st.sampled_from([("10/s", 1), ("7/s", 1), ("3/s", 5), ("99_991/s", 3)]),
+    st.lists(st.integers(0, 9), min_size=2, max_size=8),
+    st.integers(0, 7),
+)
+def test_what_a_decision_tells_of_the_burst_counts_the_calls_behind_a_given_back_slot(limit, costs, gone):
+    rate, burst = limit
+    is_there = []
+    for early_us in (2, 0):
+        shaper = Shaper(rate, burst=burst, name="told", clock=ManualClock())
+        taken = [shaper.reserve(cost=1 + cost % burst) for cost in costs]
+        shaper.cancel(taken[gone % len(taken)])
+        told = shaper.reserve().decision
+        now_us = shaper.core.clock.now_us()
+        assert told.remaining == max(0, burst - told.current)
+        assert (told.reset_at_us > now_us) == (told.current > 0)
+        shaper.core.clock.advance((told.reset_at_us - early_us - now_us) / SECOND)
+        is_there.append(shaper.reserve(cost=burst, max_wait=0).accepted)
+    assert is_there == [False, True]
