@@ -22,12 +22,18 @@ _CACHE = Path(__file__).parent.parent / ".pytest_cache" / "hypothesis"
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(_CACHE))
 
 # How long an example takes is the machine's business. Those that once failed stand beside their tests as
-# `@example` lines; no database is relied on.
+# `@example` lines. A run tries the same as any other: pyproject.toml gives the seed, which hypothesis itself
+# would ignore where the variable CI is set, and no database adds to it.
 settings.register_profile(
-    "shapekit", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "shapekit",
+    deadline=None,
+    derandomize=False,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
-# A run tries the same as the one before, for pyproject.toml gives the seed. `--hypothesis-seed=$RANDOM` tries
-# something new, and `pytest tests/fuzz --hypothesis-profile=fuzz` with it goes on doing so for half an hour.
+# `--hypothesis-seed=$RANDOM` tries something new, and `pytest tests/fuzz --hypothesis-profile=fuzz` with it
+# goes on doing so for half an hour.
 settings.register_profile("fuzz", settings.get_profile("shapekit"), max_examples=20_000)
 settings.load_profile("shapekit")
 

@@ -1,6 +1,8 @@
 """The law: what refusals and successes make of a rate, in any order."""
 
-from hypothesis import given
+from random import Random
+
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shapekit.algorithms.queue import adaptive
@@ -53,12 +55,23 @@ def test_only_refusals_and_statements_lower_it_and_only_successes_and_statements
         assert what[0] == "stated" or change * {"refused": -1, "succeeded": 1}[what[0]] >= 0
 
 
+AFTER_A_LATE_REFUSAL = [
+    (0, ("succeeded", 1, 0)),
+    (0, ("refused", 0, 0)),
+    (50_000, ("succeeded", 0, 0)),
+    (0, ("refused", 1, 1)),
+]
+"""It holds the key, and calls that left before that hold are no new incident."""
+
+
 @given(SHARES, STORIES, st.lists(st.integers(0, 3 * SECOND), min_size=1, max_size=5), st.randoms())
+@example(LEAST, AFTER_A_LATE_REFUSAL, [0], Random(0))
 def test_an_incident_lowers_once_in_whatever_order_its_refusals_come(least, story, ages, rng):
     """All that left before the lowering took effect, and all that is refused before anything succeeds."""
     law, now = adaptive.cold_law(least), START
     for at, _, _, after in steps(story, least):
         now, law = max(now, at), after
+    now = max(now, law[4])
     law = adaptive.after_refusal(law, now, now, now, least)
     for age in ages:
         left = now - age
