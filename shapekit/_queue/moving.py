@@ -135,13 +135,15 @@ class Limits(Watch):
     others.
     """
 
-    __slots__ = ("_hears_all", "_poller", "dues", "settings")
+    __slots__ = ("_hears_all", "_poller", "_served_us", "dues", "settings")
 
     def __init__(self, settings: Settings, now_us: int, *, hears_all: bool) -> None:
         super().__init__(now_us)
         self.settings = settings
         self._hears_all = hears_all
         self._poller: Alarm | None = None
+        self._served_us = 0
+        """The slot by which the poller's next look is timed."""
         self.dues: dict[Alarm, int] = {}
 
     def begin(self) -> None:
@@ -154,16 +156,22 @@ class Limits(Watch):
         self.dues[alarm] = due_us
         if self._poller is None and self._is_far(due_us, now_us):
             self._poller = alarm
-        if self._poller is not alarm:
-            if self._poller is None:
+        poller = self._poller
+        if poller is not alarm:
+            if poller is None:
                 self.hand_over(now_us)
+            elif due_us < self._served_us and self._served_us - now_us > PART * QUICK_US:
+                # For a call that leaves sooner, it has to look sooner.
+                poller.set()
             return _END_US
         if self._hears_all:
             ends_us = self.settings.known.ends_us
             return _END_US if ends_us is None else ends_us
+        # Who comes before this is known wakes it.
+        self._served_us = _END_US
         # The next call that leaves asks in any case, and its answer wakes the others.
-        next_us = min(list(self.dues.values()), default=due_us)
-        return now_us + pause_us(max(0, next_us - now_us), 0)
+        self._served_us = min(list(self.dues.values()), default=due_us)
+        return now_us + pause_us(max(0, self._served_us - now_us), 0)
 
     def discard(self, alarm: Alarm) -> None:
         """Remove the alarm of a sleeper that is awake."""

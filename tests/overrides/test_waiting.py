@@ -1,13 +1,15 @@
 """Those who wait hear of a change, and leave exactly when the new numbers say, in their order."""
 
 import threading
+from contextlib import closing
+from functools import partial
 
 import anyio
 import pytest
 
-from shapekit import ManualClock, MemoryStore, Override, Policy, QueueFullError, Shaper, listen
+from shapekit import ManualClock, MemoryStore, Override, Policy, QueueFullError, Shaper, SQLiteStore, listen
 from shapekit._queue.moving import QUICK_US, Limits
-from shapekit._runtime.drivers import AsyncAlarm
+from shapekit._runtime.drivers import TASKS, AsyncAlarm
 from shapekit.events import LimitChanged
 from shapekit.stores.base import Settings
 
@@ -15,6 +17,18 @@ from ..queue.stage import Stage
 from .conftest import put
 
 PATIENCE_S = 20.0
+
+
+class SlowFile(SQLiteStore):
+    """What a process sees of a file. It answers in virtual time, which does not wait for worker threads."""
+
+    def _awaitable(self, call, give_back=None):
+        async def slow(*args):
+            answer = call(*args)
+            await self.clock.asleep(0.001, AsyncAlarm())
+            return answer
+
+        return slow
 
 
 @pytest.fixture
@@ -157,6 +171,35 @@ def test_one_of_those_who_wait_asks_for_all():
     limits.discard(near)
     limits.discard(second)
     assert limits.until_us(second, 0, 10**12) >= 60_000_000, "who waits for days asks once a minute"
+    second.clear()
+    assert limits.until_us(first, 0, 10**12 + 1) > 10**12
+    assert not second.is_set()
+    assert limits.until_us(near, 0, 2 * QUICK_US - 1) > 10**12
+    assert second.is_set(), "and sooner for one who leaves soon"
+    limits.discard(second)
+    assert limits.until_us(second, 0, 10**12) <= QUICK_US * 5 // 4
+
+
+@pytest.mark.parametrize("first", [0, 5])
+def test_another_process_hears_in_time_for_those_who_leave_next(stage, clock, tmp_path, first):
+    """However long others wait in it, and whoever of them has heard of the last change first."""
+    crowd, left = 300, []
+    path = tmp_path / "limits.db"
+    with closing(SlowFile(path, clock=clock)) as here, closing(SlowFile(path, clock=clock)) as there:
+        shapers = [Shaper("5/s", store=store, name="api") for store in (here, there)]
+        # Every tenth waits there.
+        slots = [shapers[number % 10 == first].reserve() for number in range(crowd)]
+
+        async def leave(slot):
+            await slot.core.leave(TASKS, slot)
+            left.append(slot)
+
+        for slot in slots:
+            stage.at(0, partial(leave, slot))
+        for at, rate in ((1.05, 1), (8.07, 10), (10.5, 1), (17.28, 10), (19.5, 1), (26.49, 10)):
+            stage.at(at, partial(put, here, "api", Override(rate=f"{rate}/s")))
+        stage.run()
+    assert left == slots
 
 
 def test_every_process_that_notices_tells_once():
