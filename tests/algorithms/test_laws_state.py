@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from shapekit import GCRA, FixedWindow, any_of
 
-from .limits import limits
+from .limits import fixed_windows, limits, logs, meters, sliding_windows, weighed
 from .stories import Event, Story, slot, stories, told
+
+one_of_a_rate = weighed(meters(), fixed_windows(), sliding_windows(), logs())
 
 
 def plain(state) -> bool:
@@ -112,6 +114,29 @@ def test_a_state_is_kept_not_much_longer_than_it_differs_from_a_cold_one(story):
     ):
         if outcome.persist:
             assert outcome.ttl_us <= 2 * limit.life(outcome.state, now, skew) + 1_000_000
+
+
+@given(stories(one_of_a_rate, ("check", "debit", "slot")))
+def test_without_refunds_it_is_kept_until_nothing_of_it_is_used(story):
+    limit, state, now, cost, skew, _ = story.told()
+    for outcome in (
+        limit.check(state, now, cost, skew),
+        slot(limit, state, now, cost, skew)[1],
+        limit.debit(state, now, cost, None, skew),
+    ):
+        if outcome.persist:
+            assert now + outcome.ttl_us <= limit.peek(outcome.state, now, skew).reset_at_us
+
+
+@given(stories(limits, back=False))
+def test_a_refund_prolongs_no_life(story):
+    limit, state, now, cost, skew, charges = story.told()
+    outcome = limit.check(state, now, cost, skew)
+    if outcome.persist:
+        ends = now + limit.life(outcome.state, now, skew)
+        for receipt in [outcome.decision.receipt, *[charge.receipt for charge in charges]]:
+            refunded = limit.refund(outcome.state, now, cost, receipt, skew)
+            assert now + refunded.ttl_us <= ends
 
 
 @given(stories(limits))
