@@ -1,6 +1,7 @@
 """Asynchronous callers who ask the same in a row are one run on Redis, and none can tell from its answer."""
 
 import asyncio
+from contextlib import aclosing
 from itertools import count
 
 import pytest
@@ -89,7 +90,7 @@ class Stores:
         assert all(abs(one - other) < 600 for (_, one), (_, other) in zip(single, shared, strict=True))
         return expected
 
-    async def close(self):
+    async def aclose(self):
         for store in (self.single, self.shared):
             await store.aclose()
         self.memory.close()
@@ -139,25 +140,27 @@ def follow_ups(kinds, taken, pick):
 @given(st.sampled_from(sorted(QUEUES)), stories)
 def test_each_who_reserves_is_told_what_it_would_be_alone(kind, story):
     async def main():
-        stores, taken = Stores(QUEUES[kind]), []
-        for step, before, pick, crowd, is_amid in story:
-            stores.clock.move(step, 0)
-            asked = [
-                (RESERVE, ((min(cost, stores.program.max_cost), wait, next(_fresh)),))
-                for times, cost, wait in crowd
-                for _ in range(times)
-            ]
-            others = list(follow_ups([one for one in before if one not in {"refund", "debit"}], taken, pick))
-            place = pick % len(asked) if is_amid else 0
-            calls = [*asked[:place], *others, *asked[place:]]
-            answers = await stores.tell(calls)
-            taken += [
-                Grant(*answer)
-                for (operation, _), answer in zip(calls, answers, strict=True)
-                if operation is RESERVE and answer[0]
-            ]
-        await stores.tell([(LOOK, ())])
-        await stores.close()
+        taken = []
+        async with aclosing(Stores(QUEUES[kind])) as stores:
+            for step, before, pick, crowd, is_amid in story:
+                stores.clock.move(step, 0)
+                asked = [
+                    (RESERVE, ((min(cost, stores.program.max_cost), wait, next(_fresh)),))
+                    for times, cost, wait in crowd
+                    for _ in range(times)
+                ]
+                others = list(
+                    follow_ups([one for one in before if one not in {"refund", "debit"}], taken, pick)
+                )
+                place = pick % len(asked) if is_amid else 0
+                calls = [*asked[:place], *others, *asked[place:]]
+                answers = await stores.tell(calls)
+                taken += [
+                    Grant(*answer)
+                    for (operation, _), answer in zip(calls, answers, strict=True)
+                    if operation is RESERVE and answer[0]
+                ]
+            await stores.tell([(LOOK, ())])
 
     asyncio.run(main())
 
@@ -167,24 +170,24 @@ def test_each_who_reserves_is_told_what_it_would_be_alone(kind, story):
 def test_each_who_checks_is_told_what_it_would_be_alone(gate, story, is_apart):
     async def main():
         apart = is_apart and isinstance(gate, Composite)
-        stores, charged = Stores(gate, apart=apart), []
-        for step, before, pick, crowd, is_amid in story:
-            stores.clock.move(step, 0)
-            most = stores.program.max_cost
-            asked = [(CHECK, (min(cost, most),)) for times, cost, _ in crowd for _ in range(times)]
-            others = [(DEBIT, (1, None)) for one in before if one == "debit"]
-            if charged:
-                receipt = charged[pick % len(charged)]
-                others += [(REFUND, (1, receipt)) for one in before if one in {"refund", "cancel"}]
-            place = pick % len(asked) if is_amid else 0
-            calls = [*asked[:place], *others, *asked[place:]]
-            answers = await stores.tell(calls)
-            charged += [
-                answer.receipt
-                for (operation, _), answer in zip(calls, answers, strict=True)
-                if operation is CHECK and answer.allowed
-            ]
-        await stores.close()
+        charged = []
+        async with aclosing(Stores(gate, apart=apart)) as stores:
+            for step, before, pick, crowd, is_amid in story:
+                stores.clock.move(step, 0)
+                most = stores.program.max_cost
+                asked = [(CHECK, (min(cost, most),)) for times, cost, _ in crowd for _ in range(times)]
+                others = [(DEBIT, (1, None)) for one in before if one == "debit"]
+                if charged:
+                    receipt = charged[pick % len(charged)]
+                    others += [(REFUND, (1, receipt)) for one in before if one in {"refund", "cancel"}]
+                place = pick % len(asked) if is_amid else 0
+                calls = [*asked[:place], *others, *asked[place:]]
+                answers = await stores.tell(calls)
+                charged += [
+                    answer.receipt
+                    for (operation, _), answer in zip(calls, answers, strict=True)
+                    if operation is CHECK and answer.allowed
+                ]
 
     asyncio.run(main())
 
@@ -229,13 +232,12 @@ def test_a_plain_line_is_asked_once_for_all_of_a_run(monkeypatch, before):
     told = _count_played(monkeypatch, LeakyQueue)
 
     async def main():
-        stores = Stores(QUEUES["even"])
-        await before(stores.tell, stores.clock.move)
-        told.clear()
-        waited = [answer[1] for answer in await stores.tell([(RESERVE, ((1, None, 7),))] * 9)]
-        await stores.tell([(RESERVE, ((1, waited[-1] + 350_000, 7),))] * 9)
-        await stores.tell([(RESERVE, ((1, 0, 7),))] * 9)
-        await stores.close()
+        async with aclosing(Stores(QUEUES["even"])) as stores:
+            await before(stores.tell, stores.clock.move)
+            told.clear()
+            waited = [answer[1] for answer in await stores.tell([(RESERVE, ((1, None, 7),))] * 9)]
+            await stores.tell([(RESERVE, ((1, waited[-1] + 350_000, 7),))] * 9)
+            await stores.tell([(RESERVE, ((1, 0, 7),))] * 9)
 
     asyncio.run(main())
     assert len(told) == (3 if before in PLAYED else 2)
@@ -245,10 +247,8 @@ def test_a_plain_gate_is_asked_once_for_all_of_a_run_also_when_it_is_full(monkey
     told = _count_played(monkeypatch, Ledger)
 
     async def main():
-        stores = Stores(GATES["gcra"])
-        allowed = [answer.allowed for _ in range(3) for answer in await stores.tell([(CHECK, (1,))] * 9)]
-        await stores.close()
-        return allowed
+        async with aclosing(Stores(GATES["gcra"])) as stores:
+            return [answer.allowed for _ in range(3) for answer in await stores.tell([(CHECK, (1,))] * 9)]
 
     assert asyncio.run(main()) == [True] * 20 + [False] * 7
     assert len(told) == 3
@@ -267,10 +267,9 @@ def _count_played(monkeypatch, program):
 
 def test_those_who_ask_for_other_things_are_runs_of_their_own():
     async def main():
-        stores = Stores(QUEUES["hours"])
-        costs = [1, 1, 2, 1, 1, 1]
-        answers = await stores.tell([(RESERVE, ((cost, None, 7),)) for cost in costs])
-        await stores.close()
+        async with aclosing(Stores(QUEUES["hours"])) as stores:
+            costs = [1, 1, 2, 1, 1, 1]
+            answers = await stores.tell([(RESERVE, ((cost, None, 7),)) for cost in costs])
         return [answer[1] // (3_600 * SECOND_US) for answer in answers]
 
     assert asyncio.run(main()) == [0, 0, 2, 3, 4, 5]
@@ -278,17 +277,16 @@ def test_those_who_ask_for_other_things_are_runs_of_their_own():
 
 def test_who_went_away_while_a_run_was_under_way_gives_back_its_own_slot_alone():
     async def main():
-        stores = Stores(QUEUES["hours"])
-        reserve = stores.shared.abind("n", stores.program, RESERVE)
-        tasks = [asyncio.ensure_future(reserve("key", (1, None, 7))) for _ in range(6)]
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert [len(line._under_way) for line in stores.shared._loops.here()._lines.values()] == [6]
-        tasks[1].cancel()
-        tasks[5].cancel()
-        stayed = await asyncio.gather(*tasks, return_exceptions=True)
-        newcomers = [await reserve("key", (1, None, 8)) for _ in range(2)]
-        await stores.close()
+        async with aclosing(Stores(QUEUES["hours"])) as stores:
+            reserve = stores.shared.abind("n", stores.program, RESERVE)
+            tasks = [asyncio.ensure_future(reserve("key", (1, None, 7))) for _ in range(6)]
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert [len(line._under_way) for line in stores.shared._loops.here()._lines.values()] == [6]
+            tasks[1].cancel()
+            tasks[5].cancel()
+            stayed = await asyncio.gather(*tasks, return_exceptions=True)
+            newcomers = [await reserve("key", (1, None, 8)) for _ in range(2)]
         return stayed, newcomers
 
     stayed, newcomers = asyncio.run(main())
