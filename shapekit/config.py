@@ -6,7 +6,6 @@ files. Options that have several forms are brought into one.
 
 # No annotations from the future here: as text, those of a TypedDict take longer to load than all else.
 import builtins
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike
@@ -276,6 +275,8 @@ def strategy_of(place: str, table: object) -> Algorithm[Any]:
     if not isinstance(kind, str) or kind not in STRATEGIES:
         raise ConfigError(f"{place}.strategy", kind, "is unknown", f"use one of {known}")
     make = STRATEGIES[kind]
+    import inspect  # noqa: PLC0415 - only who writes strategies as tables loads it
+
     parameters = inspect.signature(make).parameters
     if "rate" in arguments and "rate" not in parameters and "limit" not in arguments:
         # Windows take a rate as their limit; in a file, a rate is a rate.

@@ -13,11 +13,10 @@ Calls: what each call of one function asks of a policy: whose slot, and how many
 from __future__ import annotations
 
 import functools
-import inspect
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from itertools import count
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, run, stop_if_cancelled
@@ -27,6 +26,9 @@ from shapekit.keys import KeyTemplate
 from shapekit.policy import Admission, Policy, checked_policy
 from shapekit.rate import RateLike, one_of
 from shapekit.shaper import Outlook, Reservation, checked_rates
+
+if TYPE_CHECKING:
+    import inspect
 
 __all__ = ["Calls", "Shaped", "shaped", "signature_of"]
 
@@ -91,6 +93,8 @@ class Calls:
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     """How a function is called, as far as it tells."""
+    import inspect  # noqa: PLC0415 - only who decorates loads it
+
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):
@@ -192,6 +196,8 @@ _LIMITS = ("quota", "adaptive", "concurrency")
 
 
 def _wrapped(function: Callable[..., Any], calls: Calls) -> Any:
+    import inspect  # noqa: PLC0415 - only who decorates loads it
+
     wrapper: Any
     # An object is what its __call__ is; a class, whatever its metaclass does, is called and done.
     of_object = not isinstance(function, type) and not inspect.isroutine(function)

@@ -12,7 +12,6 @@ logged and the call goes on. While there are no listeners, no events are made.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from itertools import count
 from types import TracebackType
@@ -277,6 +276,8 @@ class Listeners:
         """Call the listener with each event from now on."""
         if not callable(listener):
             raise ConfigError("listener", listener, "cannot be called", "pass a function of one event")
+        import inspect  # noqa: PLC0415 - only who listens loads it
+
         if inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(type(listener).__call__):
             raise ConfigError(
                 "listener",

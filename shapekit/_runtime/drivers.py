@@ -18,7 +18,6 @@ ThreadCall: a blocking call that runs on a worker thread while a task awaits it.
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import sys
@@ -321,7 +320,7 @@ def warn_in_event_loop() -> None:
     """Say that a synchronous wait stops everything else on an event loop's thread: once for each line."""
     if running_loop() is None:
         return
-    frames = _between(inspect.currentframe())
+    frames = _between(sys._getframe())  # noqa: SLF001 - to load inspect takes a tenth of all of shapekit
     # By default `warnings` shows one text once for each line that it is about.
     warnings.warn(
         f"a synchronous wait blocks the event loop that runs on this thread; use {_awaited(frames)} instead",
@@ -332,8 +331,7 @@ def warn_in_event_loop() -> None:
 
 def callers_level() -> int:
     """The `stacklevel` by which a warning of the caller names the user's line that led to it."""
-    here = inspect.currentframe()
-    return len(_between(here and here.f_back)) + 1
+    return len(_between(sys._getframe(1))) + 1  # noqa: SLF001 - as above
 
 
 def _awaited(frames: Sequence[FrameType]) -> str:
