@@ -54,9 +54,10 @@ TESTS = {
     ("algorithms/queue/",): (LUA, *QUEUE, "tests/queue/prefetch"),
     ("algorithms/quota",): (CALENDAR, LUA, *LAWS, *POLICY, "tests/processes/test_spread.py"),
     ("algorithms/periods",): (CALENDAR, LUA, *LAWS),
+    ("algorithms/base",): (*STRATEGIES, "tests/stores/test_resilient_modes.py"),
     ("algorithms/compose",): (*STRATEGIES, *POLICY),
     ("stores/encoding",): ("tests/stores/test_encoding.py", "tests/fuzz", *STRATEGIES),
-    ("shaper",): QUEUE,
+    ("shaper",): (*QUEUE, "tests/events"),
     ("feedback/",): ("tests/feedback",),
     ("algorithms/",): STRATEGIES,
 }

@@ -320,4 +320,4 @@ def test_after_a_hold_a_state_lives_until_its_limits_are_as_good_as_cold_and_no_
         state, _, life, _ = queue.reserve(state, now, (1, None, 7))
         shift = state[5]
         assert shift == 20 * SECOND
-        assert now + life == queue.constraints.full_at(state[7], now - shift, (shift, 0)) + shift
+        assert life == queue.constraints.lasts(state[7], now - shift, (shift, 0))

@@ -136,13 +136,15 @@ function Constraints:debit(states, at, cost, receipts, shift, skew)
     return self:each("debit", states, at, cost, receipts, shift, skew)
 end
 
-function Constraints:full_at(states, at, shift, skew)
-    local latest = at
+function Constraints:lasts(states, at, shift, skew)
+    local longest = 0
     for index, algorithm in ipairs(self.algorithms) do
-        local real, ahead = self:timeline(index, shift, skew)
-        latest = math.max(latest, algorithm:forecast(states[index] or nil, at + real, ahead, 1)[3] - real)
+        if states[index] then
+            local real, ahead = self:timeline(index, shift, skew)
+            longest = math.max(longest, algorithm:life(states[index], at + real, ahead))
+        end
     end
-    return latest
+    return longest
 end
 
 -- inside

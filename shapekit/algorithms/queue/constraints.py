@@ -177,13 +177,14 @@ class Constraints(Value):
             after.append(algorithm.debit(before, at + real, cost, receipt, skew).state)
         return tuple(after)
 
-    def full_at(self, states: States, at: int, ahead: Ahead) -> int:
-        """When all states are equivalent to cold ones."""
-        latest = at
+    def lasts(self, states: States, at: int, ahead: Ahead) -> int:
+        """How long the states live."""
+        longest = 0
         for algorithm, before in zip(self.algorithms, states, strict=True):
-            real, skew = timeline(algorithm, ahead)
-            latest = max(latest, algorithm.forecast(before, at + real, 1, skew).full_at_us - real)
-        return latest
+            if before is not None:
+                real, skew = timeline(algorithm, ahead)
+                longest = max(longest, algorithm.life(before, at + real, skew))
+        return longest
 
     def inspect(self, states: Any) -> None:
         """Check states that were read; raise if an algorithm cannot have written its own."""

@@ -522,7 +522,7 @@ end
 function LeakyQueue:life(line, now, skew)
     local till, shift = line[6], line[7]
     local at = math.max(now, till) - shift
-    local ends = math.max(up(line[1], line[2]), self.constraints:full_at(line[9], at, shift, skew))
+    local ends = math.max(up(line[1], line[2]), at + self.constraints:lasts(line[9], at, shift, skew))
     return math.max(0, ends + shift - now, till - now, marked(line[8]) - now)
 end
 

@@ -699,7 +699,7 @@ class LeakyQueue(WiredQueue):
         """How long the line differs from a cold one."""
         tail, _, _, _, until, shift, book, parts = line
         at = max(now, until) - shift
-        ends = max(-(-tail // self.q), self.constraints.full_at(parts, at, (shift, skew)))
+        ends = max(-(-tail // self.q), at + self.constraints.lasts(parts, at, (shift, skew)))
         return max(0, ends + shift - now, until - now, marked(book) - now)
 
 
