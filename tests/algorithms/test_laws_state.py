@@ -26,6 +26,14 @@ def from_json(value):
     return tuple(from_json(part) for part in value) if isinstance(value, list) else value
 
 
+def charged(moment):
+    """What each operation that charges makes of it."""
+    limit, state, now, cost, skew, _ = moment
+    yield limit.check(state, now, cost, skew)
+    yield slot(limit, state, now, cost, skew)[1]
+    yield limit.debit(state, now, cost, None, skew)
+
+
 @given(stories(limits))
 def test_no_operation_mutates_the_state_it_was_given(story):
     limit, state, now, cost, skew, charges = story.told()
@@ -106,24 +114,16 @@ def test_a_state_outlives_nothing_when_its_ttl_is_over(story, later_us):
 @given(stories(limits))
 def test_a_state_is_kept_not_much_longer_than_it_differs_from_a_cold_one(story):
     """In a store a key may live for twice its state's life and a second."""
-    limit, state, now, cost, skew, _ = story.told()
-    for outcome in (
-        limit.check(state, now, cost, skew),
-        slot(limit, state, now, cost, skew)[1],
-        limit.debit(state, now, cost, None, skew),
-    ):
+    limit, _, now, _, skew, _ = moment = story.told()
+    for outcome in charged(moment):
         if outcome.persist:
             assert outcome.ttl_us <= 2 * limit.life(outcome.state, now, skew) + 1_000_000
 
 
 @given(stories(one_of_a_rate, ("check", "debit", "slot")))
 def test_without_refunds_it_is_kept_until_nothing_of_it_is_used(story):
-    limit, state, now, cost, skew, _ = story.told()
-    for outcome in (
-        limit.check(state, now, cost, skew),
-        slot(limit, state, now, cost, skew)[1],
-        limit.debit(state, now, cost, None, skew),
-    ):
+    limit, _, now, _, skew, _ = moment = story.told()
+    for outcome in charged(moment):
         if outcome.persist:
             assert now + outcome.ttl_us <= limit.peek(outcome.state, now, skew).reset_at_us
 

@@ -13,6 +13,7 @@ from shapekit import (
     SlidingWindow,
     SlidingWindowLog,
 )
+from shapekit.algorithms.queue.constraints import timeline
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.rate import Rate
 
@@ -320,4 +321,7 @@ def test_after_a_hold_a_state_lives_until_its_limits_are_as_good_as_cold_and_no_
         state, _, life, _ = queue.reserve(state, now, (1, None, 7))
         shift = state[5]
         assert shift == 20 * SECOND
+        real, skew = timeline(gate, (shift, 0))
+        full_at_us = gate.forecast(state[7][0], now - shift + real, 1, skew).full_at_us - real
+        assert now + life == full_at_us + shift
         assert life == queue.constraints.lasts(state[7], now - shift, (shift, 0))
