@@ -286,9 +286,10 @@ function Meter:with_stretch(s, stretch)
     return after
 end
 
--- Until every receipt has passed: none may meet a fresh state, which knows no retraction.
+-- Until the last receipt has passed, which is never before the tail: none may meet a fresh state,
+-- which knows no retraction.
 function Meter:life(s, now)
-    return math.max(0, up(later(s[1], s[2], s[6], s[7])) - now)
+    return math.max(0, up(s[6], s[7]) - now)
 end
 
 function Meter:settled(s, now, receipt)

@@ -302,8 +302,9 @@ class Meter(Algorithm[Positions]):
         return (after, max(due, newest), retracted, after + retracted, *kept)
 
     def life(self, state: Positions, now: int, skew: int = 0) -> int:
-        # Until every receipt has passed: none may meet a fresh state, which knows no retraction.
-        return max(0, -(-max(state[0], state[3]) // self._q) - now)
+        # Until the last receipt has passed, which is never before the tail: none may meet a fresh state,
+        # which knows no retraction.
+        return max(0, -(-state[3] // self._q) - now)
 
     def _settled(self, state: Positions, now: int, receipt: int | None = None) -> Outcome[Positions]:
         wait = self.earliest(state, now, 1) - now

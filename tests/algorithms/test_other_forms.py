@@ -10,15 +10,22 @@ WINDOW_S = 60
 FORMS = st.sampled_from(
     [SlidingWindowLog(FAR, WINDOW_S), *(SlidingWindow(FAR, WINDOW_S, buckets=n) for n in (1, 2, 3, 7, 60))]
 )
-CHARGES = st.lists(st.tuples(st.integers(0, 15_000_000), st.integers(1, 9)), min_size=1, max_size=30)
+CHARGES = st.lists(
+    st.tuples(st.integers(0, 15_000_000), st.integers(0, 150_000_000), st.integers(1, 9)),
+    min_size=1,
+    max_size=30,
+)
+"""How long after the one before, how far ahead, and how much."""
 
 
 @given(FORMS, FORMS, CHARGES)
 def test_nothing_is_forgotten_and_nothing_ends_sooner(old, new, charges):
-    state, now = None, 1_000_000_000
-    for gap_us, cost in charges:
+    """Calls that leave at once, and slots ahead, in their order."""
+    state, now, slot = None, 1_000_000_000, 0
+    for gap_us, ahead_us, cost in charges:
         now += gap_us
-        state = old.check(state, now, cost).state
+        slot = max(slot, now + max(0, ahead_us - 75_000_000))
+        state = old.charge(state, now, slot, cost)[0]
     before = list(old.entries(state, now))
     adopted = new.adopt(state, old, now)
     after = list(new.entries(adopted, now))

@@ -3,7 +3,7 @@
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shapekit import GCRA, FixedWindow, Quota, Rate, SlidingWindow, any_of
@@ -48,6 +48,10 @@ SETUPS = {
     "long equal spans": ("10/s", {"gates": (Quota("4/fixed:30d", offset_minutes=60),)}),
     "days and a slow meter": ("10/s", {"gates": (Quota("5/day"), GCRA("1 per 6 h", burst=3))}),
     "days and a meter that is full again": ("10/s", {"gates": (Quota("5/day"), GCRA("1/h", burst=3))}),
+    "days and a meter that is full after weeks": (
+        "10/s",
+        {"gates": (Quota("5/day"), GCRA("1 per 5 h", burst=10))},
+    ),
     "days and ticks": (
         "10/s; 9 per 1 d",
         {"gates": (Quota("5/day"), SlidingWindow(4, "7 h", buckets=7, conservative=True))},
@@ -92,6 +96,7 @@ steps = st.tuples(
     st.integers(1, 400),
     st.sampled_from([1, 2, 5, 30, prospects.SHORT]),
 )
+@example("days and a meter that is full after weeks", SECOND, [], 1, 400, 1)
 def test_multiplied_is_the_same_as_played(name, now, story, cost, calls, short):
     """However soon a repetition is looked for, and whatever the date does."""
     queue = queue_of(name)
