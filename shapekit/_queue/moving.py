@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapekit._runtime import process
 from shapekit._runtime.drivers import Alarm, Driver, Twin
+from shapekit.algorithms.queue.slots import NOTICE_US
 from shapekit.algorithms.queue.wire import UNKNOWN, Late, Moved
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import Settings
@@ -43,6 +44,8 @@ JITTER = 4
 """The interval is longer by up to this part, at random, so that processes do not poll in step."""
 AT_ONCE_US = SECOND_US // 4
 """How far ahead a hold is ended in a store where every waiting call hears of it at once."""
+TRIP_US = SECOND_US // 10
+"""The latest look at changed limits is so long before a call's own slot."""
 NOTICE_PART = 12
 LEAST_NOTICE_US, MOST_NOTICE_US = 1_500_000, 90 * SECOND_US
 STUCK_S = 5.0
@@ -171,7 +174,8 @@ class Limits(Watch):
         self._served_us = _END_US
         # The next call that leaves asks in any case, and its answer wakes the others.
         self._served_us = min(list(self.dues.values()), default=due_us)
-        return now_us + pause_us(max(0, self._served_us - now_us), 0)
+        pause = pause_us(max(0, self._served_us - now_us), 0)
+        return now_us + min(pause, due_us - now_us - TRIP_US)
 
     def discard(self, alarm: Alarm) -> None:
         """Remove the alarm of a sleeper that is awake."""
@@ -190,8 +194,10 @@ class Limits(Watch):
                 alarm.set()
 
     def _is_far(self, due_us: int, now_us: int) -> bool:
-        """Whether an answer comes before the slot: one under way then would let other calls leave first."""
-        return self._hears_all or due_us - now_us >= 2 * QUICK_US
+        """Whether a change from now on may move this slot, and be heard of before: an answer under way when
+        the slot comes would let other calls leave first.
+        """
+        return self._hears_all or due_us - now_us >= NOTICE_US
 
 
 class KeyPoller:

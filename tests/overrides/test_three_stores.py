@@ -218,8 +218,8 @@ def test_held_refuses_or_waits_and_goes_on_where_it_was(store):
     store.clock.advance(20 * 86_400)
     assert shaper.reserve().delay > 86_400 * 20
     put(store, "api")
-    assert shaper.remaining(first) == pytest.approx(0.3)
-    assert shaper.remaining(second) == pytest.approx(0.5)
+    assert shaper.remaining(first) == pytest.approx(0.35)
+    assert shaper.remaining(second) == pytest.approx(0.55)
 
 
 def test_held_is_a_hold_of_thirty_days_that_each_decision_prolongs(store):

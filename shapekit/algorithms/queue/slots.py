@@ -437,8 +437,8 @@ def _forgotten(rows: Pages, floor: int, at: int) -> tuple[Pages, int]:
 
 MOST_MOVES = 8
 """How many moves a key remembers: a call that waits through more keeps the slot of its promise."""
-NOTICE_US = 300_000
-"""How far ahead of a change its pivot lies."""
+NOTICE_US = 350_000
+"""How far ahead of a change its pivot lies: later than any process that polls has its answer."""
 _MOVE = 9
 
 
