@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import tracemalloc
 from collections.abc import Callable, Iterator
 from itertools import repeat
@@ -219,8 +218,8 @@ def memory() -> Iterator[tuple[str, Figures]]:
 def timed() -> Iterator[tuple[str, Figures]]:
     """What counts do not see, such as work in C: the time of a call, in hundredths of the floor's.
 
-    Processor time, and the best of many rounds so short that most of them are let run to their end: that
-    says the same beside twenty other programs.
+    Processor time, in rounds so short that the processor has one speed in most of them; the median of what
+    each round says. That is the same beside twenty other programs, and on a processor that slows down.
     """
     gate, shaper = Gate(GCRA("10/s", burst=FAR)), Shaper(AT_ONCE)
 
@@ -228,23 +227,26 @@ def timed() -> Iterator[tuple[str, Figures]]:
     def plain(_: str) -> None:
         pass
 
+    def took(call: Callable[[str], Any]) -> int:
+        start = thread_time_ns()
+        for _ in repeat(None, TIMED):
+            call("key")
+        return thread_time_ns() - start
+
+    floor = Floor().check
     calls: dict[str, Callable[[str], Any]] = {
-        "floor": Floor().check,
         "Gate(GCRA).check": gate.check,
         "Shaper.reserve": shaper.reserve,
         "Shaper.schedule": shaper.schedule,
         "@shaped call": plain,
     }
-    best = dict.fromkeys(calls, math.inf)
+    ratios: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS):
+        least = took(floor)
         for name, call in calls.items():
-            start = thread_time_ns()
-            for _ in repeat(None, TIMED):
-                call("key")
-            best[name] = min(best[name], thread_time_ns() - start)
-    floor = best.pop("floor")
-    for name, taken in best.items():
-        yield f"{name}, time", {"% of the floor": round(100 * taken / floor)}
+            ratios[name].append(took(call) / least)
+    for name, found in ratios.items():
+        yield f"{name}, time", {"% of the floor": round(100 * median(found))}
 
 
 def measured() -> dict[str, Figures]:
