@@ -294,8 +294,8 @@ end
 
 function Meter:settled(s, now, receipt)
     local wait = self:earliest(s, now, 0, 1) - now
-    local drained, drained_rest = later(s[1], s[2], now, 0)
-    local decision = self:decision(wait == 0, now, drained, drained_rest, wait)
+    -- The tail is not in the past: what has drained is not given back.
+    local decision = self:decision(wait == 0, now, s[1], s[2], wait)
     decision[8] = receipt or false
     return s, decision, self:life(s, now), true
 end

@@ -308,7 +308,8 @@ class Meter(Algorithm[Positions]):
 
     def _settled(self, state: Positions, now: int, receipt: int | None = None) -> Outcome[Positions]:
         wait = self.earliest(state, now, 1) - now
-        decision = self._decision(wait == 0, now, max(state[0], now * self._q), wait, receipt)
+        # The tail is not in the past: what has drained is not given back.
+        decision = self._decision(wait == 0, now, state[0], wait, receipt)
         return Outcome(state, decision, self.life(state, now), True)
 
     def _decision(self, allowed: bool, now: int, drained: int, wait: int, receipt: int | None) -> Decision:

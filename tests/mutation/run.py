@@ -49,6 +49,7 @@ OVERRIDES = (*files("tests/overrides"), "tests/cli/test_settings.py")
 TESTS = {
     ("algorithms/queue/adaptive",): (*ADAPTIVE, "tests/queue/adaptive", LUA),
     ("algorithms/inflight",): (LUA, "tests/algorithms/test_inflight.py", "tests/queue/inflight"),
+    ("algorithms/prospects",): ("tests/algorithms/queue/test_outlook.py", "tests/shaper/test_forecast.py"),
     ("algorithms/overrides",): (*OVERRIDES, LUA, *QUEUE),
     ("algorithms/queue/slots",): (LUA, *QUEUE, "tests/queue/prefetch", *OVERRIDES),
     ("algorithms/queue/",): (LUA, *QUEUE, "tests/queue/prefetch"),

@@ -130,8 +130,12 @@ def test_a_period_that_holds_later_slots_is_waited_for(window, used, ahead):
 
 
 @pytest.mark.parametrize("calls", range(10, 20))
-def test_the_end_of_a_period_is_no_repetition(calls):
-    """Nine calls a second, of which the last waits for the next second: as long as a meter will ask later."""
-    with patch.object(prospects, "SHORT", 1):
-        seen, played = both(queue_of("GCRA, slack at first"), None, 0, calls, 1, 0)
+@pytest.mark.parametrize(("fits", "block"), [(9, 1), (8, 2)])
+def test_the_end_of_a_period_is_no_repetition(fits, block, calls):
+    """After nine calls in a second one waits for the next second: as long as a meter will ask later. After
+    eight, one waits twice as long, so that two take as long as two will later.
+    """
+    gates = FixedWindow(fits, 1), GCRA("5/s", burst=50)
+    with patch.object(prospects, "SHORT", block):
+        seen, played = both(LeakyQueue([Rate.parse("10/s")], None, "smooth", gates), None, 0, calls, 1, 0)
     assert seen == played
