@@ -42,19 +42,22 @@ def files(folder):
 LAWS = files("tests/algorithms")
 POLICY = ("tests/policy",)
 QUEUE = ("tests/algorithms/queue", "tests/shaper", *files("tests/queue"), *POLICY)
-ADAPTIVE = tuple(f"tests/algorithms/queue/test_{name}.py" for name in ("adaptive_queue", "aimd", "tempo"))
+ADAPTIVE = tuple(
+    f"tests/algorithms/queue/test_{name}.py" for name in ("adaptive_queue", "aimd", "late", "tempo")
+)
 CALENDAR = "tests/algorithms/quota"
-STRATEGIES = (LUA, "tests/gate/test_gate.py", *LAWS, CALENDAR)
+FORECASTS = ("tests/algorithms/queue/test_outlook.py", "tests/shaper/test_forecast.py")
+STRATEGIES = (LUA, "tests/gate/test_gate.py", *LAWS, CALENDAR, *FORECASTS)
 OVERRIDES = (*files("tests/overrides"), "tests/cli/test_settings.py")
 TESTS = {
     ("algorithms/queue/adaptive",): (*ADAPTIVE, "tests/queue/adaptive", LUA),
     ("algorithms/inflight",): (LUA, "tests/algorithms/test_inflight.py", "tests/queue/inflight"),
-    ("algorithms/prospects",): ("tests/algorithms/queue/test_outlook.py", "tests/shaper/test_forecast.py"),
+    ("algorithms/prospects",): FORECASTS,
     ("algorithms/overrides",): (*OVERRIDES, LUA, *QUEUE),
     ("algorithms/queue/slots",): (LUA, *QUEUE, "tests/queue/prefetch", *OVERRIDES),
     ("algorithms/queue/",): (LUA, *QUEUE, "tests/queue/prefetch"),
-    ("algorithms/quota",): (CALENDAR, LUA, *LAWS, *POLICY, "tests/processes/test_spread.py"),
-    ("algorithms/periods",): (CALENDAR, LUA, *LAWS),
+    ("algorithms/quota",): (CALENDAR, LUA, *LAWS, *FORECASTS, *POLICY, "tests/processes/test_spread.py"),
+    ("algorithms/periods",): (CALENDAR, LUA, *LAWS, *FORECASTS),
     ("algorithms/base",): (*STRATEGIES, "tests/stores/test_resilient_modes.py"),
     ("algorithms/compose",): (*STRATEGIES, *POLICY),
     ("stores/encoding",): ("tests/stores/test_encoding.py", "tests/fuzz", *STRATEGIES),

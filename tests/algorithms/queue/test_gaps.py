@@ -4,7 +4,7 @@ import random
 from unittest.mock import patch
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -52,8 +52,24 @@ class Waiting:
             assert slot.cancel()
         return [slot.grant.departs_at_us - self.start for slot in slots]
 
+    def told(self):
+        """How many wait, as the line itself tells."""
+        queue, now = self.shaper.core.queue, self.clock.now_us()
+        return queue.waiting(self.shaper.core.look.call("default")[0], now)
+
     def free(self):
         return rows.flat(self.shaper.core.look.call("default")[0][6][0])
+
+
+@given(st.sets(st.integers(0, 19)), st.lists(st.integers(0, T), max_size=30))
+def test_whoever_is_gone_waits_no_more(gone, spans):
+    line, now = Waiting(20), 0
+    for name in gone:
+        line.leave(name)
+    for span in (0, *spans):
+        now += span
+        line.until(now)
+        assert line.told() == sum(name * T > now for name in line.standing)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -231,6 +231,23 @@ def test_under_further_limits_all_others_move_by_as_much(gate):
     assert queue.confirm(state, late)[1] == 700_000
 
 
+@pytest.mark.parametrize("rate", ["3/min", "7/s", "70/s", "75/s", "1000/s"])
+@pytest.mark.parametrize("is_adaptive", [False, True])
+def test_a_call_may_be_late_by_three_quarters_of_a_slot_and_ten_ms_in_any_case(rate, is_adaptive):
+    highest = Rate.parse(rate)
+    if is_adaptive:
+        queue = AdaptiveQueue(Rate.of(1, 60 * SECOND), highest, None)
+    else:
+        queue = LeakyQueue([highest], None, "smooth", ())
+    state, granted, _, _ = queue.reserve(None, START, (1, None, 7))
+    grant = Grant(*granted)
+    share = queue.confirm(state, START)[6] / FULL if is_adaptive else 1
+    grace = max(10_000, 3 / 4 * highest.period_us / highest.limit / share)
+    for late, moves in ((0.99 * grace, False), (1.01 * grace, True)):
+        call = (grant.generation, grant.due_us, 1, 7)
+        assert queue.late(state, START + round(late), (call,))[3] is moves
+
+
 def test_a_slot_of_a_line_that_is_gone_still_takes_one():
     """All have waited in one process, which stood still until the line was empty and forgotten."""
     queue = LeakyQueue(parse_rates("10/s"), None, "smooth", ())
