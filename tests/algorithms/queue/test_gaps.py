@@ -61,15 +61,23 @@ class Waiting:
         return rows.flat(self.shaper.core.look.call("default")[0][6][0])
 
 
-@given(st.sets(st.integers(0, 19)), st.lists(st.integers(0, T), max_size=30))
-def test_whoever_is_gone_waits_no_more(gone, spans):
-    line, now = Waiting(20), 0
+@given(
+    st.sets(st.integers(1, 19)),
+    st.sampled_from([0, 1, T // 2, 3 * T]),
+    st.lists(st.integers(0, T), max_size=30),
+)
+def test_whoever_is_gone_waits_no_more(gone, held, spans):
+    """The first leaves at once; then the key may be held for a while."""
+    line, now = Waiting(20), 1
     for name in gone:
         line.leave(name)
+    line.until(now)
+    if held:
+        line.shaper.hold(held / SECOND)
     for span in (0, *spans):
         now += span
         line.until(now)
-        assert line.told() == sum(name * T > now for name in line.standing)
+        assert line.told() == sum(name * T + held > now for name in line.standing - {0})
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -248,6 +248,28 @@ def test_a_call_may_be_late_by_three_quarters_of_a_slot_and_ten_ms_in_any_case(r
         assert queue.late(state, START + round(late), (call,))[3] is moves
 
 
+@pytest.mark.parametrize(
+    "queue",
+    [
+        LeakyQueue(parse_rates("10/s"), None, "smooth", ()),
+        AdaptiveQueue(Rate.of(1, SECOND), Rate.of(10, SECOND), None),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize(("length", "moves"), [(250_000, True), (250_001, False)])
+def test_the_end_of_a_hold_is_waited_for_by_those_who_have_more_than_a_quarter_of_a_second(
+    queue, length, moves
+):
+    """The others get a slot after it at once."""
+    state, granted, _, _ = queue.reserve(None, START, (1, None, 7))
+    grant = Grant(*granted)
+    state, *_ = queue.hold(state, START, length, 7)
+    call = (grant.generation, grant.due_us - SECOND, 1, 7)
+    _, ((leaves_at, stands_until),), _, persists = queue.late(state, START, (call,))
+    assert leaves_at == START + length
+    assert persists is moves is (stands_until != UNKNOWN)
+
+
 def test_a_slot_of_a_line_that_is_gone_still_takes_one():
     """All have waited in one process, which stood still until the line was empty and forgotten."""
     queue = LeakyQueue(parse_rates("10/s"), None, "smooth", ())
