@@ -44,8 +44,10 @@ JITTER = 4
 """The interval is longer by up to this part, at random, so that processes do not poll in step."""
 AT_ONCE_US = SECOND_US // 4
 """How far ahead a hold is ended in a store where every waiting call hears of it at once."""
-TRIP_US = SECOND_US // 10
-"""The latest look at changed limits is so long before a call's own slot."""
+LAST_LOOK_US = SECOND_US // 10
+"""A call looks for changed limits until so long before its slot: an answer under way when the slot comes
+would let other calls leave first.
+"""
 NOTICE_PART = 12
 LEAST_NOTICE_US, MOST_NOTICE_US = 1_500_000, 90 * SECOND_US
 STUCK_S = 5.0
@@ -175,7 +177,7 @@ class Limits(Watch):
         # The next call that leaves asks in any case, and its answer wakes the others.
         self._served_us = min(list(self.dues.values()), default=due_us)
         pause = pause_us(max(0, self._served_us - now_us), 0)
-        return now_us + min(pause, due_us - now_us - TRIP_US)
+        return now_us + min(pause, due_us - now_us - LAST_LOOK_US)
 
     def discard(self, alarm: Alarm) -> None:
         """Remove the alarm of a sleeper that is awake."""
@@ -194,9 +196,7 @@ class Limits(Watch):
                 alarm.set()
 
     def _is_far(self, due_us: int, now_us: int) -> bool:
-        """Whether a change from now on may move this slot, and be heard of before: an answer under way when
-        the slot comes would let other calls leave first.
-        """
+        """Whether a change from now on may still move this slot."""
         return self._hears_all or due_us - now_us >= NOTICE_US
 
 

@@ -32,6 +32,19 @@ class SlowFile(SQLiteStore):
         return slow
 
 
+def leaving(stage, slots):
+    """Who of them has left, in order, as the stage is played."""
+    left = []
+
+    async def leave(slot):
+        await slot.core.leave(TASKS, slot)
+        left.append(slot)
+
+    for slot in slots:
+        stage.at(0, partial(leave, slot))
+    return left
+
+
 @pytest.fixture
 def stage(anyio_backend, clock):
     return Stage(anyio_backend, clock)
@@ -183,19 +196,13 @@ def test_one_of_those_who_wait_asks_for_all():
 @pytest.mark.parametrize("first", [0, 5])
 def test_another_process_hears_in_time_for_those_who_leave_next(stage, clock, tmp_path, first):
     """However long others wait in it, and whoever of them has heard of the last change first."""
-    crowd, left = 300, []
+    crowd = 300
     path = tmp_path / "limits.db"
     with closing(SlowFile(path, clock=clock)) as here, closing(SlowFile(path, clock=clock)) as there:
         shapers = [Shaper("5/s", store=store, name="api") for store in (here, there)]
         # Every tenth waits there.
         slots = [shapers[number % 10 == first].reserve() for number in range(crowd)]
-
-        async def leave(slot):
-            await slot.core.leave(TASKS, slot)
-            left.append(slot)
-
-        for slot in slots:
-            stage.at(0, partial(leave, slot))
+        left = leaving(stage, slots)
         for at, rate in ((1.05, 1), (8.07, 10), (10.5, 1), (17.28, 10), (19.5, 1), (26.49, 10)):
             stage.at(at, partial(put, here, "api", Override(rate=f"{rate}/s")))
         stage.run()
@@ -206,21 +213,14 @@ def test_another_process_hears_in_time_for_those_who_leave_next(stage, clock, tm
 def test_another_process_hears_before_anyone_moves(stage, clock, tmp_path, monkeypatch, changed_at):
     """However its looks fall, and if all of them are as late as they may be."""
     monkeypatch.setattr("random.randrange", lambda most: most - 1)
-    left = []
     path = tmp_path / "limits.db"
     with closing(SlowFile(path, clock=clock)) as here, closing(SlowFile(path, clock=clock)) as there:
         shapers = [Shaper("50/s", store=store, name="api") for store in (here, there)]
         slots = [shapers[number == 50].reserve() for number in range(60)]
-
-        async def leave(slot):
-            await slot.core.leave(TASKS, slot)
-            left.append((slot, stage.now))
-
-        for slot in slots:
-            stage.at(0, partial(leave, slot))
+        left = leaving(stage, slots)
         stage.at(changed_at, partial(put, here, "api", Override(rate="500/s")))
         stage.run()
-    assert [slot for slot, _ in left] == slots
+    assert left == slots
 
 
 def test_every_process_that_notices_tells_once():

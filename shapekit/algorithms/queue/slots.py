@@ -438,7 +438,7 @@ def _forgotten(rows: Pages, floor: int, at: int) -> tuple[Pages, int]:
 MOST_MOVES = 8
 """How many moves a key remembers: a call that waits through more keeps the slot of its promise."""
 NOTICE_US = 350_000
-"""How far ahead of a change its pivot lies: later than any process that polls has its answer."""
+"""How far ahead of a change its pivot lies: by then, every process whose calls leave soon has heard."""
 _MOVE = 9
 
 
