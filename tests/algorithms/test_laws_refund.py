@@ -239,3 +239,25 @@ def test_what_time_has_restored_is_not_restored_again(plan, of, later_us, times)
         ledger.refund(now, which, ledger.paid[which].cost)
     after = [told(limit.check(ledger.state, now, n, skew).decision) for n in range(1, limit.max_cost + 1)]
     assert after == before
+
+
+@given(
+    meters(),
+    st.integers(0, 10**15),
+    st.lists(st.integers(1, 9), min_size=2, max_size=6),
+    st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    st.integers(0, 4),
+)
+def test_what_came_after_a_charge_is_cut_off(limit, now, charged, later, refunded):
+    """Also where an earlier charge was given back."""
+    ledger = Ledger(limit)
+    for cost in charged:
+        ledger.slot(now, min(cost, limit.max_cost))
+    which = refunded % (len(charged) - 1)
+    ledger.refund(now, which, ledger.paid[which].cost)
+    before, (*_, last) = ledger.state, ledger.paid
+    for cost in later:
+        ledger.slot(now, min(cost, limit.max_cost))
+    after = limit.cut(ledger.state, now, last.receipt)
+    for cost in range(1, limit.max_cost + 1):
+        assert limit.earliest(after, now, cost) == limit.earliest(before, now, cost)

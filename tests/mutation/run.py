@@ -32,6 +32,7 @@ from cosmic_ray.work_db import WorkDB
 ROOT = Path(__file__).parents[2]
 TREE = ("shapekit", "integrations", "tests", "docs", "examples", "pyproject.toml", "README.md")
 LUA = "tests/stores/test_redis_conformance.py"
+PLACES = "tests/stores/test_redis_places.py"
 
 
 def files(folder):
@@ -54,8 +55,9 @@ TESTS = {
     ("algorithms/inflight",): (LUA, "tests/algorithms/test_inflight.py", "tests/queue/inflight"),
     ("algorithms/prospects",): FORECASTS,
     ("algorithms/overrides",): (*OVERRIDES, LUA, *QUEUE),
-    ("algorithms/queue/slots",): (LUA, *QUEUE, "tests/queue/prefetch", *OVERRIDES),
-    ("algorithms/queue/",): (LUA, *QUEUE, "tests/queue/prefetch"),
+    ("algorithms/rows",): ("tests/algorithms/queue/test_gaps.py", *STRATEGIES),
+    ("algorithms/queue/slots",): (LUA, PLACES, *QUEUE, "tests/queue/prefetch", *OVERRIDES),
+    ("algorithms/queue/",): (LUA, PLACES, *QUEUE, "tests/queue/prefetch"),
     ("algorithms/quota",): (CALENDAR, LUA, *LAWS, *FORECASTS, *POLICY, "tests/processes/test_spread.py"),
     ("algorithms/periods",): (CALENDAR, LUA, *LAWS, *FORECASTS),
     ("algorithms/base",): (*STRATEGIES, "tests/stores/test_resilient_modes.py"),

@@ -192,6 +192,15 @@ def test_a_period_that_is_forgotten_goes_also_where_the_date_has_gone_back():
     assert told.ttl_us == DAY_US // 2
 
 
+def test_a_state_lives_as_long_as_any_of_its_periods():
+    """The date went forward by four weeks: of two months opened soon after each other, the longer."""
+    counter = Quota("5/month").counter
+    state = counter.check(None, 400 * DAY_US, 1, -390 * DAY_US).state
+    told = counter.check(state, 401 * DAY_US, 1, -363 * DAY_US)
+    assert told.state == (0, 1, 390 * DAY_US, 31 * DAY_US, 1, 394 * DAY_US)
+    assert told.ttl_us == (390 + 2 * 31 - 401) * DAY_US
+
+
 def test_as_many_periods_as_are_ever_kept_are_believed_and_one_more_is_not():
     counter = Quota("5/day").counter
     days = range(_MAX_PERIODS + 1)

@@ -165,6 +165,15 @@ def test_a_date_set_back_over_and_over_is_forgotten_with_its_pace():
     assert quota.check(state, 200, 1, -150).decision.allowed
 
 
+def test_a_pace_is_forgotten_with_its_period():
+    quota = Quota(3, "fixed:100us", spread=True)
+    state = None
+    for period in range(50):
+        state = quota.check(state, 100 * period, 1).state
+        book, paces = state
+        assert set(paces[::3]) <= set(book[::3])
+
+
 def test_debts_beyond_the_budget_last_until_the_end_of_the_period():
     quota = Quota(10, "fixed:100us", spread=True)
     state, receipts = None, []
