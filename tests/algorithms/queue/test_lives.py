@@ -79,3 +79,11 @@ def test_it_is_kept_until_all_of_the_burst_is_there(queue, story):
     state, now, _ = lived(queue, story)
     _, granted, ttl, _ = queue.reserve(state, now, (1, None, now))
     assert now + ttl <= queue.decision(granted).reset_at_us
+
+
+@pytest.mark.parametrize("queue", FURTHER.values(), ids=FURTHER)
+@given(story=stories)
+def test_beside_others_it_is_kept_as_long_as_the_longest_of_them(queue, story):
+    state, now, _ = lived(queue, story)
+    after, _, ttl, _ = queue.reserve(state, now, (1, None, now))
+    assert ttl <= queue._life(after, now, 0)
