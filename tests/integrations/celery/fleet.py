@@ -13,7 +13,7 @@ from pathlib import Path
 import redis
 
 ROOT = Path(__file__).parents[3]
-PATIENCE_S = 180.0
+PATIENCE_S = 60.0
 """Longer than any event takes, on a machine that is busy with other things, too: where a test fails."""
 IS_MEASURED = "COVERAGE_PROCESS_CONFIG" in os.environ
 """Whether workers have to be left the time to write down what they have come by."""
