@@ -83,7 +83,7 @@ def test_it_is_kept_until_all_of_the_burst_is_there(queue, story):
 
 @pytest.mark.parametrize("queue", FURTHER.values(), ids=FURTHER)
 @given(story=stories)
-def test_beside_others_it_is_kept_as_long_as_the_longest_of_them(queue, story):
+def test_beside_others_it_is_kept_no_longer_than_what_it_holds(queue, story):
     state, now, _ = lived(queue, story)
     after, _, ttl, _ = queue.reserve(state, now, (1, None, now))
     assert ttl <= queue._life(after, now, 0)
