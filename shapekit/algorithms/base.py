@@ -213,7 +213,7 @@ class Algorithm(Value, ABC, Generic[S]):
         """Convert a state that `writer`, of the same kind with other numbers, left.
 
         A changed limit continues from there and never starts afresh. What cannot be placed exactly is placed
-        as late as it may have been.
+        as late as it may have been: at `now`, the present or the latest slot ahead, if that was possible.
         """
 
     def inspect(self, state: Any) -> None:

@@ -218,13 +218,14 @@ class SlidingWindow(Window[Ring]):
         ring: Ring = ()
         for at, count in writer.entries(state, now):
             tick = at // self._width
-            ring = self._with_older(ring, tick, now // self._width) if ring else (tick, 0)
+            # All older ticks are kept: the slot at `now` may be given back.
+            ring = self._with_older(ring, tick, 0) if ring else (tick, 0)
             ring = (ring[0], ring[1] + count, *ring[2:])
         return ring
 
     def entries(self, state: Ring, now: int) -> Iterator[tuple[int, int]]:
         """The latest instants at which units may have been admitted, oldest first, for a window of another
-        kind.
+        kind. What did not wait for a later tick was admitted by `now`.
         """
         first = self.buckets + 2
         ticks = [*zip(state[first::2], state[first + 1 :: 2], strict=True)][::-1]

@@ -213,18 +213,21 @@ class Constraints(Value):
         """The receipts from the twins."""
         return tuple(each(self.algorithms, "receipt_received", sent)) if sent else ()
 
-    def adopt(self, states: States, writer: Constraints, at: int, ahead: Ahead) -> States:
-        """Adopt the states of other constraints: those at the same position and of the same kind continue."""
+    def adopt(self, states: States, writer: Constraints, newest: int, ahead: Ahead) -> States:
+        """Adopt the states of other constraints: those at the same position and of the same kind continue.
+
+        `newest` is the latest departure, or the present if none lies ahead.
+        """
         written = [*zip(writer.algorithms, states, strict=True)]
         kept: list[Any] = []
         for index, algorithm in enumerate(self.algorithms):
             old, state = written[index] if index < len(written) else (algorithm, None)
             real, skew = timeline(algorithm, ahead)
             if state is not None and {algorithm.kind, old.kind} <= _ROLLING:
-                kept.append(algorithm.adopt(state, old, at + real, skew))
+                kept.append(algorithm.adopt(state, old, newest + real, skew))
             else:
                 same = algorithm.kind == old.kind
-                kept.append(adopted(algorithm, state, old, at + real, skew) if same else None)
+                kept.append(adopted(algorithm, state, old, newest + real, skew) if same else None)
         return tuple(kept)
 
 

@@ -530,7 +530,7 @@ class LeakyQueue(WiredQueue):
             parts = writer.places.uncharged(free, parts, at, ahead)
         is_idle = tail <= at * writer.q and newest < at
         if is_idle or not (self.is_set or writer.is_set):
-            kept = self.constraints.adopt(parts, writer.constraints, at, ahead)
+            kept = self.constraints.adopt(parts, writer.constraints, max(at, newest), ahead)
             position = -(-tail * self.q // writer.q)
             return position, newest, generation + 1, 0, until, shift, unused(book, kept), kept
         pivot = at + max(0, NOTICE_US - max(0, until - now))
@@ -539,7 +539,7 @@ class LeakyQueue(WiredQueue):
             _, last_pivot, *_ = changes[-1]
             pivot = max(pivot, last_pivot)
         move = self._move(writer, generation, pivot, at)
-        kept = self.constraints.adopt(parts, writer.constraints, at, ahead)
+        kept = self.constraints.adopt(parts, writer.constraints, max(at, newest), ahead)
         if parts or kept:
             free = NONE if kept else ()
         free, left = move.given_back(free, left)
