@@ -127,6 +127,8 @@ function Composite:charged(s, pays, now, skew, due, cost)
             local state, decision, lives = part:charge(of(s, index), now, skew, due, cost)
             after[index], receipts[index], life = state, decision[8], math.max(life, lives)
             paid[#paid + 1], indices[#indices + 1] = decision, index
+        elseif after[index] then
+            life = math.max(life, part:life(after[index], now, skew))
         end
     end
     local binding = least_of(paid, self.admitting)

@@ -244,10 +244,13 @@ class Composite(Algorithm[States]):
     def _charged(
         self, state: States | None, pays: Sequence[bool], now: int, due: int, cost: int, skew: int
     ) -> Decided[States]:
-        outcomes = [
-            part.charge(before, now, due, cost, skew) if paying else (before, None, 0, False)
-            for part, before, paying in zip(self.parts, state or self._cold, pays, strict=True)
-        ]
+        outcomes: list[Decided[Any] | tuple[Any, None, int, bool]] = []
+        for part, before, paying in zip(self.parts, state or self._cold, pays, strict=True):
+            if paying:
+                outcomes.append(part.charge(before, now, due, cost, skew))
+            else:
+                life = 0 if before is None else part.life(before, now, skew)
+                outcomes.append((before, None, life, False))
         paid = [
             (decision, name)
             for (_, decision, _, _), name in zip(outcomes, self.names, strict=True)

@@ -191,6 +191,7 @@ def queues() -> list[Trial]:
         _queue("5/s", gates=(GCRA("3/s", 2), FixedWindow("4/s"))),
         _queue("5/s", gates=(Quota("6/day", tz="Europe/Berlin"), SlidingWindow("5/s", buckets=4))),
         _queue("5/s", gates=(any_of(a=GCRA("1/s", 2), b=SlidingWindowLog("3/s")),)),
+        _queue("5/s", gates=(first_of(a=Quota("6/day"), b=GCRA("1/s", 2)),)),
         _queue(None, gates=(GCRA("3/s", 2), Quota("9/rolling:10s"))),
         _queue("5/s", gates=(Quota("20/fixed:10s", spread=True),)),
         _queue(None, gates=(Quota("6/day", tz="Europe/Berlin", spread=True), SlidingWindowLog("3/s"))),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shapekit import GCRA, FixedWindow, Quota, SlidingWindowLog
+from shapekit import GCRA, FixedWindow, Quota, SlidingWindowLog, any_of, first_of
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.rate import parse_rates
@@ -25,6 +25,12 @@ FURTHER = {
     "beside a log": LeakyQueue(parse_rates("7/s"), 2, "smooth", (SlidingWindowLog("5/min"),)),
     "beside a faster meter": LeakyQueue(parse_rates("7/min"), 3, "smooth", (GCRA("11/s", burst=3),)),
     "beside a quota": LeakyQueue(parse_rates("7/s"), 2, "smooth", (Quota("5/day"),)),
+    "one after another": LeakyQueue(
+        parse_rates("7/s"), 2, "smooth", (first_of(Quota("5/day"), GCRA("11/min", burst=3)),)
+    ),
+    "one of two": LeakyQueue(
+        parse_rates("7/s"), 2, "smooth", (any_of(Quota("2/day"), GCRA("5/min", burst=3)),)
+    ),
 }
 steps = st.one_of(st.just(0), st.integers(0, 3), st.integers(0, 3 * SECOND), st.integers(0, 3_600 * SECOND))
 told = st.sampled_from(["reserve", "reserve", "reserve", "cancel", "settle", "hold", "resume"])
