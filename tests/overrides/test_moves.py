@@ -249,7 +249,13 @@ def test_nobody_moves_where_only_the_code_differs():
 
 @pytest.mark.parametrize(
     ("gates", "moved"),
-    [((Quota("1000/month"),), True), ((GCRA("2/s"),), False), ((Quota("1000/day", spread=True),), False)],
+    [
+        ((Quota("1000/month"),), True),
+        ((GCRA("2/s"),), False),
+        ((Quota("1000/day", spread=True),), False),
+        ((Quota("1000/rolling:30d"),), False),
+        ((Quota("2000/rolling:30d"),), False),
+    ],
 )
 def test_under_further_limits_nobody_comes_closer_together(gates, moved):
     line = Line("1/s", gates=gates)

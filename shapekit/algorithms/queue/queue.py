@@ -554,7 +554,7 @@ class LeakyQueue(WiredQueue):
         """
         before, since = (writer.p, writer.q), (self.p, self.q)
         limits = (*writer.constraints.algorithms, *self.constraints.algorithms)
-        is_bound = not all(isinstance(limit, Quota) and not limit.spread for limit in limits)
+        is_bound = not all(isinstance(limit, Quota) and limit.civil and not limit.spread for limit in limits)
         is_sooner = self.p * writer.q < writer.p * self.q
         bursts = writer.burst, self.burst
         if not (self.paced and writer.paced) or (is_bound and is_sooner):
