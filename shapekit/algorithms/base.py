@@ -216,6 +216,13 @@ class Algorithm(Value, ABC, Generic[S]):
         as late as it may have been: at `now`, the present or the latest slot ahead, if that was possible.
         """
 
+    def rescheduled(self, state: S, newest: int, when: Callable[[int], int]) -> S:
+        """The state after calls up to `newest` were moved to later instants, each to `when` of its own.
+
+        Calls are never closer together than before. Calendar periods keep what they were charged.
+        """
+        return state
+
     def inspect(self, state: Any) -> None:
         """Check a state that was read; raise if no program of this kind can have written it.
 

@@ -202,6 +202,12 @@ class Composite(Algorithm[States]):
             for name, part in zip(self.names, self.parts, strict=True)
         )
 
+    def rescheduled(self, state: States, newest: int, when: Callable[[int], int]) -> States:
+        return tuple(
+            None if own is None else part.rescheduled(own, newest, when)
+            for part, own in zip(self.parts, state, strict=True)
+        )
+
     def _receipts(self, charged_at: Receipt, otherwise: tuple[Receipt, ...]) -> tuple[Receipt, ...]:
         if not isinstance(charged_at, tuple):
             return otherwise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import chain
 from typing import Any, ClassVar, Self, TypeAlias
@@ -147,14 +147,19 @@ class FixedWindow(Window[Counts]):
         return type(self)(*scaled_window(self.limit, self.window_us, share_of(share)))
 
     def adopt(self, state: Counts, writer: Any, now: int, skew: int = 0) -> Counts:
-        counts: dict[int, int] = {}
+        return self._placed(writer.entries(state, now))
+
+    def rescheduled(self, state: Counts, newest: int, when: Callable[[int], int]) -> Counts:
+        return self._placed((when(at), count) for at, count in self.entries(state, newest))
+
+    def entries(self, state: Counts, now: int) -> Iterator[tuple[int, int]]:
+        """The latest instants at which units may have been admitted, oldest first.
+
+        What did not wait for a later window was admitted by `now`.
+        """
         for begun, count in zip(state[::2], state[1::2], strict=True):
-            last = begun + writer.window_us - 1
-            if begun <= now < last:
-                last = now
-            start = last - last % self.window_us
-            counts[start] = counts.get(start, 0) + count
-        return tuple(number for item in sorted(counts.items()) for number in item)
+            last = begun + self.window_us - 1
+            yield now if begun <= now < last else last, count
 
     def inspect(self, state: Any) -> None:
         starts = state[::2]
@@ -164,6 +169,13 @@ class FixedWindow(Window[Counts]):
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         return ["fixed_window", self.limit, self.window_us]
+
+    def _placed(self, entries: Iterable[tuple[int, int]]) -> Counts:
+        counts: dict[int, int] = {}
+        for at, count in entries:
+            start = at - at % self.window_us
+            counts[start] = counts.get(start, 0) + count
+        return tuple(number for item in counts.items() for number in item)
 
     def _full_after(self, charged_at: int) -> int:
         return charged_at - charged_at % self.window_us + self.window_us

@@ -20,7 +20,7 @@ and the rate is slower by that: only for limits above 67 million that do not div
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import ceil, gcd
 from typing import Any, ClassVar, Self, TypeAlias
@@ -224,13 +224,17 @@ class Meter(Algorithm[Positions]):
         return type(self)(slowed(self.rate, part), max(1, int(self.burst * part)))
 
     def adopt(self, state: Positions, writer: Any, now: int, skew: int = 0) -> Positions:
-        # Older receipts count in the old q. One that ends after the tail is not recognized, and after a
-        # retraction none below `newest` gives anything back.
+        # Older receipts count in the old q.
         _, before = interval(writer.rate)
         tail, _, retracted, top, *_ = (-(-number * self._q // before) for number in state)
-        retracted += 1
-        top = max(top, tail + retracted)
-        return (tail, -(-top // self._q), retracted, top)
+        return self._anew(tail, retracted, top)
+
+    def rescheduled(self, state: Positions, newest: int, when: Callable[[int], int]) -> Positions:
+        if (later := (when(newest) - newest) * self._q) <= 0:
+            return state
+        # No call is moved further than the newest.
+        tail, _, retracted, top, *_ = state
+        return self._anew(tail + later, retracted, top + later)
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         q = self._q
@@ -269,6 +273,15 @@ class Meter(Algorithm[Positions]):
         current = -((sent[0] * q - after) // self._p)
         receipt = sent[3] * q + sent[4] if len(sent) == _BRIEF else after
         return _new(Decision, (True, burst, current, burst - current, -(-after // q), 0, None, receipt, 0))
+
+    def _anew(self, tail: int, retracted: int, top: int) -> Positions:
+        """The state at this position, in which older receipts give nothing back.
+
+        One that ends after the tail is not recognized, and after a retraction none below `newest` is.
+        """
+        retracted += 1
+        top = max(top, tail + retracted)
+        return (tail, -(-top // self._q), retracted, top)
 
     def _drained(self, state: Positions | None, now: int) -> int:
         return max(now * self._q, 0 if state is None else state[0])

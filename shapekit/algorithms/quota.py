@@ -621,6 +621,9 @@ class Quota(Algorithm[Any]):
             return self.counter.adopt(state[0], old.counter, now, skew)
         return self.counter.adopt(state, old, now, skew)
 
+    def rescheduled(self, state: Any, newest: int, when: Callable[[int], int]) -> Any:
+        return self.counter.rescheduled(state, newest, when)
+
     def life(self, state: Any, now: int, skew: int = 0) -> int:
         return self.counter.life(state, now, skew)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import accumulate
 from typing import Any, ClassVar, Self, TypeAlias
@@ -155,6 +155,10 @@ class SlidingWindowLog(Window[Log]):
         entries = list(writer.entries(state, now))
         times, units = [at for at, _ in entries], [count for _, count in entries]
         return ((), (), tuple(times), tuple(accumulate(units)))
+
+    def rescheduled(self, state: Log, newest: int, when: Callable[[int], int]) -> Log:
+        old_times, old_totals, times, totals = state
+        return tuple(map(when, old_times)), old_totals, tuple(map(when, times)), totals
 
     def entries(self, state: Log, now: int) -> Iterator[tuple[int, int]]:
         """When units were admitted and how many, oldest first, for a window of another kind."""

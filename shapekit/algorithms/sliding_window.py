@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import accumulate
 from typing import Any, ClassVar, Self, TypeAlias
@@ -215,17 +215,15 @@ class SlidingWindow(Window[Ring]):
         return type(self)(limit, window, buckets=self.buckets, conservative=self.conservative)
 
     def adopt(self, state: Ring, writer: Any, now: int, skew: int = 0) -> Ring:
-        ring: Ring = ()
-        for at, count in writer.entries(state, now):
-            tick = at // self._width
-            # All older ticks are kept: the slot at `now` may be given back.
-            ring = self._with_older(ring, tick, 0) if ring else (tick, 0)
-            ring = (ring[0], ring[1] + count, *ring[2:])
-        return ring
+        return self._placed(writer.entries(state, now))
+
+    def rescheduled(self, state: Ring, newest: int, when: Callable[[int], int]) -> Ring:
+        return self._placed((when(at), count) for at, count in self.entries(state, newest))
 
     def entries(self, state: Ring, now: int) -> Iterator[tuple[int, int]]:
-        """The latest instants at which units may have been admitted, oldest first, for a window of another
-        kind. What did not wait for a later tick was admitted by `now`.
+        """The latest instants at which units may have been admitted, oldest first.
+
+        What did not wait for a later tick was admitted by `now`.
         """
         first = self.buckets + 2
         ticks = [*zip(state[first::2], state[first + 1 :: 2], strict=True)][::-1]
@@ -249,6 +247,15 @@ class SlidingWindow(Window[Ring]):
 
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         return ["sliding_window", self.limit, self._width, self.buckets, self.conservative]
+
+    def _placed(self, entries: Iterable[tuple[int, int]]) -> Ring:
+        ring: Ring = ()
+        for at, count in entries:
+            tick = at // self._width
+            # All older ticks are kept: the newest slot may be given back.
+            ring = self._with_older(ring, tick, 0) if ring else (tick, 0)
+            ring = (ring[0], ring[1] + count, *ring[2:])
+        return ring
 
     def _full_after(self, charged_at: int) -> int:
         return (charged_at // self._width + self.buckets + 1) * self._width

@@ -230,6 +230,18 @@ class Constraints(Value):
                 kept.append(adopted(algorithm, state, old, newest + real, skew) if same else None)
         return tuple(kept)
 
+    def rescheduled(self, states: States, newest: int, when: Callable[[int], int], ahead: Ahead) -> States:
+        """The states after calls up to `newest` were moved, each to `when` of its instant."""
+        after = []
+        for algorithm, before in zip(self.algorithms, states, strict=True):
+            real, _ = timeline(algorithm, ahead)
+
+            def later(at: int, real: int = real) -> int:
+                return when(at - real) + real
+
+            after.append(None if before is None else algorithm.rescheduled(before, newest + real, later))
+        return tuple(after)
+
 
 def _asked(algorithm: Algorithm[Any]) -> _Asked:
     can_be_spent = type(algorithm).spent is not Algorithm.spent

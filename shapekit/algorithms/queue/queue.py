@@ -525,12 +525,13 @@ class LeakyQueue(WiredQueue):
             state = writer.resume(state, now, NOTICE_US)[0]
         tail, newest, generation, number, until, shift, book, parts = state
         at, ahead = max(now, until) - shift, (shift, skew)
+        last = max(at, newest)
         free, left, mark, changes, stands = _opened(book, parts)
         if parts and any(free):
             parts = writer.places.uncharged(free, parts, at, ahead)
         is_idle = tail <= at * writer.q and newest < at
         if is_idle or not (self.is_set or writer.is_set):
-            kept = self.constraints.adopt(parts, writer.constraints, max(at, newest), ahead)
+            kept = self.constraints.adopt(parts, writer.constraints, last, ahead)
             position = -(-tail * self.q // writer.q)
             return position, newest, generation + 1, 0, until, shift, unused(book, kept), kept
         pivot = at + max(0, NOTICE_US - max(0, until - now))
@@ -539,7 +540,8 @@ class LeakyQueue(WiredQueue):
             _, last_pivot, *_ = changes[-1]
             pivot = max(pivot, last_pivot)
         move = self._move(writer, generation, pivot, at)
-        kept = self.constraints.adopt(parts, writer.constraints, max(at, newest), ahead)
+        kept = self.constraints.adopt(parts, writer.constraints, last, ahead)
+        kept = self.constraints.rescheduled(kept, last, move.instant, ahead)
         if parts or kept:
             free = NONE if kept else ()
         free, left = move.given_back(free, left)

@@ -1,0 +1,66 @@
+"""Further limits when an operator changes the rate: waiting calls and those that come later keep them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shapekit import GCRA, FixedWindow, Quota, Rate, SlidingWindow, SlidingWindowLog, all_of
+from shapekit.algorithms.overrides import overridden
+from shapekit.algorithms.queue.queue import LeakyQueue
+from shapekit.algorithms.queue.slots import Grant, followed
+
+START = 10**15
+SECOND = 1_000_000
+LIMIT = 10
+
+
+def rolling(window_us):
+    return lambda at: at - window_us + 1
+
+
+def aligned(window_us):
+    return lambda at: at - at % window_us
+
+
+GATES = {
+    "log": (SlidingWindowLog(LIMIT, 10), rolling(10 * SECOND)),
+    "ring": (SlidingWindow(LIMIT, 10, buckets=4, conservative=True), rolling(10 * SECOND)),
+    "window": (FixedWindow(LIMIT, 10), aligned(10 * SECOND)),
+    "rolling quota": (Quota(LIMIT, "rolling:10s"), rolling(10 * SECOND)),
+    "meter": (GCRA(Rate(LIMIT, 10), burst=1), rolling(10 * SECOND)),
+    "log in a composite": (all_of(SlidingWindowLog(LIMIT, 10), GCRA("9/s")), rolling(10 * SECOND)),
+}
+"""Each with where the window begins in which a departure is the last."""
+RATES = ("1/s", "2/s", "3/s", "5/s", "20/s", "7 per 3 seconds", "10/min")
+CALLS = st.lists(st.tuples(st.integers(0, 3 * SECOND), st.integers(1, 3)), min_size=1, max_size=25)
+"""How long after the one before, and how much it costs."""
+
+
+@pytest.mark.parametrize("gate", GATES)
+@given(st.lists(st.tuples(st.sampled_from(RATES), CALLS), min_size=2, max_size=4))
+def test_no_window_of_a_further_limit_holds_more_after_a_change(gate, parts):
+    limit, begins = GATES[gate]
+    state, now, line = None, START, None
+    departures = []
+    for rate, calls in parts:
+        queue = LeakyQueue((Rate.parse(rate),), 1, "smooth", (limit,))
+        if line is not None:
+            queue = overridden(queue)
+            state = queue.adopt(state, line, now)
+            _, told, *_ = queue.follow(state, now)
+            departures = [
+                followed(one, told[-2]) if one.due_us > now and one.generation != told[0] else one
+                for one in departures
+            ]
+        line = queue
+        for gap_us, cost in calls:
+            now += gap_us
+            asked = (min(cost, limit.max_cost), 2**51, 1)
+            state, granted, _, is_taken = line.reserve(state, now, asked)
+            assert is_taken
+            departures.append(Grant(*granted))
+    # Waiting calls that move together into one aligned window are not moved again.
+    since = len(departures) - len(calls) if gate == "window" else 0
+    for last in departures[since:]:
+        counted = [one.cost for one in departures if begins(last.due_us) <= one.due_us <= last.due_us]
+        assert sum(counted) <= LIMIT
