@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -34,26 +34,30 @@ _ROLLING = {SlidingWindowLog.kind, SlidingWindow.kind}
 
 
 class Constraints(Value):
-    """A sequence of algorithms; their states are a tuple in the same order."""
+    """The algorithms of further rates, then those of gates; their states are a tuple in that order."""
 
-    fields = ("algorithms",)
+    fields = ("algorithms", "spans")
     __slots__ = (*fields, "_asked", "civil", "cold")
 
     algorithms: tuple[Algorithm[Any], ...]
+    spans: tuple[int, ...]
+    """The periods of the further rates, in microseconds."""
     civil: bool
     cold: tuple[None, ...]
     _asked: tuple[_Asked, ...]
 
-    def __init__(self, algorithms: Sequence[Algorithm[Any]]) -> None:
-        for algorithm in algorithms:
+    def __init__(self, rates: Sequence[Rate], part: Fraction, gates: Sequence[Algorithm[Any]]) -> None:
+        for algorithm in gates:
             told: object = algorithm
             if isinstance(told, Concurrency):
                 fix = f"write concurrency={told.limit} beside the gates"
                 raise ConfigError("gates", told, "is not a gate: its permits have to be given back", fix)
             if not isinstance(algorithm, Algorithm):
                 raise ConfigError("gates", algorithm, "is not a strategy", 'write gates=(GCRA("10/s"),)')
+        algorithms = [*(_unpaced(rate, part) for rate in rates), *gates]
         self._fill(
             algorithms=tuple(algorithms),
+            spans=tuple([rate.period_us for rate in rates]),
             civil=any(algorithm.civil for algorithm in algorithms),
             cold=(None,) * len(algorithms),
             _asked=tuple([_asked(algorithm) for algorithm in algorithms]),
@@ -214,14 +218,15 @@ class Constraints(Value):
         return tuple(each(self.algorithms, "receipt_received", sent)) if sent else ()
 
     def adopt(self, states: States, writer: Constraints, newest: int, ahead: Ahead) -> States:
-        """Adopt the states of other constraints: those at the same position and of the same kind continue.
+        """Adopt the states of other constraints: those of the same kind continue.
 
-        `newest` is the latest departure, or the present if none lies ahead.
+        A gate continues the one at its place among the gates, and a further rate that of the same period, or
+        else the one at its place among the others. `newest` is the latest departure, or the present if none
+        lies ahead.
         """
-        written = [*zip(writer.algorithms, states, strict=True)]
         kept: list[Any] = []
-        for index, algorithm in enumerate(self.algorithms):
-            old, state = written[index] if index < len(written) else (algorithm, None)
+        for algorithm, place in zip(self.algorithms, self._places_in(writer), strict=True):
+            old, state = (algorithm, None) if place is None else (writer.algorithms[place], states[place])
             real, skew = timeline(algorithm, ahead)
             if state is not None and {algorithm.kind, old.kind} <= _ROLLING:
                 kept.append(algorithm.adopt(state, old, newest + real, skew))
@@ -241,6 +246,15 @@ class Constraints(Value):
 
             after.append(None if before is None else algorithm.rescheduled(before, newest + real, later))
         return tuple(after)
+
+    def _places_in(self, writer: Constraints) -> Iterator[int | None]:
+        """Where other constraints have the one that each of these continues."""
+        others = iter([place for place, span in enumerate(writer.spans) if span not in self.spans])
+        for span in self.spans:
+            yield writer.spans.index(span) if span in writer.spans else next(others, None)
+        first, end = len(writer.spans), len(writer.algorithms)
+        for place in range(first, first + len(self.algorithms) - len(self.spans)):
+            yield place if place < end else None
 
 
 def _asked(algorithm: Algorithm[Any]) -> _Asked:
@@ -262,7 +276,7 @@ def _offset(algorithm: Algorithm[Any], offsets: Sequence[int]) -> int:
     return offsets[0] if algorithm.aligned else offsets[1] if algorithm.civil else 0
 
 
-def unpaced(rate: Rate, part: Fraction) -> Algorithm[Any]:
+def _unpaced(rate: Rate, part: Fraction) -> Algorithm[Any]:
     """The limit for a part of an unpaced rate: a rolling window, or a meter if the rate has a burst."""
     if rate.burst is not None:
         return GCRA(slowed(rate, part), rate.burst)

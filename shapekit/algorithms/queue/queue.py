@@ -32,7 +32,7 @@ from shapekit.algorithms.base import END_US, Algorithm, Leaf, slowed
 from shapekit.algorithms.gcra import interval
 from shapekit.algorithms.prospects import Pace, departures, unforeseeable
 from shapekit.algorithms.queue import slots
-from shapekit.algorithms.queue.constraints import Constraints, States, burst_of, part_below, timeline, unpaced
+from shapekit.algorithms.queue.constraints import Constraints, States, burst_of, part_below, timeline
 from shapekit.algorithms.queue.slots import NONE, NOTICE_US, Asked, Grant, Granted, Move, Moves, Places
 from shapekit.algorithms.queue.wire import UNKNOWN, Confirmed, Further, Late, Moved, WiredQueue
 from shapekit.algorithms.quota import Quota
@@ -106,7 +106,7 @@ class LeakyQueue(WiredQueue):
         paced = min(rates, key=lambda rate: rate.period_us, default=None) if pace == "smooth" else None
         others = [rate for rate in rates if rate is not paced]
         part = part_below(headroom)
-        constraints = Constraints([*(unpaced(rate, part) for rate in others), *gates])
+        constraints = Constraints(others, part, gates)
         p, q = _UNPACED if paced is None else interval(slowed(paced, part))
         most = min(MAX_COUNT, MAX_SPAN_US * q // p)
         burst = burst_of(paced, burst, most)

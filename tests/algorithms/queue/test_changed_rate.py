@@ -3,9 +3,11 @@
 from fractions import Fraction
 from math import ceil
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shapekit import GCRA, Quota
 from shapekit.testing.timelines import queue
 
 START = 1_000_000_000
@@ -24,3 +26,25 @@ def test_the_next_leaves_where_the_line_ends(before, after, calls, passed_us):
     granted = new.reserve(new.adopt(state, old, now), now, (1, None, 7))[1]
     end = START + ceil(Fraction(calls * 1_000_000) / per_second)
     assert granted[2] == max(now, end)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "counted"),
+    [
+        ("5/s", "5/s; 100/min", [0]),
+        ("5/s; 100/min", "5/s", []),
+        ("5/s; 100/min", "5/s; 200/min", [3]),
+        ("5/s; 50/h", "5/s; 100/min; 50/h", [0, 3]),
+        ("5/s; 100/min; 50/h", "5/s; 50/h", [3]),
+        ("5/s; 100/min", "5/s; 60/h", [3]),
+        ("5/s; 100/min; 50/h", "5/s; 60/h; 300/day", [3, 3]),
+    ],
+)
+def test_gates_go_on_however_many_rates_there_are(before, after, counted):
+    """A gate continues its own state, and a further rate that of its period, or of its place."""
+    old, new = (queue(rates, gates=(Quota("5/month"), GCRA("1/s", burst=7))) for rates in (before, after))
+    state = None
+    for _ in range(3):
+        state = old.reserve(state, START, (1, None, 7))[0]
+    kept = zip(new.constraints.algorithms, new.adopt(state, old, START)[-1], strict=True)
+    assert [limit.peek(own, START).current for limit, own in kept] == [*counted, 3, 3]
