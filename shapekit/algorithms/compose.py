@@ -25,12 +25,16 @@ from fractions import Fraction
 from typing import Any, ClassVar, Self, TypeAlias
 
 from shapekit.algorithms.base import NEVER_US, Algorithm, Decided, Leaf, Outcome
+from shapekit.algorithms.sliding_log import SlidingWindowLog
+from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.decision import Decision, Forecast, Receipt
 from shapekit.errors import ConfigError
 
 __all__ = ["AllOf", "AnyOf", "FirstOf", "all_of", "any_of", "first_of"]
 
 States: TypeAlias = tuple[Any, ...]
+
+_ROLLING = {SlidingWindowLog.kind, SlidingWindow.kind}
 
 _new = tuple.__new__
 
@@ -325,11 +329,16 @@ def each(algorithms: Sequence[Algorithm[Any]], method: str, values: Sequence[Any
     ]
 
 
+def of_one_kind(kind: str, other: str) -> bool:
+    """Whether programs of these kinds can go on from each other's states, as rolling windows do."""
+    return kind == other or {kind, other} <= _ROLLING
+
+
 def adopted(reader: Any, state: Any, writer: Any, now: int, skew: int) -> Any:
     """A state that `writer` left, as a state of `reader`; ConfigError if they are of different kinds."""
     if state is None or reader is writer or reader == writer:
         return state
-    if reader.kind != writer.kind:
+    if not of_one_kind(reader.kind, writer.kind):
         raise ConfigError(
             "strategy",
             reader.kind,

@@ -283,8 +283,13 @@ def _lifted(limit: Algorithm[Any]) -> Algorithm[Any]:
     """The limit at the most that can be stated, so that it goes on counting and refuses nothing."""
     if isinstance(limit, Composite):
         return type(limit)(dict(zip(limit.names, map(_lifted, limit.parts), strict=True)))
+    if isinstance(limit, Ledger):
+        return Ledger(_lifted(limit.limit))
     if isinstance(limit, Meter):
         return type(limit)(_lifted_rate(limit.rate), limit.burst)
+    if isinstance(limit, SlidingWindowLog):
+        # A log would keep an entry for each call.
+        return SlidingWindow(MAX_COUNT, timedelta(microseconds=limit.window_us), conservative=True)
     return _with_limit(limit, MAX_COUNT)
 
 

@@ -11,7 +11,7 @@ from weakref import ref
 
 from shapekit._runtime import process
 from shapekit.algorithms.base import CHECK, NEVER_US
-from shapekit.algorithms.compose import Composite
+from shapekit.algorithms.compose import Composite, of_one_kind
 from shapekit.algorithms.queue.wire import RESERVE
 from shapekit.clock import Clock, SystemClock, forgets
 from shapekit.errors import ConfigError, StoreUnavailableError
@@ -364,7 +364,7 @@ class MemoryStore(Store):
 
     def _space(self, name: str, program: Program) -> _Space:
         kind, space = self._spaces.setdefault(name, (program.kind, {}))
-        if kind != program.kind:
+        if not of_one_kind(kind, program.kind):
             raise of_two_kinds(name, kind, program)
         return space
 

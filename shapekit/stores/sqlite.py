@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from shapekit._runtime import process
-from shapekit.algorithms.compose import Composite
+from shapekit.algorithms.compose import Composite, of_one_kind
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, StoreUnavailableError, whose
 from shapekit.stores.base import (
@@ -240,7 +240,7 @@ class SQLiteStore(Store):
     def _decider(self, name: str, program: Program, operation: Operation) -> Callable[..., Any]:
         """`_runner`, whatever operators have set."""
         kind = self._kinds.setdefault(name, program.kind)
-        if kind != program.kind:
+        if not of_one_kind(kind, program.kind):
             raise of_two_kinds(name, kind, program)
         records = self._records
         description = describe(program)
@@ -340,7 +340,7 @@ class _Records:
             return known
         execute("INSERT OR IGNORE INTO names (name, kind) VALUES (?, ?)", (plain_bytes(name), program.kind))
         number, kind = execute("SELECT id, kind FROM names WHERE name = ?", (plain_bytes(name),)).fetchone()
-        if kind != program.kind:
+        if not of_one_kind(kind, program.kind):
             live = execute(f"{_LIVE} AND records.name = ? LIMIT 1", (self._clock.now_us(), number))
             if live.fetchone() is not None:
                 raise of_two_kinds(name, kind, program)

@@ -107,7 +107,9 @@ def test_only_what_is_said_is_changed():
 
 def test_off_refuses_nothing_and_goes_on_counting():
     queue = queue_of(
-        "1/s; 5/min", quota="3/month", gates=[GCRA("1/s"), all_of(a=GCRA("1/min"), b=GCRA("2/min"))]
+        "1/s; 5/min",
+        quota="3/month",
+        gates=[GCRA("1/s"), SlidingWindowLog("2/min"), all_of(a=GCRA("1/min"), b=SlidingWindowLog("2/min"))],
     )
     other = effective(queue, Override(state="off"))
     state, now = None, 10**15

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from shapekit import (
     GCRA,
+    FixedWindow,
     Gate,
     ManualClock,
     MemoryStore,
@@ -17,7 +18,11 @@ from shapekit import (
     QueueFullError,
     RateLimitedError,
     Shaper,
+    SlidingWindow,
+    SlidingWindowLog,
     SQLiteStore,
+    all_of,
+    any_of,
 )
 from shapekit.stores.base import Stored
 from shapekit.stores.redis import RedisStore
@@ -70,7 +75,9 @@ def played(store, clock, options, steps):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"gates": [GCRA("3/s")]}, {"burst": 3}], ids=["pace", "gate", "burst"]
+    "options",
+    [{}, {"gates": [GCRA("3/s")]}, {"gates": [SlidingWindowLog("9 per 3s")]}, {"burst": 3}],
+    ids=["pace", "meter", "log", "burst"],
 )
 @settings(max_examples=40)
 @given(steps=st.lists(STEPS, max_size=25))
@@ -82,6 +89,24 @@ def test_whatever_happens(tmp_path_factory, options, steps):
     for store in stores:
         store.close()
     assert told[0] == told[1] == told[2]
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        SlidingWindowLog("2/min"),
+        all_of(a=SlidingWindowLog("2/min"), b=FixedWindow("3/min")),
+        any_of(a=SlidingWindowLog("2/min"), b=SlidingWindow("1/min")),
+    ],
+    ids=lambda limit: limit.kind,
+)
+def test_off_lifts_a_gate_with_a_log_and_goes_on_counting(store, limit):
+    gate = Gate(limit, store=store, name="gate")
+    assert [gate.check().allowed for _ in range(3)] == [True, True, False]
+    put(store, "gate", Override(state="off"))
+    assert all(gate.check().allowed for _ in range(20))
+    put(store, "gate")
+    assert not gate.check().allowed
 
 
 def test_it_holds_in_every_shaper_of_the_name_and_until_it_is_removed(store):

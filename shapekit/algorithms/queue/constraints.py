@@ -8,13 +8,11 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 from shapekit.algorithms.base import Algorithm, Decided, slowed
-from shapekit.algorithms.compose import adopted, each
+from shapekit.algorithms.compose import adopted, each, of_one_kind
 from shapekit.algorithms.gcra import GCRA
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.prospects import Periodic, Prospect
 from shapekit.algorithms.quota import rolling_window
-from shapekit.algorithms.sliding_log import SlidingWindowLog
-from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.decision import Decision, Receipt
 from shapekit.errors import ConfigError
 from shapekit.rate import Rate, Value, exactly, whole
@@ -28,9 +26,6 @@ _Asked: TypeAlias = tuple[bool, Callable[..., int], Callable[..., Decided[Any]],
 """What each departure asks of an algorithm: whether it is aligned, its `earliest` and `charge`, and itself if
 it can be spent.
 """
-
-_ROLLING = {SlidingWindowLog.kind, SlidingWindow.kind}
-"""The windows that can adopt each other's states, when a changed rate is kept in the other one."""
 
 
 class Constraints(Value):
@@ -228,11 +223,8 @@ class Constraints(Value):
         for algorithm, place in zip(self.algorithms, self._places_in(writer), strict=True):
             old, state = (algorithm, None) if place is None else (writer.algorithms[place], states[place])
             real, skew = timeline(algorithm, ahead)
-            if state is not None and {algorithm.kind, old.kind} <= _ROLLING:
-                kept.append(algorithm.adopt(state, old, newest + real, skew))
-            else:
-                same = algorithm.kind == old.kind
-                kept.append(adopted(algorithm, state, old, newest + real, skew) if same else None)
+            is_alike = of_one_kind(algorithm.kind, old.kind)
+            kept.append(adopted(algorithm, state, old, newest + real, skew) if is_alike else None)
         return tuple(kept)
 
     def rescheduled(self, states: States, newest: int, when: Callable[[int], int], ahead: Ahead) -> States:

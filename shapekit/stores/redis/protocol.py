@@ -39,7 +39,7 @@ from redis.exceptions import NoScriptError
 
 from shapekit._runtime import process
 from shapekit.algorithms.base import CHECK, Operation, Run
-from shapekit.algorithms.compose import Composite
+from shapekit.algorithms.compose import Composite, of_one_kind
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError, whose
 from shapekit.stores.base import Key, Settings, Stored, beyond, continued, part_keys
@@ -489,7 +489,7 @@ class RedisProgram:
         name, _, key = self._keyspace.place(place)
         skew = self._clock.wall_us() - at if self._injected else 0
         try:
-            if reader.kind == writer.kind and sent is None:
+            if sent is None and of_one_kind(reader.kind, writer.kind):
                 return plain_text(raw), "false"
             state = () if sent is None else writer.state_received(sent)
             state = continued(name, key, reader, state, writer, at, skew)

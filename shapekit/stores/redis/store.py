@@ -32,6 +32,7 @@ from weakref import WeakKeyDictionary, WeakMethod, ref
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, run, running_loop
 from shapekit.algorithms.base import Undo
+from shapekit.algorithms.compose import of_one_kind
 from shapekit.clock import Clock, RealClock
 from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError, missing
 from shapekit.rate import SECOND_US
@@ -255,7 +256,7 @@ class RedisStore(Store):
         with self._lock:
             known = self._programs.setdefault(name, {})
             for other in known:
-                if other.kind != program.kind:
+                if not of_one_kind(other.kind, program.kind):
                     raise of_two_kinds(name, other.kind, program)
             if program not in known:
                 known[program] = RedisProgram(
