@@ -43,6 +43,11 @@ function Algorithm:cut(s, now, charged_at)
     return s
 end
 
+-- The state after a hold was ended early: no call of an aligned limit leaves after `newest`.
+function Algorithm:resumed(s, newest)
+    return s
+end
+
 -- A value that is equal for charges given back in the same way; nil if an instant alone is not enough.
 function Algorithm:together(charged_at)
     return nil

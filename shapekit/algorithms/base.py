@@ -216,6 +216,10 @@ class Algorithm(Value, ABC, Generic[S]):
         as late as it may have been: at `now`, the present or the latest slot ahead, if that was possible.
         """
 
+    def resumed(self, state: S, newest: int) -> S:
+        """The state after a hold was ended early: no call of an aligned limit leaves after `newest`."""
+        return state
+
     def rescheduled(self, state: S, newest: int, when: Callable[[int], int]) -> S:
         """The state after calls up to `newest` were moved to later instants, each to `when` of its own.
 

@@ -49,6 +49,12 @@ function Composite:named(index, decision, receipt)
     return {decision[1], decision[2], decision[3], decision[4], decision[5], decision[6], binding, receipt}
 end
 
+function Composite:resumed(s, newest)
+    local after = {}
+    for index, part in ipairs(self.parts) do after[index] = s[index] and part:resumed(s[index], newest) end
+    return after
+end
+
 function Composite:cut(s, now, receipts)
     if not s or type(receipts) ~= "table" then return s end
     local after = {}

@@ -206,6 +206,12 @@ class Composite(Algorithm[States]):
             for name, part in zip(self.names, self.parts, strict=True)
         )
 
+    def resumed(self, state: States, newest: int) -> States:
+        return tuple(
+            None if own is None else part.resumed(own, newest)
+            for part, own in zip(self.parts, state, strict=True)
+        )
+
     def rescheduled(self, state: States, newest: int, when: Callable[[int], int]) -> States:
         return tuple(
             None if own is None else part.rescheduled(own, newest, when)

@@ -83,6 +83,20 @@ function FixedWindow:refund_many(s, now, skew, charges)
     return found and after or s
 end
 
+function FixedWindow:resumed(s, newest)
+    local after = {}
+    for place = 1, #s, 2 do
+        local start = math.min(s[place], newest - newest % self.window)
+        if after[#after - 1] == start then
+            after[#after] = after[#after] + s[place + 1]
+        else
+            after[#after + 1] = start
+            after[#after + 1] = s[place + 1]
+        end
+    end
+    return after
+end
+
 function FixedWindow:together(charged_at)
     return math.floor(charged_at / self.window)
 end

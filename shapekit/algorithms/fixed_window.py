@@ -152,6 +152,9 @@ class FixedWindow(Window[Counts]):
     def rescheduled(self, state: Counts, newest: int, when: Callable[[int], int]) -> Counts:
         return self._placed((when(at), count) for at, count in self.entries(state, newest))
 
+    def resumed(self, state: Counts, newest: int) -> Counts:
+        return self._placed((min(at, newest), count) for at, count in self.entries(state, newest))
+
     def entries(self, state: Counts, now: int) -> Iterator[tuple[int, int]]:
         """The latest instants at which units may have been admitted, oldest first.
 

@@ -189,6 +189,7 @@ def queues() -> list[Trial]:
         _queue("4/s; 9 per 10 s", pace="burst"),
         _queue("10/s", headroom=0.02),
         _queue("5/s", gates=(GCRA("3/s", 2), FixedWindow("4/s"))),
+        _queue("5/s", gates=(all_of(a=GCRA("3/s", 2), b=FixedWindow("4/s")),)),
         _queue("5/s", gates=(Quota("6/day", tz="Europe/Berlin"), SlidingWindow("5/s", buckets=4))),
         _queue("5/s", gates=(any_of(a=GCRA("1/s", 2), b=SlidingWindowLog("3/s")),)),
         _queue("5/s", gates=(first_of(a=Quota("6/day"), b=GCRA("1/s", 2)),)),

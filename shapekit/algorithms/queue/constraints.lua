@@ -132,6 +132,18 @@ function Constraints:receipts_at(due, aligned, civil)
     return receipts
 end
 
+-- The states after a hold was ended early: real time is ahead of the queue's by this `shift` now.
+function Constraints:resumed(states, at, newest, shift)
+    local after = {}
+    for index, algorithm in ipairs(self.algorithms) do
+        after[index] = states[index]
+        if states[index] and self.aligned[index] then
+            after[index] = algorithm:resumed(states[index], math.max(at, newest) + shift)
+        end
+    end
+    return after
+end
+
 function Constraints:debit(states, at, cost, receipts, shift, skew)
     return self:each("debit", states, at, cost, receipts, shift, skew)
 end

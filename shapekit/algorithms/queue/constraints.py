@@ -227,6 +227,14 @@ class Constraints(Value):
             kept.append(adopted(algorithm, state, old, newest + real, skew) if is_alike else None)
         return tuple(kept)
 
+    def resumed(self, states: States, at: int, newest: int, shift: int) -> States:
+        """The states after a hold was ended early: real time is ahead of the queue's by this `shift` now."""
+        after = []
+        for algorithm, before in zip(self.algorithms, states, strict=True):
+            moves = before is not None and algorithm.aligned
+            after.append(algorithm.resumed(before, max(at, newest) + shift) if moves else before)
+        return tuple(after)
+
     def rescheduled(self, states: States, newest: int, when: Callable[[int], int], ahead: Ahead) -> States:
         """The states after calls up to `newest` were moved, each to `when` of its instant."""
         after = []

@@ -302,8 +302,9 @@ function LeakyQueue:resume(s, now, skew, notice)
     local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(s)
     local ends = math.max(now + notice, book[8] or 0)
     if till <= ends then return s, math.max(0, till - now), 0, false end
-    local freed =
-        {tail, tail_rest, newest, generation, number, ends, shift - (till - ends), book, parts}
+    shift = shift - (till - ends)
+    parts = self.constraints:resumed(parts, ends - shift, newest, shift)
+    local freed = {tail, tail_rest, newest, generation, number, ends, shift, book, parts}
     return freed, ends - now, self:life(freed, now, skew), true
 end
 

@@ -418,7 +418,9 @@ class LeakyQueue(WiredQueue):
         end = max(now + notice, stands_until(book))
         if until <= end:
             return state, max(0, until - now), 0, False
-        freed = (tail, newest, generation, number, end, shift - (until - end), book, parts)
+        shift -= until - end
+        parts = self.constraints.resumed(parts, end - shift, newest, shift)
+        freed = (tail, newest, generation, number, end, shift, book, parts)
         return freed, end - now, self._life(freed, now, skew), True
 
     def mark(

@@ -1,7 +1,7 @@
 """Several rates, gates and quotas: what has left obeys every limit, and nobody overtakes."""
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -133,6 +133,24 @@ def test_who_waits_through_a_hold_stays_charged_to_the_window_of_the_promise(gat
     used = [sum((at - start) // SECOND == window for at, _ in follower.departures) for window in range(4)]
     assert len(held) == 3
     assert used == [1, 4 + len(held), 4, 1]
+
+
+@pytest.mark.parametrize(
+    "gate", [FixedWindow(4, "1s"), FixedWindow(4, "1m"), Quota("4/fixed:1s")], ids=["1s", "1m", "quota"]
+)
+@given(before=st.integers(0, 9), during=st.integers(0, 9), hold_s=st.integers(1, 100_000))
+def test_who_comes_after_a_hold_that_ended_early_is_next_to_those_who_wait(gate, before, during, hold_s):
+    """What was promised during the hold counts where it leaves now, and keeps nobody out for longer."""
+    follower = Follower("100/s", gates=(gate,))
+    for _ in range(before):
+        follower.reserve(1, 3_600 * SECOND)
+    follower.hold(hold_s * SECOND)
+    for _ in range(during):
+        follower.reserve(1, 2 * hold_s * SECOND + 3_600 * SECOND)
+    follower.resume()
+    last = max([follower.wait(call) for call in follower.waiting], default=0)
+    window = 60 * SECOND if gate == FixedWindow(4, "1m") else SECOND
+    assert follower.reserve(1, 2**50).slot.delay * SECOND <= last + SECOND + window
 
 
 thorough = settings(
