@@ -24,6 +24,7 @@ from shapekit._adapters.http import translated, twins_of
 from shapekit._adapters.model_calls import ended, failed
 from shapekit._runtime.drivers import TASKS
 from shapekit.errors import ConfigError, ShapekitError
+from shapekit.feedback.dialects import OURS
 from shapekit.llm import LLMBudget, LLMCall
 from shapekit.llm.call import log_errors
 from shapekit.llm.usage import StreamUsage, usage_of
@@ -56,7 +57,7 @@ class _LimitedError(litellm.RateLimitError):
     def __init__(self, *args: Any) -> None:
         retry_after = cast("errors.RateLimitedError", self).retry_after
         wait_s = min(_LONGEST_COOLDOWN_S, max(1, math.ceil(retry_after)))
-        told = {"retry-after": str(wait_s)}
+        told = {"retry-after": str(wait_s), OURS: cast("errors.RateLimitedError", self).code}
         litellm.RateLimitError.__init__(
             self,
             str(self),

@@ -32,7 +32,7 @@ from shapekit._runtime.drivers import TASKS, AsyncAlarm, Driver, Twin, run
 from shapekit.algorithms.base import CHECK, REFUND, share_of
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.clock import Clock
-from shapekit.errors import ConfigError, QuotaExhaustedError, RateLimitedError, StoreUnavailableError
+from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
 from shapekit.feedback import Feedback, Incidents
 from shapekit.policy import Admission, Policy, checked_policy
 from shapekit.rate import AS_CONFIGURED, MAX_SPAN_US, SECOND_US, Duration, max_wait_us, whole
@@ -68,22 +68,25 @@ class retry_if_throttled(retry_base):  # noqa: N801 - named as tenacity names it
     """Retry after a 429, 503 or 529, returned or carried by an exception, and after a QueueFullError.
 
     A spent quota lasts until its period ends, and an exhausted account until its owner pays: neither
-    QuotaExhaustedError nor an answer such as OpenAI's `insufficient_quota` is retried.
+    QuotaExhaustedError nor an answer such as OpenAI's `insufficient_quota` is retried. A 429 of shapekit
+    (`on_reject="respond"`) counts as the error that it stands for.
     """
 
     def __call__(self, retry_state: RetryCallState) -> bool:  # noqa: D102 - as tenacity says
         ending = _ending(retry_state)
-        if isinstance(ending.failure, RateLimitedError):
-            return not isinstance(ending.failure, QuotaExhaustedError)
+        refusal = ending.refusal
+        if refusal is not None:
+            return not refusal.is_exhausted
         answer = ending.answer
         return answer is not None and answer.status in _THROTTLED and not ending.is_exhausted
 
 
 class stop_when_quota_exhausted(stop_base):  # noqa: N801
-    """Stop when the attempt was refused because a quota is spent."""
+    """Stop when the attempt was refused because a quota is spent, by an error or by a 429 of shapekit."""
 
     def __call__(self, retry_state: RetryCallState) -> bool:  # noqa: D102
-        return isinstance(_ending(retry_state).failure, QuotaExhaustedError)
+        refusal = _ending(retry_state).refusal
+        return refusal is not None and refusal.is_exhausted
 
 
 class wait_retry_after(wait_base):  # noqa: N801
@@ -117,8 +120,9 @@ class StatedDelay:
 
     def seconds(self, ending: CallOutcome) -> float:
         """At most `max_hold`; 0 if nothing is said."""
-        if isinstance(ending.failure, RateLimitedError):
-            return min(ending.failure.retry_after, self._feedback.max_hold_s)
+        refusal = ending.refusal
+        if refusal is not None:
+            return min(refusal.retry_after, self._feedback.max_hold_s)
         answer, now = ending.answer, time.time()
         if answer is None:
             return 0.0

@@ -704,7 +704,9 @@ class Admission:
         age_us = max(0, round((self._core.clock.wall_us() / SECOND_US - self.sent_at) * SECOND_US))
         waited = self.reservation.delay > 0
         if hint is None:
-            return RateSignal(age_us, is_refusal=False, is_success=status < _ILL, waited=waited)
+            # A 429 without a hint is ours.
+            is_success = status < _ILL and status != _REFUSED
+            return RateSignal(age_us, is_refusal=False, is_success=is_success, waited=waited)
         is_about_all = hint.scope is None or self.target is None
         refused = status == _REFUSED or (status >= _FAILED and hint.hold_s > 0)
         stated = None

@@ -30,7 +30,7 @@ try:
 except ImportError as error:
     raise errors.missing("ShapedTask", "celery") from error
 
-from shapekit._adapters.http import hearing
+from shapekit._adapters.http import CallOutcome, hearing
 from shapekit._adapters.tasks import (
     Shape,
     calls_of,
@@ -177,14 +177,16 @@ class Shaped:
 
             raise self.shaped.throttled(response)
 
-        Takes a response, an error that carries one, or a RateLimitedError. The retry counts towards
-        `max_retries`, like any other.
+        Takes a response, an error that carries one, or a RateLimitedError. A 429 of shapekit
+        (`on_reject="respond"`) holds nothing: the task retries after its `Retry-After`. The retry counts
+        towards `max_retries`, like any other.
         """
+        countdown, max_hold_s = 0.0, (self.policy.feedback or Feedback()).max_hold_s
         if isinstance(answer, RateLimitedError):
-            error, bounds = answer, self.policy.feedback or Feedback()
+            error = answer
             if error.retry_after > 0 and self.policy.enforce:
                 with hearing(self.admission):
-                    self.hold(min(error.retry_after, bounds.max_hold_s))
+                    self.hold(min(error.retry_after, max_hold_s))
         else:
             response = getattr(answer, "response", None)
             if response is None:  # not by truth value: a requests response is false after a 429
@@ -196,14 +198,18 @@ class Shaped:
                     "is neither a response, nor an error with one, nor a RateLimitedError",
                     "pass one of these; for any other error there is self.retry",
                 )
-            hint = None
-            with hearing(self.admission):
-                hint = self.observe(response)
-            hold_us = 0 if hint is None else round(hint.hold_s * SECOND_US)
+            refusal = CallOutcome(response).refusal
+            if refusal is not None:
+                wait_s = countdown = min(refusal.retry_after, max_hold_s)
+            else:
+                hint = None
+                with hearing(self.admission):
+                    hint = self.observe(response)
+                wait_s = 0.0 if hint is None else hint.hold_s
             error = RateLimitedError(
-                Decision(False, 1, 1, 0, 0, hold_us), self.admission.key, self.policy.name
+                Decision(False, 1, 1, 0, 0, round(wait_s * SECOND_US)), self.admission.key, self.policy.name
             )
-        return self._retry(error, 0)
+        return self._retry(error, countdown)
 
     # what goes on around it
 

@@ -44,7 +44,8 @@ from shapekit.errors import (
     RateLimitedError,
     ShapekitError,
 )
-from shapekit.feedback import STATUSES, error_of, says_exhausted
+from shapekit.feedback import STATUSES, OwnRefusal, error_of, own_refusal, says_exhausted
+from shapekit.feedback.dialects import OURS
 from shapekit.keys import SCOPE, KeyOf, Routes, Target, constantly, key_of, parsed
 from shapekit.policy import Admission, Policy, body_of, checked_policy
 from shapekit.rate import (
@@ -389,15 +390,11 @@ _NOTHING_SAID = _PerRequest()
 _NO_WAITS: Mapping[str, Any] = {}
 
 
-REFUSED = "Shapekit-Refused"
-"""The header that tells a 429 of ours from one of the server: the `code` of the error."""
-
-
 def too_many(error: RateLimitedError) -> Answer429:
     """A 429 of our own for a request that was refused and not sent."""
     retry_after = max(1, math.ceil(error.retry_after))
     body = {"code": error.code, "key": error.key, "retry_after": error.retry_after}
-    headers = {"Retry-After": str(retry_after), "Content-Type": "application/json", REFUSED: error.code}
+    headers = {"Retry-After": str(retry_after), "Content-Type": "application/json", OURS: error.code}
     if isinstance(error, AccountExhaustedError):
         # The SDKs of OpenAI and Anthropic obey this, and would try again otherwise.
         headers["X-Should-Retry"] = "false"
@@ -462,6 +459,14 @@ class CallOutcome(NamedTuple):
                     # Where an SDK has closed the response, its error has the body.
                     return ResponseView(status, _headers_of(bearer), body_of(bearer) or body_of(self.failure))
         return None
+
+    @property
+    def refusal(self) -> OwnRefusal | None:
+        """The refusal of shapekit that it ended with: what was raised, or the 429 in its place."""
+        if isinstance(self.failure, RateLimitedError):
+            return OwnRefusal(self.failure.code, self.failure.retry_after)
+        answer = self.answer
+        return None if answer is None else own_refusal(answer.status, answer.headers)
 
     @property
     def is_exhausted(self) -> bool:

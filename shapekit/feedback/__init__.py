@@ -20,9 +20,11 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from shapekit._runtime import process
 from shapekit.clock import forgets
+from shapekit.errors import AccountExhaustedError, QuotaExhaustedError
 from shapekit.feedback.dialects import (
     DIALECTS,
     FIRST_HOLD_S,
+    OURS,
     REFUSED,
     SAYS_NOTHING,
     UNAVAILABLE,
@@ -136,6 +138,7 @@ class Feedback:
        OpenAI's `insufficient_quota`, or by a 402 that names no time and does not ask for the payment of this
        one request.
     5. Nothing else holds. A 503 or 529 that does not say how long is an error of the server, not of our rate.
+       A 429 that shapekit made itself (`on_reject="respond"`) is no answer of the server, and says nothing.
 
     Explicit values are obeyed whenever they arrive; the time a request was sent matters only for answers
     without one. When a hold is placed the longer of two wins, so a late answer never shortens one.
@@ -191,6 +194,8 @@ class Feedback:
             self._succeeded(status, key, None, sent_at)
             return None
         answer = heard(status, lines, received_at, error)
+        if _refusal(answer) is not None:
+            return None
         hint, first_hold_s = self._parsed(answer)
         if _is_exhausted(answer, hint):
             hold_s = self._incidents.unhinted(
@@ -279,6 +284,36 @@ def _told(answer: Answer, hint: ServerHint | None) -> float:
     if hint is not None and hint.remaining == 0:
         said.append(hint.reset_s or 0.0)
     return next((hold_s for hold_s in said if hold_s >= _LEAST_HOLD_S), 0.0)
+
+
+# Refusals of ours, which a wrapper may return in the place of an answer.
+
+_OWN_FIELDS = wanted(())
+
+
+class OwnRefusal(NamedTuple):
+    """A refusal of shapekit, raised as an error or returned as a 429."""
+
+    code: str
+    """The code of the error."""
+    retry_after: float
+    """Seconds until the same call may pass."""
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether a quota or an account is spent."""
+        return self.code in (QuotaExhaustedError.code, AccountExhaustedError.code)
+
+
+def own_refusal(status: int, headers: Headers) -> OwnRefusal | None:
+    """The refusal that a 429 of shapekit stands for; None if the answer is the server's."""
+    # The time matters only for dates, and ours says seconds.
+    return _refusal(heard(status, picked(headers, _OWN_FIELDS), 0.0)) if status == REFUSED else None
+
+
+def _refusal(answer: Answer) -> OwnRefusal | None:
+    code = answer.fields.get(OURS.lower())
+    return OwnRefusal(code, answer.retry_s or 0.0) if code is not None and answer.status == REFUSED else None
 
 
 # Exhausted accounts: both refusals may be a 429. But a limit passes by itself; an account with nothing left

@@ -69,6 +69,8 @@ _CUT = LONGEST + 1
 """
 _MOST_LINES = 1_000
 _RETRY = ("retry-after", "retry-after-ms")
+OURS = "Shapekit-Refused"
+"""The header that tells a 429 of ours from one of the server: the `code` of the error."""
 
 
 class Answer(NamedTuple):
@@ -111,7 +113,7 @@ class FieldNames(NamedTuple):
 def wanted(fields_read: Iterable[str]) -> FieldNames:
     """These fields, and those that every dialect reads."""
     telling = {*fields_read, *_RETRY}
-    texts = {*telling, "date"}
+    texts = {*telling, "date", OURS.lower()}
     return FieldNames(
         frozenset(texts),
         frozenset(text.encode() for text in texts),

@@ -101,7 +101,7 @@ def never_sent(error: BaseException) -> bool:
     cause: BaseException | None = error
     seen: set[int] = set()
     while cause is not None and id(cause) not in seen:
-        if isinstance(cause, _NEVER_SENT):
+        if isinstance(cause, _NEVER_SENT) or CallOutcome(failure=cause).refusal is not None:
             return True
         if isinstance(cause, BaseExceptionGroup):
             return all(map(never_sent, cause.exceptions))

@@ -50,6 +50,22 @@ def test_retry_after_goes_before_the_reset(feedback):
     assert read(feedback, 429, {**SPENT, "Retry-After": "3"}).hold_s == 3
 
 
+OURS = {"Retry-After": "7", "Shapekit-Refused": "queue_full"}
+
+
+@pytest.mark.parametrize("dialect", ["auto", *DIALECTS, lambda answer: ServerHint(hold_s=5.0)])
+def test_a_429_of_ours_says_nothing_about_the_server(dialect):
+    feedback = Feedback(dialect)
+    assert read(feedback, 429, {**OURS, **SPENT}) is None
+    assert read(feedback, 429, iter(OURS.items())) is None
+    assert (
+        read(feedback, 429, [(name.lower().encode(), value.encode()) for name, value in OURS.items()]) is None
+    )
+    assert not feedback._incidents.known
+    # It is only ever a 429.
+    assert read(feedback, 503, OURS).hold_s > 0
+
+
 @pytest.mark.parametrize("zero", ["0", "0.0", "0.0004", "-5", "", "soon", "Thu, 01 Jan 1970 00:00:00 GMT"])
 def test_a_zero_is_nothing_said(feedback, zero):
     assert read(feedback, 429, {"Retry-After": zero}).hold_s == 1

@@ -6,7 +6,8 @@ import httpx
 import openai
 import pytest
 
-from shapekit import Policy, QueueFullError
+from shapekit import ManualClock, Policy, QueueFullError
+from shapekit.integrations.httpx import ShapedTransport
 from shapekit.llm.call import never_ran, never_sent
 
 from .errors import RefusedByServer, caused
@@ -23,8 +24,21 @@ REFUSED = ConnectionRefusedError("nobody there")
 LOOP = RuntimeError("a loop of causes")
 LOOP.__cause__ = LOOP
 
+
+def answered():
+    """The error of an SDK whose client got a 429 of ours."""
+    answering = httpx.MockTransport(lambda request: httpx.Response(200))
+    transport = ShapedTransport(answering, rate="1/h", max_wait=0, on_reject="respond", clock=ManualClock())
+    with httpx.Client(transport=transport) as client:
+        _, response = [client.get("http://api.x/") for _ in range(2)]
+    with pytest.raises(httpx.HTTPStatusError) as caught:
+        response.raise_for_status()
+    return caught.value
+
+
 UNSENT = {
     "refused by us": refusal(),
+    "answered by us": answered(),
     "refused connection": REFUSED,
     "no such host": gaierror("no such host"),
     "in a client's error": caused(caused(REFUSED)),

@@ -118,6 +118,19 @@ class TestHearing:
         assert task(response_of_httpx(5)) == pytest.approx(3 + SLOT_S)
         assert task() == pytest.approx(8 + 2 * SLOT_S)
 
+    @pytest.mark.parametrize(("seconds", "countdown"), [(30, 30), (3_600, 900)])
+    @pytest.mark.parametrize("answer", [response_of_requests, response_of_httpx, error_of_httpx])
+    def test_a_429_of_ours_holds_nothing_and_the_task_comes_back(
+        self, eager, monkeypatch, answer, seconds, countdown
+    ):
+        told, waits = answer(seconds), []
+        getattr(told, "response", told).headers["Shapekit-Refused"] = "queue_full"
+        task = eager.shaped(lambda self: self.shaped.throttled(told), bind=True)
+        monkeypatch.setattr(task, "retry", lambda **how: waits.append(how["countdown"]) or how["exc"])
+        assert task().retry_after == countdown
+        assert waits == [countdown]
+        assert task.shaped.policy.shaper.held() == 0
+
     def test_without_feedback_the_next_turn_is_taken(self, eager, clock):
         def run(self):
             if not self.request.retries:

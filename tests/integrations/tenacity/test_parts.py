@@ -102,6 +102,17 @@ def test_only_a_spent_quota_stops(after):
         assert not stop(state)
 
 
+@pytest.mark.parametrize("error", [QueueFullError, QuotaExhaustedError, AccountExhaustedError])
+def test_a_429_of_ours_counts_as_the_error_that_it_stands_for(after, error):
+    lasts = error is not QueueFullError
+    for form in forms(429, Shapekit_Refused=error.code, Retry_After="7"):
+        state = after(**form)
+        assert retry_if_throttled()(state) is not lasts
+        assert stop_when_quota_exhausted()(state) is lasts
+        assert wait_retry_after(NOTHING_SAID)(state) == 7.0
+        assert wait_retry_after(NOTHING_SAID, max_hold="4s")(state) == 4.0
+
+
 def test_a_spent_quota_ends_retrying_that_would_go_on():
     policy, attempts = Policy(quota="2/month", clock=ManualClock()), []
 
