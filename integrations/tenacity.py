@@ -19,10 +19,11 @@ from __future__ import annotations
 import inspect
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 from weakref import WeakKeyDictionary
 
@@ -312,6 +313,10 @@ class Attempts(_Asking):
             await self.budget.earn(driver)
         return waited
 
+    def in_flight(self, call: object) -> Admission | None:
+        """The admission of the running attempt; None if the call is not shaped."""
+        return self._admissions.get(call)
+
     async def end(self, driver: Driver, call: object, ending: CallOutcome) -> None:
         """Hear what the server says, and give back what never counted."""
         admission, answer, failure = self._admissions[call], ending.answer, ending.failure
@@ -387,6 +392,43 @@ class _Shaped(tenacity.BaseRetrying):
             self.statistics["waited_for_server"] += min(told, do)
 
 
+class _Attempt(tenacity.AttemptManager):
+    """An attempt of a loop, whose call ends with its block: the loop may be left there.
+
+    What it ended with may be set after the block, and is heard when the loop goes on.
+    """
+
+    def __init__(self, state: RetryCallState, attempts: Attempts) -> None:
+        super().__init__(state)
+        self._admission = attempts.in_flight(state)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        is_swallowed = super().__exit__(kind, error, trace)
+        # The collector may end a generator in the midst of anything: then no store is asked.
+        if self._admission is not None and kind is not GeneratorExit:
+            self._leave(self._admission)
+        return is_swallowed
+
+    def _leave(self, admission: Admission) -> None:
+        admission.leave()
+
+
+class _AsyncAttempt(_Attempt):
+    """The same in a task, where the block is a `with`, which cannot await, or an `async with`."""
+
+    def _leave(self, admission: Admission) -> None:
+        admission.leave_soon()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        if self._admission is not None and kind is not GeneratorExit:
+            await self._admission.aleave()
+        return self.__exit__(kind, error, trace)
+
+
 class _ShapedRetrying(_Shaped, Retrying):
     stops = _StopWithin
 
@@ -408,6 +450,10 @@ class _ShapedRetrying(_Shaped, Retrying):
         do = super().iter(retry_state=retry_state)
         self.sleeps(retry_state, do)
         return do
+
+    def __iter__(self) -> Generator[tenacity.AttemptManager, None, None]:
+        for attempt in super().__iter__():
+            yield _Attempt(attempt.retry_state, self.attempts)
 
 
 class _AsyncShapedRetrying(_Shaped, AsyncRetrying):
@@ -439,6 +485,10 @@ class _AsyncShapedRetrying(_Shaped, AsyncRetrying):
 
     def __aiter__(self) -> AsyncRetrying:
         return AsyncRetrying.__aiter__(self._of_one_run())
+
+    async def __anext__(self) -> tenacity.AttemptManager:
+        attempt = await super().__anext__()
+        return _AsyncAttempt(attempt.retry_state, self.attempts)
 
     def _of_one_run(self) -> Self:
         run = self.copy()

@@ -74,6 +74,25 @@ async def test_each_attempt_waits_for_the_server_and_for_its_slot(clock, run):
     assert seen["waited_for_slots"] == pytest.approx(9.0)
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("is_awaited", [True, False])
+async def test_the_call_of_a_loop_that_is_left_ends_with_its_block(clock, is_awaited, enabled):
+    policy = Policy(concurrency=1, clock=clock)
+    async for attempt in (retrying := ashaped_retrying(policy, enabled=enabled)):
+        if is_awaited:
+            async with attempt:
+                break
+        with attempt:
+            break
+    async with policy.aadmit(max_wait=0):
+        pass
+    async for attempt in retrying:  # and one that goes on ends once
+        async with attempt:
+            pass
+    async with policy.aadmit(max_wait=0):
+        pass
+
+
 async def test_where_the_budget_is_spent_the_original_error_is_raised(clock, run):
     error, policy = KeyError("original"), Policy("10/s", clock=clock)
     retry = tenacity.retry_if_exception_type(KeyError)

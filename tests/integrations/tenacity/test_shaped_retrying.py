@@ -119,6 +119,32 @@ def test_an_exhausted_account_is_asked_once(clock, run):
     assert upstream.asked == [0.0]
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_call_of_a_loop_that_is_left_ends_with_its_block(clock, enabled):
+    policy = Policy(concurrency=1, clock=clock)
+    loop = iter(shaped_retrying(policy, enabled=enabled))
+    for attempt in loop:
+        with attempt:
+            break
+    with policy.admit(max_wait=0), pytest.raises(QueueFullError), policy.admit(max_wait=0):
+        pass
+    loop.close()
+    with policy.admit(max_wait=0):
+        pass
+
+
+def test_a_call_is_in_flight_once_however_often_it_is_tried(clock):
+    policy = Policy(concurrency=1, clock=clock)
+    for attempt in shaped_retrying(policy, retry=ON_KEY_ERROR, wait=SECOND):
+        with attempt:
+            with pytest.raises(QueueFullError), policy.admit(max_wait=0):
+                pass
+            if attempt.retry_state.attempt_number < 3:
+                raise KeyError
+        with policy.admit(max_wait=0):
+            pass
+
+
 def test_a_first_attempt_is_shaped_too(clock):
     upstream, retrying = Upstream(clock, FINE), shaped_retrying(Policy("10/s", clock=clock), cost=3, key="me")
     for _ in range(3):
