@@ -25,11 +25,11 @@ from datetime import timedelta
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from shapekit import errors
 from shapekit._adapters.http import CallOutcome, observe
-from shapekit._runtime.drivers import TASKS, AsyncAlarm, Driver, Twin, run
+from shapekit._runtime.drivers import TASKS, AsyncAlarm, Driver, Twin, given_back, run
 from shapekit.algorithms.base import CHECK, REFUND, share_of
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.clock import Clock
@@ -239,6 +239,7 @@ class RetryBudget:
 
     The bucket starts full, with `reserve` tokens, and never holds more. So of any series of calls, by all
     workers that share the store, at most `share x calls + reserve` are retries. Time plays no part in it.
+    A retry that is not made after all gives its token back.
 
     What is counted is what is missing, in a FixedWindow whose window outlives us: a check takes a token or
     is denied, a refund gives back, down to nothing missing, and every store does each at once for
@@ -270,6 +271,11 @@ class RetryBudget:
         except StoreUnavailableError:
             return False
 
+    async def give_back(self, driver: Driver) -> None:
+        """A retry that was paid for is not made."""
+        with suppress(StoreUnavailableError):
+            await driver.ask(self._refund, _KEY, _TOKEN, self._now_us())
+
 
 # shaped retrying
 
@@ -300,18 +306,37 @@ class Attempts(_Asking):
         self.clock = store.clock
         self.budget = RetryBudget(store, name, share=budget, reserve=reserve)
         self._admissions: WeakKeyDictionary[Any, Admission] = WeakKeyDictionary()
+        self._paid: WeakSet[Any] = WeakSet()
 
     async def leave(self, driver: Driver, call: object) -> float:
         """Wait for the slot, or raise what it is refused with."""
         began_us = self.clock.now_us()
         admission = self._policy.admit(self._key, cost=self._cost, max_wait=self._max_wait)
-        await driver.ask(Twin(admission.__enter__, admission.__aenter__))
+        try:
+            await driver.ask(Twin(admission.__enter__, admission.__aenter__))
+        except BaseException as error:
+            await driver.given_back(error, partial(self.unpay, driver, call))
+            raise
+        self._paid.discard(call)
         waited = (self.clock.now_us() - began_us) / SECOND_US
         is_first = call not in self._admissions
         self._admissions[call] = admission
         if is_first:
             await self.budget.earn(driver)
         return waited
+
+    async def pay(self, driver: Driver, call: object) -> bool:
+        """Whether the budget pays for another attempt."""
+        is_paid = await self.budget.spend(driver)
+        if is_paid:
+            self._paid.add(call)
+        return is_paid
+
+    async def unpay(self, driver: Driver, call: object) -> None:
+        """The attempt that was paid for, if one was, is not made."""
+        if call in self._paid:
+            self._paid.discard(call)
+            await self.budget.give_back(driver)
 
     def in_flight(self, call: object) -> Admission | None:
         """The admission of the running attempt; None if the call is not shaped."""
@@ -329,17 +354,41 @@ class Attempts(_Asking):
 class _StopWithin(stop_base):
     """Stop when the other says so, or when no retry can be paid for."""
 
-    def __init__(self, stop: Any, budget: RetryBudget) -> None:
+    def __init__(self, stop: Any, attempts: Attempts) -> None:
         self.stop = stop
-        self.budget = budget
+        self.attempts = attempts
 
     def __call__(self, retry_state: RetryCallState) -> bool:
-        return bool(self.stop(retry_state)) or not run(self.budget.spend)
+        return bool(self.stop(retry_state)) or not run(self.attempts.pay, retry_state)
 
 
 class _AsyncStopWithin(_StopWithin):
     async def __call__(self, retry_state: RetryCallState) -> bool:  # type: ignore[override]
-        return bool(await _awaited(self.stop(retry_state))) or not await self.budget.spend(TASKS)
+        return bool(await _awaited(self.stop(retry_state))) or not await self.attempts.pay(TASKS, retry_state)
+
+
+class _Nap:
+    """The sleep before a retry, which has been paid for: it costs nothing if it is interrupted."""
+
+    def __init__(self, sleep: Callable[[float], Any], budget: RetryBudget) -> None:
+        self.sleep = sleep
+        self.budget = budget
+
+    def __call__(self, seconds: float) -> Any:
+        try:
+            self.sleep(seconds)
+        except BaseException:
+            run(self.budget.give_back)
+            raise
+
+
+class _AsyncNap(_Nap):
+    async def __call__(self, seconds: float) -> None:
+        try:
+            await _awaited(self.sleep(seconds))
+        except BaseException as error:
+            await given_back(error, partial(self.budget.give_back, TASKS))
+            raise
 
 
 class _Shaped(tenacity.BaseRetrying):
@@ -349,6 +398,7 @@ class _Shaped(tenacity.BaseRetrying):
     word: StatedDelay
     ended: WeakKeyDictionary[RetryCallState, tenacity.Future]
     stops: type[_StopWithin]
+    naps: type[_Nap]
     nap: Callable[[Clock, float], Any]
 
     @classmethod
@@ -360,7 +410,9 @@ class _Shaped(tenacity.BaseRetrying):
         self.word = StatedDelay()
         self.ended = WeakKeyDictionary()
         if not isinstance(self.stop, _StopWithin):
-            self.stop = self.stops(self.stop, attempts.budget)
+            self.stop = self.stops(self.stop, attempts)
+        if not isinstance(self.sleep, _Nap):
+            self.sleep = self.naps(self.sleep, attempts.budget)
         return self
 
     def copy(self, *changes: Any, **named: Any) -> Self:
@@ -386,10 +438,13 @@ class _Shaped(tenacity.BaseRetrying):
         self.statistics["attempt_number"] -= 1
         return self.retry_error_callback or _as_it_ended
 
-    def sleeps(self, state: RetryCallState, do: Any) -> None:
-        if isinstance(do, tenacity.DoSleep):
-            told = self.word.seconds(_ending(state))
-            self.statistics["waited_for_server"] += min(told, do)
+    def sleeps(self, state: RetryCallState, do: Any) -> bool:
+        """Whether another attempt comes next."""
+        if not isinstance(do, tenacity.DoSleep):
+            return False
+        told = self.word.seconds(_ending(state))
+        self.statistics["waited_for_server"] += min(told, do)
+        return True
 
 
 class _Attempt(tenacity.AttemptManager):
@@ -431,6 +486,7 @@ class _AsyncAttempt(_Attempt):
 
 class _ShapedRetrying(_Shaped, Retrying):
     stops = _StopWithin
+    naps = _Nap
 
     @staticmethod
     def nap(clock: Clock, seconds: float) -> None:
@@ -447,8 +503,13 @@ class _ShapedRetrying(_Shaped, Retrying):
                 return conclude(retry_state)
         else:
             run(self.attempts.end, retry_state, self.ending(retry_state))
-        do = super().iter(retry_state=retry_state)
-        self.sleeps(retry_state, do)
+        try:
+            do = super().iter(retry_state=retry_state)
+        except BaseException:
+            run(self.attempts.unpay, retry_state)
+            raise
+        if not self.sleeps(retry_state, do):
+            run(self.attempts.unpay, retry_state)
         return do
 
     def __iter__(self) -> Generator[tenacity.AttemptManager, None, None]:
@@ -458,6 +519,7 @@ class _ShapedRetrying(_Shaped, Retrying):
 
 class _AsyncShapedRetrying(_Shaped, AsyncRetrying):
     stops = _AsyncStopWithin
+    naps = _AsyncNap
 
     @staticmethod
     async def nap(clock: Clock, seconds: float) -> None:
@@ -474,8 +536,13 @@ class _AsyncShapedRetrying(_Shaped, AsyncRetrying):
                 return await _awaited(conclude(retry_state))
         else:
             await self.attempts.end(TASKS, retry_state, self.ending(retry_state))
-        do = await super().iter(retry_state=retry_state)
-        self.sleeps(retry_state, do)
+        try:
+            do = await super().iter(retry_state=retry_state)
+        except BaseException as error:
+            await given_back(error, partial(self.attempts.unpay, TASKS, retry_state))
+            raise
+        if not self.sleeps(retry_state, do):
+            await self.attempts.unpay(TASKS, retry_state)
         return do
 
     # tenacity keeps the state of a run on the object, where tasks that share it would meet.

@@ -5,7 +5,8 @@ import httpx
 import pytest
 import tenacity
 
-from shapekit import MemoryStore, Policy, QueueFullError
+from shapekit import ManualClock, MemoryStore, Policy, QueueFullError
+from shapekit._runtime.drivers import TASKS
 from shapekit.integrations.tenacity import ashaped_retrying, wait_retry_after
 from shapekit.testing import FaultyStore
 
@@ -72,6 +73,23 @@ async def test_each_attempt_waits_for_the_server_and_for_its_slot(clock, run):
     assert seen["idle_for"] == pytest.approx(8.0)
     assert seen["waited_for_server"] == pytest.approx(7.0)
     assert seen["waited_for_slots"] == pytest.approx(9.0)
+
+
+@pytest.mark.parametrize("where", ["sleep", "slot"])
+async def test_a_retry_that_is_cancelled_costs_nothing(run, where):
+    clock = ManualClock()
+    policy = Policy("10/s" if where == "sleep" else "1/h", clock=clock)
+    wait = tenacity.wait_fixed(1 if where == "sleep" else 0)
+    retrying = ashaped_retrying(policy, budget=0.001, reserve=1, wait=wait)
+    upstream = Upstream(clock, ILL)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run, retrying, upstream)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert len(upstream.asked) == 1
+    budget = retrying.attempts.budget
+    assert await budget.spend(TASKS)
+    assert not await budget.spend(TASKS)
 
 
 @pytest.mark.parametrize("enabled", [True, False])

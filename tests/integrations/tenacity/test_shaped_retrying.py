@@ -245,6 +245,49 @@ def test_a_retry_that_is_refused_is_not_made(clock, run):
         run(shaped_retrying(policy, wait=SECOND, retry=ON_KEY_ERROR), Upstream(clock, KeyError()))
 
 
+class Stopped(BaseException):
+    """An interrupt, wherever it meets a retry that is paid for already."""
+
+
+def stopping(*_, **__):
+    raise Stopped
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_wait": 0},
+        {"sleep": stopping},
+        {"before_sleep": stopping},
+        {"sleep": lambda _: None, "interrupted": True},
+    ],
+    ids=["refused", "in its sleep", "before that", "in its wait for a slot"],
+)
+def test_a_retry_that_is_not_made_costs_nothing(clock, run, monkeypatch, options):
+    policy, options = Policy("1/h", clock=clock), dict(options)
+    if options.pop("interrupted", False):
+        waits = iter([policy.shaper.schedule, stopping])
+        monkeypatch.setattr(
+            type(policy.shaper), "schedule", lambda _, *args, **waited: next(waits)(*args, **waited)
+        )
+    retrying = shaped_retrying(policy, budget=0.001, reserve=1, retry=ON_KEY_ERROR, wait=SECOND, **options)
+    with pytest.raises((KeyError, Stopped)):
+        run(retrying, upstream := Upstream(clock, KeyError()))
+    assert len(upstream.asked) == 1
+    budget = retrying.attempts.budget
+    assert drivers.run(budget.spend)
+    assert not drivers.run(budget.spend)
+
+
+def test_nor_does_one_that_another_stop_forbids_after_it_was_paid_for(clock):
+    retrying = shaped_retrying(Policy("10/s", clock=clock), budget=0.001, reserve=1, wait=SECOND)
+    forbidden = retrying.copy()
+    forbidden.stop = tenacity.stop_any(retrying.stop, tenacity.stop_after_attempt(1))
+    forbidden(upstream := Upstream(clock, ILL))
+    assert len(upstream.asked) == 1
+    assert drivers.run(retrying.attempts.budget.spend)
+
+
 def test_a_call_that_was_refused_earns_nothing(clock):
     policy = Policy("1/s", clock=clock)
     retrying = shaped_retrying(policy, budget=1.0, reserve=1, max_wait=0, wait=SECOND, retry=ON_KEY_ERROR)
