@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from contextlib import aclosing
+from io import BytesIO
 
 import aiohttp
 import anyio
@@ -10,7 +11,9 @@ import httpx
 import httpx2
 import pytest
 import requests
+from requests.adapters import BaseAdapter
 from requests.auth import HTTPDigestAuth
+from urllib3 import HTTPResponse
 
 from shapekit import Concurrency, Policy, QueueFullError
 from shapekit.integrations import aiohttp as shaped_aiohttp
@@ -245,6 +248,33 @@ def test_requests_gives_the_permit_back_however_the_body_is_given_up(how, server
             gc.collect()
         if how != "drop":
             assert standing(policy) == (0, 0)
+        assert is_free(policy)
+
+
+class Here(BaseAdapter):
+    """An adapter that has its bodies already, as mocks, files and caches do."""
+
+    def __init__(self, raw):
+        super().__init__()
+        self.raw = raw
+
+    def send(self, request, **_):
+        response = requests.Response()
+        response.status_code, response.request, response.url = 200, request, request.url
+        response.raw = self.raw(BytesIO(b"ok"))
+        return response
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("raw", [lambda body: HTTPResponse(body, preload_content=False), lambda body: body])
+def test_requests_has_nothing_in_flight_without_a_connection(policy, stream, raw):
+    with requests.Session() as session:
+        session.mount("mem://", shaped_requests.ShapedAdapter(Here(raw), policy=policy))
+        response = session.get("mem://here/", stream=stream)
+        assert response.content == b"ok"
         assert is_free(policy)
 
 
