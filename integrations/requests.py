@@ -260,10 +260,16 @@ class ShapedAdapter(BaseAdapter):
         self._adapter.close()
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("_adapter", "_limit"):
+            raise AttributeError(f"{type(self).__name__} has no {name} before its __init__ was called")
         return getattr(self._adapter, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._adapter, name, value)
+        # A subclass may set attributes before it calls ours.
+        if "_adapter" in self.__dict__:
+            setattr(self._adapter, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def __copy__(self) -> ShapedAdapter:
         return _around(type(self), self._adapter, self._limit)
@@ -281,7 +287,11 @@ class ShapedAdapter(BaseAdapter):
 def _settle(made: ShapedAdapter, adapter: BaseAdapter, limit: _Limit) -> None:
     if not isinstance(adapter, BaseAdapter):
         raise ConfigError("adapter", adapter, "is not an adapter of requests", "pass one, or leave it out")
+    early = dict(made.__dict__)  # what a subclass has set before
+    made.__dict__.clear()
     made.__dict__.update(_adapter=adapter, _limit=limit)
+    for name, value in early.items():
+        setattr(made, name, value)
 
 
 def _around(kind: type[ShapedAdapter], adapter: BaseAdapter, limit: _Limit) -> ShapedAdapter:

@@ -1,5 +1,6 @@
 """requests: what goes through the adapter leaves when it may, and is otherwise as it was."""
 
+import copy
 import pickle
 import threading
 
@@ -296,6 +297,31 @@ def test_whatever_else_is_asked_or_told_is_the_inner_adapters():
     assert inner.max_retries.total == 7
     assert not hasattr(adapter, "nonsense")
     assert ShapedAdapter(rate="1/s", pool_maxsize=3)._pool_maxsize == 3
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_subclass_may_set_attributes_before_and_after_ours(server, when):
+    class TimeoutAdapter(ShapedAdapter):
+        def __init__(self, *args, timeout=5, **options):
+            if when == "before":
+                self.timeout = timeout
+            super().__init__(*args, **options)
+            if when == "after":
+                self.timeout = timeout
+
+        def send(self, request, **arguments):
+            return super().send(request, **{**arguments, "timeout": self.timeout})
+
+    sink = Sink()
+    for adapter in (made := TimeoutAdapter(sink, timeout=3, rate="10/s"), copy.copy(made)):
+        adapter.send(requests.Request("GET", server.url).prepare())
+    assert [arguments["timeout"] for arguments in sink.arguments] == [3, 3]
+    assert (made.timeout, sink.timeout) == (3, 3)
+
+
+def test_an_adapter_that_was_never_made_says_what_it_lacks():
+    with pytest.raises(AttributeError, match="_adapter before its __init__"):
+        ShapedAdapter.__new__(ShapedAdapter).timeout  # noqa: B018
 
 
 def test_shape_is_one_limit_for_all_that_is_mounted(server, session, clock, left):
