@@ -284,7 +284,13 @@ class Transport:
     def _refused(self, error: RateLimitedError | StoreUnavailableError) -> Any:
         if self._request_shaper.responds and isinstance(error, RateLimitedError):
             status, headers, body, info = too_many(error)
-            return self.library.Response(status, headers=headers, content=body, extensions={NAME: info})
+            # As a stream, which the client reads as it reads any other.
+            return self.library.Response(
+                status,
+                headers={**headers, "Content-Length": str(len(body))},
+                stream=self.library.ByteStream(body),
+                extensions={NAME: info},
+            )
         raise translated(error, self.refusals)
 
     # what a client does beside sending

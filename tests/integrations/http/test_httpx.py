@@ -1,6 +1,7 @@
 """httpx and httpx2: when requests leave, what a refusal is, who hears what a server says."""
 
 import copy
+import json
 import pickle
 
 import anyio
@@ -180,6 +181,32 @@ def test_a_refusal_may_be_a_429_of_our_own(both, is_async):
     assert response.json()["code"] == "queue_full"
     assert not response.extensions["shapekit"].decision
     assert response.is_closed
+    assert response.headers["Content-Length"] == str(len(response.content))
+    assert response.elapsed.total_seconds() >= 0
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("read", ["iter_raw", "iter_bytes"])
+def test_a_429_of_our_own_is_streamed_like_any_other(both, is_async, read):
+    library, wrapper = both
+    transport = wrapper.ShapedTransport(
+        plain(library), rate="1/h", max_wait=1, on_reject="respond", clock=ManualClock()
+    )
+
+    async def work():
+        async with library.AsyncClient(transport=transport) as client:
+            await client.get(URL)
+            async with client.stream("GET", URL) as response:
+                return b"".join([part async for part in getattr(response, f"a{read}")()])
+
+    if is_async:
+        body = anyio.run(work)
+    else:
+        with library.Client(transport=transport) as client:
+            client.get(URL)
+            with client.stream("GET", URL) as response:
+                body = b"".join(getattr(response, read)())
+    assert json.loads(body)["code"] == "queue_full"
 
 
 def test_a_cost_that_can_never_be_admitted_stays_the_mistake_it_is(both):
