@@ -20,7 +20,8 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeGuard
+from urllib.parse import parse_qsl, urlencode
 
 from shapekit import errors
 
@@ -344,18 +345,59 @@ def store_of(app: Any) -> Store:
 
 
 def _store(app: Any) -> Store:
-    told = app.conf.get("shapekit_store")
+    conf = app.conf
+    told = conf.get("shapekit_store")
+    if _is_redis(told):
+        return _redis_store("shapekit_store", told, None)
     if told is not None:
         return open_store(told, field="app.conf.shapekit_store")[0]
-    for url in (app.conf.broker_url, app.conf.result_backend):
-        if isinstance(url, str) and url.startswith(("redis://", "rediss://")):
-            return open_store(url)[0]
+    for setting, tls in (("broker_url", "broker_use_ssl"), ("result_backend", "redis_backend_use_ssl")):
+        urls = conf.get(setting)
+        url = urls[0] if isinstance(urls, list | tuple) and urls else urls
+        if _is_redis(url):
+            return _redis_store(setting, url, conf.get(tls))
     raise ConfigError(
         "app.conf.shapekit_store",
         None,
         "is missing, and neither the broker nor the result backend is a Redis",
         'set it to a URL such as "redis://localhost", or to a Store',
     )
+
+
+def _is_redis(url: object) -> TypeGuard[str]:
+    return isinstance(url, str) and url.startswith(("redis://", "rediss://"))
+
+
+def _redis_store(setting: str, url: str, tls: object) -> Store:
+    """The store at a URL of Celery's, with the settings for TLS beside it; at the first of several URLs."""
+    place, _, query = url.partition(";")[0].partition("?")
+    options: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
+    # As kombu does, which takes no notice of a bare True.
+    if tls and isinstance(tls, Mapping):
+        place = f"rediss://{place.partition('://')[2]}"
+        options = {**tls, **options}
+    if "ssl_cert_reqs" in options:
+        options["ssl_cert_reqs"] = _cert_reqs(options["ssl_cert_reqs"])
+    said = {
+        name: int(told) if isinstance(told, int) else told
+        for name, told in options.items()
+        if told is not None
+    }
+    try:
+        return open_store(f"{place}?{urlencode(said)}" if said else place)[0]
+    except ConfigError as error:
+        raise ConfigError(
+            f"app.conf.{setting}",
+            "(not shown)",
+            f"does not lead to a store: with its options it {error.bound}",
+            'set app.conf.shapekit_store to a URL such as "redis://localhost:6379/0", or to a RedisStore',
+        ) from None
+
+
+def _cert_reqs(told: Any) -> str:
+    """`CERT_REQUIRED`, as a name or a constant of the module ssl, in the words of redis-py."""
+    name = "none" if told is None else getattr(told, "name", told)
+    return str(name).removeprefix("CERT_").lower()
 
 
 def _seconds(field: str, told: Duration) -> float:

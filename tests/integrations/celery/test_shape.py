@@ -1,10 +1,14 @@
 """Shapes: what is refused where it is written, and whose shape counts."""
 
+import ssl
+from contextlib import closing
+
 import pytest
 from celery import Celery, chord
+from redis.connection import SSLConnection
 
 from shapekit import Policy, RedisStore
-from shapekit.integrations.celery import ShapedTask, shape_app
+from shapekit.integrations.celery import ShapedTask, shape_app, store_of
 
 from ...redis_server import shared_server
 from .fleet import PATIENCE_S
@@ -81,6 +85,62 @@ class TestStore:
         assert task.shaped.policy.shaper.core.store.shared
         with shared_server().client() as client:
             assert list(client.scan_iter(f"shapekit*by-{place}*"))
+
+    @pytest.mark.parametrize(
+        "conf",
+        [
+            {"broker_url": "rediss://there:7/2?ssl_cert_reqs=CERT_OPTIONAL&ssl_ca_certs=%2Fca.pem"},
+            {"shapekit_store": "rediss://there:7/2?ssl_cert_reqs=optional&ssl_ca_certs=/ca.pem"},
+            {"result_backend": "rediss://there:7/2?ssl_ca_certs=/ca.pem&ssl_cert_reqs=CERT_OPTIONAL"},
+            {
+                "broker_url": "redis://there:7/2",
+                "broker_use_ssl": {"ssl_cert_reqs": ssl.CERT_OPTIONAL, "ssl_ca_certs": "/ca.pem"},
+            },
+            {
+                "result_backend": "rediss://there:7/2?ssl_cert_reqs=CERT_OPTIONAL",
+                "redis_backend_use_ssl": {"ssl_cert_reqs": None, "ssl_ca_certs": "/ca.pem"},
+            },
+        ],
+    )
+    def test_a_url_means_what_it_means_to_celery(self, conf):
+        with closing(store_of(self.bare(**conf).app)) as store:
+            pool = store._client.connection_pool
+            assert pool.connection_class is SSLConnection
+            said = pool.connection_kwargs
+            assert (said["host"], said["port"], said["db"]) == ("there", 7, 2)
+            connection = pool.connection_class(**said)
+            assert (connection.cert_reqs, connection.ca_certs) == (ssl.CERT_OPTIONAL, "/ca.pem")
+
+    def test_and_so_does_tls_that_verifies_nothing(self):
+        conf = {
+            "broker_url": "redis://there",
+            "broker_use_ssl": {"ssl_cert_reqs": None, "ssl_ca_certs": None},
+        }
+        with closing(store_of(self.bare(**conf).app)) as store:
+            pool = store._client.connection_pool
+            connection = pool.connection_class(**pool.connection_kwargs)
+            assert (connection.cert_reqs, connection.ca_certs) == (ssl.CERT_NONE, None)
+
+    @pytest.mark.parametrize(
+        "urls", ["redis://one/0;redis://two/0", ["redis://one/0", "redis://two/0"], ("redis://one/0",)]
+    )
+    def test_of_several_urls_it_is_the_first(self, urls):
+        with closing(store_of(self.bare(broker_url=urls).app)) as store:
+            assert store._client.connection_pool.connection_kwargs["host"] == "one"
+
+    @pytest.mark.parametrize(
+        "conf",
+        [
+            {"shapekit_store": "redis://:secret#1@there"},
+            {"broker_url": "redis://:secret#1@there"},
+            {"result_backend": "rediss://:secret@there?ssl_cert_reqs=CERT_ANY"},
+            {"broker_url": "redis://:secret@there", "broker_use_ssl": {"ssl_context": object()}},
+        ],
+    )
+    def test_a_url_that_is_none_says_where_it_stands(self, conf, refused):
+        error = refused(self.bare(**conf), f"app.conf.{next(iter(conf))}")
+        assert "app.conf.shapekit_store" in error.fix
+        assert "secret" not in str(error)
 
     def test_it_may_be_a_store(self):
         with shared_server().client() as client:
