@@ -35,6 +35,7 @@ from celery.worker import state
 from celery.worker.strategy import default
 from kombu.asynchronous.timer import Timer as LoopTimer
 from kombu.exceptions import ContentDisallowed, DecodeError
+from kombu.utils.functional import maybe_list
 
 from shapekit._adapters.tasks import LEAST_GRACE_S
 from shapekit._queue.moving import pause_us
@@ -367,6 +368,16 @@ class ShapingStep(bootsteps.StartStopStep):
         parent.shapekit.close()
 
 
+def _is_revoked_by_stamp(headers: Any) -> bool:
+    """Whether `revoke_by_stamped_headers` named one of the stamps of a message."""
+    stamps = headers.get("stamps") or {}
+    return any(
+        stamp in maybe_list(state.revoked_stamps.get(name) or ())
+        for name in headers.get("stamped_headers") or ()
+        for stamp in maybe_list(stamps.get(name)) or ()
+    )
+
+
 class Delivery:
     """A delivered message."""
 
@@ -408,7 +419,11 @@ class Delivery:
     def is_over(self) -> bool:
         """Whether the task was revoked or has expired."""
         headers = self.message.headers
-        return headers["id"] in state.revoked or (_seconds_to(headers.get("expires")) or 1.0) <= 0
+        return (
+            headers["id"] in state.revoked
+            or _is_revoked_by_stamp(headers)
+            or (_seconds_to(headers.get("expires")) or 1.0) <= 0
+        )
 
     @property
     def early_s(self) -> float:

@@ -134,15 +134,22 @@ class TestExpiry:
 
 
 class TestRevoking:
+    @pytest.mark.parametrize("by", ["id", "stamp"])
     def test_a_parked_task_is_revoked_and_gives_its_turn_back(
-        self, app, records, account, broker, far_sighted
+        self, app, records, account, broker, far_sighted, by
     ):
         rare = app.tasks["rare"]
         rare.shaped.policy.shaper.hold(AHEAD_S, key=account)
-        revoked = rare.delay(account)
+        signature = rare.s(account)
+        signature.stamp(asked_by=[account, "others"])
+        revoked = signature.apply_async()
         with broker.client() as client:
             eventually(lambda: client.zcard("{shapekit:celery}:parked") >= 1)
-        assert app.control.revoke(revoked.id, reply=True, limit=1, timeout=PATIENCE_S)
+        told = {"reply": True, "limit": 1, "timeout": PATIENCE_S}
+        if by == "id":
+            assert app.control.revoke(revoked.id, **told)
+        else:
+            assert app.control.revoke_by_stamped_headers({"asked_by": [account]}, **told)
         with pytest.raises(TaskRevokedError):
             got(revoked)
         rare.shaped.policy.shaper.resume(key=account)
