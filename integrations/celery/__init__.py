@@ -507,6 +507,13 @@ def shape_publish(task: Any, args: Any = (), kwargs: Any = None, **options: Any)
             )
     if app.conf.task_always_eager or not shaped.policy.enforce:
         return task.apply_async(args, kwargs, **options)
+    if app.conf.task_protocol == 1:
+        raise ConfigError(
+            "app.conf.task_protocol",
+            1,
+            "has no headers, in which a slot could travel, so that the worker would take a second one",
+            "set it to 2, or use apply_async, which takes the slot in the worker",
+        )
     options = _with_cost({"task_id": uuid(), **options})
     headers = options["headers"] = dict(options.get("headers") or {})
     admission = shaped.admission_of(headers, args, kwargs or {})

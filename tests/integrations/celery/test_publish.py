@@ -48,6 +48,13 @@ class TestWithoutAWorker:
                 shape_publish(add, (object(),), {"account": account}, queue=BACKLOG)
         assert add.shaped.policy.forecast(key=account).first_in <= 0.1
 
+    def test_a_message_that_cannot_carry_a_turn_takes_none(self, eager, refused):
+        task = eager.shaped(lambda: None)
+        eager.app.conf.update(task_always_eager=False, task_protocol=1)
+        refused(lambda: shape_publish(task), "app.conf.task_protocol")
+        assert task.shaped.policy.forecast().first_in == 0
+        task.apply_async()
+
     def test_where_nothing_is_enforced_no_turn_is_taken(self, app, broker, account):
         for _ in range(2):
             shape_publish(app.tasks["measured"], (account,), queue=account)
