@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from copy import copy
 from datetime import timedelta
 from functools import cached_property, partial
 from os import PathLike
@@ -201,8 +202,10 @@ class Policy:
         from shapekit.feedback import Feedback  # noqa: PLC0415 - who never admits need not load the dialects
 
         spec = self._feedback_spec
-        if spec is None or isinstance(spec, Feedback):
-            return spec
+        if spec is None:
+            return None
+        if isinstance(spec, Feedback):
+            return copy(spec)  # another policy that is given the same one has incidents of its own
         return Feedback() if isinstance(spec, str) else Feedback(spec)
 
     def forecast(self, calls: int = 1, *, key: str | None = None, cost: int | None = None) -> Outlook:

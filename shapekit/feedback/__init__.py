@@ -108,7 +108,7 @@ class Incidents:
         self.known[place] = incident
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy in another process starts without incidents, and a lock cannot be pickled.
+        # A lock cannot be pickled, and a copy starts without incidents.
         return type(self), (self.max_hold_s,)
 
 
@@ -148,7 +148,8 @@ class Feedback:
     - `max_hold`: the longest hold, except for an exhausted account.
 
     It does no I/O and has no clock; it keeps the incidents of at most 1,024 keys and scopes. It can be shared
-    by threads and copied to processes.
+    by threads and copied to processes. Policies that are given the same one use a copy each, so that the
+    incidents of one are not those of another.
     """
 
     _memory: ClassVar[type[Incidents]] = Incidents
@@ -161,6 +162,12 @@ class Feedback:
         self._wanted = None if callable(dialect) else wanted(fields)
         self.max_hold_s = duration_us("max_hold", max_hold, least=1_000) / SECOND_US
         """The longest hold, in seconds."""
+        self._forget_all()
+        forgets(self, Feedback._forget_all)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # A copy starts without incidents: it is for another process, or for another policy.
+        self.__dict__.update(state)
         self._forget_all()
         forgets(self, Feedback._forget_all)
 

@@ -617,9 +617,9 @@ class LLMCall:
     async def _observe(self, driver: Driver, response: Any) -> ServerHint | None:
         hint = self._heard(response)
         if hint is not None and hint.hold_s > 0:
-            for policy, key in self._held():
-                hold = policy.shaper.core.exhausted if hint.exhausted else policy.shaper.core.hold
-                await hold(driver, hint.hold_s, key)
+            for admission in self._held():
+                core = admission.policy.shaper.core
+                await (core.exhausted if hint.exhausted else core.hold)(driver, hint.hold_s, admission.key)
         return hint
 
     async def _failed(self, driver: Driver, error: BaseException) -> None:
@@ -636,14 +636,10 @@ class LLMCall:
 
     # inside
 
-    def _held(self) -> list[tuple[Policy, str]]:
+    def _held(self) -> list[Admission]:
         """What a hold stops: the key of the call, unless all calls have only one in common."""
-        books = self._books
-        policies = [budget_limit.policy for budget_limit in books.budget_limits if budget_limit.key is None]
-        own = [*policies, *([] if books.requests is None else [books.requests])]
-        if own:
-            return [(policy, self.key) for policy in own]
-        return [(budget_limit.policy, budget_limit.key_of(self.key)) for budget_limit in books.budget_limits]
+        shared = {limit.policy for limit in self._books.budget_limits if limit.key is not None}
+        return [taken for taken in self._entered if taken.policy not in shared] or self._entered
 
     def _check_entered(self) -> None:
         if not self._entered:
@@ -677,8 +673,9 @@ class LLMCall:
 
     def _heard(self, response: Any) -> ServerHint | None:
         self._check_entered()
-        last, now = self._entered[-1], self._books.clock.wall_us() / SECOND_US
-        hint = hint_of(last, self._books.feedback, response, now)
+        now = self._books.clock.wall_us() / SECOND_US
+        # The incident is that of the key which is held.
+        hint = hint_of(self._held()[0], self._books.feedback, response, now)
         answer = CallOutcome(result=response).answer
         if answer is None:
             return hint

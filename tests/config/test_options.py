@@ -35,7 +35,7 @@ SAID: dict[str, tuple[Any, Any]] = {
     "adaptive": (Adaptive("1/s", "5/s"), lambda policy: policy.shaper.core.queue.adapts),
     "enforce": (False, lambda policy: policy.enforce is False),
     "refund_on": (OSError, lambda policy: policy.refund_on(OSERROR)),
-    "feedback": (READS, lambda policy: policy.feedback is READS),
+    "feedback": (READS, lambda policy: policy.feedback.dialect == "github"),
     "store": (STORE, lambda policy: policy.shaper.core.store is STORE),
     "clock": (CLOCK, lambda policy: policy.shaper.core.clock is CLOCK),
 }
