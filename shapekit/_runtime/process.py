@@ -273,11 +273,14 @@ class Switch:
 
 
 def _from_environment() -> Switch:
-    is_off = os.environ.get("SHAPEKIT_OFF", "") not in ("", "0")
-    if is_off:
+    told = os.environ.get("SHAPEKIT_OFF", "")
+    word = told.strip().lower()
+    is_off = word in ("1", "true", "yes", "on")
+    if word not in ("", "0", "false", "no", "off"):
         import logging  # noqa: PLC0415 - only who has something to say loads it
 
-        logging.getLogger("shapekit").warning("SHAPEKIT_OFF is set: calls are not shaped in this process")
+        meant = "is set: calls are not shaped" if is_off else "is neither yes nor no, so calls are shaped"
+        logging.getLogger("shapekit").warning("SHAPEKIT_OFF=%.80r %s in this process", told, meant)
     return Switch(is_off=is_off)
 
 

@@ -201,19 +201,29 @@ def run(value):
     )
 
 
-def test_the_environment_switches_a_whole_process_off_and_says_so_once():
-    done = run("1")
+@pytest.mark.parametrize("value", ["1", " True ", "yes", "ON"])
+def test_the_environment_switches_a_whole_process_off_and_says_so_once(value):
+    done = run(value)
     assert done.stdout == "passed [True, False]\n"
     assert done.stderr.count("SHAPEKIT_OFF") == 1
     assert "not shaped" in done.stderr
 
 
-@pytest.mark.parametrize("value", ["0", ""])
-def test_an_empty_variable_or_0_switches_nothing_off(value):
+@pytest.mark.parametrize("value", ["0", "", " ", "false", "No", " OFF "])
+def test_what_means_no_switches_nothing_off(value):
     done = run(value)
     assert done.returncode == 1
     assert "QueueFullError" in done.stderr
     assert "SHAPEKIT_OFF" not in done.stderr
+
+
+@pytest.mark.parametrize("value", ["production", "2", "'1'"])
+def test_nor_does_what_means_neither_and_it_is_told(value):
+    done = run(value)
+    assert done.returncode == 1
+    assert "QueueFullError" in done.stderr
+    assert done.stderr.count("SHAPEKIT_OFF") == 1
+    assert f"{value!r} is neither yes nor no, so calls are shaped" in done.stderr
 
 
 def test_config_errors_of_off_are_not_swallowed():
