@@ -127,6 +127,8 @@ class Policy:
         """The cost or callable that was given."""
         self.enforce = boolean("enforce", enforce)
         """Whether calls wait and are refused; false where they are only measured."""
+        self.is_plain = self.enforce and in_flight is None and adaptive is None
+        """Whether a call waits for its slot, and nothing else is noted of it."""
         self.refund_on = never_counted(refund_on)
         """Says of an exception whether the call never counted; None without `refund_on`."""
         self._feedback_spec = checked_feedback(feedback)
@@ -381,7 +383,7 @@ class Admission:
     """
 
     __slots__ = (
-        *("_is_enclosing", "_permit", "_reservation", "_unheard", "_waits"),
+        *("_is_enclosing", "_left_us", "_permit", "_reservation", "_unheard", "_waits"),
         *("cost", "key", "policy", "sent_at", "target"),
     )
 
@@ -433,7 +435,7 @@ class Admission:
         """
         self.__class__ = Admission  # type: ignore[assignment]
         self._reservation = reservation
-        self.sent_at = self._core.clock.wall_us() / SECOND_US
+        self._leaves()
         if late is not None and SWITCH.loud:
             # Holds that came between are known by the clocks alone.
             delay = max(reservation.delay, self.sent_at - (reservation.departs_at - reservation.delay))
@@ -509,11 +511,7 @@ class Admission:
         # As of most calls: there is a slot to wait for, and nothing else. They take no detour, and an empty
         # `**` would be one.
         policy = self.policy
-        if (
-            policy.enforce
-            and policy.permits is None
-            and (self.target is None or not policy.scoped.scopes.any_known)
-        ):
+        if policy.is_plain and (self.target is None or not policy.scoped.scopes.any_known):
             schedule, waits = policy.shaper.schedule, self._waits
             self._reservation = (
                 schedule(self.key, cost=self.cost, **waits) if waits else schedule(self.key, cost=self.cost)
@@ -534,11 +532,7 @@ class Admission:
             raise self._entered_before()
         self.__class__ = Admission  # type: ignore[assignment]
         policy = self.policy
-        if (
-            policy.enforce
-            and policy.permits is None
-            and (self.target is None or not policy.scoped.scopes.any_known)
-        ):
+        if policy.is_plain and (self.target is None or not policy.scoped.scopes.any_known):
             schedule, waits = policy.shaper.aschedule, self._waits
             self._reservation = await (
                 schedule(self.key, cost=self.cost, **waits) if waits else schedule(self.key, cost=self.cost)
@@ -571,7 +565,12 @@ class Admission:
             self._reservation = await self._scheduled(driver, self._waits)
         else:
             await self._enter_with_permit(driver, permits)
-        self.sent_at = self._core.clock.wall_us() / SECOND_US
+        self._leaves()
+
+    def _leaves(self) -> None:
+        """Note the time, also on the clock that does not step, by which an adaptive rate goes."""
+        clock = self._core.clock
+        self.sent_at, self._left_us = clock.wall_us() / SECOND_US, clock.now_us()
 
     async def _enter_with_permit(self, driver: Driver, permits: Permits) -> None:
         """How long to wait is for the permit and the slot together."""
@@ -703,9 +702,8 @@ class Admission:
 
     def _signal(self, response: Any, hint: ServerHint | None) -> RateSignal:
         """What the answer says of the rate: a refusal that is about a part of the server says nothing."""
-        status = _status_of(response)
-        age_us = max(0, round((self._core.clock.wall_us() / SECOND_US - self.sent_at) * SECOND_US))
-        waited = self.reservation.delay > 0
+        status, waited = _status_of(response), self.reservation.delay > 0
+        age_us = max(0, self._core.clock.now_us() - self._left_us)
         if hint is None:
             # A 429 without a hint is ours.
             is_success = status < _ILL and status != _REFUSED

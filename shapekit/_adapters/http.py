@@ -296,8 +296,7 @@ class RequestShaper:
         plan = self._main
         if plan is None or self._spec.get("routes") or not isinstance(plan.cost, int):
             return None
-        is_plain = plan.policy.enforce and plan.policy.permits is None
-        return _Plan(plan.policy, plan.key, plan.cost) if is_plain else None
+        return _Plan(plan.policy, plan.key, plan.cost) if plan.policy.is_plain else None
 
     def _own_plan(self) -> _Plan[CostSpec] | None:
         policy, rate = self._spec.get("policy"), self._spec.get("rate")

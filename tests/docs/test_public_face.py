@@ -38,7 +38,7 @@ INTERNAL = {
     " state_sent twin unending watch",
     # What a shaper and its policy are made of, and what integrations tell an admission.
     "Shaper": "core",
-    "Policy": "permits scoped",
+    "Policy": "is_plain permits scoped",
     "Admission": "enclosing holds_permit leave_soon policy taken target",
     "Reservation": "after_waiting core costing grant granted leaves_now",
     "AdaptiveRate": "learn",

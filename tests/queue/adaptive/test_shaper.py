@@ -287,6 +287,35 @@ def test_a_named_dialect_is_believed_and_a_guessed_one_is_not(clock, dialect, ra
     assert policy.shaper.adaptive.rate() == pytest.approx(rate)
 
 
+@pytest.mark.parametrize("step", [-3600, 3600])
+@pytest.mark.parametrize("left_before", [True, False])
+def test_a_step_of_the_date_makes_no_call_older_or_younger(step, left_before):
+    """The answer comes right after the step, to a call from before or after the refusal."""
+    rates = set()
+    for seconds in (0, step):
+        clock = ManualClock(1e9, autojump=True)
+        policy = Policy(adaptive=BETWEEN, clock=clock)
+        for _ in range(200):
+            with policy.admit() as call:
+                clock.advance(0.01)
+                call.observe(Answer())
+        first, late = policy.admit().__enter__(), policy.admit().__enter__()
+        first.observe(Answer(429))
+        for _ in range(30):
+            with policy.admit() as call:
+                clock.advance(0.05)
+                call.observe(Answer())
+        if not left_before:
+            late = policy.admit().__enter__()
+        before = policy.shaper.adaptive.rate()
+        clock.step_wall(seconds)
+        late.observe(Answer(429))
+        after = policy.shaper.adaptive.rate()
+        assert (after < before) is not left_before
+        rates.add((before, after))
+    assert len(rates) == 1
+
+
 def test_awaited_observing_tells_it_too(clock):
     policy = Policy(adaptive=BETWEEN, clock=clock)
 
