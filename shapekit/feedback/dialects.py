@@ -65,7 +65,8 @@ Headers: TypeAlias = _HasItems | Iterable[tuple[Any, Any]]
 """A mapping or pairs, of text or bytes; names in any case, repeated or joined by commas."""
 
 _CUT = LONGEST + 1
-"""Longer values are cut. A list is then malformed; the first number or label stays the same or is rejected.
+"""Longer values are cut. A list is then malformed; the first number or label stays the same or is rejected,
+or is so large that what was cut off does not matter.
 """
 _MOST_LINES = 1_000
 _RETRY = ("retry-after", "retry-after-ms")

@@ -1,8 +1,9 @@
 """Parsers for the values of header fields: numbers, durations, dates. A malformed value gives None.
 
-Every expression is anchored and bounded, so that a value of any length costs the same. Dates have a parser
-here because the one in the standard library takes the year 0 for 2000 and two digits for a fixed century,
-accepts much that is no HTTP-date, and raises OverflowError as well as ValueError. This one is as fast.
+Values are cut before they come here, and every expression is anchored, so that a value of any length costs
+the same. Dates have a parser here because the one in the standard library takes the year 0 for 2000 and two
+digits for a fixed century, accepts much that is no HTTP-date, and raises OverflowError as well as ValueError.
+This one is as fast.
 
 Structured field lists (RFC 9651) are parsed exactly, or not at all. A list gives its members, each a value
 with its parameters; an inner list is a tuple of members. Numbers become int and float, strings and tokens
@@ -161,14 +162,15 @@ def _skip(text: str, at: int) -> int:
 
 
 # The first of several values, without its parameters: proxies repeat headers, and an older draft writes `100,
-# 100;w=60`. A number with more digits is rejected.
-_NUMBER = re.compile(r"[ \t]*([0-9]{1,18}(?:\.[0-9]{1,18})?)[ \t]*(?:[,;]|\Z)")
+# 100;w=60`. A time of any number of digits is read, as a longer wait must not become a shorter one; a count
+# with more is rejected.
+_NUMBER = re.compile(r"[ \t]*([0-9]+(?:\.[0-9]+)?)[ \t]*(?:[,;]|\Z)")
 _COUNT = re.compile(r"[ \t]*([0-9]{1,18})(?:\.0{1,6})?[ \t]*(?:[,;]|\Z)")
 
 _LABEL = re.compile(r"[ \t]*([!-+\--~]{1,100})[ \t]*(?:,|\Z)")
 
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
-_PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(ns|us|ms|s|m|h|d)")
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|ms|s|m|h|d)")
 _DURATION = re.compile(rf"[ \t]*((?:{_PART.pattern}){{1,7}})[ \t]*(?:[,;]|\Z)")
 
 _MONTHS = "janfebmaraprmayjunjulaugsepoctnovdec"
@@ -194,12 +196,14 @@ _EPOCH_MS = 1e11
 _BEYOND = 1e14
 """From here on, a number is rejected."""
 _HALF_CENTURY = 50
+_MOST = 1e18
+"""A larger number is cut to this one, which is finite."""
 
 
 def number(text: str | None) -> float | None:
     """`"1.5"` → 1.5; finite and not negative."""
     match = text and _NUMBER.match(text)
-    return float(match[1]) if match else None
+    return min(float(match[1]), _MOST) if match else None
 
 
 def whole(text: str | None) -> int | None:
@@ -219,7 +223,7 @@ def duration(text: str | None) -> float | None:
     match = text and _DURATION.match(text)
     if not match:
         return number(text)
-    return sum(float(part[1]) * _UNITS_S[part[2]] for part in _PART.finditer(match[1]))
+    return min(sum(float(part[1]) * _UNITS_S[part[2]] for part in _PART.finditer(match[1])), _MOST)
 
 
 def retry_after(text: str | None, now: float) -> float | None:

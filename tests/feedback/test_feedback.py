@@ -66,6 +66,22 @@ def test_a_429_of_ours_says_nothing_about_the_server(dialect):
     assert read(feedback, 503, OURS).hold_s > 0
 
 
+@given(
+    st.sampled_from(["Retry-After", "retry-after-ms", "x-ratelimit-reset-requests"]),
+    st.integers(1, 10**40),
+    st.integers(1, 10**40),
+)
+def test_a_longer_wait_never_becomes_a_shorter_one_however_many_digits_it_has(field, one, other):
+    form = "{}ms" if field == "x-ratelimit-reset-requests" else "{}"
+    spent = {"x-ratelimit-remaining-requests": "0"}
+    holds = [
+        read(Feedback("openai"), 429, {**spent, field: form.format(wait)}).hold_s
+        for wait in sorted((one, other))
+    ]
+    # What is shorter than a millisecond is no hint, and is held for 1 s as without one.
+    assert holds[0] <= max(1, holds[1])
+
+
 @pytest.mark.parametrize("zero", ["0", "0.0", "0.0004", "-5", "", "soon", "Thu, 01 Jan 1970 00:00:00 GMT"])
 def test_a_zero_is_nothing_said(feedback, zero):
     assert read(feedback, 429, {"Retry-After": zero}).hold_s == 1
