@@ -122,6 +122,9 @@ class Shaper:
         else:
             rates = () if rate is None or rate is UNPACED else checked_rates(rate, "Shaper")
             queue = LeakyQueue(rates, burst, pace, _strategies(gates), headroom)
+            if not rates and (queue.headroom or pace != "smooth"):
+                option, told = ("headroom", headroom) if queue.headroom else ("pace", pace)
+                raise ConfigError(option, told, "has no rate to apply to", "leave it out, or give a rate")
         opened, self._owns_store = open_store(store, clock)
         self.name = checked_name(name, opened, "shaper")
         """The name under which the keys of the shaper are found on its store."""

@@ -222,6 +222,8 @@ def _queue(queue: LeakyQueue, override: Override) -> LeakyQueue:
         numbers |= {"rates": rates, "burst": override.burst}
     if override.quota is not None:
         numbers["gates"] = _with_quotas(queue.gates, quotas(override.quota))
+    if override.headroom and not numbers.get("rates", queue.rates):
+        raise ConfigError("headroom", override.headroom, "has no rate to apply to", "set a rate beside it")
     numbers["headroom"] = queue.headroom if override.headroom is None else override.headroom
     return overridden(queue, **numbers)
 

@@ -5,7 +5,17 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from shapekit import Adaptive, ConfigError, ManualClock, MemoryStore, Policy, ResilientStore, Shaper, Store
+from shapekit import (
+    GCRA,
+    Adaptive,
+    ConfigError,
+    ManualClock,
+    MemoryStore,
+    Policy,
+    ResilientStore,
+    Shaper,
+    Store,
+)
 from shapekit.shaper import received, sent
 from shapekit.testing import FaultyStore
 
@@ -57,10 +67,12 @@ async def test_so_it_is_where_it_is_awaited(policy):
         ({}, {"quota": "5/month"}, "has the period of no quota in the code"),
         ({}, {}, "changes nothing"),
         ({"pace": "burst"}, {"burst": 5}, "has no paced rate to apply to"),
+        ({"rate": None, "gates": (GCRA("5/s"),)}, {"headroom": 0.5}, "has no rate to apply to"),
+        ({"rate": None, "concurrency": 3}, {"headroom": 0.5}, "has no rate to apply to"),
     ],
 )
 def test_what_the_policy_could_not_have_is_refused_before_it_is_stored(store, options, change, words):
-    policy = Policy("5/s", name="stripe", store=store, **options)
+    policy = Policy(**{"rate": "5/s", "name": "stripe", "store": store, **options})
     with pytest.raises(ConfigError) as raised:
         policy.configure(**change)
     assert words in str(raised.value)

@@ -74,6 +74,12 @@ def test_a_wrong_argument_is_named(refused, field, value, rest):
         ("burst", {"rate": "10/s burst 2", "burst": 2}),
         ("burst", {"rate": "10/s", "pace": "burst", "burst": 2}),
         ("burst", {"gates": (GCRA(1),), "burst": 2}),
+        ("headroom", {"gates": (GCRA(1),), "headroom": 0.5}),
+        ("headroom", {"quota": "5/day", "headroom": 0.5}),
+        ("headroom", {"concurrency": 3, "headroom": 0.5}),
+        ("pace", {"gates": (GCRA(1),), "pace": "burst"}),
+        ("pace", {"quota": "5/day", "pace": "burst"}),
+        ("pace", {"concurrency": 3, "pace": "burst"}),
         ("clock", {"rate": 1, "store": MemoryStore(), "clock": MemoryStore().clock}),
     ],
 )
