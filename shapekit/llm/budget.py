@@ -135,6 +135,8 @@ class LLMBudget:
         self.name = checked_name(name, self._store, "llm")
         """The name of the budget, with which the names of its policies begin."""
         self._feedback = Feedback(one_of("provider", provider, ("auto", *DIALECTS_OF_TOKENS)))
+        if capacity is not None and tokens is None and input_tokens is None and output_tokens is None:
+            raise ConfigError("capacity", capacity, "has no rate of tokens to apply to", _FIX)
         gates = {
             "total": (*_counted("tokens", tokens, capacity), *_day(tokens_per_day)),
             "input": _counted("input_tokens", input_tokens, capacity),

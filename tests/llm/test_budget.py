@@ -392,6 +392,8 @@ MISTAKES = {
     "no rate": ({"tokens": "many"}, "tokens rate"),
     "a small m": ({"tokens": "2m/day"}, "tokens rate"),
     "a bucket beside a strategy": ({"tokens": TokenBucket("1/s"), "capacity": 5}, "capacity"),
+    "a bucket without a rate": ({"tokens_per_day": 1_000, "capacity": 5}, "capacity"),
+    "a bucket for requests": ({"requests": "5/s", "tokens_per_day": 1_000, "capacity": 5}, "capacity"),
     "an empty bucket": ({"tokens": "5/s", "capacity": 0}, "tokens capacity"),
     "half a token": ({"tokens_per_day": "1.2345k"}, "tokens_per_day limit"),
     "no day": ({"tokens_per_day": "many"}, "tokens_per_day limit"),
