@@ -167,10 +167,12 @@ def limits_of_money(
     if prices is None:
         raise ConfigError("prices", prices, "is missing", _FIX)
     table = prices_from(prices)
+    first, *_ = limits.values()
     for name, limit in limits.items():
-        if table.currency not in (None, limit.currency):
-            bound = f"is not in the currency of the prices, {table.currency}"
-            raise ConfigError(name, told[name], bound, "give both in one currency")
+        for whose, currency in (("the prices", table.currency), ("spend=", first.currency)):
+            if currency not in (None, limit.currency):
+                bound = f"is not in the currency of {whose}, {currency}"
+                raise ConfigError(name, told[name], bound, "give both in one currency")
     return limits, table
 
 

@@ -215,6 +215,7 @@ def test_a_limit_is_an_amount_in_a_currency_and_a_period(text, limit, per):
         ({"spend": "10_001 USD/month"}, "spend"),
         ({"total": "0.000000001 USD/day"}, "total"),
         ({"total": "5 EUR/day"}, "total"),
+        ({"total": "5 EUR/day", "prices": {"m": {"input": 2, "output": 2}}}, "total"),
         ({"spend": "5 USD/hour", "tz": "Europe/Berlin"}, "tz"),
         ({"tz": "Mars/Olympus"}, "tz"),
         ({"prices": None}, "prices"),
