@@ -169,11 +169,14 @@ def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any
     """The function, each call of which is admitted by its arguments and settled by its answer."""
     if (entered := _manages(function)) is not None:
         raise _later(function, entered)
-    parameters = signature_of(function)
+    parameters, is_exact = signature_of(function), _takes_what_it_says(function)
     send: Any = _with_headers(function) or function
 
     def admission(args: tuple[Any, ...], kwargs: dict[str, Any]) -> LLMCall:
-        return admit(_arguments(parameters, args, kwargs))
+        arguments = _arguments(parameters, args, kwargs)
+        if arguments is None and is_exact:
+            function(*args, **kwargs)  # raises the TypeError that says what is wrong with them
+        return admit(kwargs if arguments is None else arguments)
 
     async def heard(driver: Driver, call: LLMCall, result: Any, kwargs: dict[str, Any]) -> Any:
         """What the function has answered, once it is heard and settled."""
@@ -228,12 +231,25 @@ def _is(kind: Callable[[Any], bool], function: Any) -> bool:
     return any(kind(asked) for asked in (function, behind, getattr(type(function), "__call__", None)))  # noqa: B004
 
 
-def _arguments(parameters: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What the function is called with, by name."""
+def _takes_what_it_says(function: Any) -> bool:
+    """Whether arguments that do not fit the signature are certainly refused.
+
+    A function of Python refuses them. What only shows the signature of another, as decorators do, may take
+    more than it says, and a built-in may say nothing: their calls are admitted as any others.
+    """
+    called = function if inspect.isroutine(function) else type(function).__call__
+    is_plain = inspect.isfunction(getattr(called, "__func__", called))
+    return is_plain and not any(
+        hasattr(told, name) for told in (function, called) for name in ("__wrapped__", "__signature__")
+    )
+
+
+def _arguments(parameters: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """What the function is called with, by name; None if that does not fit its signature."""
     try:
         bound = parameters.bind(*args, **kwargs)
     except TypeError:
-        return kwargs  # the function says better than we what is wrong with them
+        return None
     bound.apply_defaults()
     arguments: dict[str, Any] = {}
     for name, value in bound.arguments.items():

@@ -28,7 +28,9 @@ def one(budget):
 
 
 def run(function, *args, **kwargs):
-    """Calls a function of either kind."""
+    """Calls a function of either kind; a generator to its first item."""
+    if inspect.isasyncgenfunction(function):
+        return anyio.run(anext, function(*args, **kwargs))
     if inspect.iscoroutinefunction(function):
         return anyio.run(functools.partial(function, *args, **kwargs))
     return function(*args, **kwargs)
@@ -60,12 +62,43 @@ def test_the_estimate_sees_what_the_call_is_given(clock):
     assert seen == [("who?", 100, {"temperature": 0}), ("why?", 100, {})]
 
 
-def test_the_function_complains_itself_of_wrong_arguments(one, used):
-    def strict(*, prompt):
+class Strict:
+    def ask(self, *, prompt):
         pytest.fail("it cannot be called so")
 
-    with pytest.raises(TypeError, match="strict"):
-        one.wrap(strict)("why?")
+    async def aask(self, *, prompt):
+        pytest.fail("it cannot be called so")
+
+    async def stream(self, *, prompt):
+        yield pytest.fail("it cannot be called so")
+
+    __call__ = ask
+
+
+@pytest.mark.parametrize("kind", ["ask", "aask", "stream", "__call__"])
+@pytest.mark.parametrize(
+    "said", [{}, {"key": "{prompt}"}, {"estimate": lambda prompt: 7}], ids=["plain", "key", "estimate"]
+)
+def test_the_function_complains_itself_of_wrong_arguments_and_nothing_is_charged(budget, used, kind, said):
+    function = Strict() if kind == "__call__" else getattr(Strict(), kind)
+    one = budget(requests="10/s", tokens="60k/min", **said)
+    with pytest.raises(TypeError, match=r"Strict\.\w+\(\) got an unexpected"):
+        run(one.wrap(function), "why?", max_tokens=10**9)
+    assert used(one) == 0
+    assert one.policies["requests"].forecast().first_in == 0
+
+
+def test_what_takes_more_than_it_says_is_budgeted_all_the_same(one, used):
+    """A decorator may add arguments, and some functions say nothing of theirs."""
+
+    @functools.wraps(asked)
+    def patched(*args, retries, **kwargs):
+        return asked(*args, **kwargs)
+
+    assert one.wrap(patched)("why?", retries=3) is ANSWER
+    assert used(one) == 60
+    one.wrap(dict)(prompt="why?", max_tokens=9)
+    assert used(one) > 60 + 9
 
 
 def test_an_answer_without_usage_leaves_the_estimate(one, used):
