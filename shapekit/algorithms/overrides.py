@@ -22,6 +22,7 @@ from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import Meter
 from shapekit.algorithms.inflight import MOST_PERMITS, Concurrency
 from shapekit.algorithms.ledger import Ledger
+from shapekit.algorithms.periods import cadence_of
 from shapekit.algorithms.queue.adaptive import AdaptiveQueue
 from shapekit.algorithms.queue.queue import HELD_US, LeakyQueue
 from shapekit.algorithms.queue.slots import Asked, Grant, Granted
@@ -245,16 +246,27 @@ def _bounds(queue: AdaptiveQueue, override: Override) -> dict[str, Any]:
     return numbers
 
 
-def _with_quotas(gates: Iterable[Algorithm[Any]], told: Iterable[Quota]) -> tuple[Algorithm[Any], ...]:
-    limits = {quota.per: quota.limit for quota in told}
-    kept = []
-    for gate in gates:
-        limit = limits.pop(gate.per, None) if isinstance(gate, Quota) else None
-        kept.append(gate if limit is None else _with_limit(gate, limit))
-    for per, limit in limits.items():
+def _with_quotas(gates: Iterable[Algorithm[Any]], told: list[Quota]) -> tuple[Algorithm[Any], ...]:
+    changed = tuple([_with_quota(gate, told) for gate in gates])
+    for quota in told:
         fix = "set the limit of one that the code has"
-        raise ConfigError("quota", f"{limit}/{per}", "has the period of no quota in the code", fix)
-    return tuple(kept)
+        raise ConfigError(
+            "quota", f"{quota.limit}/{quota.per}", "has the period of no quota in the code", fix
+        )
+    return changed
+
+
+def _with_quota(limit: Algorithm[Any], told: list[Quota]) -> Algorithm[Any]:
+    """The limit with what is told of quotas with the same periods, which is then no longer told."""
+    if isinstance(limit, Composite):
+        parts = [_with_quota(part, told) for part in limit.parts]
+        return type(limit)(dict(zip(limit.names, parts, strict=True)))
+    if isinstance(limit, Quota):
+        period = cadence_of(limit.per)
+        for place, quota in enumerate(told):
+            if cadence_of(quota.per) == period:
+                return _with_limit(limit, told.pop(place).limit)
+    return limit
 
 
 def _alone(limit: Algorithm[Any], override: Override) -> Algorithm[Any]:
@@ -263,7 +275,7 @@ def _alone(limit: Algorithm[Any], override: Override) -> Algorithm[Any]:
         raise ConfigError("state", HELD, "is for queues, and a gate never waits", 'set rate="1/h", or off')
     if override.state == OFF:
         return _lifted(limit)
-    if isinstance(limit, Quota) and override.quota is not None:
+    if isinstance(limit, Quota | Composite) and override.quota is not None:
         return _with_quotas((limit,), quotas(override.quota))[0]
     if override.rate is not None and len(rates := parse_rates(override.rate)) == 1:
         (rate,) = rates

@@ -124,7 +124,7 @@ class Periods(Value):
     def __init__(
         self, per: str, *, offset_minutes: int, tz: str | None, week_start: str, anchor_day: int
     ) -> None:
-        cadence, span_us = _cadence(per)
+        cadence, span_us = cadence_of(per)
         whole("offset_minutes", offset_minutes, least=-MAX_OFFSET_MINUTES, most=MAX_OFFSET_MINUTES)
         if tz is not None and offset_minutes:
             raise ConfigError("offset_minutes", offset_minutes, "conflicts with tz", "give one of the two")
@@ -272,7 +272,8 @@ class Periods(Value):
         return int(midnight.timestamp()) * SECOND_US
 
 
-def _cadence(per: object) -> tuple[str, int]:
+def cadence_of(per: object) -> tuple[str, int]:
+    """How periods are divided, and how long equal spans are; 0 by the calendar."""
     if isinstance(per, str):
         if per in ("month", "week", "day"):
             return per, 0

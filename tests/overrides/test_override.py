@@ -18,6 +18,8 @@ from shapekit import (
     SlidingWindowLog,
     TokenBucket,
     all_of,
+    any_of,
+    first_of,
 )
 from shapekit.algorithms.ledger import Ledger
 from shapekit.algorithms.overrides import chosen, difference, effective, override_of, read, written
@@ -103,6 +105,32 @@ def test_only_what_is_said_is_changed():
     assert effective(
         queue_of("1/s", quota=Quota("9/month", tz="Europe/Berlin")), Override(quota="5/month")
     ).gates == (Quota("5/month", tz="Europe/Berlin"),)
+
+
+DAY, HOUR = Quota(100, "day"), Quota("5/rolling:1h")
+
+
+@pytest.mark.parametrize(
+    ("limit", "told", "expected"),
+    [
+        (all_of(a=DAY, b=GCRA("5/s")), "200/day", all_of(a=Quota(200, "day"), b=GCRA("5/s"))),
+        (
+            first_of(main=all_of(a=GCRA("5/s"), b=HOUR), spare=DAY),
+            "200/day; 9/rolling:60min",
+            first_of(main=all_of(a=GCRA("5/s"), b=Quota("9/rolling:1h")), spare=Quota(200, "day")),
+        ),
+        (any_of(a=DAY, b=DAY), "200/day", any_of(a=Quota(200, "day"), b=DAY)),
+        (any_of(a=DAY, b=DAY), "1/day; 2/day", any_of(a=Quota(1, "day"), b=Quota(2, "day"))),
+        (Quota("100/fixed:7d"), "9/fixed:168h", Quota("9/fixed:7d")),
+    ],
+)
+def test_a_quota_is_found_wherever_it_is_and_however_its_period_is_written(limit, told, expected):
+    """Of several with one period, the first one is changed."""
+    assert effective(queue_of(gates=[limit]), Override(quota=told)).gates == (expected,)
+    assert effective(limit, Override(quota=told)) == expected
+    for other in ("9/month", f"{told}; 9/month", "; ".join([told] * 3)):
+        with pytest.raises(ConfigError, match="has the period of no quota in the code"):
+            effective(queue_of(gates=[limit]), Override(quota=other))
 
 
 def test_off_refuses_nothing_and_goes_on_counting():

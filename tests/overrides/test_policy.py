@@ -12,9 +12,11 @@ from shapekit import (
     ManualClock,
     MemoryStore,
     Policy,
+    Quota,
     ResilientStore,
     Shaper,
     Store,
+    all_of,
 )
 from shapekit.shaper import received, sent
 from shapekit.testing import FaultyStore
@@ -57,6 +59,15 @@ async def test_so_it_is_where_it_is_awaited(policy):
     assert [one.rate for one in await policy.aconfigured()] == ["20/s"]
     assert await policy.aunconfigure()
     assert await policy.aconfigured() == []
+
+
+def test_what_is_used_of_a_quota_in_a_composite_stays_used(store):
+    both = all_of(day=Quota(100, "day"), burst=GCRA("5/s"))
+    policy = Policy("10/s", gates=(both,), name="stripe", store=store)
+    with policy.admit(cost=4):
+        pass
+    policy.configure(quota="200/day")
+    assert [(day.name, day.limit, day.used) for day in policy.quotas()] == [("day", 200, 4)]
 
 
 @pytest.mark.parametrize(
