@@ -222,11 +222,11 @@ class Shaper:
 
     def cancel(self, reservation: Reservation) -> bool:
         """Give a slot back: `reservation.cancel()`."""
-        return run(self.core.cancel, checked_reservation(reservation))
+        return run(self.core.cancel, checked_reservation(self.core, reservation))
 
     async def acancel(self, reservation: Reservation) -> bool:
         """`cancel`, awaitable."""
-        return await self.core.cancel(TASKS, checked_reservation(reservation))
+        return await self.core.cancel(TASKS, checked_reservation(self.core, reservation))
 
     def settle(self, reservation: Reservation, actual: int) -> bool:
         """Make a call that has left cost what it turned out to cost; 0 if it never counted.
@@ -235,11 +235,11 @@ class Shaper:
         What is given back goes to calls that have no slot yet; waiting calls keep theirs. Repeating a cost
         changes nothing; of several, the last one counts.
         """
-        return run(self.core.settle, checked_reservation(reservation), actual) > 0
+        return run(self.core.settle, checked_reservation(self.core, reservation), actual) > 0
 
     async def asettle(self, reservation: Reservation, actual: int) -> bool:
         """`settle`, awaitable."""
-        return await self.core.settle(TASKS, checked_reservation(reservation), actual) > 0
+        return await self.core.settle(TASKS, checked_reservation(self.core, reservation), actual) > 0
 
     def hold(self, length: Duration, *, key: str = "default") -> float:
         """Stop all calls of `key` for `length`, in every process; returns how long it is held now.
@@ -280,11 +280,11 @@ class Shaper:
 
         For code that waits elsewhere than in `schedule`. The slot may have been taken in another process.
         """
-        return run(self.core.remaining, checked_reservation(reservation))
+        return run(self.core.remaining, checked_reservation(self.core, reservation))
 
     async def aremaining(self, reservation: Reservation) -> float:
         """`remaining`, awaitable."""
-        return await self.core.remaining(TASKS, checked_reservation(reservation))
+        return await self.core.remaining(TASKS, checked_reservation(self.core, reservation))
 
     def forecast(self, calls: int = 1, *, key: str = "default", cost: int = 1) -> Outlook:
         """When `calls` more calls will have left, if they came now and no others did.
@@ -761,11 +761,15 @@ def limits_shown(shaper: Shaper) -> list[str]:
     return [*paced, f"gates={queue.gates!r}"] if queue.gates else paced
 
 
-def checked_reservation(reservation: Reservation) -> Reservation:
-    """The reservation, if it is one."""
+def checked_reservation(core: Core, reservation: Reservation) -> Reservation:
+    """The reservation, if it is one of this shaper, or of its like in another process."""
     told: object = reservation
     if not isinstance(told, Reservation):
         raise ConfigError("reservation", told, "is not a reservation", "pass what reserve() has returned")
+    own, other = ((one.name, one.queue.kind) for one in (core, reservation.core))
+    if own != other:
+        fix = "pass what reserve() of this shaper has returned"
+        raise ConfigError("reservation", told, f"is of another shaper, {other[0]!r}", fix)
     return reservation
 
 

@@ -1,9 +1,10 @@
-"""What is no reservation is refused in words."""
+"""What is no reservation, or one of another shaper, is refused in words."""
 
 import anyio
 import pytest
 
-from shapekit import Shaper
+from shapekit import Adaptive, MemoryStore, Shaper
+from shapekit.shaper import received, sent
 
 
 @pytest.mark.parametrize("told", [5, "x", None, ()], ids=str)
@@ -15,3 +16,29 @@ def test_only_reservations_are_given_back_settled_and_waited_for(refused, anyio_
         refused(
             lambda call=call, more=more: anyio.run(call, told, *more, backend=anyio_backend), "reservation"
         )
+
+
+@pytest.mark.parametrize(
+    "other", [{"rate": "1/s"}, {"adaptive": Adaptive("1/s", "5/s"), "name": "api"}], ids=str
+)
+def test_a_reservation_of_another_shaper_changes_nothing(refused, anyio_backend, other):
+    store = MemoryStore()
+    own = Shaper("1/s", store=store, name="api")
+    reservation = Shaper(**other).reserve()
+    for call in (own.cancel, lambda told: own.settle(told, 50), own.remaining):
+        assert "another shaper" in refused(lambda call=call: call(reservation), "reservation").bound
+    for call, *more in ((own.acancel,), (own.asettle, 50), (own.aremaining,)):
+        refused(
+            lambda call=call, more=more: anyio.run(call, reservation, *more, backend=anyio_backend),
+            "reservation",
+        )
+    assert own.forecast().first_in == 0
+
+
+def test_the_same_shaper_may_be_made_twice_and_in_another_process():
+    store = MemoryStore()
+    one, other = (Shaper("1/s", store=store, name="api") for _ in range(2))
+    reservation = received(other.core, sent(one.reserve()))
+    assert one.settle(reservation, 3)
+    assert one.forecast().first_in > 2
+    assert other.cancel(one.reserve())
