@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from shapekit.feedback import fields
-from shapekit.feedback.fields import LONGEST, Parameters, parse_list
+from shapekit.feedback.fields import LONGEST, Parameters, parse_dictionary, parse_list
 
 __all__ = [
     "DIALECTS",
@@ -245,12 +245,15 @@ def retry_only(answer: Answer) -> ServerHint:
 
 
 def ietf(answer: Answer) -> ServerHint | None:
-    """`RateLimit: "name";r=50;t=30` and `RateLimit-Policy: "name";q=100;w=60`.
+    """`RateLimit: "name";r=50;t=30` and `RateLimit-Policy: "name";q=100;w=60`, from draft 08 on.
 
-    Of several policies, the one that binds counts.
+    Of several policies, the one that binds counts. Draft 07 has a form of its own; what the drafts before it
+    have is read by `generic`.
     """
     policies = _by_name(answer, "ratelimit-policy")
     states = _by_name(answer, "ratelimit")
+    if not states and (hint := _of_draft_07(answer)):
+        return hint
     if not states and generic(answer):
         return None  # the other fields say more than the policy alone
     hints = []
@@ -267,6 +270,24 @@ def ietf(answer: Answer) -> ServerHint | None:
             )
         )
     return _binding(hints)
+
+
+def _of_draft_07(answer: Answer) -> ServerHint | None:
+    """`RateLimit: limit=100, remaining=50, reset=30` and `RateLimit-Policy: 100;w=60`."""
+    said = parse_dictionary(answer.fields.get("ratelimit", "")) or {}
+    limit, remaining, reset = (
+        _whole(said.get(key, (None, {}))[0]) for key in ("limit", "remaining", "reset")
+    )
+    if limit is None or remaining is None or reset is None:
+        return None
+    policies = parse_list(answer.fields.get("ratelimit-policy", "")) or ()
+    window = next((_whole(parameters.get("w")) for quota, parameters in policies if quota == limit), None)
+    return ServerHint(
+        remaining=remaining,
+        limit=limit,
+        window_s=None if window is None else float(window),
+        reset_s=float(reset),
+    )
 
 
 def generic(answer: Answer) -> ServerHint | None:

@@ -5,9 +5,9 @@ the same. Dates have a parser here because the one in the standard library takes
 digits for a fixed century, accepts much that is no HTTP-date, and raises OverflowError as well as ValueError.
 This one is as fast.
 
-Structured field lists (RFC 9651) are parsed exactly, or not at all. A list gives its members, each a value
-with its parameters; an inner list is a tuple of members. Numbers become int and float, strings and tokens
-str, byte sequences bytes, booleans bool, dates int.
+Structured fields (RFC 9651) are parsed exactly, or not at all. A list gives its members, each a value with
+its parameters, a dictionary gives them by key; an inner list is a tuple of members. Numbers become int and
+float, strings and tokens str, byte sequences bytes, booleans bool, dates int.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from __future__ import annotations
 import re
 from binascii import Error as Base64Error
 from binascii import a2b_base64
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 __all__ = [
     "Member",
@@ -24,6 +25,7 @@ __all__ = [
     "http_date",
     "label",
     "number",
+    "parse_dictionary",
     "parse_list",
     "retry_after",
     "rfc3339",
@@ -34,6 +36,8 @@ __all__ = [
 Bare: TypeAlias = "int | float | str | bytes | bool"
 Parameters: TypeAlias = dict[str, Bare]
 Member: TypeAlias = "tuple[Bare | tuple[Member, ...], Parameters]"
+
+T = TypeVar("T")
 
 LONGEST = 4_096
 
@@ -62,14 +66,25 @@ class _MalformedError(ValueError):
 
 def parse_list(text: str) -> list[Member] | None:
     """The members of the list; None if any part is malformed or the text exceeds 4,096 characters."""
+    return _parsed(text, _member)
+
+
+def parse_dictionary(text: str) -> dict[str, Member] | None:
+    """The members of the dictionary by key; of a repeated key the last one. None as for a list."""
+    entries = _parsed(text, _entry)
+    return None if entries is None else dict(entries)
+
+
+def _parsed(text: str, part: Callable[[str, int], tuple[T, int]]) -> list[T] | None:
+    """The parts between the commas."""
     if len(text) > LONGEST:
         return None
     text = text.strip(" ")
-    members: list[Member] = []
+    members: list[T] = []
     at = 0
     try:
         while at < len(text):
-            member, at = _member(text, at)
+            member, at = part(text, at)
             members.append(member)
             if at < len(text):
                 comma = _COMMA.match(text, at)
@@ -79,6 +94,18 @@ def parse_list(text: str) -> list[Member] | None:
     except _MalformedError:
         return None
     return members
+
+
+def _entry(text: str, at: int) -> tuple[tuple[str, Member], int]:
+    key = _KEY.match(text, at)
+    if not key:
+        raise _MalformedError
+    at = key.end()
+    if text.startswith("=", at):
+        member, at = _member(text, at + 1)
+        return (key[0], member), at
+    parameters, at = _parameters(text, at)
+    return (key[0], (True, parameters)), at
 
 
 def _member(text: str, at: int) -> tuple[Member, int]:

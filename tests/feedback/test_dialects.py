@@ -110,6 +110,14 @@ CASES = [
     ("ietf", 200, ietf("", '"burst";q=100;w=60'), ServerHint(0, None, 100, 60)),
     ("ietf", 200, ietf('"burst";r=0'), ServerHint(0, 0, 100, 60)),
     ("ietf", 200, ietf('"burst";r=-1;t=30.5'), ServerHint(0, None, 100, 60)),
+    (
+        "ietf",
+        200,
+        ietf("limit=100, remaining=50, reset=30", "9;w=1, 100;w=60"),
+        ServerHint(0, 50, 100, 60, 30),
+    ),
+    ("ietf", 429, ietf("reset=30,remaining=0,limit=100,x", ""), ServerHint(30, 0, 100, None, 30)),
+    ("ietf", 200, ietf("limit=9;x=1, remaining=0, reset=7", '"a";q=9;w=1'), ServerHint(7, 0, 9, None, 7)),
     ("generic", 200, plain("RateLimit", "100", "50", "30"), ServerHint(0, 50, 100, None, 30)),
     ("generic", 200, plain("RateLimit", "9, 9;w=1, 50;w=60", "0", "1"), ServerHint(1, 0, 9, None, 1)),
     ("generic", 200, plain("X-RateLimit", "100", "0", RESET), ServerHint(600, 0, 100, None, 600)),
@@ -165,7 +173,12 @@ def test_without_a_date_our_own_clock_has_to_do(hear):
 
 def test_a_malformed_structured_field_gives_way_to_the_plain_ones(hear):
     others = plain("X-RateLimit", "100", "3", "")
-    assert hear(200, {**ietf("limit=5, remaining=0", '"a";q=5'), **others}) == ServerHint(0, 3, 100)
+    for state in (
+        "limit=5, remaining=0",
+        "limit=5, remaining=0, reset=soon",
+        "limit=5, remaining=0, reset=7,",
+    ):
+        assert hear(200, {**ietf(state, '"a";q=5'), **others}) == ServerHint(0, 3, 100)
     assert hear(200, {**ietf('"a";r=2'), **others}).remaining == 2
 
 

@@ -1,4 +1,4 @@
-"""Structured field lists: whatever was written by the rules is read back, and nothing else is."""
+"""Structured fields: whatever was written by the rules is read back, and nothing else is."""
 
 from base64 import b64encode
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapekit.feedback.fields import LONGEST, parse_list
+from shapekit.feedback.fields import LONGEST, parse_dictionary, parse_list
 
 PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
 ALPHA = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -54,7 +54,8 @@ bares = st.one_of(
     st.tuples(st.just("date"), integers),
     st.tuples(st.just("display"), st.text(st.characters(exclude_categories=["Cs"]), max_size=8)),
 )
-parameters = st.dictionaries(word("abcz*", KEY), bares, max_size=3)
+keys = word("abcz*", KEY)
+parameters = st.dictionaries(keys, bares, max_size=3)
 items = st.tuples(bares, parameters)
 members = st.one_of(items, st.tuples(st.lists(items, max_size=3).map(tuple), parameters))
 
@@ -117,6 +118,38 @@ def test_what_was_written_is_read(members, gap, comma):
 )
 def test_lists(text, read):
     assert parse_list(text) == read
+
+
+@given(
+    st.lists(st.tuples(keys, members), max_size=4),
+    st.sampled_from(["", " ", "  "]),
+    st.sampled_from([",", ", ", "\t,\t", " , "]),
+)
+def test_what_was_written_by_keys_is_read_by_keys(entries, gap, comma):
+    pairs = [(key, *member_parts(member, gap)) for key, member in entries]
+    text = gap + comma.join(f"{key}={text}" for key, text, _ in pairs) + gap
+    assert repr(parse_dictionary(text)) == repr({key: value for key, _, value in pairs})
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("", {}),
+        ("limit=100, remaining=0", {"limit": (100, {}), "remaining": (0, {})}),
+        ("a;x=1, b, a=2;y", {"a": (2, {"y": True}), "b": (True, {})}),
+        ("a=(1 2);q", {"a": (((1, {}), (2, {})), {"q": True})}),
+        ('"a";r=1', None),
+        ("a=1,", None),
+        ("a=", None),
+        ("a = 1", None),
+        ("A=1", None),
+        ("a" * LONGEST, {"a" * LONGEST: (True, {})}),
+        ("a" * (LONGEST + 1), None),
+    ],
+    ids=lambda told: repr(told)[:20],
+)
+def test_dictionaries(text, read):
+    assert parse_dictionary(text) == read
 
 
 MALFORMED = [
