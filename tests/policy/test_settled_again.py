@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shapekit import ManualClock, MemoryStore, Policy, Quota, RedisStore, Shaper, SQLiteStore
+from shapekit import Adaptive, ManualClock, MemoryStore, Policy, Quota, RedisStore, Shaper, SQLiteStore
 from shapekit._runtime.drivers import run
 from shapekit.algorithms.queue.wire import CANCEL, SETTLE
 from shapekit.algorithms.quota import quotas_of
@@ -138,3 +138,15 @@ def test_of_whatever_is_said_the_last_word_counts(store, calls, order):
         costs[number] = actual
         lossy.loses = False
         assert used(policy) == sum(costs)
+
+
+@pytest.mark.parametrize(
+    "limit", [{"rate": "1/h"}, {"adaptive": Adaptive("1/h", "2/h")}], ids=["even", "adaptive"]
+)
+def test_after_any_debt_a_call_gets_a_slot_however_late(store, limit):
+    shaper = Shaper(**limit, store=store, name="deep")
+    assert shaper.settle(shaper.reserve(), 10**9)
+    late = shaper.reserve()
+    assert late.accepted
+    assert late.delay > 50 * 365 * 86_400
+    assert not shaper.reserve(max_wait=3_600)

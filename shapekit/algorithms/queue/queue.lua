@@ -120,7 +120,7 @@ function LeakyQueue:reserve(s, now, skew, cost, max_wait, nonce)
     if self.paced and less(at, 0, ready, ready_rest) then due = up(ready, ready_rest) end
     if #parts > 0 then return self:reserve_under(line, now, skew, cost, max_wait, due) end
     local wait = due + shift - now
-    if wait > (max_wait or LONGEST) then
+    if wait > (max_wait or math.huge) then
         return s, self:refused(false, line, now, wait, cost, max_wait), 0, false
     end
     local start, start_rest = later(tail, tail_rest, at, 0)
@@ -148,7 +148,7 @@ function LeakyQueue:reserve_run(s, now, skew, cost, max_wait, nonce, times)
         return math.max(at, up(plus(ready, ready_rest, ahead, ahead_rest, self.q)))
     end
     local function fits(count)
-        return due_of(count) + shift - now <= (max_wait or LONGEST)
+        return due_of(count) + shift - now <= (max_wait or math.huge)
     end
     if not self.paced or #parts > 0 or has_free(book) or cost * times > self.max_cost
         or not (max_wait or fits(times)) then
@@ -417,7 +417,7 @@ function LeakyQueue:reserve_under(line, now, skew, cost, max_wait, on_grid)
     local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(line)
     local due, spent = self.constraints:departure(parts, math.max(on_grid, newest), cost, shift, skew)
     local wait = due + shift - now
-    if (spent and not max_wait) or wait > (max_wait or LONGEST) then
+    if (spent and not max_wait) or wait > (max_wait or math.huge) then
         return line, self:refused(spent, line, now, wait, cost, max_wait), 0, false
     end
     local at = math.max(now, till) - shift
@@ -452,7 +452,7 @@ function LeakyQueue:refused(spent, line, now, wait, cost, max_wait)
         told[5], told[6] = spent[5] + shift, wait
     else
         local full = up(line[1], line[2]) + shift
-        told = {0, self.burst, self.burst, 0, full, wait - (max_wait or LONGEST), false, false}
+        told = {0, self.burst, self.burst, 0, full, wait - (max_wait or 0), false, false}
     end
     return {wait, now, held_at(line, now), cost, told}
 end
@@ -499,7 +499,7 @@ function LeakyQueue:moved_in(line, now, skew, at, cost, max_wait)
         answer = {due + shift - now, due, shift, held, cost, generation, number, start, start_rest,
             tail, tail_rest, newest}
     end
-    if answer[1] > (max_wait or LONGEST) then
+    if answer[1] > (max_wait or math.huge) then
         return line, self:refused(false, line, now, answer[1], cost, max_wait), 0, false
     end
     local after = {tail, tail_rest, newest, generation, number, till, shift, book, parts}
