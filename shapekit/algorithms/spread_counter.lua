@@ -81,9 +81,13 @@ function SpreadCounter:refund(s, now, skew, cost, receipt)
     local start, ends = self.periods:bounds(civil)
     local due, units = self:pace_of(s, start, ends, now)
     if charged and due == charged then
-        -- No later charge depends on it: keep what is left of it, or the one before.
+        -- No later charge depends on it: keep what is left of it, or the one before. Of that, some may have
+        -- been given back meanwhile, but no more is left than is used.
         units = units - cost
-        if units <= 0 then due, units = receipt[3], receipt[4] end
+        if units <= 0 then
+            local used = self.counter:found(counted, start, ends, now)
+            due, units = receipt[3], math.min(receipt[4], used)
+        end
     end
     return self:settled({counted, self:paced(s, counted, start, due, units)}, now, skew)
 end

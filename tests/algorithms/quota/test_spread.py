@@ -88,6 +88,21 @@ def test_units_that_come_back_spread_as_if_they_had_never_been_charged(story, da
             assert told(mine.decision) == told(never.decision)
 
 
+@given(st.integers(2, 2_000), st.integers(1, 2_000), st.integers(0, 1_999))
+def test_who_gives_up_behind_a_call_that_cost_less_leaves_the_pace_of_that(limit, estimate, actual):
+    """The receipt of the one behind tells of the estimate, which does not come back with it."""
+    quota = Quota(limit, "fixed:10s", spread=True)
+    estimate = min(estimate, limit - 1)
+    actual = min(actual, estimate)
+    first = quota.check(None, 0, estimate)
+    due, behind = slot(quota, first.state, 0, 1)
+    assume(due < 10 * SECOND_US)
+    state = quota.refund(behind.state, 1, estimate - actual, first.decision.receipt).state
+    state = quota.refund(state, 1, 1, behind.decision.receipt).state
+    never = quota.check(None, 0, actual).state if actual else None
+    assert quota.earliest(state, 1, 1) == quota.earliest(never, 1, 1)
+
+
 @given(spreads, starts, st.data())
 def test_slots_cancelled_from_the_tail_leave_nothing(quota, now, data):
     states, receipts = [quota.check(None, now, 1).state], []
