@@ -18,7 +18,6 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from itertools import count
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, run, stop_if_cancelled
 from shapekit.config import CostSpec, PolicyOptions, checked_cost, checked_key, checked_options
 from shapekit.errors import ConfigError
@@ -300,26 +299,30 @@ def _per_instance(policy: Policy, function: Callable[..., Any]) -> Callable[...,
         raise ConfigError(
             "per", "instance", "means nothing to other processes", 'name what differs: key="{self.account}"'
         )
-    if not signature_of(function).parameters:
+    signature = signature_of(function)
+    first = next(iter(signature.parameters), "")
+    if not first:
         raise ConfigError("per", "instance", "needs a method, and this is a function", "leave it out")
     numbers = count(1)
     known: dict[int, tuple[str, weakref.ref[Any]]] = {}
-    lock = process.lock()
 
-    def key(instance: Any, *_: Any, **__: Any) -> str:
+    def key(*args: Any, **kwargs: Any) -> str:
+        instance = args[0] if args else signature.bind(**kwargs).arguments.get(first)
         mark = id(instance)
-        with lock:
-            if mark not in known:
-                try:
-                    watch = weakref.ref(instance, lambda _: known.pop(mark, None))
-                except TypeError:
-                    raise ConfigError(
-                        "per",
-                        "instance",
-                        f"needs a weak reference to a {type(instance).__name__}, which has none",
-                        "add __weakref__ to its __slots__",
-                    ) from None
-                known[mark] = (f"instance-{next(numbers)}", watch)
-            return known[mark][0]
+        found = known.get(mark)
+        if found is None:
+            try:
+                # It takes no lock, and what is called when the instance goes is C alone: an instance may come
+                # and go, and be used, at any line of any thread. Who comes second drops what it has made.
+                watch = weakref.ref(instance, functools.partial(known.pop, mark))
+            except TypeError:
+                raise ConfigError(
+                    "per",
+                    "instance",
+                    f"needs a weak reference to a {type(instance).__name__}, which has none",
+                    "add __weakref__ to its __slots__",
+                ) from None
+            found = known.setdefault(mark, (f"instance-{next(numbers)}", watch))
+        return found[0]
 
     return key

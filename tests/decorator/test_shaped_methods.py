@@ -120,8 +120,11 @@ def test_the_memory_of_an_instance_goes_with_it(clock):
     assert held[-1] - held[1] < 500 * 100
 
 
-def test_an_instance_has_one_limit_wherever_another_thread_comes_in():
-    """The first call is interrupted at each line of the decorator in turn, and another thread calls too."""
+@pytest.mark.parametrize("who", ["another thread", "a finalizer"])
+def test_an_instance_has_one_limit_wherever_another_call_comes_in(who):
+    """The first call is interrupted at each line of the decorator in turn, and another thread calls too, or
+    what runs in the midst of the first, as finalizers and signal handlers do.
+    """
     left = []
 
     class Client:
@@ -146,9 +149,12 @@ def test_an_instance_has_one_limit_wherever_another_thread_comes_in():
             if frame.f_code.co_filename == decorator and event == "line":
                 passed += 1
                 if passed == line:
-                    other.start()
-                    # Where the first holds a lock, the other has to wait for it.
-                    other.join(0.05)
+                    sys.settrace(None)
+                    if who == "a finalizer":
+                        one.ask()
+                    else:
+                        other.start()
+                        other.join(10)
             return trace
 
         before = sys.gettrace()
@@ -157,9 +163,7 @@ def test_an_instance_has_one_limit_wherever_another_thread_comes_in():
             one.ask()
         finally:
             sys.settrace(before)
-        if passed >= line:
-            other.join(10)
-            assert left == [one], f"interrupted at line {line}"
+        assert left == [one], f"interrupted at line {line}"
         left.clear()
         return passed >= line
 
@@ -167,6 +171,17 @@ def test_an_instance_has_one_limit_wherever_another_thread_comes_in():
     while interrupted_at(line):
         line += 1
     assert line > 5
+
+
+def test_the_instance_may_be_passed_by_its_name(clock):
+    class Client:
+        @shaped("1/s", per="instance", clock=clock)
+        def send(self, what):
+            return what, clock.now()
+
+    one, other = Client(), Client()
+    told = [Client.send(self=one, what=1), one.send(2), Client.send(what=3, self=other)]
+    assert told == [(1, 0.0), (2, 1.0), (3, 1.0)]
 
 
 def test_an_instance_that_cannot_be_watched_is_told_so(refused):
