@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from shapekit._runtime.drivers import TASKS, run, stop_if_cancelled
@@ -142,7 +142,9 @@ def shaped(
     methods, classmethods and staticmethods. `key` and a callable `cost` get the arguments of the call:
     `key="{user_id}"`, `cost=lambda text: len(text)`. Without a key, all calls share one limit, of a
     method those of all instances; `per="instance"` gives each instance its own. `policy=` takes a
-    `Policy` made elsewhere, and only `key` and `cost` beside it.
+    `Policy` made elsewhere, and only `key` and `cost` beside it. Without `name`, the limit is named
+    `module.qualname`, and further ones stacked on it `module.qualname#2` and so on; on a shared store,
+    a lambda needs a name.
     """
     if callable(rate) or hasattr(rate, "__get__"):
         raise ConfigError("rate", rate, "is a function, and @shaped needs a rate", _EXAMPLE)
@@ -167,10 +169,10 @@ def shaped(
             return type(function)(decorate(function.__func__))
         if not callable(function):
             raise ConfigError("function", function, "cannot be called", "decorate a function")
-        path = _path(function)
         own = policy
         if own is None:
-            asked = {"key": key, "cost": cost, "name": path if said.get("name") is None else said["name"]}
+            name = _name(function) if said.get("name") is None else said["name"]
+            asked = {"key": key, "cost": cost, "name": name}
             own = Policy(
                 rate, **{**said, **{field: value for field, value in asked.items() if value is not None}}
             )
@@ -285,12 +287,23 @@ def _async_generator(function: Callable[..., Any], calls: Calls) -> Callable[...
     return call
 
 
-def _path(function: Any) -> str:
-    """Where a function is defined: the same in every process, so never an address."""
+def _name(function: Any) -> str | None:
+    """The name of a function's limit, the same in every process: where the function is defined, never an
+    address, and from the second limit around it on a number. None for a lambda, which has no name.
+    """
+    taken, layer = [], function
+    while layer is not None:
+        attributes = getattr(layer, "__dict__", {})
+        taken.append(getattr(attributes.get("policy"), "name", None))
+        layer = layer.func if isinstance(layer, functools.partial) else attributes.get("__wrapped__")
     while isinstance(function, functools.partial):
         function = function.func
     named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
+    path = f"{named.__module__}.{named.__qualname__}"
+    if path.endswith("<lambda>"):
+        return None
+    # No colon: a name and a key are shown with one in between.
+    return next(name for name in chain((path,), map(f"{path}#{{}}".format, count(2))) if name not in taken)
 
 
 def _per_instance(policy: Policy, function: Callable[..., Any]) -> Callable[..., str]:

@@ -1,5 +1,6 @@
 """@shaped on functions and coroutine functions: called as before, and leaving at the right moment."""
 
+import functools
 import inspect
 
 import anyio
@@ -7,6 +8,7 @@ import pytest
 
 from shapekit import (
     GCRA,
+    Adaptive,
     MemoryStore,
     Policy,
     QueueFullError,
@@ -84,6 +86,47 @@ def test_everything_that_says_who_the_function_is_stays(world):
 def test_the_policy_is_called_after_the_function_unless_it_is_named():
     assert shaped(1)(function).policy.name == f"{__name__}.function"
     assert shaped(1, name="stripe")(function).policy.name == "stripe"
+
+
+def test_stacked_limits_are_named_by_their_place_whatever_is_between_them():
+    @functools.wraps(shaped(1)(function))
+    def between():
+        pytest.fail("called")
+
+    path = f"{__name__}.function"
+    twice = shaped(1)(shaped(1)(function))
+    assert (twice.policy.name, twice.__wrapped__.policy.name) == (f"{path}#2", path)
+    assert shaped(1)(twice).policy.name == f"{path}#3"
+    assert shaped(1)(between).policy.name == f"{path}#2"
+    assert shaped(1)(functools.partial(twice)).policy.name == f"{path}#3"
+    assert shaped(1)(shaped(1, name="stripe")(twice)).policy.name == f"{path}#3"
+    assert shaped(1)(shaped(1, name="stripe")(function)).policy.name == path
+
+
+def test_stacked_limits_on_one_store_are_apart(world, clock):
+    store = MemoryStore(clock)
+
+    def fetch(customer):
+        return clock.now()
+
+    for_all = shaped("10/s", store=store)(world.define(fetch))
+    call = shaped("1/s", key="{customer}", store=store)(for_all)
+    assert [world.call(call, customer) for customer in ("a", "b", "default", "b")] == [0.0, 0.1, 0.2, 1.0]
+    call.policy.configure("100/s")
+    assert not for_all.policy.configured()
+    # Also two of different kinds.
+    world.call(shaped(adaptive=Adaptive("1/s", "5/s"), store=store)(call), "a")
+
+
+def test_a_lambda_has_no_name_for_other_processes_to_find(refused):
+    class Shared(MemoryStore):
+        shared = True
+
+    assert "name=" in refused(lambda: shaped(1, store=Shared())(lambda: None), "name").fix
+    assert shaped(1, name="ours", store=Shared())(lambda: None).policy.name == "ours"
+    store = MemoryStore()
+    one, other = (shaped(1, store=store)(each) for each in (lambda: 1, lambda: 2))
+    assert one.policy.name != other.policy.name
 
 
 def test_every_argument_reaches_the_policy(clock):

@@ -202,7 +202,9 @@ class SharedStore(MemoryStore):
 
 
 def test_per_instance_means_nothing_on_a_shared_store(refused):
-    error = refused(lambda: shaped(1, per="instance", store=SharedStore())(lambda self: None), "per")
+    error = refused(
+        lambda: shaped(1, per="instance", store=SharedStore(), name="api")(lambda self: None), "per"
+    )
     assert 'key="{self.account}"' in error.fix
 
 
