@@ -136,7 +136,7 @@ def _travelling(identity: str, otherwise: Callable[[], _Limit]) -> _Limit:
         limit = _TRAVELLED.pop(identity, None) or otherwise()
         _TRAVELLED[identity] = limit
         while len(_TRAVELLED) > _MOST_TRAVELLED:
-            del _TRAVELLED[next(iter(_TRAVELLED))]
+            process.forget_oldest(_TRAVELLED)
         return limit
 
 

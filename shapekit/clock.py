@@ -48,7 +48,6 @@ from functools import partial
 from itertools import count
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from shapekit._runtime import process
 from shapekit._runtime.drivers import (
     Alarm,
     AsyncAlarm,
@@ -506,7 +505,6 @@ class Sleepers:
         self._virtual = virtual
         self._alarms: set[Alarm] = set()
         self._lines: dict[object, Line] = {}
-        self._lock = process.lock()
         self._closed = False
 
     def sleep(self, until_us: int) -> None:
@@ -588,10 +586,8 @@ class Sleepers:
 
     def close(self) -> None:
         """Wake all sleepers; they raise, and so do all that come to sleep later."""
-        with self._lock:
-            self._closed = True
-            alarms = list(self._alarms)
-        for alarm in alarms:
+        self._closed = True
+        for alarm in list(self._alarms):
             alarm.set()
 
     def store_closed(self) -> None:
@@ -608,9 +604,11 @@ class Sleepers:
                 "would wait in real time: virtual time does not move the clock of its store",
                 "give it a MemoryStore in this test, or mark the test shapekit_real_time",
             )
-        with self._lock:
-            self._check_open()
-            self._alarms.add(alarm)
+        self._check_open()
+        self._alarms.add(alarm)
+        if self._closed:
+            # By another thread, or by a finalizer of this one, which may not have found it.
+            alarm.set()
 
     def _check_open(self) -> None:
         if self._closed:

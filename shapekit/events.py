@@ -286,18 +286,28 @@ class Listeners:
                 "pass a plain one",
             )
         hear = _hearing(listener)
+        # An entry goes with its shaper. The weakref callback is C code alone and takes no lock.
+        own = ref(self, SWITCH.loud.pop)
         with self._lock:
-            # An entry goes with its shaper. The weakref callback is C code alone and takes no lock.
-            SWITCH.loud[ref(self, SWITCH.loud.pop)] = None
-            self.each = (*self.each, hear)
-        return Listening(self, hear)
+            while True:
+                before = self.each
+                each = (*before, hear)
+                if self.each is before:
+                    SWITCH.loud[own] = None
+                    self.each = each
+                    return Listening(self, hear)
 
     def drop(self, hear: Callable[[Event], None]) -> None:
         """Remove a listener."""
+        own = ref(self)
         with self._lock:
-            self.each = tuple([one for one in self.each if one is not hear])
+            while hear in self.each:
+                before = self.each
+                each = tuple([one for one in before if one is not hear])
+                if self.each is before:
+                    self.each = each
             if not self.each:
-                SWITCH.loud.pop(ref(self), None)
+                SWITCH.loud.pop(own, None)
 
     def tell(self, event: Event) -> None:
         """Pass the event to the listeners here, then to those of the whole process, in the order they were

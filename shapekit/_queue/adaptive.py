@@ -58,7 +58,7 @@ class Tallies:
             tally = Tally(told_us, before + waited, first_us)
             is_time = not 0 <= now_us - told_us < PAUSE_US
             if len(self._by_key) >= MOST_KEYS:
-                del self._by_key[next(iter(self._by_key))]
+                process.forget_oldest(self._by_key)
             self._by_key[key] = Tally(now_us) if is_time else tally
             return tally if is_time else None
 

@@ -204,9 +204,9 @@ class Registry:
             self._newest += 1
             call.owner, call.number = self.owner, self._newest
             call.is_over = False
-            at_key = self._keys.get(call.key)
-            if at_key is None:
-                at_key = self._keys[call.key] = _AtKey()
+            while call.key not in self._keys:
+                self._keys.setdefault(call.key, _AtKey())
+            at_key = self._keys[call.key]
             at_key.alive.add(call.number)
             if loop is not None:
                 at_key.coming.setdefault(loop, set()).add(call.number)
@@ -309,24 +309,25 @@ class Registry:
 
     def _forget_lost(self, at_key: _AtKey, now_us: int) -> None:
         """End the calls whose event loop was closed; the store does not know of that yet."""
-        for loop in [loop for loop in at_key.coming if has_ended(loop)]:
-            lost = at_key.coming.pop(loop)
+        for loop in filter(has_ended, list(at_key.coming)):
+            lost = at_key.coming.pop(loop, set())
             at_key.alive -= lost
             at_key.permitted -= lost
             at_key.unsure_until_us = max(at_key.unsure_until_us, now_us + self.lease_us)
-            for number in lost & at_key.waiting.keys():
-                at_key.waiting[number].go()
+            for waiter in [waiter for waiter in list(at_key.waiting.values()) if waiter.number in lost]:
+                waiter.go()
 
     def _tidy(self, key: str, at_key: _AtKey) -> None:
-        if not at_key.alive and not at_key.waiting and not at_key.unsure_until_us:
+        is_known = key in self._keys and self._keys[key] is at_key
+        if is_known and not at_key.alive and not at_key.waiting and not at_key.unsure_until_us:
             del self._keys[key]
 
 
 def _arrived(at_key: _AtKey, number: int) -> None:
-    for loop, numbers in list(at_key.coming.items()):
+    for loop, numbers in at_key.coming.copy().items():
         numbers.discard(number)
         if not numbers:
-            del at_key.coming[loop]
+            at_key.coming.pop(loop, None)
 
 
 _REGISTRIES = process.begin_anew(Registry.begin)
@@ -356,7 +357,7 @@ class Heartbeat:
 
     def begin(self) -> None:
         """Start empty: in a new process, and in a forked child."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._kept: dict[Registry, Twin[Any]] = {}
         self._alarm: Alarm | None = None
         self._runs = False
@@ -393,7 +394,7 @@ class Heartbeat:
     def store_closed(self) -> None:
         """Stop all renewals: a closed store does not answer."""
         with self._lock:
-            for registry in self._kept:
+            for registry in list(self._kept):
                 registry.is_kept = False
             self._kept.clear()
             if self._alarm is not None:
@@ -424,26 +425,29 @@ class Heartbeat:
         """The task's event loop has ended; another heartbeat may start."""
         with self._lock:
             self._runs = False
-            for registry in self._kept:
+            for registry in list(self._kept):
                 registry.is_kept = False
 
     def _sleep_s(self, alarm: Alarm) -> float | None:
         """How long to sleep until a renewal is due; None if there is nothing to renew."""
         with self._lock:
-            for registry in [registry for registry in self._kept if registry.rest()]:
-                del self._kept[registry]
+            for registry in filter(Registry.rest, list(self._kept)):
+                if not registry.is_kept:
+                    self._kept.pop(registry, None)
             if not self._kept:
                 self._alarm = None
                 self._runs = False
                 return None
             self._alarm = alarm
-            due_us = min(registry.due_us for registry in self._kept)
+            due_us = min([registry.due_us for registry in list(self._kept)])
             return min((due_us - self._clock.now_us()) / SECOND_US, CHUNK_S)
 
     def _due(self) -> list[tuple[Registry, Twin[Any]]]:
         now = self._clock.now_us()
         with self._lock:
-            return [(registry, renew) for registry, renew in self._kept.items() if registry.due_us <= now]
+            return [
+                (registry, renew) for registry, renew in self._kept.copy().items() if registry.due_us <= now
+            ]
 
     def _done(self, registry: Registry, asked_us: int, *, is_renewed: bool) -> None:
         # Counted from when the question was sent: the store may have started the lease then, however late it

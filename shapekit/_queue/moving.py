@@ -191,7 +191,7 @@ class Limits(Watch):
         `Watch.forget` does not.
         """
         if self._poller is None and self.dues:
-            due_us, alarm = max([(due_us, alarm) for alarm, due_us in list(self.dues.items())], key=_first)
+            due_us, alarm = max([(due_us, alarm) for alarm, due_us in self.dues.copy().items()], key=_first)
             if self._is_far(due_us, now_us):
                 alarm.set()
 
@@ -396,7 +396,7 @@ class LateCalls:
                 own.together = [one for one in waiting if one.is_local is side and not one.is_gone]
                 for one in own.together:
                     one.is_on_trip = True
-                del self.waiting[key]
+                self.waiting.pop(key, None)
                 if apart := [one for one in waiting if one.is_local is not side]:
                     self.waiting[key] = apart
 

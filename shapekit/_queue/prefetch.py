@@ -26,7 +26,7 @@ from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, ThreadCall, Twin, Workers, run
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.slots import Asked, Grant, followed
-from shapekit.algorithms.queue.wire import CANCEL_MANY, CONFIRM, FOLLOW, RESERVE_MANY
+from shapekit.algorithms.queue.wire import CANCEL_MANY, CONFIRM, FOLLOW, RESERVE, RESERVE_MANY
 from shapekit.errors import CostExceedsLimitError, StoreUnavailableError
 from shapekit.rate import SECOND_US, Duration, duration_us
 from shapekit.stores.base import Store
@@ -434,6 +434,7 @@ class Prefetch:
         self._queue = queue
         self._prefetch_us = prefetch_us
         bound = (name, queue)
+        self._reserve = store.twin(*bound, RESERVE)
         self._reserve_many = store.bind(*bound, RESERVE_MANY)
         self._cancel_many = store.bind(*bound, CANCEL_MANY)
         self._confirm = store.bind(*bound, CONFIRM)
@@ -445,7 +446,7 @@ class Prefetch:
 
     def begin(self) -> None:
         """Start empty: a forked child has neither its parent's slots nor its threads."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._trips = threading.BoundedSemaphore(_TRIPS)
         self._entries: dict[str, _KeyEntry] = {}
         self._sweeps_at = _DESKS
@@ -460,6 +461,9 @@ class Prefetch:
 
     async def _ask(self, driver: Driver, key: str, asked: Asked) -> Grant:
         """A slot, or a refusal."""
+        if process.is_inside(self._lock):
+            # A finalizer or a signal handler, in the midst of what this thread does to a buffer.
+            return await driver.ask(self._reserve, key, asked)
         await driver.stop_if_cancelled()  # from the buffer it would be taken without awaiting
         call = self._taken(key, asked, driver.alarm)
         if not isinstance(call, _Call):
@@ -510,6 +514,8 @@ class Prefetch:
 
     def hear(self, key: str, key_state: KeyState, asked_us: int, doubts: object) -> None:
         """Take in the state of a key that the store has just answered with."""
+        if process.is_inside(self._lock):
+            return
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None:

@@ -112,7 +112,7 @@ class Budgets:
             known = self._keys.get(key)
             if known is None:
                 if len(self._keys) >= MOST_KEYS:
-                    del self._keys[next(iter(self._keys))]
+                    process.forget_oldest(self._keys)
                 self._keys[key] = _Watched(now)
             elif 0 <= now - known.looked_us < LOOK_US:
                 return False
@@ -173,7 +173,7 @@ class Accounts:
             now = self._clock.now_us()
             before, until = self._until_us.pop(key, now), now + length_us
             if len(self._until_us) >= MOST_KEYS:
-                del self._until_us[next(iter(self._until_us))]
+                process.forget_oldest(self._until_us)
             self._until_us[key] = max(before, until)
         return until > before + SLACK_US
 
@@ -372,9 +372,9 @@ class Reporter:
             until = now + length_us
             before = known.pop(key, now)
             if len(known) >= MOST_HOLDS:
-                known = {other: end for other, end in known.items() if end > now}
+                known = {other: end for other, end in known.copy().items() if end > now}
                 if len(known) >= MOST_HOLDS:
-                    del known[next(iter(known))]
+                    process.forget_oldest(known)
                 self._held_until_us = known
             known[key] = until
         # The store keeps the longer hold, so a longer known one must have been ended elsewhere.

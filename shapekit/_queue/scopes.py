@@ -97,7 +97,8 @@ class Scopes:
                 if below is not None and scope not in below:
                     below = below | {scope} if len(below) < MOST_SCOPES else None
                 nodes[above] = _Node(here, below)
-                nodes.move_to_end(above)
+                if above in nodes:
+                    nodes.move_to_end(above)
             while len(nodes) > MOST_PLACES:
                 nodes.popitem(last=False)
         self.any_known = True
@@ -110,7 +111,7 @@ class Scopes:
             heard = {place: hold for place, hold in self._heard.items() if hold.until_us > now_us}
             heard.pop((key, scope), None)
             if len(heard) >= MOST_HOLDS:
-                del heard[next(iter(heard))]  # the oldest
+                process.forget_oldest(heard)
             heard[key, scope] = _Observed(until_us, now_us if is_own else 0)
             self._heard = heard
 

@@ -566,8 +566,10 @@ class _Questions:
         with self._lock:
             limits = self._limits.get(settings.name)
             if limits is None:
-                limits = self._limits[settings.name] = Limits(settings, now_us, hears_all=hears_all)
-                settings.listen(self.overrides_changed)
+                fresh = Limits(settings, now_us, hears_all=hears_all)
+                limits = self._limits.setdefault(settings.name, fresh)
+                if limits is fresh:
+                    settings.listen(self.overrides_changed)
             return limits
 
     def overrides_changed(self, name: str, *_: object) -> None:
@@ -616,7 +618,7 @@ class _Questions:
 
     def _put(self, place: tuple[str, str], queue: LeakyQueue, now_us: int) -> _Question:
         if not 0 <= now_us - self._swept_us <= FRESH_US:
-            for other, question in list(self._asked.items()):
+            for other, question in self._asked.copy().items():
                 if not question.serves(now_us):
                     self._asked.pop(other, None)
             self._swept_us = now_us

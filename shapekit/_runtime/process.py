@@ -48,9 +48,11 @@ __all__ = [
     "WeakRegistry",
     "background_ready",
     "begin_anew",
+    "forget_oldest",
     "fresh_id",
     "in_background",
     "in_child",
+    "is_inside",
     "lock",
     "off",
     "resting",
@@ -76,7 +78,7 @@ class WeakRegistry(Generic[T]):
         return iter([one for known in list(self._refs) if (one := known()) is not None])
 
 
-_LOCKS: WeakRegistry[threading.Lock] = WeakRegistry()
+_LOCKS: WeakRegistry[threading.RLock] = WeakRegistry()
 _RESTING: list[Callable[[], Iterable[_Rest]]] = []
 _IN_CHILD: list[Callable[[], object]] = []
 _FORKING = threading.Lock()
@@ -85,11 +87,28 @@ _HELD: list[_Rest] = []
 call in C, which no signal handler can come into."""
 
 
-def lock() -> threading.Lock:
-    """A lock that is free in a forked child: the thread of the parent that may have held it is not there."""
-    made = threading.Lock()
+def lock() -> threading.RLock:
+    """A lock that is free in a forked child: the thread of the parent that may have held it is not there.
+
+    A thread that holds it may take it once more: a finalizer and a signal handler run in the midst of
+    anything, and may call shapekit. So under such a lock, what was found is not relied on after a call: it is
+    looked at again, or found and changed in one call of C.
+    """
+    made = threading.RLock()
     _LOCKS.add(made)
     return made
+
+
+def is_inside(lock: threading.RLock) -> bool:
+    """Whether this thread holds a lock: then it is a finalizer or a signal handler that asks."""
+    return lock._is_owned()  # type: ignore[attr-defined,no-any-return]  # noqa: SLF001 - there is no other way
+
+
+def forget_oldest(known: dict[Any, Any]) -> None:
+    """Remove the entry that was made first, whatever comes in between."""
+    for oldest in known:
+        del known[oldest]
+        return
 
 
 def resting(rests: Callable[[], Iterable[_Rest]]) -> None:
@@ -129,8 +148,10 @@ def _before() -> None:
 
 def _begin_child() -> None:
     for known in _LOCKS:
-        known.acquire(blocking=False)
-        known.release()
+        if known.acquire(blocking=False):
+            known.release()
+        else:
+            known._at_fork_reinit()  # type: ignore[attr-defined]  # noqa: SLF001 - there is no other way
     _each(_IN_CHILD)
 
 
@@ -173,7 +194,7 @@ class _Afterwards:
     def __init__(self) -> None:
         self.left: SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]] = SimpleQueue()
         self.is_ready = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def start(self) -> None:
         with self._lock:

@@ -97,14 +97,13 @@ class Incidents:
     def over(self, place: Place, sent_at: float) -> None:
         """Note a success. Only a request that was sent after the hold ends the incident."""
         with self._lock:
-            known = self.known.get(place)
-            if known is not None and sent_at >= known.until:
+            if place in self.known and sent_at >= self.known[place].until:
                 del self.known[place]
 
     def _keep(self, place: Place, incident: _Incident) -> None:
         self.known.pop(place, None)
         if len(self.known) >= MOST_PLACES:
-            del self.known[next(iter(self.known))]  # the one that was quiet for longest
+            process.forget_oldest(self.known)  # the one that was quiet for longest
         self.known[place] = incident
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -300,7 +300,9 @@ class Line:
 
     def _join(self, key: str, place: _Place) -> None:
         with self._lock:
-            self._places.setdefault(key, deque()).append(place)
+            while key not in self._places:
+                self._places.setdefault(key, deque())
+            self._places[key].append(place)
 
     def _is_first(self, key: str, place: _Place) -> bool:
         return self._places[key][0] is place
@@ -313,7 +315,7 @@ class Line:
             was_first = places[0] is place
             places.remove(place)
             if not places:
-                del self._places[key]
+                self._places.pop(key, None)
             elif was_first:
                 places[0].ring()
 

@@ -76,9 +76,10 @@ class _Table:
 
     def clear(self) -> None:
         """Forget every key."""
-        self.states.clear()
-        self.ends.clear()
+        # In this order: a call that comes in between leaves no state that is not in line.
         self.page = None
+        self.ends.clear()
+        self.states.clear()
 
 
 class _Page:
@@ -86,23 +87,30 @@ class _Page:
 
     __slots__ = ("keys", "table")
 
-    def __init__(self, table: _Table) -> None:
+    def __init__(self, table: _Table, record: Any) -> None:
         self.table = table
-        self.keys: list[Any] | tuple[Any, ...] = []
+        self.keys: list[Any] | tuple[Any, ...] = [record]
 
 
+_Left: TypeAlias = tuple[_Table, Any]
+"""The table of another program, and the state that it has left there."""
 _Space: TypeAlias = dict[Program, _Table]
 """The shelves of one name: more than one where a limit was changed, or has parts with keys of their own."""
 
 
 class _Records:
-    """All that one store holds, and the lock on it: what a fork has to do with."""
+    """All that one store holds, and the lock on it: what a fork has to do with.
+
+    A finalizer or a signal handler may call the store in the midst of a call of the same thread, which so
+    takes the lock once more. What a call has found is therefore compared with what is there, and stored, in
+    statements that call and make nothing, or it is asked again: each of the two counts once.
+    """
 
     __slots__ = ("__weakref__", "clock", "lock", "spaces")
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.spaces: dict[str, tuple[str, _Space]] = {}
 
     def tables(self) -> Iterator[tuple[str, _Table]]:
@@ -115,7 +123,8 @@ class _Records:
         check_prefix(prefix)
         now = self.clock.now_us()
         for name, table in self.tables():
-            for record, end in table.ends.items():
+            for record in list(table.ends):
+                end = table.ends.get(record, 0)
                 shown = f"{name}:{record}" if isinstance(record, str) else f"{name}:{record[0]}:{record[1]}"
                 if end > now and shown.startswith(prefix):
                     yield shown, table, record
@@ -142,6 +151,10 @@ class MemoryStore(Store):
         self._line: deque[_Page] = deque()
         self._sweep_due_us = NEVER_US
         self._swept_us = 0
+        self._changes = 0
+        """How often states were stored, other than by `charge`, or cleared."""
+        self._rest: list[tuple[_Table, Any, Any, int]] = []
+        """What is left to store of the parts of a call, which count together: table, record, state, end."""
         self._closed = False
         self._renewals: dict[ref[Any], Callable[[], None]] = {}
         """What renews that which bound calls know of the clock, and whether limits are overridden."""
@@ -191,14 +204,20 @@ class MemoryStore(Store):
             # `apply`, written out for the path of every admitted call: a live key of this program.
             with lock:
                 now = ticks() // per_us + offset_us
-                state = find(key)
-                if state is None or now >= self._sweep_due_us:
+                before = find(key)
+                if before is None or now >= self._sweep_due_us:
                     return run(key, now, (asked,))
-                state, result, ttl_us, persist = step(state, now, asked)
-                if persist:
-                    states[key] = state
-                    ends[key] = now + ttl_us
-                return result
+                state, result, ttl_us, persist = step(before, now, asked)
+                if not persist:
+                    return result
+                try:
+                    if states[key] is before:
+                        states[key] = state
+                        ends[key] = now + ttl_us
+                        return result
+                except KeyError:
+                    """A call that came in between has swept it."""
+                return run(key, clock.now_us(), (asked,))
 
         renew()
         self._renewals[ref(charge, self._renewals.pop)] = renew
@@ -229,18 +248,22 @@ class MemoryStore(Store):
             return dict(self._stored)
 
     def write_overrides(self, name: str, text: str, known: Stored) -> bool:
+        nothing, fresh, settings = Stored(), Stored(str(process.fresh_id()), text), self.settings(name)
         with self._lock:
             self._check_open()
-            is_known = self._stored.get(name, Stored()) == known
+            there = self._stored[name] if name in self._stored else nothing  # noqa: SIM401 - `get` is a call
+            is_known = there == known
             if is_known:
-                stored = self._stored[name] = Stored(str(process.fresh_id()), text)
-                self.settings(name).hear(stored, self.clock.now_us())
+                self._stored[name] = fresh
+                while settings.known.stored != self._stored[name]:
+                    settings.hear(self._stored[name], self.clock.now_us())
                 self._renew()
             return is_known
 
     def reset(self, name: str, program: Program, key: Key) -> None:
         with self._lock:
             self._check_open()
+            self._store_rest()
             for table in list(self._space(name, program).values()):
                 for record in part_keys(program, key) if isinstance(key, tuple) else (key,):
                     table.chill(record)
@@ -248,6 +271,7 @@ class MemoryStore(Store):
     def reset_all(self, prefix: str = "") -> int:
         with self._lock:
             self._check_open()
+            self._store_rest()
             live = list(self._records.live(prefix))
             for _, table, record in live:
                 table.chill(record)
@@ -274,9 +298,12 @@ class MemoryStore(Store):
     # under the lock
 
     def _runner(
-        self, name: str, program: Program, operation: Operation, *, as_it_is: bool = False
+        self, name: str, program: Program, operation: Operation, *, again: Callable[..., Any] | None = None
     ) -> Callable[..., Any]:
-        """What an operation does with a state; `as_it_is` for a program with the limits of an override."""
+        """What an operation does with a state. For a program with the limits of an override, `again` is what
+        the program in code does.
+        """
+        as_it_is = again is not None
         table, space = self._table(name, program), self._space(name, program)
         step = operation.step(program)
         reads = operation.is_read
@@ -291,12 +318,12 @@ class MemoryStore(Store):
         for own in () if as_it_is else (table, *apart):
             own.is_bound = True
 
-        def elsewhere(own: _Table, key: Any, record: Any, now: int) -> tuple[_Table | None, Any]:
-            """The table of another program that has left a state, and that state as this one continues it."""
+        def elsewhere(own: _Table, key: Any, record: Any, now: int) -> tuple[_Left | None, Any]:
+            """The state that another program has left, with its table, and as this program continues it."""
             for table in list(space.values()):
                 if table is not own and (state := table.states.get(record)) is not None:
                     skew = clock.wall_us() - now
-                    return table, continued(name, key, own.program, state, table.program, now, skew)
+                    return (table, state), continued(name, key, own.program, state, table.program, now, skew)
             return None, None
 
         def overridden(key: Any, now: int, args: tuple[Any, ...]) -> Callable[..., Any] | None:
@@ -315,17 +342,20 @@ class MemoryStore(Store):
                 return None
             if (error := beyond(operation, args, other, key, name)) is not None:
                 raise error
-            if id(other) not in others:
-                others[id(other)] = other, self._runner(name, other, operation, as_it_is=True)
-            return others[id(other)][1]
+            found = others.get(id(other))
+            if found is None:
+                found = others.setdefault(id(other), (other, self._runner(name, other, operation, again=run)))
+            return found[1]
 
         def run(key: Any, now: int, args: tuple[Any, ...]) -> Any:
             if settings.known.overrides and (other := overridden(key, now, args)) is not None:
                 return other(key, now, args)
             if key.__class__ is tuple:
                 return run_together(key, now, args)
+            changes = self._changes
             skew = clock.wall_us() - now if civil else 0
-            state, left = find(key), None
+            before = state = find(key)
+            left = None
             if state is None:
                 if len(space) > 1:
                     left, state = elsewhere(table, key, key, now)
@@ -334,11 +364,14 @@ class MemoryStore(Store):
             outcome = step(state, now, *args, skew=skew) if civil else step(state, now, *args)
             if reads:
                 return outcome
-            if outcome[3]:
-                self._keep(table, key, outcome[0], now, outcome[2], left)
+            if outcome[3] and not self._keep(table, key, before, outcome, now, left, changes):
+                return run_again(key, clock.now_us(), args)
             return outcome[1]
 
         def run_together(keys: tuple[str, ...], now: int, args: tuple[Any, ...]) -> Any:
+            if self._rest:
+                self._store_rest()
+            changes = self._changes
             records = part_keys(program, keys)
             befores = [
                 (None, state)
@@ -353,13 +386,30 @@ class MemoryStore(Store):
             outcome = step(states, now, *args, skew=skew)
             if reads:
                 return outcome
-            if outcome[3]:
-                changes = zip(parts, apart, records, befores, outcome[0], strict=True)
-                for part, own, record, (left, before), after in changes:
-                    if after is not before:
-                        self._keep(own, record, after, now, part.life(after, now, skew), left)
+            if not outcome[3]:
+                return outcome[1]
+            rest, cold = [], 0
+            for part, own, record, (left, before), after in zip(
+                parts, apart, records, befores, outcome[0], strict=True
+            ):
+                if after is before:
+                    continue
+                if record not in own.ends:
+                    self._line_up(own, record)
+                    cold += 1
+                rest.append((own, record, after, now + part.life(after, now, skew)))
+                if left is not None:
+                    rest.append((left[0], record, None, 0))
+            if self._changes != changes:
+                return run_again(keys, clock.now_us(), args)
+            self._changes = changes + 1
+            self._rest = rest
+            self._store_rest()
+            if cold or now >= self._sweep_due_us:
+                self._sweep(now, _FEW * cold or _BATCH)
             return outcome[1]
 
+        run_again = run if again is None else again
         return run
 
     def _space(self, name: str, program: Program) -> _Space:
@@ -393,40 +443,68 @@ class MemoryStore(Store):
             raise StoreUnavailableError("this MemoryStore is closed; make a new one")
 
     def _clear(self) -> None:
+        self._changes += 1
+        self._rest.clear()
+        # First: what a call adds in between is in line.
+        self._line.clear()
         for _, table in self._records.tables():
             table.clear()
-        self._line.clear()
 
     def _keep(
-        self, table: _Table, record: Any, state: Any, now: int, ttl_us: int, left: _Table | None
-    ) -> None:
-        """Store a state, which no other program's table holds any longer, and sweep."""
-        is_new = record not in table.ends
+        self, table: _Table, key: str, before: Any, outcome: Any, now: int, left: _Left | None, changes: int
+    ) -> bool:
+        """Store a state, which no other program's table holds any longer, and sweep.
+
+        False where a call has come in between since what was there `before` was found.
+        """
+        is_new = key not in table.ends
         if is_new:
             # First: where a signal comes in between, what stands in line without a state is dropped.
-            self._line_up(table, record)
-        # No signal comes between these: nothing is called.
-        table.states[record] = state
-        table.ends[record] = now + ttl_us
+            self._line_up(table, key)
+        states, (state, _, ttl_us, _) = table.states, outcome
+        # No signal and no finalizer comes between these: nothing is called or made.
+        there = states[key] if key in states else None  # noqa: SIM401 - `get` is a call
+        if there is not before or self._changes != changes:
+            return False
+        if left is not None and left[0].states[key] is not left[1]:
+            return False
+        self._changes = changes + 1
+        states[key] = state
+        table.ends[key] = now + ttl_us
         if left is not None:
-            left.states[record] = None
-            left.ends[record] = 0
+            left[0].states[key] = None
+            left[0].ends[key] = 0
         if is_new or now >= self._sweep_due_us:
             self._sweep(now, _FEW if is_new else _BATCH)
+        return True
+
+    def _store_rest(self) -> None:
+        """Store the parts of a call: a call that comes in between stores what is left of it first."""
+        rest = self._rest
+        while rest:
+            table, record, state, end = rest[-1]
+            table.states[record] = state
+            table.ends[record] = end
+            del rest[-1]
 
     def _line_up(self, table: _Table, record: Any) -> None:
         page = table.page
         if page is None:
-            page = _Page(table)
-            self._line.append(page)
+            page = _Page(table, record)
+            # Whatever came in between: this page is in line as soon as others may be added to it.
             table.page = page
+            self._line.append(page)
+            return
         keys: Any = page.keys
         keys.append(record)
         if len(keys) >= _PAGE:
-            page.keys = tuple(keys)
             table.page = None
+            page.keys = tuple(keys)
 
     def _sweep(self, now: int, most: int) -> None:
+        if self._rest:
+            # They stand in line already, and would be dropped from it.
+            self._store_rest()
         line = self._line
         found = False
         for _ in range(most):
@@ -441,20 +519,20 @@ class MemoryStore(Store):
             keys: Any = page.keys
             if keys:
                 record = keys[-1]
-                end = table.ends.get(record)
-                if end is None:
+                if record not in table.ends:
                     pass
-                elif end + _LINGER_US <= now:
+                elif table.ends[record] + _LINGER_US <= now:
                     if now > self._swept_us:
                         self._swept_us = now
                     del table.ends[record]
-                    del table.states[record]
+                    table.states.pop(record, None)
                     found = True
                 else:
                     self._line_up(table, record)
                 # Last: where a signal comes in between, the key stands in line twice, not nowhere.
-                keys.pop()
-            if not keys:
+                if keys and keys[-1] is record:
+                    keys.pop()
+            if not keys and line and line[0] is page:
                 line.popleft()
         self._sweep_due_us = now if found else now + _PAUSE_US
 

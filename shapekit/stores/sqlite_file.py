@@ -151,7 +151,7 @@ class SharedFile:
         self.life = 0
         """Changes when rows that were seen may be gone: with each connection and each rollback."""
         self._met = met
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()
         self._lock = FileLock(f"{path}-lock", path)
         self._connections: list[sqlite3.Connection] = []
         """The connection, once it is there."""
@@ -168,6 +168,11 @@ class SharedFile:
         No context manager: what one that is written in Python has taken is lost where a signal handler
         raises before its block begins.
         """
+        if process.is_inside(self._turn):
+            raise StoreUnavailableError(
+                f"{self.path!r} is in use by this thread, whose call a finalizer or a signal handler has "
+                "interrupted with another one; make that one on a thread of its own"
+            )
         taken: list[bool] = []
         try:
             # Taken and known to be taken in one go: a signal handler that raises comes before both or after.

@@ -4,9 +4,11 @@ A profile function comes by exactly there, and what it raises counts as raised b
 been made. So a `with` of a lock of C is entered and left as it is under a real signal.
 """
 
+import dis
 import gc
 import os
 import sys
+from functools import cache
 from inspect import CO_GENERATOR
 from pathlib import Path
 
@@ -56,6 +58,57 @@ class Interrupt:
                 sys.settrace(None)
                 self.where += f", and at {frame.f_code.co_filename}:{frame.f_lineno}"
                 raise KeyboardInterrupt
+
+
+class CalledInBetween:
+    """Makes a call at the n-th place of ours where a signal handler or the collector may come in: where a
+    function begins, after a call, at a jump back, and where something is made that the collector knows of.
+    """
+
+    def __init__(self, call, at):
+        self.call = call
+        self.left = at
+        self.where = None
+        self._before = {}
+        self._tracer = None
+
+    def __enter__(self):
+        self._tracer = sys.gettrace()
+        gc.disable()
+        sys.settrace(self._entered)
+        return self
+
+    def __exit__(self, *_):
+        sys.settrace(self._tracer)
+        gc.enable()
+
+    def _entered(self, frame, event, arg):
+        if not frame.f_code.co_filename.startswith(OURS):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        self._came_by(frame)
+        return self._inside
+
+    def _inside(self, frame, event, arg):
+        if event == "opcode":
+            opcode = _opcodes(frame.f_code)[frame.f_lasti]
+            before = self._before.get(frame, "")
+            self._before[frame] = opcode
+            if before.startswith(("CALL", "JUMP_BACKWARD")) or opcode.startswith(("BUILD_", "MAKE_")):
+                self._came_by(frame)
+        return self._inside
+
+    def _came_by(self, frame):
+        self.left -= 1
+        if self.left == 0:
+            self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            sys.settrace(None)
+            self.call()
+
+
+@cache
+def _opcodes(code):
+    return {step.offset: step.opname for step in dis.get_instructions(code)}
 
 
 def _is_finalizing(frame):

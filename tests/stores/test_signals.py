@@ -1,5 +1,5 @@
-"""Real signals whose handler raises, by the hundred, while stores are called: every next call works, and so
-does a fork."""
+"""Real signals while stores are called, by the hundred. Where the handler raises, every next call works, and
+so does a fork; where it makes calls itself, each call counts once."""
 
 import subprocess
 import sys
@@ -114,3 +114,58 @@ def test_nothing_is_lost(kind, times, tmp_path):
         check=False,
     )
     assert done.stdout == "whole\n", done.stderr
+
+
+CALLING = """
+import gc, signal, sys
+from shapekit import FixedWindow, Gate, Policy, Shaper
+
+gate = Gate(FixedWindow("100000000/day"))
+policy = Policy("1000000/s", burst=1_000_000, concurrency=1_000)
+shaper = Shaper("1000000/s", burst=1_000_000)
+counted, signals = 0, 0
+
+def call():
+    global counted
+    gate.check("a")
+    shaper.schedule("a")
+    with policy.admit("a"):
+        counted += 1
+
+class Session:
+    def __init__(self):
+        self.itself = self
+    def __del__(self):
+        call()
+
+def handler(*_):
+    global signals
+    call()
+    signals += 1
+    signal.setitimer(signal.ITIMER_REAL, 0.0005)
+
+times = int(sys.argv[1])
+gc.set_threshold(7)
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.0005)
+while signals < times:
+    Session()
+    call()
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+gc.collect()
+assert gate.peek("a").current == counted, (gate.peek("a").current, counted)
+print("whole")
+"""
+
+
+@pytest.mark.parametrize("times", [300, pytest.param(10_000, marks=pytest.mark.long)])
+def test_handlers_and_finalizers_may_call(times):
+    done = subprocess.run(
+        [sys.executable, "-c", CALLING, str(times)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.stdout == "whole\n", done.stderr
+    assert not done.stderr

@@ -255,7 +255,7 @@ class RedisStore(Store):
     def _remote(self, name: str, program: Program) -> RedisProgram:
         with self._lock:
             known = self._programs.setdefault(name, {})
-            for other in known:
+            for other in list(known):
                 if not of_one_kind(other.kind, program.kind):
                     raise of_two_kinds(name, other.kind, program)
             if program not in known:
