@@ -153,8 +153,6 @@ class _Asking:
 
     def __init__(self, policy: Policy, *, key: str | None = None, cost: int | None = None) -> None:
         self._policy = checked_policy(policy)
-        if key is not None and not isinstance(key, str):
-            raise ConfigError("key", key, "is not text", 'pass a str such as "default"')
         self._key = policy.key_of(key)
         self._cost = whole("cost", policy.cost_of(cost))
 

@@ -14,6 +14,7 @@ from shapekit.algorithms.quota import Quota
 from shapekit.clock import Clock
 from shapekit.decision import Decision, Forecast
 from shapekit.errors import ConfigError, QuotaExhaustedError, RateLimitedError
+from shapekit.keys import text_of
 from shapekit.rate import whole
 from shapekit.stores import StoreLike, open_store
 from shapekit.stores.base import Key, Store
@@ -178,7 +179,7 @@ class Gate:
 
     def _admissible(self, key: GateKey, cost: int) -> Key:
         place = self._place(key)
-        check_cost(cost, self._max_cost, str(key), self.strategy.limit_name, self.name)
+        check_cost(cost, self._max_cost, _shown(key), self.strategy.limit_name, self.name)
         return place
 
     def _debited(self, key: GateKey, decision: Decision | None, cost: int) -> tuple[Key, int, Any]:
@@ -186,7 +187,7 @@ class Gate:
 
     def _place(self, key: GateKey) -> Key:
         if isinstance(key, str):
-            return key
+            return text_of(key)
         strategy = self.strategy
         if not isinstance(key, Mapping):
             raise ConfigError("key", key, "is neither text nor a mapping", 'pass a str such as "default"')
@@ -195,12 +196,12 @@ class Gate:
         if set(key) != set(strategy.names) or not all(isinstance(part, str) for part in key.values()):
             names = ", ".join(f"{name}=…" for name in strategy.names)
             raise ConfigError("key", key, "does not give one text for each part", f"pass dict({names})")
-        return tuple(key[name] for name in strategy.names)
+        return tuple(text_of(key[name]) for name in strategy.names)
 
     def _admitted(self, key: GateKey, decision: Decision, cost: int) -> Decision:
         if decision.allowed:
             return decision
-        raise self._refusal(decision, cost)(decision, str(key), self.name)
+        raise self._refusal(decision, cost)(decision, _shown(key), self.name)
 
     def _refusal(self, decision: Decision, cost: int) -> type[RateLimitedError]:
         part: Algorithm[Any] = self.strategy
@@ -221,6 +222,11 @@ class Gate:
         return decision.receipt
 
 
+def _shown(key: GateKey) -> str:
+    """A key as errors tell it."""
+    return text_of(key) if isinstance(key, str) else str(key)
+
+
 def checked_name(name: str | None, store: Store, what: str) -> str:
     """The name under which keys live: given, or a private one where the store is not shared."""
     if name is None:
@@ -234,4 +240,4 @@ def checked_name(name: str | None, store: Store, what: str) -> str:
         return f"{what}-{next(_unnamed)}"
     if not isinstance(name, str) or not name:
         raise ConfigError("name", name, "is not a text", f'pass a str such as "my-{what}"')
-    return name
+    return str.__str__(name)

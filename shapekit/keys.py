@@ -116,6 +116,20 @@ def _percent(character: str) -> str:
     return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
 
 
+def text_of(key: object) -> str:
+    """A key as plain text; ConfigError if it is none.
+
+    A member of a text enumeration may be shown as another text than the one it is equal to, which counts.
+
+    >>> from enum import Enum
+    >>> text_of(Enum("Tenant", {"ACME": "acme"}, type=str).ACME)
+    'acme'
+    """
+    if not isinstance(key, str):
+        raise ConfigError("key", key, "is not text", 'pass a str such as "default"')
+    return str.__str__(key)
+
+
 SCOPE = "%scope="
 """Separates key and scope in a scoped key. No key from a template contains it."""
 
@@ -248,7 +262,7 @@ def _from_callable(function: Callable[..., str]) -> KeyOf:
         told = function(request)
         if not isinstance(told, str):
             raise ConfigError("key", told, "is not text, and a callable gave it", "return a str")
-        return told
+        return text_of(told)
 
     return key
 

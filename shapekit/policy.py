@@ -43,7 +43,7 @@ from shapekit.config import (
 from shapekit.decision import Decision
 from shapekit.errors import ConfigError, CostExceedsLimitError, QueueFullError, after_waiting, whose
 from shapekit.events import Listener, Listening
-from shapekit.keys import SCOPE
+from shapekit.keys import SCOPE, text_of
 from shapekit.rate import (
     AS_CONFIGURED,
     SECOND_US,
@@ -182,7 +182,9 @@ class Policy:
         if cost is None:
             own = self.cost
             cost = own if isinstance(own, int) else self.cost_of(None)
-        if isinstance(own_key, str) and SCOPE in own_key:
+        if own_key.__class__ is not str:
+            own_key = text_of(own_key)
+        if SCOPE in own_key:
             bound = f"contains {SCOPE!r}, by which scopes are held"
             raise ConfigError("key", own_key, bound, "leave that out")
         return Pending(self, own_key, cost, waits)
@@ -241,8 +243,8 @@ class Policy:
         return await self._quotas(TASKS, key)
 
     async def _quotas(self, driver: Driver, key: str | None) -> list[QuotaUsage]:
-        core, own_key = self.shaper.core, self.key_of(key)
-        core.check(own_key, 1)
+        core = self.shaper.core
+        own_key = core.check(self.key_of(key), 1)
         if not core.budgets.has_quotas:
             return []
         with core.reporter.watching(own_key):
@@ -334,7 +336,7 @@ class Policy:
     def key_of(self, key: str | None) -> str:
         """The given key, or the policy's own."""
         if key is not None:
-            return key
+            return text_of(key)
         if isinstance(self.key, str):
             return self.key
         raise ConfigError(

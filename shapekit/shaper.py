@@ -40,7 +40,7 @@ from shapekit.decision import Decision
 from shapekit.errors import ConfigError, StoreUnavailableError
 from shapekit.events import Listener, Listening
 from shapekit.gate import checked_name
-from shapekit.keys import whole_of
+from shapekit.keys import text_of, whole_of
 from shapekit.rate import (
     AS_CONFIGURED,
     MAX_COUNT,
@@ -152,7 +152,7 @@ class Shaper:
     ) -> Reservation:
         """Take the earliest slot, or be refused and consume nothing. Does not wait."""
         if cost is not _ONE or key.__class__ is not str:
-            self._check(key, cost)
+            key = self._check(key, cost)
         bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
         if SWITCH.loud:
             return run(self.core.reserve, key, cost, bound_us)
@@ -163,7 +163,7 @@ class Shaper:
     ) -> Reservation:
         """`reserve`, awaitable."""
         if cost is not _ONE or key.__class__ is not str:
-            self._check(key, cost)
+            key = self._check(key, cost)
         bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
         if self._now_us is None:  # else the store is awaited, which is a point of cancellation
             await stop_if_cancelled()
@@ -515,10 +515,11 @@ class Core:
         forgets(self.reporter, Reporter.begin)
         forgets(self.budgets, Budgets.begin)
 
-    def check(self, key: str, cost: int) -> None:
-        """Raise ConfigError or CostExceedsLimitError for arguments that the store need not be asked about."""
-        checked_key(key)
+    def check(self, key: str, cost: int) -> str:
+        """The key as plain text; an error for arguments about which the store need not be asked."""
+        key = text_of(key)
         check_cost(cost, self.queue.max_cost, key, "limit", self.name)
+        return key
 
     # reserving
 
@@ -559,7 +560,7 @@ class Core:
         """`take` for threads, prepared for calls with the same arguments; a call that has to wait continues
         with `leave`.
         """
-        self.check(key, cost)
+        key = self.check(key, cost)
         grant, bound_us = self.grant.call, self.max_wait_us
 
         def take() -> Reservation | None:
@@ -644,7 +645,8 @@ class Core:
 
     async def hold(self, driver: Driver, length: Duration, key: str) -> float:
         """Hold a key; returns how many seconds it is held from now."""
-        length_us, whole_key = duration_us("length", length), whole_of(checked_key(key))
+        key = text_of(key)
+        length_us, whole_key = duration_us("length", length), whole_of(key)
         with self.reporter.watching(key):
             if whole_key is not None:
                 # The mark comes first: if the hold then fails, calls only check the scope in vain.
@@ -664,11 +666,8 @@ class Core:
 
     async def resume(self, driver: Driver, key: str) -> float:
         """End a hold; returns how many seconds the key stays held, so that every waiting call hears of it."""
-        if self.status.hears_all:
-            ends_in_us = AT_ONCE_US
-            checked_key(key)
-        else:
-            ends_in_us = notice_us(await self._held_us(driver, key))
+        key = text_of(key)
+        ends_in_us = AT_ONCE_US if self.status.hears_all else notice_us(await self._held_us(driver, key))
         with self.reporter.watching(key):
             left_us: int = await driver.ask(self._resume, key, ends_in_us)
         self.accounts.forget(key)
@@ -678,13 +677,14 @@ class Core:
 
     async def held(self, driver: Driver, key: str) -> float:
         """How many seconds a key is still held; 0 if it is not."""
+        key = text_of(key)
         held_us = await self._held_us(driver, key)
         if not held_us and self.queue_of(key).is_held:
             held_us = HELD_US  # its first call begins the hold
         return held_us / SECOND_US
 
     async def _held_us(self, driver: Driver, key: str) -> int:
-        with self.reporter.watching(checked_key(key)):
+        with self.reporter.watching(key):
             key_state = await self.status.ask(driver, key)
         return max(0, key_state.until_us + key_state.ahead_us - self.clock.now_us())
 
@@ -700,7 +700,7 @@ class Core:
 
     async def forecast(self, driver: Driver, calls: int, key: str, cost: int) -> Outlook:
         """When the given number of further calls would leave."""
-        self.check(key, cost)
+        key = self.check(key, cost)
         whole("calls", calls, most=MAX_COUNT)
         with self.reporter.watching(key):
             look = partial(self.outlook, key, await driver.ask(self.look, key), calls, cost)
@@ -725,7 +725,8 @@ class Core:
 
     async def reset(self, driver: Driver, key: str) -> None:
         """Reset a key."""
-        with self.reporter.watching(checked_key(key)):
+        key = text_of(key)
+        with self.reporter.watching(key):
             await driver.ask(self._reset, key)
         self.accounts.forget(key)
         self.reporter.was_reset(key)
@@ -737,13 +738,6 @@ class Core:
             await driver.ask(Twin(self.prefetch.close, self.prefetch.aclose))
         if store is not None:
             await driver.ask(Twin(store.close, store.aclose))
-
-
-def checked_key(key: str) -> str:
-    """Return the key; ConfigError if it is not text."""
-    if not isinstance(key, str):
-        raise ConfigError("key", key, "is not text", 'pass a str such as "default"')
-    return key
 
 
 def _unshaped(cost: int) -> Grant:

@@ -12,6 +12,7 @@ from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit.algorithms.queue.adaptive import Adaptive
 from shapekit.clock import forgets
 from shapekit.errors import ConfigError
+from shapekit.keys import text_of
 from shapekit.rate import MAX_COUNT, SECOND_US, Duration, duration_us, whole
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class AdaptiveRate:
         """Report what an answer says to the store, if a report is due; returns how many seconds the key is
         held.
         """
-        held_us = 0
+        key, held_us = text_of(key), 0
         with self._core.reporter.watching(key):
             for tell, args in self._words(key, signal):
                 before, after, held_us = await driver.ask(tell, key, *args)
@@ -205,7 +206,7 @@ class AdaptiveRate:
         return RateSignal(_age_us(age), is_refusal=False, is_success=False, waited=True, stated=stated)
 
     async def _rate(self, driver: Driver, key: str) -> float:
-        self._core.check(key, 1)
+        key = self._core.check(key, 1)
         with self._core.reporter.watching(key):
             state, now, _ = await driver.ask(self._core.look, key)
         queue = cast("AdaptiveQueue", self._core.queue_of(key))

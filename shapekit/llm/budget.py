@@ -20,7 +20,7 @@ from shapekit.errors import ConfigError
 from shapekit.events import Listener
 from shapekit.feedback import Feedback
 from shapekit.gate import checked_name
-from shapekit.keys import KeySpec, KeyTemplate
+from shapekit.keys import KeySpec, KeyTemplate, text_of
 from shapekit.llm.call import DIALECTS_OF_TOKENS, Books, BudgetLimit, Learn, Line, LLMCall, told_tokens
 from shapekit.llm.prices import Price, PriceSpec, Spending, limits_of_money, money
 from shapekit.llm.usage import (
@@ -275,7 +275,7 @@ class LLMBudget:
         return await self._quotas(TASKS, key)
 
     async def _quotas(self, driver: Driver, key: str | None) -> list[QuotaUsage]:
-        whose, used = self._key_of(None) if key is None else key, list[QuotaUsage]()
+        whose, used = self._whose(key), list[QuotaUsage]()
         for budget_limit in self._books.budget_limits:
             if budget_limit.currency is None:
                 used += await driver.ask(Twin(budget_limit.policy.quotas, budget_limit.policy.aquotas), whose)
@@ -290,7 +290,7 @@ class LLMBudget:
         return await self._spending(TASKS, key)
 
     async def _spending(self, driver: Driver, key: str | None) -> list[Spending]:
-        whose, found = self._key_of(None) if key is None else key, list[Spending]()
+        whose, found = self._whose(key), list[Spending]()
         for budget_limit in self._books.budget_limits:
             if budget_limit.currency is not None:
                 ask = Twin(budget_limit.policy.quotas, budget_limit.policy.aquotas)
@@ -330,7 +330,7 @@ class LLMBudget:
         self, asked: Asked | None, key: str | None, model: str | None
     ) -> tuple[str, TokenUsage, Price | None, Learn]:
         """The key of a call, what it reserves and by which price, and what is to be told its usage."""
-        whose = self._key_of(asked) if key is None else key
+        whose = self._whose(key, asked)
         if model is None and isinstance(asked, Mapping):
             model = asked.get("model")
         price = None if self._prices is None else self._prices.of(model)
@@ -363,6 +363,9 @@ class LLMBudget:
 
     def _told(self, field: str, told: Any) -> TokenUsage:
         return told_tokens(field, told, self._books.budget_limits)
+
+    def _whose(self, key: str | None, asked: Asked | None = None) -> str:
+        return text_of(self._key_of(asked) if key is None else key)
 
     def _key_of(self, asked: Asked | None) -> str:
         key = self._key

@@ -151,7 +151,7 @@ class Settings:
 
     def program(self, program: Any, key: Any) -> Any:
         """The program that decides about a key: the given one, or that with the limits of an override."""
-        if not self.known.overrides or key.__class__ is not str:
+        if not self.known.overrides or key.__class__ is tuple:
             return program
         from shapekit.algorithms.overrides import chosen  # noqa: PLC0415 - only where something is set
 

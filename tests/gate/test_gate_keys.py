@@ -1,12 +1,26 @@
 """Gate: one key, or a key for each part of a composite; all of them change together or not at all."""
 
 import types
+from enum import Enum
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapekit import GCRA, ConfigError, FixedWindow, Gate, ManualClock, Quota, all_of, any_of, first_of
+from shapekit import (
+    GCRA,
+    ConfigError,
+    CostExceedsLimitError,
+    FixedWindow,
+    Gate,
+    ManualClock,
+    MemoryStore,
+    Quota,
+    RateLimitedError,
+    all_of,
+    any_of,
+    first_of,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -31,6 +45,20 @@ async def test_parts_with_keys_of_their_own_are_counted_apart(ask, gate):
     assert (denied.allowed, denied.binding, denied.retry_after_us) == (False, "user", 1_000_000)
     # A denial has charged no part: the fourth address is untouched.
     assert (await ask(gate, "check", at("4", "bob"), cost=2)).allowed
+
+
+async def test_a_key_is_the_text_that_it_is_equal_to(ask):
+    store, acme = MemoryStore(ManualClock()), Enum("Tenant", {"ACME": "acme"}, type=str).ACME
+    await ask(Gate(BOTH, name="parts", store=store), "check", at(acme, acme))
+    gate = Gate(GCRA("1/s", burst=1), name="whole", store=store)
+    await ask(gate, "check", acme)
+    assert sorted(store.keys()) == ["parts:ip:acme", "parts:user:acme", "whole:acme"]
+    assert not await ask(gate, "check", "acme")
+    for error, cost in ((RateLimitedError, 1), (CostExceedsLimitError, 2)):
+        with pytest.raises(error) as raised:
+            await ask(gate, "require", acme, cost=cost)
+        assert type(raised.value.key) is str
+        assert raised.value.key == "acme"
 
 
 async def test_the_order_and_the_kind_of_the_mapping_do_not_matter(ask, gate):

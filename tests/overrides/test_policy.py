@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime, timedelta
+from enum import Enum, StrEnum
 
 import pytest
 
@@ -17,9 +18,17 @@ from shapekit import (
     Shaper,
     Store,
     all_of,
+    Override,
+    Policy,
+    QueueFullError,
+    ResilientStore,
+    Shaper,
+    Store,
 )
 from shapekit.shaper import received, sent
 from shapekit.testing import FaultyStore
+
+from .conftest import put
 
 
 @pytest.fixture
@@ -51,6 +60,44 @@ def test_a_key_has_one_override(policy):
     assert not policy.unconfigure("acme")
     assert policy.unconfigure()
     assert policy.configured() == []
+
+
+class Text(str):
+    __slots__ = ()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "key",
+    [StrEnum("Tenant", {"ACME": "acme"}).ACME, Enum("Tenant", {"ACME": "acme"}, type=str).ACME, Text("acme")],
+    ids=["StrEnum", "str and Enum", "subclass"],
+)
+async def test_it_is_for_whatever_is_equal_to_its_key(store, key):
+    policy = Policy("1000/s", name="stripe", burst=100, max_wait=0, store=store)
+    policy.configure("1/h", burst=1, key="acme")
+    shaper = policy.shaper
+    assert shaper.reserve(key)
+    assert not any([shaper.reserve(key), await shaper.areserve(key), shaper.reserve("acme")])
+    assert shaper.forecast(key=key) == policy.forecast(key=key) == shaper.forecast(key="acme")
+    with pytest.raises(QueueFullError) as raised, policy.admit(key):
+        pass
+    assert (raised.value.key, type(raised.value.key)) == ("acme", str)
+    shaper.hold("30s", key=key)
+    assert shaper.held(key="acme") == shaper.held(key=key) == 30
+    # It is found under its text, whichever of the two came first.
+    assert list(store.keys()) == ["stripe:acme"]
+    shaper.reset(key)
+    assert shaper.reserve("acme")
+    assert store.reset_all("stripe:acme") == 1
+    await store.aclose()
+
+
+def test_a_name_is_the_text_that_it_is_equal_to(store):
+    policy = Policy("5/s", name=Enum("Server", {"STRIPE": "stripe"}, type=str).STRIPE, store=store)
+    put(store, "stripe", Override(rate="1/h"))
+    assert policy.shaper.reserve()
+    assert policy.shaper.reserve().delay == 3_600
+    assert list(store.keys()) == ["stripe:default"]
 
 
 @pytest.mark.anyio

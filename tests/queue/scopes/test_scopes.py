@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from enum import Enum
 
 import anyio
 import pytest
@@ -47,6 +48,15 @@ def test_a_scope_that_is_spent_is_held_before_it_refuses_and_others_go_on(held, 
     assert github.clock.now() == 0
     assert held.send("/search/0").delay == 6
     assert [seen.status for seen in github.seen] == [200] * 6
+
+
+def test_the_scope_of_a_key_is_that_of_the_text_it_is_equal_to(github, store):
+    key = Enum("Tenant", {"ACME": "acme"}, type=str).ACME
+    client = Client(github, store=store, name="github", key=lambda _: key)
+    client.send("/users/a")
+    for number in range(3):
+        client.send(f"/search/{number}")
+    assert client.request_shaper.policy.shaper.held(key=scoped("acme", "search")) == 6
 
 
 def test_a_route_never_seen_goes_by_what_is_above_it(held):
