@@ -1,10 +1,12 @@
 """A plain RedisStore whose server is gone: StoreUnavailableError in time, and later all is well by itself."""
 
 import socket
+from functools import partial
 
 import pytest
 from anyio import create_task_group, to_thread
 from anyio.lowlevel import checkpoint
+from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 from redis.exceptions import OutOfMemoryError, ReadOnlyError
 
@@ -12,6 +14,7 @@ from shapekit import GCRA, Gate, RedisStore, Shaper, StoreUnavailableError
 from shapekit.stores.redis import connections as redis_connections
 from shapekit.stores.redis import protocol as redis_program
 
+from ..redis_server import RedisServer
 from .conftest import BURST, PATIENCE_S
 from .faults import FAULTS
 
@@ -66,6 +69,82 @@ def test_what_a_server_refuses_is_known_by_its_kind(fault, kind, server, open_st
     gate.check()
     FAULTS[fault].harm(server)
     assert isinstance(promptly(gate.check).__cause__, kind)
+
+
+class Moved:
+    """A name that leads to a server, and from the failover on to another one. Open connections stay."""
+
+    def __init__(self, old, new, proxy):
+        self._old, self._new, self._proxy = old, new, proxy
+        proxy.lead_to(old.port)
+
+    def fail_over(self):
+        FAULTS["read-only"].harm(self._old)
+        self._proxy.lead_to(self._new.port)
+
+    def fail_back(self):
+        FAULTS["read-only"].heal(self._old)
+        FAULTS["read-only"].harm(self._new)
+        self._proxy.lead_to(self._old.port)
+
+
+@pytest.fixture
+def moved(server, proxy):
+    with RedisServer() as other:
+        yield Moved(server, other, proxy)
+
+
+@pytest.mark.parametrize("whose", ["ours", "the caller's"])
+def test_a_demoted_server_is_left_for_the_one_that_its_name_leads_to(
+    whose, moved, proxy, open_store, gate_on, prefix, crew, until
+):
+    client = Redis.from_url(proxy.url())
+    gate = gate_on(open_store(proxy) if whose == "ours" else RedisStore(client, prefix=prefix))
+    assert gate.check().remaining == BURST - 1
+    proxy.strike("hold", times=4)
+    crew.at_once(*[gate.peek] * 4)
+    until(lambda: not proxy.pending)
+    proxy.release(4)
+    assert len(crew.join()) == 4
+    moved.fail_over()
+    # The first call finds out, and the connections that others left open are not used for what follows.
+    assert gate.check("one").remaining == BURST - 1
+    crew.at_once(*[partial(gate.peek, "one")] * 4)
+    assert {decision.remaining for decision in crew.join()} == {BURST - 1}
+    moved.fail_back()
+    assert [gate.check().remaining for _ in range(2)] == [BURST - 2, BURST - 3]
+    client.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("whose", ["ours", "the caller's"])
+async def test_so_it_is_by_asynchronous_callers(whose, moved, proxy, open_store, gate_on, prefix):
+    client = AsyncRedis.from_url(proxy.url())
+    store = open_store(proxy) if whose == "ours" else RedisStore(aclient=client, prefix=prefix)
+    gate = gate_on(store)
+
+    async def standing():
+        """What is left of four keys, each asked for on a connection of its own."""
+        standing = {}
+
+        async def look(key):
+            standing[key] = (await gate.apeek(key)).remaining
+
+        async with create_task_group() as group:
+            for key in ("default", "one", "two", "three"):
+                group.start_soon(look, key)
+        return standing
+
+    assert (await gate.acheck()).remaining == BURST - 1
+    assert len(await standing()) == 4
+    moved.fail_over()
+    assert (await gate.acheck("one")).remaining == BURST - 1
+    assert await standing() == {"default": BURST, "one": BURST - 1, "two": BURST, "three": BURST}
+    moved.fail_back()
+    assert [(await gate.acheck()).remaining for _ in range(2)] == [BURST - 2, BURST - 3]
+    await store.aclose()
+    await client.aclose()
 
 
 def test_one_failed_connection_is_a_warning_about_the_others(server, prefix, gate_on, crew, until):

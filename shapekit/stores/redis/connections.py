@@ -9,6 +9,8 @@ is unavailable, and at most this one call was charged for nothing.
   used last is used next. It is examined only where it was idle for a while, or another one has failed
   since: that takes as long as the command itself. A caller's own client lends its connections by its own
   pool's rules.
+- A server that is a replica by now has not run the command. Its connection is closed, for whatever leads to
+  the primary (a name, a Sentinel) may lead to another server by now, and the command is sent once more.
 - `Link`: the way from a command to its server, through a cluster or a Sentinel.
 - `Map`: what a cluster's client knows of its servers, whom to doubt, and where to go on to.
 """
@@ -152,7 +154,7 @@ class OwnConnections:
     def __init__(self, pool: Any, patience_s: float) -> None:
         self._pool = pool
         self._patience_s = patience_s
-        self._failed_at = 0.0
+        self._failed_at = self._demoted_at = 0.0
         self._closed = False
         self._clear()
         _KEPT.add(self)
@@ -190,7 +192,11 @@ class OwnConnections:
             connection, since = lent[0]
             self._look_at(connection, since)
             reply = _replied(connection, command)
-            if self._closed:
+            if isinstance(reply, ReadOnlyError):
+                self._demoted_at = time.monotonic()
+                connection.disconnect()
+                reply = _replied(connection, command)
+            if self._closed or isinstance(reply, ReadOnlyError):
                 connection.disconnect()
             back = (connection, time.monotonic())
             # Without a call no handler comes in between: it is either idle or lent.
@@ -219,9 +225,11 @@ class OwnConnections:
         self._pool.disconnect()
 
     def _look_at(self, connection: Any, since: float) -> None:
-        """Close one that was idle and may have ended: sending opens it again. A new one comes from `inf`."""
+        """Close one that was idle and may have ended, or lead to a replica: sending opens it again. A new one
+        comes from `inf`.
+        """
         is_trusted = since >= self._failed_at and time.monotonic() - since <= TRUSTED_S
-        if not is_trusted and not _is_whole(connection):
+        if since < self._demoted_at or (not is_trusted and not _is_whole(connection)):
             connection.disconnect()
 
 
@@ -235,7 +243,7 @@ def exchange(pool: Any, command: bytes, *, asking: bool = False) -> Any:
     try:
         taken += starmap(pool.get_connection, ((),))
         reply = _replied(taken[0], command, asking=asking)
-        is_whole = True
+        is_whole = not isinstance(reply, ReadOnlyError)
         return reply
     finally:
         if taken:
@@ -266,7 +274,7 @@ class AsyncOwnConnections:
         self._closed = False
         self._room = asyncio.Semaphore(most)
         self._idle: list[tuple[Any, float]] = []
-        self._failed_at = 0.0
+        self._failed_at = self._demoted_at = 0.0
 
     async def exchange(self, command: bytes) -> Any:
         """The reply to a command; an error that the server replied is returned."""
@@ -277,12 +285,22 @@ class AsyncOwnConnections:
             try:
                 # One timer for sending and receiving, where the client would make one for each.
                 async with _Deadline(self._timeout_s):
-                    if since < self._failed_at or time.monotonic() - since > TRUSTED_S:
+                    if since < self._demoted_at:
+                        await connection.disconnect(nowait=True)
+                    elif since < self._failed_at or time.monotonic() - since > TRUSTED_S:
                         await _renew(connection)
                     await connection.send_packed_command(command)
-                    reply = await connection.read_response()
+                    try:
+                        reply = await connection.read_response()
+                    except ReadOnlyError:
+                        self._demoted_at = time.monotonic()
+                        await connection.disconnect(nowait=True)
+                        await connection.send_packed_command(command)
+                        reply = await connection.read_response()
             except ResponseError as error:
                 reply = error
+                if isinstance(error, ReadOnlyError):
+                    await connection.disconnect(nowait=True)
             except BaseException as error:
                 _check_loop(self._loop)
                 self._failed_at = time.monotonic()
@@ -350,6 +368,8 @@ async def aexchange(pool: Any, command: bytes) -> Any:
         reply = await connection.read_response()
     except ResponseError as error:
         reply = error
+        if isinstance(error, ReadOnlyError):
+            await connection.disconnect(nowait=True)
     except BaseException:
         _check_loop(loop)
         try:
