@@ -13,6 +13,7 @@ where the store is `instant`, and else on worker threads of the store's own. All
 - time comes from the store's clock, read once per call;
 - a state is kept for at least its `ttl_us`, by the highest time the store has seen;
 - a state written by a program with other numbers goes through `adopted` before it is used;
+- what lies at a key and is no state raises DamagedStateError, for the store is as well as before;
 - an awaited call that is cancelled gives back what it took;
 - `close` makes every later call raise StoreUnavailableError, and calls `wake`.
 
@@ -35,7 +36,7 @@ from shapekit.algorithms.base import Operation
 from shapekit.algorithms.compose import Composite, adopted
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.clock import Clock
-from shapekit.errors import ConfigError, CostExceedsLimitError, whose
+from shapekit.errors import ConfigError, CostExceedsLimitError, StoreUnavailableError, whose
 from shapekit.rate import SECOND_US
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ __all__ = ["Operation", "Store"]
 
 T = TypeVar("T")
 Key: TypeAlias = str | tuple[str, ...]
+
+
+class DamagedStateError(StoreUnavailableError):
+    """What lies at a key is no state of its program: the store answers, and only this key is in trouble."""
 
 
 class Program(Protocol):

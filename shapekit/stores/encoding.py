@@ -46,8 +46,9 @@ from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
-from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError
+from shapekit.errors import ConfigError, ShapekitError
 from shapekit.rate import Rate
+from shapekit.stores.base import DamagedStateError
 
 __all__ = ["LiveKey"]
 
@@ -82,7 +83,7 @@ def is_misfit(error: BaseException | None) -> TypeGuard[Exception]:
 
 
 def sound(program: Any, state: Any, now: int, skew: int) -> Any:
-    """The state, once the program has told of it what comes next; else StoreUnavailableError."""
+    """The state, once the program has told of it what comes next; else DamagedStateError."""
     try:
         if state is not None:
             program.inspect(state)
@@ -95,7 +96,7 @@ def sound(program: Any, state: Any, now: int, skew: int) -> Any:
         else:
             program.forecast(state, now, 1, skew)
     except MISFITS as error:
-        raise StoreUnavailableError(f"a stored state is damaged ({error}); reset the key") from error
+        raise DamagedStateError(f"a stored state is damaged ({error}); reset the key") from error
     return state
 
 

@@ -41,7 +41,7 @@ from shapekit.clock import Clock
 from shapekit.errors import ConfigError, StoreUnavailableError, span_words
 from shapekit.events import EVERYWHERE, StoreBack, StoreLost
 from shapekit.rate import SECOND_US, Duration, duration_us, one_of
-from shapekit.stores.base import Apply, ApplyMany, Key, Program, Settings, Store, Stored
+from shapekit.stores.base import Apply, ApplyMany, DamagedStateError, Key, Program, Settings, Store, Stored
 from shapekit.stores.memory import MemoryStore
 
 __all__ = ["ResilientStore"]
@@ -194,6 +194,8 @@ class Guard:
             else Local(primary.clock, self.breaker, part)
         )
         self._closed = False
+        self._said_us: int | None = None
+        """When it was last said that a state is damaged."""
         self.asked_last: tuple[str, Program, Key] | None = None
         """The last key that lay here, of which program under which name."""
 
@@ -248,16 +250,31 @@ class Guard:
         async def flow(driver: Driver, *args: Any) -> Any:
             if self._closed:
                 raise StoreUnavailableError("this ResilientStore is closed; make a new one")
-            with attempt() as may_ask:
-                if may_ask:
-                    return await (
-                        driver.ask(Twin(self._call_in_time, self._acall_in_time), ask, *args)
-                        if in_time
-                        else driver.ask(ask, *args)
-                    )
+            try:
+                with attempt() as may_ask:
+                    if may_ask:
+                        return await (
+                            driver.ask(Twin(self._call_in_time, self._acall_in_time), ask, *args)
+                            if in_time
+                            else driver.ask(ask, *args)
+                        )
+            except DamagedStateError as error:
+                return self._instead(error, outage, args)
             return outage(*args)
 
         return flow
+
+    def _instead(self, damage: DamagedStateError, outage: Apply, args: tuple[Any, ...]) -> Any:
+        """What the mode answers for a key whose state is damaged; where it raises, that is what is raised."""
+        try:
+            answer = outage(*args)
+        except StoreUnavailableError:
+            raise damage from damage.__cause__
+        now = self.primary.clock.now_us()
+        if self._said_us is None or not self._said_us <= now < self._said_us + LONGEST_BACK_OFF_US:
+            self._said_us = now
+            _say("%r cannot read one key, which is answered as in an outage: %s", self.primary, damage)
+        return answer
 
     def _call_in_time(self, ask: Twin[Any], *args: Any) -> Any:
         return self._deadline.call(ask.call, *args)
@@ -345,6 +362,9 @@ class ResilientStore(Store):
     - Each shard of a Redis Cluster is lost and found separately. A shard whose keys another one has taken
       over counts as found.
     - A call whose answer is lost may cost a slot that no call uses; it is never charged twice there.
+    - A damaged state, or a value of another program, at one key is no outage. Calls of that key are answered
+      in the mode until the key is reset, or in `"raise"` raise what is wrong with it, and the logger says so
+      every 10 seconds at most. Other keys are limited as ever.
     - A charge is given back on the side that charged it, or not at all: in an outage `cancel`, `settle` and
       `refund` do not raise, and give nothing back.
     - Calls in flight (`concurrency=`) go on. For new calls, `"raise"` raises, `"closed"` refuses, `"open"`
@@ -567,8 +587,10 @@ class Breaker:
         return Attempt(self, term)
 
     def probe_in_us(self) -> int:
-        """How long until a caller may ask again; at least 1."""
-        return max(1, self._due_us - self._clock.now_us())
+        """How long until a caller may ask again; at least 1. Where any may, for one key was no answer: not at
+        once.
+        """
+        return max(1, self._due_us - self._clock.now_us()) if self.is_open else FIRST_BACK_OFF_US
 
     def refusal(self) -> StoreUnavailableError:
         """What a caller is told who may not ask."""
@@ -636,7 +658,10 @@ class Breaker:
 
 
 class Attempt:
-    """One call's attempt to ask. It swallows StoreUnavailableError: the caller answers otherwise then."""
+    """One call's attempt to ask. It swallows StoreUnavailableError: the caller answers otherwise then.
+
+    That a state is damaged is an answer of the store.
+    """
 
     __slots__ = ("_breaker", "_term")
 
@@ -653,7 +678,7 @@ class Attempt:
     ) -> bool:
         if self._term == _NOT_ASKING:
             return False
-        if error is None:
+        if error is None or isinstance(error, DamagedStateError):
             self._breaker.answered(self._term)
         elif isinstance(error, StoreUnavailableError):
             self._breaker.lost(self._term, error)

@@ -20,6 +20,7 @@ from shapekit.errors import ConfigError, StoreUnavailableError, whose
 from shapekit.stores.base import (
     Apply,
     ApplyMany,
+    DamagedStateError,
     Key,
     Operation,
     Program,
@@ -405,7 +406,7 @@ class _Records:
             if state is not None:
                 writer.inspect(state)
         except (ValueError, TypeError, RecursionError):
-            raise StoreUnavailableError(
+            raise DamagedStateError(
                 f"the state of {whose(key, name)} in {self.file.path!r} is damaged; "
                 "reset the key, or remove the file"
             ) from None

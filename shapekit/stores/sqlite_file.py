@@ -30,6 +30,7 @@ from typing import NoReturn, TypeAlias, TypeVar
 from shapekit._runtime import process
 from shapekit.clock import RealClock
 from shapekit.errors import ConfigError, StoreUnavailableError
+from shapekit.stores.base import DamagedStateError
 from shapekit.stores.encoding import is_misfit
 
 _fcntl: ModuleType | None
@@ -345,7 +346,7 @@ class SharedFile:
         elif isinstance(error, OSError) and error.errno is not None and not self._is_whole:
             fix = "use a directory of a local disk that is there and writable"
         elif is_misfit(error):
-            return StoreUnavailableError(
+            return DamagedStateError(
                 f"what is in {self.path!r} is damaged ({error}); reset the key, or remove the file"
             )
         else:

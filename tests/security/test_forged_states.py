@@ -18,7 +18,6 @@ from shapekit import (
     RedisStore,
     SlidingWindow,
     SQLiteStore,
-    StoreUnavailableError,
     all_of,
 )
 from shapekit.algorithms.base import DEBIT
@@ -27,6 +26,7 @@ from shapekit.algorithms.queue.adaptive import SUCCEEDED, THROTTLED, AdaptiveQue
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.algorithms.queue.wire import CANCEL, CANCEL_MANY, LOOK, RESERVE, SETTLE
 from shapekit.rate import Rate
+from shapekit.stores.base import DamagedStateError
 from shapekit.testing.timelines import Trial, queue
 
 from ..redis_server import shared_server
@@ -205,7 +205,7 @@ def test_a_lie_anywhere_is_a_refusal_or_does_no_harm(lived: Callable[[str], Any]
     refused = 0
     for state in islice(forgeries(where.state), None, None, where.stride):
         where.write(state)
-        refused += where.life.ask_all(StoreUnavailableError)
+        refused += where.life.ask_all(DamagedStateError)
         list(where.store.survey())
     assert refused > 100
     where.write("x")
@@ -232,7 +232,7 @@ def test_lists_longer_than_any_are_refused(
     assert part
     part += part[-3:] * 10_000
     where.write(where.state)
-    assert where.life.ask_all(StoreUnavailableError) == len(operations_of(where.life.trial))
+    assert where.life.ask_all(DamagedStateError) == len(operations_of(where.life.trial))
     where.life.heal()
 
 
@@ -249,7 +249,7 @@ def test_nobody_goes_through_calls_that_cannot_be(
     newest, owners, permits, line = where.state
     forged = [[7, *ends]]
     where.write([newest, owners, forged, line] if which == "permits" else [newest, owners, permits, forged])
-    assert where.life.ask_all(StoreUnavailableError) == len(operations_of(where.life.trial))
+    assert where.life.ask_all(DamagedStateError) == len(operations_of(where.life.trial))
     where.life.heal()
 
 
@@ -280,7 +280,7 @@ def test_a_law_that_nothing_leads_to_is_refused(lived: Callable[[str], Any], pla
     where = lived("found rate")
     where.state[-1][place] = value
     where.write(where.state)
-    assert where.life.ask_all(StoreUnavailableError) == len(operations_of(where.life.trial))
+    assert where.life.ask_all(DamagedStateError) == len(operations_of(where.life.trial))
     where.life.heal()
 
 
@@ -291,7 +291,7 @@ def test_a_charge_of_more_than_there_are_numbers_for_is_refused(
     where = lived("spread over days")
     where.state[1][2] = cost
     where.write(where.state)
-    assert where.life.ask_all(StoreUnavailableError) == len(operations_of(where.life.trial))
+    assert where.life.ask_all(DamagedStateError) == len(operations_of(where.life.trial))
     where.life.heal()
 
 
@@ -309,7 +309,7 @@ def test_places_as_many_as_somebody_likes_end(lived: Callable[[str], Any], count
         assert book[0][16:24] == bytes([0] * 7 + [1])
         book[0] = book[0][:16] + digits + book[0][24:]
     where.write(where.state)
-    where.life.ask_all(StoreUnavailableError)
+    where.life.ask_all(DamagedStateError)
     where.life.heal()
 
 
@@ -329,7 +329,7 @@ def test_a_period_of_any_time_is_left_behind(
         start, end = periods.bounds(civil)
         book += [part for begun in (start, end) for part in (min(begun, LARGEST), 10**12, opened)]
     where.write([book, []] if told.startswith("spread") else book)
-    where.life.ask_all(StoreUnavailableError)
+    where.life.ask_all(DamagedStateError)
     where.life.heal()
 
 
@@ -340,6 +340,6 @@ def test_a_far_period_of_one_key_is_no_trouble_for_others(lived: Callable[[str],
         far = (LARGEST, LARGEST - 2**40, -LARGEST, 2**52, 10**12)
         for periods in (*([start, 1, start] for start in far), spread_out):
             where.write([periods, []] if told.startswith("spread") else periods)
-            where.life.ask_all(StoreUnavailableError)
+            where.life.ask_all(DamagedStateError)
         where.life.heal()
         where.store.reset_all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,14 +19,17 @@ from shapekit import (
     Gate,
     ManualClock,
     RedisStore,
+    ResilientStore,
     Shaper,
     SQLiteStore,
     StoreUnavailableError,
 )
 from shapekit.algorithms.base import CHECK
 from shapekit.cli.top import row_of
+from shapekit.stores.base import DamagedStateError
 
 from ..redis_server import shared_server
+from ..stores.outages import patient
 from .poison import GARBAGE, LIES, NOW_US, Victim, as_text, lied, packed, trials, unpacked
 
 PREFIX = "poisoned"
@@ -89,7 +93,7 @@ def test_garbage_in_redis_is_refused_or_lost_and_a_reset_heals(server: Any, garb
             if garbage in TAGGED:
                 ask()
             else:
-                with pytest.raises((StoreUnavailableError, ConfigError)):
+                with pytest.raises((DamagedStateError, ConfigError)):
                     ask()
             for key in server.keys(f"{PREFIX}:{{*"):
                 server.set(key, garbage)
@@ -109,13 +113,14 @@ def test_a_state_that_is_none_is_told_with_its_key(server: Any) -> None:
         tag = server.get(key)[:5]
         server.set(key, tag + b"\xa1x")
         for ask in (gate.check, gate.peek):
-            with pytest.raises(StoreUnavailableError, match=r"'my key'.*: a state in Redis is damaged"):
+            with pytest.raises(DamagedStateError, match=r"'my key'.*: a state in Redis is damaged"):
                 ask("my key")
         remote = store._remote("gate", gate._program)
         conversation = remote.converse(remote.keys_of("my key"), (CHECK,), "[]")
         next(conversation)
-        with pytest.raises(StoreUnavailableError, match=r"^Redis refused: MISCONF the disk is damaged"):
+        with pytest.raises(StoreUnavailableError, match=r"^Redis refused: MISCONF the disk is dam") as caught:
             conversation.send(ResponseError("MISCONF the disk is damaged"))
+        assert not isinstance(caught.value, DamagedStateError)
 
 
 @pytest.mark.parametrize("kind", ["list", "hash", "set"])
@@ -130,7 +135,7 @@ def test_another_type_at_a_key_is_refused(server: Any, kind: str) -> None:
             "hash": lambda: server.hset(key, "x", "y"),
             "set": lambda: server.sadd(key, "x"),
         }[kind]()
-        with pytest.raises(StoreUnavailableError, match="WRONGTYPE"):
+        with pytest.raises(DamagedStateError, match="WRONGTYPE"):
             gate.check("k")
 
 
@@ -199,6 +204,65 @@ def test_no_column_of_a_file_is_believed(tmp_path: Path, sql: str) -> None:
         assert asked <= 10
 
 
+def harm_row(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as file:
+        file.execute("UPDATE records SET state = '[1]' WHERE key = ?", (b"bad",))
+
+
+def harm_value(server: Any, value: bytes | None) -> None:
+    [key] = server.keys(f"{PREFIX}:{{gate:bad}}")
+    if value is None:
+        server.delete(key)
+        server.lpush(key, "of another type")
+    else:
+        server.set(key, server.get(key)[:5] + value)
+
+
+HARMS = {
+    "row": lambda path, _: harm_row(path),
+    "type": lambda _, server: harm_value(server, None),
+    "bytes": lambda _, server: harm_value(server, b"\xc1\xc1"),
+    "state": lambda _, server: harm_value(server, b"\xa1x"),
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mode", ["raise", "open", "closed", "local"])
+@pytest.mark.parametrize("harm", HARMS)
+async def test_damage_at_one_key_is_no_outage(
+    server: Any, tmp_path: Path, harm: str, mode: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "limits.db"
+    primary = SQLiteStore(path) if harm == "row" else opened()
+    store = patient(ResilientStore(primary, on_outage=mode, share=1 if mode == "local" else None))
+    gate = Gate(GCRA("1/day"), name="gate", store=store)
+    assert gate.check("good")
+    assert await gate.acheck("bad")
+    HARMS[harm](path, server)
+    if mode == "raise":
+        for ask in (gate.check, gate.require, gate.peek):
+            with pytest.raises(DamagedStateError, match=r"key 'bad'.*damaged"):
+                ask("bad")
+        with pytest.raises(DamagedStateError, match=r"key 'bad'.*damaged"):
+            await gate.acheck("bad")
+    else:
+        answers = [gate.check("bad").allowed, (await gate.acheck("bad")).allowed]
+        assert answers == {"open": [True, True], "closed": [False, False], "local": [True, False]}[mode]
+    if mode == "closed":
+        assert gate.check("bad").retry_after == 0.25
+    assert not store.is_lost
+    # The limit of the other is used up, and stays so; the key itself is as new once it is reset.
+    assert not gate.check("good")
+    assert not await gate.acheck("good")
+    gate.reset("bad")
+    assert gate.check("bad")
+    assert not await gate.acheck("bad")
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == (mode != "raise")  # once for all of them
+    assert all("'bad'" in text and "reset the key" in text for text in said)
+    await store.aclose()
+
+
 def test_a_number_without_end_is_no_state(tmp_path: Path) -> None:
     """Else it would be a delay that no float can hold, and an OverflowError far from here."""
     with closing(SQLiteStore(tmp_path / "limits.db")) as store:
@@ -207,7 +271,7 @@ def test_a_number_without_end_is_no_state(tmp_path: Path) -> None:
         store._file.transact(
             lambda execute: execute("UPDATE records SET state = ?", (f"[{'9' * 400},0,0,0]",))
         )
-        with pytest.raises(StoreUnavailableError, match="damaged"):
+        with pytest.raises(DamagedStateError, match="damaged"):
             gate.check("k")
         assert [seen.program for seen in store.survey()] == [None]
 

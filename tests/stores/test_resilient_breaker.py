@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shapekit import GCRA, Gate, StoreUnavailableError
+from shapekit.stores.base import DamagedStateError
 from shapekit.stores.resilient import FIRST_BACK_OFF_US, LONGEST_BACK_OFF_US, Breaker
 from shapekit.testing import ManualClock
 
@@ -82,7 +83,9 @@ class BreakerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def somebody_is_answered(self, data):
         term, attempt = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
-        assert attempt.__exit__(None, None, None) is False
+        # That the state of a key is damaged is an answer, too.
+        error = data.draw(st.sampled_from([None, DamagedStateError("it is none")]))
+        assert attempt.__exit__(error and type(error), error, None) is False
         if self.is_open and term == self.term:
             self.is_open = False
             self.switches += 1

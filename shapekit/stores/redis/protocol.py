@@ -42,15 +42,11 @@ from shapekit.algorithms.base import CHECK, Operation, Run
 from shapekit.algorithms.compose import Composite, of_one_kind
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError, whose
-from shapekit.stores.base import Key, Settings, Stored, beyond, continued, part_keys
+from shapekit.stores.base import DamagedStateError, Key, Settings, Stored, beyond, continued, part_keys
 from shapekit.stores.encoding import describe, is_misfit, plain_bytes, plain_text, revived, shown, sound, tag
 
 LONGEST = 256
 _ESCAPED = {ord(mark): f"%{ord(mark):02X}" for mark in "%:{}"}
-
-
-class DamagedStateError(StoreUnavailableError):
-    """What stands at a key is no state of its program: not Redis is the trouble, but this key."""
 
 
 class Keyspace:
@@ -167,6 +163,8 @@ return 1
 _INSTANTS = 8
 _DAMAGED = "DAMAGED "
 """What an error of the twins begins with, as Redis' own do with a word, where a state is none of its kind."""
+_OF_ANOTHER_TYPE = "WRONGTYPE "
+"""What Redis' own error begins with where a value is no text."""
 
 
 class RedisProgram:
@@ -592,7 +590,7 @@ def _checked(reply: Any) -> Any:
     if not isinstance(reply, Exception):
         return reply
     text = str(reply)
-    if text.startswith(_DAMAGED):
+    if text.startswith((_DAMAGED, _OF_ANOTHER_TYPE)):
         raise _damaged(text.removeprefix(_DAMAGED)) from reply
     at = text.find("shapekit: ")
     if at >= 0:

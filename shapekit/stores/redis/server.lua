@@ -80,6 +80,7 @@ end
 
 local function write(index, owner, tag, state, life)
     local ms = math.max(floor_ms, math.ceil(math.max(0, life) / 1000)) + LINGER_MS
+    if not (ms < Exact.LARGEST) then damaged() end
     redis.call("SET", KEYS[index], cmsgpack.pack(tag, unpack(owner:freeze(state))), "PX", ms)
 end
 
@@ -188,6 +189,8 @@ local function answered(run_mode)
     local problem = answer
     if type(answer) == "table" then problem = answer.err end
     if not problem then return answer end
+    -- What Lua itself complains of, with the line: a value that cannot be unpacked, or that no twin understands.
+    problem = string.gsub(problem, "^user_script:%d+: ", "DAMAGED ")
     -- Some servers put the line before an error of their own, and clients know it by its first word.
     return redis.error_reply((string.gsub(problem, "^@user_script: ?%d+: %-?", "")))
 end
