@@ -371,8 +371,8 @@ class SpreadCounter(Counting[Spread]):
         start, _ = self.periods.bounds(civil)
         due, units = self._pace(state, start, now)
         if charge and due == charge[0]:
-            # No later charge depends on it: keep what is left of it, or the one before. Of that, some may have
-            # been given back meanwhile, but no more is left than is used.
+            # No later charge depends on it: keep what is left of it, or the one before. Of that, some may
+            # have been given back meanwhile, but no more is left than is used.
             used, _ = self.counter.known(counted.state or (), start, now) or _UNKNOWN
             due, units = (due, units - cost) if units > cost else (charge[1], min(charge[2], used))
         return self._settled(_paced(state, counted.state or (), start, (due, units)), now, skew)

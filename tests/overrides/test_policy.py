@@ -12,18 +12,14 @@ from shapekit import (
     ConfigError,
     ManualClock,
     MemoryStore,
+    Override,
     Policy,
+    QueueFullError,
     Quota,
     ResilientStore,
     Shaper,
     Store,
     all_of,
-    Override,
-    Policy,
-    QueueFullError,
-    ResilientStore,
-    Shaper,
-    Store,
 )
 from shapekit.shaper import received, sent
 from shapekit.testing import FaultyStore
