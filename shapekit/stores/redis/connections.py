@@ -192,11 +192,11 @@ class OwnConnections:
             connection, since = lent[0]
             self._look_at(connection, since)
             reply = _replied(connection, command)
-            if isinstance(reply, ReadOnlyError):
+            if reply.__class__ is ReadOnlyError:  # a call of isinstance would be one for each decision
                 self._demoted_at = time.monotonic()
                 connection.disconnect()
                 reply = _replied(connection, command)
-            if self._closed or isinstance(reply, ReadOnlyError):
+            if self._closed or reply.__class__ is ReadOnlyError:
                 connection.disconnect()
             back = (connection, time.monotonic())
             # Without a call no handler comes in between: it is either idle or lent.
