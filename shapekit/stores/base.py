@@ -27,10 +27,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 from weakref import WeakMethod, WeakValueDictionary
 
+from shapekit._runtime import process
 from shapekit._runtime.drivers import Driver, ThreadCall, Twin, Workers
 from shapekit.algorithms.base import Operation
 from shapekit.algorithms.compose import Composite, adopted
@@ -178,7 +180,7 @@ class Settings:
         try:
             return effective(program, override)
         except ConfigError as error:
-            self._warn("an override of %r is ignored, and the limit in the code applies: %s", error)
+            warn("an override of %r is ignored, and the limit in the code applies: %s", self.name, error)
             return program
 
     def _read(self, stored: Stored) -> Overrides:
@@ -187,13 +189,23 @@ class Settings:
         try:
             return read(stored.text)
         except ConfigError as error:
-            self._warn("the overrides of %r are ignored, and the limits in the code apply: %s", error)
+            warn("the overrides of %r are ignored, and the limits in the code apply: %s", self.name, error)
             return ()
 
-    def _warn(self, words: str, error: ConfigError) -> None:
-        import logging  # noqa: PLC0415 - only who has something to say loads it
 
-        logging.getLogger("shapekit.store").warning(words, self.name, error)
+def warn(words: str, *args: object) -> None:
+    """Leave a warning to the background thread: the caller may hold a store's lock, and a log handler may ask
+    that store.
+    """
+    with suppress(RuntimeError):  # there are no more threads: it is said as soon as there is one
+        process.background_ready()
+    process.in_background(_warned, words, args)
+
+
+def _warned(words: str, args: tuple[object, ...]) -> None:
+    import logging  # noqa: PLC0415 - only who has something to say loads it
+
+    logging.getLogger("shapekit.store").warning(words, *args)
 
 
 def settings_name(name: str, program: Any) -> str:

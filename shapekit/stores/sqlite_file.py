@@ -30,7 +30,7 @@ from typing import NoReturn, TypeAlias, TypeVar
 from shapekit._runtime import process
 from shapekit.clock import RealClock
 from shapekit.errors import ConfigError, StoreUnavailableError
-from shapekit.stores.base import DamagedStateError
+from shapekit.stores.base import DamagedStateError, warn
 from shapekit.stores.encoding import is_misfit
 
 _fcntl: ModuleType | None
@@ -271,9 +271,7 @@ class SharedFile:
         if now[0] != self._identity[0] and now[1] == self._identity[1]:
             # The log of the old file must not be taken for that of the new one.
             self._remove_log()
-        import logging  # noqa: PLC0415 - only who has something to say loads it
-
-        logging.getLogger("shapekit.store").warning(
+        warn(
             "%r was removed or replaced while it was in use: its limits go on from what is there now",
             self.path,
         )

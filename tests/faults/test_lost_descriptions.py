@@ -196,13 +196,14 @@ def opened(flushed):
         store.close()
 
 
-def test_however_many_keys_are_lost_it_is_said_once(opened, flushed, caplog):
+def test_however_many_keys_are_lost_it_is_said_once(opened, flushed, caplog, afterwards):
     keys = [f"key {number}" for number in range(50)]
     opened(GCRA("10/d")).check_many(keys)
     flushed[1].delete("shapekit:program:shared")
     other = opened(GCRA("20/d", burst=10))
     assert [decision.current for decision in other.check_many(keys)] == [1] * 50
     assert other.peek("key 1").current == 1
+    afterwards()
     [record] = [record for record in caplog.records if record.name == "shapekit.store"]
     assert record.levelname == "WARNING"
     assert "'shared'" in record.getMessage()

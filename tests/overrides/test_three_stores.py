@@ -1,7 +1,9 @@
 """Memory, SQLite and Redis go by what is set alike, decision for decision, on whatever is asked."""
 
 import itertools
+import logging
 import threading
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -24,6 +26,7 @@ from shapekit import (
     all_of,
     any_of,
 )
+from shapekit.algorithms.overrides import written
 from shapekit.stores.base import Stored
 from shapekit.stores.redis import RedisStore
 
@@ -198,11 +201,12 @@ def test_only_one_of_two_who_set_at_once_is_heard_and_the_other_tries_again(stor
 @pytest.mark.parametrize(
     "text", ["rubbish", "[", '[{"rate":"x"}]', '[{"rate":"1/s","colour":"red"}]', "null"]
 )
-def test_what_is_illegible_is_ignored_and_said_once(store, caplog, text):
+def test_what_is_illegible_is_ignored_and_said_once(store, caplog, text, afterwards):
     shaper = Shaper("5/s", store=store, name="api")
     shaper.reserve()
     store.write_overrides("api", text, store.read_overrides("api"))
     assert [shaper.reserve().delay for _ in range(3)] == [0.2, 0.4, 0.6]
+    afterwards()
     assert (
         len(
             [one for one in caplog.records if "illegible" in one.message or "in the code appl" in one.message]
@@ -214,12 +218,37 @@ def test_what_is_illegible_is_ignored_and_said_once(store, caplog, text):
     assert store.settings("api").known.overrides[0].rate == "1/s"
 
 
-def test_what_the_program_cannot_have_leaves_the_limit_of_the_code(store, caplog):
+def test_what_the_program_cannot_have_leaves_the_limit_of_the_code(store, caplog, afterwards):
     """Never unlimited: another program of the name may have a quota, this one has none."""
     put(store, "api", Override(quota="5/month"))
     shaper = Shaper("5/s", store=store, name="api")
     assert [shaper.reserve().delay for _ in range(3)] == [0.0, 0.2, 0.4]
+    afterwards()
     assert "the limit in the code applies" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["rubbish", written((Override(quota="5/month"),))], ids=["read", "applied"])
+def test_what_is_said_may_be_handled_by_calls_of_the_same_store(store, text, crew, afterwards):
+    """As by a handler that lets a few lines leave per second. Other threads may wait for it meanwhile."""
+    gate, handled = Gate(GCRA("1/h", burst=3), store=store, name="lines"), []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            handled.append((record.getMessage(), gate.check().allowed))
+
+    handler, log = Handler(), logging.getLogger("shapekit.store")
+    log.addHandler(handler)
+    try:
+        shaper = Shaper("5/s", store=store, name="api")
+        crew.start(store.write_overrides, "api", text, store.read_overrides("api"))
+        crew.join()
+        crew.at_once(shaper.reserve, shaper.reserve, partial(log.warning, "another line"))
+        crew.join()
+        afterwards()
+    finally:
+        log.removeHandler(handler)
+    assert [is_admitted for _, is_admitted in handled] == [True] * 2
+    assert any("in the code appl" in line for line, _ in handled)
 
 
 def test_an_override_ends_by_itself(store):

@@ -100,12 +100,13 @@ def worker(script, path):
 
 
 @each_way
-def test_one_that_was_there_before_is_joined(harm, used, always, gate, path, worker, caplog):
+def test_one_that_was_there_before_is_joined(harm, used, always, gate, path, worker, caplog, afterwards):
     harm(path)
     assert gate.check().current == used + 1
     late = worker()
     told = [ask() for _ in range(3) for ask in (late, lambda: gate.check().current)]
     assert told == [*range(used + 2, used + 8)]
+    afterwards()
     [record] = caplog.records
     assert (record.name, record.levelno) == ("shapekit.store", logging.WARNING)
     assert str(path) in record.getMessage()
@@ -136,7 +137,7 @@ def test_a_folder_that_is_gone_is_told_until_it_is_back(always, gate, path):
     assert gate.check().current == 1
 
 
-def test_a_store_looks_ten_times_a_second_and_no_more(gate, path, monkeypatch, caplog):
+def test_a_store_looks_ten_times_a_second_and_no_more(gate, path, monkeypatch, caplog, afterwards):
     now = [0.0]
     monkeypatch.setattr(sqlite_file, "time", SimpleNamespace(monotonic=lambda: now[0], time_ns=time.time_ns))
     gate._store._file._look_at = 0.1
@@ -150,7 +151,27 @@ def test_a_store_looks_ten_times_a_second_and_no_more(gate, path, monkeypatch, c
     assert gate.check().current == 2
     now[0] = 0.2
     assert [gate.check().current, gate.check().current] == [1, 2]
+    afterwards()
     assert len(caplog.records) == 2
+
+
+def test_what_it_says_may_be_handled_by_calls_of_the_same_store(always, gate, path, crew, afterwards):
+    handled = []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            handled.append(gate.check("lines").current)
+
+    handler, log = Handler(), logging.getLogger("shapekit.store")
+    log.addHandler(handler)
+    try:
+        os.unlink(path)
+        crew.start(gate.check)
+        crew.join()
+        afterwards()
+    finally:
+        log.removeHandler(handler)
+    assert handled == [1]
 
 
 def test_many_threads_and_a_file_that_goes_again_and_again(always, gate, path, crew):

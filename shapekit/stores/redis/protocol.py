@@ -42,7 +42,7 @@ from shapekit.algorithms.base import CHECK, Operation, Run
 from shapekit.algorithms.compose import Composite, of_one_kind
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError, whose
-from shapekit.stores.base import DamagedStateError, Key, Settings, Stored, beyond, continued, part_keys
+from shapekit.stores.base import DamagedStateError, Key, Settings, Stored, beyond, continued, part_keys, warn
 from shapekit.stores.encoding import describe, is_misfit, plain_bytes, plain_text, revived, shown, sound, tag
 
 LONGEST = 256
@@ -511,9 +511,7 @@ class RedisProgram:
     def _say_lost(self, writer_tag: int) -> None:
         if writer_tag not in self._lost:
             self._lost.add(writer_tag)
-            import logging  # noqa: PLC0415 - only who has something to say loads it
-
-            logging.getLogger("shapekit.store").warning(
+            warn(
                 "the description of a program is gone from Redis: keys of name %r that it has left start"
                 " afresh; does the server evict keys?",
                 self.name,
