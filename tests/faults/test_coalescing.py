@@ -4,10 +4,11 @@ import asyncio
 import gc
 import threading
 import warnings
+from functools import partial
 
 import pytest
 
-from shapekit import GCRA, Gate, Shaper
+from shapekit import GCRA, Gate, RedisStore, Shaper
 
 from .conftest import BURST, PATIENCE_S
 
@@ -113,3 +114,22 @@ def test_a_store_outlives_the_loops_it_was_used_on(server, open_store, gate_on, 
     assert remaining == [BURST - used for used in range(1, 7)]
     gc.collect()
     assert leftovers.sockets == 0
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_the_url_says_how_many_connections_there_are(most, proxy, prefix, crew):
+    store = RedisStore.from_url(proxy.url(f"?max_connections={most}"), prefix=prefix)
+    gate = Gate(GCRA("10/d"), store=store, name="gate")
+
+    async def check_all():
+        decisions = await asyncio.gather(*[gate.acheck(f"task {number}") for number in range(12)])
+        await store.aclose()
+        return decisions
+
+    crew.at_once(*[partial(gate.check, f"thread {number}") for number in range(12)])
+    assert all(crew.join())
+    of_threads = proxy.connections
+    assert all(asyncio.run(check_all()))
+    of_tasks = proxy.connections - of_threads
+    assert 1 <= of_threads <= most
+    assert of_tasks == most

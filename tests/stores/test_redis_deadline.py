@@ -37,7 +37,7 @@ def asked(url, question):
     """What comes of a question to a connection that is open."""
 
     async def main():
-        kept = AsyncOwnConnections(ConnectionPool.from_url(url), 1, TIMEOUT_S)
+        kept = AsyncOwnConnections(ConnectionPool.from_url(url, max_connections=1), TIMEOUT_S)
         assert await kept.exchange(PING) == b"PONG"
         try:
             return await question(kept)
@@ -52,7 +52,7 @@ def test_an_answer_that_came_while_the_loop_was_blocked_is_an_answer(url, long_l
 
     async def main():
         for rounds in range(0, 60, 3):
-            kept = AsyncOwnConnections(ConnectionPool.from_url(url), 1, TIMEOUT_S)
+            kept = AsyncOwnConnections(ConnectionPool.from_url(url, max_connections=1), TIMEOUT_S)
             asking = asyncio.create_task(kept.exchange(PING))
             for _ in range(rounds):
                 await asyncio.sleep(0)

@@ -265,14 +265,14 @@ def _replied(connection: Any, command: bytes, *, asking: bool = False) -> Any:
 
 
 class AsyncOwnConnections:
-    """Ours alone, on one event loop; a task that finds none free waits for one."""
+    """Ours alone, on one event loop, at most as many as the pool allows; a task that finds none waits."""
 
-    def __init__(self, pool: Any, most: int, timeout_s: float) -> None:
+    def __init__(self, pool: Any, timeout_s: float) -> None:
         self._pool = pool
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._closed = False
-        self._room = asyncio.Semaphore(most)
+        self._room = asyncio.Semaphore(pool.max_connections)
         self._idle: list[tuple[Any, float]] = []
         self._failed_at = self._demoted_at = 0.0
 

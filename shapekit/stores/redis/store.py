@@ -354,11 +354,11 @@ def _pool_of(url: str, bounds: dict[str, Any]) -> ConnectionPool:
 
 def _connected(url: str, bounds: dict[str, Any]) -> Link:
     """A link of ours for one event loop."""
-    client = AsyncRedis.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **bounds)
-    options = client.connection_pool.connection_kwargs
-    kept = AsyncOwnConnections(
-        client.connection_pool, MOST_CONNECTIONS, options["socket_timeout"] or TIMEOUT_S
+    client = AsyncRedis.from_url(
+        url, max_connections=MOST_CONNECTIONS, retry=AsyncRetry(NoBackoff(), 0), **bounds
     )
+    options = client.connection_pool.connection_kwargs
+    kept = AsyncOwnConnections(client.connection_pool, options["socket_timeout"] or TIMEOUT_S)
     options["socket_timeout"] = None
     return Link(client, kept)
 
