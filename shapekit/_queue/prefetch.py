@@ -440,6 +440,7 @@ class Prefetch:
         self._confirm = store.bind(*bound, CONFIRM)
         self._follow = store.bind(*bound, FOLLOW)
         self._settings = store.settings(name)
+        self._is_closed = False
         self.begin()
         store.wakes(self)
         _PREFETCHES.add(self)
@@ -450,7 +451,6 @@ class Prefetch:
         self._trips = threading.BoundedSemaphore(_TRIPS)
         self._entries: dict[str, _KeyEntry] = {}
         self._sweeps_at = _DESKS
-        self._is_closed = False
 
     # callers
 

@@ -347,6 +347,33 @@ print(*slots)
 """
 
 
+CLOSED = """
+import os, sys
+from shapekit import Shaper, SQLiteStore, StoreUnavailableError
+
+shaper = Shaper("50/s", name="far", store=SQLiteStore(sys.argv[1]), prefetch="2s")
+shaper.schedule()
+shaper.close()
+pid = os.fork()
+if pid:
+    os.waitpid(pid, 0)  # one after the other: they print to one pipe
+for call in (shaper.reserve, shaper.schedule):
+    try:
+        print(call(), flush=True)
+    except StoreUnavailableError as error:
+        print(error, flush=True)
+if pid == 0:
+    os._exit(0)
+"""
+
+
+def test_what_was_closed_is_closed_in_a_forked_child_too(tmp_path, script):  # noqa: F811
+    process = script(CLOSED, str(tmp_path / "limits.db"))
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert out.splitlines() == ["shaper 'far' was closed"] * 4
+
+
 def test_a_forked_child_owns_nothing_of_its_parents(tmp_path, script):  # noqa: F811
     """Both take slots after the fork, and no slot twice."""
     process = script(FORKING, str(tmp_path / "limits.db"))
