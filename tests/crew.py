@@ -1,6 +1,7 @@
 """Threads of tests: none may hang, and nothing that one of them raises is lost."""
 
 import threading
+from contextlib import ExitStack, contextmanager
 
 PATIENCE_S = 30.0
 """Longer than any event takes: reached only where a test fails."""
@@ -59,3 +60,25 @@ def in_threads(jobs):
     crew.join()
     for error in crew.raised():
         raise error
+
+
+@contextmanager
+def held_elsewhere(*locks):
+    """Another thread holds these locks meanwhile: the one that holds a lock may take it again."""
+    is_held, is_over = threading.Event(), threading.Event()
+
+    def hold():
+        with ExitStack() as held:
+            for lock in locks:
+                held.enter_context(lock)
+            is_held.set()
+            is_over.wait(PATIENCE_S)
+
+    holder = threading.Thread(target=hold, daemon=True)
+    holder.start()
+    assert is_held.wait(PATIENCE_S)
+    try:
+        yield
+    finally:
+        is_over.set()
+        holder.join(PATIENCE_S)

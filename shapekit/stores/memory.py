@@ -48,6 +48,10 @@ _PAGE = 64
 """Keys that stand in line together."""
 
 
+class _Overtaken(Exception):  # noqa: N818 - no error: the step is taken again
+    """Another call of the same thread came in between, and has changed what this one has found."""
+
+
 class _Table:
     """The states that one program has left under one name.
 
@@ -182,7 +186,11 @@ class MemoryStore(Store):
 
         def apply(key: Any, *args: Any) -> Any:
             with lock:
-                return run(key, clock.now_us(), args)
+                while True:
+                    try:
+                        return run(key, clock.now_us(), args)
+                    except _Overtaken:
+                        """It is asked again."""
 
         if operation not in (CHECK, RESERVE):
             return apply
@@ -205,19 +213,23 @@ class MemoryStore(Store):
             with lock:
                 now = ticks() // per_us + offset_us
                 before = find(key)
-                if before is None or now >= self._sweep_due_us:
-                    return run(key, now, (asked,))
-                state, result, ttl_us, persist = step(before, now, asked)
-                if not persist:
-                    return result
-                try:
-                    if states[key] is before:
-                        states[key] = state
-                        ends[key] = now + ttl_us
+                if before is not None and now < self._sweep_due_us:
+                    state, result, ttl_us, persist = step(before, now, asked)
+                    if not persist:
                         return result
-                except KeyError:
-                    """A call that came in between has swept it."""
-                return run(key, clock.now_us(), (asked,))
+                    try:
+                        if states[key] is before:
+                            states[key] = state
+                            ends[key] = now + ttl_us
+                            return result
+                    except KeyError:
+                        """A call that came in between has swept it."""
+                    now = clock.now_us()
+                while True:
+                    try:
+                        return run(key, now, (asked,))
+                    except _Overtaken:
+                        now = clock.now_us()
 
         renew()
         self._renewals[ref(charge, self._renewals.pop)] = renew
@@ -234,7 +246,15 @@ class MemoryStore(Store):
                     other = settings.program(program, key)
                     if (error := beyond(operation, args, other, key, name)) is not None:
                         raise error  # before any of them is charged
-                return [run(key, now, args) for key in keys]
+                answers = []
+                for key in keys:
+                    while True:
+                        try:
+                            answers.append(run(key, now, args))
+                            break
+                        except _Overtaken:
+                            """It is asked again."""
+                return answers
 
         return apply_many
 
@@ -298,12 +318,12 @@ class MemoryStore(Store):
     # under the lock
 
     def _runner(
-        self, name: str, program: Program, operation: Operation, *, again: Callable[..., Any] | None = None
+        self, name: str, program: Program, operation: Operation, *, as_it_is: bool = False
     ) -> Callable[..., Any]:
-        """What an operation does with a state. For a program with the limits of an override, `again` is what
-        the program in code does.
+        """What an operation does with a state; `as_it_is` for a program with the limits of an override.
+
+        It raises _Overtaken where it has done nothing, because another call came in between.
         """
-        as_it_is = again is not None
         table, space = self._table(name, program), self._space(name, program)
         step = operation.step(program)
         reads = operation.is_read
@@ -344,7 +364,9 @@ class MemoryStore(Store):
                 raise error
             found = others.get(id(other))
             if found is None:
-                found = others.setdefault(id(other), (other, self._runner(name, other, operation, again=run)))
+                found = others.setdefault(
+                    id(other), (other, self._runner(name, other, operation, as_it_is=True))
+                )
             return found[1]
 
         def run(key: Any, now: int, args: tuple[Any, ...]) -> Any:
@@ -365,7 +387,7 @@ class MemoryStore(Store):
             if reads:
                 return outcome
             if outcome[3] and not self._keep(table, key, before, outcome, now, left, changes):
-                return run_again(key, clock.now_us(), args)
+                raise _Overtaken
             return outcome[1]
 
         def run_together(keys: tuple[str, ...], now: int, args: tuple[Any, ...]) -> Any:
@@ -401,7 +423,7 @@ class MemoryStore(Store):
                 if left is not None:
                     rest.append((left[0], record, None, 0))
             if self._changes != changes:
-                return run_again(keys, clock.now_us(), args)
+                raise _Overtaken
             self._changes = changes + 1
             self._rest = rest
             self._store_rest()
@@ -409,7 +431,6 @@ class MemoryStore(Store):
                 self._sweep(now, _FEW * cold or _BATCH)
             return outcome[1]
 
-        run_again = run if again is None else again
         return run
 
     def _space(self, name: str, program: Program) -> _Space:
@@ -466,14 +487,14 @@ class MemoryStore(Store):
         there = states[key] if key in states else None  # noqa: SIM401 - `get` is a call
         if there is not before or self._changes != changes:
             return False
-        if left is not None and left[0].states[key] is not left[1]:
-            return False
+        if left is not None:
+            if left[0].states[key] is not left[1]:
+                return False
+            left[0].states[key] = None
+            left[0].ends[key] = 0
         self._changes = changes + 1
         states[key] = state
         table.ends[key] = now + ttl_us
-        if left is not None:
-            left[0].states[key] = None
-            left[0].ends[key] = 0
         if is_new or now >= self._sweep_due_us:
             self._sweep(now, _FEW if is_new else _BATCH)
         return True

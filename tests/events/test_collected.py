@@ -8,6 +8,8 @@ from shapekit import Shaper
 from shapekit._runtime.process import SWITCH
 from shapekit.events import EVERYWHERE
 
+from ..crew import held_elsewhere
+
 
 @pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "dropped"])
 def test_a_shaper_that_is_collected_is_listened_to_no_more(is_kept):
@@ -20,7 +22,7 @@ def test_a_shaper_that_is_collected_is_listened_to_no_more(is_kept):
         if not is_kept:
             del kept
         assert len(SWITCH.loud) == 2
-        with other.core.reporter.listeners._lock, EVERYWHERE._lock:
+        with held_elsewhere(other.core.reporter.listeners._lock, EVERYWHERE._lock):
             del shaper
             gc.collect()
             assert len(SWITCH.loud) == 1

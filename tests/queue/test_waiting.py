@@ -5,6 +5,8 @@ import pytest
 
 from shapekit import ConfigError, ManualClock, MemoryStore, Shaper, StoreUnavailableError
 
+from ..crew import held_elsewhere
+
 DAY = 86_400
 
 
@@ -307,8 +309,9 @@ def test_a_waiter_that_is_thrown_away_takes_no_lock(crew):
     async def main():
         waiter = shaper.aschedule()
         waiter.send(None)
-        with store._lock, shaper.core.sleepers._lock:
+        with held_elsewhere(store._lock):
             waiter.close()
+            assert not store._lock.acquire(blocking=False)
 
     crew.start(anyio.run, main)
     crew.join()
