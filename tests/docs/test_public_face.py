@@ -30,8 +30,10 @@ INTERNAL = {
     # A strategy and its parts, for gates, queues, stores and the Lua twin.
     "Value": "fields",
     "Algorithm": "aligned alone booked charge cut decide decision_received inspect leaves life limit_name"
-    " owns receipt_received receipt_sent refund_many spent state_received state_sent together twin uncharged",
+    " owns receipt_received receipt_sent refund_many rescheduled resumed spent state_received state_sent"
+    " together twin uncharged",
     "Quota": "counter",
+    "FixedWindow": "entries",
     "SlidingWindow": "entries",
     "SlidingWindowLog": "entries",
     "Concurrency": "adopt civil enter inspect keep kind leave life scaled standing state_received"

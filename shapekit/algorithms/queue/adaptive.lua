@@ -163,7 +163,7 @@ end
 -- start_rest, the tail, its rest and the newest departure before it, what the clock shows, its share}; that
 -- to a refused one is {wait, now, held, cost, decision}.
 function AdaptiveQueue:reserve(s, now, skew, cost, max_wait, nonce)
-    if max_wait then whole("max_wait", max_wait, 0, LONGEST) end
+    if max_wait then whole("max_wait", max_wait, 0, Exact.LARGEST) end
     local line, anchor, virtual, law = self:known(s, now, nonce)
     local share = Aimd.present(law)
     local at = Tempo.shown(anchor, virtual, share, now)

@@ -99,7 +99,7 @@ end
 -- cost, decision}.
 function LeakyQueue:reserve(s, now, skew, cost, max_wait, nonce)
     whole("cost", cost, 1, self.max_cost)
-    if max_wait then whole("max_wait", max_wait, 0, LONGEST) end
+    if max_wait then whole("max_wait", max_wait, 0, Exact.LARGEST) end
     local line = s or self:cold(nonce)
     local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(line)
     local q = self.q
@@ -136,7 +136,7 @@ end
 -- tail, tail_rest, newest, generation, number, until, shift, mark}.
 function LeakyQueue:reserve_run(s, now, skew, cost, max_wait, nonce, times)
     whole("cost", cost, 1, self.max_cost)
-    if max_wait then whole("max_wait", max_wait, 0, LONGEST) end
+    if max_wait then whole("max_wait", max_wait, 0, Exact.LARGEST) end
     local line = s or self:cold(nonce)
     local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(line)
     local at = math.max(now, till) - shift
