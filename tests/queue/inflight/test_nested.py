@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import threading
 import time
 
@@ -119,6 +120,46 @@ def test_what_is_over_is_no_part_of_it(policy):
     first.leave()
     with policy.admit():
         pass
+
+
+def in_child(work):
+    """Runs it in a forked child; its number, and where the text comes that `work` returns."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, work().encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    return child, read
+
+
+def test_a_forked_child_waits_for_its_parent_s_calls_and_is_told_of_its_own(tmp_path):
+    policy = Policy(concurrency=1, name="p", store=SQLiteStore(tmp_path / "limits.db"))
+
+    @shaped(policy=policy)
+    def fork(work):
+        child = in_child(work)
+        gives_up = time.monotonic() + PATIENCE_S
+        while standing(policy) != (1, 1):
+            assert time.monotonic() < gives_up
+        return child
+
+    def nested():
+        @shaped(policy=policy)
+        def outer():
+            with pytest.raises(ConfigError, match=ENDLESS):
+                fork(str)
+            return "admitted, and told"
+
+        return outer()
+
+    child, read = fork(nested)
+    os.waitpid(child, 0)
+    assert os.read(read, 100) == b"admitted, and told"
+    os.close(read)
+    policy.shaper.core.store.close()
 
 
 # perhaps: whoever else may end it
