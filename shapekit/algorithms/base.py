@@ -221,7 +221,7 @@ class Algorithm(Value, ABC, Generic[S]):
         return state
 
     def rescheduled(self, state: S, newest: int, when: Callable[[int], int]) -> S:
-        """The state after calls up to `newest` were moved to later instants, each to `when` of its own.
+        """The state after calls up to `newest` were moved, each to `when` of its own.
 
         Calls are never closer together than before. Calendar periods keep what they were charged.
         """

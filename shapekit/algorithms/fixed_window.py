@@ -153,7 +153,7 @@ class FixedWindow(Window[Counts]):
         return self._placed((when(at), count) for at, count in self.entries(state, newest))
 
     def resumed(self, state: Counts, newest: int) -> Counts:
-        return self._placed((min(at, newest), count) for at, count in self.entries(state, newest))
+        return self.rescheduled(state, newest, lambda at: min(at, newest))
 
     def entries(self, state: Counts, now: int) -> Iterator[tuple[int, int]]:
         """The latest instants at which units may have been admitted, oldest first.
