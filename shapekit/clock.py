@@ -52,6 +52,7 @@ from shapekit._runtime.drivers import (
     Alarm,
     AsyncAlarm,
     Driver,
+    hidden_tasks,
     others_first,
     running_loop,
     warn_in_event_loop,
@@ -364,7 +365,7 @@ async def _others_blocked() -> None:
     try:
         while True:
             await asyncio.sleep(0)
-            for task in asyncio.all_tasks():
+            for task in (*asyncio.all_tasks(), *hidden_tasks()):
                 waits_for = getattr(task, "_fut_waiter", None)
                 if task not in _WATCHERS and (waits_for is None or waits_for.done()):
                     break

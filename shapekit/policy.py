@@ -642,8 +642,7 @@ class Admission:
             if error is not None and self.policy.refund_on is not None:
                 with ErrorsLogged(self.key, "keeps what it was charged"):
                     if self.policy.refund_on(error):
-                        with driver.shielded():
-                            await self._settle(driver, 0)
+                        await driver.shielded(partial(self._settle, driver, 0))
         except BaseException as interrupt:
             await driver.given_back(interrupt, partial(self._leave, driver))
             raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from shapekit._adapters.http import CallOutcome, observe
@@ -201,7 +202,6 @@ async def failed(
         return
     try:
         if not isinstance(error, GeneratorExit) and (answer := CallOutcome(failure=error).answer) is not None:
-            with driver.shielded():
-                await observe(driver, call, answer)
+            await driver.shielded(partial(observe, driver, call, answer))
     finally:
         await driver.ask(Twin(call.__exit__, call.__aexit__), type(error), error, error.__traceback__)

@@ -628,13 +628,17 @@ class Permits:
         # Permits from before a fork belong to the parent, not to the child.
         if permit.is_over or permit.owner != self.registry.owner:
             return
+        if self.instant:
+            await self._left(driver, permit)
+        else:
+            await driver.shielded(partial(self._left, driver, permit))
+
+    async def _left(self, driver: Driver, permit: Call) -> None:
         place = (permit.key, permit.owner, permit.number)
         try:
-            if self.instant:
-                told: PermitAnswer = self._leave.call(*place)
-            else:
-                with driver.shielded():
-                    told = await driver.ask(self._leave, *place)
+            told: PermitAnswer = (
+                self._leave.call(*place) if self.instant else await driver.ask(self._leave, *place)
+            )
         except StoreUnavailableError:
             self._end(permit, is_sure=False)
             return

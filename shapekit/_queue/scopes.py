@@ -383,8 +383,7 @@ class ScopedSlots:
                     pending = await core.waiter.stay(driver, reservation, caller.left_us, caller.time_left_us)
                     if await self._is_free_to_leave(driver, caller, reservation, pending):
                         break
-                with driver.shielded():
-                    await self._give_back(driver, caller)
+                await driver.shielded(partial(self._give_back, driver, caller))
                 caller.has_waited = True
         except BaseException as error:
             await driver.given_back(error, partial(self._give_up, driver, caller, error))

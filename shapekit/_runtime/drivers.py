@@ -25,7 +25,7 @@ import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from types import FrameType, TracebackType
 from typing import (
     TYPE_CHECKING,
@@ -38,6 +38,7 @@ from typing import (
     TypeAlias,
     TypeVar,
 )
+from weakref import WeakKeyDictionary, WeakSet
 
 from shapekit._runtime import process
 from shapekit.errors import StoreUnavailableError
@@ -59,6 +60,8 @@ __all__ = [
     "callers_level",
     "given_back",
     "has_ended",
+    "hidden_task",
+    "hidden_tasks",
     "others_first",
     "run",
     "running_loop",
@@ -205,8 +208,7 @@ async def given_back(error: BaseException, give_back: Callable[[], Awaitable[obj
     nothing back.
     """
     if not isinstance(error, GeneratorExit):
-        with shielded():
-            await give_back()
+        await shielded(give_back)
 
 
 class _Scope(AbstractContextManager[object]):
@@ -232,16 +234,67 @@ class _Scope(AbstractContextManager[object]):
         return left
 
 
-def shielded() -> AbstractContextManager[object]:
-    """What a cancelled task may still finish: giving back its slot."""
+async def shielded(work: Callable[[], Awaitable[T]]) -> T:
+    """What comes of work that a cancelled task still does, such as giving back its slot.
+
+    However often the task is cancelled meanwhile: that strikes afterwards.
+    """
     if (trio := running_trio()) is not None:
-        return _Scope(trio.CancelScope(shield=True))
+        with _Scope(trio.CancelScope(shield=True)):
+            return await work()
+    if (loop := running_loop()) is None:
+        return await work()
     if _anyio() is None:
-        # What cancels once, as asyncio does, cancels nothing that is awaited afterwards.
-        return nullcontext()
+        return await _finished(loop, work)
     from anyio import CancelScope  # noqa: PLC0415 - loaded already
 
-    return _Scope(CancelScope(shield=True))
+    with _Scope(CancelScope(shield=True)):
+        return await _finished(loop, work)
+
+
+async def _finished(loop: Any, work: Callable[[], Awaitable[T]]) -> T:
+    asyncio: Any = sys.modules["asyncio"]
+    is_done = AsyncAlarm()
+
+    async def do() -> T:
+        try:
+            return await work()
+        finally:
+            is_done.set()
+
+    task = hidden_task(loop, do)
+    struck: list[BaseException] = []
+    while not is_done.is_set():
+        try:
+            await is_done.wait()
+        except asyncio.CancelledError as error:
+            struck[:] = [error]
+    try:
+        answer: T = task.result()
+    finally:
+        if struck:
+            raise struck.pop()  # its traceback holds this frame
+    return answer
+
+
+_HIDDEN: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
+"""By event loop."""
+
+
+def hidden_task(loop: Any, work: Callable[[], Coroutine[Any, Any, object]]) -> Any:
+    """A task that `asyncio.run` does not find where it cancels all tasks that main has left.
+
+    Another task has to wait for it, or the loop ends without it.
+    """
+    task = loop.create_task(work())
+    sys.modules["asyncio"]._unregister_task(task)  # noqa: SLF001 - documented, on "Extending" asyncio
+    _HIDDEN.setdefault(loop, WeakSet()).add(task)
+    return task
+
+
+def hidden_tasks() -> list[Any]:
+    """What `asyncio.all_tasks` leaves out of the tasks of the running loop."""
+    return [task for task in _HIDDEN.get(running_loop(), ()) if not task.done()]
 
 
 def within(seconds: float | None) -> AbstractContextManager[object]:
@@ -399,8 +452,8 @@ class Driver(ABC):
         """End here if the task was cancelled already."""
 
     @abstractmethod
-    def shielded(self) -> AbstractContextManager[object]:
-        """A context that a cancelled task finishes."""
+    async def shielded(self, work: Callable[[], Awaitable[T]]) -> T:
+        """What comes of work that a cancelled task finishes before it ends."""
 
     @abstractmethod
     def may_be_thrown(self) -> None:
@@ -452,8 +505,8 @@ class _Threads(Driver):
     async def stop_if_cancelled(self) -> None:
         """A thread is not cancelled."""
 
-    def shielded(self) -> AbstractContextManager[object]:
-        return nullcontext()
+    async def shielded(self, work: Callable[[], Awaitable[T]]) -> T:
+        return await work()
 
     def may_be_thrown(self) -> None:
         """A call in a thread ends by itself."""
@@ -494,8 +547,8 @@ class _Tasks(Driver):
     async def stop_if_cancelled(self) -> None:
         await stop_if_cancelled()
 
-    def shielded(self) -> AbstractContextManager[object]:
-        return shielded()
+    async def shielded(self, work: Callable[[], Awaitable[T]]) -> T:
+        return await shielded(work)
 
     def may_be_thrown(self) -> None:
         process.background_ready()

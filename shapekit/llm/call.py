@@ -19,6 +19,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from socket import gaierror
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias
@@ -609,11 +610,14 @@ class LLMCall:
         if usage is None:
             return False
         self._is_settled = True
-        with driver.shielded():
-            changed = [await _settled(driver, admission, cost) for admission, cost in self._charges(usage)]
-        self._books.line.freed(self.key)
+        changes = await driver.shielded(partial(self._settle_all, driver, self._charges(usage)))
         if self._learn_from is not None and type(answer) is not int:
             self._learn_from(usage)
+        return changes
+
+    async def _settle_all(self, driver: Driver, charges: list[tuple[Admission, int]]) -> bool:
+        changed = [await _settled(driver, admission, cost) for admission, cost in charges]
+        self._books.line.freed(self.key)
         return any(changed)
 
     async def _observe(self, driver: Driver, response: Any) -> ServerHint | None:
@@ -625,15 +629,16 @@ class LLMCall:
         return hint
 
     async def _failed(self, driver: Driver, error: BaseException) -> None:
-        if isinstance(error, GeneratorExit):
-            return
-        with driver.shielded():
+        if not isinstance(error, GeneratorExit):
+            await driver.shielded(partial(self._heard_and_freed, driver, error))
+
+    async def _heard_and_freed(self, driver: Driver, error: BaseException) -> None:
+        with log_errors(self):
+            if (answer := CallOutcome(failure=error).answer) is not None:
+                await self._observe(driver, answer)
+        for admission in self._free(error):
             with log_errors(self):
-                if (answer := CallOutcome(failure=error).answer) is not None:
-                    await self._observe(driver, answer)
-            for admission in self._free(error):
-                with log_errors(self):
-                    await _settled(driver, admission, 0)
+                await _settled(driver, admission, 0)
         self._books.line.freed(self.key)
 
     # inside

@@ -1,6 +1,9 @@
 """Asynchronous callers who go away while their call is under way."""
 
 import asyncio
+import gc
+import warnings
+from contextlib import closing
 
 import anyio
 import pytest
@@ -148,3 +151,33 @@ def test_the_others_of_a_batch_get_their_answers_and_holes_are_filled(proxy, pre
         await store.aclose()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_loop_that_ends_gives_back_what_is_on_its_way(proxy, prefix, gate_on, is_cancelled):
+    """`asyncio.run` cancels all tasks that it finds: those who asked, and what asks the server for them."""
+
+    def new_store():
+        return RedisStore.from_url(f"{proxy.url()}?socket_timeout={PATIENCE_S}", prefix=prefix)
+
+    async def main():
+        store = new_store()
+        gate = gate_on(store)
+        await gate.acheck_many(["warm"])
+        shaper = Shaper("10/d", store=store, name="shaper")
+        await shaper.areserve()
+        proxy.strike("hold")
+        many = asyncio.create_task(gate.acheck_many(["one", "two"]))
+        assert await asyncio.to_thread(proxy.held.wait, PATIENCE_S)
+        one, others = await one_who_is_held_and_others(proxy, shaper, 3)
+        if is_cancelled:
+            for task in (many, one, *others):
+                task.cancel()
+        proxy.release(2)
+
+    asyncio.run(main())
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        gc.collect()  # a connection that its loop has left open
+    with closing(new_store()) as store:
+        assert round(Shaper("10/d", store=store, name="shaper").reserve().delay / SLOT_S) == 1
+        assert gate_on(store).peek("one").remaining == BURST

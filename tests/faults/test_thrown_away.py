@@ -84,7 +84,8 @@ CASES = [
 ]
 
 NEVER_BEGUN = re.compile(
-    r"coroutine '(Line\._run|Loop\._answers|Heartbeat\._run|AbstractConnection\.\w+)' was never awaited"
+    r"coroutine '(Line\._run|Loop\._serve|_Errand\.begun\S+|_finished\S+|Heartbeat\._run"
+    r"|AbstractConnection\.\w+)' was never awaited"
 )
 
 # throwing away
@@ -140,7 +141,7 @@ def looked_at(monkeypatch):
             finally:
                 Guarded.forbidden_to = None
         # redis-py says of every connection that its loop took along that it was not closed, and asyncio of
-        # every task that its loop never began: that of a line, and those of redis-py.
+        # every task that its loop never began: ours, and those of redis-py.
         warned = [
             str(one.message)
             for one in warned

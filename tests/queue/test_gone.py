@@ -37,6 +37,11 @@ class SharingStore(SlowStore):
 
         return ask
 
+    @property
+    def is_busy(self):
+        """Whether there are calls under way, also such as nobody waits for."""
+        return bool(self._lines)
+
     async def _trip(self, name, program, key, batch):
         await self.clock.asleep(self._half_s, AsyncAlarm())
         answers = [
@@ -48,7 +53,7 @@ class SharingStore(SlowStore):
 
 
 class Callers:
-    """Tasks that reserve on one key, and perhaps go away; `delays` of those who stayed."""
+    """Tasks that reserve on one key, or wait there, and perhaps go away; `turns` of those who stayed."""
 
     def __init__(self, rate, trip_s=TRIP_S, **options):
         clock = ManualClock(1_000, autojump=True)
@@ -57,20 +62,22 @@ class Callers:
         self._stage = Stage("asyncio", clock)
         self.turns = {}
 
-    def come(self, name, at, *, goes_at=None, **asked):
-        """At an instant; to stay, or to go away at another."""
-        tasks = []
+    def come(self, name, at, *, goes_at=(), waits=False, **asked):
+        """At an instant; to stay, or to be cancelled at others."""
+        tasks, ask = [], self.shaper.aschedule if waits else self.shaper.areserve
 
         async def reserve():
-            self.turns[name] = await self.shaper.areserve(**asked)
+            self.turns[name] = await ask(**asked)
 
         async def call():
             tasks.append(asyncio.ensure_future(reserve()))
             await asyncio.wait(tasks)
+            while self.store.is_busy:
+                await self.store.clock.asleep(TRIP_S, AsyncAlarm())
 
         self._stage.at(at, call)
-        if goes_at is not None:
-            self._stage.at(goes_at, lambda: tasks[0].cancel() and None)
+        for again_at in goes_at:
+            self._stage.at(again_at, lambda: tasks[0].cancel() and None)
 
     def look(self, at):
         """Somebody who takes nothing, but makes those who come meanwhile share the next trip."""
@@ -88,7 +95,7 @@ class Callers:
 @pytest.mark.parametrize("goes_at", [0.001, 0.006, 0.009])
 def test_a_turn_for_now_is_the_next_caller_s(goes_at):
     callers = Callers("1/min")
-    callers.come("gone", 0, goes_at=goes_at)
+    callers.come("gone", 0, goes_at=[goes_at])
     callers.come("next", 1)
     assert callers.run().delays == {"next": 0}
 
@@ -96,7 +103,7 @@ def test_a_turn_for_now_is_the_next_caller_s(goes_at):
 def test_those_who_asked_meanwhile_get_it_in_order():
     """What comes back goes ahead of them all on the next trip."""
     callers = Callers("1/min")
-    callers.come("gone", 0, goes_at=0.009)
+    callers.come("gone", 0, goes_at=[0.009])
     for number in range(3):
         callers.come(number, 0.001 * (number + 1))
     assert callers.run().delays == {0: 0, 1: MINUTE_S, 2: 2 * MINUTE_S}
@@ -106,7 +113,7 @@ def test_whoever_is_behind_a_turn_for_now_keeps_what_was_promised():
     """Both are decided on one trip; what the one in front leaves has passed, and nobody moves."""
     callers = Callers("1/min")
     callers.look(0)
-    callers.come("gone", 0.001, goes_at=0.018)
+    callers.come("gone", 0.001, goes_at=[0.018])
     callers.come("behind", 0.002)
     callers.come("next", 1)
     delays = callers.run().delays
@@ -118,7 +125,7 @@ def test_whoever_is_behind_a_later_turn_keeps_what_was_promised():
     """What the one in front leaves is the next newcomer's."""
     callers = Callers("1/min")
     callers.come("first", 0)
-    callers.come("gone", 0.001, goes_at=0.018)
+    callers.come("gone", 0.001, goes_at=[0.018])
     callers.come("behind", 0.002)
     callers.come("next", 1)
     assert [round(delay) for delay in callers.run().delays.values()] == [0, 2 * MINUTE_S, MINUTE_S - 1]
@@ -129,7 +136,7 @@ def test_of_several_turns_for_now_none_is_lost():
     callers = Callers("1/min", burst=3)
     callers.come("first", 0)
     for number in range(2):
-        callers.come(f"gone {number}", 0.001 * (number + 1), goes_at=0.018)
+        callers.come(f"gone {number}", 0.001 * (number + 1), goes_at=[0.018])
     for number in range(3):
         callers.come(number, 0.03 + 0.001 * number)
     assert callers.run().delays == {"first": 0, 0: 0, 1: 0, 2: pytest.approx(MINUTE_S, abs=1)}
@@ -138,7 +145,7 @@ def test_of_several_turns_for_now_none_is_lost():
 def test_a_turn_whose_instant_passes_on_the_way_back_is_not_lost_either():
     callers = Callers("1/min")
     callers.come("first", 0)
-    callers.come("gone", MINUTE_S - 0.001, goes_at=MINUTE_S + 0.008)
+    callers.come("gone", MINUTE_S - 0.001, goes_at=[MINUTE_S + 0.008])
     callers.come("next", MINUTE_S + 1)
     assert callers.run().delays == {"first": 0, "next": 0}
 
@@ -213,10 +220,28 @@ def test_whoever_goes_and_whenever_nobody_leaves_too_early(asked_rate, trip_s, e
     for number, (at_ms, cost, goes_after_ms) in enumerate(events):
         # Some microseconds beside, so that none coincide.
         at = at_ms / 1_000 + (13 * number + 1) / 1e6
-        goes_at = None if goes_after_ms is None else at + goes_after_ms / 1_000 + 7e-6
+        goes_at = [] if goes_after_ms is None else [at + goes_after_ms / 1_000 + 7e-6]
         callers.come(number, at, goes_at=goes_at, cost=cost)
     callers.run()
     turns = sorted(callers.turns.values(), key=lambda turn: (turn.grant.due_us, turn.grant.start))
     limit, _, _ = rate.partition("/")
     check_spacing([(turn.grant.due_us, turn.cost) for turn in turns], int(limit), 1_000_000, burst)
     assert {number for number, (_, _, goes) in enumerate(events) if goes is None} <= set(callers.turns)
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.lists(st.integers(0, 40), max_size=4)), min_size=1, max_size=10)
+)
+def test_whoever_is_cancelled_again_and_again_leaves_nothing_taken(events):
+    """Those who stay keep their slots, and newcomers get all the others."""
+    callers = Callers("1/s")
+    callers.come("first", 0)
+    for number, (at_ms, goes_after_ms) in enumerate(events):
+        at = 0.1 + at_ms / 1_000 + (13 * number + 1) / 1e6
+        goes_at = [at + after_ms / 1_000 + 7e-6 * (1 + again) for again, after_ms in enumerate(goes_after_ms)]
+        callers.come(number, at, goes_at=goes_at, waits=True)
+        callers.come(f"new {number}", 0.5 + at_ms / 1_000, waits=True)
+    left = {name: turn.departs_at for name, turn in callers.run().turns.items()}
+    assert {number for number, (_, goes) in enumerate(events) if not goes} < left.keys()
+    assert [round(at - left["first"], 5) for at in sorted(left.values())] == [*range(len(left))]

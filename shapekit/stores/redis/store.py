@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary, WeakMethod, ref
 
 from shapekit._runtime import process
-from shapekit._runtime.drivers import TASKS, Driver, run, running_loop
+from shapekit._runtime.drivers import TASKS, Driver, hidden_task, run, running_loop, shielded
 from shapekit.algorithms.base import Undo
 from shapekit.algorithms.compose import of_one_kind
 from shapekit.clock import Clock, RealClock
@@ -476,6 +476,32 @@ Waiting: TypeAlias = "tuple[Asked, asyncio.Future[Any] | None]"
 """One call, and the task that waits for its answer; None where it only gives back."""
 
 
+LAST_S = 5.0
+"""How long an event loop that ends waits for answers, so that what they took is given back."""
+
+
+class _Errand(asyncio.Task[None]):
+    """A task that waits for work which those it is done for may have left, until that has come to its end.
+
+    So it gives back what was taken for them, also where `asyncio.run` cancels all tasks and waits for them.
+    """
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Go on, but not for ever: a client may have no timeout."""
+        self.get_loop().call_later(LAST_S, super().cancel, msg)
+        return True
+
+    @classmethod
+    def begun(cls, work: Callable[[], Coroutine[Any, Any, None]], loop: asyncio.AbstractEventLoop) -> _Errand:
+        """Begin to work. What the work waits for, such as a timeout, may cancel it."""
+
+        async def wait() -> None:
+            await asyncio.wait([task])
+
+        task = hidden_task(loop, work)
+        return cls(wait(), loop=loop)
+
+
 class Line:
     """Those who call one key on one event loop."""
 
@@ -491,7 +517,7 @@ class Line:
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Waiting] = deque()
         self._under_way: list[Waiting] = []
-        self._task: asyncio.Task[None] | None = None
+        self._task: _Errand | None = None
 
     async def ask(self, operation: Operation, args: tuple[Any, ...]) -> Any:
         """The answer to one call; calls that come while a trip is under way share the next."""
@@ -503,17 +529,23 @@ class Line:
         except asyncio.CancelledError:
             # The answer may have come in the very moment in which the caller went away.
             if not waiter.cancelled() and waiter.exception() is None:
-                self._give_back(operation.undone(args, waiter.result()))
+                undos, told = operation.undone(args, waiter.result()), self._loop.create_future()
+                if undos:
+                    self._give_back(undos, told)
+                    with suppress(ShapekitError):
+                        await shielded(lambda: told)
             raise
 
     def _go(self) -> None:
         if self._task is None:
-            self._task = self._loop.create_task(self._run())
+            self._task = _Errand.begun(self._run, self._loop)
 
-    def _give_back(self, undos: tuple[Undo, ...]) -> None:
+    def _give_back(self, undos: tuple[Undo, ...], told: asyncio.Future[Any] | None = None) -> None:
         if undos:
             # Ahead of all who wait, who may have the place; and the last who went first, for a tail retracts.
-            self._waiting.extendleft(((*undo, self._moment()), None) for undo in reversed(undos))
+            *first, last = [(*undo, self._moment()) for undo in undos]
+            self._waiting.appendleft((last, told))
+            self._waiting.extendleft((asked, None) for asked in reversed(first))
             self._go()
 
     async def _run(self) -> None:
@@ -527,7 +559,7 @@ class Line:
         except GeneratorExit:
             raise  # thrown away, as those are who wait
         except BaseException:
-            # The loop is being shut down.
+            # Such as Control-C.
             for _, waiter in (*self._under_way, *self._waiting):
                 if waiter is not None:
                     waiter.cancel()
@@ -587,22 +619,39 @@ class Loop:
         self, remote: RedisProgram, operation: Operation, keys: Sequence[Key], args: tuple[Any, ...]
     ) -> list[Any]:
         """The answers for each of several keys; if the caller goes away, what was taken is given back."""
-        task = asyncio.create_task(self._answers(remote, operation, keys, args))
+        loop = asyncio.get_running_loop()
+        told = loop.create_future()
+        asked = (remote, operation, keys, args)
+        errand = _Errand.begun(partial(self._serve, *asked, told), loop)
+        self._errands.add(errand)
+        errand.add_done_callback(self._errands.discard)
         try:
-            return await asyncio.shield(task)
+            return list(await told)
         except asyncio.CancelledError:
-            thread_call = asyncio.create_task(self._give_back(remote, operation, keys, args, task))
-            self._errands.add(thread_call)
-            thread_call.add_done_callback(self._errands.discard)
+            if not told.cancelled() and told.exception() is None:
+                await shielded(partial(self._give_back, *asked, told.result()))
             raise
 
-    async def _answers(
-        self, remote: RedisProgram, operation: Operation, keys: Sequence[Key], args: tuple[Any, ...]
-    ) -> list[Any]:
+    async def _serve(
+        self,
+        remote: RedisProgram,
+        operation: Operation,
+        keys: Sequence[Key],
+        args: tuple[Any, ...],
+        told: asyncio.Future[list[Any]],
+    ) -> None:
         answers: list[Any] = []
-        for trip in remote.trips_for(keys, operation, args):
-            answers += await self.talk(trip)
-        return answers
+        try:
+            for trip in remote.trips_for(keys, operation, args):
+                answers += await self.talk(trip)
+        except Exception as error:
+            if not told.done():
+                told.set_exception(error)
+            return
+        if told.done():
+            await self._give_back(remote, operation, keys, args, answers)
+        else:
+            told.set_result(answers)
 
     async def _give_back(
         self,
@@ -610,10 +659,10 @@ class Loop:
         operation: Operation,
         keys: Sequence[Key],
         args: tuple[Any, ...],
-        task: asyncio.Task[list[Any]],
+        answers: list[Any],
     ) -> None:
         with suppress(ShapekitError):
-            for key, answer in zip(keys, await task, strict=True):
+            for key, answer in zip(keys, answers, strict=True):
                 for undo, undo_args in operation.undone(args, answer):
                     await self.line(remote, key).ask(undo, undo_args)
 

@@ -1,0 +1,173 @@
+"""What a cancelled task still does comes to its end, and what was to cancel it meanwhile strikes then."""
+
+import asyncio
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from shapekit._runtime.drivers import TASKS, THREADS, run, shielded
+from shapekit.testing import ManualClock
+
+TURNS = 5
+
+
+async def work(done, error=None):
+    for _ in range(TURNS):
+        await checkpoint()
+    done.append(True)
+    if error is not None:
+        raise error
+    return 7
+
+
+async def cleaning_up(done):
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await shielded(lambda: work(done))
+
+
+@pytest.mark.anyio
+async def test_it_gives_the_answer_or_raises_the_error():
+    done = []
+    assert await shielded(lambda: work(done)) == 7
+    with pytest.raises(KeyError):
+        await TASKS.shielded(lambda: work(done, KeyError()))
+    assert done == [True, True]
+
+
+def test_in_a_thread_it_is_a_call():
+    async def flow(driver):
+        return await driver.shielded(lambda: THREADS.shielded(lambda: TASKS.shielded(now)))
+
+    async def now():
+        return 7
+
+    assert run(flow) == 7
+
+
+@pytest.mark.anyio
+async def test_in_a_cancelled_scope_it_goes_on():
+    done = []
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await shielded(lambda: work(done))
+        assert done == [True]
+        await checkpoint()
+    assert scope.cancelled_caught
+
+
+@pytest.mark.parametrize("turns", range(TURNS))
+def test_it_goes_on_however_often_asyncio_cancels(turns):
+    async def main():
+        done = []
+        task = asyncio.ensure_future(cleaning_up(done))
+        await asyncio.sleep(0)
+        while not task.done():
+            task.cancel()
+            for _ in range(turns + 1):
+                await asyncio.sleep(0)
+        assert task.cancelled()
+        assert done == [True]
+
+    asyncio.run(main())
+
+
+def test_what_cancels_it_strikes_when_it_has_ended():
+    async def main():
+        done = []
+        task = asyncio.ensure_future(shielded(lambda: work(done)))
+        await asyncio.sleep(0)
+        task.cancel("enough")
+        with pytest.raises(asyncio.CancelledError, match="enough"):
+            await task
+        assert done == [True]
+
+    asyncio.run(main())
+
+
+def test_an_error_does_not_hide_that_it_was_cancelled():
+    async def main():
+        task = asyncio.ensure_future(shielded(lambda: work([], KeyError())))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await task
+        assert isinstance(caught.value.__context__, KeyError)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_timeout_around_it_is_told_apart_from_a_cancelled_task(is_cancelled):
+    async def main():
+        done = []
+
+        async def call():
+            async with asyncio.timeout(0):
+                await cleaning_up(done)
+
+        task = asyncio.ensure_future(call())
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        assert task.cancelling()
+        assert not task.done()
+        if is_cancelled:
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError if is_cancelled else TimeoutError):
+            await task
+        assert done == [True]
+
+    asyncio.run(main())
+
+
+def test_a_scope_of_anyio_does_not_hide_that_asyncio_cancels():
+    async def main():
+        done, scopes = [], []
+
+        async def call():
+            with anyio.CancelScope() as scope:
+                scopes.append(scope)
+                await cleaning_up(done)
+
+        task = asyncio.ensure_future(call())
+        await asyncio.sleep(0)
+        scopes[0].cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert done == [True]
+
+    asyncio.run(main())
+
+
+def test_a_loop_ends_when_it_has_ended():
+    """`asyncio.run` cancels what main has left: whatever tasks it finds."""
+    done = []
+
+    async def main():
+        tasks.append(asyncio.ensure_future(cleaning_up(done)))
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+
+    tasks = []
+    asyncio.run(main())
+    assert done == [True]
+    assert tasks[0].cancelled()
+
+
+def test_virtual_time_stands_still_meanwhile():
+    clock = ManualClock(1_000, autojump=True)
+
+    async def main():
+        done = []
+        sleeper = asyncio.ensure_future(clock.asleep(60, TASKS.alarm()))
+        await shielded(lambda: work(done))
+        assert clock.now() == 1_000
+        await sleeper
+        assert clock.now() == 1_060
+
+    asyncio.run(main())
