@@ -254,21 +254,22 @@ async def shielded(work: Callable[[], Awaitable[T]]) -> T:
 
 async def _finished(loop: Any, work: Callable[[], Awaitable[T]]) -> T:
     asyncio: Any = sys.modules["asyncio"]
-    is_done = AsyncAlarm()
+    sleeper, is_done, struck = loop.create_future(), False, list[BaseException]()
 
     async def do() -> T:
+        nonlocal is_done
         try:
             return await work()
         finally:
-            is_done.set()
+            is_done = True
+            _wake(sleeper)
 
     task = hidden_task(loop, do)
-    struck: list[BaseException] = []
-    while not is_done.is_set():
+    while not is_done:
         try:
-            await is_done.wait()
+            await sleeper
         except asyncio.CancelledError as error:
-            struck[:] = [error]
+            sleeper, struck = loop.create_future(), [error]
     try:
         answer: T = task.result()
     finally:
