@@ -24,9 +24,10 @@ import random
 import sys
 import threading
 import warnings
+from collections.abc import Callable, Hashable, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 from shapekit._runtime import process
@@ -97,8 +98,8 @@ class _AtKey:
     """The state of one key."""
 
     __slots__ = (
-        *("alive", "came_with", "coming", "has_news", "looked_us", "looker", "news_us", "permitted"),
-        *("unsure_until_us", "waiting"),
+        *("alive", "came_with", "coming", "due_us", "has_failed", "has_news", "looked_us"),
+        *("looker", "most", "news_us", "permitted", "unsure_until_us", "waiting"),
     )
 
     def __init__(self) -> None:
@@ -114,6 +115,12 @@ class _AtKey:
         """
         self.unsure_until_us = 0
         """Until when the store may still count a call of this process that is over."""
+        self.due_us = 0
+        """When the lease is due for renewal; at first, when the heartbeat comes by."""
+        self.has_failed = False
+        """Whether the last renewal failed, of this key or of another on the same part of the store."""
+        self.most = MOST_KEYS
+        """The most keys on its next renewal: fewer if the last one failed, since it may be the cause."""
         self.looker: PermitWaiter | None = None
         self.looked_us = 0
         self.has_news = False
@@ -194,7 +201,7 @@ class Registry:
         self.owner = process.fresh_id()
         self.is_kept = False
         self.due_us = 0
-        """When the leases are due for renewal."""
+        """When the first lease is due for renewal, or a new call may be there."""
         self._newest = 0
         self._keys: dict[str, _AtKey] = {}
 
@@ -270,27 +277,66 @@ class Registry:
         at_key = self._keys.get(key)
         return at_key is not None and any(map(has_ended, list(at_key.coming)))
 
-    def places(self) -> list[str]:
-        """The keys at which this process has calls."""
-        with self.lock:
-            return list(self._keys)
+    def due(self, now_us: int) -> list[Due]:
+        """The keys to renew if one of them is due, the most urgent first; what could not be reached is last.
 
-    def alive(self, key: str, now_us: int) -> tuple[int, int, tuple[int, ...]]:
-        """The calls at a key that are not over, for a renewal: owner, its newest number, their numbers."""
+        What is due soon goes along, so that keys that were renewed one by one come to share their trips.
+        """
         with self.lock:
-            at_key = self._keys.get(key)
-            if at_key is not None:
+            kept = self._keys.copy()
+            for at_key in kept.values():
+                at_key.due_us = at_key.due_us or now_us
+            pause_us = self.lease_us // RENEWALS
+            self.due_us = min([now_us + pause_us, *(at_key.due_us for at_key in kept.values())])
+            if self.due_us > now_us:
+                return []
+            soon_us = now_us + pause_us // ALONG
+            return sorted(
+                Due(at_key.has_failed, at_key.due_us, key, at_key.most, len(at_key.alive))
+                for key, at_key in kept.items()
+                if at_key.due_us <= (now_us if at_key.has_failed else soon_us)
+            )
+
+    def alive(self, keys: Sequence[str], now_us: int) -> tuple[int, int, tuple[int, ...]]:
+        """The calls at keys that are not over, for a renewal: owner, its newest number, their numbers. No two
+        keys have a number in common.
+        """
+        with self.lock:
+            numbers: set[int] = set()
+            for at_key in filter(None, map(self._keys.get, keys)):
                 self._forget_lost(at_key, now_us)
-            return self.owner, self._newest, tuple(sorted(at_key.alive)) if at_key is not None else ()
+                numbers |= at_key.alive
+            return self.owner, self._newest, tuple(sorted(numbers))
 
-    def renewed(self, key: str, told: PermitAnswer | None, since_us: int, now_us: int) -> None:
-        """Take in the answer to a renewal sent at `since_us`; None if the store did not answer."""
+    def lost(self, keys: Sequence[str], since_us: int) -> None:
+        """Take in that a trip sent at `since_us` for others on that part of the store was not answered."""
+        with self.lock:
+            for at_key in filter(None, map(self._keys.get, keys)):
+                at_key.has_failed, at_key.due_us = True, since_us + self.lease_us // RENEWALS // HURRY
+
+    def found(self, is_there: Callable[[str], bool]) -> None:
+        """Take in that a part of the store answers: its keys are due, but for what failed by itself."""
+        with self.lock:
+            for key, at_key in self._keys.copy().items():
+                if at_key.has_failed and at_key.most > 1 and is_there(key):
+                    at_key.has_failed, at_key.due_us, self.due_us = False, 0, 0
+
+    def renewed(
+        self, key: str, told: PermitAnswer | None, since_us: int, now_us: int, *, shared: int = 1
+    ) -> None:
+        """Take in the answer to a renewal sent at `since_us`, of so many keys; None if there was none."""
         if told is not None and told[0] < 0:
             told = None  # a fallback answered: the store itself was not reached
         with self.lock:
             at_key = self._keys.get(key)
             if at_key is None:
                 return
+            # Counted from when the question was sent: the store may have started the lease then, however late
+            # it answered.
+            pause_us = self.lease_us // RENEWALS
+            at_key.has_failed = told is None
+            at_key.most = MOST_KEYS if told is not None else max(1, shared // 4)
+            at_key.due_us = since_us + (pause_us // HURRY if told is None else pause_us)
             # A call that became unsure after the renewal was sent may be so still.
             if now_us >= at_key.unsure_until_us or (
                 told is not None and at_key.unsure_until_us <= since_us + self.lease_us
@@ -338,14 +384,43 @@ def registry_of(store: Store, name: str) -> Registry:
     return companion(store, f"registry of {name}", Registry)
 
 
+class Due(NamedTuple):
+    """A key whose lease is due for renewal. Sorted, those come first that should go first."""
+
+    has_failed: bool
+    due_us: int
+    key: str
+    most: int
+    calls: int
+
+
+class Renewal(NamedTuple):
+    """How the leases of a registry are renewed."""
+
+    keep: Twin[Any]
+    """Tells the store, for several keys, which calls of this process are not over."""
+    shard: Callable[[str], Hashable]
+    """The part of the store that a key lies on."""
+
+
 RENEWALS = 3
 """How many times a lease is renewed within its length."""
 HURRY = 4
 """How many times sooner a renewal is retried after the store did not answer."""
+ALONG = 8
+"""What is due within this part of the time between renewals is renewed along with what is due."""
+MOST_KEYS, MOST_CALLS = 100, 300
+"""The most keys that are renewed in one trip, and about how many calls: others wait for it meanwhile."""
 
 
 class Heartbeat:
-    """Renews the leases of the calls in flight on one store."""
+    """Renews the leases of the calls in flight on one store.
+
+    Many keys share a trip, and each trip is for those that are most urgent by then. If one fails, the part of
+    the store where its keys lie may be lost: they come last from then on, one at a time, so that they delay
+    the keys of others by one trip. If that part answers, one of the keys cannot be renewed: it is found as
+    they share smaller and smaller trips.
+    """
 
     def __init__(self, store: Store) -> None:
         self._clock = store.clock
@@ -358,17 +433,17 @@ class Heartbeat:
     def begin(self) -> None:
         """Start empty: in a new process, and in a forked child."""
         self._lock = threading.RLock()
-        self._kept: dict[Registry, Twin[Any]] = {}
+        self._kept: dict[Registry, Renewal] = {}
         self._alarm: Alarm | None = None
         self._runs = False
 
-    def keep(self, registry: Registry, renew: Twin[Any]) -> None:
+    def keep(self, registry: Registry, renewal: Renewal) -> None:
         """Renew the leases of a registry from now on, as long as it has calls."""
         begins = False
         try:
             with self._lock:
                 registry.due_us = self._clock.now_us() + registry.lease_us // RENEWALS
-                self._kept[registry] = renew
+                self._kept[registry] = renewal
                 registry.is_kept = True
                 if self._alarm is not None:
                     # The thread may be in a sleep too long for this registry.
@@ -411,11 +486,8 @@ class Heartbeat:
             while (sleep_s := self._sleep_s(alarm)) is not None:
                 if sleep_s > 0:
                     await driver.ask(sleep, sleep_s, alarm)
-                for registry, renew in self._due():
-                    asked_us, is_renewed = self._clock.now_us(), True
-                    for key in registry.places():
-                        is_renewed &= await self._renewed(driver, registry, key, renew)
-                    self._done(registry, asked_us, is_renewed=is_renewed)
+                if (first := self._first_due()) is not None:
+                    await self._renew(driver, *first)
                 alarm = driver.alarm()
         except BaseException as error:
             await driver.given_back(error, ended, self._ended)
@@ -442,37 +514,55 @@ class Heartbeat:
             due_us = min([registry.due_us for registry in list(self._kept)])
             return min((due_us - self._clock.now_us()) / SECOND_US, CHUNK_S)
 
-    def _due(self) -> list[tuple[Registry, Twin[Any]]]:
+    def _first_due(self) -> tuple[Registry, Renewal, list[Due]] | None:
+        """The registry that has the most urgent key, and all of its keys that are due."""
         now = self._clock.now_us()
         with self._lock:
-            return [
-                (registry, renew) for registry, renew in self._kept.copy().items() if registry.due_us <= now
-            ]
+            kept = [one for one in self._kept.copy().items() if one[0].due_us <= now]
+        found = [(registry, renewal, due) for registry, renewal in kept if (due := registry.due(now))]
+        return min(found, key=_most_urgent, default=None)
 
-    def _done(self, registry: Registry, asked_us: int, *, is_renewed: bool) -> None:
-        # Counted from when the question was sent: the store may have started the lease then, however late it
-        # answered.
-        pause_us = registry.lease_us // RENEWALS
-        registry.due_us = asked_us + (pause_us if is_renewed else pause_us // HURRY)
-
-    async def _renewed(self, driver: Driver, registry: Registry, key: str, renew: Twin[Any]) -> bool:
+    async def _renew(self, driver: Driver, registry: Registry, renewal: Renewal, due: list[Due]) -> None:
+        """Renew the most urgent lease, and on the same trip those that can go with it."""
+        first, *others = due
+        shard = renewal.shard(first.key)
+        others = [one for one in others if renewal.shard(one.key) == shard]
+        together, most, calls = [first], 1 if first.has_failed else first.most, first.calls
+        for one in others:
+            most = min(most, one.most)
+            if one.has_failed or len(together) >= most or calls > MOST_CALLS:
+                break
+            together.append(one)
+            calls += one.calls
+        keys = [one.key for one in together]
         since_us = self._clock.now_us()
-        told: PermitAnswer | None = None
         try:
-            told = await driver.ask(renew, key, *registry.alive(key, since_us))
+            answers = await driver.ask(renewal.keep, keys, registry.alive(keys, since_us))
         except Exception as error:
             # Also what a store should not raise: the leases of all other keys end without this thread.
-            _failed(key, error)
-        registry.renewed(key, told, since_us, self._clock.now_us())
-        return told is not None and told[0] >= 0
+            _failed(keys, error)
+            answers = [None] * len(keys)
+            if first.most > 1:
+                registry.lost([one.key for one in others], since_us)
+        else:
+            registry.found(lambda key: renewal.shard(key) == shard)
+        now_us = self._clock.now_us()
+        for key, told in zip(keys, answers, strict=True):
+            registry.renewed(key, told, since_us, now_us, shared=len(keys))
 
 
-def _failed(key: str, error: Exception) -> None:
+def _most_urgent(found: tuple[Registry, Renewal, list[Due]]) -> Due:
+    *_, due = found
+    return due[0]
+
+
+def _failed(keys: Sequence[str], error: Exception) -> None:
     import logging  # noqa: PLC0415 - loaded only to log
 
     logging.getLogger("shapekit.store").warning(
-        "the leases of key %r could not be renewed and are tried again: %s",
-        key,
+        "the leases of key %r%s could not be renewed and are tried again: %s",
+        keys[0],
+        f" and {len(keys) - 1} more" if len(keys) > 1 else "",
         error,
         exc_info=None if isinstance(error, ShapekitError) else error,
     )
@@ -546,7 +636,6 @@ class Permits:
         # In an unshared, instant store no other process holds a permit and nothing is lost: no checks are
         # needed.
         self._looks = store.shared or not store.instant
-        self._heartbeat = heartbeat_of(store) if store.shared else None
         self._is_awaited = store.awaited_only
         program = limit if store.shared else limit.unending()
         self.registry.lease_us = min(self.registry.lease_us, program.lease_us)
@@ -554,8 +643,12 @@ class Permits:
         self._enter = store.twin(*bound, ENTER)
         self._watch = store.twin(*bound, WATCH)
         self._leave = store.twin(*bound, LEAVE)
-        self.keep = store.twin(*bound, KEEP)
-        """Tells the store which calls of this process are not over."""
+        self._keep = store.twin(*bound, KEEP)
+        self._keep_leases: Callable[[], None] | None = None
+        if store.shared:
+            keep = Twin(store.bind_many(*bound, KEEP), store.abind_many(*bound, KEEP))
+            renewal = Renewal(keep, partial(store.shard, *bound))
+            self._keep_leases = partial(heartbeat_of(store).keep, self.registry, renewal)
 
     # taking
 
@@ -675,8 +768,8 @@ class Permits:
         process.background_ready()
         permit = Permit(self, key)
         is_kept = self.registry.admit(permit, loop)
-        if self._heartbeat is not None and not is_kept:
-            self._heartbeat.keep(self.registry, self.keep)
+        if self._keep_leases is not None and not is_kept:
+            self._keep_leases()
         return permit
 
     def _check_nested(self, key: str) -> None:
@@ -688,7 +781,7 @@ class Permits:
         limit = self.limit.limit
         around = [call for known in _BEGUN.get() if (call := known()) is not None and not call.is_over]
         around = [call for call in around if call.key == key and call.permits.registry is self.registry]
-        if self._heartbeat is not None:
+        if self._keep_leases is not None:
             # In a forked child those of its parent end by themselves; only in memory they never do.
             around = [call for call in around if call.owner == self.registry.owner]
         if len(around) < limit:
@@ -731,7 +824,7 @@ class Permits:
 
     async def _heal(self, driver: Driver, key: str) -> None:
         since_us = self.clock.now_us()
-        told = await driver.ask(self.keep, key, *self.registry.alive(key, since_us))
+        told = await driver.ask(self._keep, key, *self.registry.alive([key], since_us))
         self.registry.renewed(key, told, since_us, self.clock.now_us())
 
     def _pause_us(self, waiter: PermitWaiter, is_looker: bool) -> int | None:

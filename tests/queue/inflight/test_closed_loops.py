@@ -137,10 +137,10 @@ def test_a_renewal_gives_back_what_nobody_asks_for(policy):
         left.run_until_in_line()
         left.close(is_dropped=False)
     permits = policy.permits
-    owner, newest, alive = permits.registry.alive("default", permits.clock.now_us())
+    owner, newest, alive = permits.registry.alive(["default"], permits.clock.now_us())
     assert alive == ()
     if policy.shaper.core.store.shared:
-        permits.registry.renewed("default", permits.keep.call("default", owner, newest, alive), 0, 0)
+        permits.registry.renewed("default", permits._keep.call("default", owner, newest, alive), 0, 0)
         assert standing(policy) == (0, 0)
 
 

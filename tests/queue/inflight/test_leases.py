@@ -129,8 +129,8 @@ class OddStore(SQLiteStore):
 
     has_failed = False
 
-    def bind(self, name, program, operation):
-        apply = super().bind(name, program, operation)
+    def bind_many(self, name, program, operation):
+        apply = super().bind_many(name, program, operation)
 
         def odd(*asked):
             if operation is KEEP and not self.has_failed:
