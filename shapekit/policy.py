@@ -48,6 +48,7 @@ from shapekit.rate import (
     AS_CONFIGURED,
     SECOND_US,
     Duration,
+    Fits,
     RateLike,
     boolean,
     max_wait_us,
@@ -586,7 +587,8 @@ class Admission:
         waited_us, waits = permit.waited_us, {**self._waits}
         try:
             if waited_us and bound_us is not None:
-                waits["max_wait"] = timedelta(microseconds=max(0, bound_us - waited_us))
+                kind = Fits if isinstance(waits.get("max_wait"), Fits) else timedelta
+                waits["max_wait"] = kind(microseconds=max(0, bound_us - waited_us))
             if waited_us and gives_up_us is not None:
                 waits["timeout"] = timedelta(microseconds=max(0, gives_up_us - waited_us))
             reservation = await self._scheduled(driver, waits)

@@ -160,6 +160,15 @@ def max_wait_us(max_wait: Duration | None) -> int | None:
     return None if max_wait is None else duration_us("max_wait", max_wait, least=0, most=MAX_SPAN_US)
 
 
+class Fits(timedelta):
+    """A `max_wait` that nobody chose, such as the rest of a deadline: it covers no wait for a quota."""
+
+
+def asked_wait_us(max_wait: Duration | None) -> int | None:
+    """The bound that a store is asked with; where there is none, a spent quota refuses."""
+    return None if max_wait.__class__ is Fits else max_wait_us(max_wait)
+
+
 def timeout_us(timeout: Duration | None) -> int | None:
     """How long to wait before giving up, in microseconds; None for as long as it takes."""
     return None if timeout is None else duration_us("timeout", timeout, least=0, most=MAX_SPAN_US)

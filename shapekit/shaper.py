@@ -48,6 +48,7 @@ from shapekit.rate import (
     Duration,
     Rate,
     RateLike,
+    asked_wait_us,
     duration_us,
     max_wait_us,
     parse_rates,
@@ -153,7 +154,7 @@ class Shaper:
         """Take the earliest slot, or be refused and consume nothing. Does not wait."""
         if cost is not _ONE or key.__class__ is not str:
             key = self._check(key, cost)
-        bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
+        bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else asked_wait_us(max_wait)
         if SWITCH.loud:
             return run(self.core.reserve, key, cost, bound_us)
         return Reservation(self.core, key, self._grant(key, (cost, bound_us, process.fresh_id())))
@@ -164,7 +165,7 @@ class Shaper:
         """`reserve`, awaitable."""
         if cost is not _ONE or key.__class__ is not str:
             key = self._check(key, cost)
-        bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
+        bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else asked_wait_us(max_wait)
         if self._now_us is None:  # else the store is awaited, which is a point of cancellation
             await stop_if_cancelled()
         if SWITCH.loud:

@@ -51,6 +51,7 @@ from shapekit.policy import Admission, Policy, body_of, checked_policy
 from shapekit.rate import (
     AS_CONFIGURED,
     Duration,
+    Fits,
     RateLike,
     boolean,
     duration_us,
@@ -352,8 +353,7 @@ class RequestShaper:
         )
 
     def _shorter(self, policy: Policy, wished: Duration | None, fits_s: float) -> timedelta:
-        # In whole microseconds, which take the least to read.
-        fits = timedelta(seconds=max(0.0, fits_s))
+        fits = Fits(seconds=max(0.0, fits_s))
         own_us = policy.shaper.core.max_wait_us if wished is AS_CONFIGURED else max_wait_us(wished)
         return fits if own_us is None else min(timedelta(microseconds=own_us), fits)
 

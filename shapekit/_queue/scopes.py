@@ -31,7 +31,7 @@ from shapekit.clock import Clock, forgets
 from shapekit.decision import Decision
 from shapekit.errors import QueueFullError, StoreUnavailableError, after_waiting, gave_up
 from shapekit.keys import scoped
-from shapekit.rate import AS_CONFIGURED, SECOND_US, Duration, max_wait_us, timeout_us
+from shapekit.rate import AS_CONFIGURED, SECOND_US, Duration, Fits, max_wait_us, timeout_us
 
 if TYPE_CHECKING:
     from shapekit.keys import Target
@@ -191,6 +191,8 @@ class Caller:
         """The scopes that the poller asks about."""
         self.alarm: Alarm | None = None
         self.left_us = max_wait_us
+        self.waits_for_quotas = True
+        """Whether `max_wait` covers the wait for a spent quota, too."""
         """How long it may still wait, as of its last reservation."""
         self.time_left_us = timeout_us
         self.stands_at: Place | None = None
@@ -241,7 +243,7 @@ class Caller:
         self._check_wait(round(first_in_s * SECOND_US), self.key)
 
     def look_at_clock(self) -> int | None:
-        """The longest wait for a slot to ask for now, in microseconds."""
+        """The longest wait for a slot to ask the store for now, in microseconds."""
         now = self._clock.now_us()
         self._before_us = now - self.asked_us if self.has_waited else 0
         if self._gives_up_us is not None:
@@ -249,7 +251,7 @@ class Caller:
         if self.max_wait_us is None:
             return None
         self.left_us = max(0, self.max_wait_us - self._before_us)
-        return self.left_us
+        return self.left_us if self.waits_for_quotas else None
 
     def late(self, reservation: Reservation) -> Reservation:
         """The slot, with the wait before it was taken added to its delay."""
@@ -374,6 +376,7 @@ class ScopedSlots:
         caller = Caller(
             self._clock, self.scopes, core.name, key, target, cost, bound_us, gives_up_us, driver.loop()
         )
+        caller.waits_for_quotas = not isinstance(max_wait, Fits)
         try:
             while True:
                 reservation = await self._taken(driver, caller)

@@ -311,6 +311,9 @@ class PendingWait:
         self._max_wait_us = max_wait_us
         self.due_us = self._slot_us = grant.departs_at_us + ahead_us
         self.asked_us = self.due_us - grant.wait_us
+        if max_wait_us is not None and grant.wait_us > max_wait_us:
+            # The store was asked without that bound.
+            raise self._refusal(max_wait_us)
         self._gives_up_us = None if timeout_us is None else self.asked_us + timeout_us
 
     def _take(self, grant: Grant, queue: LeakyQueue) -> None:
@@ -440,9 +443,13 @@ class PendingWait:
         # Late calls of others move the line a little: no call is refused for that after it has waited.
         is_little = wait_us - self._max_wait_us <= min(self._max_wait_us, SECOND_US)
         if not is_little or until_us + ahead_us > now_us + SOON_US:
-            held_back = Decision(False, 1, 1, 0, self.due_us, wait_us - self._max_wait_us)
-            delay, bound = wait_us / SECOND_US, self._max_wait_us / SECOND_US
-            raise self._accounts.named(QueueFullError(held_back, self.key, delay, bound, self._policy))
+            raise self._refusal(self._max_wait_us)
+
+    def _refusal(self, max_wait_us: int) -> RateLimitedError:
+        wait_us = self.due_us - self.asked_us
+        told = Decision(False, 1, 1, 0, self.due_us, wait_us - max_wait_us)
+        delay, bound = wait_us / SECOND_US, max_wait_us / SECOND_US
+        return self._accounts.named(QueueFullError(told, self.key, delay, bound, self._policy))
 
 
 def refusal(reservation: Reservation, max_wait_us: int | None) -> RateLimitedError:

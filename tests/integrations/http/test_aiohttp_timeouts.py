@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import ClientSession, ClientTimeout
 
-from shapekit import ManualClock, Policy, QueueFullError
+from shapekit import ManualClock, Policy, QueueFullError, Quota, QuotaExhaustedError, SQLiteStore
 from shapekit.integrations.aiohttp import TimeoutTooShortError, shaped_middleware
 
 from ...adapters.http.server import Reply
@@ -177,3 +177,53 @@ async def test_where_nobody_knows_the_timeout_the_wait_ends_with_it(server):
     assert type(caught.value) is TimeoutError
     assert policy.forecast().first_in == 60.0
     assert len(server.arrivals) == 1
+
+
+QUOTA = Quota(2, "rolling:1h")
+SPENT = {
+    "plain": {"rate": "100/s"},
+    "with permits": {"rate": "100/s", "concurrency": 5},
+    "on a shared store": {"rate": "100/s", "concurrency": 5, "name": "api"},
+}
+
+
+async def spend(session, url):
+    for _ in range(2):
+        await fetch(session, url)
+
+
+@pytest.mark.parametrize("options", SPENT.values(), ids=SPENT)
+async def test_a_spent_quota_refuses_whatever_the_timeout_leaves(server, options, tmp_path):
+    """The timeout is no `max_wait`: nobody has said that a request may wait for the quota."""
+    store = SQLiteStore(tmp_path / "limits") if "name" in options else None
+    middlewares = [shaped_middleware(quota=QUOTA, store=store, **options)]
+    async with ClientSession(middlewares=middlewares, timeout=ClientTimeout(total=7_200)) as session:
+        await spend(session, server.url)
+        with pytest.raises(QuotaExhaustedError):
+            await fetch(session, server.url)
+    assert len(server.arrivals) == 2
+
+
+async def test_so_it_does_where_the_server_has_named_scopes(server):
+    policy = Policy("100/s", quota=QUOTA)
+    policy.scoped.scopes.any_known = True
+    middlewares = [shaped_middleware(policy=policy)]
+    async with ClientSession(middlewares=middlewares, timeout=ClientTimeout(total=7_200)) as session:
+        await spend(session, server.url)
+        with pytest.raises(QuotaExhaustedError):
+            await fetch(session, server.url)
+    policy = Policy("100/s")
+    policy.scoped.scopes.any_known = True
+    policy.shaper.hold("1min")
+    async with ClientSession(middlewares=[shaped_middleware(policy=policy)]) as session:
+        with pytest.raises(TimeoutTooShortError):
+            await fetch(session, server.url, timeout=ClientTimeout(total=20))
+
+
+async def test_a_max_wait_of_ones_own_covers_the_quota(server):
+    policy = Policy("100/s", quota=QUOTA, max_wait="2h", clock=ManualClock(1_000, autojump=True))
+    middlewares = [shaped_middleware(policy=policy)]
+    async with ClientSession(middlewares=middlewares, timeout=ClientTimeout(total=7_200)) as session:
+        await spend(session, server.url)
+        await fetch(session, server.url)
+    assert len(server.arrivals) == 3
