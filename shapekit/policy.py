@@ -280,10 +280,10 @@ class Policy:
         from shapekit.algorithms.overrides import effective, override_of, placed  # noqa: PLC0415 - operators
 
         store = self.shaper.core.store
-        now_us = store.clock.now_us()
-        override = override_of(rate, change, set_by(), now_us)
-        if override.is_over(now_us):
-            fix = f"name an instant after the present, which is {override.set_at:.0f} on the store's clock"
+        wall_us = store.clock.wall_us()
+        override = override_of(rate, change, set_by(), wall_us)
+        if override.is_over(wall_us):
+            fix = f"name an instant after the present, which is {override.set_at:.0f}"
             raise ConfigError("until", change.get("until"), "has passed already", fix)
         effective(self.shaper.core.queue, override)
         if override.concurrency is not None and self.permits is None:

@@ -80,9 +80,9 @@ class Override(NamedTuple):
         told = [(field, getattr(self, field)) for field in LIMITS]
         return ", ".join(f"{field} {value}" for field, value in told if value is not None)
 
-    def is_over(self, now_us: int) -> bool:
+    def is_over(self, wall_us: int) -> bool:
         """Whether it has ended."""
-        return self.until is not None and now_us >= self.until * SECOND_US
+        return self.until is not None and wall_us >= self.until * SECOND_US
 
     def checked(self) -> Self:
         """Itself, if it could have been written in code; else the ConfigError of the constructors."""

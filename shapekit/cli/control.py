@@ -222,7 +222,7 @@ def set_(
     if off and hold:
         raise CommandError("--off and --hold are both given; give one of them")
     with closing(open_store(store)) as opened:
-        now = opened.clock.now_us()
+        now = opened.clock.wall_us()
         until = None if length is None else (now + length_us(length)) / SECOND_US
         state = "off" if off else "held" if hold else "on"
         change: Change = {"key": key, "state": state, "reason": why, "until": until, **limits}  # type: ignore[typeddict-item]
@@ -302,7 +302,7 @@ def apply(file: str, dry_run: bool, by: str | None, store: str | None, as_json: 
     """
     with closing(open_store(store)) as opened:
         told = {
-            name: tuple(_overrides(file, name, fields, by or set_by(), opened.clock.now_us()))
+            name: tuple(_overrides(file, name, fields, by or set_by(), opened.clock.wall_us()))
             for name, fields in tables_of(file).items()
         }
         for name, overrides in told.items():

@@ -114,7 +114,7 @@ class _Known(NamedTuple):
     overrides: Overrides
     """What is in force."""
     ends_us: int | None
-    """When the first of them ends by itself, on the store's clock."""
+    """When the first of them ends by itself, in civil time."""
 
 
 _NOTHING_SET = _Known(Stored(), (), None)
@@ -129,11 +129,11 @@ class Settings:
         self._listeners: tuple[WeakMethod[Listener], ...] = ()
         self._programs: dict[tuple[Any, Override], Any] = {}
 
-    def hear(self, stored: Stored, now_us: int) -> None:
+    def hear(self, stored: Stored, wall_us: int) -> None:
         """Take in what lies in the store, and that it is so late."""
         before = self.known
         overrides = before.overrides if stored == before.stored else self._read(stored)
-        in_force = tuple([one for one in overrides if not one.is_over(now_us)])
+        in_force = tuple([one for one in overrides if not one.is_over(wall_us)])
         ends = [round(one.until * SECOND_US) for one in in_force if one.until is not None]
         known = _Known(stored, in_force, min(ends, default=None))
         if known != before:
@@ -152,9 +152,9 @@ class Settings:
         living = [known for known in self._listeners if known() is not None]
         self._listeners = (*living, WeakMethod(listener))
 
-    def is_over(self, now_us: int) -> bool:
+    def is_over(self, clock: Clock) -> bool:
         """Whether one of the overrides has ended since."""
-        return self.known.ends_us is not None and now_us >= self.known.ends_us
+        return self.known.ends_us is not None and clock.wall_us() >= self.known.ends_us
 
     def program(self, program: Any, key: Any) -> Any:
         """The program that decides about a key: the given one, or that with the limits of an override."""
@@ -440,8 +440,8 @@ def legible(store: Store, stored: Stored) -> Overrides:
         found = read(stored.text)
     except ConfigError:
         return ()
-    now = store.clock.now_us()
-    return tuple([one for one in found if not one.is_over(now)])
+    wall_us = store.clock.wall_us()
+    return tuple([one for one in found if not one.is_over(wall_us)])
 
 
 def set_by() -> str:

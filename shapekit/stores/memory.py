@@ -276,7 +276,7 @@ class MemoryStore(Store):
             if is_known:
                 self._stored[name] = fresh
                 while settings.known.stored != self._stored[name]:
-                    settings.hear(self._stored[name], self.clock.now_us())
+                    settings.hear(self._stored[name], self.clock.wall_us())
                 self._renew()
             return is_known
 
@@ -349,8 +349,8 @@ class MemoryStore(Store):
         def overridden(key: Any, now: int, args: tuple[Any, ...]) -> Callable[..., Any] | None:
             """What decides about a key instead, while limits of its name are overridden."""
             nonlocal known
-            if settings.is_over(now):
-                settings.hear(settings.known.stored, now)
+            if settings.is_over(clock):
+                settings.hear(settings.known.stored, clock.wall_us())
                 self._renew()
             if known is not settings.known:
                 # What was set before decides no more, and neither its programs nor their tables are kept.

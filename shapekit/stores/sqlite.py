@@ -147,7 +147,7 @@ class SQLiteStore(Store):
 
     def read_overrides(self, name: str) -> Stored:
         def look(execute: Execute) -> Stored:
-            self._records.hear(execute, self.settings(name), self.clock.now_us())
+            self._records.hear(execute, self.settings(name))
             return self.settings(name).known.stored
 
         return self._file.transact(look)
@@ -158,12 +158,12 @@ class SQLiteStore(Store):
 
     def write_overrides(self, name: str, text: str, known: Stored) -> bool:
         def change(execute: Execute) -> bool:
-            settings, now = self.settings(name), self.clock.now_us()
-            self._records.hear(execute, settings, now)
+            settings = self.settings(name)
+            self._records.hear(execute, settings)
             if settings.known.stored != known:
                 return False
             execute(_STATE, (plain_bytes(name), str(process.fresh_id()), text))
-            self._records.hear(execute, settings, now)
+            self._records.hear(execute, settings)
             return True
 
         return self._file.transact(change)
@@ -222,7 +222,7 @@ class SQLiteStore(Store):
 
         def run(execute: Execute, key: Key, now: int, args: tuple[Any, ...]) -> Any:
             nonlocal known
-            records.hear(execute, settings, now)
+            records.hear(execute, settings)
             if known is not settings.known:
                 # What was set before decides no more.
                 others.clear()
@@ -349,16 +349,18 @@ class _Records:
         self._names[name, program.kind] = number
         return int(number)
 
-    def hear(self, execute: Execute, settings: Settings, now: int) -> None:
+    def hear(self, execute: Execute, settings: Settings) -> None:
         """See that the process knows what operators have set."""
         name = plain_bytes(settings.name)
         row = execute(_VERSION_OF, (name,)).fetchone()
         version = "" if row is None else str(row[0])
         if version != settings.known.stored.version:
             row = execute(_STATED, (name,)).fetchone()
-            settings.hear(Stored() if row is None else Stored(str(row[0]), str(row[1])), now)
-        elif settings.is_over(now):
-            settings.hear(settings.known.stored, now)
+            settings.hear(
+                Stored() if row is None else Stored(str(row[0]), str(row[1])), self._clock.wall_us()
+            )
+        elif settings.is_over(self._clock):
+            settings.hear(settings.known.stored, self._clock.wall_us())
 
     def numbered(self, execute: Execute, description: str) -> int:
         """The number of a program."""

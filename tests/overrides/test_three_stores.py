@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shapekit import (
     GCRA,
+    ConfigError,
     FixedWindow,
     Gate,
     ManualClock,
@@ -260,6 +261,22 @@ def test_an_override_ends_by_itself(store):
     store.clock.advance(5)
     assert [shaper.reserve().delay for _ in range(2)] == [0.0, 0.2]
     assert store.settings("api").known.overrides == ()
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"], indirect=True)
+def test_it_ends_when_the_date_says_so(store):
+    """A server of Redis has one clock alone."""
+    policy = Policy("5/s", store=store, name="api")
+    store.clock.step_wall(86_400)
+    with pytest.raises(ConfigError, match="has passed already"):
+        policy.configure("1/s", until=1_000_000_010.0)
+    policy.configure("1/s", until=1_000_086_410.0)
+    store.clock.advance(9)
+    assert [policy.shaper.reserve().delay for _ in range(2)] == [0.0, 1.0]
+    store.clock.step_wall(1)
+    assert policy.configured() == []
+    first, second = (policy.shaper.reserve().delay for _ in range(2))
+    assert second - first == pytest.approx(0.2)
 
 
 def test_held_refuses_or_waits_and_goes_on_where_it_was(store):

@@ -421,7 +421,7 @@ class RedisProgram:
     def read_overrides(keyspace: Keyspace, settings: Settings, clock: Clock) -> Conversation:
         """Read what operators have set."""
         version, told = yield from _said(("HMGET", keyspace.of_settings(settings.name), "version", "told"))
-        settings.hear(Stored(plain_text(version or ""), plain_text(told or "")), clock.now_us())
+        settings.hear(Stored(plain_text(version or ""), plain_text(told or "")), clock.wall_us())
         return settings.known.stored
 
     @staticmethod
