@@ -237,7 +237,8 @@ class _Scope(AbstractContextManager[object]):
 async def shielded(work: Callable[[], Awaitable[T]]) -> T:
     """What comes of work that a cancelled task still does, such as giving back its slot.
 
-    However often the task is cancelled meanwhile: that strikes afterwards.
+    However often the task is cancelled meanwhile: that strikes afterwards, and ends the work if it goes on
+    for much longer.
     """
     if (trio := running_trio()) is not None:
         with _Scope(trio.CancelScope(shield=True)):
@@ -250,6 +251,10 @@ async def shielded(work: Callable[[], Awaitable[T]]) -> T:
 
     with _Scope(CancelScope(shield=True)):
         return await _finished(loop, work)
+
+
+LAST_S = 5.0
+"""How much longer work may take whose task is cancelled, or whose loop ends: nothing else may ever end it."""
 
 
 async def _finished(loop: Any, work: Callable[[], Awaitable[T]]) -> T:
@@ -269,6 +274,8 @@ async def _finished(loop: Any, work: Callable[[], Awaitable[T]]) -> T:
         try:
             await sleeper
         except asyncio.CancelledError as error:
+            if not struck:
+                loop.call_later(LAST_S, task.cancel)
             sleeper, struck = loop.create_future(), [error]
     try:
         answer: T = task.result()

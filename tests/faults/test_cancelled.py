@@ -8,8 +8,11 @@ from contextlib import closing
 import anyio
 import pytest
 
-from shapekit import RedisStore, Shaper
+from shapekit import Policy, RedisStore, Shaper
+from shapekit._runtime import drivers
+from shapekit.stores.redis import store as redis_store
 
+from ..witness import Stopwatch
 from .conftest import BURST, PATIENCE_S
 
 SLOT_S = 8_640
@@ -151,6 +154,35 @@ def test_the_others_of_a_batch_get_their_answers_and_holes_are_filled(proxy, pre
         await store.aclose()
 
     asyncio.run(main())
+
+
+def test_a_loop_ends_although_its_server_never_answers(proxy, prefix, monkeypatch):
+    monkeypatch.setattr(drivers, "LAST_S", 0.05)
+    monkeypatch.setattr(redis_store, "LAST_S", 0.05)
+
+    async def main():
+        store = RedisStore.from_url(f"{proxy.url()}?socket_timeout={10 * PATIENCE_S}", prefix=prefix)
+        policy, is_inside = Policy("100/s", store=store, name="api", concurrency=5), asyncio.Event()
+
+        async def call():
+            async with policy.aadmit():
+                is_inside.set()
+                await asyncio.Event().wait()
+
+        inside.append(asyncio.create_task(call()))
+        await is_inside.wait()
+        proxy.strike("hold")
+        inside[0].cancel()
+        assert await asyncio.to_thread(proxy.held.wait, PATIENCE_S)
+
+    inside = []
+    with Stopwatch() as watch:
+        asyncio.run(main())
+    assert watch.took < PATIENCE_S
+    assert inside[0].cancelled()
+    proxy.release()
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        gc.collect()
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])

@@ -6,6 +6,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
+from shapekit._runtime import drivers
 from shapekit._runtime.drivers import TASKS, THREADS, run, shielded
 from shapekit.testing import ManualClock
 
@@ -83,6 +84,27 @@ def test_what_cancels_it_strikes_when_it_has_ended():
         with pytest.raises(asyncio.CancelledError, match="enough"):
             await task
         assert done == [True]
+
+    asyncio.run(main())
+
+
+def test_what_never_ends_is_ended_when_it_was_cancelled_again(monkeypatch):
+    monkeypatch.setattr(drivers, "LAST_S", 0.01)
+    ended = []
+
+    async def endless():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    async def main():
+        task = asyncio.ensure_future(shielded(endless))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert ended == [True]
 
     asyncio.run(main())
 

@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary, WeakMethod, ref
 
 from shapekit._runtime import process
-from shapekit._runtime.drivers import TASKS, Driver, hidden_task, run, running_loop, shielded
+from shapekit._runtime.drivers import LAST_S, TASKS, Driver, hidden_task, run, running_loop, shielded
 from shapekit.algorithms.base import Undo
 from shapekit.algorithms.compose import of_one_kind
 from shapekit.clock import Clock, RealClock
@@ -476,30 +476,26 @@ Waiting: TypeAlias = "tuple[Asked, asyncio.Future[Any] | None]"
 """One call, and the task that waits for its answer; None where it only gives back."""
 
 
-LAST_S = 5.0
-"""How long an event loop that ends waits for answers, so that what they took is given back."""
-
-
 class _Errand(asyncio.Task[None]):
     """A task that waits for work which those it is done for may have left, until that has come to its end.
 
     So it gives back what was taken for them, also where `asyncio.run` cancels all tasks and waits for them.
+    What the work itself waits for, such as a timeout, may cancel it.
     """
+
+    def __init__(
+        self, work: Callable[[], Coroutine[Any, Any, None]], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._work = hidden_task(loop, work)
+        super().__init__(self._wait(), loop=loop)
 
     def cancel(self, msg: Any = None) -> bool:
         """Go on, but not for ever: a client may have no timeout."""
-        self.get_loop().call_later(LAST_S, super().cancel, msg)
+        self.get_loop().call_later(LAST_S, self._work.cancel)
         return True
 
-    @classmethod
-    def begun(cls, work: Callable[[], Coroutine[Any, Any, None]], loop: asyncio.AbstractEventLoop) -> _Errand:
-        """Begin to work. What the work waits for, such as a timeout, may cancel it."""
-
-        async def wait() -> None:
-            await asyncio.wait([task])
-
-        task = hidden_task(loop, work)
-        return cls(wait(), loop=loop)
+    async def _wait(self) -> None:
+        await asyncio.wait([self._work])
 
 
 class Line:
@@ -538,7 +534,7 @@ class Line:
 
     def _go(self) -> None:
         if self._task is None:
-            self._task = _Errand.begun(self._run, self._loop)
+            self._task = _Errand(self._run, self._loop)
 
     def _give_back(self, undos: tuple[Undo, ...], told: asyncio.Future[Any] | None = None) -> None:
         if undos:
@@ -622,7 +618,7 @@ class Loop:
         loop = asyncio.get_running_loop()
         told = loop.create_future()
         asked = (remote, operation, keys, args)
-        errand = _Errand.begun(partial(self._serve, *asked, told), loop)
+        errand = _Errand(partial(self._serve, *asked, told), loop)
         self._errands.add(errand)
         errand.add_done_callback(self._errands.discard)
         try:
