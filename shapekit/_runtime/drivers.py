@@ -296,7 +296,9 @@ def hidden_task(loop: Any, work: Callable[[], Coroutine[Any, Any, object]]) -> A
     """
     task = loop.create_task(work())
     sys.modules["asyncio"]._unregister_task(task)  # noqa: SLF001 - documented, on "Extending" asyncio
-    _HIDDEN.setdefault(loop, WeakSet()).add(task)
+    if (hidden := _HIDDEN.get(loop)) is None:
+        hidden = _HIDDEN[loop] = WeakSet()
+    hidden.add(task)
     return task
 
 

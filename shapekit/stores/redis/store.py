@@ -486,7 +486,9 @@ class _Errand(asyncio.Task[None]):
     def __init__(
         self, work: Callable[[], Coroutine[Any, Any, None]], loop: asyncio.AbstractEventLoop
     ) -> None:
+        self._is_done = loop.create_future()
         self._work = hidden_task(loop, work)
+        self._work.add_done_callback(self._is_done.set_result)
         super().__init__(self._wait(), loop=loop)
 
     def cancel(self, msg: Any = None) -> bool:
@@ -495,7 +497,7 @@ class _Errand(asyncio.Task[None]):
         return True
 
     async def _wait(self) -> None:
-        await asyncio.wait([self._work])
+        await self._is_done
 
 
 class Line:
