@@ -237,8 +237,8 @@ class _Scope(AbstractContextManager[object]):
 async def shielded(work: Callable[[], Awaitable[T]]) -> T:
     """What comes of work that a cancelled task still does, such as giving back its slot.
 
-    However often the task is cancelled meanwhile: that strikes afterwards, and ends the work if it goes on
-    for much longer.
+    If the task is cancelled once more meanwhile, that takes effect afterwards; and it ends the work, if that
+    goes on for much longer.
     """
     if (trio := running_trio()) is not None:
         with _Scope(trio.CancelScope(shield=True)):

@@ -130,7 +130,7 @@ class Settings:
         self._programs: dict[tuple[Any, Override], Any] = {}
 
     def hear(self, stored: Stored, wall_us: int) -> None:
-        """Take in what lies in the store, and that it is so late."""
+        """Take in what lies in the store, without what has ended at this civil time."""
         before = self.known
         overrides = before.overrides if stored == before.stored else self._read(stored)
         in_force = tuple([one for one in overrides if not one.is_over(wall_us)])

@@ -1,4 +1,4 @@
-"""What a cancelled task still does comes to its end, and what was to cancel it meanwhile strikes then."""
+"""What a cancelled task still does comes to its end; what cancels it meanwhile takes effect afterwards."""
 
 import asyncio
 

@@ -143,8 +143,8 @@ class Elsewhere:
 
 
 async def _settled(own):
-    while own._errands:
-        await asyncio.wait(own._errands)
+    while own._tasks:
+        await asyncio.wait(own._tasks)
 
 
 @pytest.mark.parametrize("closes", ["close", "aclose on asyncio", "aclose on trio"])
@@ -176,7 +176,7 @@ def test_a_loop_that_has_closed_its_connections_begins_no_task_at_its_end():
 
     async def begun():
         own.close()  # as the store of another thread says to it
-        return len(own._errands)
+        return len(own._tasks)
 
     assert other.run(begun()) == 0
     other.close()

@@ -476,11 +476,12 @@ Waiting: TypeAlias = "tuple[Asked, asyncio.Future[Any] | None]"
 """One call, and the task that waits for its answer; None where it only gives back."""
 
 
-class _Errand(asyncio.Task[None]):
-    """A task that waits for work which those it is done for may have left, until that has come to its end.
+class _FinishingTask(asyncio.Task[None]):
+    """A task that waits until its work has ended, although it is cancelled.
 
-    So it gives back what was taken for them, also where `asyncio.run` cancels all tasks and waits for them.
-    What the work itself waits for, such as a timeout, may cancel it.
+    The callers that the work is done for may have gone: what it has taken for them is given back before an
+    event loop ends, since `asyncio.run` cancels all tasks and waits for them. The work is a task of its own,
+    which a timeout may cancel.
     """
 
     def __init__(
@@ -515,7 +516,7 @@ class Line:
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Waiting] = deque()
         self._under_way: list[Waiting] = []
-        self._task: _Errand | None = None
+        self._task: _FinishingTask | None = None
 
     async def ask(self, operation: Operation, args: tuple[Any, ...]) -> Any:
         """The answer to one call; calls that come while a trip is under way share the next."""
@@ -536,7 +537,7 @@ class Line:
 
     def _go(self) -> None:
         if self._task is None:
-            self._task = _Errand(self._run, self._loop)
+            self._task = _FinishingTask(self._run, self._loop)
 
     def _give_back(self, undos: tuple[Undo, ...], told: asyncio.Future[Any] | None = None) -> None:
         if undos:
@@ -599,7 +600,7 @@ class Loop:
     def __init__(self, link: Link) -> None:
         self.link = link
         self._lines: dict[tuple[RedisProgram, Key], Line] = {}
-        self._errands: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def line(self, remote: RedisProgram, key: Key) -> Line:
         """Those who call a key."""
@@ -620,9 +621,9 @@ class Loop:
         loop = asyncio.get_running_loop()
         told = loop.create_future()
         asked = (remote, operation, keys, args)
-        errand = _Errand(partial(self._serve, *asked, told), loop)
-        self._errands.add(errand)
-        errand.add_done_callback(self._errands.discard)
+        task = _FinishingTask(partial(self._serve, *asked, told), loop)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         try:
             return list(await told)
         except asyncio.CancelledError:
@@ -672,8 +673,8 @@ class Loop:
         if self.link.is_closed:
             return
         task = asyncio.get_running_loop().create_task(self.link.aclose())
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def talk(self, conversation: Conversation) -> Any:
         """What a conversation comes to."""
