@@ -1,7 +1,7 @@
 """A process that crawls: `python worker.py REACTOR URL SETTINGS`, the last as JSON.
 
-Says "ready", waits for a line, and crawls until the server says 410; then it says for how long its reactor
-stood still at most. REACTOR is "asyncio", "epoll", or "none".
+Says "ready", waits for a line, and crawls until the server says 410; then it says when the slots of its
+requests came, and for how long its reactor stood still at most. REACTOR is "asyncio", "epoll", or "none".
 """
 
 import json
@@ -12,6 +12,8 @@ from scrapy import Request, Spider, signals
 from scrapy.crawler import AsyncCrawlerProcess, CrawlerProcess
 from scrapy.exceptions import CloseSpider
 from scrapy.utils.asyncio import create_looping_call
+
+from shapekit.events import Departed, listen
 
 REACTORS = {
     "asyncio": (CrawlerProcess, {}),
@@ -59,7 +61,14 @@ class Crawling(Spider):
             raise CloseSpider
 
 
+def note(event):
+    if isinstance(event, Departed):
+        slots.append(time.monotonic() - event.late)
+
+
 if __name__ == "__main__":
+    slots = []
+    listen(note)
     reactor, url, settings = sys.argv[1:]
     kind, of_reactor = REACTORS[reactor]
     process = kind(
@@ -75,4 +84,4 @@ if __name__ == "__main__":
     sys.stdin.readline()
     process.crawl(Crawling, url=url)
     process.start()
-    print(json.dumps(Crawling.stood_still), flush=True)
+    print(json.dumps([slots, Crawling.stood_still]), flush=True)
