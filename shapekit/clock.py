@@ -182,15 +182,13 @@ class ManualClock:
     def advance(self, seconds: float) -> None:
         """Move time on, through each sleeper's instant in order. Never negative."""
         target = self._now_us + _instant_us("seconds", seconds)
-        with self._lock:
-            early = [s.thread for s in list(self._sleepers) if s.thread is not None and s.alarm.is_set()]
-            early += self._roused.difference(early)
-        for thread in early:
-            self._settle(thread)
+        self._settle_early()
         while (woken := self._step(target)) is not None:
             for sleeper in woken:
                 if sleeper.thread is not None:
                     self._settle(sleeper.thread)
+            # What those have done may have ended the sleep of others.
+            self._settle_early()
 
     async def aadvance(self, seconds: float) -> None:
         """`advance` for tests on an event loop: the tasks run at their instants."""
@@ -229,7 +227,18 @@ class ManualClock:
                 sleeper.alarm.set()
             return due
 
-    def _settle(self, thread: threading.Thread) -> None:
+    def _settle_early(self) -> None:
+        """Let those act whose sleep was ended early, and that have not slept since."""
+        stuck = {threading.current_thread()}
+        while True:
+            with self._lock:
+                called = [s.thread for s in list(self._sleepers) if s.thread is not None and s.alarm.is_set()]
+                early = self._roused.union(called) - stuck
+            if not early:
+                return
+            stuck.update([thread for thread in early if not self._settle(thread)])
+
+    def _settle(self, thread: threading.Thread) -> bool:
         # A thread has used its instant when it sleeps here again or has ended. One that waits for
         # something else cannot be told from one that is slow: it gets a bounded time.
         def settled() -> bool:
@@ -240,7 +249,8 @@ class ManualClock:
             self._roused.discard(thread)
             for _ in range(round(_SETTLE_S / 0.001)):
                 if self._changed.wait_for(settled, timeout=0.001):
-                    return
+                    return True
+            return False
 
     # sleeping
 
@@ -280,9 +290,10 @@ class ManualClock:
             self._changed.notify_all()
 
     def _end_wait(self, sleeper: _Sleeper) -> None:
-        was_early = self._sleepers.pop(sleeper, self) is None
-        if was_early and sleeper.thread is not None:
+        if sleeper.thread is not None and sleeper in self._sleepers:
+            # First, so that at no moment it is found in neither.
             self._roused.add(sleeper.thread)
+        self._sleepers.pop(sleeper, None)
 
     # jumping by itself
 

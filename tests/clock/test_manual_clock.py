@@ -149,6 +149,27 @@ def test_set_wakes_who_is_due_and_going_back_wakes_nobody(crew, until_asleep):
     assert log == [("sleeper", 110.0)]
 
 
+@pytest.mark.usefixtures("patient_settling")
+def test_a_thread_that_is_woken_may_wake_another_before_time_moves_on(crew, until_asleep):
+    clock, log, bell, is_over = ManualClock(), [], threading.Event(), threading.Event()
+
+    def ring():
+        clock.sleep(1, threading.Event())
+        bell.set()
+
+    def answer():
+        clock.sleep(60, bell)
+        is_over.wait(0.05)  # in real time, all of which it is given
+        log.append(clock.now())
+
+    crew.at_once(ring, answer)
+    until_asleep(clock, 2)
+    clock.advance(5)
+    is_over.set()
+    crew.join()
+    assert log == [1.0]
+
+
 def test_an_alarm_ends_a_sleep_and_time_stands_still(crew, until_asleep):
     clock, alarm, log = ManualClock(), threading.Event(), []
     crew.at_once(lambda: log.append(clock.sleep(3_600, alarm)))
