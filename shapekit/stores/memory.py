@@ -503,7 +503,10 @@ class MemoryStore(Store):
         """Store the parts of a call: a call that comes in between stores what is left of it first."""
         rest = self._rest
         while rest:
-            table, record, state, end = rest[-1]
+            try:
+                table, record, state, end = rest[-1]
+            except IndexError:
+                return  # between the look and this, too
             table.states[record] = state
             table.ends[record] = end
             del rest[-1]

@@ -24,6 +24,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from fractions import Fraction
 from functools import partial
@@ -785,7 +786,8 @@ class Deadline:
         """Let the threads go; one that hangs in a call goes when the call ends."""
         self._closed = True
         while self._idle:
-            self._idle.pop().put(None)
+            with suppress(IndexError):  # a call may just have taken it
+                self._idle.pop().put(None)
 
     def _work(self, inbox: _Inbox) -> None:
         while (job := self._next(inbox)) is not None:

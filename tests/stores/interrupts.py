@@ -91,10 +91,12 @@ class CalledInBetween:
 
     def _inside(self, frame, event, arg):
         if event == "opcode":
-            opcode = _opcodes(frame.f_code)[frame.f_lasti]
-            before = self._before.get(frame, "")
-            self._before[frame] = opcode
-            if before.startswith(("CALL", "JUMP_BACKWARD")) or opcode.startswith(("BUILD_", "MAKE_")):
+            offset = frame.f_lasti
+            opcode = _opcodes(frame.f_code)[offset]
+            before, at = self._before.get(frame, ("", offset))
+            self._before[frame] = opcode, offset
+            has_jumped_back = offset < at and "JUMP_BACKWARD" in before
+            if has_jumped_back or before.startswith("CALL") or opcode.startswith(("BUILD_", "MAKE_")):
                 self._came_by(frame)
         return self._inside
 

@@ -4,6 +4,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
+from queue import SimpleQueue
 
 import anyio
 import pytest
@@ -91,6 +93,16 @@ def test_threads_end_when_it_is_closed(monkeypatch):
     worker = deadline.call(threading.current_thread)
     deadline.close()
     assert gone(worker)
+
+
+def test_a_call_may_take_a_thread_that_is_about_to_be_let_go(deadline):
+    class Taken(deque):
+        def pop(self):
+            self.clear()
+            return super().pop()
+
+    deadline._idle = Taken([SimpleQueue()])
+    deadline.close()
 
 
 def test_only_so_many_calls_may_hang(monkeypatch, hanging):
