@@ -267,7 +267,8 @@ async def _finished(loop: Any, work: Callable[[], Awaitable[T]]) -> T:
             return await work()
         finally:
             is_done = True
-            _wake(sleeper)
+            if not loop.is_closed():  # else it is thrown away, as those are who wait
+                _wake(sleeper)
 
     task = hidden_task(loop, do)
     while not is_done:

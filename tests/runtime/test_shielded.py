@@ -7,7 +7,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from shapekit._runtime import drivers
-from shapekit._runtime.drivers import TASKS, THREADS, run, shielded
+from shapekit._runtime.drivers import TASKS, THREADS, hidden_tasks, run, shielded
 from shapekit.testing import ManualClock
 
 TURNS = 5
@@ -179,6 +179,23 @@ def test_a_loop_ends_when_it_has_ended():
     asyncio.run(main())
     assert done == [True]
     assert tasks[0].cancelled()
+
+
+def test_what_is_thrown_away_with_its_loop_says_nothing():
+    loop = asyncio.new_event_loop()
+    # It complains of every task that is collected before it is done.
+    loop.set_exception_handler(lambda *_: None)
+    task = loop.create_task(shielded(asyncio.Event().wait))
+
+    async def at_work():
+        await asyncio.sleep(0)
+        return hidden_tasks()
+
+    (working,) = loop.run_until_complete(at_work())
+    loop.close()
+    # In whatever order the collector does it.
+    working.get_coro().close()
+    task.get_coro().close()
 
 
 def test_virtual_time_stands_still_meanwhile():
