@@ -506,7 +506,7 @@ class MemoryStore(Store):
             try:
                 table, record, state, end = rest[-1]
             except IndexError:
-                return  # between the look and this, too
+                return  # a call has come in between the look and this
             table.states[record] = state
             table.ends[record] = end
             del rest[-1]

@@ -3,6 +3,7 @@ hangs, and each counts exactly once, wherever the one comes into the other.
 """
 
 import os
+import sys
 import threading
 from functools import partial
 from itertools import count
@@ -29,6 +30,8 @@ from .interrupts import CalledInBetween
 DAY = FixedWindow("1000000/day")
 BOTH = {"user": "a", "total": "b"}
 SLOTS_PER_S = 10
+LEAST = 10 if sys.version_info < (3, 12) else 4
+"""How many places there are at least: later releases of Python run signal handlers in fewer."""
 
 
 class World:
@@ -135,7 +138,7 @@ def test_both_calls_count_once(name, is_known, step):
             world.is_as_it_should_be()
         except BaseException as error:
             raise AssertionError(f"after a call in between at {inner.where}") from error
-    assert at > 5
+    assert at > LEAST
 
 
 def test_sqlite_refuses_the_inner_call_at_once_and_the_outer_one_counts(tmp_path):
@@ -158,7 +161,7 @@ def test_sqlite_refuses_the_inner_call_at_once_and_the_outer_one_counts(tmp_path
         assert gate.peek("a").current == total, f"after a call in between at {between.where}"
         if between.where is None:
             break
-    assert 10 < refused < at - 3
+    assert 10 < refused < at - LEAST
 
 
 def reserve(shaper, slots):
@@ -176,7 +179,7 @@ def test_a_prefetched_slot_is_handed_out_once():
         shaper.close()
         if between.where is None:
             break
-    assert at > 5
+    assert at > 10
 
 
 def test_a_thread_may_fork_while_it_holds_a_lock():
