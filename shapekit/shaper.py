@@ -612,7 +612,7 @@ class Core:
         return await self._settled(driver, reservation, 0) > 0
 
     async def _cancelled(self, driver: Driver, reservation: Reservation) -> bool:
-        is_returned = bool(await driver.ask(self._cancel, reservation.key, reservation.grant))
+        is_returned = bool(await driver.ask(self._cancel, reservation.key, _signed(reservation)))
         if not is_returned and (grant := await self._moved(driver, reservation)):
             is_returned = bool(await driver.ask(self._cancel, reservation.key, grant))
         return is_returned
@@ -621,7 +621,7 @@ class Core:
         """The grant of a call that has moved since, because an operator has changed the limit."""
         if not self.store.settings(self.name).known.stored.version:
             return None
-        return followed(reservation.grant, (await self.status.ask(driver, reservation.key)).changes)
+        return followed(_signed(reservation), (await self.status.ask(driver, reservation.key)).changes)
 
     async def settle(
         self, driver: Driver, reservation: Reservation, actual: int, *, is_told: bool = True
@@ -637,7 +637,7 @@ class Core:
 
     async def _settled(self, driver: Driver, reservation: Reservation, actual: int) -> int:
         cost, said = whole("actual", actual, least=0), process.fresh_id()
-        follows = int(await driver.ask(self._settle, reservation.key, (reservation.grant, cost, said)))
+        follows = int(await driver.ask(self._settle, reservation.key, (_signed(reservation), cost, said)))
         if not follows and (grant := await self._moved(driver, reservation)):
             follows = int(await driver.ask(self._settle, reservation.key, (grant, cost, said)))
         return follows
@@ -744,6 +744,11 @@ class Core:
 def _unshaped(cost: int) -> Grant:
     """The grant while shaping is switched off: leave at once, in no generation."""
     return Grant(True, 0, 0, False, None, cost, -1, 0, 0, 0, 0, (0, 0), ())
+
+
+def _signed(reservation: Reservation) -> Grant:
+    """The grant with its queue: the numbers in force may be those of another."""
+    return reservation.grant._replace(queue=reservation.queue)
 
 
 def limits_shown(shaper: Shaper) -> list[str]:

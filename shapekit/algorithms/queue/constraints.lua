@@ -73,7 +73,9 @@ function Constraints:refund_last(states, at, cost, receipts, shift, skew)
     local last = {}
     for index, algorithm in ipairs(self.algorithms) do
         local real = self:timeline(index, shift, skew)
-        last[index] = algorithm:cut(states[index] or nil, at + real, receipts[index]) or false
+        local receipt = receipts[index]
+        last[index] = states[index]
+        if receipt then last[index] = algorithm:cut(states[index] or nil, at + real, receipt) or false end
     end
     return self:refund(last, at, cost, receipts, shift, skew)
 end
@@ -166,9 +168,13 @@ function Constraints:each(operation, states, at, cost, receipts, shift, skew)
     local after = {}
     for index, algorithm in ipairs(self.algorithms) do
         local real, ahead = self:timeline(index, shift, skew)
-        after[index] =
-            algorithm[operation](algorithm, states[index] or nil, at + real, ahead, cost, receipts[index])
-            or false
+        local receipt = receipts[index]
+        after[index] = states[index]
+        -- A limit that has not counted the call has nothing to give back.
+        if receipt or operation ~= "refund" then
+            after[index] =
+                algorithm[operation](algorithm, states[index] or nil, at + real, ahead, cost, receipt) or false
+        end
     end
     return after
 end

@@ -117,14 +117,17 @@ class Constraints(Value):
         after = []
         for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
             real, skew = timeline(algorithm, ahead)
-            after.append(algorithm.refund(before, at + real, cost, receipt, skew).state)
+            if receipt is not None:
+                before = algorithm.refund(before, at + real, cost, receipt, skew).state  # noqa: PLW2901
+            after.append(before)
         return tuple(after)
 
     def refund_last(self, states: States, at: int, cost: int, receipts: Receipts, ahead: Ahead) -> States:
         """`refund`, if all later charges were given back before."""
         last = []
         for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
-            last.append(algorithm.cut(before, at + timeline(algorithm, ahead)[0], receipt))
+            real, _ = timeline(algorithm, ahead)
+            last.append(before if receipt is None else algorithm.cut(before, at + real, receipt))
         return self.refund(tuple(last), at, cost, receipts, ahead)
 
     def refund_many(
@@ -167,6 +170,20 @@ class Constraints(Value):
     def receipts_at(self, due: int, offsets: Sequence[int]) -> Receipts:
         """The receipts of a departure with such offsets."""
         return tuple([due + _offset(algorithm, offsets) for algorithm in self.algorithms])
+
+    def receipts_of(self, receipts: Receipts, writer: Constraints) -> Receipts:
+        """The receipts of a departure that other constraints charged: each from the one that is continued.
+
+        None where none is: such a limit has not counted the call, and has nothing to give back.
+        """
+        if len(receipts) != len(writer.algorithms):
+            return self.cold
+        kept: list[Receipt] = []
+        for algorithm, place in zip(self.algorithms, self._places_in(writer), strict=True):
+            receipt = None if place is None else receipts[place]
+            is_own = place is not None and of_one_kind(algorithm.kind, writer.algorithms[place].kind)
+            kept.append(receipt if is_own and algorithm.owns(receipt) else None)
+        return tuple(kept)
 
     def debit(self, states: States, at: int, cost: int, receipts: Receipts, ahead: Ahead) -> States:
         """The states after `cost` more is charged without asking."""

@@ -195,6 +195,7 @@ class LeakyQueue(WiredQueue):
         line = None if state is None else self._swept(state, max(now, state[4]) - state[5], skew)
         if line is None or line[2] != grant.generation or not grant.cost:
             return state, False, 0, False
+        grant = self.own(grant)
         tail, newest, generation, number, until, shift, book, parts = line
         at = max(now, until) - shift
         free, before, mark, changes, stands_until = _opened(book, parts)
@@ -227,7 +228,7 @@ class LeakyQueue(WiredQueue):
 
         Returns the slot's new number, for later operations on it; 0 if nothing can be done.
         """
-        grant, actual, nonce = asked
+        grant, actual, nonce = self.own(asked[0]), *asked[1:]
         line: Line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
         tail, newest, generation, number, until, shift, book, parts = line
         at = max(now, until) - shift

@@ -113,6 +113,7 @@ class WiredQueue(Value):
 
     def grant_sent(self, grant: Grant) -> list[Any]:
         """A grant in the form of the twin."""
+        grant = self.own(grant)
         positions = self._flat(grant.start, grant.end, grant.undo[0])
         receipts = self.constraints.receipts_sent(grant.receipts)
         return [
@@ -124,6 +125,14 @@ class WiredQueue(Value):
             grant.undo[1],
             receipts,
         ]
+
+    def own(self, grant: Grant) -> Grant:
+        """A grant with receipts of the own constraints: another queue may have granted it."""
+        constraints = self.constraints
+        if not constraints.algorithms and not grant.receipts:
+            return grant
+        writer = constraints if grant.queue is None else grant.queue.constraints
+        return grant._replace(receipts=constraints.receipts_of(grant.receipts, writer))
 
     def granted_received(self, sent: Any) -> Grant:
         """The answer to a reservation, from the twin."""
