@@ -34,7 +34,7 @@ from shapekit.stores.redis import RedisStore
 from ..redis_server import RedisServer, shared_server
 from .conftest import fresh_redis, put
 
-RATES = st.sampled_from(["5/s", "20/s", "2/s", "7 per 3 seconds", "1/min"])
+RATES = st.sampled_from(["5/s", "20/s", "2/s", "7 per 3 seconds", "1/min", "20/s; 9/min"])
 OVERRIDES = st.one_of(
     RATES.map(lambda rate: Override(rate=rate)),
     st.tuples(st.sampled_from(["a", "b*", "bee"]), RATES).map(lambda told: Override(*told)),
@@ -54,7 +54,7 @@ STEPS = st.one_of(
 
 def played(store, clock, options, steps):
     """What comes of the steps, in plain values."""
-    shaper = Shaper("5/s", store=store, name="api", **options)
+    shaper = Shaper(**{"rate": "5/s"} | options, store=store, name="api")
     taken, told = [], []
     for step, *args in steps:
         if step == "reserve":
@@ -80,13 +80,20 @@ def played(store, clock, options, steps):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"gates": [GCRA("3/s")]}, {"gates": [SlidingWindowLog("9 per 3s")]}, {"burst": 3}],
-    ids=["pace", "meter", "log", "burst"],
+    [
+        {},
+        {"rate": "7/s"},
+        {"rate": "10/s; 100/min"},
+        {"gates": [GCRA("3/s")]},
+        {"gates": [SlidingWindowLog("9 per 3s")]},
+        {"burst": 3},
+    ],
+    ids=["pace", "sevenths", "rates", "meter", "log", "burst"],
 )
 @settings(max_examples=40)
 @given(steps=st.lists(STEPS, max_size=25))
 def test_whatever_happens(tmp_path_factory, options, steps):
-    clocks = [ManualClock(1_000_000_000) for _ in range(3)]
+    clocks = [ManualClock(1_800_000_000) for _ in range(3)]
     path = tmp_path_factory.mktemp("store") / "limits.db"
     stores = [MemoryStore(clocks[0]), SQLiteStore(path, clock=clocks[1]), fresh_redis(clocks[2])]
     told = [played(store, clock, options, steps) for store, clock in zip(stores, clocks, strict=True)]

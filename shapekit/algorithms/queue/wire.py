@@ -29,6 +29,8 @@ REFUSED = 5
 """The length of the answer to a refused call."""
 _NUMBERS = 6
 """How many numbers a line begins with."""
+_LARGEST = 2**53 - 1
+"""The largest whole number of the twin."""
 _FAR = 2**52
 """Added to an offset, which may be negative."""
 
@@ -114,7 +116,9 @@ class WiredQueue(Value):
     def grant_sent(self, grant: Grant) -> list[Any]:
         """A grant in the form of the twin."""
         grant = self.own(grant)
-        positions = self._flat(grant.start, grant.end, grant.undo[0])
+        # The numbers of another queue may be too large for the twin, but then their places are not used.
+        most = _LARGEST * self.q
+        positions = self._flat(min(grant.start, most), min(grant.end, most), min(grant.undo[0], most))
         receipts = self.constraints.receipts_sent(grant.receipts)
         return [
             grant.generation,
