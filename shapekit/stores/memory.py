@@ -242,6 +242,9 @@ class MemoryStore(Store):
         def apply_many(keys: Sequence[Key], args: tuple[Any, ...]) -> list[Any]:
             with self._lock:
                 now = self.clock.now_us()
+                if settings.is_over(self.clock):
+                    settings.hear(settings.known.stored, self.clock.wall_us())
+                    self._renew()
                 for key in keys if settings.known.overrides else ():
                     other = settings.program(program, key)
                     if (error := beyond(operation, args, other, key, name)) is not None:

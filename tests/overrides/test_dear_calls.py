@@ -16,7 +16,9 @@ from shapekit import (
     SlidingWindowLog,
     SQLiteStore,
 )
+from shapekit.stores.redis import RedisStore
 
+from ..redis_server import shared_server
 from .conftest import put
 
 FEWER = [
@@ -34,6 +36,47 @@ def test_a_call_dearer_than_the_limit_that_is_set_is_an_error_and_takes_nothing(
             ask(cost=50)
         assert (told.value.cost, told.value.limit, told.value.policy) == (50, 20, "api")
     assert shaper.reserve(cost=20, max_wait=0)
+
+
+def of_another_process(store, path):
+    if isinstance(store, RedisStore):
+        return RedisStore.from_url(shared_server().url, clock=store.clock, prefix=store.prefix)
+    return SQLiteStore(path, clock=store.clock) if isinstance(store, SQLiteStore) else store
+
+
+async def awaited(shaper, store, cost):
+    reservation = await shaper.areserve(cost=cost)
+    await store.aclose()
+    return reservation
+
+
+ASKS = {
+    "reserve": lambda store, shaper, gate: shaper.reserve(cost=50),
+    "areserve": lambda store, shaper, gate: asyncio.run(awaited(shaper, store, 50)),
+    "check": lambda store, shaper, gate: gate.check(cost=50),
+    "check_many": lambda store, shaper, gate: all(gate.check_many(["a", "b"], cost=50)),
+}
+
+
+@pytest.mark.parametrize("until", [None, 1_000_000_010.0], ids=["removed", "over"])
+@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+def test_it_is_admitted_once_that_limit_has_ended(store, tmp_path, ask, until):
+    other = of_another_process(store, tmp_path / "limits.db")
+    shaper = Shaper("10/s; 100/min", name="api", store=store)
+    gate = Gate(FixedWindow("100/min"), name="gate", store=store)
+    put(other, "api", Override(rate="10/s; 20/min", until=until))
+    put(other, "gate", Override(rate="10/min", until=until))
+    with pytest.raises(CostExceedsLimitError):
+        shaper.reserve(cost=50)
+    with pytest.raises(CostExceedsLimitError):
+        gate.check(cost=50)
+    store.clock.advance(11)
+    if until is None:
+        put(other, "api")
+        put(other, "gate")
+    assert ask(store, shaper, gate)
+    if other is not store:
+        other.close()
 
 
 def test_nor_is_it_foreseen(store):

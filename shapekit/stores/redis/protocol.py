@@ -359,8 +359,10 @@ class RedisProgram:
         here = self
         if self._is_cluster or self._settings.known.overrides:
             here = self._deciding(key)
-        if here is not self and (error := beyond(operation, args, here.program, key, self.name)) is not None:
-            raise error
+        if here is not self and here.refuses(key, operation, args):
+            here = yield from self._reread(key)
+            if here is not self and (error := here.refuses(key, operation, args)):
+                raise error
         replies = yield from here.converse(here.keys_of(key), (operation,), f"[{here.call(operation, args)}]")
         if replies is None:
             return (yield from self.ask(key, operation, args))
@@ -381,8 +383,10 @@ class RedisProgram:
         here = self
         if self._is_cluster or self._settings.known.overrides:
             here = self._deciding(key)
+        if here is not self and any(here.refuses(key, *call[:2]) for call in asked):
+            here = yield from self._reread(key)
         if here is not self:
-            errors = [beyond(*call[:2], here.program, key, self.name) for call in asked]
+            errors = [here.refuses(key, *call[:2]) for call in asked]
             if any(errors):
                 others = [call for call, error in zip(asked, errors, strict=True) if error is None]
                 answers = iter((yield from self.share(key, others)) if others else ())
@@ -438,7 +442,7 @@ class RedisProgram:
         """
         is_apart = self._is_cluster or self._settings.known.overrides
         if is_apart or not all(isinstance(key, str) for key in keys):
-            self._check_all(keys, operation, args)
+            yield self._check_all(keys, operation, args)
             for key in keys:
                 yield self._each((key,), operation, args)
             return
@@ -454,18 +458,28 @@ class RedisProgram:
         return [self.answer(operation, sent) for sent in replies]
 
     def _each(self, keys: Sequence[Key], operation: Operation, args: tuple[Any, ...]) -> Conversation:
-        self._check_all(keys, operation, args)
-        answers: list[Any] = []
+        answers: list[Any] = yield from self._check_all(keys, operation, args)
         for key in keys:
             answers += [(yield from self.ask(key, operation, args))]
         return answers
 
-    def _check_all(self, keys: Sequence[Key], operation: Operation, args: tuple[Any, ...]) -> None:
-        """Raise before any of the keys is charged, if one of them can never admit the call."""
+    def _check_all(self, keys: Sequence[Key], operation: Operation, args: tuple[Any, ...]) -> Conversation:
+        """Raise before any of the keys is charged, if one of them can never admit the call; no answers."""
         for key in keys:
-            program = self._settings.program(self.program, key)
-            if (error := beyond(operation, args, program, key, self.name)) is not None:
-                raise error
+            if self._deciding(key).refuses(key, operation, args):
+                here = yield from self._reread(key)
+                if error := here.refuses(key, operation, args):
+                    raise error
+        return []
+
+    def refuses(self, key: Key, operation: Operation, args: tuple[Any, ...]) -> ShapekitError | None:
+        """The error of a call that this program can never admit."""
+        return beyond(operation, args, self.program, key, self.name)
+
+    def _reread(self, key: Key) -> Conversation:
+        """What decides about a key, once it was asked whether what is known is still set."""
+        yield from self.read_overrides(self._keyspace, self._settings, self._clock)
+        return self._deciding(key)
 
     def forget(self, key: Key) -> Conversation:
         """Make the key cold."""
