@@ -21,6 +21,7 @@ import asyncio
 import time
 from collections.abc import Generator
 from contextlib import suppress
+from inspect import signature
 from itertools import starmap
 from math import inf
 from queue import Empty, SimpleQueue
@@ -475,7 +476,10 @@ class Link:
             reply = _demoted(error)
         if isinstance(reply, ReadOnlyError):
             # A replica now: a Sentinel's pool finds the new master where a connection is opened.
-            await driver.ask(Twin(pool.disconnect, pool.disconnect), inuse_connections=False)
+            idle = {"inuse_connections": False}
+            # A BlockingConnectionPool of redis-py 6 has no such choice.
+            chosen = idle if idle.keys() <= signature(pool.disconnect).parameters.keys() else {}
+            await driver.ask(Twin(pool.disconnect, pool.disconnect), **chosen)
             reply = await driver.ask(_EXCHANGE, pool, packed(command))
         return reply
 
