@@ -1,9 +1,11 @@
 """Whatever pool a client has, and whatever a URL says of one."""
 
+import asyncio
+
 import pytest
 from redis import BlockingConnectionPool, ConnectionPool, Redis
 
-from shapekit import GCRA, Gate, StoreUnavailableError
+from shapekit import GCRA, Gate, ResilientStore, StoreUnavailableError
 from shapekit.stores.redis import RedisStore
 
 from ..redis_server import RedisServer
@@ -28,3 +30,14 @@ def test_a_server_that_has_become_a_replica_is_no_store_until_it_is_none(kind):
         operator.replicaof("NO", "ONE")
         assert gate.check().current == 2
         pool.disconnect()
+
+
+@pytest.mark.parametrize("host", ["redis..internal", "a" * 70 + ".internal"])
+def test_a_host_that_can_have_no_address_is_an_outage(host):
+    store = RedisStore.from_url(f"redis://{host}:6379")
+    gate = Gate(GCRA("1/h"), name="gate", store=store)
+    with pytest.raises(StoreUnavailableError):
+        gate.check()
+    with pytest.raises(StoreUnavailableError):
+        asyncio.run(gate.acheck())
+    assert Gate(GCRA("1/h"), name="gate", store=ResilientStore(store, on_outage="open")).check()

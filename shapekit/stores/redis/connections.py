@@ -517,7 +517,8 @@ async def _acall_node(node: Any, command: tuple[Any, ...], *, asking: bool) -> A
 
 
 _EXCHANGE = Twin(exchange, aexchange)
-_FAILURES = (RedisError, RedisClusterException, OSError)
+# A host that can have no address is a UnicodeError of the resolver.
+_FAILURES = (RedisError, RedisClusterException, OSError, UnicodeError)
 
 
 def closed() -> StoreUnavailableError:
