@@ -8,7 +8,7 @@ from redis import BlockingConnectionPool, ConnectionPool, Redis
 from shapekit import GCRA, Gate, ResilientStore, StoreUnavailableError
 from shapekit.stores.redis import RedisStore
 
-from ..redis_server import RedisServer
+from ..redis_server import RedisServer, shared_server
 
 
 class Older(BlockingConnectionPool):
@@ -41,3 +41,22 @@ def test_a_host_that_can_have_no_address_is_an_outage(host):
     with pytest.raises(StoreUnavailableError):
         asyncio.run(gate.acheck())
     assert Gate(GCRA("1/h"), name="gate", store=ResilientStore(store, on_outage="open")).check()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_a_url_that_asks_for_texts_finds_every_key(encoding):
+    options = f"?decode_responses=true&encoding={encoding}"
+    store = RedisStore.from_url(shared_server().url + options, prefix=f"pools-{encoding}")
+    gate = Gate(GCRA("1/h"), name="api", store=store)
+    keys = ["é", "\ud800"]
+    assert all(gate.check_many(keys))
+    assert sorted(store.keys()) == [f"api:{key}" for key in keys]
+    assert store.reset_all() == 2
+    assert list(store.keys()) == []
+    assert asyncio.run(awaited(gate, store)) == [True, True]
+
+
+async def awaited(gate, store):
+    allowed = [(await gate.acheck(key)).allowed for key in ("é", "\ud800")]
+    await store.aclose()
+    return allowed

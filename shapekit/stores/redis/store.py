@@ -343,6 +343,8 @@ def _pool_of(url: str, bounds: dict[str, Any]) -> ConnectionPool:
         pool = ConnectionPool.from_url(
             url, max_connections=MOST_CONNECTIONS, retry=Retry(NoBackoff(), 0), **bounds
         )
+        # A key may be text that no encoding has.
+        pool.connection_kwargs["decode_responses"] = False
         # Unknown options are refused now, not at the first call.
         pool.connection_class(**pool.connection_kwargs)
         if not is_torn:
@@ -359,7 +361,7 @@ def _connected(url: str, bounds: dict[str, Any]) -> Link:
     )
     options = client.connection_pool.connection_kwargs
     kept = AsyncOwnConnections(client.connection_pool, options["socket_timeout"] or TIMEOUT_S)
-    options["socket_timeout"] = None
+    options["socket_timeout"], options["decode_responses"] = None, False
     return Link(client, kept)
 
 
