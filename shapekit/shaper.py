@@ -612,7 +612,7 @@ class Core:
         return await self._settled(driver, reservation, 0) > 0
 
     async def _cancelled(self, driver: Driver, reservation: Reservation) -> bool:
-        is_returned = bool(await driver.ask(self._cancel, reservation.key, _signed(reservation)))
+        is_returned = bool(await driver.ask(self._cancel, reservation.key, reservation.grant))
         if not is_returned and (grant := await self._moved(driver, reservation)):
             is_returned = bool(await driver.ask(self._cancel, reservation.key, grant))
         return is_returned

@@ -195,7 +195,6 @@ class LeakyQueue(WiredQueue):
         line = None if state is None else self._swept(state, max(now, state[4]) - state[5], skew)
         if line is None or line[2] != grant.generation or not grant.cost:
             return state, False, 0, False
-        grant = self.own(grant)
         tail, newest, generation, number, until, shift, book, parts = line
         at = max(now, until) - shift
         free, before, mark, changes, stands_until = _opened(book, parts)
@@ -209,7 +208,12 @@ class LeakyQueue(WiredQueue):
             elif stands:
                 tail, free = slots.gaps_retracted(free, grant.start)
                 newest = min(newest, -(-tail // self.q))
-        elif stands and grant.end < tail and (kept := self.places.given_back(free, grant)) is not None:
+        elif (
+            (grant := self.own(grant))
+            and stands
+            and grant.end < tail
+            and (kept := self.places.given_back(free, grant)) is not None
+        ):
             free = kept
         else:
             parts = self.constraints.refund(parts, at, grant.cost, grant.receipts, ahead)

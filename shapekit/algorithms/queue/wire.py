@@ -133,7 +133,7 @@ class WiredQueue(Value):
     def own(self, grant: Grant) -> Grant:
         """A grant with receipts of the own constraints: another queue may have granted it."""
         constraints = self.constraints
-        if not constraints.algorithms and not grant.receipts:
+        if not (constraints.algorithms or grant.receipts):
             return grant
         writer = constraints if grant.queue is None else grant.queue.constraints
         return grant._replace(receipts=constraints.receipts_of(grant.receipts, writer))
