@@ -24,6 +24,7 @@ from shapekit._runtime import process
 from shapekit._runtime.drivers import Alarm, Driver, Twin
 from shapekit.algorithms.queue.slots import NOTICE_US
 from shapekit.algorithms.queue.wire import UNKNOWN, Late, Moved
+from shapekit.clock import Clock
 from shapekit.rate import SECOND_US
 from shapekit.stores.base import Settings
 
@@ -140,11 +141,12 @@ class Limits(Watch):
     others.
     """
 
-    __slots__ = ("_hears_all", "_poller", "_served_us", "dues", "settings")
+    __slots__ = ("_clock", "_hears_all", "_poller", "_served_us", "dues", "settings")
 
-    def __init__(self, settings: Settings, now_us: int, *, hears_all: bool) -> None:
-        super().__init__(now_us)
+    def __init__(self, settings: Settings, clock: Clock, *, hears_all: bool) -> None:
+        super().__init__(clock.now_us())
         self.settings = settings
+        self._clock = clock
         self._hears_all = hears_all
         self._poller: Alarm | None = None
         self._served_us = 0
@@ -170,14 +172,22 @@ class Limits(Watch):
                 poller.set()
             return _END_US
         if self._hears_all:
-            ends_us = self.settings.known.ends_us
-            return _END_US if ends_us is None else ends_us
+            return self.ends_at_us()
         # Who comes before this is known wakes it.
         self._served_us = _END_US
         # The next call that leaves asks in any case, and its answer wakes the others.
         self._served_us = min(list(self.dues.values()), default=due_us)
         pause = pause_us(max(0, self._served_us - now_us), 0)
         return now_us + min(pause, due_us - now_us - LAST_LOOK_US)
+
+    def ends_at_us(self) -> int:
+        """When the first override ends by itself: that is civil time, and sleepers go by another."""
+        ends_us = self.settings.known.ends_us
+        if ends_us is None:
+            return _END_US
+        # Until a store with another clock sees that end, too, it is not asked without a pause.
+        least_us = 1 if self._hears_all else QUICK_US
+        return self._clock.now_us() + max(least_us, ends_us - self._clock.wall_us())
 
     def discard(self, alarm: Alarm) -> None:
         """Remove the alarm of a sleeper that is awake."""

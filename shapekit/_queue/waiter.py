@@ -183,8 +183,12 @@ class Waiter:
                 alarm = driver.alarm()
                 poller.begin_wait(alarm)
                 try:
-                    if not pending.is_held:
-                        polls_at_us = limits.until_us(alarm, now_us, pending.due_us)
+                    # A hold may be an operator's, and end with the override.
+                    polls_at_us = (
+                        limits.ends_at_us()
+                        if pending.is_held
+                        else limits.until_us(alarm, now_us, pending.due_us)
+                    )
                     until_us = min(
                         pending.sleeps_until_us(asks_at_us), poller.until_us(pending.due_us), polls_at_us
                     )
@@ -568,12 +572,12 @@ class _Questions:
         with self._lock:
             return self._put(place, queue, now_us)
 
-    def limits(self, settings: Settings, now_us: int, *, hears_all: bool) -> Limits:
+    def limits(self, settings: Settings, clock: Clock, *, hears_all: bool) -> Limits:
         """What all calls that wait under a name share."""
         with self._lock:
             limits = self._limits.get(settings.name)
             if limits is None:
-                fresh = Limits(settings, now_us, hears_all=hears_all)
+                fresh = Limits(settings, clock, hears_all=hears_all)
                 limits = self._limits.setdefault(settings.name, fresh)
                 if limits is fresh:
                     settings.listen(self.overrides_changed)
@@ -654,7 +658,7 @@ class KeyStatus:
         self._questions = companion(store, "questions", partial(_Questions, store.clock_decides))
         self.store_clock = self._questions.clock
         self._settings = store.settings(name)
-        self.limits = self._questions.limits(self._settings, store.clock.now_us(), hears_all=self.hears_all)
+        self.limits = self._questions.limits(self._settings, store.clock, hears_all=self.hears_all)
 
     async def ask(self, driver: Driver, key: str) -> KeyState:
         """The state of a key, at most 10 ms old."""

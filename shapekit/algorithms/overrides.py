@@ -80,9 +80,14 @@ class Override(NamedTuple):
         told = [(field, getattr(self, field)) for field in LIMITS]
         return ", ".join(f"{field} {value}" for field, value in told if value is not None)
 
+    @property
+    def ends_us(self) -> int | None:
+        """When it ends by itself, in microseconds; None for never."""
+        return None if self.until is None else round(self.until * SECOND_US)
+
     def is_over(self, wall_us: int) -> bool:
         """Whether it has ended."""
-        return self.until is not None and wall_us >= self.until * SECOND_US
+        return self.ends_us is not None and wall_us >= self.ends_us
 
     def checked(self) -> Self:
         """Itself, if it could have been written in code; else the ConfigError of the constructors."""

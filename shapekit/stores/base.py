@@ -39,7 +39,6 @@ from shapekit.algorithms.compose import Composite, adopted
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, CostExceedsLimitError, StoreUnavailableError, whose
-from shapekit.rate import SECOND_US
 
 if TYPE_CHECKING:
     from shapekit.algorithms.overrides import Override, Overrides
@@ -134,7 +133,7 @@ class Settings:
         before = self.known
         overrides = before.overrides if stored == before.stored else self._read(stored)
         in_force = tuple([one for one in overrides if not one.is_over(wall_us)])
-        ends = [round(one.until * SECOND_US) for one in in_force if one.until is not None]
+        ends = [one.ends_us for one in in_force if one.ends_us is not None]
         known = _Known(stored, in_force, min(ends, default=None))
         if known != before:
             self.known = known

@@ -7,12 +7,23 @@ from functools import partial
 import anyio
 import pytest
 
-from shapekit import ManualClock, MemoryStore, Override, Policy, QueueFullError, Shaper, SQLiteStore, listen
+from shapekit import (
+    Adaptive,
+    ManualClock,
+    MemoryStore,
+    Override,
+    Policy,
+    QueueFullError,
+    Shaper,
+    SQLiteStore,
+    listen,
+)
 from shapekit._queue.moving import QUICK_US, Limits
 from shapekit._runtime.drivers import TASKS, AsyncAlarm
+from shapekit.algorithms.overrides import written
 from shapekit.algorithms.queue.slots import NOTICE_US
 from shapekit.events import LimitChanged
-from shapekit.stores.base import Settings
+from shapekit.stores.base import Settings, Stored
 
 from ..queue.stage import Stage
 from .conftest import put
@@ -122,6 +133,60 @@ def test_an_override_that_ends_by_itself_wakes_them(stage, clock):
     assert stage.times == pytest.approx([0, first, first + 0.1, first + 0.2], abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("options", "override", "first"),
+    [
+        ({"rate": "1/min"}, Override(state="held", until=30), 30.35),
+        ({"adaptive": Adaptive("1/s", "50/s")}, Override(state="held", until=30), 30.35),
+        # Half of the minute is left.
+        ({"rate": "1/s"}, Override(rate="1/min", until=30), 30.35 + 29.65 / 60),
+        ({"adaptive": Adaptive("1/s", "50/s")}, Override(rate="1/min", until=30), 30.5),
+    ],
+    ids=["held", "held adaptive", "slower", "slower adaptive"],
+)
+@pytest.mark.parametrize("is_shared", [False, True], ids=["memory", "file"])
+@pytest.mark.parametrize("ahead", [-5, 0, 600])
+def test_its_end_moves_them_whatever_the_date(
+    anyio_backend, tmp_path, options, override, first, is_shared, ahead
+):
+    """An end is civil time; calls sleep by a clock that nobody sets."""
+    clock = ManualClock(1_000, autojump=True)
+    clock.step_wall(ahead)
+    stage = Stage(anyio_backend, clock)
+    with closing(SlowFile(tmp_path / "x.db", clock=clock) if is_shared else MemoryStore(clock)) as store:
+        shaper = Shaper(**options, store=store, name="api")
+        put(store, "api", override._replace(until=clock.wall_us() / 1e6 + 30))
+        if override.state == "on":
+            shaper.reserve()
+        for name in range(3):
+            stage.wait_for(shaper, name)
+        stage.run()
+    assert stage.names == [0, 1, 2]
+    # A file is asked about changed limits now and then.
+    assert stage.times[0] == pytest.approx(first, abs=2 if is_shared else 1e-4)
+
+
+def test_an_end_between_two_microseconds_comes(stage, clock):
+    store = MemoryStore(clock)
+    shaper = Shaper("1/s", store=store, name="api")
+    put(store, "api", Override(rate="1/h", until=clock.now() + 10 / 3))
+    for name in range(2):
+        stage.wait_for(shaper, name)
+    stage.run()
+    assert stage.times == pytest.approx([0, 10 / 3 + 0.35 + (3600 - 10 / 3 - 0.35) / 3600], abs=1e-4)
+
+
+def test_a_store_that_has_another_date_is_not_asked_all_the_time():
+    clock = ManualClock(1_000)
+    settings = Settings("api")
+    settings.hear(Stored("1", written((Override(state="held", until=1_001),))), clock.wall_us())
+    here, elsewhere = (Limits(settings, clock, hears_all=is_here) for is_here in (True, False))
+    assert here.ends_at_us() == elsewhere.ends_at_us() == 1_001_000_000
+    clock.step_wall(60)
+    assert here.ends_at_us() == clock.now_us() + 1
+    assert elsewhere.ends_at_us() == clock.now_us() + QUICK_US
+
+
 def test_threads_move_too():
     store = MemoryStore()
     shaper = Shaper("1/h", store=store, name="api")
@@ -169,7 +234,7 @@ def test_a_call_that_leaves_by_the_new_numbers_is_settled_by_them(clock):
 
 
 def test_one_of_those_who_wait_asks_for_all():
-    limits = Limits(Settings("api"), 0, hears_all=False)
+    limits = Limits(Settings("api"), ManualClock(0), hears_all=False)
     first, second = threading.Event(), threading.Event()
     near = threading.Event()
     assert limits.until_us(near, 0, NOTICE_US - 1) > 10**12
