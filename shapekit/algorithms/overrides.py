@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypedDict, cast
 
 from shapekit.algorithms.base import Algorithm
@@ -23,7 +22,7 @@ from shapekit.algorithms.gcra import Meter
 from shapekit.algorithms.inflight import MOST_PERMITS, Concurrency
 from shapekit.algorithms.ledger import Ledger
 from shapekit.algorithms.periods import cadence_of
-from shapekit.algorithms.queue.adaptive import AdaptiveQueue
+from shapekit.algorithms.queue.adaptive import Adaptive, AdaptiveQueue, share_of
 from shapekit.algorithms.queue.queue import HELD_US, LeakyQueue
 from shapekit.algorithms.queue.slots import Asked, Grant, Granted
 from shapekit.algorithms.queue.wire import UNKNOWN
@@ -241,13 +240,14 @@ def _bounds(queue: AdaptiveQueue, override: Override) -> dict[str, Any]:
         raise ConfigError("quota or headroom", told, "has no effect on an adaptive rate", "set its rate")
     numbers: dict[str, Any] = {} if override.burst is None else {"burst": override.burst}
     if override.state == OFF:
-        numbers["highest"] = _lifted_rate(queue.highest)
+        numbers["lowest"] = numbers["highest"] = _lifted_rate(queue.highest)
     if override.rate is not None:
         highest, *more = parse_rates(override.rate)
         if more:
             raise ConfigError("rate", override.rate, "is several, and an adaptive rate is one", "set one")
-        numbers["highest"] = highest = Rate.of(highest.limit, highest.period_us)
-        numbers["lowest"] = min(queue.lowest, highest, key=lambda rate: Fraction(rate.limit, rate.period_us))
+        numbers["lowest"] = numbers["highest"] = highest = Rate.of(highest.limit, highest.period_us)
+        if share_of(queue.lowest, highest) < 1:
+            numbers["lowest"] = Adaptive(queue.lowest, highest).min
     return numbers
 
 

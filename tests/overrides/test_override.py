@@ -156,6 +156,14 @@ def test_an_adaptive_rate_has_another_highest():
     assert str(effective(queue, Override(rate="1/s")).lowest) == "1/s"
     with pytest.raises(ConfigError, match="has no effect on an adaptive rate"):
         effective(queue, Override(quota="5/month"))
+    with pytest.raises(ConfigError, match="min='2/s' is less than a millionth of max='3000000/s'"):
+        effective(queue, Override(rate="3_000_000/s"))
+
+
+def test_off_leaves_an_adaptive_rate_nothing_to_find():
+    other = effective(queue_of(adaptive=Adaptive("1/min", "50/s")), Override(state="off"))
+    assert other.lowest == other.highest
+    assert other.per_second(other.least) == 10**9
 
 
 @pytest.mark.parametrize(

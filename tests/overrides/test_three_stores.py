@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shapekit import (
     GCRA,
+    Adaptive,
     ConfigError,
     FixedWindow,
     Gate,
@@ -118,6 +119,16 @@ def test_off_lifts_a_gate_with_a_log_and_goes_on_counting(store, limit):
     assert all(gate.check().allowed for _ in range(20))
     put(store, "gate")
     assert not gate.check().allowed
+
+
+def test_off_lets_calls_of_an_adaptive_rate_leave(store):
+    policy = Policy(adaptive=Adaptive("1/min", "50/s"), store=store, name="api")
+    assert [policy.shaper.reserve().delay for _ in range(2)] == pytest.approx([0, 60], abs=1e-4)
+    policy.configure(state="off")
+    store.clock.advance(1)
+    assert [policy.shaper.reserve().delay for _ in range(3)] == pytest.approx([0] * 3, abs=2e-6)
+    with pytest.raises(ConfigError, match="is less than a millionth of max"):
+        policy.configure("1_000_000/s")
 
 
 def test_it_holds_in_every_shaper_of_the_name_and_until_it_is_removed(store):
