@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypedDict, cast
 
-from shapekit.algorithms.base import Algorithm
+from shapekit.algorithms.base import Algorithm, windowed
 from shapekit.algorithms.compose import Composite
-from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import Meter
 from shapekit.algorithms.inflight import MOST_PERMITS, Concurrency
 from shapekit.algorithms.ledger import Ledger
@@ -266,6 +265,8 @@ def _with_quota(limit: Algorithm[Any], told: list[Quota]) -> Algorithm[Any]:
     if isinstance(limit, Composite):
         parts = [_with_quota(part, told) for part in limit.parts]
         return type(limit)(dict(zip(limit.names, parts, strict=True)))
+    if isinstance(limit, Ledger):
+        return Ledger(_with_quota(limit.limit, told))
     if isinstance(limit, Quota):
         period = cadence_of(limit.per)
         for place, quota in enumerate(told):
@@ -280,18 +281,24 @@ def _alone(limit: Algorithm[Any], override: Override) -> Algorithm[Any]:
         raise ConfigError("state", HELD, "is for queues, and a gate never waits", 'set rate="1/h", or off')
     if override.state == OFF:
         return _lifted(limit)
-    if isinstance(limit, Quota | Composite) and override.quota is not None:
+    used = _limits_of(limit)
+    for field in LIMITS:
+        if (told := getattr(override, field)) is not None and field not in used:
+            raise ConfigError(field, told, f"has no effect on a {limit.kind}", f"set its {' or '.join(used)}")
+    if override.quota is not None:
         return _with_quotas((limit,), quotas(override.quota))[0]
-    if override.rate is not None and len(rates := parse_rates(override.rate)) == 1:
-        (rate,) = rates
-        if isinstance(limit, Meter):
-            burst = override.burst if override.burst is not None else rate.burst
-            return type(limit)(Rate.of(rate.limit, rate.period_us), limit.burst if burst is None else burst)
-        if isinstance(limit, FixedWindow | SlidingWindow | SlidingWindowLog):
-            return _with_limit(limit, rate.limit, rate.period_us)
-    if isinstance(limit, Meter) and override.burst is not None and override.rate is None:
-        return type(limit)(limit.rate, override.burst)
-    raise ConfigError("override", override.words, f"has no effect on a {limit.kind}", "set its limits")
+    if isinstance(limit, Meter):
+        rate = limit.rate if override.rate is None else Rate.parse(override.rate)
+        own = limit.burst if rate.burst is None else None
+        return type(limit)(rate, own if override.burst is None else override.burst)
+    return _with_limit(limit, *windowed(cast("str", override.rate), None))
+
+
+def _limits_of(limit: Algorithm[Any]) -> tuple[str, ...]:
+    """What an override may change of a gate's limit."""
+    if isinstance(limit, Meter):
+        return "rate", "burst"
+    return ("quota",) if isinstance(limit, Quota | Composite) else ("rate",)
 
 
 def _lifted_rate(rate: Rate) -> Rate:

@@ -15,13 +15,14 @@ from shapekit import (
     Override,
     Policy,
     Quota,
+    SlidingWindow,
     SlidingWindowLog,
     TokenBucket,
     all_of,
     any_of,
     first_of,
 )
-from shapekit.algorithms.ledger import Ledger
+from shapekit.algorithms.ledger import Ledger, ledgered
 from shapekit.algorithms.overrides import chosen, difference, effective, override_of, read, written
 from shapekit.stores.encoding import describe, revived
 
@@ -128,6 +129,7 @@ def test_a_quota_is_found_wherever_it_is_and_however_its_period_is_written(limit
     """Of several with one period, the first one is changed."""
     assert effective(queue_of(gates=[limit]), Override(quota=told)).gates == (expected,)
     assert effective(limit, Override(quota=told)) == expected
+    assert effective(ledgered(limit), Override(quota=told)) == ledgered(expected)
     for other in ("9/month", f"{told}; 9/month", "; ".join([told] * 3)):
         with pytest.raises(ConfigError, match="has the period of no quota in the code"):
             effective(queue_of(gates=[limit]), Override(quota=other))
@@ -192,6 +194,28 @@ def test_gates_and_permits_have_theirs(limit, override, expected):
 def test_what_a_gate_cannot_have_is_refused(override):
     with pytest.raises(ConfigError):
         effective(GCRA("5/s"), override)
+
+
+METERS = [GCRA("5/s"), TokenBucket("5/s")]
+WINDOWS = [FixedWindow("5/h"), SlidingWindow("5/h"), SlidingWindowLog("5/h")]
+QUOTAS = [DAY, all_of(a=DAY, b=GCRA("5/s"))]
+
+
+@pytest.mark.parametrize(
+    ("limit", "override", "words"),
+    [
+        *((limit, Override(rate="5/min", headroom=0.5), "headroom=0.5 has no") for limit in METERS + WINDOWS),
+        *((limit, Override(rate="5/min", concurrency=3), "concurrency=3 has") for limit in METERS + WINDOWS),
+        *((limit, Override(rate="5/min", quota="5/day"), "quota='5/day' has") for limit in METERS + WINDOWS),
+        *((limit, Override(rate="5/min", burst=3), "burst=3 has no effect on") for limit in WINDOWS),
+        *((limit, Override(rate="5/min burst 3"), "burst") for limit in WINDOWS),
+        *((limit, Override(rate="5/s", quota="5/day"), "rate='5/s' has no effect on") for limit in QUOTAS),
+        (GCRA("5/s"), Override(rate="5/min burst 3", burst=4), "conflicts with the burst in the rate"),
+    ],
+)
+def test_what_a_gate_would_not_go_by_is_refused(limit, override, words):
+    with pytest.raises(ConfigError, match=words):
+        effective(ledgered(limit), override)
 
 
 @pytest.mark.parametrize("state", ["on", "held", "off"])
