@@ -29,7 +29,7 @@ from shapekit.algorithms.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.errors import ConfigError
-from shapekit.rate import MAX_COUNT, MAX_PER_SECOND, SECOND_US, Rate, exactly, parse_rates, whole
+from shapekit.rate import MAX_COUNT, MAX_PER_SECOND, MAX_SPAN_US, SECOND_US, Rate, exactly, parse_rates, whole
 
 __all__ = ["Override"]
 
@@ -215,7 +215,10 @@ def _queue(queue: LeakyQueue, override: Override) -> LeakyQueue:
         return overridden(queue, **_bounds(queue, override))
     numbers: dict[str, Any] = {}
     if is_off:
-        numbers = {"rates": tuple(map(_lifted_rate, queue.rates)), "gates": tuple(map(_lifted, queue.gates))}
+        # Without a pace: however fast that were, of two calls at one instant the second would wait.
+        paced = min(queue.rates, key=lambda rate: rate.period_us) if queue.paced else None
+        others = [_lifted_rate(rate) for rate in queue.rates if rate is not paced]
+        numbers = {"rates": tuple(others), "pace": "burst", "gates": tuple(map(_lifted, queue.gates))}
     if override.rate is not None:
         numbers["rates"] = rates = parse_rates(override.rate)
         shortest = min(rates, key=lambda rate: rate.period_us)
@@ -312,15 +315,20 @@ def _lifted(limit: Algorithm[Any]) -> Algorithm[Any]:
     if isinstance(limit, Ledger):
         return Ledger(_lifted(limit.limit))
     if isinstance(limit, Meter):
-        return type(limit)(_lifted_rate(limit.rate), limit.burst)
+        # So deep that what is in use already, and many calls at one instant, are but a part of it.
+        own_us = -(-limit.burst * limit.rate.period_us // limit.rate.limit)
+        refill_us = min(MAX_SPAN_US, MAX_COUNT * SECOND_US // MAX_PER_SECOND + own_us)
+        return type(limit)(Rate.of(MAX_COUNT, refill_us), MAX_COUNT)
     if isinstance(limit, SlidingWindowLog):
         # A log would keep an entry for each call.
         return SlidingWindow(MAX_COUNT, timedelta(microseconds=limit.window_us), conservative=True)
-    return _with_limit(limit, MAX_COUNT)
+    return _with_limit(limit, MAX_COUNT, **({"spread": False} if isinstance(limit, Quota) else {}))
 
 
-def _with_limit(limit: Algorithm[Any], units: int, window_us: int | None = None) -> Algorithm[Any]:
-    fields: dict[str, Any] = {field: getattr(limit, field) for field in limit.fields}
+def _with_limit(
+    limit: Algorithm[Any], units: int, window_us: int | None = None, **others: Any
+) -> Algorithm[Any]:
+    fields: dict[str, Any] = {field: getattr(limit, field) for field in limit.fields} | others
     fields["limit"] = units
     make: Callable[..., Algorithm[Any]] = type(limit)
     if "window_us" in fields:

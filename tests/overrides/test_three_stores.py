@@ -15,16 +15,19 @@ from shapekit import (
     ConfigError,
     FixedWindow,
     Gate,
+    LeakyBucket,
     ManualClock,
     MemoryStore,
     Override,
     Policy,
     QueueFullError,
+    Quota,
     RateLimitedError,
     Shaper,
     SlidingWindow,
     SlidingWindowLog,
     SQLiteStore,
+    TokenBucket,
     all_of,
     any_of,
 )
@@ -87,9 +90,10 @@ def played(store, clock, options, steps):
         {"rate": "10/s; 100/min"},
         {"gates": [GCRA("3/s")]},
         {"gates": [SlidingWindowLog("9 per 3s")]},
+        {"gates": [Quota("9/fixed:1m", spread=True)]},
         {"burst": 3},
     ],
-    ids=["pace", "sevenths", "rates", "meter", "log", "burst"],
+    ids=["pace", "sevenths", "rates", "meter", "log", "spread", "burst"],
 )
 @settings(max_examples=40)
 @given(steps=st.lists(STEPS, max_size=25))
@@ -119,6 +123,51 @@ def test_off_lifts_a_gate_with_a_log_and_goes_on_counting(store, limit):
     assert all(gate.check().allowed for _ in range(20))
     put(store, "gate")
     assert not gate.check().allowed
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        GCRA("1/h", burst=5),
+        TokenBucket("5/min"),
+        LeakyBucket("5/min"),
+        Quota("5/day", spread=True),
+        all_of(a=GCRA("1/min", burst=5), b=FixedWindow("9/min")),
+    ],
+    ids=lambda limit: limit.kind,
+)
+def test_off_admits_calls_of_one_instant_at_a_gate_that_is_used_up(store, limit):
+    gate = Gate(limit, store=store, name="gate")
+    assert not all(gate.check_many(["a"] * 6))
+    put(store, "gate", Override(state="off"))
+    assert all(gate.check_many(["a"] * 200))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rate": "1/min"},
+        {"rate": "1/min; 5/h"},
+        {"rate": "5/min", "pace": "burst"},
+        {"rate": "5/min", "headroom": 0.1},
+        {"quota": Quota("5/day", spread=True)},
+        {"rate": "1/s", "gates": [GCRA("1/s", burst=1)]},
+    ],
+    ids=["pace", "rates", "burst", "headroom", "spread", "meter"],
+)
+def test_off_admits_calls_of_one_instant(store, options):
+    policy = Policy(name="api", store=store, max_wait=0, **options)
+    with policy.admit():
+        policy.configure(state="off")
+    for _ in range(50):
+        with policy.admit():
+            pass
+    store.clock.advance(1)
+    policy.shaper.hold(5)
+    policy.unconfigure()
+    if options.keys() <= {"rate", "headroom"} and ";" not in options["rate"]:
+        # The pace owes nothing for them.
+        assert policy.shaper.reserve().delay == 5
 
 
 def test_off_lets_calls_of_an_adaptive_rate_leave(store):

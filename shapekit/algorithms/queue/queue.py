@@ -566,7 +566,7 @@ class LeakyQueue(WiredQueue):
         is_bound = not all(isinstance(limit, Quota) and limit.civil and not limit.spread for limit in limits)
         is_sooner = self.p * writer.q < writer.p * self.q
         bursts = writer.burst, self.burst
-        if not (self.paced and writer.paced) or (is_bound and is_sooner):
+        if not writer.paced or (is_bound and is_sooner):
             # At the speed of time itself.
             before, since, bursts = (writer.q, writer.q), (self.q, self.q), (1, 1)
         return Move(generation, pivot, *before, *since, *bursts, at)
