@@ -60,7 +60,11 @@ class KeyTemplate:
 
     def _shown(self, value: object) -> str:
         # Escaping never gives "%None", so a missing value equals no other value.
-        return "%None" if value is None else str(value).translate(self._escaped)
+        if value is None:
+            return "%None"
+        # A text that shows itself otherwise, as a member of an enum does, is the key of its letters.
+        text = str.__str__(value) if isinstance(value, str) else str(value)
+        return text.translate(self._escaped)
 
     def __repr__(self) -> str:
         return f"KeyTemplate({self.text!r})"

@@ -1,5 +1,6 @@
 """Key templates: parsed when declared, and two different callers never get one key."""
 
+from enum import Enum
 from itertools import product
 from types import SimpleNamespace
 
@@ -116,6 +117,13 @@ def test_dotted_attributes_and_items():
     read = KeyTemplate("{user.team.id}/{user.team.tags[1]}/{user.team.limits[eu]}/{user.team.limits[3]}")
     assert read.fields == ("user",)
     assert read({"user": SimpleNamespace(team=team)}) == "7/y/low/three"
+
+
+def test_a_text_is_read_by_its_letters_however_it_shows_itself():
+    class Plan(str, Enum):  # noqa: UP042 - as many still write it
+        GOLD = "gold"
+
+    assert KeyTemplate("{plan}")({"plan": Plan.GOLD}) == KeyTemplate("{plan}")({"plan": "gold"}) == "gold"
 
 
 def test_a_field_may_come_twice():
