@@ -250,15 +250,15 @@ def top(store: str | None, sort: str, part: str, once: bool, as_json: bool) -> N
     the table was last drawn, how long a call that comes now would wait and when it would leave, until when
     the key is held, and how much is used of each limit and quota. "-" means that the store does not say.
 
-    Nothing is written, and no lock is taken. `q` quits. If the output is not a terminal, the table is
-    printed once.
+    Nothing is written, and no lock is taken. `q` quits. If the output is not a terminal, or one that cannot
+    be redrawn (TERM=dumb), the table is printed once.
     """
     out = console()
     with open_survey(store) as survey:
         if as_json:
             rows = _sorted(Looks(survey).rows(), sort, part)
             print_json([{**row._asdict(), "uses": [use._asdict() for use in row.uses]} for row in rows])
-        elif once or not out.is_terminal:
+        elif once or not out.is_terminal or out.is_dumb_terminal:
             rows = _sorted(Looks(survey).rows(), sort, part)
             click.echo("\n".join([_headline(rows, store).plain, "", *_lines(rows)]))
         else:

@@ -301,6 +301,14 @@ def test_without_a_terminal_it_prints_a_line_for_each_key(place):
     assert "\x1b" not in result.stdout
 
 
+def test_on_a_terminal_that_cannot_be_redrawn_it_prints_once(place, screens):
+    store, where = place
+    assert Shaper("6/h", name="api", store=store).reserve("first")
+    screen = screens("top", "--store", where, TERM="dumb")
+    screen.until("api:first", "1 key,")
+    assert screen.end() == 0
+
+
 def test_on_a_terminal_it_lives_until_q(place, screens):
     store, where = place
     shaper = Shaper("6/h", name="api", store=store)
