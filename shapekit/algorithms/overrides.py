@@ -105,7 +105,7 @@ class Override(NamedTuple):
         for field in ("set_at", "until"):
             told = getattr(self, field)
             if told is not None and (exactly(told) is None or not 0 <= told < _LATEST_S):
-                raise ConfigError(field, told, "is not an instant", "pass a datetime or epoch seconds")
+                raise _no_instant(field, told)
         if self.rate is not None:
             parse_rates(self.rate)
         if self.burst is not None:
@@ -134,10 +134,17 @@ def override_of(rate: str | None, change: Change, by: str, now_us: int) -> Overr
     """The override that is set now; ConfigError if its limits could not have been written in code."""
     told: dict[str, Any] = dict(change)
     if isinstance(until := told.get("until"), datetime):
-        told["until"] = until.timestamp()
+        try:
+            told["until"] = until.timestamp()
+        except (OverflowError, ValueError, OSError):  # in its zone, it is beyond what a calendar can show
+            raise _no_instant("until", until) from None
     if "reason" in told:
         told["why"] = told.pop("reason")
     return Override(rate=rate, by=by, set_at=now_us / SECOND_US, **told).checked()
+
+
+def _no_instant(field: str, told: object) -> ConfigError:
+    return ConfigError(field, told, "is not an instant", "pass a datetime or epoch seconds")
 
 
 _SAMPLE = LeakyQueue(parse_rates("1/s"), None, "smooth", ())

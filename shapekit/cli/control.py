@@ -9,7 +9,6 @@ Settings are limits for every process, instead of those in their code.
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +34,7 @@ from shapekit.algorithms.overrides import (
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.wire import CONFIRM, HOLD, MARK, RESUME
 from shapekit.cli.check import tables_of
-from shapekit.cli.main import CommandError
+from shapekit.cli.main import CommandError, spelled
 from shapekit.cli.output import (
     clock,
     console,
@@ -60,7 +59,6 @@ _BEGINNING = 32
 """Letters that stand for certain where a long key is stored shortened."""
 _EVERY = ":*"
 """Behind a name: all of its keys."""
-_NUMBER = re.compile(r"-?[0-9]*\.?[0-9]+")
 _FIELDS = (*LIMITS, "state", "why", "until")
 _KEYS = "keys"
 """The sub-table of a policy that has tables for keys."""
@@ -229,8 +227,8 @@ def set_(
         override = override_of(rate, change, by or set_by(), now)
         _check(opened, policy, override)
         run(changed, opened, policy, placed(override))
-    ends = "" if override.until is None else f", until {_at(override.until)} UTC"
-    _say(as_json, f"{_whose(policy, override.key)}: {override.words}{ends}", _plain(policy, override))
+    words = f"{_whose(policy, override.key)}: {override.words}{_ends(override)}"
+    _say(as_json, words, _plain(policy, override))
 
 
 @click.command()
@@ -324,18 +322,27 @@ def _say_changes(as_json: bool, changes: Mapping[str, Mapping[str | None, Any]],
     rows = [(name, key, *pair) for name, pairs in changes.items() for key, pair in pairs.items()]
     if as_json:
         words = [
-            {"policy": name, "key": key, "before": old and old.words, "limits": new and new.words}
+            {"policy": name, "key": key, "before": before, "limits": after}
             for name, key, old, new in rows
+            for before, after in [_words_of(old, new)]
         ]
         print_json({"applied": not dry_run, "changes": words})
         return
     for name, key, old, new in rows:
-        before, after = (one.words if one else "as in the code" for one in (old, new))
+        before, after = (words or "as in the code" for words in _words_of(old, new))
         click.echo(printable(f"{_whose(name, key)}: {before} → {after}"))
     if not rows:
         click.echo("nothing changes")
     elif dry_run:
         click.echo("nothing was set: --dry-run")
+
+
+def _words_of(old: Override | None, new: Override | None) -> tuple[str | None, str | None]:
+    """The limits before and after; with their end and reason where nothing else changes."""
+    if old is None or new is None or old.words != new.words:
+        return old and old.words, new and new.words
+    before, after = (f"{one.words}{_ends(one)}{f', why {one.why}' if one.why else ''}" for one in (old, new))
+    return before, after
 
 
 class Keys:
@@ -452,9 +459,9 @@ def _queue(found: FoundKey) -> FoundKey:
 
 
 def length_us(text: str) -> int:
-    """A duration in the spelling of a shell: a plain number is seconds."""
+    """A duration above 0."""
     try:
-        return duration_us("time", float(text) if _NUMBER.fullmatch(text) else text)
+        return duration_us("time", spelled(text))
     except ConfigError:
         problem = "is not a duration above 0 and below 71 years"
         fix = "write seconds, such as 30 or 0.5, or units: 250ms, 5m, 1h30m"
@@ -521,6 +528,10 @@ def _whose(policy: str, key: str | None) -> str:
 
 def _at(instant: float | None) -> str:
     return "" if instant is None else instant_words(round(instant * SECOND_US))
+
+
+def _ends(override: Override) -> str:
+    return "" if override.until is None else f", until {_at(override.until)} UTC"
 
 
 def _plain(policy: str, override: Override) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Whatever is wrong is a CommandError: one line that says what, and how to fix it.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -26,6 +27,14 @@ class CommandError(click.ClickException):
 
         message = printable(" ".join(self.message.split()))
         click.echo(f"shapekit: {message}", file=file, err=file is None)
+
+
+_NUMBER = re.compile(r"-?[0-9]*\.?[0-9]+")
+
+
+def spelled(text: str) -> float | str:
+    """A duration in the spelling of a shell: a plain number is seconds."""
+    return float(text) if _NUMBER.fullmatch(text) else text
 
 
 def command_error(error: Exception) -> CommandError | None:

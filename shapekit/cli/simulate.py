@@ -29,7 +29,7 @@ from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
-from shapekit.cli.main import CommandError
+from shapekit.cli.main import CommandError, spelled
 from shapekit.cli.output import console, counted, is_plain, json_option, print_json, table
 from shapekit.errors import ConfigError, missing, span_words
 from shapekit.rate import MAX_COUNT, SECOND_US, Rate, duration_us, exactly, max_wait_us, parse_rates, whole
@@ -62,7 +62,7 @@ class Arrivals(NamedTuple):
         """What `--arrivals` and `--for` say."""
         kind, _, rest = text.partition(":")
         if kind in _KINDS:
-            length_us = duration_us("for", length or DEFAULT_LENGTH)
+            length_us = duration_us("for", spelled(length or DEFAULT_LENGTH))
             chance = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
             try:
                 instants = _taken(text, _KINDS[kind](rest, length_us, chance))
@@ -80,7 +80,7 @@ class Arrivals(NamedTuple):
             raise CommandError(f"{text} holds no instant; write one a line")
         start = instants[0]
         if length is not None:
-            end = start + duration_us("for", length)
+            end = start + duration_us("for", spelled(length))
             return cls(path.name, [at for at in instants if at < end], start, end - start)
         return cls(path.name, instants, start, instants[-1] - start + 1)
 
@@ -117,7 +117,7 @@ def _burst(text: str, length_us: int, _: random.Random) -> Iterator[int]:
     told = _BURST.fullmatch(text.strip())
     if told is None:
         raise CommandError(f'arrivals={f"burst:{text}"!r} is not understood; write "burst:50 every 10s"')
-    calls, every_us = whole("burst", int(told[1])), duration_us("every", told[2])
+    calls, every_us = whole("burst", int(told[1])), duration_us("every", spelled(told[2]))
     for at in range(0, length_us, every_us):
         for _call in range(calls):
             yield at
@@ -567,7 +567,7 @@ def simulate(
     if out is not None:
         check_target(out)
     contenders = [Contender.parse(text) for text in strategies]
-    bound_us = max_wait_us(max_wait)
+    bound_us = None if max_wait is None else max_wait_us(spelled(max_wait))
     race = Race.run(Arrivals.parse(arrivals, length, seed), contenders, bound_us)
     if as_json:
         print_json(

@@ -134,6 +134,10 @@ def test_a_file_is_applied_after_it_was_shown(place, policy, tmp_path):
     ]
     again = shapekit("apply", file, "--by", "bob", "--store", place[1])
     assert again.stdout == "nothing changes\n"
+    file.write_text(FILE.replace("2100", "2101"))
+    ran = shapekit("apply", file, "--dry-run", "--store", place[1])
+    old, new = (f"rate 20/s, until Fri {year}-01-01 00:00:00 UTC, why sale" for year in (2100, 2101))
+    assert ran.stdout.splitlines()[0] == f"stripe: {old} → {new.replace('Fri', 'Sat')}"
     assert {one.by for one in policy.configured()} == {"ann"}
     done("unset", "mail", "--store", place[1])
 

@@ -163,6 +163,20 @@ def test_bad_input(args, part, complaint):
     assert part in complaint("simulate", *arrivals, *args)
 
 
+def test_a_plain_number_is_seconds(run):
+    plain, spelled = (
+        json.loads(run("simulate", "--arrivals", f"burst:5 every {told[0]}", *told[1:], "--json").stdout)[
+            "runs"
+        ]
+        for told in (
+            ("2", "--for", "6", "--max-wait", "0.5", "shaper:5/s"),
+            ("2s", "--for", "6s", "--max-wait", "500ms", "shaper:5/s"),
+        )
+    )
+    assert plain == spelled
+    assert run("simulate", *SCENE, "--max-wait", "0", "--json").stdout
+
+
 def test_a_picture_without_matplotlib_names_the_line_that_installs_it(complaint, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

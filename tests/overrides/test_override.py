@@ -1,5 +1,6 @@
 """What an override is: what may be said, which of several counts, and what becomes of a program."""
 
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -236,6 +237,18 @@ def test_an_instant_may_be_a_datetime():
     assert (override.until, override.why, override.by, override.set_at) == (1893456000.0, "sale", "ann", 7.0)
     assert not override.is_over(1893455999_999_999)
     assert override.is_over(1893456000_000_000)
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York"])
+@pytest.mark.parametrize("year", [1, 9999])
+def test_a_datetime_that_no_calendar_shows_is_no_instant(zone, year, monkeypatch):
+    until = datetime(year, 12 if year > 1 else 1, 31 if year > 1 else 1, 23, 59)  # noqa: DTZ001 - by TZ
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    with pytest.raises(ConfigError, match="is not an instant"):
+        override_of("5/s", {"until": until}, "ann", 0)
+    monkeypatch.undo()
+    time.tzset()
 
 
 def test_a_difference_names_what_was_and_is():
