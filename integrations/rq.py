@@ -33,6 +33,7 @@ from shapekit._runtime.drivers import run
 from shapekit.errors import RateLimitedError
 
 try:
+    from rq.exceptions import StopRequested  # pyright: ignore[reportMissingImports]
     from rq.job import Job, get_current_job  # pyright: ignore[reportMissingImports]
     from rq.queue import Queue  # pyright: ignore[reportMissingImports]
     from rq.worker import BaseWorker, SimpleWorker, Worker  # pyright: ignore[reportMissingImports]
@@ -133,6 +134,9 @@ class Shaping(BaseWorker):
             outcome = run(tasks.admit, slot_header, job.args or (), job.kwargs or {})
         except RateLimitedError as error:
             admitted = None, told_of(error)
+        except StopRequested:
+            # RQ raises it in a signal handler; the job comes back when its lease ends.
+            raise
         except Exception:
             # The arguments give no valid key or cost: the job gets that error when it runs.
             admitted = None, None
@@ -166,6 +170,8 @@ def _tasks_of(job: Job) -> ShapedTasks | None:
     """How the jobs of this function are shaped; None if they are not, or it cannot be imported."""
     try:
         tasks: ShapedTasks | None = getattr(job.func, _ADMITTED, None)
+    except StopRequested:
+        raise
     except Exception:
         # RQ says so when it runs the job.
         return None

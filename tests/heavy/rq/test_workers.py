@@ -1,5 +1,6 @@
 """RQ's own workers, two of them."""
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -119,6 +120,28 @@ def test_a_worker_that_forks_hands_the_slot_to_the_process_of_the_job(app, fleet
     starts = fleet.wait("forked", 10)
     # With a second slot for each, these would take twice as long.
     assert 1.7 <= span_of(starts) <= 2.5
+
+
+def waiting(fleet, name, jobs):
+    """The one of two jobs that waits in a worker for its slot; the other one has it."""
+    registry = Queue(name, connection=fleet.notes).scheduled_job_registry
+    fleet.wait(jobs[0].func_name.split(".")[-1], 1)
+    deadline = time.monotonic() + 20
+    while len(found := [job for job in jobs if job in registry]) != 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    (job,) = found
+    return job
+
+
+def test_a_worker_that_is_told_to_stop_while_a_job_waits_ends_and_leaves_the_job(app, fleet):
+    jobs = [Queue("stops", connection=fleet.notes).enqueue(app.stopped, number) for number in range(2)]
+    fleet.start(1, (*FORKING[:-1], "stops"))
+    job = waiting(fleet, "stops", jobs)
+    fleet.workers[-1].terminate()
+    assert fleet.workers.pop().wait(20) == 0
+    assert job in Queue("stops", connection=fleet.notes).scheduled_job_registry
+    assert distinct(fleet.starts("stopped")) == 1
 
 
 def test_a_store_is_needed_that_workers_share():

@@ -1,5 +1,6 @@
 """Jobs for the workers in these tests."""
 
+from shapekit import Policy
 from shapekit.integrations.rq import shaped_job
 from tests.heavy.queues.notes import note, note_worker, url
 
@@ -39,6 +40,11 @@ def called(number):
 @shaped_job(rate="5/s", store=URL)
 def forked(number):
     note("forked", number)
+
+
+@shaped_job(rate="1/2s", store=URL)
+def stopped(number):
+    note("stopped", number)
 
 
 def free(number):
