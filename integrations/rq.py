@@ -30,11 +30,11 @@ from shapekit._adapters.tasks import (
     within,
 )
 from shapekit._runtime.drivers import run
-from shapekit.errors import RateLimitedError
+from shapekit.errors import RateLimitedError, StoreUnavailableError
 
 try:
     from rq.exceptions import StopRequested  # pyright: ignore[reportMissingImports]
-    from rq.job import Job, get_current_job  # pyright: ignore[reportMissingImports]
+    from rq.job import Job, JobStatus, get_current_job  # pyright: ignore[reportMissingImports]
     from rq.queue import Queue  # pyright: ignore[reportMissingImports]
     from rq.worker import BaseWorker, SimpleWorker, Worker  # pyright: ignore[reportMissingImports]
 except ImportError as error:
@@ -142,13 +142,24 @@ class Shaping(BaseWorker):
             admitted = None, None
         else:
             if isinstance(outcome, PutBack):
-                self._put_back(job, queue, outcome)
+                self._put_back(job, queue, tasks, outcome)
                 return False
             admitted = slot_header_of(outcome.reservation), None
+        with self.connection.pipeline() as together:
+            together.zrem(key, job.id)
+            together.hget(job.key, "status")
+            is_ours, status = together.execute()
+        if _is_dropped(status):
+            self._give_back(job, tasks, admitted[0])
+            return False
         os.environ[_ADMITTED] = json.dumps((job.id, *admitted))
-        return bool(self.connection.zrem(key, job.id))
+        return bool(is_ours)
 
-    def _put_back(self, job: Job, queue: Queue, later: PutBack) -> None:
+    def _put_back(self, job: Job, queue: Queue, tasks: ShapedTasks, later: PutBack) -> None:
+        if _is_dropped(self.connection.hget(job.key, "status")):
+            self.connection.zrem(queue.scheduled_job_registry.key, job.id)
+            self._give_back(job, tasks, later.slot_header)
+            return
         at = datetime.fromtimestamp(time.time() + max(0.0, later.delay_s - AHEAD_S), UTC)
         with self.connection.pipeline() as together:
             if later.slot_header is not None:
@@ -157,6 +168,13 @@ class Shaping(BaseWorker):
             together.execute()
         self.log.info("job %s is put back: its slot comes in %.1f s", job.id, later.delay_s)
 
+    def _give_back(self, job: Job, tasks: ShapedTasks, slot_header: str | None) -> None:
+        if slot_header is not None:
+            try:
+                tasks.give_back(slot_header)
+            except StoreUnavailableError as error:
+                self.log.info("the slot of job %s could not be given back: %s", job.id, error)
+
 
 class ShapedWorker(Shaping, Worker):
     """RQ's worker, which runs each job in a process of its own, with slots for shaped jobs."""
@@ -164,6 +182,11 @@ class ShapedWorker(Shaping, Worker):
 
 class ShapedSimpleWorker(Shaping, SimpleWorker):
     """RQ's worker that runs jobs in its own process, with slots for shaped jobs."""
+
+
+def _is_dropped(status: bytes | None) -> bool:
+    """Whether a job was cancelled or deleted while it waited, by the status in its hash."""
+    return status is None or status == JobStatus.CANCELED.value.encode()
 
 
 def _tasks_of(job: Job) -> ShapedTasks | None:

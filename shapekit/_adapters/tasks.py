@@ -267,6 +267,12 @@ class ShapedTasks:
         core = self.policy.shaper.core
         return self.calls.admission(args, kwargs).taken(received(core, json.loads(slot_header)))
 
+    def give_back(self, slot_header: str) -> None:
+        """Give back the slot of an admitted task that will not run, also if it has passed."""
+        reservation = received(self.policy.shaper.core, json.loads(slot_header))
+        if not reservation.cancel():
+            self.policy.shaper.settle(reservation, 0)
+
     def _brought(self, slot_header: str | None) -> Reservation | None:
         """The slot that a task brings along; None if there is none to be read."""
         try:

@@ -144,6 +144,21 @@ def test_a_worker_that_is_told_to_stop_while_a_job_waits_ends_and_leaves_the_job
     assert distinct(fleet.starts("stopped")) == 1
 
 
+@pytest.mark.parametrize("drop", [lambda job: job.cancel(), lambda job: job.delete()])
+def test_a_job_that_is_cancelled_while_it_waits_does_not_run_and_its_slot_is_given_back(app, fleet, drop):
+    before = app.DROPPED.quotas()[0].used
+    fleet.notes.delete("dropped")
+    jobs = [queue(fleet).enqueue(app.dropped, number) for number in range(2)]
+    job = waiting(fleet, "default", jobs)
+    drop(job)
+    (other,) = {0, 1} - {jobs.index(job)}
+    deadline = time.monotonic() + 20
+    while app.DROPPED.quotas()[0].used != before + 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert [number for _, number in fleet.starts("dropped")] == [other]
+
+
 def test_a_store_is_needed_that_workers_share():
     with pytest.raises(ConfigError, match="is in the memory of each process"):
         shaped_job(rate="1/s")(print)

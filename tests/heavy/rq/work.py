@@ -47,5 +47,22 @@ def stopped(number):
     note("stopped", number)
 
 
+DROPPED = Policy("1/2s", quota="10/day", name="dropped", store=URL)
+
+
+@shaped_job(policy=DROPPED)
+def dropped(number):
+    note("dropped", number)
+
+
+REFUNDING = Policy("100/s", quota="10/day", refund_on=ConnectionError, name="refunding", store=URL)
+
+
+@shaped_job(policy=REFUNDING)
+async def refunding(number):
+    note("refunding", number)
+    raise ConnectionError(number)
+
+
 def free(number):
     note_worker(number)
