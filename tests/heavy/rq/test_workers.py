@@ -159,6 +159,20 @@ def test_a_job_that_is_cancelled_while_it_waits_does_not_run_and_its_slot_is_giv
     assert [number for _, number in fleet.starts("dropped")] == [other]
 
 
+def test_an_awaited_job_gets_back_what_its_errors_refund(app, fleet):
+    assert ended([queue(fleet).enqueue(app.refunding, 0)]) == [JobStatus.FAILED]
+
+    async def called():
+        with pytest.raises(ConnectionError):
+            await app.refunding(1)
+        (quota,) = await app.REFUNDING.aquotas()
+        await app.REFUNDING.aclose()
+        return quota.used
+
+    assert asyncio.run(called()) == 0
+    assert distinct(fleet.wait("refunding", 2)) == 2
+
+
 def test_a_store_is_needed_that_workers_share():
     with pytest.raises(ConfigError, match="is in the memory of each process"):
         shaped_job(rate="1/s")(print)
