@@ -99,7 +99,11 @@ class ShapedDownloader(Downloader):
         slot: str = super().get_slot_key(request)
         if self.DOWNLOAD_SLOT in request.meta or not _host(request):
             return slot
-        admission = self._request_shaper.admission(request, request.meta.get(_META))
+        try:
+            admission = self._request_shaper.admission(request, request.meta.get(_META))
+        except Exception:
+            # It would end the start of the crawl; the errback of the request gets it when its turn comes.
+            return slot
         if admission is None or admission.unentered().key == _host(request):
             return slot
         # One key would keep the others of its host waiting.

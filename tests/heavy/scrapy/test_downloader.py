@@ -10,7 +10,7 @@ import pytest
 from scrapy import Request
 from scrapy.exceptions import CloseSpider, IgnoreRequest
 
-from shapekit import Policy, QueueFullError
+from shapekit import ConfigError, Policy, QueueFullError
 
 from ...adapters.http.server import Reply
 
@@ -135,6 +135,23 @@ def test_a_request_that_would_wait_too_long_fails_and_costs_nothing(crawl, left,
     (error,) = spider.errors
     assert isinstance(error, QueueFullError)
     assert error.retry_after == pytest.approx(0.1)
+    assert left == [("/a", 0.0), ("/c", 0.1)]
+
+
+def account(request):
+    return request.meta["account"]
+
+
+@pytest.mark.usefixtures("virtual_time")
+@pytest.mark.parametrize("wish", [{"speed": 3}, {"cost": "much"}, {}])
+def test_a_request_with_a_wrong_option_fails_and_stops_no_other(crawl, left, server, wish):
+    made = [Request(f"{server.url}/{name}", meta={"account": "anna"}, dont_filter=True) for name in "abc"]
+    if wish:
+        made[1].meta["shapekit"] = wish
+    else:
+        del made[1].meta["account"]
+    spider = crawl(*made, rate="10/s", key=account)
+    assert [type(error) for error in spider.errors] == [ConfigError if wish else KeyError]
     assert left == [("/a", 0.0), ("/c", 0.1)]
 
 
