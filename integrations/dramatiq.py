@@ -102,8 +102,7 @@ class ShapedActors(Middleware):
             try:
                 admitted = run(tasks.admit, slot_header, args, kwargs)
             except RateLimitedError as error:
-                # Not to be retried as other errors are. What an option says now is sent nowhere.
-                message.options["throws"] = type(error)
+                setattr(error, _MARK, True)
                 raise
             if isinstance(admitted, PutBack):
                 _put_back(broker, message, admitted)
@@ -111,6 +110,8 @@ class ShapedActors(Middleware):
                 return function(*args, **kwargs)
 
         actor.fn = run_shaped
+        throws = actor.options.get("throws") or ()
+        actor.options["throws"] = (*(throws if isinstance(throws, tuple) else (throws,)), _RefusedError)
 
     def after_consumer_thread_boot(self, broker: Any, thread: Any) -> None:
         """Let a worker look often for messages of shaped actors, new ones and those that come back."""
@@ -128,6 +129,22 @@ class ShapedActors(Middleware):
         self._message.set(None)
 
     after_skip_message = after_process_message
+
+
+_MARK = "_shapekit_refused"
+"""The attribute of the error of a refused message. Not so of one that an actor raises by itself."""
+
+
+class _Marked(type):
+    def __instancecheck__(cls, error: object) -> bool:
+        return hasattr(error, _MARK)
+
+
+class _RefusedError(Exception, metaclass=_Marked):
+    """What the error of a refused message is an instance of, so that Dramatiq does not retry it.
+
+    As an option of the message it would be serialized with that, for `on_failure`.
+    """
 
 
 def _put_back(broker: Any, message: Any, later: PutBack) -> NoReturn:

@@ -40,6 +40,17 @@ def refused(number):
     return number
 
 
+@dramatiq.actor
+def failed(message, error):
+    note(f"failed:{error['type']}", message["args"][0])
+
+
+@dramatiq.actor(shape={"rate": "1/h", "max_wait": 0}, on_failure="failed", throws=ValueError, min_backoff=10)
+def hourly(number):
+    note("hourly", number)
+    raise ValueError(number)
+
+
 @dramatiq.actor(shape={"rate": "2/s", "max_wait": 0, "on_reject": "retry"}, max_retries=0)
 def patient(number):
     note("patient", number)

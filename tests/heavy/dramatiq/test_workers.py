@@ -70,6 +70,16 @@ def test_a_refused_message_fails_at_once_or_comes_back(app, fleet):
     assert most_in(starts, 0.4) == 1
 
 
+def test_a_refused_message_is_not_retried_and_its_on_failure_is_told(app, fleet):
+    for number in range(3):
+        app.hourly.send(number)
+    assert distinct(fleet.wait("failed:QueueFullError", 2)) == 2
+    # What else the actor throws is its own affair, as before.
+    assert distinct(fleet.wait("failed:ValueError", 1)) == 1
+    assert len(fleet.starts("hourly")) == 1
+    assert len(fleet.starts("failed:QueueFullError")) == 2
+
+
 def test_what_dramatiq_retries_takes_another_slot(app, fleet):
     app.failing.send(0)
     starts = fleet.wait("failing", 2)
