@@ -351,8 +351,14 @@ def _store(app: Any) -> Store:
         return _redis_store("shapekit_store", told, None)
     if told is not None:
         return open_store(told, field="app.conf.shapekit_store")[0]
-    for setting, tls in (("broker_url", "broker_use_ssl"), ("result_backend", "redis_backend_use_ssl")):
-        urls = conf.get(setting)
+    broker = "broker_url" if conf.broker_write_url == conf.broker_url else "broker_write_url"
+    for setting, tls in (
+        (broker, "broker_use_ssl"),
+        ("broker_read_url", "broker_use_ssl"),
+        ("result_backend", "redis_backend_use_ssl"),
+    ):
+        # `get` would not ask the environment, which goes first.
+        urls = getattr(conf, setting)
         url = urls[0] if isinstance(urls, list | tuple) and urls else urls
         if _is_redis(url):
             return _redis_store(setting, url, conf.get(tls))
@@ -365,15 +371,22 @@ def _store(app: Any) -> Store:
 
 
 def _is_redis(url: object) -> TypeGuard[str]:
-    return isinstance(url, str) and url.startswith(("redis://", "rediss://"))
+    return isinstance(url, str) and url.startswith(("redis://", "rediss://", _SOCKET))
+
+
+_SOCKET = "redis+socket://"
 
 
 def _redis_store(setting: str, url: str, tls: object) -> Store:
     """The store at a URL of Celery's, with the settings for TLS beside it; at the first of several URLs."""
     place, _, query = url.partition(";")[0].partition("?")
     options: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
+    if place.startswith(_SOCKET):
+        place = f"unix://{place.removeprefix(_SOCKET)}"
+        if "virtual_host" in options:
+            options["db"] = options.pop("virtual_host")
     # As kombu does, which takes no notice of a bare True.
-    if tls and isinstance(tls, Mapping):
+    elif tls and isinstance(tls, Mapping):
         place = f"rediss://{place.partition('://')[2]}"
         options = {**tls, **options}
     if "ssl_cert_reqs" in options:

@@ -129,6 +129,37 @@ class TestStore:
             assert store._client.connection_pool.connection_kwargs["host"] == "one"
 
     @pytest.mark.parametrize(
+        ("environment", "conf", "host"),
+        [
+            ({"CELERY_BROKER_URL": "redis://told"}, {}, "told"),
+            ({"CELERY_BROKER_URL": "redis://told"}, {"broker_url": "redis://overridden"}, "told"),
+            ({"CELERY_BROKER_URL": "redis://told"}, {"result_backend": "redis://results"}, "told"),
+            ({"CELERY_BROKER_URL": "amqp://told"}, {"broker_url": "redis://overridden"}, None),
+            ({"CELERY_BROKER_WRITE_URL": "redis://told"}, {"broker_url": "redis://overridden"}, "told"),
+            ({"CELERY_BROKER_READ_URL": "redis://told"}, {}, "told"),
+            ({"CELERY_RESULT_BACKEND": "redis://told"}, {"result_backend": "rpc://"}, "told"),
+            ({}, {"broker_write_url": "redis://told", "broker_url": "redis://overridden"}, "told"),
+            ({}, {"broker_read_url": "redis://told"}, "told"),
+        ],
+    )
+    def test_it_is_the_redis_that_celery_uses(self, environment, conf, host, monkeypatch, refused):
+        for name, url in environment.items():
+            monkeypatch.setenv(name, url)
+        app = self.bare(**conf).app
+        if host is None:
+            refused(lambda: store_of(app), "app.conf.shapekit_store")
+            return
+        with closing(store_of(app)) as store:
+            assert store._client.connection_pool.connection_kwargs["host"] == host
+
+    @pytest.mark.parametrize("place", ["shapekit_store", "broker_url", "result_backend"])
+    def test_it_may_be_behind_a_socket(self, place):
+        url = "redis+socket:///run/redis.sock?virtual_host=5"
+        with closing(store_of(self.bare(**{place: url}).app)) as store:
+            said = store._client.connection_pool.connection_kwargs
+            assert (said["path"], said["db"]) == ("/run/redis.sock", 5)
+
+    @pytest.mark.parametrize(
         "conf",
         [
             {"shapekit_store": "redis://:secret#1@there"},
