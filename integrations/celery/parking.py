@@ -150,7 +150,8 @@ for place = 1, #after, 2 do
     return {string.format('%.6f', after[place + 1] - now), taken, missing, unreadable}
   end
 end
-return {'', taken, missing, unreadable}
+-- Messages of other queues may hide one of ours.
+return {after[20] and string.format('%.6f', after[20] - now) or '', taken, missing, unreadable}
 """
 )
 """Repeats an answer that the worker did not receive, except for messages that were handed out again since.

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu import Producer, Queue
 
+import shapekit.integrations.celery.parking
 from shapekit.integrations.celery.parking import Parked, Parking, Taker, park_of
 
 from ...redis_server import shared_server
@@ -138,6 +139,15 @@ def test_what_nobody_takes_goes_to_its_list_in_order(redis, parking):
     assert redis.lrange("list-other", 0, -1)[::-1] == ['"m1"', '"m2"', "behind"]
     assert redis.hkeys("p:parked:messages") == redis.zrange("p:parked", 0, -1) == ["n3"]
     assert not redis.exists(*BOOKS)
+
+
+@pytest.mark.parametrize("others", [10, 12])
+def test_many_of_other_queues_that_are_due_next_are_not_all_there_is(parking, others):
+    for number in range(others):
+        parking.park(f"other{number}", 100.0 + number, record(f"o{number}", "other"))
+    parking.park("own", 150.0, record("own"))
+    assert heard(parking) == []
+    assert 0 < parking.next_s <= 109.0
 
 
 def test_a_name_may_be_parked_again_when_it_has_left(parking):
