@@ -44,7 +44,7 @@ LEASE_S = 30.0
 STRAY_S = 30.0
 """How long overdue a message is before it counts as a stray, whose queue no polling worker consumes."""
 MOST_SEEN = 1_000
-"""How many due messages are looked at per call, over all queues."""
+"""How many due messages are looked at per call, over all queues; the next call goes on behind them."""
 
 _NOW = """
 local time = redis.call('TIME')
@@ -106,19 +106,25 @@ if ARGV[3] == '0' then
     end
   end
   if #taken > 0 then
-    return {'0', taken, missing, unreadable}
+    return {'0', taken, missing, unreadable, ARGV[7]}
   end
 end
 redis.call('DEL', KEYS[5])
 local ours, strays = {}, {}
-for place = 7, #ARGV do
+for place = 8, #ARGV do
   ours[ARGV[place]] = true
 end
-local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.6f', now + ARGV[1]), 'WITHSCORES',
+local due = redis.call('ZRANGEBYSCORE', KEYS[1], ARGV[7], string.format('%.6f', now + ARGV[1]), 'WITHSCORES',
   'LIMIT', 0, ARGV[6])
 for place = 1, #due, 2 do
   local name, at = due[place], tonumber(due[place + 1])
-  local record, told = read(name, 5, KEYS[6], KEYS[7])
+  -- Others may have many, and a whole record takes long to decode.
+  local known = string.match(redis.call('HGET', KEYS[2], name) or '', '^%["([^"\\\\]*)"')
+  local is_anothers = known and not ours[known] and at >= now - ARGV[5]
+  local record, told
+  if not is_anothers then
+    record, told = read(name, 5, KEYS[6], KEYS[7])
+  end
   if record then
     local queue, list, tag, raw, route = unpack(told)
     local is_stray = not ours[queue] and at < now - ARGV[5]
@@ -142,20 +148,24 @@ for place = #strays, 1, -1 do
   redis.call('RPUSH', strays[place][1], strays[place][2])
 end
 redis.call('EXPIRE', KEYS[5], 3600)
+if #due == 2 * ARGV[6] and #taken < tonumber(ARGV[2]) then
+  return {'0', taken, missing, unreadable, '(' .. due[#due]}
+end
 local after = redis.call('ZRANGEBYSCORE', KEYS[1], string.format('(%.6f', now + ARGV[1]), '+inf',
   'WITHSCORES', 'LIMIT', 0, 10)
 for place = 1, #after, 2 do
   local record, told = read(after[place], 5, KEYS[6], KEYS[7])
   if record and ours[told[1]] then
-    return {string.format('%.6f', after[place + 1] - now), taken, missing, unreadable}
+    return {string.format('%.6f', after[place + 1] - now), taken, missing, unreadable, '-inf'}
   end
 end
 -- Messages of other queues may hide one of ours.
-return {after[20] and string.format('%.6f', after[20] - now) or '', taken, missing, unreadable}
+return {after[20] and string.format('%.6f', after[20] - now) or '', taken, missing, unreadable, '-inf'}
 """
 )
 """Repeats an answer that the worker did not receive, except for messages that were handed out again since.
-Strays are pushed to the end of their list that is consumed from, the first one last.
+Strays are pushed to the end of their list that is consumed from, the first one last. Where other queues have
+many messages that are due, each call looks at those behind the ones before it, and then begins again.
 """
 
 _SHORTEN = (
@@ -278,6 +288,8 @@ class Taker:
         self.name = uuid.uuid4().hex
         self.has_heard = True
         """Set once every message of the last answer has been handled."""
+        self.looks_from = "-inf"
+        """From which score on it looks for due messages."""
 
 
 class Parking:
@@ -318,8 +330,10 @@ class Parking:
         """
         keys = [*self._keys, *books, f"{self._taken}:{taker.name}", self._unreadable, self._claims]
         had_heard, taker.has_heard = taker.has_heard, False
-        arguments = [f"{ahead_s:.6f}", most, int(had_heard), repr(time.time()), STRAY_S, MOST_SEEN, *queues]
-        return [Taken(*map(_text, each)) for each in self._told(self._evaluate(_TAKE, keys, arguments))]
+        arguments = [f"{ahead_s:.6f}", most, int(had_heard), repr(time.time()), STRAY_S, MOST_SEEN]
+        *told, looks_from = self._evaluate(_TAKE, keys, [*arguments, taker.looks_from, *queues])
+        taker.looks_from = _text(looks_from)
+        return [Taken(*map(_text, each)) for each in self._told(told)]
 
     def shorten(self, group: str, left_s: float) -> int:
         """Report when the hold of a group ends; if that is earlier than reported before, its messages move as

@@ -141,6 +141,32 @@ def test_what_nobody_takes_goes_to_its_list_in_order(redis, parking):
     assert not redis.exists(*BOOKS)
 
 
+def test_many_due_of_other_queues_hide_none_of_ones_own(parking, monkeypatch):
+    monkeypatch.setattr(shapekit.integrations.celery.parking, "MOST_SEEN", 10)
+    for number in range(35):
+        parking.park(f"other{number}", number / 100, record(f"o{number}", "other"))
+    for number in range(25):
+        parking.park(f"own{number}", 0.5 + number / 100, record(f"m{number}"))
+    taker, found = Taker(), []
+
+    def look():
+        found.extend(taken(parking, taker, most=6))
+        taker.has_heard = True
+
+    for _ in range(3):
+        look()
+        assert not found
+        assert parking.next_s == 0, "there are more to look at"
+    for _ in range(20):
+        look()
+    assert found == [f"m{number}" for number in range(25)]
+    # It begins with the first again.
+    parking.park("first", -1, record("first"))
+    for _ in range(5):
+        look()
+    assert found[-1] == "first"
+
+
 @pytest.mark.parametrize("others", [10, 12])
 def test_many_of_other_queues_that_are_due_next_are_not_all_there_is(parking, others):
     for number in range(others):
