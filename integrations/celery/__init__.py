@@ -20,7 +20,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, Self, TypeGuard
+from typing import Any, NamedTuple, NoReturn, Self, TypeGuard
 from urllib.parse import parse_qsl, urlencode
 
 from shapekit import errors
@@ -46,7 +46,7 @@ from shapekit._runtime import process
 from shapekit._runtime.drivers import run
 from shapekit.decision import Decision
 from shapekit.decorator import Calls
-from shapekit.errors import ConfigError, RateLimitedError
+from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
 from shapekit.feedback import Feedback, ServerHint
 from shapekit.policy import Admission, Policy
 from shapekit.rate import SECOND_US, Duration, duration_us, one_of, whole
@@ -254,9 +254,7 @@ class Shaped:
             reservation = received(self.policy.shaper.core, slot_header.reservation)
             late_s = time.monotonic() - slot_header.slot
             if late_s > self.grace_s:
-                # No task has used it, and a quota or a window would go on counting it.
-                self.policy.shaper.settle(reservation, 0)
-                admission.taken(self._another(admission))
+                admission.taken(self._another(admission, reservation))
             else:
                 admission.taken(reservation, late_s)
         try:
@@ -285,31 +283,39 @@ class Shaped:
         some, but = map(tuple, said)
         return isinstance(error, some) and not isinstance(error, but)
 
-    def _another(self, admission: Admission) -> Reservation:
+    def _another(self, admission: Admission, missed: Reservation | None = None) -> Reservation:
         """Take another slot, because the first one has passed; wait for it here if it is near, else come back
         then.
         """
         shaper = self.policy.shaper
-        reservation = shaper.reserve(admission.key, cost=admission.cost)
+        try:
+            if missed is not None:
+                # No task has used it, and a quota or a window would go on counting it.
+                shaper.settle(missed, 0)
+            reservation = shaper.reserve(admission.key, cost=admission.cost)
+        except StoreUnavailableError:
+            # A worker waits for the store, outside of the pool.
+            self._come_back(missed)
         if reservation.accepted and reservation.delay > Settings(self._task.app).block_below_s:
             self._come_back(reservation)
         try:
             run(shaper.core.leave, reservation)
+        except StoreUnavailableError:
+            self._come_back(reservation)
         except RateLimitedError as error:
             raise self._refused(error) from None
         return reservation
 
-    def _come_back(self, reservation: Reservation) -> None:
-        """Send the same message once more, with its slot."""
+    def _come_back(self, reservation: Reservation | None) -> NoReturn:
+        """Send the same message once more, with its slot if it has one."""
         request = self._task.request
-        headers = {
-            **(request.headers or {}),
-            SLOT_HEADER: SlotHeader.travelling(vars(request), reservation).text(),
-        }
+        slot = None if reservation is None else SlotHeader.travelling(vars(request), reservation).text()
+        headers = {**(request.headers or {}), SLOT_HEADER: slot}
         try:
             self._task.signature_from_request(headers=headers, retries=request.retries).apply_async()
         except BaseException:
-            reservation.cancel()
+            if reservation is not None:
+                reservation.cancel()
             raise
         raise Ignore
 

@@ -4,6 +4,7 @@ import time
 
 import pytest
 from celery import Celery
+from celery.exceptions import Ignore
 
 from shapekit import AccountExhaustedError, Decision, MemoryStore, Policy, QueueFullError, QuotaExhaustedError
 from shapekit.integrations.celery import SLOT_HEADER, ShapedTask, SlotHeader
@@ -81,3 +82,28 @@ def test_a_task_whose_slot_was_taken_by_its_worker_has_a_whole_admission():
         work.pop_request()
     assert policy.shaper.reserve(cost=2).delay == 0
     assert policy.shaper.reserve().delay > 0
+
+
+def test_a_task_that_misses_its_slot_while_the_store_is_gone_comes_back_with_it():
+    """And its worker, which waits for the store, gives the slot back and takes another."""
+    app = Celery("gone", broker="memory://", set_as_current=False)
+    app.conf.task_default_queue = "gone"
+    shape = {"rate": "10/s", "name": "gone", "store": "redis://127.0.0.1:1"}
+
+    @app.task(base=ShapedTask, name="work", shape=shape, shared=False)
+    def work():
+        """Never run."""
+
+    slot = Policy("10/s", name="gone").shaper.reserve()
+    slot_header = SlotHeader.travelling(HEADERS, slot)
+    missed = {SLOT_HEADER: slot_header.at(time.monotonic() - 60.0).text()}
+    work.push_request(**HEADERS, **missed, headers=missed, called_directly=False)
+    try:
+        with pytest.raises(Ignore):
+            work.run()
+    finally:
+        work.pop_request()
+    with app.connection_for_read() as connection, connection.SimpleQueue("gone") as queue:
+        message = queue.get_nowait()
+        assert (message.headers["id"], message.headers["retries"]) == (HEADERS["id"], HEADERS["retries"])
+        assert SlotHeader.of(message.headers).text() == slot_header.text()
