@@ -27,6 +27,7 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from celery import bootsteps
 from celery.exceptions import InvalidTaskError
@@ -481,7 +482,9 @@ class Delivery:
 
     def park(self, park: Park, holds: Holds, changes: Changes, remaining_s: float) -> None:
         """Park the message with its slot."""
-        is_ours, name = self.reservation is not None and not self.brings_slot, self.name
+        is_ours, body = self.reservation is not None and not self.brings_slot, self.message.body
+        # Celery lets two messages have the same id; only one that is delivered again has the same body, too.
+        name = f"{self.name}:{crc32(body.encode() if isinstance(body, str) else body):x}"
         if self.reservation is not None:
             shaper = self.shaped.policy.shaper
             if self.reservation.grant.held or self.brings_slot:

@@ -18,11 +18,11 @@ class Worker:
         self.shaped = Eager(clock).shaped(lambda: None, {"rate": "10/s", "quota": "9/day"}).shaped
         self.batches = Batches(self.shaped, lambda: None)
 
-    def delivered(self, reservation=None):
+    def delivered(self, reservation=None, body=b"[]"):
         headers = {"id": "4711", "retries": 0}
         if reservation is not None:
             headers[SLOT_HEADER] = SlotHeader.travelling(headers, reservation).text()
-        message = SimpleNamespace(headers=headers, delivery_info={}, payload=((), {}, {}))
+        message = SimpleNamespace(headers=headers, delivery_info={}, payload=((), {}, {}), body=body)
         return Delivery(self.batches, message, None, None)
 
     @property
@@ -60,3 +60,27 @@ def test_a_message_whose_task_never_runs_is_not_counted(worker, delivery, passed
     for _ in range(2):
         assert delivery.give_back()
         assert worker.used == 0
+
+
+class Names:
+    """A park that keeps nothing but the names of messages."""
+
+    def __init__(self):
+        self.names = set()
+
+    def put(self, name, wait_s, message):
+        is_new = name not in self.names
+        self.names.add(name)
+        return is_new
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_one_message_is_parked_once_and_another_of_the_same_id_as_well(worker, is_early):
+    park, others = Names(), SimpleNamespace(note=lambda *_, **__: None)
+    for body in (b"one", b"one", "another", "another"):
+        delivery = worker.delivered(body=body)
+        if not is_early:
+            delivery.remaining()
+        delivery.park(park, others, others, 1.0)
+    assert len(park.names) == 2
+    assert worker.used == (0 if is_early else 2)
