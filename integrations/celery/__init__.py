@@ -460,12 +460,16 @@ class ShapedTask(Task):
         if spec:
             check_without_store(spec, self.run)
         made = (lambda: policy) if policy else lambda: policy_from(spec, self.app, str(self.name))
-        _shape_run(self, "run", Shaped(self, self.run, made, spec))
+        _shape_run(self, made, spec)
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
         """Add the shaping step to the workers of the app."""
         app.steps["consumer"].add(_STEP)
+        task = _registered(app).get(cls.name)
+        if type(task) is cls and not hasattr(task, "shaped"):
+            # A subclass may have an `__init__` of its own.
+            ShapedTask.__init__(task)
 
     def apply_async(self, *args: Any, **options: Any) -> Any:
         """`Task.apply_async`; `shape_cost=5` sets the cost of this call."""
@@ -592,9 +596,7 @@ def _route(app: Any, pattern: str, shape: Shape) -> tuple[Any, Any]:
 
 
 def _attach(task: Any, policy: Any, spec: Any) -> None:
-    # Inside the automatic retry, so that each attempt takes its own slot.
-    name = "_orig_run" if hasattr(task, "_orig_run") else "run"
-    _shape_run(task, name, Shaped(task, getattr(task, name), policy, spec))
+    _shape_run(task, policy, spec)
     task.Strategy = _STRATEGY
     for way in ("apply_async", "apply"):
         setattr(task, way, _taking_cost(getattr(task, way)))
@@ -608,7 +610,11 @@ def _taking_cost(call: Any) -> Any:
     return calling
 
 
-def _shape_run(task: Any, name: str, shaped: Shaped) -> None:
+def _shape_run(task: Any, policy: Any, spec: Any) -> None:
+    # Inside the automatic retry, so that each attempt takes its own slot.
+    name = "_orig_run" if hasattr(task, "_orig_run") else "run"
+    shaped = Shaped(task, getattr(task, name), policy, spec)
+
     @functools.wraps(getattr(task, name))
     def run(*args: Any, **kwargs: Any) -> Any:
         return shaped.run(args, kwargs)

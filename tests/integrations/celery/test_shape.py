@@ -51,6 +51,33 @@ class TestDeclaring:
         def task(account):
             """Declared, and never called."""
 
+    @pytest.mark.parametrize("written", ["decorated", "class"])
+    @pytest.mark.parametrize(
+        "repeats", [{}, {"autoretry_for": (KeyError,), "retry_kwargs": {"countdown": 0}}]
+    )
+    def test_a_base_class_may_have_an_init_of_its_own(self, eager, clock, written, repeats):
+        class Own(ShapedTask):
+            def __init__(self):
+                self.users = {}
+
+        app = eager.app
+        shape, failing = {"rate": "10/s"}, [KeyError("first")] if repeats else []
+
+        def run(self):
+            if failing:
+                raise failing.pop()
+            return self.users
+
+        if written == "decorated":
+            task = app.task(base=Own, bind=True, name="own", shape=shape, shared=False, **repeats)(run)
+        else:
+            members = {"name": "own", "shape": shape, "run": run, **repeats}
+            task = app.register_task(type("Other", (Own,), members)())
+        for _ in range(2):
+            assert task.delay().get() == {}
+        # Each attempt takes a slot.
+        assert clock.now() == pytest.approx(0.2 if repeats else 0.1)
+
     def test_what_cannot_be_meant_for_foreign_tasks_is_refused_where_it_is_written(self, eager, refused):
         refused(lambda: shape_app(eager.app, {"billing.*": {"rate": "10/x"}}), "rate")
         refused(lambda: shape_app(eager.app, {"*": {"policy": Policy("1/s"), "cost": 0}}), "cost")
