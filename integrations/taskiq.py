@@ -18,6 +18,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from shapekit import errors
@@ -27,8 +28,8 @@ from shapekit.errors import ConfigError, RateLimitedError
 
 try:
     from redis.asyncio import Redis
+    from taskiq import AckableMessage  # pyright: ignore[reportMissingImports]
     from taskiq.exceptions import NoResultError  # pyright: ignore[reportMissingImports]
-    from taskiq.labels import prepare_label  # pyright: ignore[reportMissingImports]
     from taskiq.receiver import Receiver  # pyright: ignore[reportMissingImports]
     from taskiq.receiver.params_parser import parse_params  # pyright: ignore[reportMissingImports]
     from taskiq.result import TaskiqResult  # pyright: ignore[reportMissingImports]
@@ -120,6 +121,7 @@ class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
             )
         super().__init__(broker, executor, *args, **kwargs)
         self._parking = _Parking(broker)
+        self._received: ContextVar[bytes] = ContextVar("received")
 
     async def listen(self, finish_event: asyncio.Event) -> None:
         """Listen for tasks, and bring back those that have become due."""
@@ -129,6 +131,14 @@ class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
         finally:
             bringing.cancel()
 
+    async def callback(self, message: Any, raise_err: bool = False) -> None:
+        """Remember the message as it was received, and run its task."""
+        token = self._received.set(message.data if isinstance(message, AckableMessage) else message)
+        try:
+            await super().callback(message, raise_err)
+        finally:
+            self._received.reset(token)
+
     async def run_task(self, target: Callable[..., Any], message: Any, **kwargs: Any) -> Any:
         """Wait for the slot of a task and run it, or put it back."""
         shaped: tuple[ShapedTasks, Callable[..., Any]] | None = getattr(target, _SHAPED, None)
@@ -137,7 +147,9 @@ class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
         tasks, function = shaped
         # Without the slot, because what taskiq sends again takes another.
         slot_header = message.labels.pop(SLOT_HEADER, None)
-        lease = await self._parking.leased(message)
+        # Middleware has changed the message, and does so again when it comes back.
+        received = self._received.get()
+        lease = await self._parking.leased(received)
         try:
             admitted = await tasks.admit(TASKS, slot_header, *self._arguments(function, message))
         except Exception as error:
@@ -148,7 +160,7 @@ class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
         else:
             if isinstance(admitted, PutBack):
                 await self._parking.keep(
-                    message, max(0.0, admitted.delay_s - AHEAD_S), admitted.slot_header, lease
+                    received, max(0.0, admitted.delay_s - AHEAD_S), admitted.slot_header, lease
                 )
                 if (ack := kwargs.get("ack_controller")) is not None and ack.is_ackable:
                     await ack.ack()
@@ -177,12 +189,12 @@ class _Parking:
         self._redis = Redis(connection_pool=broker.connection_pool)
         self._park, self._unpark = map(self._redis.register_script, (_PARK, _UNPARK))
         self._key, self._queue = PARKED + broker.queue_name, broker.queue_name
-        self._dumps = broker.formatter.dumps
+        self._formatter = broker.formatter
         self._is_list = isinstance(broker, ListQueueBroker)
 
-    async def leased(self, message: Any) -> bytes | None:
+    async def leased(self, received: bytes) -> bytes | None:
         """See to it that a message comes back, if its broker does not; returns how to end that."""
-        return await self.keep(message, LEASE_S) if self._is_list else None
+        return await self.keep(received, LEASE_S) if self._is_list else None
 
     async def end(self, lease: bytes) -> bool:
         """End a lease. False if the message has come back already."""
@@ -194,14 +206,16 @@ class _Parking:
             return True
 
     async def keep(
-        self, message: Any, delay_s: float, slot_header: str | None = None, lease: bytes | None = None
+        self, received: bytes, delay_s: float, slot_header: str | None = None, lease: bytes | None = None
     ) -> bytes:
-        """Have a message come back after so many seconds, with its slot, and in place of its lease."""
-        told = message.labels if slot_header is None else {**message.labels, SLOT_HEADER: slot_header}
-        labels = {label: prepare_label(value) for label, value in told.items()}
-        texts = {label: text for label, (text, _) in labels.items()}
-        kinds = {label: kind for label, (_, kind) in labels.items()}
-        data: bytes = self._dumps(message.model_copy(update={"labels": texts, "labels_types": kinds})).message
+        """Have a message come back as it was received, after so many seconds, with its slot, and in place of
+        its lease.
+        """
+        message = self._formatter.loads(received)
+        message.labels.pop(SLOT_HEADER, None)
+        if slot_header is not None:
+            message.labels[SLOT_HEADER] = slot_header
+        data: bytes = self._formatter.dumps(message).message
         while True:
             try:
                 await self._park([self._key], [round(delay_s * 1000), data, lease or b""])

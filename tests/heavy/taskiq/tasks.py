@@ -4,7 +4,7 @@ import os
 from typing import Annotated
 
 from pydantic import BaseModel
-from taskiq import Context, SimpleRetryMiddleware, TaskiqDepends
+from taskiq import Context, SimpleRetryMiddleware, TaskiqDepends, TaskiqMiddleware
 from taskiq_redis import ListQueueBroker, RedisAsyncResultBackend, RedisStreamBroker
 
 from shapekit import Policy
@@ -13,12 +13,29 @@ from tests.heavy.queues.notes import note, note_worker, url
 
 URL = url()
 
+
+class Sealing(TaskiqMiddleware):
+    """Seals the arguments of one task where it is sent, and opens them where it runs."""
+
+    def pre_send(self, message):
+        if message.task_name == "sealed":
+            message.args = [f"sealed {told}" for told in message.args]
+        return message
+
+    def pre_execute(self, message):
+        if message.task_name == "sealed":
+            assert all(told.startswith("sealed ") for told in message.args)
+            message.args = [int(told.removeprefix("sealed ")) for told in message.args]
+        return message
+
+
 KINDS = {
     "stream": lambda: RedisStreamBroker(URL, consumer_id="0", idle_timeout=3000),
     "list": lambda: ListQueueBroker(URL),
 }
 broker = KINDS[os.environ.get("QUEUES_BROKER", "stream")]()
-broker = broker.with_result_backend(RedisAsyncResultBackend(URL)).with_middlewares(SimpleRetryMiddleware())
+broker = broker.with_result_backend(RedisAsyncResultBackend(URL))
+broker = broker.with_middlewares(SimpleRetryMiddleware(), Sealing())
 
 
 CALLED = Policy("5/s", name="called", store=URL)
@@ -45,6 +62,12 @@ def killed(number: int):
 async def slow(account: Account, number: int, context: Annotated[Context, TaskiqDepends()]):
     note(f"slow:{account.name}", number)
     return sorted(context.message.labels), context.message.labels["some"] == b"bytes"
+
+
+@broker.task(task_name="sealed")
+@shaped_task(rate="1/s", store=URL)
+async def sealed(number: int):
+    note("sealed", number)
 
 
 @broker.task(retry_on_error=True)

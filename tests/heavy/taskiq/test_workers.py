@@ -89,6 +89,12 @@ def test_each_key_has_its_rate_and_a_task_that_comes_back_has_its_slot(app, flee
     policy.close()
 
 
+def test_a_task_comes_back_as_it_was_received(app, fleet):
+    """Middleware sees it again as it was sent, and not as it was left by middleware."""
+    send(app, *((app.sealed, number) for number in range(4)))
+    assert distinct(fleet.wait("sealed", 4)) == 4
+
+
 def test_a_refused_task_fails_at_once_or_comes_back(app, fleet):
     told = results(app, send(app, *((app.refused, number) for number in range(4))))
     assert [type(result.error).__name__ for result in told].count("QueueFullError") == 2
