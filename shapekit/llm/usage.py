@@ -192,7 +192,10 @@ class Encoder(Protocol):
 
 CountSpec: TypeAlias = Callable[[str], int] | Encoder
 
-_TEXTS = ("messages", "prompt", "input", "system", "instructions", "tools", "functions", "response_format")
+_TEXTS = (
+    *("messages", "prompt", "input", "system", "instructions", "tools", "functions"),
+    *("response_format", "text_format", "output_format"),
+)
 """The arguments that a model reads."""
 _MOST_OUTPUT = ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_tokens_to_sample")
 _MEDIA = ("data", "b64_json", "file_data")
@@ -279,6 +282,10 @@ def _texts(value: Any) -> Iterator[str | None]:
     elif isinstance(value, (list, tuple)):
         for part in value:
             yield from _texts(part)
+    elif isinstance(value, type):
+        # A class says by its schema what the answer is to be.
+        if (schema := getattr(value, "model_json_schema", None)) is not None:
+            yield from _texts(schema())
     elif hasattr(value, "model_dump"):
         # An answer of before, in a conversation.
         yield from _texts(value.model_dump())

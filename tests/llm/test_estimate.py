@@ -91,6 +91,20 @@ def test_an_answer_of_before_is_read():
     assert estimated({"messages": [Message()]}, by_words).input == 3
 
 
+@pytest.mark.parametrize("argument", ["response_format", "text_format", "output_format"])
+def test_a_class_that_the_answer_is_to_be_counts_by_its_schema(argument):
+    class Answer:
+        @classmethod
+        def model_json_schema(cls):
+            return {"title": "one two"}
+
+        def model_dump(self):
+            raise AssertionError("there is no answer yet")
+
+    assert estimated({argument: Answer}, by_words).input == 3
+    assert estimated({argument: int}, by_words).input == 0
+
+
 @pytest.mark.parametrize(
     "picture",
     [
