@@ -56,7 +56,8 @@ class _Listened:
             raise
         self._is_first = False
         if item is not _END:
-            self._heard.hear(item)
+            with log_errors(self._call):
+                self._heard.hear(item)
         usage = self._heard.usage if item is _END or self._heard.is_final else None
         if usage is not None and usage != self._settled:
             self._settled = usage
@@ -193,10 +194,11 @@ def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any
         if not is_awaited and (mistake := _sends_later(function, result)) is not None:
             await settle(driver, call, _NOTHING)
             raise mistake
-        read = _read(result, kwargs)
-        usage = usage_of(await read if is_awaited and inspect.isawaitable(read) else read)
-        if usage is not None:
-            await settle(driver, call, usage)
+        with log_errors(call):
+            read = _read(result, kwargs)
+            usage = usage_of(await read if is_awaited and inspect.isawaitable(read) else read)
+            if usage is not None:
+                await settle(driver, call, usage)
         return result
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -261,9 +263,13 @@ def _arguments(parameters: inspect.Signature, args: Any, kwargs: dict[str, Any])
 
 
 def _with_headers(function: Any) -> Any:
-    """The SDKs' twin of a method, which answers with the headers and parses the same result."""
+    """The SDKs' twin of a method, which answers with the headers and parses the same result.
+
+    It wraps the method. What others call so answers in a form of its own.
+    """
     raw = getattr(getattr(function, "__self__", None), "with_raw_response", None)
-    return getattr(raw, getattr(function, "__name__", ""), None)
+    twin = getattr(raw, getattr(function, "__name__", ""), None)
+    return twin if getattr(twin, "__wrapped__", None) == function else None
 
 
 def _bearer(result: Any) -> Any:

@@ -212,7 +212,64 @@ def test_what_a_function_says_of_its_answer_is_no_concern_otherwise(one, used, t
     assert used(one) == 60
 
 
-# a store that is gone takes no answer away
+# what goes wrong beside an answer takes no answer away
+
+
+class Cohere:
+    """Its raw methods are others, whose answers have nothing to parse."""
+
+    class with_raw_response:
+        @staticmethod
+        def chat(prompt="why?", max_tokens=100):
+            raise AssertionError("another method was called")
+
+    def chat(self, prompt="why?", max_tokens=100):
+        return ANSWER
+
+
+def test_a_raw_method_that_is_no_twin_is_not_called(one, used):
+    assert one.wrap(Cohere().chat)() is ANSWER
+    assert used(one) == 60
+
+
+class Lazy:
+    """An answer that fails where it is asked for its usage."""
+
+    @property
+    def usage(self):
+        raise LookupError("not there yet")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_answer_whose_usage_cannot_be_read_is_handed_on(one, used, caplog, is_async):
+    answer = Lazy()
+
+    async def aask(prompt="why?", max_tokens=100):
+        return answer
+
+    assert run(one.wrap(aask if is_async else lambda prompt="why?", max_tokens=100: answer)) is answer
+    assert used(one) == 102
+    assert caplog.records[-1].exc_info[0] is LookupError
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_item_that_cannot_be_read_is_handed_on(one, used, caplog, is_async):
+    items = [{"choices": 3}, *CHUNKS]
+
+    async def read():
+        return await awhole(await one.wrap(aask)())
+
+    async def aask(prompt="why?", max_tokens=100):
+        return AsyncStream(items)
+
+    told = (
+        anyio.run(read)
+        if is_async
+        else whole(one.wrap(lambda prompt="why?", max_tokens=100: Stream(items))())
+    )
+    assert told == items
+    assert used(one) == 60
+    assert caplog.records[-1].exc_info[0] is TypeError
 
 
 @pytest.mark.parametrize("kind", ["answer", "stream", "error"])
