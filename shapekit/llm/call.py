@@ -548,7 +548,7 @@ class LLMCall:
         if not given and self._asked is not None:
             given = estimated(self._asked, self._books.count_tokens).input
         usage = heard.seen(given, self._books.count_tokens)
-        return usage if usage.input else None
+        return usage if usage is not None and usage.input else None
 
     def observe(self, response: Any) -> ServerHint | None:
         """Read what an answer's headers say, and hold the key if it asks for that.

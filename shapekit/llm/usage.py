@@ -67,8 +67,13 @@ _DETAILS = {
 }
 """Where a usage says what its input and output consist of: as OpenAI does, and as LangChain does."""
 
-_ADDED = ("content", "reasoning_content", "refusal", "text", "thinking", "partial_json", "arguments")
+_ADDED = (
+    *("content", "reasoning_content", "reasoning", "refusal"),
+    *("text", "thinking", "partial_json", "arguments"),
+)
 """Where the parts of an answer have their text."""
+_EVENTS = ("message_", "content_block_", "ping", "response.")
+"""With what the types of events begin that may say nothing."""
 _LAST = ("message_delta", "response.completed", "response.incomplete", "response.failed")
 """Events of streams after which the usage that they carry does not change."""
 
@@ -86,12 +91,14 @@ def usage_of(answer: Any) -> TokenUsage | None:
 class StreamUsage:
     """What has been heard of the usage of a stream, item by item."""
 
-    __slots__ = ("_fields", "_is_whole", "_texts", "is_final")
+    __slots__ = ("_fields", "_is_understood", "_is_whole", "_texts", "is_final")
 
     def __init__(self) -> None:
         self._fields: dict[str, int] = {}
         self._texts: list[str] = []
         self._is_whole = False
+        self._is_understood: bool | None = None
+        """Whether any item is of a form that is known; None before the first."""
         self.is_final = False
         """Whether the usage is known, although the stream may go on."""
 
@@ -100,7 +107,15 @@ class StreamUsage:
 
         Whether it has text of the answer.
         """
-        usage = _field(item, "usage")
+        self._is_understood = self._is_understood or False
+        data = _field(item, "data")
+        # Mistral's events have the chunk as their data.
+        parts = [item] if data is None or isinstance(data, str | bytes) else [item, data]
+        have_texts = [self._hear(part) for part in parts]
+        return any(have_texts)
+
+    def _hear(self, item: Any) -> bool:
+        usage = _field(item, "usage") or _field(_field(item, "x_groq"), "usage")
         for bearer in (_field(item, "message"), _field(item, "response")):
             self._fields |= _told(_field(bearer, "usage"))
         told = _told(usage)
@@ -111,6 +126,8 @@ class StreamUsage:
         # Chunks without choices say nothing else but the usage.
         closes = _field(item, "type") in _LAST or (bool(told) and _field(item, "choices") == [])
         self.is_final = self.is_final or (closes and bool(self._fields))
+        if texts or self._fields or str(_field(item, "type")).startswith(_EVENTS):
+            self._is_understood = True
         return bool(texts)
 
     @property
@@ -118,8 +135,13 @@ class StreamUsage:
         """The usage as it is known at the end of the stream; None if it was not said."""
         return _from(self._fields) if self.is_final or self._is_whole else None
 
-    def seen(self, given: int, count: Callable[[str], int]) -> TokenUsage:
-        """The usage as far as the stream was read, if the input has so many tokens where it was not said."""
+    def seen(self, given: int, count: Callable[[str], int]) -> TokenUsage | None:
+        """The usage as far as the stream was read, if the input has so many tokens where it was not said.
+
+        None if the stream speaks a form of its own, of which nothing is understood.
+        """
+        if self._is_understood is False:
+            return None
         told = _from(self._fields) or TokenUsage(given, 0)
         texts = "".join(self._texts)
         return told._replace(output=max(told.output, count(texts) if texts else 0))
@@ -138,7 +160,8 @@ def _new_texts(item: Any) -> Iterator[str]:
         if isinstance(bearer, str):
             yield bearer
         else:
-            yield from (text for name in _ADDED if isinstance(text := _field(bearer, name), str))
+            said = (text for name in _ADDED if isinstance(text := _field(bearer, name), str))
+            yield from dict.fromkeys(said)  # some servers say what is thought under two names
 
 
 def _field(thing: Any, name: str) -> Any:

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from .errors import RefusedByServer
-from .streams import CHUNKS, AsyncStream, Stream, awhole, streaming, whole
+from .streams import ANSWER, CHUNKS, AsyncStream, Stream, awhole, streaming, whole
 
 
 @pytest.fixture
@@ -216,6 +216,10 @@ def test_a_bare_estimate_does_not_hide_the_input(budget, used):
         ([{"choices": [{"delta": {"content": "yes"}}, {"delta": {"reasoning_content": "hmm"}}]}], 2 + 2),
         ([{"choices": [{"text": "yes"}]}], 2 + 1),
         ([{"choices": [{"delta": {"tool_calls": [{"function": {"arguments": "{}"}}]}}]}], 2 + 1),
+        ([{"choices": [{"delta": {"reasoning": "hmm", "content": None}}]}], 2 + 1),
+        ([{"choices": [{"delta": {"reasoning": "hmm", "reasoning_content": "hmm"}}]}], 2 + 1),
+        ([{"data": {"choices": [{"delta": {"content": "yes"}}]}}], 2 + 1),
+        ([{"type": "response.created", "response": {"usage": None}}], 2),
         ([{"type": "response.output_text.delta", "delta": "yes, I do"}], 2 + 3),
         (
             [
@@ -233,3 +237,27 @@ def test_what_each_dialect_has_said_so_far_is_counted(one, used, items, tokens):
         next(stream)
     stream.close()
     assert used(one) == tokens
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "content-delta", "delta": {"message": {"content": {"text": "yes"}}}},
+        {"message": {"role": "assistant", "content": "yes"}, "done": False},
+        {"event": "message", "data": '{"choices": [{"delta": {"content": "yes"}}]}'},
+        {"choices": [{"delta": {"role": "assistant", "musings": "yes"}}]},
+        {"choices": 3},
+        b'data: {"choices": [{"delta": {"content": "yes"}}]}',
+        object(),
+    ],
+)
+def test_a_stream_in_a_form_of_its_own_keeps_what_it_reserved(one, used, item):
+    assert whole(one.wrap(streaming(Stream([item] * 3)))()) == [item] * 3
+    assert used(one) == 102
+
+
+@pytest.mark.parametrize("bearer", ["data", "x_groq"])
+def test_a_usage_is_heard_within_what_servers_put_around_it(one, used, bearer):
+    chunk = {"choices": [{"delta": {}}], bearer: {"choices": [{"delta": {}}], "usage": ANSWER["usage"]}}
+    whole(one.wrap(streaming(Stream([chunk])))())
+    assert used(one) == 60
