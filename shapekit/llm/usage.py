@@ -59,11 +59,22 @@ _TOTAL = "total_tokens"
 """May hold more than input and output: some servers count there alone what a model only thought."""
 _FIELDS = (*_INPUT, *_OUTPUT, _WRITTEN, _READ, _TOTAL)
 _CACHED, _PART_WRITTEN, _THOUGHT = "cached_tokens", "cache_creation_tokens", "reasoning_tokens"
+_BY_OPENAI = "cache_write_tokens"
+_BY_LIFETIME = ("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
+"""LangChain tells so what Anthropic puts into its cache, and then nothing else."""
+_TIERS = ("", "priority_", "flex_")
+"""What LangChain puts before some names, by what was asked of OpenAI."""
 _DETAILS = {
-    ("prompt_tokens_details", "input_tokens_details"): {_CACHED: _CACHED, _PART_WRITTEN: _PART_WRITTEN},
+    ("prompt_tokens_details", "input_tokens_details"): {
+        name: name for name in (_CACHED, _PART_WRITTEN, _BY_OPENAI)
+    },
     ("completion_tokens_details", "output_tokens_details"): {_THOUGHT: _THOUGHT},
-    ("input_token_details",): {"cache_read": _CACHED, "cache_creation": _PART_WRITTEN},
-    ("output_token_details",): {"reasoning": _THOUGHT},
+    ("input_token_details",): {
+        **{f"{tier}cache_read": _CACHED for tier in _TIERS},
+        **{f"{tier}cache_creation": _PART_WRITTEN for tier in _TIERS},
+        **dict(zip(_BY_LIFETIME, _BY_LIFETIME, strict=True)),
+    },
+    ("output_token_details",): {f"{tier}reasoning": _THOUGHT for tier in _TIERS},
 }
 """Where a usage says what its input and output consist of: as OpenAI does, and as LangChain does."""
 
@@ -186,7 +197,9 @@ def _from(told: Mapping[str, int]) -> TokenUsage | None:
     if told.keys().isdisjoint((*_INPUT, *_OUTPUT, _TOTAL)):
         return None
     given = next((told[name] for name in _INPUT if name in told), 0)
-    cached, written, uncounted = told.get(_CACHED, 0), told.get(_PART_WRITTEN, 0), 0
+    cached, uncounted = told.get(_CACHED, 0), 0
+    by_lifetime = sum(told.get(name, 0) for name in _BY_LIFETIME)
+    written = max(told.get(_PART_WRITTEN, 0), told.get(_BY_OPENAI, 0), by_lifetime)
     if "prompt_tokens" in told:
         cached, written = max(cached, told.get(_READ, 0)), max(written, told.get(_WRITTEN, 0))
     else:

@@ -54,6 +54,50 @@ ANSWERS = {
         },
         (350, 240, 100, 200, 200),
     ),
+    "LangChain's, with Anthropic's cache by how long it is kept": (
+        {
+            "input_tokens": 350,
+            "output_tokens": 40,
+            "total_tokens": 390,
+            "input_token_details": {
+                "cache_read": 100,
+                "cache_creation": 0,
+                "ephemeral_5m_input_tokens": 150,
+                "ephemeral_1h_input_tokens": 50,
+            },
+        },
+        (350, 40, 100, 200),
+    ),
+    "LangChain's, of OpenAI's priority": (
+        {
+            "input_tokens": 350,
+            "output_tokens": 240,
+            "total_tokens": 590,
+            "input_token_details": {"priority_cache_read": 100, "priority_cache_creation": 200},
+            "output_token_details": {"priority_reasoning": 200},
+        },
+        (350, 240, 100, 200, 200),
+    ),
+    "chat, of which some was written to a cache": (
+        {
+            "usage": {
+                "prompt_tokens": 2_000,
+                "completion_tokens": 5,
+                "prompt_tokens_details": {"cached_tokens": 100, "cache_write_tokens": 1_800},
+            }
+        },
+        (2_000, 5, 100, 1_800),
+    ),
+    "responses, of which some was written to a cache": (
+        {
+            "usage": {
+                "input_tokens": 2_000,
+                "output_tokens": 5,
+                "input_tokens_details": {"cached_tokens": 100, "cache_write_tokens": 1_800},
+            }
+        },
+        (2_000, 5, 100, 1_800),
+    ),
     "LiteLLM's, with Anthropic's cache in its prompt": (
         {
             "usage": {
