@@ -231,14 +231,14 @@ class Line:
             await driver.given_back(error, asking.give_back)
             raise
 
-    def freed(self, key: str) -> None:
-        """Something was given back: the first one asks again."""
+    def freed(self, key: str | None) -> None:
+        """Something was given back: the first one asks again; that of each key if it belongs to them all."""
         self._freed += 1
         if self._places:
             with self._lock:
-                places = self._places.get(key)
-                if places:
-                    places[0].ring()
+                for places in self._places.values() if key is None else (self._places.get(key),):
+                    if places:
+                        places[0].ring()
 
     async def _take(self, asking: _Asking) -> tuple[list[Reservation], int]:
         freed = self._freed
@@ -472,6 +472,11 @@ class Books(NamedTuple):
     settles_aborted: bool
     """Whether a stream that has not told its usage is settled at what was seen of it."""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether what one key gives back may be what another one waits for."""
+        return any(budget_limit.key is not None for budget_limit in self.budget_limits)
+
     def fits(self, usage: TokenUsage, price: Price | None) -> bool:
         """Whether a call of this estimate can ever be admitted."""
         return all(
@@ -617,7 +622,7 @@ class LLMCall:
 
     async def _settle_all(self, driver: Driver, charges: list[tuple[Admission, int]]) -> bool:
         changed = [await _settled(driver, admission, cost) for admission, cost in charges]
-        self._books.line.freed(self.key)
+        self._books.line.freed(None if self._books.is_shared else self.key)
         return any(changed)
 
     async def _observe(self, driver: Driver, response: Any) -> ServerHint | None:
@@ -639,7 +644,7 @@ class LLMCall:
         for admission in self._free(error):
             with log_errors(self):
                 await _settled(driver, admission, 0)
-        self._books.line.freed(self.key)
+        self._books.line.freed(None if self._books.is_shared else self.key)
 
     # inside
 

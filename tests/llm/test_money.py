@@ -29,6 +29,7 @@ from shapekit import (
     SQLiteStore,
     TokenUsage,
 )
+from shapekit._runtime.drivers import AsyncAlarm
 from shapekit.events import BudgetReached
 from shapekit.llm.prices import Price, money, prices_from, spend_from
 
@@ -386,6 +387,24 @@ def test_the_limit_of_all_keys_may_be_the_only_one(spend):
     budget = spend(None, total="0.012 USD/day", key="{user}")
     with budget.admit({**asked(1_000), "user": "a"}), pytest.raises(QuotaExhaustedError):
         budget.admit({**asked(1_000), "user": "b"}).__enter__()
+
+
+@pytest.mark.anyio
+async def test_what_one_key_gives_back_to_the_limit_of_all_wakes_the_others(spend, clock):
+    budget = spend(None, total="0.012 USD/day", key="{user}", max_wait="2d")
+    first = await budget.aadmit({**asked(1_000), "user": "a"}).__aenter__()
+    left = {}
+
+    async def wait(user):
+        async with budget.aadmit({**asked(400), "user": user}):
+            left[user] = clock.now()
+
+    async with anyio.create_task_group() as tasks:
+        for user in "bc":
+            tasks.start_soon(wait, user)
+        await clock.asleep(10, AsyncAlarm())
+        await first.asettle((0, 0))
+    assert left == {"b": 10.0, "c": 10.0}
 
 
 def test_a_hold_of_one_key_does_not_hold_the_others(spend):
