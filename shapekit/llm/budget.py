@@ -57,6 +57,8 @@ PARTS = 120
 """In how many parts a period is counted where its limit is never to be exceeded."""
 MOST_SOON_US = 250_000
 """How far ahead a call takes its slots at most; half a part of a minute."""
+MOST_FENCE_US = 60 * SECOND_US
+"""For how long the first call of a process is overtaken at most by those of others."""
 _ALL = "all"
 """The key of a limit over all keys."""
 _FIX = 'write LLMBudget(requests="500/min", tokens="90k/min")'
@@ -177,7 +179,7 @@ class LLMBudget:
         rates = [limit for limit in (requests, tokens, input_tokens, output_tokens) if _is_rate(limit)]
         periods_us = [rate.period_us for told in rates for rate in parse_rates(told)] or [60 * SECOND_US]
         soon_us = min(MOST_SOON_US, min(periods_us) // (2 * PARTS))
-        line = Line(self._store.clock, soon_us, max(periods_us))
+        line = Line(self._store.clock, soon_us, min(MOST_FENCE_US, max(periods_us)))
         self._count = counter(count)
         self._books = Books(
             budget_limits,
