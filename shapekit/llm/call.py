@@ -8,8 +8,8 @@ Line: calls of one budget that wait, first come, first served in each process.
 A slot that is taken keeps its place, so a slot far ahead, taken by an estimate, would keep out calls that fit
 as soon as others have settled. Therefore a call takes its slots only when they are near. Until then it stands
 in line: the first one asks again when something was given back, and now and then, because other processes
-give back too. A call that was first for a whole period takes its slots however far they are: no other process
-can overtake it for ever.
+give back too. A call that was first for a whole period, or a minute, takes its slots however far they are: no
+other process can overtake it for ever.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def hold_s(dialect: str, headers: Any, needs: Mapping[str, int], received_at: fl
 
 _UNKNOWN = (408, 499)
 """Of the refusals those that come after a wait: the model may have been at work."""
-_NEVER_SENT = (RateLimitedError, ConnectionRefusedError, gaierror)
+_NEVER_SENT = (RateLimitedError, CostExceedsLimitError, ConnectionRefusedError, gaierror)
 
 
 def never_sent(error: BaseException) -> bool:

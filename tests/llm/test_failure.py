@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from shapekit import ManualClock, Policy, QueueFullError
+from shapekit import CostExceedsLimitError, ManualClock, Policy, QueueFullError
 from shapekit.integrations.httpx import ShapedTransport
 from shapekit.llm.call import never_ran, never_sent
 
@@ -39,6 +39,7 @@ def answered():
 UNSENT = {
     "refused by us": refusal(),
     "answered by us": answered(),
+    "too much for us": caused(CostExceedsLimitError(5, 1, "default", "tokens=", "llm.tokens", "tokens")),
     "refused connection": REFUSED,
     "no such host": gaierror("no such host"),
     "in a client's error": caused(caused(REFUSED)),
