@@ -471,7 +471,7 @@ class CallOutcome(NamedTuple):
     def is_exhausted(self) -> bool:
         """Whether the answer says that the account has nothing left to spend."""
         answer = self.answer
-        return answer is not None and says_exhausted(error_of(answer.status, answer.body))
+        return answer is not None and says_exhausted(answer.status, error_of(answer.status, answer.body))
 
 
 def _headers_of(bearer: Any) -> Any:
@@ -497,7 +497,7 @@ def may_be_exhausted(admission: Admission, status: int, content_type: str | None
 
 async def observe_body(driver: Driver, admission: Admission, reply: ResponseView) -> None:
     """Hear what a body adds to headers that were observed before."""
-    if says_exhausted(error_of(reply.status, reply.body)):
+    if says_exhausted(reply.status, error_of(reply.status, reply.body)):
         await observe(driver, admission, reply)
 
 

@@ -23,6 +23,7 @@ from shapekit.clock import forgets
 from shapekit.errors import AccountExhaustedError, QuotaExhaustedError
 from shapekit.feedback.dialects import (
     DIALECTS,
+    FAMILIES,
     FIRST_HOLD_S,
     OURS,
     REFUSED,
@@ -134,8 +135,8 @@ class Feedback:
        request succeeds that was sent after the hold, or `max_hold` after the hold.
     4. An answer that says that the account has nothing left to spend holds for 1 min, 2 min, 4 min … up to an
        hour, whatever `max_hold` is: one step per incident. It says so by an error in its body, such as
-       OpenAI's `insufficient_quota`, or by a 402 that names no time and does not ask for the payment of this
-       one request.
+       OpenAI's `insufficient_quota`. A 402 alone says it only in the dialects "openai" and "anthropic": other
+       servers answer with it when one payment fails.
     5. Nothing else holds. A 503 or 529 that does not say how long is an error of the server, not of our rate.
        A 429 that shapekit made itself (`on_reject="respond"`) is no answer of the server, and says nothing.
 
@@ -159,6 +160,7 @@ class Feedback:
         self._dialects = _chosen(dialect)
         fields = (field for dialect in self._dialects for field in dialect.reads)
         self._wanted = None if callable(dialect) else wanted(fields)
+        self._sells_models = isinstance(dialect, str) and dialect in FAMILIES
         self.max_hold_s = duration_us("max_hold", max_hold, least=1_000) / SECOND_US
         """The longest hold, in seconds."""
         self._forget_all()
@@ -203,7 +205,7 @@ class Feedback:
         if _refusal(answer) is not None:
             return None
         hint, first_hold_s = self._parsed(answer)
-        if _is_exhausted(answer, hint):
+        if self._is_exhausted(answer, hint):
             hold_s = self._incidents.unhinted(
                 (key, ACCOUNT), FIRST_PROBE_S, sent_at, received_at, LONGEST_PROBE_S
             )
@@ -243,6 +245,19 @@ class Feedback:
         """Bound the hold of a hint from elsewhere: 0, or from a millisecond to `max_hold`."""
         return hint._replace(hold_s=self._within(hint.hold_s))
 
+    def _is_exhausted(self, answer: Answer, hint: ServerHint | None) -> bool:
+        if says_exhausted(answer.status, answer.error) or (hint is not None and hint.exhausted):
+            return True
+        return (
+            self._sells_models
+            and answer.status == PAYMENT_REQUIRED
+            and answer.retry_s is None
+            # A body of JSON says it itself, once it is read.
+            and answer.error is None
+            and "json" not in answer.fields.get("content-type", "").lower()
+            and answer.fields.keys().isdisjoint(CHALLENGES)
+        )
+
     def _succeeded(self, status: int, key: str, scope: str | None, sent_at: float) -> None:
         if self._incidents.known and status < _SUCCESS_BELOW:
             for ended in {scope, None, ACCOUNT}:
@@ -271,13 +286,6 @@ def _chosen(dialect: str | Parser) -> tuple[Dialect, ...]:
         return tuple(DIALECTS.values())
     name = one_of("dialect", dialect, ("auto", *DIALECTS))
     return (DIALECTS[name]._replace(marks=()),)
-
-
-def _is_exhausted(answer: Answer, hint: ServerHint | None) -> bool:
-    if says_exhausted(answer.error) or (hint is not None and hint.exhausted):
-        return True
-    is_unhinted = answer.status == PAYMENT_REQUIRED and answer.retry_s is None
-    return is_unhinted and answer.fields.keys().isdisjoint(CHALLENGES)
 
 
 def _told(answer: Answer, hint: ServerHint | None) -> float:
@@ -350,6 +358,11 @@ CODES = frozenset(
 _CREDIT = "credit balance is too low"
 """Anthropic's message without credit, which often comes as a 400 of the type `invalid_request_error`."""
 
+_NO_FUNDS = ("insufficient balance", "insufficient credits")
+"""In the messages of DeepSeek and OpenRouter, with a 402. Stripe's `card_error` has that status, too, and is
+about one payment.
+"""
+
 CHALLENGES = ("www-authenticate", "payment-required")
 """The fields of a 402 that asks for the payment of one request, which a client may make and send with it."""
 
@@ -370,11 +383,12 @@ def error_of(status: int, body: object) -> Mapping[str, Any] | None:
     return error if isinstance(error, Mapping) else None
 
 
-def says_exhausted(error: Mapping[str, Any] | None) -> bool:
+def says_exhausted(status: int, error: Mapping[str, Any] | None) -> bool:
     """Whether the error of an answer says that the account has nothing left to spend."""
     if error is None:
         return False
     code, kind, message = (error.get(name) for name in ("code", "type", "message"))
     if any(isinstance(told, str) and told in CODES for told in (code, kind)):
         return True
-    return isinstance(message, str) and _CREDIT in message.lower()
+    said = message.lower() if isinstance(message, str) else ""
+    return _CREDIT in said or (status == PAYMENT_REQUIRED and any(words in said for words in _NO_FUNDS))

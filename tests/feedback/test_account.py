@@ -31,7 +31,7 @@ EXHAUSTED = {
     "Anthropic, permission": (403, {"type": "error", "error": {"type": "billing_error", "message": "pay"}}),
     "Anthropic, credit": (400, {"type": "error", "error": {"type": "invalid_request_error", "message": LOW}}),
     "DeepSeek": (402, {"error": {"message": "Insufficient Balance", "code": "invalid_request_error"}}),
-    "no body": (402, None),
+    "OpenRouter": (402, {"error": {"code": 402, "message": "Insufficient credits. Add more using …"}}),
 }
 RATES = {
     "OpenAI": (429, {"error": {"type": "requests", "code": "rate_limit_exceeded", "message": "Slow down"}}),
@@ -44,6 +44,14 @@ RATES = {
     "nothing": (429, None),
 }
 OTHERS = {
+    "a declined card": (
+        402,
+        {"error": {"type": "card_error", "code": "card_declined", "message": "Declined"}},
+    ),
+    "a card without funds": (402, {"error": {"code": "card_declined", "message": "Insufficient funds."}}),
+    "a payment that failed": (402, {"title": "Payment failed"}),
+    "a 402 without a body": (402, None),
+    "a transfer": (400, {"error": {"code": "invalid_transfer", "message": "Insufficient balance"}}),
     "a mistake": (400, {"type": "error", "error": {"type": "invalid_request_error", "message": "no model"}}),
     "no right": (403, {"error": {"code": "model_not_found", "type": "invalid_request_error", "message": ""}}),
     "no key": (401, {"error": {"code": "insufficient_quota"}}),
@@ -61,6 +69,24 @@ def read(feedback, status, body=None, headers=(), *, sent_at=AT, after=0.0):
 @pytest.mark.parametrize(("status", "body"), EXHAUSTED.values(), ids=EXHAUSTED)
 def test_an_exhausted_account_is_held_for_a_minute(dialect, status, body):
     assert read(Feedback(dialect), status, body) == ServerHint(hold_s=60.0, exhausted=True)
+
+
+@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
+def test_a_402_without_a_body_says_so_only_where_models_are_sold(dialect):
+    assert read(Feedback(dialect), 402) == ServerHint(hold_s=60.0, exhausted=True)
+    # Perhaps the body was not read yet.
+    assert read(Feedback(dialect), 402, headers={"Content-Type": "application/json"}) is None
+    for status, body in OTHERS.values():
+        if body is not None:
+            assert read(Feedback(dialect), status, body) is None
+
+
+@pytest.mark.parametrize(
+    "dialect", ["auto", *sorted(DIALECTS.keys() - {"openai", "anthropic"}), lambda _: None]
+)
+def test_elsewhere_a_402_alone_may_be_about_one_payment(dialect):
+    for status, body in OTHERS.values():
+        assert read(Feedback(dialect), status, body) in (None, ServerHint())
 
 
 @pytest.mark.parametrize(("status", "body"), RATES.values(), ids=RATES)
@@ -94,7 +120,7 @@ def test_a_402_that_says_when_is_obeyed():
 @pytest.mark.parametrize("encoded", [False, True])
 def test_a_402_that_asks_for_one_payment_holds_nothing(name, encoded):
     line = (name.encode(), b"x") if encoded else (name, "x")
-    assert read(Feedback(), 402, headers=[line]) is None
+    assert read(Feedback("openai"), 402, headers=[line]) is None
 
 
 def test_the_hold_doubles_up_to_an_hour_whatever_the_longest_hold_is():
@@ -106,7 +132,7 @@ def test_the_hold_doubles_up_to_an_hour_whatever_the_longest_hold_is():
 
 
 def test_answers_to_what_was_under_way_are_one_step():
-    feedback = Feedback()
+    feedback = Feedback("openai")
     assert read(feedback, 429, {"error": QUOTA}).hold_s == 60
     assert read(feedback, 402, sent_at=AT + 0.5, after=9.5).hold_s == 50
     assert read(feedback, 402, sent_at=AT + 59, after=0.9999).hold_s == 0
@@ -115,7 +141,7 @@ def test_answers_to_what_was_under_way_are_one_step():
 
 
 def test_a_success_begins_anew_and_a_rate_limit_does_not():
-    feedback = Feedback()
+    feedback = Feedback("openai")
     read(feedback, 402)
     assert read(feedback, 429, sent_at=AT + 60).hold_s == 1
     assert read(feedback, 402, sent_at=AT + 61).hold_s == 120
@@ -125,7 +151,7 @@ def test_a_success_begins_anew_and_a_rate_limit_does_not():
 
 
 def test_an_exhausted_account_is_no_step_of_a_rate_limit():
-    feedback = Feedback()
+    feedback = Feedback("openai")
     assert read(feedback, 402).hold_s == 60
     assert read(feedback, 429, sent_at=AT + 60).hold_s == 1
     assert read(feedback, 429, sent_at=AT + 61).hold_s == 2
@@ -150,13 +176,13 @@ def test_a_first_look_passes_over_none(status):
     [b"", b"{", b"\xff\xfe\x00", b"[" * MOST_BYTES, b'{"error":' * 1_800, b"NaN", b'{"error": {"code": []}}'],
 )
 def test_hostile_bodies_say_nothing(body):
-    assert not says_exhausted(error_of(429, body))
+    assert not says_exhausted(429, error_of(429, body))
 
 
 def test_a_long_body_is_not_parsed():
     text = json.dumps({"error": QUOTA}).encode()
-    assert says_exhausted(error_of(429, text.ljust(MOST_BYTES)))
-    assert not says_exhausted(error_of(429, text.ljust(MOST_BYTES + 1)))
+    assert says_exhausted(429, error_of(429, text.ljust(MOST_BYTES)))
+    assert not says_exhausted(429, error_of(429, text.ljust(MOST_BYTES + 1)))
 
 
 texts = st.text(max_size=8) | st.sampled_from([*CODES, LOW])
@@ -174,4 +200,4 @@ values = st.recursive(
 def test_any_body_is_read_alike_as_text_and_parsed(status, body):
     error = error_of(status, json.dumps(body).encode())
     assert error == error_of(status, body)
-    assert says_exhausted(error) in (True, False)
+    assert says_exhausted(status, error) in (True, False)

@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from shapekit import AccountExhaustedError, Policy, QueueFullError, QuotaExhaustedError
-from shapekit.feedback import MOST_BYTES
+from shapekit.feedback import MOST_BYTES, Feedback
 from shapekit.integrations import aiohttp as shaped_aiohttp
 from shapekit.integrations import httpx2 as shaped_httpx2
 from shapekit.integrations import requests as shaped_requests
@@ -25,7 +25,11 @@ BODY = json.dumps({"error": {"message": "…", "type": "insufficient_quota", "co
 SPENT = Reply(429, JSON, BODY)
 PACKED = Reply(429, {**JSON, "Content-Encoding": "gzip"}, gzip.compress(BODY))
 LOW = Reply(400, JSON, b'{"error": {"message": "Your credit balance is too low"}}')
-REPLIES = {"a 429": SPENT, "packed": PACKED, "a 400": LOW, "a 402": Reply(402)}
+EMPTY = Reply(402, JSON, b'{"error": {"message": "Insufficient Balance", "code": "invalid_request_error"}}')
+REPLIES = {"a 429": SPENT, "packed": PACKED, "a 400": LOW, "a 402": EMPTY}
+DECLINED = Reply(
+    402, JSON, b'{"error": {"type": "card_error", "code": "card_declined", "message": "Declined."}}'
+)
 
 
 @pytest.fixture
@@ -107,6 +111,8 @@ OTHERS = {
     "broken": Reply(400, JSON, BODY[:-1]),
     "another mistake": Reply(400, JSON, b'{"error": {"type": "invalid_request_error", "message": ""}}'),
     "another status": Reply(404, JSON, BODY),
+    "a declined card": DECLINED,
+    "a 402 alone": Reply(402),
 }
 
 
@@ -117,6 +123,20 @@ def test_other_bodies_say_nothing(server, policy, held, both, reply):
     with library.Client(transport=ours.ShapedTransport(policy=policy)) as client:
         assert client.get(server.url).content == reply.body
     assert held() == 0
+
+
+@pytest.mark.parametrize(
+    ("reply", "length"), [(Reply(402), 60), (EMPTY, 60), (DECLINED, 0)], ids=["none", "said", "other"]
+)
+def test_what_a_402_of_a_seller_of_models_means_its_body_decides(server, clock, both, reply, length):
+    library, ours = both
+    server.answer = lambda _: reply
+    policy = Policy("10/s", feedback=Feedback("openai"), clock=clock)
+    transport = ours.ShapedTransport(policy=policy)
+    with library.Client(transport=transport) as client, client.stream("GET", server.url) as response:
+        assert policy.shaper.held() == (0 if reply.headers else 60)
+        response.read()
+        assert policy.shaper.held() == length
 
 
 def test_a_body_that_is_not_unpacked_is_the_clients_to_complain_of(server, policy, held, both):
