@@ -337,10 +337,11 @@ def _leaving(bearer: Any, method: str, whole: Callable[[], Any], admission: Admi
         try:
             return None if itself() is None else call(itself())
         finally:
-            # A garbage-collected body closes itself. A finalizer may take no locks, and the admission is
-            # collected with it: the permit's own finalizer gives it back.
+            # A garbage-collected body closes itself; one that was kept alone is closed by its user.
             if method == "release_conn" or whole() is not None:
                 admission.leave()
+            else:
+                admission.drop()
 
     return leaving
 

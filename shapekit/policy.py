@@ -492,6 +492,10 @@ class Admission:
                 self.policy.permits.leave_soon(self._permit)
             self._permit = None
 
+    def drop(self) -> None:
+        """`leave`, for finalizers, which may take no locks: another thread gives the permit back."""
+        self._permit = None
+
     def observe(self, response: Any) -> ServerHint | None:
         """Read what an answer says about the server's limits, and hold the key if it asks for that.
 
@@ -636,9 +640,8 @@ class Admission:
 
     async def _exit(self, driver: Driver, error: BaseException | None) -> None:
         if isinstance(error, GeneratorExit):
-            # A generator may be ended by the collector, in the midst of anything: no store is asked, and the
-            # permit that is dropped here is given back by another thread.
-            self._permit = None
+            # A generator may be ended by the collector, in the midst of anything: no store is asked.
+            self.drop()
             return
         try:
             if error is not None and self.policy.refund_on is not None:

@@ -224,7 +224,9 @@ def test_requests_is_in_flight_until_the_body_ends(server, policy):
         assert standing(policy) == (0, 0)
 
 
-@pytest.mark.parametrize("how", ["close", "leave the context", "read raw", "close raw", "break", "drop"])
+@pytest.mark.parametrize(
+    "how", ["close", "leave the context", "read raw", "close raw", "close raw alone", "break", "drop"]
+)
 def test_requests_gives_the_permit_back_however_the_body_is_given_up(how, server, policy):
     with shaped_requests.shape(requests.Session(), policy=policy) as session:
         response = session.get(f"{server.url}/{'broken' if how == 'break' else 'held'}", stream=True)
@@ -239,6 +241,12 @@ def test_requests_gives_the_permit_back_however_the_body_is_given_up(how, server
             assert response.raw.read() == b"beginend"
         elif how == "close raw":
             response.raw.close()
+        elif how == "close raw alone":
+            raw = response.raw
+            del response
+            gc.collect()
+            assert is_taken(policy)
+            raw.close()
         elif how == "break":
             with pytest.raises(requests.RequestException):
                 response.content  # noqa: B018 - reads it
@@ -246,7 +254,7 @@ def test_requests_gives_the_permit_back_however_the_body_is_given_up(how, server
         else:
             del response
             gc.collect()
-        if how != "drop":
+        if how not in ("close raw alone", "drop"):
             assert standing(policy) == (0, 0)
         assert is_free(policy)
 
