@@ -377,6 +377,8 @@ def checked_policy(policy: Any, field: str = "policy") -> Policy:
 
 
 _REFUSED, _FAILED, _ILL = 429, 400, 500
+_REFUSING = (402, 403, 503, 529)
+"""With which servers refuse calls for coming too fast, beside 429."""
 
 
 class Admission:
@@ -715,7 +717,10 @@ class Admission:
             is_success = status < _ILL and status != _REFUSED
             return RateSignal(age_us, is_refusal=False, is_success=is_success, waited=waited)
         is_about_all = hint.scope is None or self.target is None
-        refused = status == _REFUSED or (status >= _FAILED and hint.hold_s > 0)
+        # Any other status may be that of the last call in a window, which holds until the reset.
+        refused = status == _REFUSED or (
+            status >= _FAILED and hint.hold_s > 0 and (hint.remaining != 0 or status in _REFUSING)
+        )
         stated = None
         if hint.limit and hint.window_s and getattr(self.policy.feedback, "dialect", "auto") != "auto":
             stated = hint.limit, round(hint.window_s * SECOND_US)

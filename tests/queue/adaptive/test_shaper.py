@@ -231,6 +231,10 @@ def test_answers_that_are_observed_tell_the_shaper(clock):
     assert policy.shaper.held() == 3
 
 
+LAST = {"X_RateLimit_Remaining": "0", "X_RateLimit_Reset": "2"}
+"""Of the last call that a server allows until the reset."""
+
+
 @pytest.mark.parametrize(
     ("answer", "dialect", "lowers"),
     [
@@ -241,7 +245,8 @@ def test_answers_that_are_observed_tell_the_shaper(clock):
         (Answer(404), "auto", False),
         (Answer(503), "auto", False),
         (Answer(500), "auto", False),
-        (Answer(200, X_RateLimit_Remaining="0", X_RateLimit_Reset="2"), "auto", False),
+        *((Answer(status, **LAST), "auto", False) for status in (200, 401, 404, 409, 422, 500)),
+        *((Answer(status, **LAST), "auto", True) for status in (402, 403, 429, 503, 529)),
     ],
 )
 def test_only_what_says_too_fast_lowers_the_rate(clock, answer, dialect, lowers):
