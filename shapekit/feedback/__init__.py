@@ -130,7 +130,8 @@ class Feedback:
         2.0
 
     1. A 429, 402, 503 or 529 holds for as long as it says. Zero, or an instant in the past, is ignored.
-    2. An answer of any status that leaves nothing remaining holds until the reset, if it names one.
+    2. An answer of any status that leaves nothing remaining holds until the reset, if it names one. So does a
+       429 that does not say what remains.
     3. A 429 that does not say how long holds for 1 s, 2 s, 4 s …: one step per incident, which ends when a
        request succeeds that was sent after the hold, or `max_hold` after the hold.
     4. An answer that says that the account has nothing left to spend holds for 1 min, 2 min, 4 min … up to an
@@ -295,7 +296,7 @@ def _told(answer: Answer, hint: ServerHint | None) -> float:
         said.append(hint.hold_s)
     if answer.status in (REFUSED, PAYMENT_REQUIRED, *UNAVAILABLE):
         said.append(answer.retry_s or 0.0)
-    if hint is not None and hint.remaining == 0:
+    if hint is not None and (hint.remaining == 0 or (answer.status == REFUSED and hint.remaining is None)):
         said.append(hint.reset_s or 0.0)
     return next((hold_s for hold_s in said if hold_s >= _LEAST_HOLD_S), 0.0)
 

@@ -46,6 +46,15 @@ def test_nothing_left_and_no_reset_is_nothing_to_wait_for(feedback):
     assert read(feedback, 200, {"X-RateLimit-Remaining": "0"}) == ServerHint(0, 0)
 
 
+@pytest.mark.parametrize("left", [{}, {"X-RateLimit-Remaining": "-1"}, {"X-RateLimit-Remaining": "none"}])
+def test_a_refusal_that_counts_nothing_holds_until_the_reset_too(feedback, left):
+    said = {"X-RateLimit-Limit": "100", "X-RateLimit-Reset": "30", **left}
+    assert read(feedback, 429, said) == ServerHint(30, None, 100, None, 30)
+    assert read(feedback, 429, {**said, "Retry-After": "3"}).hold_s == 3
+    assert read(feedback, 429, {**said, "X-RateLimit-Reset": "0"}, sent_at=AT + 30).hold_s == 1
+    assert read(feedback, 200, said).hold_s == 0
+
+
 def test_retry_after_goes_before_the_reset(feedback):
     assert read(feedback, 429, {**SPENT, "Retry-After": "3"}).hold_s == 3
 
