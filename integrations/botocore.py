@@ -47,6 +47,7 @@ except ImportError as error:
     raise errors.missing("shape", "botocore") from error
 
 __all__ = [
+    "AccountExhaustedError",
     "Attempt",
     "QueueFullError",
     "QuotaExhaustedError",
@@ -78,11 +79,15 @@ class QuotaExhaustedError(errors.QuotaExhaustedError, _UnsentError):
     """`shapekit.QuotaExhaustedError` that is also a `botocore.exceptions.BotoCoreError`."""
 
 
+class AccountExhaustedError(errors.AccountExhaustedError, QuotaExhaustedError):
+    """`shapekit.AccountExhaustedError` that is also a `botocore.exceptions.BotoCoreError`."""
+
+
 class StoreUnavailableError(errors.StoreUnavailableError, _UnsentError):
     """`shapekit.StoreUnavailableError` that is also a `botocore.exceptions.BotoCoreError`."""
 
 
-_REFUSALS = twins_of(QueueFullError, QuotaExhaustedError, StoreUnavailableError)
+_REFUSALS = twins_of(QueueFullError, QuotaExhaustedError, AccountExhaustedError, StoreUnavailableError)
 _FIELDS = ("service", "operation", "region")
 _DEFAULT_KEY = KeyTemplate("{region}:{service}.{operation}", _FIELDS)
 _PLACE = re.compile(r"([a-z0-9-]+)(?:\.([A-Za-z0-9]+))?")

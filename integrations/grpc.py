@@ -50,6 +50,7 @@ except ImportError as error:
     raise errors.missing("shape", "grpc") from error
 
 __all__ = [
+    "AccountExhaustedError",
     "QueueFullError",
     "QuotaExhaustedError",
     "Rpc",
@@ -180,13 +181,19 @@ class QuotaExhaustedError(errors.QuotaExhaustedError, _Unsent):
     code: ClassVar[Any] = _Code(errors.QuotaExhaustedError.code, StatusCode.RESOURCE_EXHAUSTED)
 
 
+class AccountExhaustedError(errors.AccountExhaustedError, QuotaExhaustedError):
+    """`shapekit.AccountExhaustedError` that is also a `grpc.RpcError`, with the status RESOURCE_EXHAUSTED."""
+
+    code: ClassVar[Any] = _Code(errors.AccountExhaustedError.code, StatusCode.RESOURCE_EXHAUSTED)
+
+
 class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
     """`shapekit.StoreUnavailableError` that is also a `grpc.RpcError`, with the status UNAVAILABLE."""
 
     code: ClassVar[Any] = _Code(errors.StoreUnavailableError.code, StatusCode.UNAVAILABLE)
 
 
-_REFUSALS = twins_of(QueueFullError, QuotaExhaustedError, StoreUnavailableError)
+_REFUSALS = twins_of(QueueFullError, QuotaExhaustedError, AccountExhaustedError, StoreUnavailableError)
 _REFUSALS_OF_TIME = {**_REFUSALS, errors.QueueFullError: TimeoutTooShortError}
 
 

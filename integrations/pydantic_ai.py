@@ -39,6 +39,7 @@ except ImportError as error:
     raise errors.missing("ShapedModel", "pydantic-ai") from error
 
 __all__ = [
+    "AccountExhaustedError",
     "QueueFullError",
     "QuotaExhaustedError",
     "ShapedConcurrencyLimiter",
@@ -80,11 +81,15 @@ class QuotaExhaustedError(errors.QuotaExhaustedError, _UnsentError):
     retry_after = _BY_DECISION
 
 
+class AccountExhaustedError(errors.AccountExhaustedError, QuotaExhaustedError):
+    """`shapekit.AccountExhaustedError` that is also a `pydantic_ai.ModelAPIError`."""
+
+
 class StoreUnavailableError(errors.StoreUnavailableError, _UnsentError):
     """`shapekit.StoreUnavailableError` that is also a `pydantic_ai.ModelAPIError`."""
 
 
-_REFUSALS = twins_of(QueueFullError, QuotaExhaustedError, StoreUnavailableError)
+_REFUSALS = twins_of(QueueFullError, QuotaExhaustedError, AccountExhaustedError, StoreUnavailableError)
 
 
 class ShapedModel(WrapperModel):

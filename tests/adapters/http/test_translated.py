@@ -1,7 +1,9 @@
 """An error of ours is the library's, too, whatever subclass of ours it is."""
 
+import ast
 import asyncio
 import pickle
+from pathlib import Path
 
 import aiohttp
 import httpx
@@ -79,6 +81,22 @@ def test_the_nearest_twin_is_taken(wrapper, error, name):
 def test_what_has_no_twin_stays_what_it_is(wrapper):
     error = RateLimitedError(DENIED, "key")
     assert translated(error, WRAPPERS[wrapper][1]) is error
+
+
+def twins(path):
+    """The errors that a wrapper translates into, by its text: its library may not be installed."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    return [
+        {ast.unparse(name) for name in call.args} for call in calls if ast.unparse(call.func) == "twins_of"
+    ]
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path(shaped_httpx.__file__).parent.glob("*.py")), ids=lambda path: path.stem
+)
+def test_every_wrapper_has_a_twin_of_every_refusal(path):
+    for translated_into in twins(path):
+        assert translated_into >= {name for _, name in ERRORS}
 
 
 class Cut(FaultyStore):

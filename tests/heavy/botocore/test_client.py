@@ -11,6 +11,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionError
 
 from shapekit import Adaptive, ConfigError, ManualClock, MemoryStore, Policy, errors
+from shapekit._adapters.http import ResponseView
 from shapekit.integrations import botocore as shaped
 from shapekit.integrations.botocore import request_options, shape
 from shapekit.testing import FaultyStore
@@ -140,6 +141,19 @@ def test_a_spent_quota_and_a_store_that_is_gone_are_errors_of_botocore_too(clien
     assert type(gone.value) is shaped.StoreUnavailableError
     assert type(pickle.loads(pickle.dumps(gone.value))) is shaped.StoreUnavailableError
     other.close()
+
+
+def test_an_exhausted_account_is_an_error_of_botocore_too(server, client, policy):
+    shape(client, policy=policy)
+    with policy.admit() as admission:
+        pass
+    admission.observe(ResponseView(429, (), {"error": {"code": "insufficient_quota"}}))
+    with request_options(max_wait=0), pytest.raises(BotoCoreError) as refusal:
+        client.list_queues()
+    assert type(refusal.value) is shaped.AccountExhaustedError
+    assert isinstance(refusal.value, (errors.AccountExhaustedError, shaped.QuotaExhaustedError))
+    assert type(pickle.loads(pickle.dumps(refusal.value))) is shaped.AccountExhaustedError
+    assert server.arrivals == []
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from grpc import StatusCode
 from shapekit import Adaptive, ConfigError, ManualClock, Policy, errors
 from shapekit.feedback import Feedback
 from shapekit.integrations.grpc import (
+    AccountExhaustedError,
     QueueFullError,
     QuotaExhaustedError,
     StoreUnavailableError,
@@ -124,6 +125,7 @@ def test_errors_pickle():
         pass
     for error in (
         QuotaExhaustedError(*caught.value.args),
+        AccountExhaustedError(*caught.value.args),
         QueueFullError(caught.value.decision, "k", 2.0, 1.0, "api"),
         TimeoutTooShortError(caught.value.decision, "k", 2.0, 1.0, "api"),
         StoreUnavailableError("the store is gone"),
