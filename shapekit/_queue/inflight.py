@@ -697,7 +697,7 @@ class Permits:
                 raise pending.refusal()
             if not is_looker or waiter.has_permit:
                 continue
-            if self.registry.has_lost(key):
+            if self.registry.is_unsure(key):
                 await self._heal(driver, key)
             elif self._looks:
                 self.registry.hear(key, await driver.ask(self._watch, key, permit.owner))
@@ -746,6 +746,10 @@ class Permits:
         """`leave` for a caller that runs on an event loop and cannot await."""
         if self.instant:
             run(self.leave, permit)
+        elif self._is_awaited and (loop := running_loop()) is not None:
+            # The loop keeps the task while the store is asked. One that is cancelled before it begins drops
+            # the permit, which then is given back like any that is dropped.
+            loop.create_task(self.leave(TASKS, permit))
         elif not permit.is_over:
             process.in_background(self.give_back, permit.key, permit.owner, permit.number)
             permit.is_over = True
@@ -826,6 +830,8 @@ class Permits:
         since_us = self.clock.now_us()
         told = await driver.ask(self._keep, key, *self.registry.alive([key], since_us))
         self.registry.renewed(key, told, since_us, self.clock.now_us())
+        # Also what answered instead of a store that is gone.
+        self.registry.hear(key, told)
 
     def _pause_us(self, waiter: PermitWaiter, is_looker: bool) -> int | None:
         """How long until the next check; None for no checks."""

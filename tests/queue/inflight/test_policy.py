@@ -344,3 +344,41 @@ def test_a_store_that_can_only_be_awaited_says_so_to_whoever_calls_otherwise(ref
     store = RedisStore(aclient=AsyncRedis.from_url(shared_server().url), prefix="awaited")
     policy = Policy(concurrency=1, name="api", store=store)
     refused(lambda: policy.admit().__enter__(), "client")
+
+
+def test_a_store_that_can_only_be_awaited_hears_at_once_of_what_a_loop_gives_back_without_awaiting():
+    async def work():
+        async with AsyncRedis.from_url(shared_server().url) as client:
+            # Nothing renews its leases before the test has ended.
+            store = RedisStore(aclient=client, prefix="given-back")
+            policy = Policy(concurrency=Concurrency(1, "1h"), name="api", store=store)
+            for _ in range(3):
+                admission = await policy.aadmit().__aenter__()
+                waiting = asyncio.create_task(policy.aadmit(max_wait=PATIENCE_S).__aenter__())
+                while not in_line(policy):
+                    await checkpoint()
+                admission.leave_soon()
+                await (await waiting).aleave()
+            assert is_forgotten(policy)
+
+    asyncio.run(asyncio.wait_for(work(), PATIENCE_S))
+
+
+def test_a_store_that_can_only_be_awaited_hears_of_a_dropped_permit_from_whoever_waits():
+    async def work():
+        async with AsyncRedis.from_url(shared_server().url) as client:
+            store = RedisStore(aclient=client, prefix="dropped")
+            policy = Policy(concurrency=Concurrency(1, "1h"), name="api", store=store)
+            admission = await policy.aadmit().__aenter__()
+            waiting = asyncio.create_task(policy.aadmit(max_wait=PATIENCE_S).__aenter__())
+            while not in_line(policy):
+                await checkpoint()
+            del admission
+            await (await waiting).aleave()
+
+    asyncio.run(asyncio.wait_for(work(), PATIENCE_S))
+
+
+def in_line(policy):
+    """Whether a call of this process waits."""
+    return any(at_key.waiting for at_key in policy.permits.registry._keys.values())
