@@ -785,9 +785,8 @@ class Permits:
         limit = self.limit.limit
         around = [call for known in _BEGUN.get() if (call := known()) is not None and not call.is_over]
         around = [call for call in around if call.key == key and call.permits.registry is self.registry]
-        if self._keep_leases is not None:
-            # In a forked child those of its parent end by themselves; only in memory they never do.
-            around = [call for call in around if call.owner == self.registry.owner]
+        # In a forked child those of its parent are none of its own.
+        around = [call for call in around if call.owner == self.registry.owner]
         if len(around) < limit:
             return
         task, named = _task(), whose(key, self.policy)

@@ -12,6 +12,7 @@ from weakref import ref
 from shapekit._runtime import process
 from shapekit.algorithms.base import CHECK, NEVER_US
 from shapekit.algorithms.compose import Composite, of_one_kind
+from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.queue.wire import RESERVE
 from shapekit.clock import Clock, SystemClock, forgets
 from shapekit.errors import ConfigError, StoreUnavailableError
@@ -583,8 +584,17 @@ def _warn() -> None:
         )
 
 
+def _begin_child() -> None:
+    # The calls in flight are the parent's: none of them ends in the child.
+    for records in _STORES:
+        for _, table in records.tables():
+            if isinstance(table.program, Concurrency):
+                table.clear()
+
+
 process.resting(lambda: map(_resting, _STORES))
 process.in_child(_warn)
+process.in_child(_begin_child)
 
 
 def _ticks_of(clock: Clock) -> tuple[Callable[[], int], int, int]:

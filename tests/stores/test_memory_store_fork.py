@@ -116,3 +116,29 @@ print(bool(gate.check("key")))
 """)
     assert [line for line in told if not line.startswith("warned")] == ["True", "True", "True"]
     assert told[0].startswith("warned"), "the holder's key is live: its call was finished before the fork"
+
+
+def test_a_permit_of_the_parent_is_not_in_flight_in_the_child():
+    told = run("""
+from shapekit import Policy
+
+policy = Policy(concurrency=1, name="api")
+inside, done = threading.Event(), threading.Event()
+def hold():
+    with policy.admit():
+        inside.set()
+        assert done.wait(20)
+holder = threading.Thread(target=hold)
+holder.start()
+assert inside.wait(20)
+def work():
+    for _ in range(2):
+        with policy.admit(max_wait=0):
+            yield "in"
+told = in_child(work)
+done.set()
+holder.join(20)
+with policy.admit(max_wait=0):
+    print(*told, "in", sep=chr(10))
+""")
+    assert [line for line in told if not line.startswith("warned")] == ["in"] * 3
