@@ -174,6 +174,10 @@ class MemoryStore(Store):
         with self._lock:
             self._clear()
             self._sweep_due_us, self._swept_us = NEVER_US, 0
+            for name in list(self._stored):
+                self._stored.pop(name, None)
+                self.settings(name).hear(Stored(), self.clock.wall_us())
+            self._tidied.clear()
             self._renew()
 
     def _renew(self) -> None:

@@ -198,6 +198,13 @@ def test_what_one_test_leaves_the_next_does_not_find(project):
         client.narrow.admit().__enter__()  # and never given back
 
     @pytest.mark.parametrize("time", [1, 2])
+    def test_overrides(time):
+        assert not client.month.configured()
+        assert [client.month.shaper.reserve().delay for _ in range(2)] == [0.0, 0.01]
+        client.month.configure("1/min")
+        assert client.month.shaper.reserve().delay > 1.0
+
+    @pytest.mark.parametrize("time", [1, 2])
     def test_incidents(time, respx_mock, shapekit_time):
         respx_mock.get("https://api.example.com/things").respond(429)
         for _ in range(3):
@@ -245,7 +252,7 @@ def test_what_one_test_leaves_the_next_does_not_find(project):
         assert heard.count("Held") == 1
         assert heard.count("BudgetReached") == 2
     """
-    passed(project(tests), count=16)
+    passed(project(tests), count=18)
 
 
 def test_outside_of_the_fixture_time_is_real(project):
