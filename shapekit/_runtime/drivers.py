@@ -253,8 +253,7 @@ async def shielded(work: Callable[[], Awaitable[T]]) -> T:
         return await _finished(loop, work)
 
 
-LAST_S = 5.0
-"""How much longer work may take whose task is cancelled, or whose loop ends: nothing else may ever end it."""
+LAST_S = process.LAST_S
 
 
 async def _finished(loop: Any, work: Callable[[], Awaitable[T]]) -> T:
@@ -677,9 +676,18 @@ class ThreadCall(Generic[T]):
         self._alarm.set()
 
     def _send_back(self) -> None:
-        # Without more threads, as where the interpreter ends, the store keeps one charge too many.
-        with suppress(RuntimeError):
-            threading.Thread(target=self._take_back, name=GIVING_BACK, daemon=True).start()
+        process.UNDER_WAY[self] = None
+        try:
+            threading.Thread(target=self._take_back_last, name=GIVING_BACK, daemon=True).start()
+        except RuntimeError:
+            # No more threads: the machine is full, or the interpreter ends.
+            process.in_background(self._take_back_last)
+
+    def _take_back_last(self) -> None:
+        try:
+            self._take_back()
+        finally:
+            process.UNDER_WAY.pop(self, None)
 
     def _take_back(self) -> None:
         try:

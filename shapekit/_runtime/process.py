@@ -13,7 +13,8 @@ Background: what shapekit does beside the calls of its users.
 
 A thread of its own does what a finalizer or a callback of a loop cannot do at once: a finalizer runs in the
 midst of anything, where any lock may be held by the very thread it runs on, and a callback must not block its
-loop. They leave it to that thread: `background_ready` and `in_background`.
+loop. They leave it to that thread: `background_ready` and `in_background`. A process that ends waits for it,
+and for what other threads give back (`UNDER_WAY`), but for no longer than `LAST_S`.
 
 ErrorsLogged: what fails after a call was made is logged, and replaces neither its answer nor its error.
 
@@ -30,8 +31,10 @@ The switch: tests of code that is shaped run unshaped.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -43,7 +46,9 @@ from weakref import ref
 from shapekit.errors import StoreUnavailableError
 
 __all__ = [
+    "LAST_S",
     "SWITCH",
+    "UNDER_WAY",
     "ErrorsLogged",
     "WeakRegistry",
     "background_ready",
@@ -188,6 +193,11 @@ def _renew_ids() -> None:
 in_child(_renew_ids)
 
 
+LAST_S = 5.0
+"""How much longer work may take whose task is cancelled, or whose loop or process ends: nothing else may ever
+end it."""
+
+
 class _Afterwards:
     """The thread, and what is left for it to do."""
 
@@ -201,6 +211,11 @@ class _Afterwards:
             if not self.is_ready:
                 threading.Thread(target=_work, args=(self.left,), name="shapekit", daemon=True).start()
                 self.is_ready = True
+                # Once for each process: a forked child has inherited its parent's. Here rather than on
+                # import: functions that a program has registered before, such as one that closes its store,
+                # are called afterwards.
+                atexit.unregister(_finish)
+                atexit.register(_finish)
 
 
 _here = _Afterwards()
@@ -229,6 +244,23 @@ def _work(left: SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]]) -> N
             logging.getLogger("shapekit").exception("what was left to be done afterwards failed")
         # While nothing is to be done, nothing is kept alive.
         del call, args
+
+
+UNDER_WAY: dict[object, None] = {}
+"""What other threads do that may not be lost: a process that ends waits for it, too."""
+
+
+def _finish() -> None:
+    until = time.monotonic() + LAST_S
+    if _here.is_ready:
+        reached = threading.Event()
+        in_background(reached.set)
+        reached.wait(LAST_S)
+    while UNDER_WAY and time.monotonic() < until:
+        time.sleep(0.001)
+
+
+in_child(UNDER_WAY.clear)
 
 
 def _forked() -> None:

@@ -1,10 +1,15 @@
 """The thread that does what others leave to it."""
 
 import logging
+import subprocess
+import sys
 
 import pytest
 
+from shapekit import Policy, SQLiteStore
 from shapekit._runtime import process
+
+from ..crew import PATIENCE_S
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
@@ -18,3 +23,118 @@ def test_whatever_is_raised_there_the_next_is_done(afterwards, caplog, error):
         afterwards()
     (record,) = caplog.records
     assert record.exc_info[0] is error
+
+
+def ended(script, *args):
+    """What a process has said that ran this script to its end."""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *args], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+LEFT = """
+import threading
+from shapekit._runtime import process
+
+process.LAST_S = 3_600
+process.background_ready()
+process.in_background(threading.main_thread().join)
+for number in range(100):
+    process.in_background(print, number)
+"""
+
+
+def test_a_process_that_ends_does_first_what_is_left():
+    assert ended(LEFT) == [str(number) for number in range(100)]
+
+
+HANGING = """
+import threading
+from shapekit._runtime import process
+
+process.LAST_S = 0.01
+process.background_ready()
+process.in_background(threading.Event().wait)
+"""
+
+
+def test_it_does_not_wait_for_ever():
+    assert ended(HANGING) == []
+
+
+FORKED = """
+import os, sys, threading
+from shapekit._runtime import process
+
+process.LAST_S = 3_600
+end = threading.Event()
+process.background_ready()
+process.in_background(end.wait)
+process.UNDER_WAY["a thread of the parent"] = None
+child = os.fork()
+if child:
+    print(os.waitpid(child, 0)[1])
+    process.UNDER_WAY.clear()
+    end.set()
+elif sys.argv[1] == "too":
+    process.background_ready()
+    process.in_background(threading.main_thread().join)
+    process.in_background(print, "child")
+"""
+
+
+@pytest.mark.parametrize(("what", "said"), [("nothing", ["0"]), ("too", ["child", "0"])])
+def test_a_forked_child_waits_for_its_own_and_not_for_its_parent_s(what, said):
+    assert ended(FORKED, what) == said
+
+
+PERMIT = """
+import sys
+from shapekit import Policy, SQLiteStore, shaped
+
+@shaped(policy=Policy("1000/s", name="api", concurrency=1, store=SQLiteStore(sys.argv[1])))
+def rows():
+    yield 1
+    yield 2
+
+for row in rows():
+    break
+"""
+
+
+def test_a_generator_that_a_script_has_left_as_its_last_act_gives_its_permit_back(tmp_path):
+    path = str(tmp_path / "limits.db")
+    ended(PERMIT, path)
+    store = SQLiteStore(path)
+    with Policy("1000/s", name="api", concurrency=1, store=store).admit(max_wait=0):
+        pass
+    store.close()
+
+
+CANCELLED = """
+import asyncio, threading
+from shapekit._runtime import process
+from shapekit._runtime.drivers import ThreadCall, Workers
+
+process.LAST_S = 3_600
+
+def give_back(what):
+    threading.main_thread().join()
+    print(what)
+
+async def main():
+    thread_call = ThreadCall(lambda: "taken", give_back)
+    task = asyncio.create_task(thread_call.run(Workers()))
+    await asyncio.sleep(0)
+    while not thread_call._done:
+        pass
+    task.cancel()
+
+asyncio.run(main())
+"""
+
+
+def test_what_a_cancelled_task_took_is_given_back_before_its_process_ends():
+    assert ended(CANCELLED) == ["taken"]
