@@ -57,6 +57,11 @@ def killed(number: int):
     note("killed", number)
 
 
+@broker.task
+def nothing() -> None:
+    """Its message alone matters."""
+
+
 @broker.task(some=b"bytes", retry_on_error=True, max_retries=1)
 @shaped_task(rate="1/s", key="{account.name}", name="slow", store=URL)
 async def slow(account: Account, number: int, context: Annotated[Context, TaskiqDepends()]):
