@@ -11,7 +11,6 @@ other goes to RQ's registry of scheduled jobs until shortly before its slot. Thi
 
 from __future__ import annotations
 
-import functools
 import inspect
 import json
 import os
@@ -26,6 +25,7 @@ from shapekit._adapters.tasks import (
     ShapedTasks,
     TaskShape,
     awithin,
+    in_context,
     refusal_of,
     slot_header_of,
     told_of,
@@ -33,7 +33,6 @@ from shapekit._adapters.tasks import (
 )
 from shapekit._runtime.drivers import run
 from shapekit.errors import RateLimitedError, StoreUnavailableError
-from shapekit.policy import Admission
 
 try:
     from rq.exceptions import StopRequested  # pyright: ignore[reportMissingImports]
@@ -78,27 +77,17 @@ def shaped_job(**shape: Unpack[TaskShape]) -> Callable[[Callable[P, R]], Callabl
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         tasks = ShapedTasks(function, f"{function.__module__}.{function.__qualname__}", shape, NEAR_S)
 
-        def admitted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Admission | None:
+        context = awithin if inspect.iscoroutinefunction(function) else within
+
+        def admission(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             slot_header, refusal = _told_by_worker()
             if refusal is not None:
                 raise refusal_of(refusal)
-            return None if slot_header is None else tasks.admission_with(slot_header, args, kwargs)
+            if slot_header is None:
+                return tasks.calls.admission(args, kwargs)
+            return context(tasks.admission_with(slot_header, args, kwargs))
 
-        @functools.wraps(function)
-        async def awaited(*args: Any, **kwargs: Any) -> Any:
-            admission = admitted(args, kwargs)
-            async with tasks.calls.admission(args, kwargs) if admission is None else awithin(admission):
-                return await wrapped(*args, **kwargs)
-
-        @functools.wraps(function)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            admission = admitted(args, kwargs)
-            with tasks.calls.admission(args, kwargs) if admission is None else within(admission):
-                return wrapped(*args, **kwargs)
-
-        wrapped: Any = function
-        made: Any = awaited if inspect.iscoroutinefunction(function) else called
-        call: Callable[P, R] = made
+        call: Callable[P, R] = in_context(function, admission)
         setattr(call, _ADMITTED, tasks)
         return call
 

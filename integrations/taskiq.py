@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from shapekit import errors
-from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, TaskShape, awithin, within
+from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, TaskShape, awithin, in_context, within
 from shapekit._runtime.drivers import TASKS
 from shapekit.errors import ConfigError, RateLimitedError
 
@@ -97,7 +97,7 @@ def shaped_task(**shape: Unpack[TaskShape]) -> Callable[[Callable[P, R]], Callab
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         tasks = ShapedTasks(function, f"{function.__module__}.{function.__qualname__}", shape, NEAR_S)
-        call: Callable[P, R] = _in_context(function, tasks.calls.admission)
+        call: Callable[P, R] = in_context(function, tasks.calls.admission)
         setattr(call, _SHAPED, (tasks, function))
         return call
 
@@ -166,7 +166,7 @@ class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
                     await ack.ack()
                 return _no_result(message)
             context = awithin if inspect.iscoroutinefunction(function) else within
-            target = _in_context(function, lambda args, kwargs: context(admitted))
+            target = in_context(function, lambda args, kwargs: context(admitted))
         if lease is not None and not await self._parking.end(lease):
             return _no_result(message)
         return await super().run_task(target=target, message=message, **kwargs)
@@ -235,22 +235,6 @@ class _Parking:
                 log.warning("tasks cannot be brought back yet: %s", error)
                 await asyncio.sleep(AGAIN_S)
             await asyncio.sleep(POLL_S)
-
-
-def _in_context(function: Callable[..., Any], context: Callable[[Any, Any], Any]) -> Any:
-    """The function, each call of which runs in a context."""
-
-    @functools.wraps(function)
-    async def awaited(*args: Any, **kwargs: Any) -> Any:
-        async with context(args, kwargs):
-            return await function(*args, **kwargs)
-
-    @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        with context(args, kwargs):
-            return function(*args, **kwargs)
-
-    return awaited if inspect.iscoroutinefunction(function) else called
 
 
 def _needed(signature: inspect.Signature) -> Iterator[str]:

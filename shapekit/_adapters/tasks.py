@@ -7,6 +7,8 @@ writing: then it takes no second one. A task that comes too late for its slot ta
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
@@ -176,6 +178,22 @@ def awithin(admission: Admission) -> AsyncExitStack:
     context = AsyncExitStack()
     context.push_async_exit(admission)
     return context
+
+
+def in_context(function: Callable[..., Any], context: Callable[[Any, Any], Any]) -> Any:
+    """The function, each call of which runs in a context."""
+
+    @functools.wraps(function)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        async with context(args, kwargs):
+            return await function(*args, **kwargs)
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with context(args, kwargs):
+            return function(*args, **kwargs)
+
+    return awaited if inspect.iscoroutinefunction(function) else called
 
 
 class ShapedTasks:

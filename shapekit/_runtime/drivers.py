@@ -676,18 +676,14 @@ class ThreadCall(Generic[T]):
         self._alarm.set()
 
     def _send_back(self) -> None:
-        process.UNDER_WAY[self] = None
+        thread = threading.Thread(target=self._take_back, name=GIVING_BACK, daemon=True)
         try:
-            threading.Thread(target=self._take_back_last, name=GIVING_BACK, daemon=True).start()
+            thread.start()
         except RuntimeError:
             # No more threads: the machine is full, or the interpreter ends.
-            process.in_background(self._take_back_last)
-
-    def _take_back_last(self) -> None:
-        try:
-            self._take_back()
-        finally:
-            process.UNDER_WAY.pop(self, None)
+            process.in_background(self._take_back)
+        else:
+            process.UNDER_WAY.add(thread)
 
     def _take_back(self) -> None:
         try:

@@ -14,7 +14,7 @@ Background: what shapekit does beside the calls of its users.
 A thread of its own does what a finalizer or a callback of a loop cannot do at once: a finalizer runs in the
 midst of anything, where any lock may be held by the very thread it runs on, and a callback must not block its
 loop. They leave it to that thread: `background_ready` and `in_background`. A process that ends waits for it,
-and for what other threads give back (`UNDER_WAY`), but for no longer than `LAST_S`.
+and for the threads that give something back (`UNDER_WAY`), but for no longer than `LAST_S`.
 
 ErrorsLogged: what fails after a call was made is logged, and replaces neither its answer nor its error.
 
@@ -246,8 +246,8 @@ def _work(left: SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]]) -> N
         del call, args
 
 
-UNDER_WAY: dict[object, None] = {}
-"""What other threads do that may not be lost: a process that ends waits for it, too."""
+UNDER_WAY: WeakRegistry[threading.Thread] = WeakRegistry()
+"""Other threads whose work may not be lost: a process that ends waits for them, too."""
 
 
 def _finish() -> None:
@@ -256,11 +256,8 @@ def _finish() -> None:
         reached = threading.Event()
         in_background(reached.set)
         reached.wait(LAST_S)
-    while UNDER_WAY and time.monotonic() < until:
-        time.sleep(0.001)
-
-
-in_child(UNDER_WAY.clear)
+    for thread in UNDER_WAY:
+        thread.join(max(0.0, until - time.monotonic()))
 
 
 def _forked() -> None:

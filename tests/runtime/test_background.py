@@ -72,11 +72,12 @@ process.LAST_S = 3_600
 end = threading.Event()
 process.background_ready()
 process.in_background(end.wait)
-process.UNDER_WAY["a thread of the parent"] = None
+thread = threading.Thread(target=end.wait, daemon=True)
+thread.start()
+process.UNDER_WAY.add(thread)
 child = os.fork()
 if child:
     print(os.waitpid(child, 0)[1])
-    process.UNDER_WAY.clear()
     end.set()
 elif sys.argv[1] == "too":
     process.background_ready()
