@@ -52,6 +52,7 @@ from shapekit._runtime.drivers import (
     Alarm,
     AsyncAlarm,
     Driver,
+    ThreadAlarm,
     hidden_tasks,
     others_first,
     running_loop,
@@ -523,7 +524,7 @@ class Sleepers:
         """Block this thread until then."""
         while (left_us := until_us - self._clock.now_us()) > 0:
             warn_in_event_loop()
-            alarm = threading.Event()
+            alarm = ThreadAlarm()
             self._enter(alarm)
             try:
                 self._clock.sleep(min(left_us / SECOND_US, self._chunk_s), alarm)

@@ -31,7 +31,7 @@ from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
-from shapekit._runtime.drivers import TASKS, Driver, run
+from shapekit._runtime.drivers import TASKS, Driver, ThreadAlarm, run
 from shapekit._runtime.process import SWITCH
 from shapekit.algorithms.base import check_cost
 from shapekit.decorator import Calls
@@ -262,7 +262,7 @@ class Watch:
         self._work_us: float | None = None  # how long the work for an item takes
         self._player: threading.Thread | None = None
         self._sees_holds = True
-        self._over = threading.Event()
+        self._over = ThreadAlarm()
         # Reentrant: the garbage collector may end an abandoned loop at any point, on any thread.
         self._lock = threading.RLock()
         self._output = opened(loop.shaper.name)

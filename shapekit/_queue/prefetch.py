@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from shapekit._queue.waiter import KeyState, KeyStatus
 from shapekit._runtime import process
-from shapekit._runtime.drivers import TASKS, Driver, ThreadCall, Twin, Workers, run
+from shapekit._runtime.drivers import TASKS, Driver, ThreadAlarm, ThreadCall, Twin, Workers, run
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.slots import Asked, Grant, followed
 from shapekit.algorithms.queue.wire import CANCEL_MANY, CONFIRM, FOLLOW, RESERVE, RESERVE_MANY
@@ -420,7 +420,7 @@ class _KeyEntry:
     def __init__(self, buffer: SlotBuffer) -> None:
         self.buffer = buffer
         self.calls: list[_Call] = []
-        self.news = threading.Event()
+        self.news = ThreadAlarm()
         self.fetcher: threading.Thread | None = None
 
 
@@ -631,7 +631,7 @@ class Prefetch:
         """Refill the buffer until nothing is owned and no call waits."""
         while True:
             with self._lock:
-                entry.news = threading.Event()
+                entry.news = ThreadAlarm()
                 now = self._clock.now_us()
                 self._serve(entry, now)
                 todo = self._next(entry, now)

@@ -4,9 +4,9 @@ A flow is a coroutine function whose first argument is its driver. Whatever take
 a sleep) it asks the driver for. `TASKS` awaits that. `THREADS` does it on the spot: there a flow never
 suspends, and `run` takes it from its first line to its last in one step.
 
-Alarm: what ends a sleep, from any thread. Threads use `threading.Event`. An event loop's events may only be
-set on their own loop; an `AsyncAlarm` knows its loop and can be set from everywhere, also after that loop is
-gone.
+Alarm: what ends a sleep, from any thread and from a signal handler, for good. A `ThreadAlarm` is an event
+without the lock of `threading.Event`. An event loop's events may only be set on their own loop; an
+`AsyncAlarm` knows its loop and can be set from everywhere, also after that loop is gone.
 
 Cancellation: what a task that is cancelled, or a coroutine that is thrown away, may still do. A cancelled
 task gives back what it took. A coroutine that is thrown away gives back nothing: its loop was closed under
@@ -54,6 +54,7 @@ __all__ = [
     "Alarm",
     "AsyncAlarm",
     "Driver",
+    "ThreadAlarm",
     "ThreadCall",
     "Twin",
     "Workers",
@@ -78,6 +79,36 @@ T = TypeVar("T")
 Alarm: TypeAlias = "threading.Event | AsyncAlarm"
 
 
+class ThreadAlarm(threading.Event):
+    """An event that ends the sleep of threads. It stays set.
+
+    `threading.Event` holds a lock in the midst of its `wait`, for which a signal handler of that thread would
+    wait forever.
+    """
+
+    def __init__(self) -> None:  # its parent's makes that lock
+        self._flag = False
+        self._shut = threading.Lock()
+        self._shut.acquire()
+
+    def set(self) -> None:
+        """End the sleep."""
+        self._flag = True
+        try:
+            self._shut.release()
+        except RuntimeError:
+            pass  # it is open
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the alarm is set, or for so many seconds; whether it was set."""
+        if self._flag:
+            return True
+        if not self._shut.acquire(timeout=-1 if timeout is None else max(0, timeout)):
+            return False
+        self.set()  # for others who wait
+        return True
+
+
 class AsyncAlarm:
     """An event that ends the sleep of a task. Any thread may set it; its own event loop awaits it."""
 
@@ -91,12 +122,14 @@ class AsyncAlarm:
         self._sleepers: list[Any] = []
 
     def set(self) -> None:
-        """End the sleep, at once on the alarm's own loop and soon from anywhere else."""
+        """End the sleep, at once in a task of the alarm's own loop and soon from anywhere else."""
         self._is_set = True
+        is_trio = hasattr(self._loop, "run_sync_soon")
         try:
-            if running_loop() is self._loop:
+            # Outside of tasks it may be a signal handler, which has interrupted the sleep of the loop.
+            if running_loop() is self._loop and (is_trio or sys.modules["asyncio"].current_task()):
                 self._wake()
-            elif hasattr(self._loop, "run_sync_soon"):
+            elif is_trio:
                 self._loop.run_sync_soon(self._wake)
             else:
                 self._loop.call_soon_threadsafe(self._wake)
@@ -484,7 +517,7 @@ class Driver(ABC):
 
 
 class _Threads(Driver):
-    alarm = threading.Event
+    alarm = ThreadAlarm
     has_order = False
 
     async def ask(self, twin: Twin[T], /, *args: Any, **named: Any) -> T:

@@ -1,5 +1,11 @@
-"""AsyncAlarm: set from its own loop, from another thread or loop, and after its loop has gone."""
+"""AsyncAlarm: set from its own loop, from another thread or loop, and after its loop has gone.
 
+ThreadAlarm: set from another thread. Both: set by a signal handler, on the very thread that waits.
+"""
+
+import asyncio
+import signal
+import sys
 import threading
 
 import anyio
@@ -7,10 +13,12 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 
-from shapekit._runtime.drivers import AsyncAlarm
+from shapekit._runtime import drivers
+from shapekit._runtime.drivers import THREADS, AsyncAlarm
+
+from ..crew import PATIENCE_S
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
-PATIENCE_S = 20
 
 
 @pytest.mark.anyio
@@ -129,3 +137,75 @@ async def test_many_threads_may_set_it_at_once(crew):
 def test_it_is_made_on_a_loop():
     with pytest.raises(RuntimeError):
         AsyncAlarm()
+
+
+@pytest.fixture
+def on_signal():
+    """Says what SIGUSR1 does."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield lambda action: signal.signal(signal.SIGUSR1, lambda *_: action())
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_handler_wakes_a_loop_that_falls_asleep(on_signal):
+    woken = []
+
+    async def main():
+        alarm = AsyncAlarm()
+        on_signal(alarm.set)
+        selector = asyncio.get_running_loop()._selector
+        select = selector.select
+
+        def struck(timeout):
+            if timeout is None:
+                selector.select = select
+                signal.raise_signal(signal.SIGUSR1)
+                woken.extend(select(0))
+            return woken
+
+        selector.select = struck
+        await alarm.wait()
+
+    asyncio.run(main())
+    assert woken
+
+
+def struck_at(at):
+    """What a wait returns whose alarm is set at this line of it; and how many lines there were."""
+    alarm, files, lines = THREADS.alarm(), (threading.__file__, drivers.__file__), []
+
+    def traced(frame, event, arg):
+        if frame.f_code.co_filename not in files:
+            return None
+        if event == "line":
+            lines.append(frame.f_lineno)
+            if len(lines) == at:
+                alarm.set()
+        return traced
+
+    sys.settrace(traced)
+    try:
+        return alarm.wait(PATIENCE_S if at else 0), len(lines)
+    finally:
+        sys.settrace(None)
+
+
+def test_a_signal_handler_may_strike_a_thread_at_each_line_of_its_wait(crew):
+    _, lines = struck_at(0)
+    crew.start(lambda: [struck_at(at)[0] for at in range(1, lines)])
+    assert crew.join() == [[True] * (lines - 1)]
+
+
+def test_all_threads_that_wait_are_woken(crew):
+    for _ in range(50):
+        alarm = THREADS.alarm()
+        crew.at_once(*[alarm.wait] * 4, *[alarm.set] * 4)
+        assert crew.join().count(True) == 4
+
+
+def test_a_thread_waits_no_longer_than_it_may():
+    alarm = THREADS.alarm()
+    assert [alarm.wait(seconds) for seconds in (0.001, 0, -1)] == [False] * 3
+    alarm.set()
+    assert alarm.is_set()
+    assert alarm.wait()
