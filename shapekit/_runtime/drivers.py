@@ -679,10 +679,16 @@ class ThreadCall(Generic[T]):
         from contextvars import copy_context  # noqa: PLC0415 - only stores with I/O need it
 
         await stop_if_cancelled()
-        process.background_ready()
         self._alarm = AsyncAlarm()
         try:
-            workers.start(copy_context().run, self.work)
+            try:
+                process.background_ready()
+                workers.start(copy_context().run, self.work)
+            except RuntimeError as error:
+                raise StoreUnavailableError(
+                    "no thread is left for this call: the machine has no more, or the main thread has ended "
+                    "and not waited for this one"
+                ) from error
             await self._alarm.wait()
         except BaseException as error:
             self._abandoned = True

@@ -1,6 +1,8 @@
 """Whoever awaits a store takes none of the threads that the rest of the program shares."""
 
 import os
+import subprocess
+import sys
 import threading
 from itertools import count
 
@@ -121,3 +123,43 @@ def test_the_child_of_a_fork_has_threads_of_its_own():
         workers.start(ran.set)
         os._exit(0 if ran.wait(PATIENCE_S) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+MAIN_ENDS = """
+import sys, threading
+import anyio
+from shapekit import GCRA, Gate, SQLiteStore, StoreUnavailableError
+
+path, backend, asks_before = sys.argv[1:]
+gate = Gate(GCRA("60/s", burst=60), store=SQLiteStore(path), name="n")
+may_end = threading.Event()
+
+async def calls():
+    if asks_before == "yes":
+        assert await gate.acheck()
+    may_end.set()
+    threading.main_thread().join()
+    try:
+        await gate.acheck()
+    except StoreUnavailableError as error:
+        print(error)
+    assert gate.check()
+
+threading.Thread(target=lambda: anyio.run(calls, backend=backend)).start()
+may_end.wait()
+"""
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("asks_before", ["yes", "no"])
+def test_where_the_main_thread_has_ended_the_caller_is_told_so(tmp_path, backend, asks_before):
+    """Python then starts no more of these threads, and ends those that there are."""
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN_ENDS, str(tmp_path / "limits.db"), backend, asks_before],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert not done.stderr
+    assert "the main thread has ended" in done.stdout
