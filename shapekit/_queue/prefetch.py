@@ -17,13 +17,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from copy import copy
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from shapekit._queue.waiter import KeyState, KeyStatus
 from shapekit._runtime import process
-from shapekit._runtime.drivers import TASKS, Driver, ThreadAlarm, ThreadCall, Twin, Workers, run
+from shapekit._runtime.drivers import TASKS, Driver, ThreadAlarm, ThreadCall, Twin, Workers, own_copy, run
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.slots import Asked, Grant, followed
 from shapekit.algorithms.queue.wire import CANCEL_MANY, CONFIRM, FOLLOW, RESERVE, RESERVE_MANY
@@ -759,9 +758,7 @@ def prefetched(
 
 def _fail(calls: Sequence[_Call], error: Exception) -> None:
     for call in calls:
-        # An exception for each: a shared one would collect all their tracebacks.
-        call.error = copy(error)
-        call.error.__cause__ = error.__cause__
+        call.error = own_copy(error)
         call.alarm.set()
 
 

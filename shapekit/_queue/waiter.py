@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 from shapekit._queue.moving import STUCK_S, KeyPoller, LateCalls, Limits, Watch
 from shapekit._queue.reporter import DEBUG, LOGS, LONG_US, SHAPER_LOG, Reporter
 from shapekit._runtime import process
-from shapekit._runtime.drivers import Alarm, Driver, Twin
+from shapekit._runtime.drivers import Alarm, Driver, Twin, own_copy
 from shapekit._runtime.process import SWITCH
 from shapekit.algorithms.base import END_US
 from shapekit.algorithms.queue.adaptive import FULL
@@ -530,7 +530,7 @@ class _Question:
     def told(self) -> KeyState | None:
         """The answer; None if the call that asked has gone."""
         if self.error is not None:
-            raise self.error
+            raise own_copy(self.error)
         return self.answer
 
 

@@ -26,6 +26,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, suppress
+from copy import copy
 from types import FrameType, TracebackType
 from typing import (
     TYPE_CHECKING,
@@ -64,6 +65,7 @@ __all__ = [
     "hidden_task",
     "hidden_tasks",
     "others_first",
+    "own_copy",
     "run",
     "running_loop",
     "running_trio",
@@ -242,6 +244,16 @@ async def given_back(error: BaseException, give_back: Callable[[], Awaitable[obj
     """
     if not isinstance(error, GeneratorExit):
         await shielded(give_back)
+
+
+def own_copy(error: Exception) -> Exception:
+    """An exception for each caller: a shared one would collect all their tracebacks."""
+    try:
+        own = copy(error)
+    except Exception:
+        return error  # a store of a user's raises what its class cannot make again
+    own.__cause__ = error.__cause__
+    return own
 
 
 class _Scope(AbstractContextManager[object]):

@@ -12,7 +12,7 @@ from shapekit import ManualClock, MemoryStore, Shaper, StoreUnavailableError
 from shapekit._queue import waiter as module
 from shapekit._queue.waiter import FRESH_US, KeyStatus
 from shapekit._runtime import process
-from shapekit._runtime.drivers import TASKS, Twin, run
+from shapekit._runtime.drivers import TASKS, Twin, own_copy, run
 from shapekit.algorithms.queue.wire import CONFIRM, HOLD, RESERVE, UNKNOWN
 
 from .slow_store import FarStore, NotingStore, SlowStore, in_another_process
@@ -168,8 +168,8 @@ def test_a_store_that_fails_fails_all_who_share_the_question_and_no_others(stage
     async def ask():
         try:
             told.append(await confirmations.ask(TASKS, "default"))
-        except StoreUnavailableError:
-            failed.append(stage.now)
+        except StoreUnavailableError as error:
+            failed.append(error)
 
     def mend():
         store.broken = None
@@ -179,9 +179,20 @@ def test_a_store_that_fails_fails_all_who_share_the_question_and_no_others(stage
     stage.at(0.0055, mend)
     stage.at(0.006, ask)
     stage.run()
-    assert len(failed) == 5
+    # Each has its own: one that is shared would collect the tracebacks of all.
+    assert len({id(error) for error in failed}) == 5
     assert len(told) == 1
     assert store.trips[CONFIRM] == 2
+
+
+class TornError(Exception):
+    def __init__(self, where, why):
+        super().__init__(f"{where}: {why}")
+
+
+def test_an_error_that_cannot_be_copied_is_shared():
+    error = TornError("here", "that is why")
+    assert own_copy(error) is error
 
 
 class Wire:

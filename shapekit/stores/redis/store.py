@@ -22,7 +22,6 @@ import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from copy import copy
 from functools import partial
 from itertools import islice
 from typing import Any, Self, TypeAlias
@@ -30,7 +29,16 @@ from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary, WeakMethod, ref
 
 from shapekit._runtime import process
-from shapekit._runtime.drivers import LAST_S, TASKS, Driver, hidden_task, run, running_loop, shielded
+from shapekit._runtime.drivers import (
+    LAST_S,
+    TASKS,
+    Driver,
+    hidden_task,
+    own_copy,
+    run,
+    running_loop,
+    shielded,
+)
 from shapekit.algorithms.base import Undo
 from shapekit.algorithms.compose import of_one_kind
 from shapekit.clock import Clock, RealClock
@@ -575,7 +583,7 @@ class Line:
         except Exception as error:
             for _, waiter in batch:
                 if waiter is not None and not waiter.done():
-                    waiter.set_exception(_own(error))
+                    waiter.set_exception(own_copy(error))
             return
         for ((operation, args, _), waiter), answer in zip(batch, answers, strict=True):
             if waiter is None:
@@ -587,13 +595,6 @@ class Line:
                 self._give_back(operation.undone(args, answer))
             else:
                 waiter.set_result(answer)
-
-
-def _own(error: Exception) -> Exception:
-    """An exception for each caller: a shared one would collect all their tracebacks."""
-    own = copy(error)
-    own.__cause__ = error.__cause__
-    return own
 
 
 class Loop:
