@@ -1,7 +1,7 @@
 """Permits: how a policy takes a permit for a call, waits for one, and gives it back.
 
-Waiting calls do not ask the store one by one: a process checks once for all its calls that wait at a key, and
-only if the store is shared. Otherwise a call that ends wakes the next one.
+Waiting calls do not ask the store one by one: a process checks once for all its calls that wait at a key, now
+and then if the store is shared, and whenever limits are changed. A call that ends wakes the next one.
 
 A nested call waits for calls that it is itself a part of, and so may wait forever. To detect that, each
 context (of a thread or task) knows the calls in flight that were begun in it, or in the context it was copied
@@ -55,7 +55,7 @@ from shapekit.clock import CHUNK_S, Sleepers
 from shapekit.decision import Decision
 from shapekit.errors import ConfigError, QueueFullError, ShapekitError, StoreUnavailableError, gave_up, whose
 from shapekit.rate import MAX_SPAN_US, SECOND_US
-from shapekit.stores.base import PERMITS, Store, companion
+from shapekit.stores.base import PERMITS, Settings, Store, companion
 
 if TYPE_CHECKING:
     from asyncio import Task
@@ -98,7 +98,7 @@ class _AtKey:
     """The state of one key."""
 
     __slots__ = (
-        *("alive", "came_with", "coming", "due_us", "has_failed", "has_news", "looked_us"),
+        *("alive", "came_with", "coming", "due_us", "has_failed", "has_news", "is_changed", "looked_us"),
         *("looker", "most", "news_us", "permitted", "unsure_until_us", "waiting"),
     )
 
@@ -126,6 +126,8 @@ class _AtKey:
         self.has_news = False
         """Whether a call got its permit, or began to wait alone, since the last check."""
         self.news_us = 0
+        self.is_changed = False
+        """Whether operators have changed the limits since the last check."""
 
 
 class PermitWaiter:
@@ -161,6 +163,8 @@ class PermitWaiter:
                 at_key.looker = self
             if at_key.looker is not self:
                 return False
+            if at_key.is_changed:
+                alarm.set()
             at_key.looked_us = now_us
             if at_key.has_news or at_key.news_us > now_us:
                 at_key.has_news, at_key.news_us = False, now_us
@@ -169,6 +173,10 @@ class PermitWaiter:
     def look_after_us(self, now_us: int) -> int:
         """How long until the next check, for the waiter that checks for all."""
         return look_after_us(now_us - self._at_key.news_us)
+
+    def looks(self) -> None:
+        """Note that the store is about to be asked for all."""
+        self._at_key.is_changed = False
 
     def ring(self) -> None:
         """Wake the waiter."""
@@ -189,10 +197,11 @@ class PermitWaiter:
 class Registry:
     """The calls of this process under one name on one store, and the owner by which the store knows them."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.lease_us = MAX_SPAN_US
         """The shortest lease of any policy that shares this registry."""
         self.begin()
+        settings.listen(self.limits_changed)
         _REGISTRIES.add(self)
 
     def begin(self) -> None:
@@ -264,6 +273,16 @@ class Registry:
             for waiter in list(at_key.waiting.values()):
                 if waiter.has_permit or waiter.is_lost:
                     waiter.ring()
+
+    def limits_changed(self, *_: object) -> None:
+        """Wake those that check, since there may be more permits now.
+
+        May be said under the lock of a store, and takes none.
+        """
+        for at_key in list(self._keys.values()):
+            at_key.is_changed = True
+            if (looker := at_key.looker) is not None:
+                looker.ring()
 
     # renewing
 
@@ -379,9 +398,9 @@ def _arrived(at_key: _AtKey, number: int) -> None:
 _REGISTRIES = process.begin_anew(Registry.begin)
 
 
-def registry_of(store: Store, name: str) -> Registry:
-    """The registry of a name on a store; policies of the same name in one process share it."""
-    return companion(store, f"registry of {name}", Registry)
+def registry_of(store: Store, policy: str) -> Registry:
+    """The registry of a policy on a store; policies of the same name in one process share it."""
+    return companion(store, f"registry of {policy}", partial(Registry, store.settings(policy)))
 
 
 class Due(NamedTuple):
@@ -632,10 +651,10 @@ class Permits:
         self.instant = store.instant
         self.clock = store.clock
         self._sleepers = sleepers
-        self.registry = registry_of(store, name)
-        # In an unshared, instant store no other process holds a permit and nothing is lost: no checks are
-        # needed.
-        self._looks = store.shared or not store.instant
+        self.registry = registry_of(store, policy)
+        self._settings = store.settings(policy)
+        self._hears_all = store.instant and not store.shared
+        """Whether no other process holds a permit and nothing is lost, so that no checks are needed."""
         self._is_awaited = store.awaited_only
         program = limit if store.shared else limit.unending()
         self.registry.lease_us = min(self.registry.lease_us, program.lease_us)
@@ -699,7 +718,8 @@ class Permits:
                 continue
             if self.registry.is_unsure(key):
                 await self._heal(driver, key)
-            elif self._looks:
+            else:
+                waiter.looks()
                 self.registry.hear(key, await driver.ask(self._watch, key, permit.owner))
         waiter.go()
 
@@ -834,10 +854,13 @@ class Permits:
 
     def _pause_us(self, waiter: PermitWaiter, is_looker: bool) -> int | None:
         """How long until the next check; None for no checks."""
-        if not self._looks:
-            # Only for closed event loops of other waiters: nothing announces those.
-            return STUCK_US if is_looker else None
-        return waiter.look_after_us(self.clock.now_us()) if is_looker else STUCK_US
+        if not self._hears_all:
+            return waiter.look_after_us(self.clock.now_us()) if is_looker else STUCK_US
+        if not is_looker:
+            return None
+        # Nothing announces the closed event loops of other waiters, nor the end of an override.
+        ends_us = self._settings.known.ends_us
+        return STUCK_US if ends_us is None else min(STUCK_US, max(1, ends_us - self.clock.wall_us()))
 
 
 class _PendingWait:

@@ -1,0 +1,66 @@
+"""Calls that wait for a permit hear of a change that makes room, on every store."""
+
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from shapekit import Policy
+from shapekit._queue.inflight import LATER_US
+
+from ..crew import Crew
+from ..queue.inflight.rooms import standing
+
+CROWD = 3
+
+
+@contextmanager
+def waiting(policy, together):
+    """A crowd that waits for permits; at the end all of them have to have one, together."""
+    barrier, crew = threading.Barrier(together), Crew()
+
+    def call():
+        with policy.admit():
+            barrier.wait(20)
+
+    with policy.admit():
+        for _ in range(CROWD):
+            crew.start(call)
+        while len(policy.permits.registry._keys["default"].waiting) < CROWD:
+            pass
+        yield
+        crew.join()
+    assert crew.raised() == []
+    assert standing(policy) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "change", [{"concurrency": 1 + CROWD}, {"state": "off"}, {"concurrency": 9, "key": "def*"}]
+)
+def test_they_get_it_without_time_passing(store, change):
+    policy = Policy(concurrency=1, name="api", store=store)
+    with waiting(policy, together=CROWD):
+        policy.configure(**change)
+
+
+def test_and_where_a_lower_limit_is_removed(store):
+    policy = Policy(concurrency=9, name="api", store=store)
+    policy.configure(concurrency=1)
+    with waiting(policy, together=CROWD):
+        policy.unconfigure()
+
+
+def test_and_where_it_ends_by_itself(store):
+    policy = Policy(concurrency=9, name="api", store=store)
+    policy.configure(concurrency=1, until=store.clock.wall_us() / 1e6 + 30)
+    with waiting(policy, together=CROWD):
+        store.clock.advance(30)
+        if store.shared:
+            # It is asked now and then.
+            store.clock.advance(LATER_US * 9 / 8 / 1e6)
+
+
+def test_not_all_of_them_where_there_is_less_room(store):
+    policy = Policy(concurrency=1, name="api", store=store)
+    with waiting(policy, together=1):
+        policy.configure(concurrency=2)
