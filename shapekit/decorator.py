@@ -85,9 +85,11 @@ class Calls:
         """A prepared reservation, if all calls ask the same and need no admission."""
         policy = self.policy
         plain = policy.enforce and policy.refund_on is None and policy.permits is None
-        if plain and isinstance(self.key, str) and isinstance(self.cost, int):
-            return self.policy.shaper.core.taker(self.key, self.cost)
-        return None
+        if not (plain and isinstance(self.key, str) and isinstance(self.cost, int)):
+            return None
+        core = policy.shaper.core
+        # A higher cost is one that a limit that is set may allow, which each call looks up.
+        return core.taker(self.key, self.cost) if self.cost <= core.queue.max_cost else None
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:

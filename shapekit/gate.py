@@ -6,18 +6,18 @@ from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any, TypeAlias
 
-from shapekit._runtime.drivers import Twin, stop_if_cancelled
+from shapekit._runtime.drivers import TASKS, Twin, run, stop_if_cancelled
 from shapekit.algorithms.base import CHECK, DEBIT, FORECAST, PEEK, REFUND, Algorithm, check_cost
 from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.ledger import ledgered
 from shapekit.algorithms.quota import Quota
 from shapekit.clock import Clock
 from shapekit.decision import Decision, Forecast
-from shapekit.errors import ConfigError, QuotaExhaustedError, RateLimitedError
+from shapekit.errors import ConfigError, CostExceedsLimitError, QuotaExhaustedError, RateLimitedError
 from shapekit.keys import text_of
 from shapekit.rate import whole
 from shapekit.stores import StoreLike, open_store
-from shapekit.stores.base import Key, Store
+from shapekit.stores.base import Key, Store, check_in_force
 
 __all__ = ["Gate"]
 
@@ -85,18 +85,19 @@ class Gate:
 
     async def acheck(self, key: GateKey = "default", *, cost: int = 1) -> Decision:
         """`check`, awaitable."""
-        place = key if cost is _ONE and key.__class__ is str else self._admissible(key, cost)
+        place = key if cost is _ONE and key.__class__ is str else await self._aadmissible(key, cost)
         if self._store.instant:  # else it is awaited, which is a point of cancellation
             await stop_if_cancelled()
         return await self._acheck(place, cost)
 
     def check_many(self, keys: Iterable[GateKey], *, cost: int = 1) -> list[Decision]:
         """`check` for each key in turn, all at one instant; the answers have the order of the keys."""
-        return self._check_many(self._series(keys, cost), (cost,))
+        series = [self._admissible(key, cost) for key in _series(keys)]
+        return self._check_many(series, (cost,))
 
     async def acheck_many(self, keys: Iterable[GateKey], *, cost: int = 1) -> list[Decision]:
         """`check_many`, awaitable."""
-        series = self._series(keys, cost)
+        series = [await self._aadmissible(key, cost) for key in _series(keys)]
         await stop_if_cancelled()
         return await self._acheck_many(series, (cost,))
 
@@ -124,7 +125,7 @@ class Gate:
 
     async def aforecast(self, key: GateKey = "default", *, cost: int = 1) -> Forecast:
         """`forecast`, awaitable."""
-        return await self._aforecast(self._admissible(key, cost), cost)
+        return await self._aforecast(await self._aadmissible(key, cost), cost)
 
     def refund(self, key: GateKey, decision: Decision, *, cost: int = 1) -> Decision:
         """Give back `cost` units of what `decision` charged; returns how the key stands.
@@ -132,11 +133,11 @@ class Gate:
         Never more than was charged, and never what time has restored already. What a decision charged is
         given back once, whole or in part: a repeated refund, by any process, changes nothing.
         """
-        return self._refund(self._admissible(key, cost), cost, self._charge_of(decision))
+        return self._refund(self._place(key), whole("cost", cost), self._charge_of(decision))
 
     async def arefund(self, key: GateKey, decision: Decision, *, cost: int = 1) -> Decision:
         """`refund`, awaitable."""
-        return await self._arefund(self._admissible(key, cost), cost, self._charge_of(decision))
+        return await self._arefund(self._place(key), whole("cost", cost), self._charge_of(decision))
 
     def debit(self, key: GateKey, decision: Decision | None = None, *, cost: int = 1) -> Decision:
         """Charge a call that has happened, whether it fits or not; time repays the debt.
@@ -172,14 +173,20 @@ class Gate:
     def __repr__(self) -> str:
         return f"Gate({self.strategy!r}, store={self._store!r}, name={self.name!r})"
 
-    def _series(self, keys: Iterable[GateKey], cost: int) -> list[Key]:
-        if isinstance(keys, str | Mapping) or not isinstance(keys, Iterable):
-            raise ConfigError("keys", keys, "is not a series of keys", 'pass a list such as ["alice", "bob"]')
-        return [self._admissible(key, cost) for key in keys]
-
     def _admissible(self, key: GateKey, cost: int) -> Key:
         place = self._place(key)
-        check_cost(cost, self._max_cost, _shown(key), self.strategy.limit_name, self.name)
+        try:
+            check_cost(cost, self._max_cost, _shown(key), self.strategy.limit_name, self.name)
+        except CostExceedsLimitError as error:
+            run(check_in_force, self._store, self.name, self._program, place, error)
+        return place
+
+    async def _aadmissible(self, key: GateKey, cost: int) -> Key:
+        place = self._place(key)
+        try:
+            check_cost(cost, self._max_cost, _shown(key), self.strategy.limit_name, self.name)
+        except CostExceedsLimitError as error:
+            await check_in_force(TASKS, self._store, self.name, self._program, place, error)
         return place
 
     def _debited(self, key: GateKey, decision: Decision | None, cost: int) -> tuple[Key, int, Any]:
@@ -220,6 +227,13 @@ class Gate:
         if not self._program.owns(decision.receipt):
             raise ConfigError("decision", decision, "is of another strategy", "pass a decision of this gate")
         return decision.receipt
+
+
+def _series(keys: Iterable[GateKey]) -> Iterable[GateKey]:
+    """The keys, if it is a series of them."""
+    if isinstance(keys, str | Mapping) or not isinstance(keys, Iterable):
+        raise ConfigError("keys", keys, "is not a series of keys", 'pass a list such as ["alice", "bob"]')
+    return keys
 
 
 def _shown(key: GateKey) -> str:

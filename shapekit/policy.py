@@ -583,7 +583,7 @@ class Admission:
 
     async def _enter_with_permit(self, driver: Driver, permits: Permits) -> None:
         """How long to wait is for the permit and the slot together."""
-        self._core.check(self.key, self.cost)
+        await self._core.checked(driver, self.key, self.cost)
         bound_us, gives_up_us = self._bound_us(), timeout_us(self._waits.get("timeout"))
         try:
             self._permit = permit = await permits.take(driver, self.key, bound_us, gives_up_us)
@@ -619,7 +619,7 @@ class Admission:
         """The call passes at once; it holds a permit if there is one, and if not, that is what is told."""
         timeout_us(self._waits.get("timeout"))
         try:
-            self._core.check(self.key, self.cost)
+            await self._core.checked(driver, self.key, self.cost)
             bound_us, code = self._bound_us(), None
             if permits is not None:
                 try:

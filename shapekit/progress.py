@@ -516,7 +516,7 @@ def _loop(subject: Subject, total: int | None, key: str | None, cost: int | None
         whose, asks = (calls.key, calls.cost) if isinstance(calls, Calls) else (policy.key, policy.cost)
     whose = _common("key", key, whose, str, 'name the key: progress(items, policy, key="…")')
     asks = _common("cost", cost, asks, int, "give the cost of each call: progress(items, policy, cost=…)")
-    check_cost(asks, shaper.core.queue.max_cost, whose, "limit", shaper.name)
+    check_cost(asks, shaper.core.queue_of(whose).max_cost, whose, "limit", shaper.name)
     return Loop(shaper, whose, asks, total, enforced)
 
 

@@ -37,7 +37,7 @@ from shapekit.algorithms.queue.slots import ACCEPTED, WAIT_US, Grant, Granted, f
 from shapekit.algorithms.queue.wire import CANCEL, HOLD, LOOK, MARK, RESERVE, RESUME, SETTLE
 from shapekit.clock import CHUNK_S, VIRTUAL, Clock, RealClock, Sleepers, forgets
 from shapekit.decision import Decision
-from shapekit.errors import ConfigError, StoreUnavailableError
+from shapekit.errors import ConfigError, CostExceedsLimitError, StoreUnavailableError
 from shapekit.events import Listener, Listening
 from shapekit.gate import checked_name
 from shapekit.keys import text_of, whole_of
@@ -56,7 +56,7 @@ from shapekit.rate import (
     whole,
 )
 from shapekit.stores import StoreLike, open_store
-from shapekit.stores.base import Store
+from shapekit.stores.base import Store, check_in_force
 
 if TYPE_CHECKING:
     from shapekit._queue.prefetch import Prefetch
@@ -153,7 +153,10 @@ class Shaper:
     ) -> Reservation:
         """Take the earliest slot, or be refused and consume nothing. Does not wait."""
         if cost is not _ONE or key.__class__ is not str:
-            key = self._check(key, cost)
+            try:
+                key = self._check(key, cost)
+            except CostExceedsLimitError as error:
+                key = run(self.core.allowed, error)
         bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else asked_wait_us(max_wait)
         if SWITCH.loud:
             return run(self.core.reserve, key, cost, bound_us)
@@ -164,7 +167,10 @@ class Shaper:
     ) -> Reservation:
         """`reserve`, awaitable."""
         if cost is not _ONE or key.__class__ is not str:
-            key = self._check(key, cost)
+            try:
+                key = self._check(key, cost)
+            except CostExceedsLimitError as error:
+                key = await self.core.allowed(TASKS, error)
         bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else asked_wait_us(max_wait)
         if self._now_us is None:  # else the store is awaited, which is a point of cancellation
             await stop_if_cancelled()
@@ -517,10 +523,26 @@ class Core:
         forgets(self.budgets, Budgets.begin)
 
     def check(self, key: str, cost: int) -> str:
-        """The key as plain text; an error for arguments about which the store need not be asked."""
+        """The key as plain text; an error for arguments about which the store need not be asked, unless a
+        limit that is set allows the cost.
+        """
         key = text_of(key)
         check_cost(cost, self.queue.max_cost, key, "limit", self.name)
         return key
+
+    async def checked(self, driver: Driver, key: str, cost: int) -> str:
+        """`check`, by the limits in force."""
+        try:
+            return self.check(key, cost)
+        except CostExceedsLimitError as error:
+            return await self.allowed(driver, error)
+
+    async def allowed(self, driver: Driver, error: CostExceedsLimitError) -> str:
+        """The key of a call whose cost is beyond the limit in the code; the error, unless a limit that is set
+        allows it.
+        """
+        await check_in_force(driver, self.store, self.name, self.queue, error.key, error)
+        return error.key
 
     # reserving
 
@@ -701,7 +723,7 @@ class Core:
 
     async def forecast(self, driver: Driver, calls: int, key: str, cost: int) -> Outlook:
         """When the given number of further calls would leave."""
-        key = self.check(key, cost)
+        key = await self.checked(driver, key, cost)
         whole("calls", calls, most=MAX_COUNT)
         with self.reporter.watching(key):
             look = partial(self.outlook, key, await driver.ask(self.look, key), calls, cost)

@@ -370,7 +370,7 @@ class ScopedSlots:
         if SWITCH.is_off:
             return await core.reserve(driver, key, cost, core.max_wait_us)
         await driver.stop_if_cancelled()
-        core.check(key, cost)
+        await core.checked(driver, key, cost)
         bound_us = core.max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
         gives_up_us = timeout_us(timeout)
         caller = Caller(

@@ -677,7 +677,8 @@ class _Check(_Charging):
         return cost
 
     def opened(self, program: Algorithm[Any], at: Moment, args: tuple[Any, ...]) -> Decision:
-        decision = program.check(None, at.instant, args[0], at.skew).decision
+        # A cost beyond the limit in the code is one that an operator's limit allows.
+        decision = program.check(None, at.instant, min(args[0], program.max_cost), at.skew).decision
         return decision._replace(receipt=program.uncharged)
 
 

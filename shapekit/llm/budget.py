@@ -146,7 +146,7 @@ class LLMBudget:
         }
         budget_limits = tuple(
             BudgetLimit(
-                self._policy(_FAMILIES[part], gates=own), part, _FAMILIES[part], *_bound(part, own, capacity)
+                self._policy(_FAMILIES[part], gates=own), part, _FAMILIES[part], _bound(part, own, capacity)
             )
             for part, own in gates.items()
             if own
@@ -157,7 +157,6 @@ class LLMBudget:
                 self._policy(name, quota=limit.quota),
                 "money",
                 name,
-                limit.quota.limit,
                 f"{name}=",
                 _ALL if name == "total" else None,
                 limit.currency,
@@ -264,7 +263,7 @@ class LLMBudget:
         self, driver: Driver, calls: int, asked: Asked | None, key: str | None, model: str | None
     ) -> Outlook:
         whose, reserved, price, _ = self._estimated(asked, key, model)
-        charges = self._books.charges(reserved, price, whose)
+        charges = await self._books.charges(driver, reserved, price, whose)
         outlooks = [await charge.core.forecast(driver, calls, charge.key, charge.cost) for charge in charges]
         return Outlook(max(each.first_in for each in outlooks), max(each.last_in for each in outlooks))
 
@@ -336,10 +335,12 @@ class LLMBudget:
         if model is None and isinstance(asked, Mapping):
             model = asked.get("model")
         price = None if self._prices is None else self._prices.of(model)
-        reserved, learn_from = self._reserved(asked, price, repr((whose, model)))
+        reserved, learn_from = self._reserved(asked, price, whose, model)
         return whose, reserved, price, learn_from
 
-    def _reserved(self, asked: Asked | None, price: Price | None, whose: str) -> tuple[TokenUsage, Learn]:
+    def _reserved(
+        self, asked: Asked | None, price: Price | None, whose: str, model: str | None
+    ) -> tuple[TokenUsage, Learn]:
         """What a call reserves, and what is to be told its usage."""
         if asked is not None and not isinstance(asked, Mapping):
             return self._told("asked", asked), None
@@ -358,10 +359,11 @@ class LLMBudget:
         usage = estimated(asked, self._count)
         if self._learning is None:
             return usage, None
-        learned = self._learning.scaled(whose, usage)
+        like = repr((whose, model))
+        learned = self._learning.scaled(like, usage)
         # What was learned never decides whether a call can be admitted at all.
-        fits = self._books.fits(usage, price) and self._books.fits(learned, price)
-        return learned if fits else usage, partial(self._learning.learn, whose, usage)
+        fits = self._books.fits(usage, price, whose) and self._books.fits(learned, price, whose)
+        return learned if fits else usage, partial(self._learning.learn, like, usage)
 
     def _told(self, field: str, told: Any) -> TokenUsage:
         return told_tokens(field, told, self._books.budget_limits)
@@ -427,13 +429,12 @@ def _is_rate(limit: RateLike | Algorithm[Any] | None) -> TypeGuard[RateLike]:
     return limit is not None and not isinstance(limit, Algorithm)
 
 
-def _bound(part: str, gates: Sequence[Algorithm[Any]], capacity: int | None) -> tuple[int, str]:
-    """The most tokens of one call, and the option to raise for more."""
-    strictest = min(gates, key=lambda gate: gate.max_cost)
-    if isinstance(strictest, Quota):
-        return strictest.max_cost, "tokens_per_day="
+def _bound(part: str, gates: Sequence[Algorithm[Any]], capacity: int | None) -> str:
+    """The option to raise for more tokens of one call."""
+    if isinstance(min(gates, key=lambda gate: gate.max_cost), Quota):
+        return "tokens_per_day="
     tokens = _FAMILIES[part].replace("-", "_")
-    return strictest.max_cost, f"{tokens}= or capacity=" if capacity is None else "capacity="
+    return f"{tokens}= or capacity=" if capacity is None else "capacity="
 
 
 def _percents(alerts: Sequence[float]) -> tuple[int, ...]:

@@ -220,8 +220,6 @@ class Line:
 
         A call that takes none, for whatever reason, keeps none.
         """
-        for charge in charges:
-            charge.core.check(charge.key, charge.cost)
         pending = _PendingWait(self._clock, key, charges[0].policy.name, waits)
         await driver.stop_if_cancelled()
         asking = _Asking(driver, key, charges, pending)
@@ -424,10 +422,8 @@ class BudgetLimit(NamedTuple):
     """"total", "input" or "output"; "money" for what they cost."""
     family: str
     """What servers call such tokens in their headers."""
-    most: int
-    """The most that one call may take out."""
     bound: str
-    """The option that says so."""
+    """The option that says how much one call may take out."""
     key: str | None = None
     """The key of a limit that all calls share."""
     currency: str | None = None
@@ -449,12 +445,17 @@ class BudgetLimit(NamedTuple):
             return max(1, price.most(usage))
         return max(1, self.cost(usage, price))
 
-    def charge(self, usage: TokenUsage, price: Price | None, key: str) -> Charge:
+    def most(self, key: str) -> int:
+        """The most that one call may take out, as far as this process knows."""
+        return self.policy.shaper.core.queue_of(self.key_of(key)).max_cost
+
+    async def charge(self, driver: Driver, usage: TokenUsage, price: Price | None, key: str) -> Charge:
         """What a call takes from it, or CostExceedsLimitError."""
-        cost, whose = self.reserved(usage, price), self.key_of(key)
-        if cost > self.most:
+        cost, whose, most = self.reserved(usage, price), self.key_of(key), self.most(key)
+        if cost > most:
             unit, digits = ("tokens", 0) if self.currency is None else (self.currency, DIGITS)
-            raise CostExceedsLimitError(cost, self.most, whose, self.bound, self.policy.name, unit, digits)
+            told = CostExceedsLimitError(cost, most, whose, self.bound, self.policy.name, unit, digits)
+            await self.policy.shaper.core.allowed(driver, told)
         return Charge(self.policy, whose, cost, self.currency)
 
 
@@ -477,15 +478,13 @@ class Books(NamedTuple):
         """Whether what one key gives back may be what another one waits for."""
         return any(budget_limit.key is not None for budget_limit in self.budget_limits)
 
-    def fits(self, usage: TokenUsage, price: Price | None) -> bool:
+    def fits(self, usage: TokenUsage, price: Price | None, key: str) -> bool:
         """Whether a call of this estimate can ever be admitted."""
-        return all(
-            budget_limit.reserved(usage, price) <= budget_limit.most for budget_limit in self.budget_limits
-        )
+        return all(limit.reserved(usage, price) <= limit.most(key) for limit in self.budget_limits)
 
-    def charges(self, usage: TokenUsage, price: Price | None, key: str) -> list[Charge]:
+    async def charges(self, driver: Driver, usage: TokenUsage, price: Price | None, key: str) -> list[Charge]:
         """What a call of this estimate takes from each policy."""
-        charges = [budget_limit.charge(usage, price, key) for budget_limit in self.budget_limits]
+        charges = [await limit.charge(driver, usage, price, key) for limit in self.budget_limits]
         return charges if self.requests is None else [*charges, Charge(self.requests, key, 1)]
 
 
@@ -601,7 +600,7 @@ class LLMCall:
     async def _enter(self, driver: Driver) -> Self:
         if self._entered:
             raise ConfigError("call", self.key, "was entered before", "admit each call anew")
-        charges = self._books.charges(self.reserved, self._price, self.key)
+        charges = await self._books.charges(driver, self.reserved, self._price, self.key)
         reservations, line_us = await self._books.line.take(driver, self.key, charges, self._waits)
         self._delay_us = line_us + max(reservation.grant.wait_us for reservation in reservations)
         self._entered = [

@@ -392,6 +392,21 @@ def beyond(
     return CostExceedsLimitError(cost, program.max_cost, str(key), "limit", name)
 
 
+async def check_in_force(
+    driver: Driver, store: Store, name: str, program: Any, key: Key, error: CostExceedsLimitError
+) -> None:
+    """Raise the error of a cost that the limit in the code never admits, unless one that is set does."""
+    settings = store.settings(name)
+    if error.cost <= settings.program(program, key).max_cost:
+        return
+    # Another process may have set it since.
+    with suppress(StoreUnavailableError):
+        await driver.ask(Twin(store.read_overrides, store.aread_overrides), name)
+    most = settings.program(program, key).max_cost
+    if error.cost > most:
+        raise CostExceedsLimitError(error.cost, most, *error.args[2:]) from None
+
+
 def continued(name: str, key: Key, reader: Program, state: Any, writer: Any, now: int, skew: int) -> Any:
     """A state that `writer` left, as one of `reader`; the ConfigError where it cannot be names the key."""
     try:

@@ -366,10 +366,10 @@ class MemoryStore(Store):
                 known = settings.known
                 self._tidy(name, known)
             other = settings.program(program, key)
-            if other is program:
-                return None
             if (error := beyond(operation, args, other, key, name)) is not None:
                 raise error
+            if other is program:
+                return None
             found = others.get(id(other))
             if found is None:
                 found = others.setdefault(

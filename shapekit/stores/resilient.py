@@ -451,7 +451,8 @@ class ResilientStore(Store):
         return self.primary.settings(name)
 
     def read_overrides(self, name: str) -> Stored:
-        return self.primary.read_overrides(name)
+        stored: Stored = self._asked_whole(self.primary.read_overrides, name)
+        return stored
 
     def all_overrides(self) -> dict[str, Stored]:
         return self.primary.all_overrides()

@@ -228,10 +228,10 @@ class SQLiteStore(Store):
                 others.clear()
                 known = settings.known
             other = settings.program(program, key)
-            if other is program:
-                return decide(execute, key, now, args)
             if (error := beyond(operation, args, other, key, name)) is not None:
                 raise error
+            if other is program:
+                return decide(execute, key, now, args)
             if id(other) not in others:
                 others[id(other)] = other, self._decider(name, other, operation)
             return others[id(other)][1](execute, key, now, args)

@@ -115,6 +115,38 @@ def test_too_many_tokens_are_told_as_tokens_with_the_option_to_raise(world, budg
     assert one.policies["requests"].forecast().first_in == 0.0
 
 
+@pytest.mark.parametrize(
+    ("limits", "family", "changes"),
+    [
+        ({"tokens": "1000/min"}, "tokens", [{"state": "off"}]),
+        ({"tokens_per_day": 1_000}, "tokens", [{"state": "off"}, {"quota": "100_000/day"}]),
+        (
+            {"spend": "0.01 USD/day", "prices": {"m": {"input": "1", "output": "10"}}},
+            "spend",
+            [{"state": "off"}, {"quota": "100_000_000/day"}],
+        ),
+    ],
+)
+def test_a_call_may_take_as_much_as_the_limit_that_is_set_allows(world, budget, limits, family, changes):
+    for change in changes:
+        one = budget(**limits)
+        with pytest.raises(CostExceedsLimitError):
+            one.forecast(asked=(0, 5_000), model="m")
+        one.policies[family].configure(**change)
+        call = one.admit((0, 5_000), model="m", max_wait=0)
+        world.enter(call)
+        assert call.settle((0, 4_000))
+        assert one.forecast(asked=(0, 5_000), model="m").first_in == 0.0
+
+
+def test_the_error_names_the_budget_that_is_set(world, budget):
+    one = budget(tokens_per_day=1_000)
+    for limit in (2_000, 500):
+        one.policies["tokens"].configure(quota=f"{limit}/day")
+        with pytest.raises(CostExceedsLimitError, match=f"exceeds the budget of {limit:,} tokens"):
+            world.enter(one.admit(2_001))
+
+
 def test_a_timeout_bounds_both_waits_together(world, budget, used, clock):
     one = budget(requests="1/s", tokens="60k/min", capacity=1_000)
     world.enter(one.admit(1_000))

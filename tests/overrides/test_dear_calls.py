@@ -1,11 +1,13 @@
-"""Calls that cost more than an operator's limit ever admits, though not more than the limit in the code."""
+"""Calls that cost more than an operator's limit ever admits, or more than the limit in the code."""
 
 import asyncio
 import math
+from collections import Counter
 
 import pytest
 
 from shapekit import (
+    GCRA,
     CostExceedsLimitError,
     FixedWindow,
     Gate,
@@ -15,6 +17,8 @@ from shapekit import (
     Shaper,
     SlidingWindowLog,
     SQLiteStore,
+    any_of,
+    shaped,
 )
 from shapekit.stores.redis import RedisStore
 
@@ -143,3 +147,143 @@ def test_calls_that_are_fetched_together_with_it_get_their_slots(tmp_path):
     shaper = Shaper("1000/s; 100/min", name="api", store=store, prefetch="1s")
     put(store, "api", Override(rate="1000/s; 20/min"))
     check_answers(asyncio.run(tasks_together(shaper, store, 1, 50, 1)))
+
+
+# dearer than the limit in the code
+
+MORE = [
+    (FixedWindow("100/min"), Override(rate="1000/min")),
+    (GCRA("100/min"), Override(burst=1000)),
+    (Quota("100/day"), Override(quota="1000/day")),
+    (any_of(day=Quota("100/day"), minute=GCRA("50/min")), Override(quota="1000/day")),
+    (SlidingWindowLog("100/min"), Override(state="off")),
+]
+RAISED = {"raised": Override(quota="1000/day"), "off": Override(state="off")}
+
+
+async def closing(asked, store):
+    answer = await asked
+    await store.aclose()
+    return answer
+
+
+@pytest.fixture
+def other(store, tmp_path):
+    """The same store as another process has it, so that this one hears of nothing that is set."""
+    other = of_another_process(store, tmp_path / "limits.db")
+    yield other
+    if other is not store:
+        other.close()
+
+
+DEAR = {
+    "reserve": lambda policy: policy.shaper.reserve(cost=500, max_wait=0),
+    "areserve": lambda policy: asyncio.run(
+        closing(policy.shaper.areserve(cost=500, max_wait=0), policy.shaper.core.store)
+    ),
+    "schedule": lambda policy: policy.shaper.schedule(cost=500, max_wait=0),
+    "admit": lambda policy: policy.admit(cost=500, max_wait=0).__enter__().reservation,
+    "forecast": lambda policy: policy.forecast(cost=500).last_in == 0,
+}
+
+
+@pytest.mark.parametrize("change", RAISED.values(), ids=RAISED)
+@pytest.mark.parametrize("ask", DEAR.values(), ids=DEAR)
+@pytest.mark.parametrize("options", [{}, {"concurrency": 2}], ids=["plain", "permits"])
+def test_a_call_dearer_than_the_limit_in_the_code_leaves_by_the_one_that_is_set(
+    store, other, change, ask, options
+):
+    policy = Policy("1000/s", quota="100/day", name="api", store=store, **options)
+    put(other, "api", change)
+    assert ask(policy)
+
+
+@pytest.mark.parametrize(("limit", "more"), MORE)
+def test_so_does_a_gate_admit_it_and_take_it_back(store, other, limit, more):
+    gate = Gate(limit, name="gate", store=store)
+    put(other, "gate", more)
+    assert gate.forecast(cost=500).fits_now
+    decision = gate.check(cost=500)
+    assert decision
+    before = gate.peek().remaining
+    assert gate.refund("default", decision, cost=500).remaining == min(before + 500, gate.peek().limit)
+    assert all(gate.check_many(["a", "b"], cost=500))
+
+
+@pytest.mark.parametrize("ask", ["acheck", "aforecast", "acheck_many"])
+def test_so_does_a_gate_that_is_awaited(store, other, ask):
+    gate = Gate(FixedWindow("100/min"), name="gate", store=store)
+    put(other, "gate", Override(rate="1000/min"))
+    assert asyncio.run(closing(getattr(gate, ask)(["a"] if ask == "acheck_many" else "a", cost=500), store))
+
+
+def test_the_error_names_the_limit_that_is_set(store, other):
+    policy = Policy(quota="100/day", name="api", store=store)
+    gate = Gate(Quota("100/day"), name="gate", store=store)
+    put(other, "api", Override(quota="1000/day"))
+    put(other, "gate", Override(quota="1000/day"))
+    for ask in (policy.shaper.reserve, gate.check, policy.forecast):
+        with pytest.raises(CostExceedsLimitError) as told:
+            ask(cost=1001)
+        assert (told.value.cost, told.value.limit) == (1001, 1000)
+
+
+def test_a_limit_of_one_key_allows_no_other_key_more(store, other):
+    shaper = Policy(quota="100/day", name="api", store=store).shaper
+    put(other, "api", Override("gold", quota="1000/day"))
+    assert shaper.reserve("gold", cost=500)
+    with pytest.raises(CostExceedsLimitError):
+        shaper.reserve("acme", cost=500)
+
+
+@pytest.mark.parametrize("until", [None, 1_000_000_010.0], ids=["removed", "over"])
+def test_it_is_an_error_again_once_that_limit_has_ended(store, other, until):
+    shaper = Policy("1000/s", quota="100/day", name="api", store=store).shaper
+    gate = Gate(FixedWindow("100/min"), name="gate", store=store)
+    put(other, "api", Override(state="off", until=until))
+    put(other, "gate", Override(state="off", until=until))
+    assert shaper.reserve(cost=50)
+    assert gate.check(cost=50)
+    store.clock.advance(11)
+    if until is None:
+        put(other, "api")
+        put(other, "gate")
+    for _ in range(2):
+        for ask in (shaper.reserve, gate.check):
+            with pytest.raises(CostExceedsLimitError) as told:
+                ask(cost=101)
+            assert told.value.limit == 100
+    assert gate.check_many(["a", "b"], cost=100)
+    assert shaper.reserve(cost=50, max_wait=0)
+
+
+def test_calls_that_come_together_with_one_that_is_an_error_again_get_their_slots(store, other):
+    shaper = Policy("1000/s", quota="100/day", name="api", store=store).shaper
+    put(other, "api", Override(state="off"))
+    assert shaper.reserve()
+    put(other, "api")
+    check_answers(asyncio.run(tasks_together(shaper, store, 1, 500, 1)))
+
+
+def test_one_that_leaves_at_once_asks_the_store_nothing_else(store, monkeypatch):
+    asked, read = Counter(), type(store).read_overrides
+
+    def counted(self, name):
+        asked[name] += 1
+        return read(self, name)
+
+    policy = Policy(quota="100/day", name="api", store=store)
+    policy.configure(quota="1000/day")
+    monkeypatch.setattr(type(store), "read_overrides", counted)
+    assert policy.shaper.reserve(cost=500, max_wait=0)
+    assert not asked
+
+
+def test_a_shaped_function_whose_calls_cost_as_much_is_called(store, other):
+    put(other, "api", Override(state="off"))
+
+    @shaped(quota="100/day", cost=500, name="api", store=store)
+    def call():
+        return "called"
+
+    assert call() == "called"

@@ -13,6 +13,7 @@ from shapekit import (
     Shaper,
     StoreUnavailableError,
     all_of,
+    any_of,
     first_of,
 )
 
@@ -43,6 +44,19 @@ def test_open_admits_everything_and_remembers_nothing(host, strategy):
     host.recover()
     assert gate.refund("default", decisions[0], cost=4) == gate.peek()
     assert gate.debit("default", decisions[0]).remaining == gate.peek().remaining == 3
+
+
+@pytest.mark.parametrize("strategy", [Quota(100, "day"), any_of(day=Quota(100, "day"), burst=GCRA("10/s"))])
+def test_open_admits_what_only_a_limit_that_is_set_allows(host, strategy):
+    policy = Policy(gates=(strategy,), store=host.worker("open"), name="policy")
+    gate = Gate(strategy, store=host.worker("open"), name="gate")
+    policy.configure(state="off")
+    assert policy.shaper.reserve(cost=500)
+    host.faulty.down = True
+    assert policy.shaper.reserve(cost=500).cost == 500
+    assert gate.check(cost=10).allowed
+    with pytest.raises(CostExceedsLimitError):
+        gate.check(cost=500)
 
 
 def test_open_shapers_leave_at_once(host):

@@ -305,7 +305,10 @@ class _Reserve(Operation):
         return cost
 
     def opened(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Granted:
-        return _nowhere(program.reserve(None, at.instant, args[0], at.skew)[1])
+        # A cost beyond the limit in the code is one that an operator's limit allows.
+        cost, *rest = args[0]
+        asked = (min(cost, program.max_cost), *rest)
+        return _nowhere(program.reserve(None, at.instant, asked, at.skew)[1])._replace(cost=cost)
 
     def closed(self, program: LeakyQueue, at: Moment, args: tuple[Any, ...]) -> Grant:
         return refused(program, self.cost(args), at)

@@ -363,7 +363,14 @@ class RedisProgram:
             here = yield from self._reread(key)
             if here is not self and (error := here.refuses(key, operation, args)):
                 raise error
-        replies = yield from here.converse(here.keys_of(key), (operation,), f"[{here.call(operation, args)}]")
+        try:
+            replies = yield from here.converse(
+                here.keys_of(key), (operation,), f"[{here.call(operation, args)}]"
+            )
+        except ConfigError:
+            if (error := here.refuses(key, operation, args)) is None:
+                raise
+            raise error from None  # what allowed its cost has ended
         if replies is None:
             return (yield from self.ask(key, operation, args))
         return here.answer(operation, replies[0])
@@ -385,19 +392,25 @@ class RedisProgram:
             here = self._deciding(key)
         if here is not self and any(here.refuses(key, *call[:2]) for call in asked):
             here = yield from self._reread(key)
-        if here is not self:
-            errors = [here.refuses(key, *call[:2]) for call in asked]
-            if any(errors):
-                others = [call for call, error in zip(asked, errors, strict=True) if error is None]
-                answers = iter((yield from self.share(key, others)) if others else ())
-                return [next(answers) if error is None else error for error in errors]
-        calls = _in_runs(asked) if len(asked) > 1 else asked
-        operations = [operation for operation, _, _ in calls]
-        said = f"[{','.join([here.call(*call) for call in calls])}]"
-        replies = yield from here.converse(here.keys_of(key), operations, said)
-        if replies is None:
-            return (yield from self.share(key, asked))
-        return here.answers(calls, replies)
+        errors = [] if here is self else [here.refuses(key, *call[:2]) for call in asked]
+        if not any(errors):
+            calls = _in_runs(asked) if len(asked) > 1 else asked
+            operations = [operation for operation, _, _ in calls]
+            said = f"[{','.join([here.call(*call) for call in calls])}]"
+            try:
+                replies = yield from here.converse(here.keys_of(key), operations, said)
+            except ConfigError:
+                # What allowed the cost of one of them has ended.
+                errors = [here.refuses(key, *call[:2]) for call in asked]
+                if not any(errors):
+                    raise
+            else:
+                if replies is None:
+                    return (yield from self.share(key, asked))
+                return here.answers(calls, replies)
+        others = [call for call, error in zip(asked, errors, strict=True) if error is None]
+        answers = iter((yield from self.share(key, others)) if others else ())
+        return [next(answers) if error is None else error for error in errors]
 
     def answers(self, calls: Sequence[Asked], replies: Sequence[Any]) -> list[Any]:
         """The answers of a trip, to each caller."""
