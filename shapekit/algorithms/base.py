@@ -227,6 +227,10 @@ class Algorithm(Value, ABC, Generic[S]):
         """
         return state
 
+    def brought(self, state: S, now: int, skew: int = 0) -> S:
+        """The state after all calls that wait were let go, and are counted now."""
+        return self.rescheduled(state, now, lambda at: min(at, now))
+
     def inspect(self, state: Any) -> None:
         """Check a state that was read; raise if no program of this kind can have written it.
 

@@ -218,6 +218,12 @@ class Composite(Algorithm[States]):
             for part, own in zip(self.parts, state, strict=True)
         )
 
+    def brought(self, state: States, now: int, skew: int = 0) -> States:
+        return tuple(
+            None if own is None else part.brought(own, now, skew)
+            for part, own in zip(self.parts, state, strict=True)
+        )
+
     def _receipts(self, charged_at: Receipt, otherwise: tuple[Receipt, ...]) -> tuple[Receipt, ...]:
         if not isinstance(charged_at, tuple):
             return otherwise

@@ -236,6 +236,11 @@ class Meter(Algorithm[Positions]):
         tail, _, retracted, top, *_ = state
         return self._anew(tail + later, retracted, top + later)
 
+    def brought(self, state: Positions, now: int, skew: int = 0) -> Positions:
+        tail, _, retracted, top, *_ = state
+        full = now * self._q + self._tau
+        return state if tail <= full else self._anew(full, retracted, top)
+
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         q = self._q
         return ["gcra", self.burst, q, divmod(self._p, q), divmod(self._tau, q)]

@@ -404,6 +404,13 @@ class SetQueue(_Overridden):
     __slots__ = ()
     origin: ClassVar[type[LeakyQueue]] = LeakyQueue
 
+    @property
+    def is_off(self) -> bool:
+        """Whether all of them are lifted."""
+        if self.paced or self.is_held or any(rate != _lifted_rate(rate) for rate in self.rates):
+            return False
+        return all(gate.max_cost == MAX_COUNT for gate in self.gates)
+
 
 class HeldQueue(SetQueue):
     """A LeakyQueue that an operator holds without end."""

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from fractions import Fraction
-from itertools import chain
+from itertools import chain, compress
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from shapekit.algorithms.base import (
@@ -184,6 +184,19 @@ class PeriodCounter(Counting[Used]):
             before, first_opened = book.get(start, (0, opened - begun + start))
             book[start] = (before + used, min(first_opened, opened - begun + start))
         return tuple(number for start in sorted(book) for number in (start, *book[start]))
+
+    def brought(self, state: Used, now: int, skew: int = 0) -> Used:
+        civil = now + skew
+        ahead = [begun > civil and opened > now for begun, _, opened in triples(state)]
+        if not any(ahead):
+            return state
+        kept = tuple(
+            [n for period, waits in zip(triples(state), ahead, strict=True) if not waits for n in period]
+        )
+        start = self.periods.bounds(civil)[0]
+        used, opened = self.known(kept, start, now) or (0, start - skew)
+        used += sum(compress(state[1::3], ahead))
+        return self._with(kept, now, start, min(used, NEVER_US - 1), opened)
 
     def inspect(self, state: Any) -> None:
         # With an arbitrary number of periods, the search for a free one might never end.
@@ -406,6 +419,9 @@ class SpreadCounter(Counting[Spread]):
         newest = max(triples(paces), key=lambda pace: pace[1], default=(0, *_NONE))
         return kept, tuple(number for start in kept[::3] if newest[2] for number in (start, *newest[1:]))
 
+    def brought(self, state: Spread, now: int, skew: int = 0) -> Spread:
+        return self.counter.brought(state[0], now, skew), ()
+
     def life(self, state: Spread, now: int, skew: int = 0) -> int:
         return self.counter.life(state[0], now, skew)
 
@@ -625,6 +641,9 @@ class Quota(Algorithm[Any]):
 
     def rescheduled(self, state: Any, newest: int, when: Callable[[int], int]) -> Any:
         return self.counter.rescheduled(state, newest, when)
+
+    def brought(self, state: Any, now: int, skew: int = 0) -> Any:
+        return self.counter.brought(state, now, skew)
 
     def life(self, state: Any, now: int, skew: int = 0) -> int:
         return self.counter.life(state, now, skew)

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapekit import GCRA, FixedWindow, Quota, Rate, SlidingWindow, SlidingWindowLog, all_of
-from shapekit.algorithms.overrides import overridden
+from shapekit import GCRA, FixedWindow, Override, Quota, Rate, SlidingWindow, SlidingWindowLog, all_of
+from shapekit.algorithms.overrides import effective, overridden
 from shapekit.algorithms.queue.queue import LeakyQueue
-from shapekit.algorithms.queue.slots import Grant, followed
+from shapekit.algorithms.queue.slots import NOTICE_US, Grant, followed
 
 START = 10**15
 SECOND = 1_000_000
@@ -64,3 +64,43 @@ def test_no_window_of_a_further_limit_holds_more_after_a_change(gate, parts):
     for last in departures[since:]:
         counted = [one.cost for one in departures if begins(last.due_us) <= one.due_us <= last.due_us]
         assert sum(counted) <= LIMIT
+
+
+COUNTED = {
+    **{name: gate for name, gate in GATES.items() if name != "meter"},
+    "calendar": (Quota(LIMIT, "fixed:10s"), aligned(10 * SECOND)),
+    "spread": (Quota(LIMIT, "fixed:10s", spread=True), aligned(10 * SECOND)),
+}
+"""A lifted meter owes next to nothing for a call."""
+
+
+@pytest.mark.parametrize("gate", COUNTED)
+@given(CALLS, CALLS, CALLS)
+def test_while_limits_are_off_no_call_waits_and_all_are_counted(gate, before, during, since):
+    limit, begins = COUNTED[gate]
+    queue = LeakyQueue((Rate.parse("5/s"),), 1, "smooth", (limit,))
+    off = effective(queue, Override(state="off"))
+    state, now, line = None, START, queue
+    departures = []
+
+    def reserve(calls):
+        nonlocal state, now
+        for gap_us, cost in calls:
+            now += gap_us
+            state, granted, _, is_taken = line.reserve(state, now, (cost, 2**51, 1))
+            assert is_taken
+            yield Grant(*granted)
+
+    waiting = [*reserve(before)]
+    line, state = off, off.adopt(state, queue, now)
+    _, told, *_ = off.follow(state, now)
+    for one in waiting:
+        if one.due_us > now and one.generation != told[0]:
+            assert followed(one, told[-2]).due_us <= now + NOTICE_US + 1
+        departures.append((min(one.due_us, now), one.cost))
+    lifted = [*reserve(during)]
+    assert not any(one.wait_us for one in lifted)
+    line, state = queue, queue.adopt(state, off, now)
+    departures += [(one.due_us, one.cost) for one in (*lifted, *reserve(since))]
+    for last, _ in departures[-len(since) :]:
+        assert sum(cost for due, cost in departures if begins(last) <= due <= last) <= LIMIT

@@ -170,6 +170,35 @@ def test_off_admits_calls_of_one_instant(store, options):
         assert policy.shaper.reserve().delay == 5
 
 
+LINES = {
+    "day": {"rate": "10/s", "burst": 9, "quota": "5/day"},
+    "day alone": {"quota": "5/day"},
+    "spread": {"quota": Quota("5/day", spread=True)},
+    "rolling": {"quota": "5/rolling:1d"},
+    "rates": {"rate": "10/s; 5/day"},
+    "burst": {"rate": "5/day", "pace": "burst"},
+    "meter": {"gates": [GCRA("5/day")]},
+    "log": {"gates": [SlidingWindowLog("5 per 1d")]},
+    "window": {"gates": [FixedWindow("5 per 1d")]},
+    "composite": {"gates": [all_of(a=SlidingWindowLog("5 per 1d"), b=FixedWindow("5 per 1d"))]},
+}
+
+
+@pytest.mark.parametrize("options", LINES.values(), ids=LINES)
+def test_off_lets_all_calls_leave_whoever_waited_before(store, options):
+    policy = Policy(name="api", store=store, **options)
+    waiting = [policy.shaper.reserve(max_wait="9d") for _ in range(25)][-1]
+    assert waiting.delay > 86_400
+    policy.configure(state="off")
+    assert [policy.shaper.reserve().delay for _ in range(20)] == [0] * 20
+    store.clock.advance(1)
+    assert policy.shaper.remaining(waiting) < 0
+    assert [policy.shaper.reserve().delay for _ in range(20)] == [0] * 20
+    # They are counted when they leave, and as far ahead nothing is.
+    policy.unconfigure()
+    assert 0 < policy.shaper.reserve(max_wait="9d").delay <= 86_400 * 1.1
+
+
 def test_off_lets_calls_of_an_adaptive_rate_leave(store):
     policy = Policy(adaptive=Adaptive("1/min", "50/s"), store=store, name="api")
     assert [policy.shaper.reserve().delay for _ in range(2)] == pytest.approx([0, 60], abs=1e-4)

@@ -264,6 +264,14 @@ class Constraints(Value):
             after.append(None if before is None else algorithm.rescheduled(before, newest + real, later))
         return tuple(after)
 
+    def brought(self, states: States, at: int, ahead: Ahead) -> States:
+        """The states after all calls that wait were let go, and are counted at this instant."""
+        after = []
+        for algorithm, before in zip(self.algorithms, states, strict=True):
+            real, skew = timeline(algorithm, ahead)
+            after.append(None if before is None else algorithm.brought(before, at + real, skew))
+        return tuple(after)
+
     def _places_in(self, writer: Constraints) -> Iterator[int | None]:
         """Where other constraints have the one that each of these continues."""
         others = iter([place for place, span in enumerate(writer.spans) if span not in self.spans])

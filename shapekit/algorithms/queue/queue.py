@@ -51,6 +51,8 @@ _MOST_LATE_US = 1_000_000
 """A call that is later than this moves the line by its own slot alone, whatever the limits."""
 HELD_US = 30 * 86_400 * SECOND_US
 """How long a hold without end is at each decision; it begins anew when half of it has passed."""
+_AT_ONCE = 2**40
+"""By how much time is compressed where all limits are lifted: years are a moment."""
 MOST_STEPS = 5_000
 """The most calls that a forecast plays where only the states themselves tell what delays a call."""
 
@@ -316,6 +318,11 @@ class LeakyQueue(WiredQueue):
         return (tail, newest, own, number, ends, ends - at, book, parts), (leaves_at, ends)
 
     @property
+    def is_off(self) -> bool:
+        """Whether an operator has lifted all limits."""
+        return False
+
+    @property
     def grace_us(self) -> int:
         """How late a call may leave without moving the line: three quarters of a slot, and at least 10 ms.
 
@@ -532,11 +539,14 @@ class LeakyQueue(WiredQueue):
             state = writer.resume(state, now, NOTICE_US)[0]
         tail, newest, generation, number, until, shift, book, parts = state
         at, ahead = max(now, until) - shift, (shift, skew)
-        last = max(at, newest)
         free, left, mark, changes, stands = _opened(book, parts)
         if parts and any(free):
             parts = writer.places.uncharged(free, parts, at, ahead)
         is_idle = tail <= at * writer.q and newest < at
+        if self.is_off:
+            # No new call is behind those that wait.
+            parts, newest = writer.constraints.brought(parts, at, ahead), min(newest, at)
+        last = max(at, newest)
         if is_idle or not (self.is_set or writer.is_set):
             kept = self.constraints.adopt(parts, writer.constraints, last, ahead)
             position = -(-tail * self.q // writer.q)
@@ -567,8 +577,9 @@ class LeakyQueue(WiredQueue):
         is_sooner = self.p * writer.q < writer.p * self.q
         bursts = writer.burst, self.burst
         if not writer.paced or (is_bound and is_sooner):
-            # At the speed of time itself.
-            before, since, bursts = (writer.q, writer.q), (self.q, self.q), (1, 1)
+            # At the speed of time itself; or all at once.
+            speed = _AT_ONCE if self.is_off else 1
+            before, since, bursts = (writer.q * speed, writer.q), (self.q, self.q), (1, 1)
         return Move(generation, pivot, *before, *since, *bursts, at)
 
     def follow(
