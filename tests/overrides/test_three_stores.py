@@ -199,6 +199,23 @@ def test_off_lets_all_calls_leave_whoever_waited_before(store, options):
     assert 0 < policy.shaper.reserve(max_wait="9d").delay <= 86_400 * 1.1
 
 
+@pytest.mark.parametrize("options", LINES.values(), ids=LINES)
+def test_a_call_that_off_lets_go_gives_nothing_back_that_others_wait_for(store, options):
+    policy = Policy(name="api", store=store, **options)
+    early = [policy.shaper.reserve(max_wait="9d") for _ in range(10)][5:]
+    policy.configure(state="off")
+    policy.shaper.reserve()
+    policy.unconfigure()
+    for _ in range(5):
+        policy.shaper.reserve(max_wait="9d")
+    store.clock.advance(0.1)
+    ahead = policy.forecast().first_in
+    for one in early:
+        one.cancel()
+    store.clock.advance(1)
+    assert policy.forecast().first_in == pytest.approx(ahead - 1)
+
+
 def test_off_lets_calls_of_an_adaptive_rate_leave(store):
     policy = Policy(adaptive=Adaptive("1/min", "50/s"), store=store, name="api")
     assert [policy.shaper.reserve().delay for _ in range(2)] == pytest.approx([0, 60], abs=1e-4)

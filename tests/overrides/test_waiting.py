@@ -8,12 +8,15 @@ import anyio
 import pytest
 
 from shapekit import (
+    GCRA,
     Adaptive,
+    FixedWindow,
     ManualClock,
     MemoryStore,
     Override,
     Policy,
     QueueFullError,
+    Quota,
     Shaper,
     SQLiteStore,
     listen,
@@ -95,9 +98,20 @@ def test_a_change_for_one_key_moves_nobody_else(stage, clock):
     assert [told[name] for name in (1, 3, 5)] == pytest.approx([0, 0.865, 0.965], abs=1e-5)
 
 
-def test_off_lets_all_of_them_go(stage, clock):
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"rate": "1/min"},
+        {"rate": "1/s", "gates": [FixedWindow("1/min")]},
+        {"rate": "1/min", "pace": "burst"},
+        {"gates": [Quota("1/day")], "max_wait": "9d"},
+        {"gates": [GCRA("1/min", burst=1)]},
+    ],
+    ids=["pace", "window", "burst", "quota", "meter"],
+)
+def test_off_lets_all_of_them_go(stage, clock, limits):
     store = MemoryStore(clock)
-    shaper = Shaper("1/min", store=store, name="api")
+    shaper = Shaper(**limits, store=store, name="api")
     for name in range(5):
         stage.wait_for(shaper, name)
     stage.at(10, lambda: put(store, "api", Override(state="off")))

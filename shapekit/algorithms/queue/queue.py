@@ -51,8 +51,6 @@ _MOST_LATE_US = 1_000_000
 """A call that is later than this moves the line by its own slot alone, whatever the limits."""
 HELD_US = 30 * 86_400 * SECOND_US
 """How long a hold without end is at each decision; it begins anew when half of it has passed."""
-_AT_ONCE = 2**40
-"""By how much time is compressed where all limits are lifted: years are a moment."""
 MOST_STEPS = 5_000
 """The most calls that a forecast plays where only the states themselves tell what delays a call."""
 
@@ -576,10 +574,11 @@ class LeakyQueue(WiredQueue):
         is_bound = not all(isinstance(limit, Quota) and limit.civil and not limit.spread for limit in limits)
         is_sooner = self.p * writer.q < writer.p * self.q
         bursts = writer.burst, self.burst
-        if not writer.paced or (is_bound and is_sooner):
-            # At the speed of time itself; or all at once.
-            speed = _AT_ONCE if self.is_off else 1
-            before, since, bursts = (writer.q * speed, writer.q), (self.q, self.q), (1, 1)
+        if self.is_off and limits:
+            before, since, bursts = (slots.AT_ONCE * writer.q, writer.q), (1, self.q), (1, 1)
+        elif not writer.paced or (is_bound and is_sooner):
+            # At the speed of time itself.
+            before, since, bursts = (writer.q, writer.q), (self.q, self.q), (1, 1)
         return Move(generation, pivot, *before, *since, *bursts, at)
 
     def follow(

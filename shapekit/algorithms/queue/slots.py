@@ -435,6 +435,8 @@ def _forgotten(rows: Pages, floor: int, at: int) -> tuple[Pages, int]:
     return pages.paged([row for row in known if row[2] > floor]), floor
 
 
+AT_ONCE = 2**60
+"""The interval before a move that lets all calls go: longer than any other."""
 MOST_MOVES = 8
 """How many moves a key remembers: a call that waits through more keeps the slot of its promise."""
 NOTICE_US = 350_000
@@ -492,6 +494,11 @@ class Move(NamedTuple):
         """A grant of the generation before, as one of the next."""
         tail, newest = grant.undo
         due_us = self.instant(grant.due_us)
+        if self.interval >= AT_ONCE * self.q:
+            # It keeps its turn, but gives nothing back: it is counted anew, and others may be where it was.
+            start = grant.start * self.q_since // self.q
+            generation = grant.generation + 1
+            return grant._replace(generation=generation, start=start, end=start, due_us=due_us, receipts=())
         exact = grant.start - self.interval * max(0, self.burst - grant.cost)
         if grant.due_us > self.pivot_us and -(-exact // self.q) == grant.due_us:
             # An instant is rounded up, and should not be so twice.
