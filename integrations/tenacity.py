@@ -176,8 +176,9 @@ class _Slots(_Asking):
         reserve = Twin(shaper.reserve, shaper.areserve)
         reservation = await driver.ask(reserve, self._key, cost=self._cost)
         state.upcoming_sleep = reservation.delay
-        if reservation and await _awaited(retrying.stop(state)):
-            await driver.ask(Twin(reservation.cancel, reservation.acancel))
+        if await _awaited(retrying.stop(state)):
+            if reservation:
+                await driver.ask(Twin(reservation.cancel, reservation.acancel))
             return reservation.delay
         if self._policy.enforce:
             try:

@@ -145,6 +145,22 @@ async def test_a_slot_too_far_away_ends_asynchronous_retrying(clock):
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+def test_a_slot_too_far_away_does_not_hide_why_tenacity_stops(clock):
+    policy = Policy("1/s", max_wait="2s", clock=clock)
+    policy.shaper.reserve(cost=3, max_wait=None)
+    for stop in (tenacity.stop_after_attempt(1), tenacity.stop_before_delay(1)):
+        with pytest.raises(KeyError):
+            tenacity.Retrying(wait=wait_slot(policy), stop=stop, reraise=True)(failing(clock, 9, []))
+
+
+@pytest.mark.anyio
+async def test_a_slot_too_far_away_does_not_hide_why_asynchronous_tenacity_stops(clock):
+    policy, stop = Policy("1/s", max_wait="2s", clock=clock), tenacity.stop_after_attempt(1)
+    policy.shaper.reserve(cost=3, max_wait=None)
+    with pytest.raises(KeyError):
+        await tenacity.AsyncRetrying(wait=await_slot(policy), stop=stop, reraise=True)(afailing(clock, 9, []))
+
+
 def test_where_nothing_is_enforced_nobody_waits(clock):
     policy, left = Policy("1/s", enforce=False, clock=clock), []
     tenacity.Retrying(wait=wait_slot(policy))(failing(clock, 3, left))
