@@ -202,10 +202,13 @@ def _wrapped(function: Callable[..., Any], calls: Calls) -> Any:
     import inspect  # noqa: PLC0415 - only who decorates loads it
 
     wrapper: Any
-    # An object is what its __call__ is; a class, whatever its metaclass does, is called and done.
-    of_object = not isinstance(function, type) and not inspect.isroutine(function)
-    of_object = of_object and not isinstance(function, functools.partial)
-    asked: Any = type(function).__call__ if of_object else function
+    asked: Any = function
+    while isinstance(asked, functools.partial):
+        asked = asked.func
+    # An object is what it is marked as, or what its __call__ is; a class, whatever its metaclass does, is
+    # called and done.
+    if not (isinstance(asked, type) or inspect.isroutine(asked) or inspect.iscoroutinefunction(asked)):
+        asked = type(asked).__call__
     if inspect.isasyncgenfunction(asked):
         wrapper = _async_generator(function, calls)
     elif inspect.iscoroutinefunction(asked):

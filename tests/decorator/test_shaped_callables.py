@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -74,6 +75,24 @@ async def test_an_object_with_a_coroutine_function_for_a_call_is_awaited():
     clock = LoopClock(autojump=True)
     call = shaped("1/s", clock=clock)(AsyncAdder(clock))
     assert [await call(number) for number in range(3)] == [(1, 0.0), (2, 1.0), (3, 2.0)]
+    assert inspect.iscoroutinefunction(call)
+
+
+@pytest.mark.anyio
+@pytest.mark.filterwarnings("ignore:a synchronous wait:RuntimeWarning")
+async def test_a_partial_of_such_an_object_is_awaited():
+    clock = LoopClock(autojump=True)
+    call = shaped("1/s", clock=clock)(functools.partial(AsyncAdder(clock), 1))
+    assert [await call(number) for number in range(3)] == [(1, 0.0), (2, 1.0), (3, 2.0)]
+    assert inspect.iscoroutinefunction(call)
+
+
+@pytest.mark.anyio
+@pytest.mark.filterwarnings("ignore:a synchronous wait:RuntimeWarning")
+async def test_an_object_that_is_marked_as_a_coroutine_function_is_awaited():
+    clock = LoopClock(autojump=True)
+    call = shaped("1/s", clock=clock)(AsyncMock(side_effect=clock.now))
+    assert [await call() for _ in range(3)] == [0.0, 1.0, 2.0]
     assert inspect.iscoroutinefunction(call)
 
 
