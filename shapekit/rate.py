@@ -321,10 +321,14 @@ def parse_rates(value: RateLike) -> tuple[Rate, ...]:
         if len(parts := _several(value)) > 1:
             raise ConfigError("rate", value, "joins rates by something else than a semicolon", _joined(parts))
         if ";" in value:
-            return tuple(_parse_text("rate", part.strip()) for part in value.split(";"))
+            parts = [part.strip() for part in value.split(";")]
+            rates = tuple(_parse_text("rate", part) for part in parts if part)
+            if not all(parts):
+                raise ConfigError("rate", value, "has a semicolon too many", _joined([*filter(None, parts)]))
+            return rates
     elif isinstance(value, list | tuple):
-        rates = [str(Rate.parse(part)) for part in value]
-        raise ConfigError("rate", value, f"is a {type(value).__name__}", _joined(rates))
+        texts = [str(Rate.parse(part)) for part in value]
+        raise ConfigError("rate", value, f"is a {type(value).__name__}", _joined(texts))
     return (Rate.parse(value),)
 
 

@@ -387,6 +387,8 @@ def test_whole_names_its_bounds(refused, value, least, most):
         ("100/M", 'write "100/min"'),
         ("1.5M/M", 'write "1.5M/min"'),
         ("10/s; 5 per 2M", 'write "5 per 2min"'),
+        ("10/s;", 'write "10/s"'),
+        ("; 10/s;; 5/min", 'write "10/s; 5/min"'),
     ],
 )
 def test_a_wrong_spelling_is_answered_by_the_right_one(wrong, fix):
