@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 
 from shapekit._runtime.drivers import run
-from shapekit.algorithms.overrides import HELD, Override, chosen, placed
+from shapekit.algorithms.overrides import HELD, Override, chosen, effective, placed
 from shapekit.algorithms.quota import Quota
 from shapekit.cli.main import CommandError
 from shapekit.cli.output import (
@@ -195,7 +195,9 @@ def plan(
         clock=ManualClock(start_us / SECOND_US),
     )
     if override is not None:
-        run(changed, policy.shaper.core.store, policy.name, placed(override._replace(key=None, until=None)))
+        override = override._replace(key=None, until=None)
+        effective(policy.shaper.core.queue, override)  # an error for one that these limits could not have
+        run(changed, policy.shaper.core.store, policy.name, placed(override))
     planned = PlannedDepartures(policy, calls, cost, start_us, show=sys.stderr.isatty() and not as_json)
     marks = [(number, planned.leaves_us(number)) for number in numbers]
     curve = _curve(planned, start_us)

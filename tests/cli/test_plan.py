@@ -301,6 +301,12 @@ def test_a_plan_goes_by_what_operators_have_set(run, tmp_path):
     assert "add --policy" in run("plan", "5/s", "--calls", "1", "--key", "acme").stderr
     page = run("plan", "5/s", "--calls", "1", "--policy", "stripe", "--store", where)
     assert "set by ann: rate 20/s" in page.stdout
+    # These limits could not have what is set.
+    run("set", "stripe", "--quota", "10/day", "--key", "daily", "--store", where)
+    daily = run("plan", "5/s", "--calls", "6", "--policy", "stripe", "--key", "daily", "--store", where)
+    assert (daily.exit_code, daily.stdout) == (2, "")
+    assert "quota" in daily.stderr
+    assert leaves("5/s", "--calls", "20", "--quota", "99/day", "--key", "daily") == 86_400 + 9 / 5
     # Nothing is set for it.
     other = run("plan", "5/s", "--calls", "6", "--policy", "other", "--store", where, "--json")
     assert json.loads(other.stdout)["set"] is None
