@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from io import TextIOWrapper
 from typing import NoReturn
@@ -14,6 +15,10 @@ _NEEDED = ("click", "rich")
 
 def main() -> NoReturn:
     """Run the command that the process was started with, and end the process."""
+    # One that the process was started without is None.
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 - to the end of the process
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             # What a terminal has no letter for becomes another letter, not a traceback.

@@ -12,7 +12,7 @@ import click
 import pytest
 from rich.console import Console
 
-from shapekit import ConfigError, StoreUnavailableError
+from shapekit import GCRA, ConfigError, Gate, SQLiteStore, StoreUnavailableError
 from shapekit.cli.main import COMMANDS, CommandError, cli, command_error
 from shapekit.cli.output import bar, table
 from shapekit.errors import missing
@@ -214,6 +214,30 @@ def test_a_reader_that_has_read_enough_is_no_trouble():
         check=False,
     )
     assert told.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "told"),
+    [
+        ("plan 10/s --calls 5 >&-", 0, ""),
+        ("plan 10/s --calls 5 2>&- >/dev/null", 0, ""),
+        ("plan 10/x --calls 5 2>&-", 2, ""),
+        ("reset key --store limits.db <&-", 2, "shapekit: "),
+    ],
+)
+def test_a_standard_stream_may_be_closed(tmp_path, command, code, told):
+    Gate(GCRA("1/s"), store=SQLiteStore(tmp_path / "limits.db"), name="key").check()
+    done = subprocess.run(
+        f"{sys.executable} -m shapekit.cli {command}",
+        shell=True,
+        cwd=tmp_path,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr[:10] == told
 
 
 @pytest.mark.parametrize(("part", "text", "letters"), [(0, "", ""), (0.5, "██", "##"), (1, "████", "####")])
