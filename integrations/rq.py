@@ -32,10 +32,10 @@ from shapekit._adapters.tasks import (
     within,
 )
 from shapekit._runtime.drivers import run
+from shapekit._runtime.process import from_signal
 from shapekit.errors import RateLimitedError, StoreUnavailableError
 
 try:
-    from rq.exceptions import StopRequested  # pyright: ignore[reportMissingImports]
     from rq.job import Job, JobStatus, get_current_job  # pyright: ignore[reportMissingImports]
     from rq.queue import Queue  # pyright: ignore[reportMissingImports]
     from rq.worker import BaseWorker, SimpleWorker, Worker  # pyright: ignore[reportMissingImports]
@@ -136,10 +136,9 @@ class Shaping(BaseWorker):
             outcome = run(tasks.admit, slot_header, job.args or (), job.kwargs or {})
         except RateLimitedError as error:
             admitted = None, told_of(error)
-        except StopRequested:
-            # RQ raises it in a signal handler; the job comes back when its lease ends.
-            raise
-        except Exception:
+        except Exception as error:
+            if from_signal(error):
+                raise  # such as RQ's StopRequested: the job comes back when its lease ends
             # The arguments give no valid key or cost: the job gets that error when it runs.
             admitted = None, None
         else:
@@ -195,9 +194,9 @@ def _tasks_of(job: Job) -> ShapedTasks | None:
     """How the jobs of this function are shaped; None if they are not, or it cannot be imported."""
     try:
         tasks: ShapedTasks | None = getattr(job.func, _ADMITTED, None)
-    except StopRequested:
-        raise
-    except Exception:
+    except Exception as error:
+        if from_signal(error):
+            raise
         # RQ says so when it runs the job.
         return None
     return tasks

@@ -19,7 +19,7 @@ from typing import Any, Self, TypeAlias, dataclass_transform
 from weakref import ref
 
 from shapekit._runtime import process
-from shapekit._runtime.process import SWITCH
+from shapekit._runtime.process import SWITCH, from_signal
 from shapekit.errors import ConfigError
 from shapekit.rate import Value
 
@@ -313,8 +313,8 @@ class Listeners:
         """Pass the event to the listeners here, then to those of the whole process, in the order they were
         added.
 
-        A BaseException from a listener that is not an Exception reaches the caller, after all listeners were
-        called.
+        A BaseException from a listener that is not an Exception, or what a signal handler raises, reaches the
+        caller, after all listeners were called.
         """
         raised: BaseException | None = None
         elsewhere = () if self is EVERYWHERE else EVERYWHERE.each
@@ -334,13 +334,15 @@ class Listeners:
 
 
 def _hearing(listener: Listener) -> Callable[[Event], None]:
-    """Wrap a listener: its first Exception is logged, and none is raised."""
+    """Wrap a listener: its first Exception is logged, and none is raised but those of signal handlers."""
     failures = count()
 
     def hear(event: Event) -> None:
         try:
             listener(event)
-        except Exception:
+        except Exception as error:
+            if from_signal(error):
+                raise
             # Threads may fail at the same time; only one counts 0.
             if next(failures) == 0:
                 import logging  # noqa: PLC0415 - loaded only to log

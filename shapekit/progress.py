@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from shapekit._runtime.drivers import TASKS, Driver, ThreadAlarm, run
-from shapekit._runtime.process import SWITCH
+from shapekit._runtime.process import SWITCH, from_signal
 from shapekit.algorithms.base import check_cost
 from shapekit.decorator import Calls
 from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError
@@ -133,8 +133,11 @@ class Terminal:
     def close(self) -> None:
         try:
             # Where a signal came while rich began to draw, it cannot end either: the loop's own error counts.
-            with suppress(Exception):
+            try:
                 self._bar.stop()
+            except Exception as error:
+                if from_signal(error):
+                    raise
         finally:
             _DRAWN.discard(self)
 

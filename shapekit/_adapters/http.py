@@ -34,7 +34,7 @@ from datetime import timedelta
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
 from shapekit._runtime.drivers import Driver, Twin
-from shapekit._runtime.process import ErrorsLogged
+from shapekit._runtime.process import ErrorsLogged, from_signal
 from shapekit.config import CostSpec, PolicyOptions, checked_cost
 from shapekit.decision import Decision
 from shapekit.errors import (
@@ -416,7 +416,9 @@ def may_say(admission: Admission, status: int, headers: Iterable[Any]) -> bool:
         return policy.shaper.core.queue.adapts or not (
             feedback is None or feedback.hears_nothing(status, headers)
         )
-    except Exception:
+    except Exception as error:
+        if from_signal(error):
+            raise
         return True  # who observes it says what is wrong with it
 
 

@@ -318,6 +318,8 @@ class Gauges:
                 found for key, seen in zip(keys, looked, strict=False) for found in _found(policy, key, seen)
             ]
         except Exception as error:
+            if process.from_signal(error):
+                raise
             is_silent = isinstance(error, StoreUnavailableError)
             if is_silent:
                 silent.add(store)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import suppress
 from typing import Any, ClassVar, Self
 
 from shapekit._adapters.http import (
@@ -123,11 +122,14 @@ class ObservedStream:
     def _reply(self, parts: _Beginning) -> ResponseView:
         body = None
         if not parts.is_too_long:
-            # What cannot be decoded the client says itself.
-            with suppress(Exception):
+            try:
                 body = self._library.Response(
                     self._status, headers=self._headers, content=bytes(parts.body)
                 ).content
+            except Exception as error:
+                if process.from_signal(error):
+                    raise
+                # What cannot be decoded the client says itself.
         return ResponseView(self._status, self._headers, body)
 
     def __getattr__(self, name: str) -> Any:

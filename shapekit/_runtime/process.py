@@ -17,6 +17,8 @@ loop. They leave it to that thread: `background_ready` and `in_background`. A pr
 and for the threads that give something back (`UNDER_WAY`), but for no longer than `LAST_S`.
 
 ErrorsLogged: what fails after a call was made is logged, and replaces neither its answer nor its error.
+What a signal handler raises, such as the time limit of a task, is no failure of what it interrupts, and
+passes: `from_signal`.
 
 The switch: tests of code that is shaped run unshaped.
 
@@ -39,7 +41,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from queue import SimpleQueue
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Generic, TypeVar
 from weakref import ref
 
@@ -55,6 +57,7 @@ __all__ = [
     "begin_anew",
     "forget_oldest",
     "fresh_id",
+    "from_signal",
     "in_background",
     "in_child",
     "is_inside",
@@ -268,11 +271,32 @@ def _forked() -> None:
 in_child(_forked)
 
 
+def from_signal(error: BaseException) -> bool:
+    """Whether a signal handler raised this. A handler is given a frame, as is nothing else but tracers.
+
+    It is not looked up which handlers are set: many restore the former one before they raise.
+    """
+    from inspect import getargvalues  # noqa: PLC0415 - only who has an error loads it
+
+    trace = error.__traceback__
+    while trace is not None:
+        names, variadic, _, values = getargvalues(trace.tb_frame)
+        given = [*map(values.get, names)]
+        if isinstance(others := values.get(variadic or ""), tuple):
+            given += others
+        # `isinstance` would run code of what is given.
+        if any(type(one) is FrameType for one in given):
+            return True
+        trace = trace.tb_next
+    return False
+
+
 class ErrorsLogged:
     """A context for what shapekit does after a call of the user's: it raises no Exception.
 
     A store that is gone is logged as a warning, everything else as a mistake, with its traceback. What is no
-    Exception, such as an interrupt or a cancellation, goes on to the caller.
+    Exception, such as an interrupt or a cancellation, goes on to the caller, and so does what a signal
+    handler raises.
     """
 
     __slots__ = ("_key", "_log", "_what")
@@ -288,7 +312,7 @@ class ErrorsLogged:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if not isinstance(error, Exception):
+        if not isinstance(error, Exception) or from_signal(error):
             return False
         import logging  # noqa: PLC0415 - only who has something to say loads it
 

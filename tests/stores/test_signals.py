@@ -1,5 +1,5 @@
-"""Real signals while stores are called, by the hundred. Where the handler raises, every next call works, and
-so does a fork; where it makes calls itself, each call counts once."""
+"""Real signals while stores are called, by the hundred. Where the handler raises, the call does too, every
+next call works, and so does a fork; where it makes calls itself, each call counts once."""
 
 import subprocess
 import sys
@@ -15,21 +15,27 @@ from shapekit.stores.redis import RedisStore
 from shapekit.stores.sqlite import SQLiteStore
 
 kind, where, times = sys.argv[1], sys.argv[2], int(sys.argv[3])
-sys.unraisablehook = lambda _: None  # what a signal interrupts in a finalizer is lost, and told
+raised, unraisable = 0, []
+sys.unraisablehook = unraisable.append  # what a signal interrupts in a finalizer is lost, and told
 
 class Interrupted(BaseException):
     pass
 
+class TimeUp(Exception):
+    pass
+
 def interrupt(number, frame):
     # Only inside of `called`: this script has nothing to guard itself with.
-    global left
-    while frame is not None and frame.f_code is not called.__code__:
-        frame = frame.f_back
-    if frame is not None and left:
+    global left, raised
+    outer = frame
+    while outer is not None and outer.f_code is not called.__code__:
+        outer = outer.f_back
+    if outer is not None and left:
         left -= 1
+        raised += 1
         if left:
             signal.setitimer(signal.ITIMER_REAL, random.uniform(10, 200) / 1e6)
-        raise Interrupted
+        raise random.choice([Interrupted, TimeUp])
 
 def called(call):
     global left
@@ -64,6 +70,8 @@ store = {
 gate = Gate(GCRA("1000000/s", burst=1_000_000), name="gate", store=store)
 shaper = Shaper("1000000/s", burst=1_000_000, name="shaper", store=store)
 slow = Shaper("10/s", name="slow", store=store)
+loud = Shaper("1000000/s", burst=1_000_000, name="loud", store=store)
+loud.listen(lambda event: len(repr(event)))
 
 def shaped_off():
     with off():
@@ -73,6 +81,7 @@ CALLS = [
     gate.check, lambda: gate.check_many(["a", "b"]), shaper.reserve, lambda: shaper.reserve().cancel(),
     lambda: shaper.settle(shaper.reserve(), 3), slow.schedule, lambda: shaper.hold("1s", key="b"),
     gate.reset, lambda: list(store.keys()), lambda: shaper.listen(lambda _: None).close(), shaped_off,
+    loud.schedule,
 ]
 for call in CALLS:
     call()
@@ -80,9 +89,12 @@ most_us = {"memory": 60, "sqlite": 600, "redis": 900}[kind]
 signal.signal(signal.SIGALRM, interrupt)
 interrupted = 0
 while interrupted < times:
+    raised = 0
+    unraisable.clear()
     try:
         called(random.choice(CALLS))
-    except Interrupted:
+        assert not raised or unraisable, "what the handler raised is lost"
+    except (Interrupted, TimeUp):
         interrupted += 1
     signal.setitimer(signal.ITIMER_REAL, 0)
     slow.reset()
