@@ -172,7 +172,7 @@ _ASKING = ("cmdstat_info", "cmdstat_config", "cmdstat_hello", "cmdstat_client")
 
 def on_a_loop() -> Iterator[tuple[str, Figures]]:
     """What falls asleep."""
-    shaper, loop = Shaper("10/s"), asyncio.new_event_loop()
+    shaper, loop = Shaper("1/s"), asyncio.new_event_loop()
     shaper.reserve("key")
 
     async def asleep_and_cancelled() -> None:
