@@ -6,6 +6,7 @@ was used beyond it is a debt. They go by what earlier calls of the same key and 
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -235,6 +236,10 @@ _TEXTS = (
 """The arguments that a model reads."""
 _MOST_OUTPUT = ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_tokens_to_sample")
 _MEDIA = ("data", "b64_json", "file_data")
+_ENCODED = re.compile(r"[A-Za-z0-9+/=_\r\n-]*")
+_BEGINNING = 256
+"""So many letters tell an encoding from text."""
+_DATA_URL = re.compile(r"data:[\w.+/-]*(;[\w.+=-]+)*;base64,")
 _MEDIUM = 1_600
 """The most tokens that a picture is worth, about; its encoding says nothing of it."""
 BYTES_A_TOKEN = 3
@@ -255,18 +260,18 @@ def estimated(arguments: Mapping[str, Any], count: Callable[[str], int]) -> Toke
     (106, 500)
     """
     texts: list[str] = []
-    media = 0
+    others = 0
     for name in _TEXTS:
-        for text in _texts(arguments.get(name)):
-            if text is None:
-                media += 1
+        for part in _parts(arguments.get(name)):
+            if isinstance(part, str):
+                texts.append(part)
             else:
-                texts.append(text)
+                others += part
     bounds = [bound for name in _MOST_OUTPUT if type(bound := arguments.get(name)) is int and bound >= 0]
     answers = arguments.get("n")
     output = max(bounds, default=OUTPUT) * (answers if type(answers) is int and answers > 0 else 1)
     # Joined by spaces: no tokenizer makes one token of two texts.
-    return TokenUsage(count(" ".join(texts)) + _MEDIUM * media if texts or media else 0, output)
+    return TokenUsage(others + (count(" ".join(texts)) if texts else 0), output)
 
 
 def counter(count: CountSpec | None) -> Callable[[str], int]:
@@ -304,27 +309,31 @@ def _by_length(text: str) -> int:
     return -(-len(text.encode(errors="replace")) // BYTES_A_TOKEN)
 
 
-def _texts(value: Any) -> Iterator[str | None]:
-    """All text in a value, names included; None for each picture or file that is in it as such."""
+def _parts(value: Any) -> Iterator[str | int]:
+    """The texts in a value, names included, and how much each token, picture or file in it counts."""
     if isinstance(value, str):
-        yield None if value.startswith("data:") else value
+        yield _MEDIUM if _DATA_URL.match(value) else value
+    elif type(value) is int:
+        yield 1
     elif isinstance(value, Mapping):
+        # OpenAI has pictures that it has made as results.
+        media = (*_MEDIA, "result") if value.get("type") == "image_generation_call" else _MEDIA
         for name, part in value.items():
-            if name in _MEDIA and isinstance(part, str):
-                yield None
+            if name in media and isinstance(part, str) and _ENCODED.fullmatch(part, 0, _BEGINNING):
+                yield _MEDIUM
             else:
                 yield str(name)
-                yield from _texts(part)
+                yield from _parts(part)
     elif isinstance(value, (list, tuple)):
         for part in value:
-            yield from _texts(part)
+            yield from _parts(part)
     elif isinstance(value, type):
         # A class says by its schema what the answer is to be.
         if (schema := getattr(value, "model_json_schema", None)) is not None:
-            yield from _texts(schema())
+            yield from _parts(schema())
     elif hasattr(value, "model_dump"):
         # An answer of before, in a conversation.
-        yield from _texts(value.model_dump())
+        yield from _parts(value.model_dump())
 
 
 LAST = 32

@@ -111,11 +111,34 @@ def test_a_class_that_the_answer_is_to_be_counts_by_its_schema(argument):
         {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 10**6}},
         {"type": "image", "source": {"type": "base64", "data": "A" * 10**6}},
         {"type": "file", "file": {"file_data": "A" * 10**6}},
+        {"type": "file", "file": {"file_data": "data:application/pdf;base64," + "A" * 10**6}},
+        {"type": "image_generation_call", "result": "A" * 10**6},
     ],
 )
 def test_a_picture_is_not_counted_by_its_letters(picture):
     told = estimated({"messages": [{"role": "user", "content": [picture]}]}, counter(None))
     assert 1_600 <= told.input < 1_700
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "why? " * 6_000}},
+        {"type": "tool_use", "name": "save", "input": {"data": "why? " * 6_000}},
+        {"type": "text", "text": "data: " + "why? " * 6_000},
+        {"type": "image_url", "image_url": {"url": "data:text/plain," + "why? " * 6_000}},
+        {"type": "function_call_output", "result": "A" * 30_000},
+    ],
+)
+def test_text_counts_by_its_letters_wherever_it_stands(part):
+    told = estimated({"messages": [{"role": "user", "content": [part]}]}, counter(None))
+    assert told.input >= 10_000
+
+
+@pytest.mark.parametrize("argument", ["prompt", "input"])
+@pytest.mark.parametrize("tokens", [[1] * 90, [[1] * 40, [2] * 50]])
+def test_a_token_counts_as_one(argument, tokens):
+    assert estimated({argument: tokens}, counter(None)).input == 90
 
 
 @given(st.text(max_size=200))
