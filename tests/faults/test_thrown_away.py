@@ -23,10 +23,13 @@ from anyio.lowlevel import checkpoint
 from redis.asyncio import Redis as AsyncRedis
 
 from shapekit import (
+    GCRA,
+    Gate,
     MemoryStore,
     RedisStore,
     ResilientStore,
 )
+from shapekit.stores.redis.store import Loop
 
 from ..redis_server import shared_server
 from .awaited import LISTENING, OF_GENERATORS, SCENARIOS
@@ -250,3 +253,19 @@ def test_it_takes_no_lock_and_says_nothing(backend, where, scenario, looked_at):
         store.close()
         if not was_left:
             break
+
+
+@pytest.mark.parametrize(("asks", "keys"), [("acheck", "a"), ("acheck_many", ["a", "b"])])
+def test_nobody_is_told_what_a_connection_raises_at_its_end(asks, keys, monkeypatch, looked_at):
+    async def talk(*_):
+        asyncio.get_running_loop().stop()
+        try:
+            await asyncio.sleep(PATIENCE_S)
+        finally:
+            raise RuntimeError("its loop is closed")
+
+    monkeypatch.setattr(Loop, "talk", talk)
+    store = STORES["redis, awaited only"]()
+    gate = Gate(GCRA("10/s"), name="gate", store=store)
+    assert on_asyncio(lambda: getattr(gate, asks)(keys), MOST_AWAITS, looked_at)
+    store.close()

@@ -582,8 +582,8 @@ class Line:
             answers = await self._trip([asked for asked, _ in batch])
         except Exception as error:
             for _, waiter in batch:
-                if waiter is not None and not waiter.done():
-                    waiter.set_exception(own_copy(error))
+                if waiter is not None:
+                    _tell_error(waiter, own_copy(error))
             return
         for ((operation, args, _), waiter), answer in zip(batch, answers, strict=True):
             if waiter is None:
@@ -595,6 +595,12 @@ class Line:
                 self._give_back(operation.undone(args, answer))
             else:
                 waiter.set_result(answer)
+
+
+def _tell_error(waiter: asyncio.Future[Any], error: Exception) -> None:
+    """A connection that its loop took along may raise at its end, and then nobody is there to be told."""
+    if not waiter.done() and not waiter.get_loop().is_closed():
+        waiter.set_exception(error)
 
 
 class Loop:
@@ -647,8 +653,7 @@ class Loop:
             for trip in remote.trips_for(keys, operation, args):
                 answers += await self.talk(trip)
         except Exception as error:
-            if not told.done():
-                told.set_exception(error)
+            _tell_error(told, error)
             return
         if told.done():
             await self._give_back(remote, operation, keys, args, answers)
