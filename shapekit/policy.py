@@ -5,7 +5,7 @@ it turned out to cost.
 
 Admission: one call's leave to go. Where the policy also bounds how many calls are in flight: first the
 permit, then the slot, since a slot that had to wait for a permit would pass unused. A call that gets no slot,
-or does not stay for it, gives its permit back.
+or does not stay for it, gives its permit back; so does a call that waits for a part of the server.
 """
 
 from __future__ import annotations
@@ -571,7 +571,7 @@ class Admission:
         if not self.policy.enforce:
             await self._measure(driver, permits)
         elif permits is None:
-            self._reservation = await self._scheduled(driver, self._waits)
+            self._reservation = await self._scheduled(driver, self._waits, None)
         else:
             await self._enter_with_permit(driver, permits)
         self._leaves()
@@ -585,11 +585,14 @@ class Admission:
         """How long to wait is for the permit and the slot together."""
         await self._core.checked(driver, self.key, self.cost)
         bound_us, gives_up_us = self._bound_us(), timeout_us(self._waits.get("timeout"))
-        try:
-            self._permit = permit = await permits.take(driver, self.key, bound_us, gives_up_us)
-        except BaseException as error:
-            self._core.reporter.ended(self.key, self.cost, error, had_slot=False, returned=False)
-            raise
+        permit = permits.untaken(self.key)
+        if not self._may_be_scoped:  # else once its scope is free
+            try:
+                await permits.take(driver, permit, bound_us, gives_up_us)
+            except BaseException as error:
+                self._core.reporter.ended(self.key, self.cost, error, had_slot=False, returned=False)
+                raise
+        self._permit = permit
         waited_us, waits = permit.waited_us, {**self._waits}
         try:
             if waited_us and bound_us is not None:
@@ -597,7 +600,7 @@ class Admission:
                 waits["max_wait"] = kind(microseconds=max(0, bound_us - waited_us))
             if waited_us and gives_up_us is not None:
                 waits["timeout"] = timedelta(microseconds=max(0, gives_up_us - waited_us))
-            reservation = await self._scheduled(driver, waits)
+            reservation = await self._scheduled(driver, waits, permit)
         except BaseException as error:
             await driver.given_back(error, partial(self._leave, driver))
             told = _told(error, waited_us, bound_us)
@@ -607,9 +610,17 @@ class Admission:
         permits.has_begun(permit, is_enclosing=self._is_enclosing)
         self._reservation = reservation.after_waiting(waited_us) if waited_us else reservation
 
-    async def _scheduled(self, driver: Driver, waits: Mapping[str, Any]) -> Reservation:
-        if self.target is not None and self.policy.scoped.scopes.any_known:
-            return await self.policy.scoped.schedule(driver, self.key, self.target, self.cost, **waits)
+    @property
+    def _may_be_scoped(self) -> bool:
+        return self.target is not None and self.policy.scoped.scopes.any_known
+
+    async def _scheduled(
+        self, driver: Driver, waits: Mapping[str, Any], permit: Permit | None
+    ) -> Reservation:
+        if self.target is not None and self._may_be_scoped:
+            return await self.policy.scoped.schedule(
+                driver, self.key, self.target, self.cost, permit=permit, **waits
+            )
         shaper = self.policy.shaper
         schedule = Twin(shaper.schedule, shaper.aschedule)
         reservation: Reservation = await driver.ask(schedule, self.key, cost=self.cost, **waits)
@@ -622,11 +633,14 @@ class Admission:
             await self._core.checked(driver, self.key, self.cost)
             bound_us, code = self._bound_us(), None
             if permits is not None:
+                permit = permits.untaken(self.key)
                 try:
                     with self._core.reporter.watching(self.key):
-                        self._permit = await permits.take(driver, self.key, 0)
+                        await permits.take(driver, permit, 0)
                 except QueueFullError:
                     code = QueueFullError.code
+                else:
+                    self._permit = permit
             self._reservation = await self._core.measure(driver, self.key, self.cost, bound_us, code=code)
         except CostExceedsLimitError as error:
             never = Decision(False, error.limit, 0, 0, 0, NEVER_US)

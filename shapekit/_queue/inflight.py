@@ -671,23 +671,35 @@ class Permits:
 
     # taking
 
-    async def take(
-        self, driver: Driver, key: str, max_wait_us: int | None = None, timeout_us: int | None = None
-    ) -> Permit:
-        """Take a permit as soon as one is free, in order of arrival.
+    def untaken(self, key: str) -> Permit:
+        """The permit of a call, to be taken."""
+        return Permit(self, key)
 
-        QueueFullError after a wait of `max_wait`, TimeoutError after `timeout`. A task that is cancelled
-        keeps no permit.
+    async def take(
+        self,
+        driver: Driver,
+        permit: Permit,
+        max_wait_us: int | None = None,
+        timeout_us: int | None = None,
+        has_to_wait: Callable[[], object] | None = None,
+    ) -> None:
+        """Take a permit, also one that was given back, as soon as one is free; in order of arrival.
+
+        `has_to_wait` is called if the store has put it in line. QueueFullError after a wait of `max_wait`,
+        TimeoutError after `timeout`. A task that is cancelled keeps no permit.
         """
+        key = permit.key
         await driver.stop_if_cancelled()
         if self.registry.is_unsure(key):
             await self._heal(driver, key)
         pending = _PendingWait(self, key, max_wait_us, timeout_us)
-        permit = self._begun(key, driver.loop())
+        self._begin(permit, driver.loop())
         # A coroutine that is thrown away runs no cleanup here: its permit is given back by `Permit.__del__`.
         try:
             place, came_with = await self._asked(driver, permit, int(max_wait_us != 0))
             if not self._is_permitted(permit, place, came_with, pending):
+                if has_to_wait is not None:
+                    has_to_wait()
                 if max_wait_us is None and timeout_us is None:
                     self._check_nested(key)
                 await self._wait(driver, permit, self.registry.join(permit, came_with), pending)
@@ -696,7 +708,6 @@ class Permits:
         except BaseException as error:
             await driver.given_back(error, partial(self.leave, driver, permit))
             raise
-        return permit
 
     async def _wait(
         self, driver: Driver, permit: Permit, waiter: PermitWaiter, pending: _PendingWait
@@ -787,14 +798,12 @@ class Permits:
 
     # inside
 
-    def _begun(self, key: str, loop: object = None) -> Permit:
+    def _begin(self, permit: Permit, loop: object) -> None:
         """Register a call that is about to ask the store."""
         process.background_ready()
-        permit = Permit(self, key)
         is_kept = self.registry.admit(permit, loop)
         if self._keep_leases is not None and not is_kept:
             self._keep_leases()
-        return permit
 
     def _check_nested(self, key: str) -> None:
         """Check a call that is about to wait, without a bound, until fewer calls are in flight.

@@ -34,6 +34,7 @@ from shapekit.keys import scoped
 from shapekit.rate import AS_CONFIGURED, SECOND_US, Duration, Fits, max_wait_us, timeout_us
 
 if TYPE_CHECKING:
+    from shapekit._queue.inflight import Permit
     from shapekit.keys import Target
     from shapekit.shaper import Core, Reservation
 
@@ -175,12 +176,15 @@ class Caller:
     ) -> None:
         self.key = key
         self.cost = cost
+        self.permit: Permit | None = None
+        """Where calls in flight are counted; not taken while it waits for a scope."""
         self.max_wait_us = max_wait_us
         self.number = next(_numbers)
         """Its place among all callers, kept however often it starts again."""
         self.scopes: tuple[str, ...] = ()
         self.held_until_us = 0
         self.has_waited = False
+        self.has_waited_for_permit = False
         self.has_looked = False
         """Whether it has checked its scopes before taking its slot."""
         self.is_behind = False
@@ -245,7 +249,7 @@ class Caller:
     def look_at_clock(self) -> int | None:
         """The longest wait for a slot to ask the store for now, in microseconds."""
         now = self._clock.now_us()
-        self._before_us = now - self.asked_us if self.has_waited else 0
+        self._before_us = now - self.asked_us if self.has_waited or self.has_waited_for_permit else 0
         if self._gives_up_us is not None:
             self.time_left_us = max(0, self._gives_up_us - now)
         if self.max_wait_us is None:
@@ -364,8 +368,13 @@ class ScopedSlots:
         *,
         max_wait: Duration | None = AS_CONFIGURED,
         timeout: Duration | None = None,  # noqa: ASYNC109 - as for the shaper's
+        permit: Permit | None = None,
     ) -> Reservation:
-        """`Shaper.schedule`, including holds of the target's scope."""
+        """`Shaper.schedule`, including holds of the target's scope.
+
+        The call takes the `permit` unless it has been taken, and gives it back while it waits for its scope.
+        After an error, the caller gives it back.
+        """
         core = self._core
         if SWITCH.is_off:
             return await core.reserve(driver, key, cost, core.max_wait_us)
@@ -376,6 +385,7 @@ class ScopedSlots:
         caller = Caller(
             self._clock, self.scopes, core.name, key, target, cost, bound_us, gives_up_us, driver.loop()
         )
+        caller.permit = permit
         caller.waits_for_quotas = not isinstance(max_wait, Fits)
         try:
             while True:
@@ -439,14 +449,25 @@ class ScopedSlots:
                         looked = await driver.ask(core.look, caller.key)
                         caller.foresee(core.outlook(caller.key, looked, 1, caller.cost).first_in)
                     caller.has_waited = True
+                if caller.permit is not None:
+                    await caller.permit.permits.leave(driver, caller.permit)
                 await self._sleep(driver, caller, sleeps_until_us)
-            elif lines.is_first(caller, alarm := driver.alarm()):
+            elif not lines.is_first(caller, alarm := driver.alarm()):
+                await driver.wait(alarm, STUCK_S)
+            else:
                 if not is_instant and not caller.has_waited and not caller.is_behind:
                     # No hold: as always, requests that come together share a trip.
                     lines.leave(caller)
-                return await core.reserve_untold(driver, caller.key, caller.cost, caller.look_at_clock())
-            else:
-                await driver.wait(alarm, STUCK_S)
+                left_us = caller.look_at_clock()
+                if (permit := caller.permit) is None or not permit.is_over:
+                    return await core.reserve_untold(driver, caller.key, caller.cost, left_us)
+                await self._take_permit(driver, caller, permit)
+
+    async def _take_permit(self, driver: Driver, caller: Caller, permit: Permit) -> None:
+        """Take a permit. That may take long: afterwards the scope has to be looked at again."""
+        leave = partial(self._lines.leave, caller)  # those who wait for permits have a line of their own
+        await permit.permits.take(driver, permit, caller.left_us, caller.time_left_us, leave)
+        caller.has_waited_for_permit |= permit.waited_us > 0
 
     async def _is_free_to_leave(
         self, driver: Driver, caller: Caller, reservation: Reservation, pending: PendingWait

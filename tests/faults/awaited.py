@@ -116,8 +116,8 @@ async def calls_wait_for_a_permit(store):
         pass
 
 
-async def scopes_are_waited_for(store):
-    policy = Policy("2/h", store=store, name="n")
+async def scopes_are_waited_for(store, **limits):
+    policy = Policy("2/h", store=store, name="n", **limits)
     target = Target("GET", "https", "api.example.com", None, "/search")
     policy.scoped.scopes.learn("default", target, "search")
     await policy.scoped.hold(TASKS, 3_600, "default", "search")
@@ -126,6 +126,10 @@ async def scopes_are_waited_for(store):
         admission.target = target
         async with admission:
             pass
+
+
+async def scopes_are_waited_for_without_permits(store):
+    await scopes_are_waited_for(store, concurrency=1)
 
 
 async def function_is_shaped(store):
@@ -266,6 +270,7 @@ SCENARIOS = [
     calls_sit,
     calls_wait_for_a_permit,
     scopes_are_waited_for,
+    scopes_are_waited_for_without_permits,
     function_is_shaped,
     generator_is_shaped,
     httpx_sends,
