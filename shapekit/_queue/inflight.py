@@ -669,6 +669,11 @@ class Permits:
             renewal = Renewal(keep, partial(store.shard, *bound))
             self._keep_leases = partial(heartbeat_of(store).keep, self.registry, renewal)
 
+    def limit_of(self, key: str) -> int:
+        """How many calls may be in flight at a key: as an operator has set it, or as the code says."""
+        limit: Concurrency = self._settings.program(self.limit, key)
+        return limit.limit
+
     # taking
 
     def untaken(self, key: str) -> Permit:
@@ -811,7 +816,7 @@ class Permits:
         If the call is a part of all of them: ConfigError if they cannot end before it, RuntimeWarning if
         another thread or task may end them.
         """
-        limit = self.limit.limit
+        limit = self.limit_of(key)
         around = [call for known in _BEGUN.get() if (call := known()) is not None and not call.is_over]
         around = [call for call in around if call.key == key and call.permits.registry is self.registry]
         # In a forked child those of its parent are none of its own.
@@ -880,17 +885,15 @@ class _PendingWait:
         "_clock",
         "_gives_up_us",
         "_key",
-        "_limit",
         "_max_wait_us",
-        "_policy",
+        "_permits",
         "_refused_us",
     )
 
     def __init__(self, permits: Permits, key: str, max_wait_us: int | None, timeout_us: int | None) -> None:
+        self._permits = permits
         self._clock = permits.clock
         self._key = key
-        self._policy = permits.policy
-        self._limit = permits.limit.limit
         self._asked_us = now = self._clock.now_us()
         self._max_wait_us = max_wait_us
         self._refused_us = None if max_wait_us is None else now + max_wait_us
@@ -909,16 +912,18 @@ class _PendingWait:
             return False
         now = self._clock.now_us()
         if self._gives_up_us is not None and now >= self._gives_up_us:
-            raise gave_up(self._key, self._policy, now - self._asked_us)
+            raise gave_up(self._key, self._permits.policy, now - self._asked_us)
         return self._refused_us is not None and now >= self._refused_us
 
     def refusal(self) -> QueueFullError:
         """The error for a call that got no permit in time."""
         now = self._clock.now_us()
-        full = Decision(False, self._limit, self._limit, 0, now + RETRY_US, RETRY_US, "concurrency")
+        limit = self._permits.limit_of(self._key)
+        full = Decision(False, limit, limit, 0, now + RETRY_US, RETRY_US, "concurrency")
         waited_us = now - self._asked_us
         bound_us = waited_us if self._max_wait_us is None else self._max_wait_us
-        return QueueFullError(full, self._key, waited_us / SECOND_US, bound_us / SECOND_US, self._policy)
+        delay, bound = waited_us / SECOND_US, bound_us / SECOND_US
+        return QueueFullError(full, self._key, delay, bound, self._permits.policy)
 
     def waited_us(self) -> int:
         """How long the call waited."""

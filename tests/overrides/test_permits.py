@@ -1,11 +1,11 @@
-"""Calls that wait for a permit hear of a change that makes room, on every store."""
+"""Permits go by the limit in force; calls that wait hear of a change that makes room, on every store."""
 
 import threading
 from contextlib import contextmanager
 
 import pytest
 
-from shapekit import Policy
+from shapekit import ConfigError, Policy, QueueFullError, shaped
 from shapekit._queue.inflight import LATER_US
 
 from ..crew import Crew
@@ -64,3 +64,28 @@ def test_not_all_of_them_where_there_is_less_room(store):
     policy = Policy(concurrency=1, name="api", store=store)
     with waiting(policy, together=1):
         policy.configure(concurrency=2)
+
+
+def test_a_refusal_tells_the_limit_in_force(store):
+    policy = Policy(concurrency=1, name="api", store=store)
+    policy.configure(concurrency=2)
+    with policy.admit(), policy.admit(), pytest.raises(QueueFullError) as caught:
+        policy.admit(max_wait=0).__enter__()
+    assert caught.value.decision.limit == 2
+
+
+def test_calls_inside_calls_go_by_the_limit_in_force(store):
+    policy, depths = Policy(concurrency=1, name="api", store=store), []
+
+    @shaped(policy=policy)
+    def call(depth):
+        depths.append(depth)
+        return call(depth + 1)
+
+    policy.configure(concurrency=3)
+    with pytest.raises(ConfigError, match="concurrency=3 is used up"):
+        call(1)
+    policy.configure(concurrency=2)
+    with pytest.raises(ConfigError, match="concurrency=2 is used up"):
+        call(1)
+    assert depths == [1, 2, 3, 1, 2]
