@@ -22,6 +22,7 @@ PROCESSES = 4
 SECONDS = 5
 RATE = 400
 PREFETCH_S = 1
+TRIP_S = 0.05
 WORKER = """
 import json, sys, threading, time
 from shapekit import Shaper
@@ -57,8 +58,8 @@ CRASHING = WORKER.replace("for thread in threads: thread.join()\nprint", "time.s
 
 @pytest.fixture
 def far():
-    """The way to the shared server, through which each word takes 25 ms."""
-    far = FarAway(shared_server().port, 0.025)
+    """The way to the shared server, through which each word takes half a trip's time."""
+    far = FarAway(shared_server().port, TRIP_S / 2)
     yield far
     far.close()
 
@@ -106,7 +107,9 @@ def test_four_processes_far_away_reach_the_limit(script, prefix, far):  # noqa: 
     assert busy >= 0.95 * RATE * (busy_s - stalled), (busy, stalled)
     # Nobody starves; how fair it is where no machine stalls, the simulations say.
     assert min(len(each) for each in told) >= SECONDS
-    assert trips <= len(left) / 20, (trips, len(left))
+    # Slots that pass while the machine stalls are asked for anew, in one trip after another.
+    stalled = witness.stalls.within(start, left[-1][0])
+    assert trips <= len(left) / 20 + stalled / TRIP_S, (trips, len(left), stalled)
 
 
 def test_a_process_that_is_killed_keeps_nobody_up(script, prefix, far):  # noqa: F811
