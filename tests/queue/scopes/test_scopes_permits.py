@@ -1,7 +1,12 @@
 """Scopes beside a bound on calls in flight: a call that waits for a part of the server is not in flight."""
 
+from functools import partial
+from itertools import pairwise
+
 import anyio
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shapekit import Concurrency, ManualClock, MemoryStore, QueueFullError
 from shapekit.keys import scoped
@@ -9,7 +14,7 @@ from shapekit.keys import scoped
 from ...crew import Crew as Threads
 from ..inflight.rooms import is_forgotten
 from ..slow_store import FarStore, SlowStore
-from .scoped_servers import HOST, Client, until
+from .scoped_servers import HOST, Client, GitHub, until
 
 
 @pytest.fixture(params=[MemoryStore, SlowStore, FarStore])
@@ -235,3 +240,75 @@ def test_threads_that_wait_for_a_part_keep_nobody_from_the_others(github):
     threads.join()
     assert threads.raised() == []
     assert began == [60] * 4
+
+
+INSTANT = st.integers(0, 100)
+LENGTH = st.integers(1, 50)
+CALL = st.tuples(INSTANT, st.sampled_from(["/users", "/search"]), LENGTH, st.none() | LENGTH)
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(CALL, min_size=4, max_size=15),
+    st.lists(st.tuples(INSTANT, LENGTH), max_size=4),
+    st.integers(1, 3),
+    st.sampled_from(["asyncio", "trio"]),
+)
+def test_a_call_waits_while_its_part_is_held_or_all_permits_are_taken_and_no_longer(
+    story, holds, limit, backend
+):
+    """Some calls are cancelled before they end, wherever they are."""
+    clock = ManualClock(autojump=True)
+    crowd = Crowd(clock, GitHub(clock, search=10**6), MemoryStore(clock), concurrency=limit)
+    # Calls come and end at odd seconds, holds at even ones.
+    held = [(10 + 4 * at, 10 + 4 * (at + length)) for at, length in holds]
+    waited, in_flight = [], []
+
+    async def hold(start, end):
+        await until(clock, start)
+        await crowd.hold(f"{end - start}s")
+
+    async def come(at, path, length, is_cancelled):
+        await until(clock, at)
+        began = None
+        with anyio.CancelScope() as scope:
+            is_cancelled(scope)
+            async with crowd.client.admission(path):
+                began = clock.now()
+                await until(clock, began + length)
+        waited.append((at, clock.now() if began is None else began, path))
+        if began is not None:
+            in_flight.append((began, clock.now(), path))
+
+    async def cancel(at, scope):
+        await until(clock, at)
+        scope.cancel()
+
+    async def everybody():
+        await crowd.client.asend("/search/first")
+        await crowd.client.asend("/users/first")
+        async with anyio.create_task_group() as tasks:
+            for span in held:
+                tasks.start_soon(hold, *span)
+            for at, path, length, patience in story:
+                gives_up = 11 + 4 * (at + patience) if patience else 10**6
+                is_cancelled = partial(tasks.start_soon, cancel, gives_up)
+                tasks.start_soon(come, 11 + 4 * at, path, 4 * length, is_cancelled)
+
+    anyio.run(everybody, backend=backend)
+    instants = {instant for start, end, *_ in [*waited, *in_flight, *held] for instant in (start, end)}
+    for span in pairwise(sorted(instants)):
+        inside = [path for *during, path in in_flight if overlaps(during, span)]
+        is_held = any(overlaps(during, span) for during in held)
+        assert len(inside) <= limit
+        for *during, path in waited:
+            if overlaps(during, span):
+                assert len(inside) == limit or (is_held and path == "/search")
+    assert not any(
+        start <= began < end for began, _, path in in_flight if path == "/search" for start, end in held
+    )
+    assert is_forgotten(crowd.policy)
+
+
+def overlaps(one, other):
+    return one[0] < other[1] and other[0] < one[1]
