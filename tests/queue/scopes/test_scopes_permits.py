@@ -304,9 +304,9 @@ def test_a_call_waits_while_its_part_is_held_or_all_permits_are_taken_and_no_lon
         for *during, path in waited:
             if overlaps(during, span):
                 assert len(inside) == limit or (is_held and path == "/search")
-    assert not any(
-        start <= began < end for began, _, path in in_flight if path == "/search" for start, end in held
-    )
+    searches = [began for began, _, path in in_flight if path == "/search"]
+    # Where one hold ends as another begins, a call may leave between the two.
+    assert not any(start < began < end for began in searches for start, end in held)
     assert is_forgotten(crowd.policy)
 
 
