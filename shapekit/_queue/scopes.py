@@ -177,7 +177,7 @@ class Caller:
         self.key = key
         self.cost = cost
         self.permit: Permit | None = None
-        """Where calls in flight are counted; not taken while it waits for a scope."""
+        """Its permit, if the policy has any: taken, except while it waits for a scope."""
         self.max_wait_us = max_wait_us
         self.number = next(_numbers)
         """Its place among all callers, kept however often it starts again."""
