@@ -184,7 +184,6 @@ class Caller:
         self.scopes: tuple[str, ...] = ()
         self.held_until_us = 0
         self.has_waited = False
-        self.has_waited_for_permit = False
         self.has_looked = False
         """Whether it has checked its scopes before taking its slot."""
         self.is_behind = False
@@ -249,7 +248,8 @@ class Caller:
     def look_at_clock(self) -> int | None:
         """The longest wait for a slot to ask the store for now, in microseconds."""
         now = self._clock.now_us()
-        self._before_us = now - self.asked_us if self.has_waited or self.has_waited_for_permit else 0
+        has_waited = self.has_waited or (self.permit is not None and self.permit.waited_us > 0)
+        self._before_us = now - self.asked_us if has_waited else 0
         if self._gives_up_us is not None:
             self.time_left_us = max(0, self._gives_up_us - now)
         if self.max_wait_us is None:
@@ -467,7 +467,6 @@ class ScopedSlots:
         """Take a permit. That may take long: afterwards the scope has to be looked at again."""
         leave = partial(self._lines.leave, caller)  # those who wait for permits have a line of their own
         await permit.permits.take(driver, permit, caller.left_us, caller.time_left_us, leave)
-        caller.has_waited_for_permit |= permit.waited_us > 0
 
     async def _is_free_to_leave(
         self, driver: Driver, caller: Caller, reservation: Reservation, pending: PendingWait
