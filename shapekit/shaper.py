@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from shapekit._queue.adaptive import AdaptiveRate, queue_between
 from shapekit._queue.moving import AT_ONCE_US, notice_us
 from shapekit._queue.reporter import Accounts, Budgets, Reporter
-from shapekit._queue.waiter import KeyStatus, PendingWait, Waiter, refusal
+from shapekit._queue.waiter import Coming, KeyStatus, PendingWait, Waiter, refusal
 from shapekit._runtime import process
 from shapekit._runtime.drivers import (
     TASKS,
@@ -718,6 +718,19 @@ class Core:
         pending = PendingWait(self.clock, reservation, key_state.ahead_us, None, None)
         pending.hear(key_state, self.clock.now_us())
         return (pending.due_us - self.clock.now_us()) / SECOND_US
+
+    async def coming(
+        self, driver: Driver, reservation: Reservation, grace_s: float, *, is_unused: bool = True
+    ) -> Coming | None:
+        """When the slot comes of a call that waits elsewhere than in `schedule`; or the next one of the line,
+        if that is soon and its own passed longer than `grace_s` ago. None if it has to take another slot.
+
+        `is_unused`: whether it is known that no call has used the slot.
+        """
+        with self.reporter.watching(reservation.key):
+            return await self.waiter.coming(
+                driver, reservation, round(grace_s * SECOND_US), is_unused=is_unused
+            )
 
     # looking
 

@@ -46,6 +46,11 @@ STRAY_S = 30.0
 MOST_SEEN = 1_000
 """How many due messages are looked at per call, over all queues; the next call goes on behind them."""
 
+LATE_S = 0.1
+"""How long overdue a message is before it is looked at after all that are not. Its slot has been missed, and
+a worker that is late with many would miss those of all others, too.
+"""
+
 _NOW = """
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
@@ -110,8 +115,8 @@ if ARGV[3] == '0' then
   end
 end
 redis.call('DEL', KEYS[5])
-local ours, strays = {}, {}
-for place = 8, #ARGV do
+local ours, strays, late = {}, {}, {}
+for place = 9, #ARGV do
   ours[ARGV[place]] = true
 end
 local due = redis.call('ZRANGEBYSCORE', KEYS[1], ARGV[7], string.format('%.6f', now + ARGV[1]), 'WITHSCORES',
@@ -128,7 +133,7 @@ for place = 1, #due, 2 do
   if record then
     local queue, list, tag, raw, route = unpack(told)
     local is_stray = not ours[queue] and at < now - ARGV[5]
-    local is_taken = ours[queue] and #taken < tonumber(ARGV[2])
+    local is_taken = ours[queue] and #taken + #late < tonumber(ARGV[2])
     if is_stray then
       strays[#strays + 1] = {list, raw}
     elseif is_taken then
@@ -136,7 +141,8 @@ for place = 1, #due, 2 do
       redis.call('ZADD', KEYS[3], ARGV[4], tag)
       redis.call('HSET', KEYS[4], tag, text)
       redis.call('RPUSH', KEYS[5], cjson.encode({queue, tag, ARGV[4]}))
-      taken[#taken + 1] = {queue, tag, text}
+      local some = at < now - ARGV[8] and late or taken
+      some[#some + 1] = {queue, tag, text}
     end
     if is_stray or is_taken then
       redis.call('ZREM', KEYS[1], name)
@@ -146,6 +152,9 @@ for place = 1, #due, 2 do
 end
 for place = #strays, 1, -1 do
   redis.call('RPUSH', strays[place][1], strays[place][2])
+end
+for _, message in ipairs(late) do
+  taken[#taken + 1] = message
 end
 redis.call('EXPIRE', KEYS[5], 3600)
 if #due == 2 * ARGV[6] and #taken < tonumber(ARGV[2]) then
@@ -219,14 +228,19 @@ _CLAIM = (
     + _READ
     + """
 local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.6f', now + ARGV[1]),
-  'LIMIT', 0, ARGV[2])
-local claimed = {}
-for _, name in ipairs(due) do
+  'WITHSCORES', 'LIMIT', 0, ARGV[2])
+local claimed, late = {}, {}
+for place = 1, #due, 2 do
+  local name = due[place]
   local record = read(name, 2, KEYS[4], KEYS[3])
   if record then
     redis.call('ZADD', KEYS[1], string.format('%.6f', now + ARGV[3]), name)
-    claimed[#claimed + 1] = {name, record, redis.call('HINCRBY', KEYS[3], name, 1)}
+    local some = tonumber(due[place + 1]) < now - ARGV[4] and late or claimed
+    some[#some + 1] = {name, record, redis.call('HINCRBY', KEYS[3], name, 1)}
   end
+end
+for _, claim in ipairs(late) do
+  claimed[#claimed + 1] = claim
 end
 local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
 return {first[2] and string.format('%.6f', first[2] - now) or '', claimed, missing, unreadable}
@@ -331,7 +345,7 @@ class Parking:
         keys = [*self._keys, *books, f"{self._taken}:{taker.name}", self._unreadable, self._claims]
         had_heard, taker.has_heard = taker.has_heard, False
         arguments = [f"{ahead_s:.6f}", most, int(had_heard), repr(time.time()), STRAY_S, MOST_SEEN]
-        *told, looks_from = self._evaluate(_TAKE, keys, [*arguments, taker.looks_from, *queues])
+        *told, looks_from = self._evaluate(_TAKE, keys, [*arguments, taker.looks_from, LATE_S, *queues])
         taker.looks_from = _text(looks_from)
         return [Taken(*map(_text, each)) for each in self._told(told)]
 
@@ -356,7 +370,7 @@ class Parking:
 
         A message that is not dropped within `lease_s` may be claimed again.
         """
-        arguments = [f"{ahead_s:.6f}", most, f"{lease_s:.6f}"]
+        arguments = [f"{ahead_s:.6f}", most, f"{lease_s:.6f}", LATE_S]
         keys = [*self._keys, self._claims, self._unreadable]
         claimed = self._told(self._evaluate(_CLAIM, keys, arguments))
         return [Claim(_text(name), json.loads(record), times > 1) for name, record, times in claimed]

@@ -382,7 +382,16 @@ def _is_revoked_by_stamp(headers: Any) -> bool:
 class Delivery:
     """A delivered message."""
 
-    __slots__ = ("_batches", "_reject", "brings_slot", "message", "reservation", "shaped", "start")
+    __slots__ = (
+        "_batches",
+        "_reject",
+        "brings_slot",
+        "has_moved",
+        "message",
+        "reservation",
+        "shaped",
+        "start",
+    )
 
     def __init__(self, batches: Batches, message: Any, reject: Any, start: Callable[[], Any]) -> None:
         self._batches = batches
@@ -394,6 +403,8 @@ class Delivery:
         self.reservation: Reservation | None = None
         self.brings_slot = False
         """Whether the slot came with the message."""
+        self.has_moved = False
+        """Whether it missed its slot and got the next one, which is to be used now."""
         slot_header = SlotHeader.of(message.headers)
         if slot_header is None:
             return
@@ -443,12 +454,13 @@ class Delivery:
         return remaining_s
 
     def remaining(self) -> float:
-        """How long until the slot comes; takes another one if there is none or it passed too long ago."""
+        """How long until the slot comes; gets another one if there is none or it passed too long ago."""
         if self.reservation is not None:
             shaper = self.shaped.policy.shaper
-            remaining_s = shaper.remaining(self.reservation)
-            if remaining_s >= -self.shaped.grace_s:
-                return remaining_s
+            coming = run(shaper.core.coming, self.reservation, self.shaped.grace_s)
+            if coming is not None:
+                self.reservation, self.has_moved = coming.reservation, coming.has_moved
+                return coming.remaining_s
             # No task has used it, and a quota or a window would go on counting it.
             shaper.settle(self.reservation, 0)
         return self.take_slot()
@@ -465,7 +477,7 @@ class Delivery:
         return True
 
     def go(self, remaining_s: float) -> None:
-        """Hand the message to the pool, now that its slot has come."""
+        """Hand the message to the pool, now that its slot has come or is next."""
         if self.reservation is not None:
             slot_header = SlotHeader.travelling(self.message.headers, self.reservation)
             self._carry(slot_header.at(time.monotonic() + remaining_s))
@@ -696,7 +708,8 @@ class MessageBuffer:
     def _settle(self, delivery: Delivery, remaining_s: float) -> None:
         """Start a message, let it wait here, or park it."""
         self._note_back(delivery)
-        if remaining_s <= 0:
+        if remaining_s <= 0 or delivery.has_moved:
+            # A worker that is late with many would be so again after another wait here.
             delivery.go(remaining_s)
         elif self._stays(delivery, remaining_s):
             self._wait(delivery, remaining_s)

@@ -249,26 +249,28 @@ class ShapedTasks:
         reservation, is_unused = self._brought(slot_header), False
         try:
             while True:
+                has_moved = False
                 if reservation is None:
                     reservation = await core.reserve(driver, admission.key, admission.cost, core.max_wait_us)
                     if not reservation:
                         await core.leave(driver, reservation)
                     # One that was brought may have been used by a worker that died then.
                     remaining_s, is_unused = reservation.delay, True
+                elif coming := await core.coming(driver, reservation, self._grace_s, is_unused=is_unused):
+                    reservation, remaining_s, has_moved = coming
                 else:
-                    remaining_s = await core.remaining(driver, reservation)
-                if remaining_s < -self._grace_s:
                     if is_unused:
                         # A quota or a window would go on counting it.
                         await core.settle(driver, reservation, 0)
                     reservation = None
-                elif remaining_s <= 0:
-                    return admission.taken(reservation, -remaining_s)
-                elif remaining_s > self._near_s:
+                    continue
+                if remaining_s > self._near_s and not has_moved:
                     return PutBack(remaining_s, slot_header_of(reservation))
-                else:
+                if remaining_s > 0:
                     until_us = core.clock.now_us() + round(remaining_s * SECOND_US)
                     await driver.sleep(core.sleepers, until_us)
+                if remaining_s <= 0 or has_moved:
+                    return admission.taken(reservation, max(0.0, -remaining_s))
         except RateLimitedError as error:
             if self._on_reject == "fail":
                 raise

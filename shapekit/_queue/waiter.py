@@ -26,7 +26,7 @@ from shapekit._runtime.drivers import Alarm, Driver, Twin, own_copy
 from shapekit._runtime.process import SWITCH
 from shapekit.algorithms.base import END_US
 from shapekit.algorithms.queue.adaptive import FULL
-from shapekit.algorithms.queue.queue import SOON_US, LeakyQueue
+from shapekit.algorithms.queue.queue import MOST_LATE_US, SOON_US, LeakyQueue
 from shapekit.algorithms.queue.slots import (
     ACCEPTED,
     DEPARTS_AT_US,
@@ -54,7 +54,7 @@ from shapekit.stores.base import Settings, Store, companion
 if TYPE_CHECKING:
     from shapekit.shaper import Reservation
 
-__all__ = ["KeyState", "KeyStatus", "Waiter", "refusal"]
+__all__ = ["Coming", "KeyState", "KeyStatus", "Waiter", "refusal"]
 
 
 MOST_MOVES = 8
@@ -262,6 +262,31 @@ class Waiter:
             if not pending.has_new_slot or not self._missed(pending, now_us):
                 return
 
+    async def coming(
+        self, driver: Driver, reservation: Reservation, grace_us: int, *, is_unused: bool
+    ) -> Coming | None:
+        """When a slot comes, or the next one if it was missed; None if there is none soon.
+
+        Under further limits, which go on counting a missed slot, nothing may have used it, nor may it have
+        passed long ago.
+        """
+        key = reservation.key
+        now_us, key_state = await self._status.heard(driver, key)
+        pending = PendingWait(self._clock, reservation, key_state.ahead_us, None, None)
+        pending.hear(key_state, now_us)
+        if not pending.was_missed(grace_us, now_us):
+            remaining_us, departs_at_us = pending.due_us - now_us, pending.due_us - key_state.ahead_us
+            return Coming(_departing(reservation, departs_at_us), remaining_us / SECOND_US, has_moved=False)
+        is_told = self._allowed_us(pending) != END_US
+        if not is_told or not pending.has_near_slot(key_state.generation, now_us, is_unused=is_unused):
+            return None
+        late = pending.late_call()
+        leaves_at_us, stands_until_us = await self._late_calls.ask(driver, key, pending.order, late)
+        if stands_until_us == UNKNOWN:
+            return None
+        remaining_us = leaves_at_us + key_state.ahead_us - self._clock.now_us()
+        return Coming(_departing(reservation, leaves_at_us), remaining_us / SECOND_US, has_moved=True)
+
     async def give_up(self, driver: Driver, reservation: Reservation, error: BaseException) -> None:
         """Give back the slot of a call that will not leave, and report it."""
         is_returned = False
@@ -269,6 +294,25 @@ class Waiter:
         with suppress(StoreUnavailableError):
             is_returned = await reservation.core.give_back(driver, reservation)
         self._reporter.ended(reservation.key, reservation.cost, error, had_slot=True, returned=is_returned)
+
+
+class Coming(NamedTuple):
+    """When a slot comes."""
+
+    reservation: Reservation
+    """The slot, at the instant that is known now."""
+    remaining_s: float
+    """Seconds from now, negative if it has come."""
+    has_moved: bool
+    """Whether the slot was missed, and this is the next one. The store does not tell of that again."""
+
+
+def _departing(reservation: Reservation, departs_at_us: int) -> Reservation:
+    """The same slot, at another instant."""
+    grant = reservation.grant
+    wait_us = grant.wait_us + departs_at_us - grant.departs_at_us
+    moved = grant._replace(wait_us=wait_us, departs_at_us=departs_at_us)
+    return type(reservation)(reservation.core, reservation.key, moved)
 
 
 class PendingWait:
@@ -369,6 +413,24 @@ class PendingWait:
             is_own = self._grant.generation >= 0
             self._leaves_by_us = self._numbers.leaves_by(self._grant) if is_own else self._grant.due_us
         return self._leaves_by_us
+
+    def was_missed(self, grace_us: int, now_us: int) -> bool:
+        """Whether the slot could last be used longer ago than the grace.
+
+        Time that has stood still for late calls ends soon, and then others come.
+        """
+        usable_us = self._slot_us + self._leaves_by() - self._queued_us
+        late_us = max(now_us, self.due_us) - usable_us
+        return late_us > (0 if now_us < self.due_us <= now_us + SOON_US else grace_us)
+
+    def has_near_slot(self, generation: int, now_us: int, *, is_unused: bool) -> bool:
+        """Whether a call that missed its slot may have the next one, and that is near."""
+        numbers = self._numbers
+        if generation != self._generation or numbers.adapts:
+            return False
+        if numbers.constraints.algorithms:
+            return is_unused and now_us - self._slot_us < MOST_LATE_US
+        return numbers.slot_us <= SOON_US
 
     def late_call(self) -> tuple[int, int, int, int]:
         """What the store is told of a call that is late."""

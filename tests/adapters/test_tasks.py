@@ -114,7 +114,13 @@ def test_a_hold_moves_a_task_that_was_put_back(shaped, clock):
     later = admit(tasks)
     tasks.policy.shaper.hold("10s")
     clock.advance(1.0)
-    assert admit(tasks, later.slot_header) == (pytest.approx(10.0), later.slot_header)
+    moved = admit(tasks, later.slot_header)
+    assert moved.delay_s == pytest.approx(10.0)
+    clock.advance(10.0)
+    admission = admit(tasks, moved.slot_header)
+    assert isinstance(admission, Admission)
+    assert admission.delay == pytest.approx(11.0)
+    assert admit(tasks).delay_s == pytest.approx(1.0)
 
 
 def test_a_refused_task_fails_or_comes_back(shaped, clock):

@@ -47,7 +47,7 @@ LEAST_GRACE_US = 10_000
 """A call that is late by less moves nothing, however fast the rate: machines are not more punctual."""
 SOON_US = 250_000
 """How far ahead a late call is given another slot."""
-_MOST_LATE_US = 1_000_000
+MOST_LATE_US = 1_000_000
 """A call that is later than this moves the line by its own slot alone, whatever the limits."""
 HELD_US = 30 * 86_400 * SECOND_US
 """How long a hold without end is at each decision; it begins anew when half of it has passed."""
@@ -301,12 +301,12 @@ class LeakyQueue(WiredQueue):
         tail, newest, own, number, until, shift, book, parts = line
         free_at = max(now, until)
         at = free_at - shift
-        late = at - by if own == generation else _MOST_LATE_US + 1
+        late = at - by if own == generation else MOST_LATE_US + 1
         # While time stands still, calls whose slots it has passed would all leave at its end.
         grace = 0 if until > now else self.grace_us
         if late <= grace or free_at > now + SOON_US:
             return None, (free_at, UNKNOWN)
-        if parts and late <= _MOST_LATE_US:
+        if parts and late <= MOST_LATE_US:
             return (tail, newest, own, number, until, shift + late, book, parts), (free_at, free_at)
         # Time stands still from now until the slot after that of the call. So no other is later for it.
         leaves_at = free_at if until > now else self.next_slot(tail, at) + shift

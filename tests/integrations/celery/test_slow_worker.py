@@ -1,0 +1,153 @@
+"""A worker that looks at messages hardly faster than their slots follow one another, in virtual time.
+
+Messages that have missed their slots, all of them, must not take turns at missing the next ones.
+"""
+
+import heapq
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+
+from shapekit.integrations.celery import SlotHeader
+from shapekit.integrations.celery import worker as module
+from shapekit.integrations.celery.parking import LATE_S
+from shapekit.integrations.celery.worker import Batches, Delivery, MessageBuffer
+from tests.algorithms.queue.test_late import worst
+
+from .eager import Eager
+
+LOST_S = 60.0
+"""After so long no message is looked at any more."""
+
+
+class Timer:
+    """Calls when the clock has come so far."""
+
+    def __init__(self, clock):
+        self._clock = clock
+        self._due = []
+        self._numbers = count()
+
+    def call_after(self, length_s, call):
+        entry = [self._clock.now() + length_s, next(self._numbers), call]
+        heapq.heappush(self._due, entry)
+        return entry
+
+    def cancel(self, entry):
+        entry[2] = lambda: None
+
+    def run(self, is_over):
+        ends = self._clock.now() + LOST_S
+        while not is_over() and self._clock.now() < ends:
+            at, _, call = heapq.heappop(self._due)
+            self._clock.advance(max(0.0, at - self._clock.now()))
+            call()
+
+
+class Park:
+    """Keeps messages until their slots are near, and has the worker look at them again."""
+
+    has_room = True
+
+    def __init__(self, slow):
+        self._slow = slow
+        self._parked = {}
+
+    def put(self, name, wait_s, message):
+        self._parked[name] = (self._slow.clock.now() + wait_s, message)
+        return True
+
+    @property
+    def next_s(self):
+        return min([at for at, _ in self._parked.values()], default=1e9) - self._slow.clock.now()
+
+    def bring_back(self, ahead_s, most):
+        now = self._slow.clock.now()
+        due = sorted((at, name) for name, (at, _) in self._parked.items() if at <= now + ahead_s)[:most]
+        due.sort(key=lambda one: one[0] < now - LATE_S)
+        for message in [self._parked.pop(name)[1] for _, name in due]:
+            self._slow.deliver(message)
+        return len(due)
+
+    def shorten(self, group, left_s):
+        pass
+
+    def hasten(self, group, version):
+        pass
+
+
+class Slow:
+    """A worker's buffer, to which each message is a look of `look_s`; notes when tasks start."""
+
+    def __init__(self, clock, monkeypatch, shape, look_s):
+        self.clock = clock
+        self.look_s = look_s
+        self.starts = []
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock.now, time=clock.now))
+        eager = Eager(clock)
+        task = eager.shaped(lambda: None, shape)
+        self.shaped = task.shaped
+        self._batches = Batches(self.shaped, lambda: None)
+        self.timer = Timer(clock)
+        qos = SimpleNamespace(value=1, increment_eventually=lambda: 1, decrement_eventually=lambda: None)
+        consumer = SimpleNamespace(
+            timer=self.timer, app=eager.app, connection_errors=(), channel_errors=(), qos=qos
+        )
+        self.buffer = MessageBuffer(consumer)
+        self.buffer._park = self.park = Park(self)
+
+    def message(self, number):
+        headers = {"id": str(number), "retries": 0}
+        return SimpleNamespace(headers=headers, delivery_info={}, payload=((), {}, {}), body=b"[]")
+
+    def deliver(self, message):
+        self.clock.advance(self.look_s)
+
+        def start():
+            [slot_header] = [SlotHeader.of(message.headers)]
+            # One that comes a little early waits in the pool; the others use their slots within the grace.
+            late_s = self.clock.now() - slot_header.slot
+            assert -0.3 <= late_s <= self.shaped.grace_s + 1e-9
+            self.starts.append(max(self.clock.now(), slot_header.slot))
+
+        self.buffer.receive(Delivery(self._batches, message, None, start))
+
+
+PACED, BOUND = {"rate": "20/s"}, {"rate": "20/s; 30/2s"}
+
+
+@pytest.mark.parametrize(("shape", "within_s"), [(PACED, 8), (BOUND, 25)])
+@pytest.mark.parametrize("look_s", [0.0, 0.001, 0.02, 0.03, 0.036, 0.045, 0.06])
+@pytest.mark.parametrize("down_s", [0.05, 0.5, 3.0, 20.0])
+def test_messages_that_are_all_late_leave_at_the_rate(clock, monkeypatch, shape, within_s, look_s, down_s):
+    slow = Slow(clock, monkeypatch, shape, look_s=0.0)
+    for number in range(60):
+        slow.deliver(slow.message(number))
+    # Nobody looks at them meanwhile.
+    clock.advance(down_s)
+    slow.look_s = look_s
+    began = clock.now()
+    slow.buffer._is_open = True
+    slow.buffer._look_in(0.0)
+    slow.timer.run(lambda: len(slow.starts) == 60)
+    assert len(slow.starts) == 60
+    assert max(slow.starts) - began <= within_s
+    left = [round(at * 1_000_000) for at in slow.starts]
+    assert worst(left, 1_000_000) <= 21
+    if shape is BOUND:
+        assert worst(left, 2_000_000) <= 31
+
+
+def test_missed_slots_of_a_held_key_do_not_all_come_when_the_hold_ends(clock, monkeypatch):
+    slow = Slow(clock, monkeypatch, PACED, look_s=0.0)
+    for number in range(20):
+        slow.deliver(slow.message(number))
+    clock.advance(2.0)
+    slow.shaped.policy.shaper.hold(5.0)
+    slow.buffer._is_open = True
+    slow.buffer._look_in(0.0)
+    slow.timer.run(lambda: len(slow.starts) == 20)
+    assert min(slow.starts[1:]) >= 7.0
+    assert worst([round(at * 1_000_000) for at in slow.starts], 1_000_000) <= 21
+    assert max(slow.starts) <= 8.1
