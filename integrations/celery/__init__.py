@@ -253,11 +253,12 @@ class Shaped:
         else:
             reservation = received(self.policy.shaper.core, slot_header.reservation)
             late_s = time.monotonic() - slot_header.slot
+            if late_s < 0:
+                time.sleep(-late_s)  # it missed its slot, and this is the next one
             if late_s > self.grace_s:
                 admission.taken(*self._caught_up(admission, reservation))
             else:
-                # It may be early by a moment.
-                admission.taken(reservation, _waited(late_s))
+                admission.taken(reservation, max(0.0, late_s))
         try:
             return self._called(admission, args, kwargs)
         except BaseException as error:
@@ -285,16 +286,21 @@ class Shaped:
         return isinstance(error, some) and not isinstance(error, but)
 
     def _caught_up(self, admission: Admission, late: Reservation) -> tuple[Reservation, float | None]:
-        """Wait for the slot that a late call has now if it is near, else come back then."""
+        """The slot that a late call has now, once it has come, and how late that is. Waits for it here if it
+        is near, else comes back then.
+        """
         try:
-            coming = run(self.policy.shaper.core.coming, late, self.grace_s)
+            while (coming := run(self.policy.shaper.core.coming, late, self.grace_s)) is not None:
+                reservation, remaining_s, has_moved = coming
+                if remaining_s > Settings(self._task.app).block_below_s and not has_moved:
+                    self._come_back(late)
+                if remaining_s > 0:
+                    time.sleep(remaining_s)
+                if remaining_s <= 0 or has_moved:
+                    return reservation, max(0.0, -remaining_s)
         except StoreUnavailableError:
             self._come_back(late)
-        if coming is None:
-            return self._another(admission, late), None
-        if coming.remaining_s > Settings(self._task.app).block_below_s and not coming.has_moved:
-            self._come_back(late)
-        return coming.reservation, _waited(-coming.remaining_s)
+        return self._another(admission, late), None
 
     def _another(self, admission: Admission, missed: Reservation | None = None) -> Reservation:
         """Take another slot, because the first one has passed; wait for it here if it is near, else come back
@@ -491,13 +497,6 @@ class ShapedTask(Task):
     def apply(self, *args: Any, **options: Any) -> Any:
         """`Task.apply`; `shape_cost=5` sets the cost of this call."""
         return super().apply(*args, **_with_cost(options))
-
-
-def _waited(late_s: float) -> float:
-    """Wait for a slot, if it has not come; returns how late that is."""
-    if late_s < 0:
-        time.sleep(-late_s)
-    return max(0.0, late_s)
 
 
 def shape_app(app: Any, routes: Mapping[str, Shape]) -> None:

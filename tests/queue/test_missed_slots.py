@@ -16,7 +16,7 @@ from shapekit._runtime.drivers import run
 from shapekit.algorithms.queue.queue import SOON_US
 from tests.algorithms.queue.test_late import worst
 
-from .slow_store import FarStore, SlowStore
+from .slow_store import FarStore, SlowStore, in_another_process
 
 SECOND = 1_000_000
 SOON_S = SOON_US / SECOND
@@ -209,3 +209,16 @@ def test_after_a_reset_another_slot_is_taken(store):
     shaper.reset()
     shaper.reserve()
     assert coming(reservation) is None
+
+
+def test_a_slot_that_another_process_was_given_meanwhile_is_not_used_twice(clock):
+    """By an answer that is a few milliseconds old, both could leave."""
+    store = SlowStore(clock, 0.001)
+    one, two = (Shaper("20/s", store=own, name="api") for own in (store, in_another_process(store)))
+    missed, punctual = one.reserve(), [two.reserve() for _ in range(10)]
+    clock.advance(0.246 - (clock.now() - 1_000))
+    assert coming(punctual[5]).remaining_s > 0
+    given = coming(missed)
+    assert given.has_moved
+    told = coming(punctual[4])
+    assert told.reservation.departs_at - given.reservation.departs_at >= 0.05

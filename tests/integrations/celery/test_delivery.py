@@ -4,6 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from shapekit._runtime.drivers import run
+from shapekit.integrations import celery
 from shapekit.integrations.celery import SLOT_HEADER, SlotHeader
 from shapekit.integrations.celery.worker import Batches, Delivery
 
@@ -84,3 +86,35 @@ def test_one_message_is_parked_once_and_another_of_the_same_id_as_well(worker, i
         delivery.park(park, others, others, 1.0)
     assert len(park.names) == 2
     assert worker.used == (0 if is_early else 2)
+
+
+def test_in_the_pool_a_slot_that_lies_ahead_again_is_asked_for_when_it_comes(clock, monkeypatch):
+    """Late calls of others move the line: also while a task waits."""
+    shaped = Eager(clock).shaped(lambda: None, {"rate": "20/s"}).shaped
+    shaper = shaped.policy.shaper
+    *others, own, _ = [shaper.reserve() for _ in range(12)]
+    clock.advance(own.delay - 0.01)
+    asked = iter(others)
+
+    def late_call():
+        coming = run(shaper.core.coming, next(asked), 0.0)
+        assert coming.has_moved
+        return coming
+
+    slept = []
+
+    def sleep(length_s):
+        slept.append(length_s)
+        if len(slept) == 1:
+            late_call()
+        clock.advance(length_s)
+
+    monkeypatch.setattr(celery, "time", SimpleNamespace(sleep=sleep))
+    for _ in range(2):
+        late_call()
+    reservation, late_s = shaped._caught_up(shaped.admission_of({}, (), {}), own)
+    assert len(slept) > 1
+    assert late_s >= 0
+    assert clock.now() == pytest.approx(reservation.departs_at + late_s)
+    # The next one of the others leaves a whole slot later.
+    assert late_call().reservation.departs_at >= reservation.departs_at + 0.05 - 1e-6
