@@ -291,13 +291,13 @@ class Shaped:
         """
         try:
             while (coming := run(self.policy.shaper.core.coming, late, self.grace_s)) is not None:
-                reservation, remaining_s, has_moved = coming
+                late, remaining_s, has_moved = coming
                 if remaining_s > Settings(self._task.app).block_below_s and not has_moved:
                     self._come_back(late)
                 if remaining_s > 0:
                     time.sleep(remaining_s)
                 if remaining_s <= 0 or has_moved:
-                    return reservation, max(0.0, -remaining_s)
+                    return late, max(0.0, -remaining_s)
         except StoreUnavailableError:
             self._come_back(late)
         return self._another(admission, late), None

@@ -277,8 +277,9 @@ class Waiter:
         pending = PendingWait(self._clock, reservation, key_state.ahead_us, None, None)
         pending.hear(key_state, now_us)
         if not pending.was_missed(grace_us, now_us):
-            remaining_us, departs_at_us = pending.due_us - now_us, pending.due_us - key_state.ahead_us
-            return Coming(_departing(reservation, departs_at_us), remaining_us / SECOND_US, has_moved=False)
+            if pending.is_ahead(now_us):
+                reservation = _departing(reservation, pending.due_us - key_state.ahead_us)
+            return Coming(reservation, (pending.due_us - now_us) / SECOND_US, has_moved=False)
         is_told = self._allowed_us(pending) != END_US
         if not is_told or not pending.has_near_slot(key_state.generation, now_us, is_unused=is_unused):
             return None
@@ -302,7 +303,7 @@ class Coming(NamedTuple):
     """When a slot comes."""
 
     reservation: Reservation
-    """The slot, at the instant that is known now."""
+    """The slot, at its instant as known now; if it has passed, as known before."""
     remaining_s: float
     """Seconds from now, negative if it has come."""
     has_moved: bool
@@ -415,6 +416,10 @@ class PendingWait:
             is_own = self._grant.generation >= 0
             self._leaves_by_us = self._numbers.leaves_by(self._grant) if is_own else self._grant.due_us
         return self._leaves_by_us
+
+    def is_ahead(self, now_us: int) -> bool:
+        """Whether the slot is still to come, and had not passed before a hold."""
+        return now_us < self.due_us == self._slot_us
 
     def was_missed(self, grace_us: int, now_us: int) -> bool:
         """Whether the slot could last be used longer ago than the grace.
