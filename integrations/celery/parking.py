@@ -45,7 +45,8 @@ STRAY_S = 30.0
 """How long overdue a message is before it counts as a stray, whose queue no polling worker consumes."""
 MOST_SEEN = 1_000
 """How many due messages are looked at per call, over all queues; the next call goes on behind them."""
-
+MOST_PAUSE_S = 1.25
+"""The longest pause between two looks. A worker has to know only of what is due until it ends."""
 LATE_S = 0.1
 """How long overdue a message is before it is looked at after all that are not. Its slot has been missed, and
 a worker that is late with many would miss those of all others, too.
@@ -116,18 +117,20 @@ if ARGV[3] == '0' then
 end
 redis.call('DEL', KEYS[5])
 local ours, strays, late = {}, {}, {}
-for place = 9, #ARGV do
+for place = 10, #ARGV do
   ours[ARGV[place]] = true
+end
+-- Others may have many, and a whole record takes long to decode.
+local function is_anothers(name)
+  local known = string.match(redis.call('HGET', KEYS[2], name) or '', '^%["([^"\\\\]*)"')
+  return known and not ours[known]
 end
 local due = redis.call('ZRANGEBYSCORE', KEYS[1], ARGV[7], string.format('%.6f', now + ARGV[1]), 'WITHSCORES',
   'LIMIT', 0, ARGV[6])
 for place = 1, #due, 2 do
   local name, at = due[place], tonumber(due[place + 1])
-  -- Others may have many, and a whole record takes long to decode.
-  local known = string.match(redis.call('HGET', KEYS[2], name) or '', '^%["([^"\\\\]*)"')
-  local is_anothers = known and not ours[known] and at >= now - ARGV[5]
   local record, told
-  if not is_anothers then
+  if at < now - ARGV[5] or not is_anothers(name) then
     record, told = read(name, 5, KEYS[6], KEYS[7])
   end
   if record then
@@ -160,16 +163,23 @@ redis.call('EXPIRE', KEYS[5], 3600)
 if #due == 2 * ARGV[6] and #taken < tonumber(ARGV[2]) then
   return {'0', taken, missing, unreadable, '(' .. due[#due]}
 end
-local after = redis.call('ZRANGEBYSCORE', KEYS[1], string.format('(%.6f', now + ARGV[1]), '+inf',
-  'WITHSCORES', 'LIMIT', 0, 10)
+local after = redis.call('ZRANGEBYSCORE', KEYS[1], string.format('(%.6f', now + ARGV[1]),
+  string.format('%.6f', now + ARGV[1] + ARGV[9]), 'WITHSCORES', 'LIMIT', 0, ARGV[6])
+local next_at = ''
+if #after == 2 * ARGV[6] then
+  -- Behind so many there may be one of ours.
+  next_at = string.format('%.6f', after[#after] - now)
+end
 for place = 1, #after, 2 do
-  local record, told = read(after[place], 5, KEYS[6], KEYS[7])
-  if record and ours[told[1]] then
-    return {string.format('%.6f', after[place + 1] - now), taken, missing, unreadable, '-inf'}
+  if not is_anothers(after[place]) then
+    local record, told = read(after[place], 5, KEYS[6], KEYS[7])
+    if record and ours[told[1]] then
+      next_at = string.format('%.6f', after[place + 1] - now)
+      break
+    end
   end
 end
--- Messages of other queues may hide one of ours.
-return {after[20] and string.format('%.6f', after[20] - now) or '', taken, missing, unreadable, '-inf'}
+return {next_at, taken, missing, unreadable, '-inf'}
 """
 )
 """Repeats an answer that the worker did not receive, except for messages that were handed out again since.
@@ -317,7 +327,7 @@ class Parking:
         self._ends = f"{prefix}:parked:ends"
         self._unreadable = f"{prefix}:parked:unreadable"
         self.next_s: float | None = None
-        """How long until more messages are due, as of the last call; None if not known."""
+        """How long until more messages are due, as of the last call; None if longer than any pause."""
 
     def park(
         self, name: str, wait_s: float, record: Sequence[str], books: tuple[str, str, str] | None = None
@@ -345,7 +355,8 @@ class Parking:
         keys = [*self._keys, *books, f"{self._taken}:{taker.name}", self._unreadable, self._claims]
         had_heard, taker.has_heard = taker.has_heard, False
         arguments = [f"{ahead_s:.6f}", most, int(had_heard), repr(time.time()), STRAY_S, MOST_SEEN]
-        *told, looks_from = self._evaluate(_TAKE, keys, [*arguments, taker.looks_from, LATE_S, *queues])
+        arguments += [taker.looks_from, LATE_S, MOST_PAUSE_S, *queues]
+        *told, looks_from = self._evaluate(_TAKE, keys, arguments)
         taker.looks_from = _text(looks_from)
         return [Taken(*map(_text, each)) for each in self._told(told)]
 

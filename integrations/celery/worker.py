@@ -54,7 +54,7 @@ from shapekit.integrations.celery import (
     attach_all,
     attempt_of,
 )
-from shapekit.integrations.celery.parking import GONE, LEAST_NEWS_S, Park, Taker, park_of
+from shapekit.integrations.celery.parking import GONE, LEAST_NEWS_S, MOST_PAUSE_S, Park, Taker, park_of
 from shapekit.rate import SECOND_US
 from shapekit.shaper import Reservation, Shaper, received
 
@@ -804,7 +804,7 @@ class MessageBuffer:
     def _pause_s(self) -> float:
         """Time until the next message is due back or a hold may have ended, at most about a second."""
         least_s = max(self._longest_s / LOOKS, LEAST_LOOK_S)
-        ends_s = [IDLE_S * random.uniform(1.0, 1.25), self._holds.next_s]  # noqa: S311 - no secret
+        ends_s = [random.uniform(IDLE_S, MOST_PAUSE_S), self._holds.next_s]  # noqa: S311 - no secret
         if self._park.next_s is not None:
             ends_s.append(self._park.next_s - self._longest_s * AHEAD)
         return max(least_s, min(ends_s))

@@ -169,13 +169,32 @@ def test_many_due_of_other_queues_hide_none_of_ones_own(parking, monkeypatch):
     assert found[-1] == "first"
 
 
-@pytest.mark.parametrize("others", [10, 12])
-def test_many_of_other_queues_that_are_due_next_are_not_all_there_is(parking, others):
+@pytest.fixture
+def patient(monkeypatch):
+    """Pauses so long that no machine stands still for one."""
+    monkeypatch.setattr(shapekit.integrations.celery.parking, "MOST_PAUSE_S", 40.0)
+
+
+@pytest.mark.parametrize("others", [0, 10, 200])
+def test_when_to_look_again_goes_by_ones_own_queues(parking, patient, others):
+    """However many messages of others are due before: a look at those would find nothing."""
     for number in range(others):
-        parking.park(f"other{number}", 100.0 + number, record(f"o{number}", "other"))
-    parking.park("own", 150.0, record("own"))
-    assert heard(parking) == []
-    assert 0 < parking.next_s <= 109.0
+        parking.park(f"other{number}", 60.0 + number / 100, record(f"o{number}", "other"))
+    parking.park("far", 150.0, record("far"))
+    assert heard(parking, ahead=50.0) == []
+    assert parking.next_s is None
+    parking.park("own", 80.0, record("own"))
+    assert heard(parking, ahead=50.0) == []
+    assert 70.0 < parking.next_s <= 80.0
+
+
+def test_so_many_of_others_may_hide_ones_own(parking, patient, monkeypatch):
+    monkeypatch.setattr(shapekit.integrations.celery.parking, "MOST_SEEN", 10)
+    for number in range(12):
+        parking.park(f"other{number}", 60.0 + number, record(f"o{number}", "other"))
+    parking.park("own", 80.0, record("own"))
+    assert heard(parking, ahead=50.0) == []
+    assert 59.0 < parking.next_s <= 69.0
 
 
 def test_a_name_may_be_parked_again_when_it_has_left(parking):
