@@ -152,6 +152,14 @@ def test_off_refuses_nothing_and_goes_on_counting():
     assert not granted[0], "the month's three are used up by the twenty"
 
 
+@pytest.mark.parametrize("calls", [1, 2, 10**9])
+def test_without_limits_all_calls_are_foreseen_at_once(calls):
+    other, now = effective(queue_of("10/s"), Override(state="off")), 10**15
+    assert other.outlook(None, now, calls, 1, 0) == (0, 0)
+    held, _, _, _ = other.hold(None, now, 5_000, 1)
+    assert other.outlook(held, now, calls, 1, 0) == (5_000, 5_000)
+
+
 def test_an_adaptive_rate_has_another_highest():
     queue = queue_of(adaptive=Adaptive("2/s", "50/s"))
     other = effective(queue, Override(rate="20/s"))

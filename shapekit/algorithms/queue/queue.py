@@ -452,6 +452,8 @@ class LeakyQueue(WiredQueue):
             return self._outlook_under(
                 state or (0, 0, 0, 0, 0, 0, (), self.constraints.cold), now, calls, cost, skew
             )
+        if not self.paced:
+            calls = 1  # the others leave with it
         waits: list[int] = []
         after = state
         before = -1
