@@ -178,7 +178,8 @@ class LLMBudget:
         rates = [limit for limit in (requests, tokens, input_tokens, output_tokens) if _is_rate(limit)]
         periods_us = [rate.period_us for told in rates for rate in parse_rates(told)] or [60 * SECOND_US]
         soon_us = min(MOST_SOON_US, min(periods_us) // (2 * PARTS))
-        line = Line(self._store.clock, soon_us, min(MOST_FENCE_US, max(periods_us)))
+        is_shared = any(budget_limit.key is not None for budget_limit in budget_limits)
+        line = Line(self._store.clock, soon_us, min(MOST_FENCE_US, max(periods_us)), is_shared=is_shared)
         self._count = counter(count)
         self._books = Books(
             budget_limits,

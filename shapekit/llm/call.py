@@ -199,10 +199,14 @@ class _PendingWait:
 
 
 class Line:
-    """The calls of a budget that wait, by key."""
+    """The calls of a budget that wait, by key.
 
-    def __init__(self, clock: Clock, soon_us: int, fence_us: int) -> None:
+    `is_shared`: whether what one key gives back may be what another one waits for.
+    """
+
+    def __init__(self, clock: Clock, soon_us: int, fence_us: int, *, is_shared: bool) -> None:
         self._clock = clock
+        self._is_shared = is_shared
         self._soon_us = soon_us
         self._fence_us = fence_us
         self._lock = process.lock()
@@ -226,15 +230,19 @@ class Line:
         try:
             return await self._take(asking)
         except BaseException as error:
-            await driver.given_back(error, asking.give_back)
+            await driver.given_back(error, partial(self._given_up, asking))
             raise
 
-    def freed(self, key: str | None) -> None:
+    async def _given_up(self, asking: _Asking) -> None:
+        if await asking.give_back():
+            self.freed(asking.key)
+
+    def freed(self, key: str) -> None:
         """Something was given back: the first one asks again; that of each key if it belongs to them all."""
         self._freed += 1
         if self._places:
             with self._lock:
-                for places in self._places.values() if key is None else (self._places.get(key),):
+                for places in self._places.values() if self._is_shared else (self._places.get(key),):
                     if places:
                         places[0].ring()
 
@@ -395,12 +403,14 @@ class _Asking:
             raise told.with_traceback(error.__traceback__) from error.__cause__
         return [self._taken[place] for place in range(len(self.charges))], line_us
 
-    async def give_back(self) -> None:
-        """Give back what was taken."""
+    async def give_back(self) -> bool:
+        """Give back what was taken; whether there was something."""
+        had_some = bool(self._taken)
         while self._taken:
             _, reservation = self._taken.popitem()
             with suppress(StoreUnavailableError):
                 await reservation.core.give_back(self.driver, reservation)
+        return had_some
 
     def _told(self, charge: Charge, error: RateLimitedError) -> RateLimitedError:
         waited = self.pending.waited_us > 0
@@ -472,11 +482,6 @@ class Books(NamedTuple):
     """Counts the tokens of a text."""
     settles_aborted: bool
     """Whether a stream that has not told its usage is settled at what was seen of it."""
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether what one key gives back may be what another one waits for."""
-        return any(budget_limit.key is not None for budget_limit in self.budget_limits)
 
     def fits(self, usage: TokenUsage, price: Price | None, key: str) -> bool:
         """Whether a call of this estimate can ever be admitted."""
@@ -621,7 +626,7 @@ class LLMCall:
 
     async def _settle_all(self, driver: Driver, charges: list[tuple[Admission, int]]) -> bool:
         changed = [await _settled(driver, admission, cost) for admission, cost in charges]
-        self._books.line.freed(None if self._books.is_shared else self.key)
+        self._books.line.freed(self.key)
         return any(changed)
 
     async def _observe(self, driver: Driver, response: Any) -> ServerHint | None:
@@ -643,7 +648,7 @@ class LLMCall:
         for admission in self._free(error):
             with log_errors(self):
                 await _settled(driver, admission, 0)
-        self._books.line.freed(None if self._books.is_shared else self.key)
+        self._books.line.freed(self.key)
 
     # inside
 

@@ -407,6 +407,31 @@ async def test_what_one_key_gives_back_to_the_limit_of_all_wakes_the_others(spen
     assert left == {"b": 10.0, "c": 10.0}
 
 
+@pytest.mark.anyio
+async def test_what_a_call_of_one_key_had_taken_that_is_cancelled_wakes_the_others(spend, clock):
+    budget = spend(None, total="0.012 USD/day", requests="1/min", key="{user}", max_wait="2d")
+    scope, left = anyio.CancelScope(), []
+
+    async def give_up():
+        with scope:
+            await budget.aadmit({**asked(1_000), "user": "a"}).__aenter__()
+
+    async def wait():
+        async with budget.aadmit({**asked(400), "user": "b"}):
+            left.append(clock.now())
+
+    async with anyio.create_task_group() as tasks:
+        await (await budget.aadmit({**asked(1_000), "user": "a"}).__aenter__()).asettle((0, 0))
+        tasks.start_soon(give_up)
+        # It has taken everything, and waits for its slot.
+        await clock.asleep(60.4, AsyncAlarm())
+        assert spent(budget, "b") == [Decimal("0.012")]
+        tasks.start_soon(wait)
+        await clock.asleep(0.05, AsyncAlarm())
+        scope.cancel()
+    assert left == [pytest.approx(60.45)]
+
+
 def test_a_hold_of_one_key_does_not_hold_the_others(spend):
     budget = spend(total="5 USD/day", key="{user}", max_wait=0)
     refused = SimpleNamespace(status_code=429, headers={"retry-after": "60"})
