@@ -12,7 +12,7 @@ _CHUNK = 65_536
 class FarAway:
     """Forwards TCP to a port of this host; whatever is sent arrives `delay_s` later, in order.
 
-    `scripts` counts the script calls that went through.
+    `scripts` are the instants at which script calls went through.
     """
 
     def __init__(self, target_port, delay_s):
@@ -21,7 +21,7 @@ class FarAway:
         self._lock = threading.Lock()
         self._sockets = set()
         self._threads = []
-        self.scripts = 0
+        self.scripts = []
         self._due = []
         self._numbers = 0
         self._changed = threading.Condition()
@@ -74,7 +74,7 @@ class FarAway:
             except OSError:
                 data = b""
             with self._changed:
-                self.scripts += data.count(b"EVALSHA")
+                self.scripts += [time.monotonic()] * data.count(b"EVALSHA")
                 self._numbers += 1
                 heapq.heappush(self._due, (time.monotonic() + self._delay_s, self._numbers, target, data))
                 self._changed.notify()
