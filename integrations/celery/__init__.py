@@ -254,7 +254,7 @@ class Shaped:
             reservation = received(self.policy.shaper.core, slot_header.reservation)
             late_s = time.monotonic() - slot_header.slot
             if late_s < 0:
-                time.sleep(-late_s)  # it missed its slot, and this is the next one
+                self._sleep(reservation, -late_s)  # it missed its slot, and this is the next one
             if late_s > self.grace_s:
                 admission.taken(*self._caught_up(admission, reservation))
             else:
@@ -295,12 +295,21 @@ class Shaped:
                 if remaining_s > Settings(self._task.app).block_below_s and not has_moved:
                     self._come_back(late)
                 if remaining_s > 0:
-                    time.sleep(remaining_s)
+                    self._sleep(late, remaining_s)
                 if remaining_s <= 0 or has_moved:
                     return late, max(0.0, -remaining_s)
         except StoreUnavailableError:
             self._come_back(late)
         return self._another(admission, late), None
+
+    def _sleep(self, reservation: Reservation, length_s: float) -> None:
+        """Wait for a slot that is near; a task that is interrupted meanwhile gives it back."""
+        try:
+            time.sleep(length_s)
+        except BaseException:
+            with process.ErrorsLogged(reservation.key, "keeps a slot that no task uses"):
+                run(self.policy.shaper.core.give_back, reservation)
+            raise
 
     def _another(self, admission: Admission, missed: Reservation | None = None) -> Reservation:
         """Take another slot, because the first one has passed; wait for it here if it is near, else come back

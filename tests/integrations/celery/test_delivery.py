@@ -118,3 +118,16 @@ def test_in_the_pool_a_slot_that_lies_ahead_again_is_asked_for_when_it_comes(clo
     assert clock.now() == pytest.approx(reservation.departs_at + late_s)
     # The next one of the others leaves a whole slot later.
     assert late_call().reservation.departs_at >= reservation.departs_at + 0.05 - 1e-6
+
+
+def test_a_task_that_is_interrupted_while_it_waits_in_the_pool_gives_its_slot_back(worker, monkeypatch):
+    def sleep(length_s):
+        assert worker.used == 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(celery, "time", SimpleNamespace(sleep=sleep))
+    shaper = worker.shaped.policy.shaper
+    shaper.hold(0.3)
+    with pytest.raises(KeyboardInterrupt):
+        worker.shaped._caught_up(worker.shaped.admission_of({}, (), {}), shaper.reserve())
+    assert worker.used == 0
