@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -64,6 +65,7 @@ __all__ = [
     "lock",
     "off",
     "resting",
+    "switches_at_calls",
 ]
 
 T = TypeVar("T")
@@ -110,6 +112,14 @@ def lock() -> threading.RLock:
 def is_inside(lock: threading.RLock) -> bool:
     """Whether this thread holds a lock: then it is a finalizer or a signal handler that asks."""
     return lock._is_owned()  # type: ignore[attr-defined,no-any-return]  # noqa: SLF001 - there is no other way
+
+
+def switches_at_calls() -> bool:
+    """Whether another thread comes in only where a signal handler does: where a function begins, after a
+    call, and at a jump back. So it is in CPython with its lock, where all between such places is one step.
+    """
+    has_lock: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
+    return sys.implementation.name == "cpython" and has_lock()
 
 
 def forget_oldest(known: dict[Any, Any]) -> None:

@@ -81,10 +81,12 @@ class _Table:
 
     def clear(self) -> None:
         """Forget every key."""
-        # In this order: a call that comes in between leaves no state that is not in line.
+        # One by one: a call that comes in between finds a key as it was, or not at all, and puts it in line.
         self.page = None
-        self.ends.clear()
-        self.states.clear()
+        for record in list(self.ends):
+            if record in self.ends:
+                del self.ends[record]
+                self.states.pop(record, None)
 
 
 class _Page:
@@ -108,7 +110,9 @@ class _Records:
 
     A finalizer or a signal handler may call the store in the midst of a call of the same thread, which so
     takes the lock once more. What a call has found is therefore compared with what is there, and stored, in
-    statements that call and make nothing, or it is asked again: each of the two counts once.
+    statements that call and make nothing, or it is asked again: each of the two counts once. Another thread
+    comes in at the same places, so a charge, which stores one state, needs no lock: the others take it to
+    keep several things together.
     """
 
     __slots__ = ("__weakref__", "clock", "lock", "spaces")
@@ -215,30 +219,29 @@ class MemoryStore(Store):
 
         def charge(key: Any, asked: Any) -> Any:
             # `apply`, written out for the path of every admitted call: a live key of this program.
-            with lock:
-                now = ticks() // per_us + offset_us
-                before = find(key)
-                if before is not None and now < self._sweep_due_us:
-                    state, result, ttl_us, persist = step(before, now, asked)
-                    if not persist:
+            # The state is read before the clock: a state is never later than the call that goes by it.
+            before = find(key)
+            if before is not None and (now := ticks() // per_us + offset_us) < self._sweep_due_us:
+                state, result, ttl_us, persist = step(before, now, asked)
+                if not persist:
+                    return result
+                try:
+                    if states[key] is before:
+                        states[key] = state
+                        ends[key] = now + ttl_us
                         return result
-                    try:
-                        if states[key] is before:
-                            states[key] = state
-                            ends[key] = now + ttl_us
-                            return result
-                    except KeyError:
-                        """A call that came in between has swept it."""
-                    now = clock.now_us()
-                while True:
-                    try:
-                        return run(key, now, (asked,))
-                    except _Overtaken:
-                        now = clock.now_us()
+                except KeyError:
+                    """A call that came in between has swept it."""
+            return apply(key, asked)
 
+        def charge_alone(key: Any, asked: Any) -> Any:
+            with lock:
+                return charge(key, asked)
+
+        bound = charge if process.switches_at_calls() else charge_alone
         renew()
-        self._renewals[ref(charge, self._renewals.pop)] = renew
-        return charge
+        self._renewals[ref(bound, self._renewals.pop)] = renew
+        return bound
 
     def bind_many(self, name: str, program: Program, operation: Operation) -> ApplyMany:
         run = self._runner(name, program, operation)

@@ -102,11 +102,13 @@ class World:
         assert seen == self.had
         with self.policy.admit("a", max_wait=0), self.policy.admit("a", max_wait=0):
             """No permit is lost."""
-        # Whatever stands in the store is swept in time.
+        self.is_swept_in_time()
+
+    def is_swept_in_time(self):
         for _ in range(20):
             self.clock.advance(86_400)
             self.gate.check("sweeper")
-        assert len(self.store) <= 2
+        assert len(self.store) == 1
 
 
 CALLS = (
@@ -137,6 +139,23 @@ def test_both_calls_count_once(name, is_known, step):
         try:
             world.is_as_it_should_be()
         except BaseException as error:
+            raise AssertionError(f"after a call in between at {inner.where}") from error
+    assert at > LEAST
+
+
+@pytest.mark.parametrize("name", ["check", "everything"])
+def test_a_call_while_all_is_forgotten_leaves_nothing_that_is_never_swept(name):
+    for at in count(1):  # pragma: no branch
+        world = World()
+        world.everything()
+        with CalledInBetween(getattr(world, name), at) as inner:
+            world.store._forget_all()
+        if inner.where is None:
+            break
+        world.check()
+        try:
+            world.is_swept_in_time()
+        except AssertionError as error:
             raise AssertionError(f"after a call in between at {inner.where}") from error
     assert at > LEAST
 

@@ -1,5 +1,6 @@
 """MemoryStore: one truth for all threads, names with one kind each, and what can be looked at and reset."""
 
+import dis
 import gc
 import time
 from functools import partial
@@ -25,6 +26,9 @@ from shapekit import (
     any_of,
     first_of,
 )
+from shapekit._runtime import process
+from shapekit.algorithms.base import CHECK
+from shapekit.algorithms.ledger import ledgered
 
 STRATEGIES = [
     GCRA("50/s"),
@@ -45,12 +49,12 @@ def kind(strategy):
 
 
 class Dawdling(GCRA):
-    """Lets another thread run between deciding and storing: without a lock, that one sees the old state."""
+    """Lets another thread run between deciding and storing, which so decides by the same state."""
 
     __slots__ = ()
 
-    def decide(self, state, now, cost, skew=0):
-        outcome = super().decide(state, now, cost, skew)
+    def booked(self, book, now, cost, skew=0):
+        outcome = super().booked(book, now, cost, skew)
         time.sleep(0)
         return outcome
 
@@ -70,17 +74,55 @@ def hammer(crew, gate, key, threads=32, calls=20):
     return sum(admitted)
 
 
+@pytest.fixture(params=["switches at calls", "switches anywhere"])
+def switching(request, monkeypatch):
+    """Where the interpreter may let another thread run."""
+    monkeypatch.setattr(process, "switches_at_calls", lambda: request.param == "switches at calls")
+
+
+@pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize("strategy", [*STRATEGIES, Dawdling("50/s")], ids=kind)
-def test_32_threads_on_one_key_are_admitted_exactly_to_the_limit(crew, strategy):
-    assert hammer(crew, Gate(strategy, clock=ManualClock()), "key") == 50
+def test_32_threads_on_one_key_are_admitted_exactly_to_the_limit(crew, switching, strategy, is_known):
+    gate = Gate(strategy, clock=ManualClock())
+    if is_known:
+        assert gate.check("key")
+    assert hammer(crew, gate, "key") == 50 - is_known
 
 
-def test_32_threads_on_a_composite_with_keys_of_its_own(crew):
+def test_no_other_thread_comes_in_between_the_look_at_a_state_and_what_is_stored():
+    charge = MemoryStore().bind("gate", ledgered(GCRA("1/s")), CHECK)
+    steps = [step.opname for step in dis.get_instructions(charge)]
+    looked = steps.index("IS_OP")
+    stored = [at for at, name in enumerate(steps) if name == "STORE_SUBSCR"]
+    assert len(stored) == 2
+    assert looked < stored[0]
+    places = ("CALL", "PRECALL", "JUMP_BACKWARD", "RESUME", "SEND", "YIELD", "BUILD", "MAKE")
+    assert not [name for name in steps[looked : stored[1]] if name.startswith(places)]
+
+
+@pytest.mark.parametrize("at_calls", [True, False])
+def test_the_lock_is_held_where_a_thread_may_come_in_anywhere(monkeypatch, at_calls):
+    class Watching(GCRA):
+        __slots__ = ()
+
+        def booked(self, book, now, cost, skew=0):
+            held.append(process.is_inside(store._lock))
+            return super().booked(book, now, cost, skew)
+
+    monkeypatch.setattr(process, "switches_at_calls", lambda: at_calls)
+    store, held = MemoryStore(ManualClock()), []
+    gate = Gate(Watching("50/s"), store=store)
+    gate.check("key")
+    gate.check("key")
+    assert held == [True, not at_calls]
+
+
+def test_32_threads_on_a_composite_with_keys_of_its_own(crew, switching):
     gate = Gate(all_of(ip=Dawdling("50/s"), user=Dawdling("60/s")), clock=ManualClock())
     assert hammer(crew, gate, {"ip": "::1", "user": "alice"}) == 50
 
 
-def test_32_threads_that_first_meet_a_key_make_one_state(crew):
+def test_32_threads_that_first_meet_a_key_make_one_state(crew, switching):
     gate = Gate(Dawdling("1/day"), clock=ManualClock())
     for n in range(5):
         assert hammer(crew, gate, f"new-{n}", calls=1) == 1
