@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from shapekit._runtime.drivers import TASKS, run, stop_if_cancelled
+from shapekit._runtime.drivers import TASKS, may_be_cancelled, run, stop_if_cancelled
 from shapekit.config import CostSpec, PolicyOptions, checked_cost, checked_key, checked_options
 from shapekit.errors import ConfigError
 from shapekit.keys import KeyTemplate
@@ -252,7 +252,8 @@ def _coroutine(function: Callable[..., Any], calls: Calls) -> Callable[..., Any]
         return call
 
     async def call_at_once(*args: Any, **kwargs: Any) -> Any:
-        await stop_if_cancelled()
+        if may_be_cancelled():
+            await stop_if_cancelled()
         if (reservation := take()) is not None:
             await core.leave(TASKS, reservation)
         return await function(*args, **kwargs)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any, TypeAlias
 
-from shapekit._runtime.drivers import TASKS, Twin, run, stop_if_cancelled
+from shapekit._runtime.drivers import TASKS, Twin, may_be_cancelled, run, stop_if_cancelled
 from shapekit.algorithms.base import CHECK, DEBIT, FORECAST, PEEK, REFUND, Algorithm, check_cost
 from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.ledger import ledgered
@@ -86,9 +86,11 @@ class Gate:
     async def acheck(self, key: GateKey = "default", *, cost: int = 1) -> Decision:
         """`check`, awaitable."""
         place = key if cost is _ONE and key.__class__ is str else await self._aadmissible(key, cost)
-        if self._store.instant:  # else it is awaited, which is a point of cancellation
+        if not self._store.instant:  # it is awaited, which is a point of cancellation
+            return await self._acheck(place, cost)
+        if may_be_cancelled():
             await stop_if_cancelled()
-        return await self._acheck(place, cost)
+        return self._check(place, cost)
 
     def check_many(self, keys: Iterable[GateKey], *, cost: int = 1) -> list[Decision]:
         """`check` for each key in turn, all at one instant; the answers have the order of the keys."""

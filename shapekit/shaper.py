@@ -26,6 +26,7 @@ from shapekit._runtime.drivers import (
     ThreadCall,
     Twin,
     Workers,
+    may_be_cancelled,
     run,
     stop_if_cancelled,
 )
@@ -166,14 +167,16 @@ class Shaper:
         self, key: str = "default", *, cost: int = 1, max_wait: Duration | None = AS_CONFIGURED
     ) -> Reservation:
         """`reserve`, awaitable."""
+        if self._now_us is None:  # else the store is awaited, which is a point of cancellation
+            if may_be_cancelled():
+                await stop_if_cancelled()
+            return self.reserve(key, cost=cost, max_wait=max_wait)
         if cost is not _ONE or key.__class__ is not str:
             try:
                 key = self._check(key, cost)
             except CostExceedsLimitError as error:
                 key = await self.core.allowed(TASKS, error)
         bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else asked_wait_us(max_wait)
-        if self._now_us is None:  # else the store is awaited, which is a point of cancellation
-            await stop_if_cancelled()
         if SWITCH.loud:
             return await self.core.reserve(TASKS, key, cost, bound_us)
         return Reservation(self.core, key, await self._agrant(key, (cost, bound_us, process.fresh_id())))
@@ -216,7 +219,8 @@ class Shaper:
         asked_us = self._now_us and self._now_us()
         is_slow = False
         if asked_us is None:
-            await stop_if_cancelled()
+            if may_be_cancelled():
+                await stop_if_cancelled()
             reservation = self.reserve(key, cost=cost, max_wait=max_wait)
         else:
             reservation = await self.areserve(key, cost=cost, max_wait=max_wait)

@@ -64,6 +64,7 @@ __all__ = [
     "has_ended",
     "hidden_task",
     "hidden_tasks",
+    "may_be_cancelled",
     "others_first",
     "own_copy",
     "run",
@@ -381,6 +382,15 @@ async def stop_if_cancelled() -> None:
         await modules["asyncio"].sleep(0)
     if _ANYIO in modules and (anyio := _anyio()) is not None:
         await anyio.checkpoint_if_cancelled()
+
+
+def may_be_cancelled() -> bool:
+    """Whether `stop_if_cancelled` may end here: asked first where a call is to be quick."""
+    modules: Any = sys.modules
+    try:
+        return modules["asyncio"].current_task()._must_cancel or _ANYIO in modules  # noqa: SLF001 - as above
+    except (KeyError, AttributeError, RuntimeError):
+        return True
 
 
 def running_trio() -> Any:
