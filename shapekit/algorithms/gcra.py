@@ -331,9 +331,10 @@ class Meter(Algorithm[Positions]):
         return Outcome(state, decision, self.life(state, now), True)
 
     def _decision(self, allowed: bool, now: int, drained: int, wait: int, receipt: int | None) -> Decision:
+        burst = self.burst
         current = min(_EXACT - 1, -((now * self._q - drained) // self._p))
-        full = -(-drained // self._q)
-        return Decision(allowed, self.burst, current, max(0, self.burst - current), full, wait, None, receipt)
+        left = burst - current if current < burst else 0
+        return _new(Decision, (allowed, burst, current, left, -(-drained // self._q), wait, None, receipt, 0))
 
 
 class GCRA(Meter):
