@@ -60,7 +60,7 @@ class _Event(Value):
             values += tuple(named.pop(name) for name in fields[len(values) :] if name in named)
         if named or len(values) != len(fields):
             raise TypeError(f"{type(self).__name__} takes {', '.join(fields)}: each of them once")
-        self.__dict__.update(zip(fields, values, strict=True))
+        self.__dict__.update(zip(fields, values))  # noqa: B905 - their number is known, and strict is slow
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._values()

@@ -34,7 +34,17 @@ from shapekit._runtime.process import SWITCH
 from shapekit.algorithms.base import Algorithm, check_cost
 from shapekit.algorithms.queue.adaptive import Adaptive
 from shapekit.algorithms.queue.queue import HELD_US, LeakyQueue
-from shapekit.algorithms.queue.slots import ACCEPTED, WAIT_US, Grant, Granted, followed
+from shapekit.algorithms.queue.slots import (
+    ACCEPTED,
+    COST,
+    DEPARTS_AT_US,
+    QUEUE,
+    REFUSAL,
+    WAIT_US,
+    Grant,
+    Granted,
+    followed,
+)
 from shapekit.algorithms.queue.wire import CANCEL, HOLD, LOOK, MARK, RESERVE, RESUME, SETTLE
 from shapekit.clock import CHUNK_S, VIRTUAL, Clock, RealClock, Sleepers, forgets
 from shapekit.decision import Decision
@@ -201,9 +211,11 @@ class Shaper:
         is_slow = False
         if asked_us is not None:
             is_slow = not self._waiter.is_prompt(granted, asked_us)
-        if granted[WAIT_US] or is_slow or not granted[ACCEPTED] or SWITCH.loud:
+        if granted[WAIT_US] or is_slow or not granted[ACCEPTED]:
             bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
             run(self._waiter.leave, reservation, bound_us, gives_up_us, is_slow=is_slow)
+        elif SWITCH.loud:
+            self.core.reporter.departed(reservation.key, reservation.cost)
         return reservation
 
     async def aschedule(
@@ -226,9 +238,11 @@ class Shaper:
             reservation = await self.areserve(key, cost=cost, max_wait=max_wait)
             is_slow = not self._waiter.is_prompt(reservation.granted, asked_us)
         granted = reservation.granted
-        if granted[WAIT_US] or is_slow or not granted[ACCEPTED] or SWITCH.loud:
+        if granted[WAIT_US] or is_slow or not granted[ACCEPTED]:
             bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
             await self._waiter.leave(TASKS, reservation, bound_us, gives_up_us, is_slow=is_slow)
+        elif SWITCH.loud:
+            self.core.reporter.departed(reservation.key, reservation.cost)
         return reservation
 
     def cancel(self, reservation: Reservation) -> bool:
@@ -400,12 +414,12 @@ class Reservation:
     @property
     def queue(self) -> LeakyQueue:
         """Whose numbers the grant is in: the shaper's, or those that an operator has set."""
-        return self.grant.queue or self.core.queue
+        return self.granted[QUEUE] or self.core.queue
 
     @property
     def cost(self) -> int:
         """The units reserved."""
-        return self.grant.cost
+        return self.granted[COST]
 
     @property
     def delay(self) -> float:
@@ -415,7 +429,7 @@ class Reservation:
     @property
     def departs_at(self) -> float:
         """The promised departure, in epoch seconds on the store's clock."""
-        return self.grant.departs_at_us / SECOND_US
+        return self.granted[DEPARTS_AT_US] / SECOND_US
 
     def costing(self, actual: int, number: int, *, is_placed: bool = True) -> Reservation:
         """The same slot after a settlement, under its new number.
@@ -439,7 +453,7 @@ class Reservation:
     @property
     def refusal(self) -> Decision | None:
         """The decision that refused the call; None if it was accepted."""
-        return self.grant.refusal
+        return self.granted[REFUSAL]
 
     def cancel(self) -> bool:
         """Give the slot back. False, without effect, if it has passed or was given back already."""
@@ -562,7 +576,8 @@ class Core:
                 self.reporter.reserved(reservation)
             elif self.reporter.listeners:
                 self.reporter.refused(key, cost, refusal(reservation, bound_us))
-            await self.budgets.look(driver, key)
+            if self.budgets.has_quotas:
+                await self.budgets.look(driver, key)
         except BaseException as error:
             if reservation.accepted:
                 await driver.given_back(error, partial(self.waiter.give_up, driver, reservation, error))
@@ -571,7 +586,7 @@ class Core:
 
     async def reserve_untold(self, driver: Driver, key: str, cost: int, bound_us: int | None) -> Reservation:
         """`reserve` without events, for a flow that reports the whole call itself."""
-        if SWITCH.is_off:
+        if SWITCH.offs:
             return Reservation(self, key, _unshaped(cost))
         return Reservation(self, key, await driver.ask(self.grant, key, (cost, bound_us, process.fresh_id())))
 

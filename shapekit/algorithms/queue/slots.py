@@ -127,6 +127,8 @@ Granted: TypeAlias = tuple[
 ACCEPTED: Final = 0
 WAIT_US: Final = 1
 DEPARTS_AT_US: Final = 2
+REFUSAL: Final = 4
+COST: Final = 5
 GENERATION: Final = 6
 QUEUE: Final = 13
 """The index of the fields that are read there."""
