@@ -157,7 +157,7 @@ AS_CONFIGURED: Any = _AsConfigured()
 
 def max_wait_us(max_wait: Duration | None) -> int | None:
     """A bound on waiting in microseconds; None for no bound."""
-    return None if max_wait is None else duration_us("max_wait", max_wait, least=0, most=MAX_SPAN_US)
+    return None if max_wait is None else duration_us("max_wait", max_wait, least=0)
 
 
 class Fits(timedelta):
@@ -166,12 +166,13 @@ class Fits(timedelta):
 
 def asked_wait_us(max_wait: Duration | None) -> int | None:
     """The bound that a store is asked with; where there is none, a spent quota refuses."""
-    return None if max_wait.__class__ is Fits else max_wait_us(max_wait)
+    is_bounded = max_wait is not None and max_wait.__class__ is not Fits
+    return duration_us("max_wait", max_wait, least=0) if is_bounded else None
 
 
 def timeout_us(timeout: Duration | None) -> int | None:
     """How long to wait before giving up, in microseconds; None for as long as it takes."""
-    return None if timeout is None else duration_us("timeout", timeout, least=0, most=MAX_SPAN_US)
+    return None if timeout is None else duration_us("timeout", timeout, least=0)
 
 
 def seconds_text(span_us: int) -> str:

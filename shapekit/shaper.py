@@ -544,7 +544,8 @@ class Core:
         """The key as plain text; an error for arguments about which the store need not be asked, unless a
         limit that is set allows the cost.
         """
-        key = text_of(key)
+        if key.__class__ is not str:
+            key = text_of(key)
         check_cost(cost, self.queue.max_cost, key, "limit", self.name)
         return key
 
