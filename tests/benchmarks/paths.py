@@ -22,7 +22,7 @@ from shapekit.integrations.requests import ShapedAdapter
 from shapekit.stores.redis.protocol import script_of
 
 from ..redis_server import RedisServer
-from .counting import Work, finished, work_of
+from .counting import Work, awaited, work_of
 from .subjects import FAR, Floor, gates
 from .wire import Wire
 
@@ -35,7 +35,7 @@ CALLS = 20
 ROUNDS, TIMED = 200, 400
 
 
-def in_process() -> Iterator[tuple[str, Callable[[], Any]]]:
+def in_process(tasks: asyncio.Runner) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Calls that end in this process, and have nothing to wait for."""
     for subject in gates():
         with subject.opened() as names:
@@ -54,9 +54,9 @@ def in_process() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "Shaper.reserve, a GCRA beside", lambda: gated.reserve("key")
     yield "Shaper.reserve, two rates", lambda: several.reserve("key")
     yield "Shaper.reserve and cancel", lambda: behind.reserve("key").cancel()
-    yield "Shaper.areserve", finished(lambda: shaper.areserve("key"))
+    yield "Shaper.areserve", awaited(tasks, lambda: shaper.areserve("key"))
     yield "Shaper.schedule", lambda: shaper.schedule("key")
-    yield "Shaper.aschedule", finished(lambda: shaper.aschedule("key"))
+    yield "Shaper.aschedule", awaited(tasks, lambda: shaper.aschedule("key"))
     policy = Policy(AT_ONCE, name="gate")
 
     def admitted() -> None:
@@ -74,13 +74,13 @@ def in_process() -> Iterator[tuple[str, Callable[[], Any]]]:
         pass
 
     @shaped(rate=AT_ONCE)
-    async def awaited() -> None:
+    async def coroutine() -> None:
         pass
 
     yield "@shaped call", plain
     yield "@shaped call, a key of its arguments", lambda: keyed("alice")
-    yield "@shaped call, awaited", finished(awaited)
-    yield from http()
+    yield "@shaped call, awaited", awaited(tasks, coroutine)
+    yield from http(tasks)
 
 
 class Answering(requests.adapters.BaseAdapter):
@@ -95,13 +95,13 @@ class Answering(requests.adapters.BaseAdapter):
         """There is nothing to close."""
 
 
-def http() -> Iterator[tuple[str, Callable[[], Any]]]:
+def http(tasks: asyncio.Runner) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Requests that are answered from memory."""
     silent = httpx.MockTransport(lambda _: httpx.Response(200))
     transport = ShapedTransport(silent, rate=AT_ONCE)
     request = httpx.Request("GET", "https://api.example.com/v1/things")
     yield "httpx, a request", lambda: transport.handle_request(request)
-    yield "httpx, a request, awaited", finished(lambda: transport.handle_async_request(request))
+    yield "httpx, a request, awaited", awaited(tasks, lambda: transport.handle_async_request(request))
     adapter = ShapedAdapter(Answering(), rate=AT_ONCE)
     prepared = requests.Request("GET", "https://api.example.com/v1/things").prepare()
     yield "requests, a request", lambda: adapter.send(prepared)
@@ -251,7 +251,8 @@ def timed() -> Iterator[tuple[str, Figures]]:
 
 def measured() -> dict[str, Figures]:
     """Every path."""
-    found = {name: _work(work_of(call)) for name, call in in_process()}
+    with asyncio.Runner() as tasks:
+        found = {name: _work(work_of(call)) for name, call in in_process(tasks)}
     found |= dict(on_redis())
     found |= dict(scripts())
     found |= dict(memory())
