@@ -472,7 +472,8 @@ class Heartbeat:
                 # No call in between, so no signal handler can run here.
                 self._runs = begins = True
             if not self._is_awaited:
-                threading.Thread(target=partial(run, self._run), name="shapekit leases", daemon=True).start()
+                renew = partial(run, self._run)
+                process.start_thread(threading.Thread(target=renew, name="shapekit leases", daemon=True))
             elif running_loop() is not None:
                 import asyncio  # noqa: PLC0415 - an asyncio loop is running
 

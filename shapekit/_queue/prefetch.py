@@ -593,12 +593,11 @@ class Prefetch:
             )
             entry.fetcher = fetcher
             try:
-                fetcher.start()
-            except RuntimeError:
-                # No more threads: the interpreter is shutting down, or the system limit is reached.
+                process.start_thread(fetcher)
+            except StoreUnavailableError as error:
                 entry.fetcher = None
                 calls, entry.calls = entry.calls, []
-                _fail(calls, StoreUnavailableError("there is no thread left to ask the store on"))
+                _fail(calls, error)
         entry.news.set()
 
     def _serve(self, entry: _KeyEntry, now: int) -> None:

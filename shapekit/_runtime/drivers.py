@@ -666,12 +666,15 @@ class Workers:
         """Run this on a thread, as soon as one is free."""
         own = os.getpid()
         pool = self._pools.get(own)
-        if pool is None:
-            from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - it loads logging
+        try:
+            if pool is None:
+                from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - it loads logging
 
-            # In the child of a fork there are none of its parent's threads.
-            pool = self._pools.setdefault(own, ThreadPoolExecutor(MOST_THREADS, "shapekit-store"))
-        pool.submit(work, *args)
+                # In the child of a fork there are none of its parent's threads.
+                pool = self._pools.setdefault(own, ThreadPoolExecutor(MOST_THREADS, "shapekit-store"))
+            pool.submit(work, *args)
+        except RuntimeError as error:
+            raise StoreUnavailableError(process.NO_THREAD) from error
 
     def close(self) -> None:
         """Let the threads go as soon as they have nothing to do."""
@@ -703,14 +706,8 @@ class ThreadCall(Generic[T]):
         await stop_if_cancelled()
         self._alarm = AsyncAlarm()
         try:
-            try:
-                process.background_ready()
-                workers.start(copy_context().run, self.work)
-            except RuntimeError as error:
-                raise StoreUnavailableError(
-                    "no thread is left for this call: the machine has no more, or the main thread has ended "
-                    "and not waited for this one"
-                ) from error
+            process.background_ready()
+            workers.start(copy_context().run, self.work)
             await self._alarm.wait()
         except BaseException as error:
             self._abandoned = True

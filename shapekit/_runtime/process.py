@@ -50,6 +50,7 @@ from shapekit.errors import StoreUnavailableError
 
 __all__ = [
     "LAST_S",
+    "NO_THREAD",
     "SWITCH",
     "UNDER_WAY",
     "ErrorsLogged",
@@ -65,6 +66,7 @@ __all__ = [
     "lock",
     "off",
     "resting",
+    "start_thread",
     "switches_at_calls",
 ]
 
@@ -206,6 +208,20 @@ def _renew_ids() -> None:
 in_child(_renew_ids)
 
 
+NO_THREAD = (
+    "no thread is left to ask the store on: the machine has no more, or the main thread has ended and not "
+    "waited for this one"
+)
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start it; StoreUnavailableError if the process gets no more threads."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise StoreUnavailableError(NO_THREAD) from error
+
+
 LAST_S = 5.0
 """How much longer work may take whose task is cancelled, or whose loop or process ends: nothing else may ever
 end it."""
@@ -222,7 +238,7 @@ class _Afterwards:
     def start(self) -> None:
         with self._lock:
             if not self.is_ready:
-                threading.Thread(target=_work, args=(self.left,), name="shapekit", daemon=True).start()
+                start_thread(threading.Thread(target=_work, args=(self.left,), name="shapekit", daemon=True))
                 self.is_ready = True
                 # Once for each process: a forked child has inherited its parent's. Here rather than on
                 # import: functions that a program has registered before, such as one that closes its store,

@@ -766,11 +766,11 @@ class Deadline:
             inbox = self._idle.pop()
         except IndexError:
             inbox = SimpleQueue()
+            worker = threading.Thread(target=self._work, args=(inbox,), name="shapekit-store", daemon=True)
             try:
-                threading.Thread(target=self._work, args=(inbox,), name="shapekit-store", daemon=True).start()
-            except RuntimeError:
-                # No more threads: the interpreter ends, or the machine is full. Then it may take its time.
-                return call(*args)
+                process.start_thread(worker)
+            except StoreUnavailableError:
+                return call(*args)  # then it may take its time
         inbox.put(job)
         if not job.ends_within(self._timeout_us / SECOND_US):
             self._overdue.add(job)

@@ -31,7 +31,7 @@ def test_where_no_thread_is_left_those_who_wait_are_told_so(store, shaper_on, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", full)
-        with pytest.raises(StoreUnavailableError, match="no thread left"):
+        with pytest.raises(StoreUnavailableError, match="no thread is left"):
             shaper.reserve()
     assert shaper.reserve()
 
