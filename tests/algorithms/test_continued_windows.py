@@ -2,7 +2,8 @@
 
 import pytest
 
-from shapekit import Gate, ManualClock, MemoryStore, Quota, Shaper
+from shapekit import Gate, ManualClock, MemoryStore, Quota, Shaper, SlidingWindow, SlidingWindowLog
+from shapekit.rate import SECOND_US
 
 
 @pytest.mark.parametrize(("before", "after"), [(1_000, 1_001), (1_001, 1_000)])
@@ -40,3 +41,17 @@ def test_a_remembered_day_stays_in_the_books_when_the_date_is_set_back():
     assert again.decision.allowed
     assert again.persist
     assert not quota.check(again.state, today + 40 * hour_us, 1, -48 * hour_us).decision.allowed
+
+
+@pytest.mark.parametrize(
+    "other", [SlidingWindowLog("5/8s"), SlidingWindow("5/8s", buckets=8, conservative=True)]
+)
+def test_what_a_window_has_counted_is_taken_over_at_the_end_of_its_tick(other):
+    """The latest instant at which it may have been admitted, and not the one of the change."""
+    before = SlidingWindow("5/10s", buckets=10)
+    start = 1_000 * SECOND_US
+    state = before.check(None, start, 5).state
+    for now in (start + SECOND_US - 1, start + SECOND_US, start + 5 * SECOND_US):
+        taken = other.adopt(state, before, now)
+        ends = other.earliest(taken, now, 1)
+        assert start + 9 * SECOND_US - 1 <= ends <= start + 10 * SECOND_US

@@ -24,6 +24,7 @@ from .limits import (
     meters,
     scales_us,
     sliding_windows,
+    span_quotas,
     whole_meters,
 )
 from .stories import Event, Story, costs, slot, starts, steps, stories, told
@@ -261,3 +262,30 @@ def test_what_came_after_a_charge_is_cut_off(limit, now, charged, later, refunde
     after = limit.cut(ledger.state, now, last.receipt)
     for cost in range(1, limit.max_cost + 1):
         assert limit.earliest(after, now, cost) == limit.earliest(before, now, cost)
+
+
+@given(
+    limit=fixed_windows() | sliding_windows() | logs() | span_quotas() | calendar_quotas,
+    start=starts,
+    gaps=st.lists(st.integers(0, 30), min_size=4, max_size=40),
+    back=st.sets(st.integers(0, 39)),
+)
+@example(limit=SlidingWindow("1/s", buckets=1), start=3_456_000_000_000, gaps=[0] * 8, back={1, 3})
+def test_slots_that_are_given_back_at_once_were_never_taken(limit, start, gaps, back):
+    span_us = max(1, min(scales_us(limit)) // 8)
+    state, dues, charges = None, [start], {}
+    for number, gap in enumerate(gaps):
+        due = limit.earliest(state, dues[-1] + gap * span_us, 1)
+        state, decision, *_ = limit.charge(state, start, due, 1)
+        dues.append(due)
+        if number in back:
+            receipt = decision.receipt
+            charges.setdefault(limit.together(receipt), [receipt, 0])[1] += 1
+    state = limit.refund_many(state, start, [*charges.values()])
+    never = None
+    for number, due in enumerate(dues[1:]):
+        if number not in back:
+            never = limit.charge(never, start, due, 1)[0]
+    for due in dues:
+        for at in (due, due + 1, due + span_us):
+            assert limit.earliest(state, at, 1) == limit.earliest(never, at, 1)

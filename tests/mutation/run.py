@@ -33,6 +33,7 @@ ROOT = Path(__file__).parents[2]
 TREE = ("shapekit", "integrations", "tests", "docs", "examples", "pyproject.toml", "README.md")
 LUA = "tests/stores/test_redis_conformance.py"
 PLACES = "tests/stores/test_redis_places.py"
+RUNS = "tests/stores/test_redis_runs.py"
 
 
 def files(folder):
@@ -48,7 +49,8 @@ ADAPTIVE = tuple(
 )
 CALENDAR = "tests/algorithms/quota"
 FORECASTS = ("tests/algorithms/queue/test_outlook.py", "tests/shaper/test_forecast.py")
-STRATEGIES = (LUA, "tests/gate/test_gate.py", *LAWS, CALENDAR, *FORECASTS)
+OUTAGES = ("tests/stores/test_resilient_many.py", "tests/stores/test_resilient_sides.py")
+STRATEGIES = (LUA, "tests/gate/test_gate.py", *LAWS, CALENDAR, *FORECASTS, RUNS)
 OVERRIDES = (*files("tests/overrides"), "tests/cli/test_settings.py")
 TESTS = {
     ("algorithms/queue/adaptive",): (*ADAPTIVE, "tests/queue/adaptive", LUA),
@@ -57,10 +59,11 @@ TESTS = {
     ("algorithms/overrides",): (*OVERRIDES, LUA, *QUEUE),
     ("algorithms/rows",): ("tests/algorithms/queue/test_gaps.py", *STRATEGIES),
     ("algorithms/queue/slots",): (LUA, PLACES, *QUEUE, "tests/queue/prefetch", *OVERRIDES),
-    ("algorithms/queue/",): (LUA, PLACES, *QUEUE, "tests/queue/prefetch"),
+    ("algorithms/queue/wire",): (LUA, PLACES, *QUEUE, "tests/queue/prefetch", RUNS, *OUTAGES),
+    ("algorithms/queue/",): (LUA, PLACES, *QUEUE, "tests/queue/prefetch", RUNS, *OVERRIDES),
     ("algorithms/quota",): (CALENDAR, LUA, *LAWS, *FORECASTS, *POLICY, "tests/processes/test_spread.py"),
     ("algorithms/periods",): (CALENDAR, LUA, *LAWS, *FORECASTS),
-    ("algorithms/base",): (*STRATEGIES, "tests/stores/test_resilient_modes.py"),
+    ("algorithms/base",): (*STRATEGIES, "tests/stores/test_resilient_modes.py", *OUTAGES),
     ("algorithms/compose",): (*STRATEGIES, *POLICY),
     ("stores/encoding",): ("tests/stores/test_encoding.py", "tests/fuzz", *STRATEGIES),
     ("shaper",): (*QUEUE, "tests/events"),

@@ -313,3 +313,15 @@ def test_a_move_keeps_the_order_and_whole_intervals(
     if places[-1] < 2**52 * q_since:
         assert {after - before for before, after in itertools.pairwise(places)} == {since}
     assert move.instant(pivot) == pivot
+
+
+def test_a_settlement_that_is_said_again_after_a_change_counts_once():
+    line = Line("5/s")
+    for _ in range(3):
+        line.reserve()
+    line.state, follows, _, _ = line.queue.settle(line.state, line.now, (line.present(1), 3, 7))
+    assert follows
+    line.change(changed("3/s"))
+    again = line.queue.settle(line.state, line.now, (line.present(1), 3, 8))
+    assert again[1] == follows
+    assert again[0] == line.state

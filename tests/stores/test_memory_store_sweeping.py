@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shapekit import GCRA, FixedWindow, Gate, ManualClock, MemoryStore, Shaper, SlidingWindowLog, all_of
+from shapekit import (
+    GCRA,
+    Adaptive,
+    FixedWindow,
+    Gate,
+    ManualClock,
+    MemoryStore,
+    Shaper,
+    SlidingWindowLog,
+    all_of,
+)
 from shapekit.stores import memory
 
 MANY = 200_000
@@ -222,3 +232,17 @@ def test_two_limits_that_share_a_key_leave_it_in_line_once_each():
     assert gates[0].peek("key").current == 75
     assert len(store) == in_line(store) == 2
     assert list(store.keys()) == ["api:key"]
+
+
+def test_a_key_with_a_found_rate_is_forgotten_an_hour_after_its_last_call():
+    clock = ManualClock(1_000.0)
+    store = MemoryStore(clock)
+    shaper = Shaper(adaptive=Adaptive(min="1/s", max="10/s"), store=store, name="found")
+    shaper.reserve("idle")
+    shaper.adaptive.throttled(key="idle", age=0)
+    for seconds, kept in ((3_500, 2), (200, 1)):
+        clock.advance(seconds)
+        for _ in range(10):
+            shaper.reserve("busy")
+            clock.advance(1)
+        assert len(store) == kept

@@ -5,7 +5,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from shapekit import FixedWindow, Quota
+from shapekit import FixedWindow, Quota, Rate, SlidingWindow
+from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.wire import CANCEL
 
 from .follower import SECOND, Follower, undone
@@ -161,3 +162,17 @@ thorough = settings(
 Constrained.TestCase.settings = ConstrainedAndHeld.TestCase.settings = thorough
 TestConstrained = pytest.mark.long(Constrained.TestCase)
 TestConstrainedAndHeld = pytest.mark.long(ConstrainedAndHeld.TestCase)
+
+
+def test_the_receipts_of_a_departure_follow_from_how_far_ahead_time_was():
+    """Rolling windows go by the queue's time, aligned ones by real time, quotas by the date."""
+    gates = (SlidingWindow("50/min"), FixedWindow("50/min"), Quota("50/day"))
+    constraints = LeakyQueue((Rate.parse("10/s"),), 1, "smooth", gates).constraints
+    now, due, shift, skew = 10**15, 10**15 + 5 * SECOND, 7 * SECOND, 3_600 * SECOND
+    states, receipts, _ = constraints.charge((None,) * 3, now, due, 1, (shift, skew))
+    assert receipts == (due, due + shift, due + shift + skew)
+    offsets = constraints.offsets(due, receipts)
+    assert constraints.receipts_at(due, offsets) == receipts
+    assert constraints.refund_many(states, now, [due], offsets, (shift, skew)) == constraints.refund(
+        states, now, 1, receipts, (shift, skew)
+    )

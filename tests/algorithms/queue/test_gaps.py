@@ -269,3 +269,12 @@ def test_slots_that_join_a_row_do_not_look_for_some_to_forget():
             gone = slots.with_slot(gone, number, number, 0)
     assert forgets.call_count == 1
     assert rows.count(gone[0]) == slots.MOST_LEFT
+
+
+def test_what_left_before_the_last_one_that_is_remembered_is_not_given_back():
+    gone = ((), 100, ())
+    for due in (1, 99, 100):
+        assert slots.is_gone(gone, 5, due)
+        assert slots.with_slot(gone, 5, due, 200) is None
+    assert not slots.is_gone(gone, 5, 101)
+    assert slots.is_gone(slots.with_slot(gone, 5, 101, 200), 5, 101)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shapekit import ManualClock, Rate, Shaper
+from shapekit import ConfigError, CostExceedsLimitError, ManualClock, Rate, Shaper
+from shapekit.rate import MAX_COUNT, MAX_SPAN_US
 
 from .follower import SECOND, Follower
 from .histories import check_spacing
@@ -135,3 +136,14 @@ def test_a_second_limit_that_does_not_bind_leaves_the_grid_exact():
     shaper = Shaper("7/s; 70_000/day", clock=ManualClock(1_000))
     waits = [shaper.reserve().grant.wait_us for _ in range(10_000)]
     assert waits == [ceil(n * Fraction(SECOND, 7)) for n in range(10_000)]
+
+
+@pytest.mark.parametrize(
+    ("rate", "most"), [("1/h", MAX_SPAN_US // (3_600 * SECOND)), ("1000000/s", MAX_COUNT)]
+)
+def test_a_call_takes_no_longer_than_the_longest_duration(rate, most):
+    assert Shaper(rate, burst=most).core.queue.max_cost == most
+    with pytest.raises(ConfigError, match=f"{most:,}"):
+        Shaper(rate, burst=most + 1)
+    with pytest.raises(CostExceedsLimitError):
+        Shaper(rate).reserve(cost=most + 1)
