@@ -2,6 +2,8 @@
 
 import dis
 import gc
+import random
+import sys
 import time
 from functools import partial
 
@@ -126,6 +128,43 @@ def test_32_threads_that_first_meet_a_key_make_one_state(crew, switching):
     gate = Gate(Dawdling("1/day"), clock=ManualClock())
     for n in range(5):
         assert hammer(crew, gate, f"new-{n}", calls=1) == 1
+
+
+@pytest.fixture
+def restless():
+    """Threads take slots as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_threads_that_do_all_there_is_to_do_lose_no_call_and_make_none(crew, switching, restless):
+    """Under two limits of one name, whose keys so move to and fro, amid keys that are swept."""
+    store, counted = MemoryStore(), [0] * 8
+    gates = [Gate(Quota(limit, "month"), store=store, name="month") for limit in (10**9, 10**9 + 1)]
+    brief = Gate(GCRA("1000000/s", burst=10**6), store=store, name="brief")
+
+    def job(thread):
+        def work():
+            draw = random.Random(thread)
+            for number in range(300):
+                gate = draw.choice(gates)
+                decision = gate.check("key")
+                assert decision
+                counted[thread] += 1 + sum(map(bool, gate.check_many(["key", "key"])))
+                if number % 50 == 0:  # no more than are remembered, however late a thread is
+                    counted[thread] -= 1
+                    for _ in range(2):
+                        gate.refund("key", decision)
+                brief.check(str(draw.randrange(1_000)))
+                assert len(list(store.keys())) <= len(store)
+
+        return work
+
+    crew.at_once(*[job(thread) for thread in range(8)])
+    crew.join()
+    assert gates[0].peek("key").current == sum(counted)
 
 
 # names
