@@ -29,6 +29,8 @@ from .limits import (
 )
 from .stories import Event, Story, costs, slot, starts, steps, stories, told
 
+MOST_STRETCHES = 62
+
 
 class Paid(NamedTuple):
     """A charge and how many of its units were given back."""
@@ -281,7 +283,10 @@ def test_slots_that_are_given_back_at_once_were_never_taken(limit, start, gaps, 
         if number in back:
             receipt = decision.receipt
             charges.setdefault(limit.together(receipt), [receipt, 0])[1] += 1
+    limit.inspect(state)
     state = limit.refund_many(state, start, [*charges.values()])
+    if state is not None:
+        limit.inspect(state)
     never = None
     for number, due in enumerate(dues[1:]):
         if number not in back:
@@ -289,3 +294,21 @@ def test_slots_that_are_given_back_at_once_were_never_taken(limit, start, gaps, 
     for due in dues:
         for at in (due, due + 1, due + span_us):
             assert limit.earliest(state, at, 1) == limit.earliest(never, at, 1)
+
+
+def test_slots_that_another_limit_has_moved_leave_nothing_once_the_last_is_given_back():
+    gcra, start = GCRA("10/s", burst=1), 10**15
+    state, receipts = None, []
+    for number in range(1, MOST_STRETCHES + 1):
+        state, decision, *_ = gcra.charge(state, start, start + number * 300_000, 1)
+        receipts.append(decision.receipt)
+    for receipt in reversed(receipts):
+        state = gcra.refund(state, start, 1, receipt).state
+    assert gcra.earliest(state, start, 1) == start
+
+
+@given(plans(st.one_of(meters(), limits)), st.booleans())
+def test_every_state_is_known_for_one(plan, slots):
+    ledger, _ = plan.carried_out(slots)
+    if ledger.state is not None:
+        plan.limit.inspect(ledger.state)

@@ -187,3 +187,7 @@ def test_a_part_of_a_charge_is_given_back_once(limit):
     decision = gate.check(cost=5)
     assert gate.refund("default", decision, cost=2).current == 3
     assert gate.refund("default", decision, cost=3).current == 3
+
+
+def test_a_life_ends_at_the_last_number_that_a_double_tells_from_the_next_two():
+    assert float(MOST_UNITS) < float(MOST_UNITS + 1) == float(MOST_UNITS + 2)

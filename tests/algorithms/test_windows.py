@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shapekit import FixedWindow, Quota, SlidingWindow, SlidingWindowLog
-from shapekit.rate import MAX_COUNT
+from shapekit.rate import MAX_COUNT, SECOND_US
 
 from .limits import exactly, few, fixed_windows, logs, sliding_windows, spans_us
 from .stories import Event, Story, stories
@@ -155,3 +155,12 @@ def test_a_debt_that_no_waiting_repays_is_counted_no_further():
     owed = sum(state[1:])
     assert owed == 1_000 * MAX_COUNT
     assert sum(window.debit(state, 0, 7).state[1:]) == owed
+
+
+@given(gaps=st.lists(st.integers(0, 9), min_size=8, max_size=30))
+def test_a_sliding_window_keeps_no_tick_that_has_left_it(gaps):
+    window, now, state = SlidingWindow("1000/5s", buckets=5), 10**15, None
+    for gap in gaps:
+        now += gap * SECOND_US
+        state = window.check(state, now, 1).state
+        assert len(state) <= 1 + window.buckets + 1

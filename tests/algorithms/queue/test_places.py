@@ -2,7 +2,10 @@
 
 import pytest
 
-from shapekit import ManualClock, Quota, Shaper, SlidingWindowLog
+from shapekit import GCRA, ManualClock, Quota, Rate, Shaper, SlidingWindowLog
+from shapekit.algorithms.queue import slots as slots_of_a_line
+from shapekit.algorithms.queue.queue import LeakyQueue
+from shapekit.algorithms.rows import paged
 
 from .follower import heard
 
@@ -244,3 +247,12 @@ def test_what_is_charged_after_a_reset_brings_back_nobody_of_the_queue_before(sh
     assert not slots[1].cancel()
     assert not slots[-1].cancel()
     assert delays(take(shaper, 2)) == [4.9, 5.0]
+
+
+def test_more_places_than_are_kept_are_not_believed(monkeypatch):
+    monkeypatch.setattr(slots_of_a_line, "MOST", 2)
+    places = LeakyQueue((Rate.parse("10/s"),), 1, "smooth", (GCRA("5/s"),)).places
+    single = [(start, start + 1, start, 1, (0, 0), ((1, 1, 1, 1),)) for start in range(3)]
+    places.inspect(((), paged(single[:2])))
+    with pytest.raises(ValueError, match="too many"):
+        places.inspect(((), paged(single)))
