@@ -4,6 +4,7 @@ import functools
 import gc
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -100,6 +101,15 @@ def crew():
     yield crew
     crew.join()
     assert crew.raised() == []
+
+
+@pytest.fixture
+def restless():
+    """The interpreter lets another thread run as often as it can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 @pytest.fixture(params=["sync", "asyncio", "trio"])

@@ -3,7 +3,6 @@
 import copy
 import logging
 import pickle
-import sys
 import threading
 
 import anyio
@@ -252,15 +251,6 @@ def test_listeners_that_come_and_go_while_others_are_told(clock):
         for thread in fickle:
             thread.join()
     assert [type(event) for event in stays] == [Reserved, Departed] * 300
-
-
-@pytest.fixture
-def restless():
-    """Threads take slots as often as they can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 def test_none_is_lost_where_many_come_at_once_and_none_stays_where_many_go(policy, restless):

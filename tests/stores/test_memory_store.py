@@ -3,7 +3,6 @@
 import dis
 import gc
 import random
-import sys
 import time
 from functools import partial
 
@@ -128,15 +127,6 @@ def test_32_threads_that_first_meet_a_key_make_one_state(crew, switching):
     gate = Gate(Dawdling("1/day"), clock=ManualClock())
     for n in range(5):
         assert hammer(crew, gate, f"new-{n}", calls=1) == 1
-
-
-@pytest.fixture
-def restless():
-    """Threads take slots as often as they can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 def test_threads_that_do_all_there_is_to_do_lose_no_call_and_make_none(crew, switching, restless):
