@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any, TypeAlias
 
-from shapekit._runtime.drivers import TASKS, Twin, may_be_cancelled, run, stop_if_cancelled
+from shapekit._runtime.drivers import TASKS, Driver, Twin, may_be_cancelled, run, stop_if_cancelled
 from shapekit.algorithms.base import CHECK, DEBIT, FORECAST, PEEK, REFUND, Algorithm, check_cost
 from shapekit.algorithms.compose import Composite
 from shapekit.algorithms.ledger import ledgered
@@ -80,12 +80,12 @@ class Gate:
 
     def check(self, key: GateKey = "default", *, cost: int = 1) -> Decision:
         """Admit and charge, or deny and leave everything as it was."""
-        place = key if cost is _ONE and key.__class__ is str else self._admissible(key, cost)
+        place = key if cost is _ONE and key.__class__ is str else run(self._admissible, key, cost)
         return self._check(place, cost)
 
     async def acheck(self, key: GateKey = "default", *, cost: int = 1) -> Decision:
         """`check`, awaitable."""
-        place = key if cost is _ONE and key.__class__ is str else await self._aadmissible(key, cost)
+        place = key if cost is _ONE and key.__class__ is str else await self._admissible(TASKS, key, cost)
         if not self._store.instant:  # it is awaited, which is a point of cancellation
             return await self._acheck(place, cost)
         if may_be_cancelled():
@@ -94,12 +94,12 @@ class Gate:
 
     def check_many(self, keys: Iterable[GateKey], *, cost: int = 1) -> list[Decision]:
         """`check` for each key in turn, all at one instant; the answers have the order of the keys."""
-        series = [self._admissible(key, cost) for key in _series(keys)]
+        series = [run(self._admissible, key, cost) for key in _series(keys)]
         return self._check_many(series, (cost,))
 
     async def acheck_many(self, keys: Iterable[GateKey], *, cost: int = 1) -> list[Decision]:
         """`check_many`, awaitable."""
-        series = [await self._aadmissible(key, cost) for key in _series(keys)]
+        series = [await self._admissible(TASKS, key, cost) for key in _series(keys)]
         await stop_if_cancelled()
         return await self._acheck_many(series, (cost,))
 
@@ -123,11 +123,11 @@ class Gate:
 
     def forecast(self, key: GateKey = "default", *, cost: int = 1) -> Forecast:
         """When a call of `cost` would be admitted, and how many would be now. Consumes nothing."""
-        return self._forecast(self._admissible(key, cost), cost)
+        return self._forecast(run(self._admissible, key, cost), cost)
 
     async def aforecast(self, key: GateKey = "default", *, cost: int = 1) -> Forecast:
         """`forecast`, awaitable."""
-        return await self._aforecast(await self._aadmissible(key, cost), cost)
+        return await self._aforecast(await self._admissible(TASKS, key, cost), cost)
 
     def refund(self, key: GateKey, decision: Decision, *, cost: int = 1) -> Decision:
         """Give back `cost` units of what `decision` charged; returns how the key stands.
@@ -175,20 +175,12 @@ class Gate:
     def __repr__(self) -> str:
         return f"Gate({self.strategy!r}, store={self._store!r}, name={self.name!r})"
 
-    def _admissible(self, key: GateKey, cost: int) -> Key:
+    async def _admissible(self, driver: Driver, key: GateKey, cost: int) -> Key:
         place = self._place(key)
         try:
             check_cost(cost, self._max_cost, _shown(key), self.strategy.limit_name, self.name)
         except CostExceedsLimitError as error:
-            run(check_in_force, self._store, self.name, self._program, place, error)
-        return place
-
-    async def _aadmissible(self, key: GateKey, cost: int) -> Key:
-        place = self._place(key)
-        try:
-            check_cost(cost, self._max_cost, _shown(key), self.strategy.limit_name, self.name)
-        except CostExceedsLimitError as error:
-            await check_in_force(TASKS, self._store, self.name, self._program, place, error)
+            await check_in_force(driver, self._store, self.name, self._program, place, error)
         return place
 
     def _debited(self, key: GateKey, decision: Decision | None, cost: int) -> tuple[Key, int, Any]:

@@ -182,10 +182,7 @@ class Shaper:
                 await stop_if_cancelled()
             return self.reserve(key, cost=cost, max_wait=max_wait)
         if cost is not _ONE or key.__class__ is not str:
-            try:
-                key = self._check(key, cost)
-            except CostExceedsLimitError as error:
-                key = await self.core.allowed(TASKS, error)
+            key = await self.core.checked(TASKS, key, cost)
         bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else asked_wait_us(max_wait)
         if SWITCH.loud:
             return await self.core.reserve(TASKS, key, cost, bound_us)
