@@ -116,7 +116,7 @@ end
 
 function Meter:cut(s, now, receipt)
     if not s or type(receipt) ~= "table" then return s end
-    local ends, ends_rest = minus(receipt[1], receipt[2], s[4], s[5], self.q)
+    local ends, ends_rest = receipt[1], receipt[2]
     if not less(now, 0, ends, ends_rest) or not less(ends, ends_rest, s[1], s[2]) then return s end
     local after = {unpack(s)}
     after[1], after[2] = ends, ends_rest

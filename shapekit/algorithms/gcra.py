@@ -187,12 +187,12 @@ class Meter(Algorithm[Positions]):
         if state is None or not isinstance(charged_at, int):
             return state
         tail, newest, retracted, top, *stretches = state
-        ends = charged_at - retracted
-        if not now * self._q < ends < tail:
+        # How much of the retraction was before the charge is not known: none of it, for all that is certain.
+        if not now * self._q < charged_at < tail:
             return state
-        while stretches and stretches[-1] > ends:
+        while stretches and stretches[-1] > charged_at:
             del stretches[-2:]
-        return (ends, newest, retracted, top, *stretches)
+        return (charged_at, newest, retracted, top, *stretches)
 
     def debit(
         self, state: Positions | None, now: int, cost: int, charged_at: Receipt = None, skew: int = 0

@@ -5,12 +5,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from shapekit import FixedWindow, Quota, Rate, SlidingWindow
+from shapekit import GCRA, FixedWindow, Quota, Rate, SlidingWindow
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.wire import CANCEL
 
 from .follower import SECOND, Follower, undone
-from .histories import check_periods
+from .histories import check_periods, check_spacing
 from .setups import ALIGNED, ALWAYS
 
 
@@ -176,3 +176,16 @@ def test_the_receipts_of_a_departure_follow_from_how_far_ahead_time_was():
     assert constraints.refund_many(states, now, [due], offsets, (shift, skew)) == constraints.refund(
         states, now, 1, receipts, (shift, skew)
     )
+
+
+def test_those_who_come_after_many_have_gone_keep_the_gate_that_the_first_one_is_behind():
+    follower = Follower("7/s", gates=(GCRA("3 per 1.1 s", burst=4),))
+    calls = [follower.reserve() for _ in range(3)]
+    assert follower.cancel(calls[2])
+    calls += [follower.reserve() for _ in range(2)]
+    for gone in (calls[1], calls[3], calls[4]):
+        assert follower.cancel(gone)
+    for _ in range(5):
+        follower.reserve()
+    follower.finish()
+    check_spacing(follower.departures, 3, 1_100_000, 4)
