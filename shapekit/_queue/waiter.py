@@ -277,8 +277,9 @@ class Waiter:
         pending = PendingWait(self._clock, reservation, key_state.ahead_us, None, None)
         pending.hear(key_state, now_us)
         if not pending.was_missed(grace_us, now_us):
-            if pending.is_ahead(now_us):
-                reservation = _departing(reservation, pending.due_us - key_state.ahead_us)
+            departs_at_us = pending.departs_at_us(key_state.until_us, now_us)
+            if departs_at_us != reservation.granted[DEPARTS_AT_US]:
+                reservation = _departing(reservation, departs_at_us)
             return Coming(reservation, (pending.due_us - now_us) / SECOND_US, has_moved=False)
         is_told = self._allowed_us(pending) != END_US
         if not is_told or not pending.has_near_slot(key_state.generation, now_us, is_unused=is_unused):
@@ -417,9 +418,14 @@ class PendingWait:
             self._leaves_by_us = self._numbers.leaves_by(self._grant) if is_own else self._grant.due_us
         return self._leaves_by_us
 
-    def is_ahead(self, now_us: int) -> bool:
-        """Whether the slot is still to come, and had not passed before a hold."""
-        return now_us < self.due_us == self._slot_us
+    def departs_at_us(self, until_us: int, now_us: int) -> int:
+        """The instant of the slot on the store's clock: as it is now, or as it was known before if the slot
+        had passed before time stood still, until `until_us`.
+        """
+        known_us, slot_us = self._grant.departs_at_us, self._slot_us - self._ahead_us
+        if now_us < self.due_us:
+            return slot_us if self.due_us == self._slot_us else known_us
+        return slot_us if known_us >= until_us - (slot_us - known_us) else known_us
 
     def was_missed(self, grace_us: int, now_us: int) -> bool:
         """Whether the slot could last be used longer ago than the grace.

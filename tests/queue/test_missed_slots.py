@@ -118,6 +118,21 @@ def test_the_next_slot_is_used_and_those_behind_move(store):
         assert shaper.remaining(reservation) == pytest.approx(0.11 + 0.05 * number)
 
 
+def test_a_slot_that_has_passed_is_told_as_it_was_when_it_came(store):
+    """Time stood still from 0.32 to 0.4: before the one of 0.35, and after the one of 0.3."""
+    shaper = Shaper("20/s", store=store, name="api")
+    late, *punctual = [shaper.reserve() for _ in range(10)]
+    store.clock.advance(0.32)
+    assert coming(late).has_moved
+    store.clock.advance(0.08)
+    before = coming(punctual[5])
+    store.clock.advance(0.04)
+    after = coming(punctual[6])
+    for told, departs_at in ((before, 1_000.3), (after, 1_000.43)):
+        assert told.remaining_s <= 0
+        assert told.reservation.departs_at == pytest.approx(departs_at)
+
+
 def test_while_time_stands_still_for_one_call_others_have_no_grace(store):
     """Else they would leave beside the call whose slot comes then."""
     shaper = Shaper("20/s", store=store, name="api")
