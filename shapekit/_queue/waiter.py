@@ -419,8 +419,8 @@ class PendingWait:
         return self._leaves_by_us
 
     def departs_at_us(self, until_us: int, now_us: int) -> int:
-        """The instant of the slot on the store's clock: as it is now, or as it was known before if the slot
-        had passed before time stood still, until `until_us`.
+        """The instant of the slot, on the store's clock. Time last stood still until `until_us`: a slot that
+        had passed before that is where it was known to be.
         """
         known_us, slot_us = self._grant.departs_at_us, self._slot_us - self._ahead_us
         if now_us < self.due_us:

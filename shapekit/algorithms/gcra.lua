@@ -116,6 +116,7 @@ end
 
 function Meter:cut(s, now, receipt)
     if not s or type(receipt) ~= "table" then return s end
+    -- A charge from before the retraction may end where its receipt says; none ends later.
     local ends, ends_rest = receipt[1], receipt[2]
     if not less(now, 0, ends, ends_rest) or not less(ends, ends_rest, s[1], s[2]) then return s end
     local after = {unpack(s)}

@@ -187,7 +187,7 @@ class Meter(Algorithm[Positions]):
         if state is None or not isinstance(charged_at, int):
             return state
         tail, newest, retracted, top, *stretches = state
-        # How much of the retraction was before the charge is not known: none of it, for all that is certain.
+        # A charge from before the retraction may end where its receipt says; none ends later.
         if not now * self._q < charged_at < tail:
             return state
         while stretches and stretches[-1] > charged_at:

@@ -770,7 +770,7 @@ class Deadline:
             try:
                 process.start_thread(worker)
             except StoreUnavailableError:
-                return call(*args)  # then it may take its time
+                return call(*args)  # without a thread, it may take its time
         inbox.put(job)
         if not job.ends_within(self._timeout_us / SECOND_US):
             self._overdue.add(job)
