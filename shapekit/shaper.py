@@ -660,7 +660,8 @@ class Core:
         """The grant of a call that has moved since, because an operator has changed the limit."""
         if not self.store.settings(self.name).known.stored.version:
             return None
-        return followed(_signed(reservation), (await self.status.ask(driver, reservation.key)).changes)
+        changes = (await self.status.ask(driver, reservation.key)).changes
+        return followed(_signed(reservation), changes, self.queue.constraints)
 
     async def settle(
         self, driver: Driver, reservation: Reservation, actual: int, *, is_told: bool = True

@@ -654,8 +654,8 @@ class Prefetch:
         """Give slots back where they are by now: new limits may have moved them."""
         if self._cancel_many(key, grants) or not self._settings.known.stored.version:
             return
-        changes = self._follow(key)[-2]
-        if moved := tuple([grant for one in grants if (grant := followed(one, changes))]):
+        changes, own = self._follow(key)[-2], self._queue.constraints
+        if moved := tuple([grant for one in grants if (grant := followed(one, changes, own))]):
             self._cancel_many(key, moved)
 
     def _go(self, key: str, entry: _KeyEntry, todo: Next, calls: Sequence[_Call]) -> None:

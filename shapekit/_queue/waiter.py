@@ -329,7 +329,7 @@ class PendingWait:
         *("asked_us", "due_us", "heard_after", "is_held", "is_marked", "key", "moves", "order"),
         "stands_until_us",
         *("_ahead_us", "_clock", "_generation", "_gives_up_us", "_leaves_by_us", "_max_wait_us", "cost"),
-        *("_accounts", "_grant", "_numbers", "_policy", "_queued_us", "_slot_us", "queue"),
+        *("_accounts", "_constraints", "_grant", "_numbers", "_policy", "_queued_us", "_slot_us", "queue"),
     )
 
     def __init__(
@@ -344,6 +344,7 @@ class PendingWait:
         self._clock = clock
         self._accounts = core.accounts
         self._policy = core.name
+        self._constraints = core.queue.constraints
         self._ahead_us = ahead_us
         self.cost = grant.cost
         self.queue: LeakyQueue | None = grant.queue
@@ -497,7 +498,7 @@ class PendingWait:
         self._ahead_us = ahead_us
         self.is_marked = mark_us + ahead_us > now_us
         if generation != self._generation:
-            moved = followed(self._grant, key_state.changes)
+            moved = followed(self._grant, key_state.changes, self._constraints)
             if moved is None or moved.generation != generation or key_state.queue is None or self.moves:
                 self.is_held = False
                 return

@@ -227,6 +227,10 @@ class Algorithm(Value, ABC, Generic[S]):
         """
         return state
 
+    def moved_receipt(self, receipt: Receipt, when: Callable[[int], int] | None) -> Receipt:
+        """The receipt of a call that `rescheduled` has moved; None if it is not known when to."""
+        return receipt
+
     def brought(self, state: S, now: int, skew: int = 0) -> S:
         """The state after all calls that wait were let go, and are counted now."""
         return self.rescheduled(state, now, lambda at: min(at, now))
@@ -363,6 +367,11 @@ class Window(Counting[S]):
         """The decision for a call whose charge at this instant is the newest."""
         full = self._full_after(charged_at)
         return Decision(True, self.limit, used, self.limit - used, full, 0, None, charged_at)
+
+    def moved_receipt(self, receipt: Receipt, when: Callable[[int], int] | None) -> Receipt:
+        if not isinstance(receipt, int):
+            return receipt
+        return NOWHERE if when is None else when(receipt)
 
     @abstractmethod
     def _full_after(self, charged_at: int) -> int:

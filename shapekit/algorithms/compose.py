@@ -218,6 +218,11 @@ class Composite(Algorithm[States]):
             for part, own in zip(self.parts, state, strict=True)
         )
 
+    def moved_receipt(self, receipt: Receipt, when: Callable[[int], int] | None) -> Receipt:
+        if not isinstance(receipt, tuple):
+            return receipt
+        return tuple([part.moved_receipt(own, when) for part, own in zip(self.parts, receipt, strict=True)])
+
     def brought(self, state: States, now: int, skew: int = 0) -> States:
         return tuple(
             None if own is None else part.brought(own, now, skew)

@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 from shapekit.algorithms.base import (
     MOST_UNITS,
+    NOWHERE,
     Algorithm,
     Book,
     Decided,
@@ -235,6 +236,10 @@ class Meter(Algorithm[Positions]):
         # No call is moved further than the newest.
         tail, _, retracted, top, *_ = state
         return self._anew(tail + later, retracted, top + later)
+
+    def moved_receipt(self, receipt: Receipt, when: Callable[[int], int] | None) -> Receipt:
+        # All calls moved as far as the newest: where this one ends now, nothing tells.
+        return receipt if receipt is None else NOWHERE
 
     def brought(self, state: Positions, now: int, skew: int = 0) -> Positions:
         tail, _, retracted, top, *_ = state

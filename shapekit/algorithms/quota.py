@@ -642,6 +642,9 @@ class Quota(Algorithm[Any]):
     def rescheduled(self, state: Any, newest: int, when: Callable[[int], int]) -> Any:
         return self.counter.rescheduled(state, newest, when)
 
+    def moved_receipt(self, receipt: Receipt, when: Callable[[int], int] | None) -> Receipt:
+        return self.counter.moved_receipt(receipt, when)
+
     def brought(self, state: Any, now: int, skew: int = 0) -> Any:
         return self.counter.brought(state, now, skew)
 

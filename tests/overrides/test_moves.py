@@ -68,7 +68,7 @@ class Line:
         """The grant of one who waits, as it is now."""
         given = self.waiting[index][0]
         _, told, _, _ = self.queue.follow(self.state, self.now)
-        return given if given.generation == told[0] else followed(given, told[-2])
+        return given if given.generation == told[0] else followed(given, told[-2], self.queue.constraints)
 
     def change(self, to):
         before, self.queue = self.queue, to
@@ -218,7 +218,7 @@ def test_a_slot_is_given_back_and_settled_after_any_number_of_changes():
     after, follows, _, _ = line.queue.settle(line.state, line.now, (fifth, 0, 7))
     assert follows
     line.state = after
-    again = followed(given, line.queue.follow(line.state, line.now)[1][-2])
+    again = followed(given, line.queue.follow(line.state, line.now)[1][-2], line.queue.constraints)
     assert not line.queue.cancel(line.state, line.now, again)[1]
     assert line.queue.settle(line.state, line.now, (again, 0, 7))[1] in (0, follows)
     # What was given back in the middle goes to the next newcomer.
@@ -233,7 +233,7 @@ def test_whoever_has_waited_through_too_many_changes_keeps_the_slot():
         line.change(changed(("2/s", "1/s")[number % 2]))
     changes = line.queue.follow(line.state, line.now)[1][-2]
     assert len(changes) == MOST_MOVES
-    assert followed(waiting, changes) is None
+    assert followed(waiting, changes, line.queue.constraints) is None
     assert first.due_us == START
 
 

@@ -37,22 +37,36 @@ CALLS = st.lists(st.tuples(st.integers(0, 3 * SECOND), st.integers(1, 3)), min_s
 
 
 @pytest.mark.parametrize("gate", GATES)
-@given(st.lists(st.tuples(st.sampled_from(RATES), CALLS), min_size=2, max_size=4))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(RATES), CALLS, st.lists(st.integers(0, 80), max_size=10)),
+        min_size=2,
+        max_size=4,
+    )
+)
 def test_no_window_of_a_further_limit_holds_more_after_a_change(gate, parts):
     limit, begins = GATES[gate]
     state, now, line = None, START, None
     departures = []
-    for rate, calls in parts:
+    for rate, calls, given_back in parts:
         queue = LeakyQueue((Rate.parse(rate),), 1, "smooth", (limit,))
         if line is not None:
             queue = overridden(queue)
             state = queue.adopt(state, line, now)
             _, told, *_ = queue.follow(state, now)
             departures = [
-                followed(one, told[-2]) if one.due_us > now and one.generation != told[0] else one
+                followed(one, told[-2], queue.constraints)
+                if one.due_us > now and one.generation != told[0]
+                else one
                 for one in departures
             ]
         line = queue
+        for place in given_back:
+            if departures:
+                one = departures[place % len(departures)]
+                state, is_back, *_ = queue.cancel(state, now, one)
+                if is_back:
+                    departures.remove(one)
         for gap_us, cost in calls:
             now += gap_us
             asked = (min(cost, limit.max_cost), 2**51, 1)
@@ -64,6 +78,29 @@ def test_no_window_of_a_further_limit_holds_more_after_a_change(gate, parts):
     for last in departures[since:]:
         counted = [one.cost for one in departures if begins(last.due_us) <= one.due_us <= last.due_us]
         assert sum(counted) <= LIMIT
+
+
+@pytest.mark.parametrize("gate", ["log", "log in a composite"])
+@pytest.mark.parametrize("rates", [("5/s", "1/s"), ("2/s", "10/min"), ("3/s", "2/s")], ids=" to ".join)
+@given(calls=CALLS, is_changed_back=st.booleans(), chance=st.randoms(use_true_random=False))
+def test_a_call_that_was_moved_gives_back_all_that_it_took(gate, rates, calls, is_changed_back, chance):
+    limit, _ = GATES[gate]
+    before, since = (LeakyQueue((Rate.parse(rate),), 1, "smooth", (limit,)) for rate in rates)
+    state, taken = None, []
+    for _, cost in calls:
+        state, granted, *_ = before.reserve(state, START, (cost, 2**51, 1))
+        taken.append(Grant(*granted))
+    queue = before
+    for to in (overridden(since), before)[: 1 + is_changed_back]:
+        state, queue = to.adopt(state, queue, START), to
+    _, told, *_ = queue.follow(state, START)
+    first, *waiting = taken
+    chance.shuffle(waiting)
+    for one in waiting:
+        state, is_back, *_ = queue.cancel(state, START, followed(one, told[-2], before.constraints))
+        assert is_back
+    counts = [leaf.peek().current for leaf in queue.leaves(state, START, 0) if leaf.limit.kind != "gcra"]
+    assert counts == [first.cost]
 
 
 COUNTED = {
@@ -96,7 +133,7 @@ def test_while_limits_are_off_no_call_waits_and_all_are_counted(gate, before, du
     _, told, *_ = off.follow(state, now)
     for one in waiting:
         if one.due_us > now and one.generation != told[0]:
-            assert followed(one, told[-2]).due_us <= now + NOTICE_US + 1
+            assert followed(one, told[-2], queue.constraints).due_us <= now + NOTICE_US + 1
         departures.append((min(one.due_us, now), one.cost))
     lifted = [*reserve(during)]
     assert not any(one.wait_us for one in lifted)

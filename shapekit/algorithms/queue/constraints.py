@@ -264,6 +264,18 @@ class Constraints(Value):
             after.append(None if before is None else algorithm.rescheduled(before, newest + real, later))
         return tuple(after)
 
+    def moved(self, receipts: Receipts, when: Callable[[int], int], *, later: bool) -> Receipts:
+        """The receipts of a call after `rescheduled`. If that moved calls later, where aligned limits count
+        the call now is not known: their time was ahead of the queue's by a shift that may be another since.
+        """
+        if len(receipts) != len(self.algorithms):
+            return receipts  # none, or what an adaptive queue remembers
+        after = []
+        for algorithm, receipt in zip(self.algorithms, receipts, strict=True):
+            known = None if later and algorithm.aligned else when
+            after.append(algorithm.moved_receipt(receipt, known))
+        return tuple(after)
+
     def brought(self, states: States, at: int, ahead: Ahead) -> States:
         """The states after all calls that wait were let go, and are counted at this instant."""
         after = []

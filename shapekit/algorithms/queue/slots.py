@@ -466,6 +466,11 @@ class Move(NamedTuple):
     changed_us: int
     """When it was made, on the queue's own time: departures before are none of its business."""
 
+    @property
+    def is_later(self) -> bool:
+        """Whether calls are further apart since then."""
+        return self.interval * self.q_since != self.interval_since * self.q
+
     def place(self, position: int) -> int:
         """Where a position on the grid is now."""
         changed, lead = self.changed_us * self.q, self.interval * (self.burst - 1)
@@ -492,8 +497,8 @@ class Move(NamedTuple):
         """Where an instant of the queue's own time is now."""
         return -(-self._stretched(at_us * self.q) // self.q_since)
 
-    def moved(self, grant: Grant) -> Grant:
-        """A grant of the generation before, as one of the next."""
+    def moved(self, grant: Grant, constraints: Constraints) -> Grant:
+        """A grant of the generation before, as one of the next; `constraints` are those that charged it."""
         tail, newest = grant.undo
         due_us = self.instant(grant.due_us)
         if self.interval >= AT_ONCE * self.q:
@@ -511,6 +516,7 @@ class Move(NamedTuple):
             end=self.place(grant.end),
             due_us=due_us,
             undo=(self.place(tail), self.instant(newest)),
+            receipts=constraints.moved(grant.receipts, self.instant, later=self.is_later),
         )
 
     def given_back(self, free: Any, gone: Gone) -> tuple[Any, Gone]:
@@ -525,12 +531,16 @@ class Move(NamedTuple):
 Moves: TypeAlias = tuple[Move, ...]
 
 
-def followed(grant: Grant, moves: Iterable[Move]) -> Grant | None:
-    """The grant after all moves since; None if none of them is known to concern it."""
+def followed(grant: Grant, moves: Iterable[Move], own: Constraints) -> Grant | None:
+    """The grant after all moves since; None if none of them is known to concern it.
+
+    `own` are the constraints of the shaper's own numbers.
+    """
     generation = grant.generation
+    constraints = own if grant.queue is None else grant.queue.constraints
     for move in moves:
         if move.generation == grant.generation:
-            grant = move.moved(grant)
+            grant = move.moved(grant, constraints)
     return None if grant.generation == generation else grant
 
 
