@@ -567,7 +567,7 @@ class Admission:
         return ConfigError("admission", self.key, "was entered before", "admit each call anew")
 
     async def _enter(self, driver: Driver) -> None:
-        permits = None if SWITCH.is_off else self.policy.permits
+        permits = None if SWITCH.offs else self.policy.permits
         if not self.policy.enforce:
             await self._measure(driver, permits)
         elif permits is None:

@@ -326,7 +326,7 @@ class Watch:
             self._output.close()
 
     def _is_shaped(self) -> bool:
-        return self._loop.enforced and not SWITCH.is_off
+        return self._loop.enforced and not SWITCH.offs
 
     def _hear(self, looked: tuple[Any, int, int]) -> None:
         """Take in the state of the key, and forecast when the last call leaves, as `forecast` does."""

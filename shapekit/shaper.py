@@ -565,19 +565,25 @@ class Core:
     async def reserve(self, driver: Driver, key: str, cost: int, bound_us: int | None) -> Reservation:
         """Reserve a slot, and tell the listeners whether it was granted or refused."""
         try:
-            reservation = await self.reserve_untold(driver, key, cost, bound_us)
+            # `reserve_untold`, written out: a flow within a flow takes a tenth of a call with a listener.
+            granted: Granted = (
+                _unshaped(cost)
+                if SWITCH.offs
+                else await driver.ask(self.grant, key, (cost, bound_us, process.fresh_id()))
+            )
         except StoreUnavailableError as error:
             self.reporter.failed(key, error)
             raise
+        reservation, accepted = Reservation(self, key, granted), granted[ACCEPTED]
         try:
-            if reservation.accepted:
+            if accepted:
                 self.reporter.reserved(reservation)
             elif self.reporter.listeners:
                 self.reporter.refused(key, cost, refusal(reservation, bound_us))
             if self.budgets.has_quotas:
                 await self.budgets.look(driver, key)
         except BaseException as error:
-            if reservation.accepted:
+            if accepted:
                 await driver.given_back(error, partial(self.waiter.give_up, driver, reservation, error))
             raise
         return reservation

@@ -227,7 +227,7 @@ class Batches:
 
     def take(self, key: str, cost: int) -> tuple[Reservation, float]:
         """A slot or a refusal, and how long until the slot comes; negative if it came a moment ago."""
-        if self._most < 2 or cost != 1 or SWITCH.is_off:
+        if self._most < 2 or cost != 1 or SWITCH.offs:
             reservation = self._shaper.reserve(key, cost=cost)
             return reservation, reservation.delay
         now_us = self._now_us()

@@ -376,7 +376,7 @@ class ScopedSlots:
         After an error, the caller gives it back.
         """
         core = self._core
-        if SWITCH.is_off:
+        if SWITCH.offs:
             return await core.reserve(driver, key, cost, core.max_wait_us)
         await driver.stop_if_cancelled()
         await core.checked(driver, key, cost)

@@ -353,9 +353,9 @@ class ErrorsLogged:
 class Switch:
     """Whether calls are shaped in this process, and whether there are listeners.
 
-    It takes no lock and counts nothing: each `off` and each shaper that has listeners is an entry of `loud`,
-    and an empty one says that all is plain. So a shaper that is collected, at whatever line of whatever
-    thread, is gone from it by one call of C.
+    It takes no lock and counts nothing: each `off` is an entry of `offs` and of `loud`, each shaper that has
+    listeners one of `loud`, and where that is empty all is plain. So a shaper that is collected, at whatever
+    line of whatever thread, is gone from it by one call of C.
     """
 
     __slots__ = ("loud", "offs")
@@ -365,11 +365,6 @@ class Switch:
         self.loud: dict[object, None] = {}
         if is_off:
             self.loud[self] = self.offs[self] = None
-
-    @property
-    def is_off(self) -> bool:
-        """Whether calls leave unshaped."""
-        return bool(self.offs)
 
 
 def _from_environment() -> Switch:
