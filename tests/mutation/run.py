@@ -32,7 +32,8 @@ from cosmic_ray.work_db import WorkDB
 ROOT = Path(__file__).parents[2]
 TREE = ("shapekit", "integrations", "tests", "docs", "examples", "pyproject.toml", "README.md")
 LUA = "tests/stores/test_redis_conformance.py"
-PLACES = "tests/stores/test_redis_places.py"
+PLACES = ("tests/stores/test_redis_places.py", "tests/stores/test_redis_crowded_queue.py")
+SPREAD = "tests/stores/test_redis_spread.py"
 RUNS = "tests/stores/test_redis_runs.py"
 
 
@@ -58,10 +59,18 @@ TESTS = {
     ("algorithms/prospects",): FORECASTS,
     ("algorithms/overrides",): (*OVERRIDES, LUA, *QUEUE),
     ("algorithms/rows",): ("tests/algorithms/queue/test_gaps.py", *STRATEGIES),
-    ("algorithms/queue/slots",): (LUA, PLACES, *QUEUE, "tests/queue/prefetch", *OVERRIDES),
-    ("algorithms/queue/wire",): (LUA, PLACES, *QUEUE, "tests/queue/prefetch", RUNS, *OUTAGES),
-    ("algorithms/queue/",): (LUA, PLACES, *QUEUE, "tests/queue/prefetch", RUNS, *OVERRIDES),
-    ("algorithms/quota",): (CALENDAR, LUA, *LAWS, *FORECASTS, *POLICY, "tests/processes/test_spread.py"),
+    ("algorithms/queue/slots",): (LUA, *PLACES, *QUEUE, "tests/queue/prefetch", *OVERRIDES),
+    ("algorithms/queue/wire",): (LUA, *PLACES, *QUEUE, "tests/queue/prefetch", RUNS, *OUTAGES),
+    ("algorithms/queue/",): (LUA, *PLACES, *QUEUE, "tests/queue/prefetch", RUNS, *OVERRIDES),
+    ("algorithms/quota",): (
+        CALENDAR,
+        LUA,
+        SPREAD,
+        *LAWS,
+        *FORECASTS,
+        *POLICY,
+        "tests/processes/test_spread.py",
+    ),
     ("algorithms/periods",): (CALENDAR, LUA, *LAWS, *FORECASTS),
     ("algorithms/base",): (*STRATEGIES, "tests/stores/test_resilient_modes.py", *OUTAGES),
     ("algorithms/compose",): (*STRATEGIES, *POLICY),
