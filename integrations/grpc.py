@@ -268,18 +268,14 @@ class _Interceptor(
     def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         return self._call(continuation, client_call_details, request, request)
 
-    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return self._call(continuation, client_call_details, request, request)
+    intercept_unary_stream = intercept_unary_unary
 
     def intercept_stream_unary(
         self, continuation: Any, client_call_details: Any, request_iterator: Any
     ) -> Any:
         return self._call(continuation, client_call_details, request_iterator, None)
 
-    def intercept_stream_stream(
-        self, continuation: Any, client_call_details: Any, request_iterator: Any
-    ) -> Any:
-        return self._call(continuation, client_call_details, request_iterator, None)
+    intercept_stream_stream = intercept_stream_unary
 
     def _call(self, continuation: Any, details: Any, sent: Any, request: Any) -> Any:
         began = time.monotonic()

@@ -203,8 +203,7 @@ class ShapedEmbeddings(Embeddings):
         for start in range(0, len(texts), self._batch_size):
             batch = texts[start : start + self._batch_size]
             embed = Twin(partial(inner.embed_documents, batch), partial(inner.aembed_documents, batch))
-            vectors = await through(driver, self._limit, embedded(batch), embed)
-            found += vectors
+            found += await through(driver, self._limit, embedded(batch), embed)
         return found
 
     async def _embed_query(self, driver: Driver, text: str) -> list[float]:

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from shapekit import errors
-from shapekit._adapters.http import translated, twins_of
+from shapekit._adapters.http import ResponseView, translated, twins_of
 from shapekit._adapters.model_calls import ended, failed
 from shapekit._runtime.drivers import TASKS
 from shapekit.errors import ConfigError, ShapekitError
@@ -126,11 +126,6 @@ _SENT_BY_SERVER = "llm_provider-"
 """What LiteLLM puts before the names of a server's headers."""
 
 
-class _Answer(NamedTuple):
-    status_code: int
-    headers: Any
-
-
 class ShapedCalls(CustomLogger):
     """A callback of LiteLLM that makes each attempt wait for its tokens and its slot, or refuses it.
 
@@ -210,7 +205,7 @@ class ShapedCalls(CustomLogger):
             await call.asettle(response)
             told = (getattr(response, "_hidden_params", None) or {}).get("additional_headers") or {}
             sent = {name.removeprefix(_SENT_BY_SERVER): value for name, value in told.items()}
-            await call.aobserve(_Answer(200, sent))
+            await call.aobserve(ResponseView(200, sent))
 
     async def async_post_call_failure_deployment_hook(
         self,
@@ -225,7 +220,7 @@ class ShapedCalls(CustomLogger):
         # Some releases leave the server's headers out of the response. What is given here is a copy.
         headers = getattr(exception, "litellm_response_headers", None)
         if headers and not getattr(getattr(exception, "response", None), "headers", None):
-            exception.response = _Answer(exception.status_code, headers)
+            exception.response = ResponseView(exception.status_code, headers)
         await call.afailed(exception)
 
     async def async_log_success_event(

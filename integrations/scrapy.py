@@ -96,8 +96,17 @@ class ShapedDownloader(Downloader):
 
     def get_slot_key(self, request: Any) -> str:
         """The name of the queue that a request waits in."""
+        told: str | None = request.meta.get(self.DOWNLOAD_SLOT)
+        if told is not None and told != request.meta.get(_QUEUE):
+            return told
+        # A redirect, and a request with the `meta` of a response, brings the queue of the one before.
+        request.meta.pop(self.DOWNLOAD_SLOT, None)
+        request.meta[_QUEUE] = queue = self._queue_of(request)
+        return queue
+
+    def _queue_of(self, request: Any) -> str:
         slot: str = super().get_slot_key(request)
-        if self.DOWNLOAD_SLOT in request.meta or not _host(request):
+        if not _host(request):
             return slot
         try:
             admission = self._request_shaper.admission(request, request.meta.get(_META))
@@ -257,6 +266,8 @@ class _OwnLoop:
 
 _META = "shapekit"
 """The key of a request's `meta` that holds its options."""
+_QUEUE = "shapekit_queue"
+"""The one that holds the name of the queue, if that was not given by the spider."""
 
 
 def _request_shaper(settings: Any) -> tuple[RequestShaper, Store | None]:

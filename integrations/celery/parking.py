@@ -392,11 +392,8 @@ class Parking:
 
     def set_aside(self, claim: Claim) -> None:
         """Set aside a claimed message that cannot be published, and log it."""
-        keys, arguments = (
-            [*self._keys, self._unreadable, self._claims],
-            [claim.name, json.dumps(claim.record)],
-        )
-        self._evaluate(_SET_ASIDE, keys, arguments)
+        keys = [*self._keys, self._unreadable, self._claims]
+        self._evaluate(_SET_ASIDE, keys, [claim.name, json.dumps(claim.record)])
         self._say_unreadable(claim.name)
 
     def set_aside_taken(self, books: tuple[str, str], message: Taken) -> None:

@@ -417,10 +417,8 @@ class Delivery:
             # The worker that had it before may have used the slot, or be alive and about to use it. In-memory
             # and file brokers return the very headers that the message had on its way into the pool.
             if not again and slot_header.slot is None:
-                self.reservation, self.brings_slot = (
-                    received(shaped.policy.shaper.core, slot_header.reservation),
-                    True,
-                )
+                self.reservation = received(shaped.policy.shaper.core, slot_header.reservation)
+                self.brings_slot = True
 
     @property
     def name(self) -> str:

@@ -224,12 +224,9 @@ class ShapedTasks:
         self.calls = calls_of(policy, spec, function)
         """The key and the cost that each task has under the policy."""
         self._on_reject = one_of("on_reject", spec.get("on_reject", "fail"), ON_REJECT)
-        told = spec.get("grace")
-        self._grace_s = (
-            min(MOST_GRACE_S, grace_of(policy))
-            if told is None
-            else duration_us("grace", told, least=0) / SECOND_US
-        )
+        self._grace_s = min(MOST_GRACE_S, grace_of(policy))
+        if (told := spec.get("grace")) is not None:
+            self._grace_s = duration_us("grace", told, least=0) / SECOND_US
         self._near_s = near_s
 
     async def admit(

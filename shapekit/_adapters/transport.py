@@ -50,7 +50,9 @@ class HeldStream:
     def __iter__(self) -> Iterator[bytes]:
         try:
             yield from self._stream
-        except Exception:
+        except GeneratorExit:
+            raise  # it is left, and not yet closed; the collector may say so, in the midst of anything
+        except BaseException:
             self._admission.leave()
             raise
         self._admission.leave()
@@ -66,8 +68,10 @@ class HeldStream:
         try:
             async for part in self._stream:
                 yield part
-        except Exception:
-            await self._admission.aleave()
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            await given_back(error, self._admission.aleave)
             raise
         await self._admission.aleave()
 

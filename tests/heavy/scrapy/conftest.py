@@ -19,7 +19,7 @@ class Asking(Spider):
     def __init__(self, requests, crawled=None, **options):
         super().__init__(**options)
         self._requests, self._crawled = requests, crawled or (lambda _: None)
-        self.statuses, self.errors, self.tasks = [], [], []
+        self.statuses, self.errors, self.tasks, self.last = [], [], [], None
 
     async def start(self):
         for request in self._requests:
@@ -27,6 +27,7 @@ class Asking(Spider):
 
     async def parse(self, response):
         self.statuses.append(response.status)
+        self.last = response
         begun = len(self.tasks)
         self._crawled(self)
         self.tasks[begun:] = map(asyncio.ensure_future, self.tasks[begun:])
@@ -43,14 +44,17 @@ def left():
 
 @pytest.fixture
 def server(left):
-    """Answers what `script` holds, in the order of arrival, then 200."""
+    """Answers what `by_path` has for a path, or what `script` holds, in the order of arrival, then 200."""
 
     def answer(arrival):
         left.append((arrival.path, server.now()))
+        if arrival.path in server.by_path:
+            return server.by_path[arrival.path]
         return server.script.pop(0) if server.script else Reply()
 
     server = Server(answer)
     server.now, server.script, server.settings = time.monotonic, [], {}
+    server.by_path = {}
     server.start()
     yield server
     server.close()

@@ -108,6 +108,35 @@ def test_a_slow_host_does_not_starve_another(crawl, left, request_to, server, qu
     assert len(times(left, "/slow")) == 1
 
 
+def then_crawl(request):
+    """Crawl this one with the `meta` of the first answer, and close the spider after the next one."""
+
+    def crawled(spider):
+        if len(spider.statuses) == 1:
+            meta = {**spider.last.meta, **request.meta}
+            spider.crawler.engine.crawl(request.replace(meta=meta, callback=spider.parse))
+        close_after(2)(spider)
+
+    return crawled
+
+
+def test_a_redirect_waits_in_the_queue_of_the_host_that_it_leads_to(crawl, left, request_to, server):
+    slow = server.url.replace("127.0.0.1", "localhost")
+    paths = [f"/moved/{number}" for number in range(3)]
+    server.by_path = dict.fromkeys(paths, Reply(302, {"Location": f"{slow}/slow"}))
+    settings = {"CONCURRENT_REQUESTS_PER_DOMAIN": 2, **PLAIN_QUEUE}
+    # Those that were redirected wait by then.
+    crawled = then_crawl(request_to("/quick"))
+    crawl(*paths, crawled=crawled, settings=settings, rate="100/s", routes={slow: "1/hour"})
+    assert sorted(path for path, _ in left) == [*paths, "/quick", "/slow"]
+
+
+def test_a_request_with_the_meta_of_an_answer_waits_in_the_queue_of_its_own_key(crawl, left, request_to):
+    of_a = [request_to(path, key="a") for path in ("/a", "/a/waits")]
+    crawl(*of_a, crawled=then_crawl(request_to("/b", key="b")), rate="1/hour")
+    assert [path for path, _ in left] == ["/a", "/b"]
+
+
 def test_a_429_of_one_host_does_not_hold_another(crawl, left, server, request_to):
     server.script = [refusal(3600)]
     held = [request_to(f"/held/{number}", "localhost") for number in range(20)]

@@ -133,6 +133,23 @@ def test_httpx_bodies_that_are_read_without_a_client_are_in_flight_until_they_en
         assert standing(policy) == (0, 0)
 
 
+def test_httpx_gives_the_permit_back_where_a_signal_ends_the_reading(both, policy):
+    library, shaped = both
+
+    class Interrupted(library.SyncByteStream):
+        def __iter__(self):
+            yield b"begin"
+            raise KeyboardInterrupt
+
+    answering = library.MockTransport(lambda _: library.Response(200, stream=Interrupted()))
+    with shaped.ShapedTransport(answering, policy=policy) as transport:
+        response = transport.handle_request(library.Request("GET", "http://x"))
+        assert is_taken(policy)
+        with pytest.raises(KeyboardInterrupt):
+            response.read()
+        assert standing(policy) == (0, 0)
+
+
 def test_httpx_answers_that_are_there_already_are_not_in_flight(both, policy):
     library, shaped = both
     transport = shaped.ShapedTransport(
@@ -181,6 +198,11 @@ async def test_httpx_awaited_is_in_flight_until_the_body_ends(both, server, poli
                 scope.cancel()
                 await response.aread()
         assert standing(policy) == (0, 0), "a cancelled reader gives it back"
+        response = await client.send(client.build_request("GET", "/held"), stream=True)
+        with anyio.move_on_after(None) as scope:
+            scope.cancel()
+            await response.aread()
+        assert standing(policy) == (0, 0), "also one that closes nothing"
         assert (await client.get("/moved", follow_redirects=True)).text == "ok"
         assert standing(policy) == (0, 0)
 
