@@ -38,9 +38,9 @@ function Algorithm:check_run(s, now, skew, cost, times)
     return one_by_one(self, self.check, times, s, now, skew, cost)
 end
 
--- The state without later charges, which were all given back before.
-function Algorithm:cut(s, now, charged_at)
-    return s
+-- The state after `refund`, if all later charges were given back before.
+function Algorithm:refund_last(s, now, skew, cost, receipt)
+    return (self:refund(s, now, skew, cost, receipt))
 end
 
 -- The state after a hold was ended early: no call of an aligned limit leaves after `newest`.
@@ -77,8 +77,4 @@ end
 
 function Algorithm:spent(s, at, skew, cost)
     return false
-end
-
-local function cost_of(value, most)
-    return Exact.whole("cost", value, 1, most)
 end

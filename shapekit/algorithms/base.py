@@ -172,9 +172,11 @@ class Algorithm(Value, ABC, Generic[S]):
         only once. A gate ensures both.
         """
 
-    def cut(self, state: S | None, now: int, charged_at: Receipt) -> S | None:
-        """The state without later charges, which were all given back before."""
-        return state
+    def refund_last(
+        self, state: S | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
+    ) -> S | None:
+        """The state after `refund`, if all later charges were given back before."""
+        return self.refund(state, now, cost, charged_at, skew).state
 
     def prospect(self, state: S | None, at: int, cost: int, skew: int = 0) -> Prospect | None:
         """What delays further calls of this cost from `at` on; None if only playing them can tell."""

@@ -55,12 +55,14 @@ function Composite:resumed(s, newest)
     return after
 end
 
-function Composite:cut(s, now, receipts)
-    if not s or type(receipts) ~= "table" then return s end
+function Composite:refund_last(s, now, skew, cost, receipts)
+    if not s or type(receipts) ~= "table" then return (self:refund(s, now, skew, cost, receipts)) end
     local after = {}
     for index, part in ipairs(self.parts) do
-        local before = s[index] or nil
-        after[index] = (receipts[index] and part:cut(before, now, receipts[index]) or before) or false
+        after[index] = s[index]
+        if receipts[index] then
+            after[index] = part:refund_last(s[index] or nil, now, skew, cost, receipts[index]) or false
+        end
     end
     return after
 end

@@ -130,12 +130,14 @@ class Composite(Algorithm[States]):
             ],
         )
 
-    def cut(self, state: States | None, now: int, charged_at: Receipt) -> States | None:
+    def refund_last(
+        self, state: States | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
+    ) -> States | None:
         if state is None or not isinstance(charged_at, tuple):
-            return state
+            return self.refund(state, now, cost, charged_at, skew).state
         return tuple(
             [
-                before if receipt is None else part.cut(before, now, receipt)
+                before if receipt is None else part.refund_last(before, now, cost, receipt, skew)
                 for part, before, receipt in zip(self.parts, state, charged_at, strict=True)
             ]
         )
@@ -241,9 +243,9 @@ class Composite(Algorithm[States]):
             )
         return charged_at
 
-    @abstractmethod
     def _payers(self) -> Sequence[bool]:
         """Which parts pay if there is no receipt."""
+        return [True] * len(self.parts)
 
     def _surely_paid(self) -> Sequence[bool]:
         """Which parts have certainly paid if there is no receipt."""
@@ -423,9 +425,6 @@ class AllOf(Composite):
     def _surely_paid(self) -> Sequence[bool]:
         return self._payers()
 
-    def _payers(self) -> Sequence[bool]:
-        return [True] * len(self.parts)
-
     def _admitting(self, seen: Sequence[Decision]) -> int:
         return least_of(seen, lambda decision: decision.remaining)
 
@@ -503,9 +502,6 @@ class AnyOf(_Alternatives):
 
     def _fitting(self, fits: Sequence[int]) -> int:
         return max(fits)
-
-    def _payers(self) -> Sequence[bool]:
-        return [True] * len(self.parts)
 
     def _admitting(self, seen: Sequence[Decision]) -> int:
         return least_of(seen, lambda decision: -decision.remaining if decision.allowed else 1)

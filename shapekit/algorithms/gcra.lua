@@ -114,17 +114,25 @@ function Meter:forecast(s, now, skew, cost)
     return {self:earliest(s, now, 0, cost), fits, up(drained, drained_rest)}
 end
 
-function Meter:cut(s, now, receipt)
-    if not s or type(receipt) ~= "table" then return s end
+function Meter:refund_last(s, now, skew, cost, receipt)
+    if not s or type(receipt) ~= "table" or receipt[1] < 0 then return s end
+    local after, tail, tail_rest = {unpack(s)}, s[1], s[2]
+    local function back_to(a, a_rest)
+        a, a_rest = later(now, 0, a, a_rest)
+        if less(a, a_rest, tail, tail_rest) then tail, tail_rest = a, a_rest end
+    end
     -- A charge from before the retraction may end where its receipt says; none ends later.
     local ends, ends_rest = receipt[1], receipt[2]
-    if not less(now, 0, ends, ends_rest) or not less(ends, ends_rest, s[1], s[2]) then return s end
-    local after = {unpack(s)}
-    after[1], after[2] = ends, ends_rest
-    for count = #after, 11, -4 do
-        if not less(ends, ends_rest, after[count - 1], after[count]) then break end
+    if less(tail, tail_rest, ends, ends_rest) then ends, ends_rest = tail, tail_rest end
+    local width, width_rest = self:width(cost)
+    back_to(minus(ends, ends_rest, width, width_rest, self.q))
+    local count = #after
+    while count > 7 and not less(after[count - 1], after[count], tail, tail_rest) do
+        back_to(after[count - 3], after[count - 2])
         for index = count, count - 3, -1 do after[index] = nil end
+        count = count - 4
     end
+    after[1], after[2] = tail, tail_rest
     return after
 end
 

@@ -184,16 +184,19 @@ class Meter(Algorithm[Positions]):
             return self._settled((tail, newest, retracted, top, *flat), now)
         return Outcome(state, self.peek(state, now), 0, False)
 
-    def cut(self, state: Positions | None, now: int, charged_at: Receipt) -> Positions | None:
-        if state is None or not isinstance(charged_at, int):
+    def refund_last(
+        self, state: Positions | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
+    ) -> Positions | None:
+        if state is None or not isinstance(charged_at, int) or charged_at < 0:
             return state
-        tail, newest, retracted, top, *stretches = state
         # A charge from before the retraction may end where its receipt says; none ends later.
-        if not now * self._q < charged_at < tail:
-            return state
-        while stretches and stretches[-1] > charged_at:
+        tail, newest, retracted, top, *stretches = state
+        start = now * self._q
+        tail = min(tail, max(start, min(tail, charged_at) - self._p * cost))
+        while stretches and stretches[-1] >= tail:
+            tail = min(tail, max(start, stretches[-2]))
             del stretches[-2:]
-        return (charged_at, newest, retracted, top, *stretches)
+        return (tail, newest, retracted, top, *stretches)
 
     def debit(
         self, state: Positions | None, now: int, cost: int, charged_at: Receipt = None, skew: int = 0

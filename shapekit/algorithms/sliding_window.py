@@ -229,6 +229,8 @@ class SlidingWindow(Window[Ring]):
         ticks = [*zip(state[first::2], state[first + 1 :: 2], strict=True)][::-1]
         ticks += [(state[0] - age, state[age + 1]) for age in range(len(state[1:first]) - 1, -1, -1)]
         for tick, count in ticks:
+            if not count:
+                continue
             begun = tick * self._width
             last = begun + self._width - 1
             yield now if begun <= now < last else last, count

@@ -244,51 +244,47 @@ def test_what_time_has_restored_is_not_restored_again(plan, of, later_us, times)
     assert after == before
 
 
+@given(meters(), st.integers(0, 10**15), st.lists(st.integers(0, 9), max_size=30))
+@example(GCRA("1/s", burst=4), 10**15, [1, 1, 0, 1, 0, 0])
+@example(GCRA("1/s", burst=1), 10**15, [1, 1, 0, 1, 0, 0] * 4)
+def test_slots_that_are_given_back_from_the_end_were_never_taken(limit, now, steps):
+    """The last ones are given back and taken again, any number of times; `steps` are the costs of those that
+    come, and at 0 the last one goes.
+    """
+    ledger, never = Ledger(limit), None
+    ledger.slot(now, 1)
+    for cost in steps:
+        if cost:
+            ledger.slot(now, min(cost, limit.max_cost))
+        elif len(ledger.paid) > 1:
+            paid = ledger.paid.pop()
+            ledger.state = limit.refund_last(ledger.state, now, paid.cost, paid.receipt)
+    for paid in ledger.paid:
+        never = limit.charge(never, now, limit.earliest(never, now, paid.cost), paid.cost)[0]
+    for cost in range(1, limit.max_cost + 1):
+        assert limit.earliest(ledger.state, now, cost) == limit.earliest(never, now, cost)
+
+
 @given(
     meters(),
     st.integers(0, 10**15),
     st.lists(st.integers(1, 9), min_size=2, max_size=6),
-    st.lists(st.integers(1, 9), min_size=1, max_size=6),
-    st.integers(0, 4),
+    st.sets(st.integers(0, 4)),
 )
-def test_what_came_after_a_charge_is_cut_off(limit, now, charged, later, refunded):
-    """Exactly, or not by too much: of an earlier charge that was given back it is not known whether the
-    others had come before.
-    """
-    ledger = Ledger(limit)
+def test_the_last_of_those_that_stay_takes_none_of_the_others_along(limit, now, charged, gone):
+    """Whichever were given back before it, and whatever of them is still charged."""
+    ledger, never = Ledger(limit), None
     for cost in charged:
         ledger.slot(now, min(cost, limit.max_cost))
-    which = refunded % len(charged)
-    is_earlier = which < len(charged) - 1
-    if is_earlier:
-        ledger.refund(now, which, ledger.paid[which].cost)
-    before, (*_, last) = ledger.state, ledger.paid
-    for cost in later:
-        ledger.slot(now, min(cost, limit.max_cost))
-    after = limit.cut(ledger.state, now, last.receipt)
+    last = ledger.paid.pop()
+    for which, paid in enumerate(ledger.paid):
+        if which in gone:
+            ledger.refund(now, which, paid.cost)
+        else:
+            never = limit.charge(never, now, limit.earliest(never, now, paid.cost), paid.cost)[0]
+    state = limit.refund_last(ledger.state, now, last.cost, last.receipt)
     for cost in range(1, limit.max_cost + 1):
-        was, cut, uncut = (limit.earliest(state, now, cost) for state in (before, after, ledger.state))
-        assert was <= cut <= uncut if is_earlier else was == cut
-
-
-@given(meters(), st.integers(0, 10**15), st.lists(st.booleans(), max_size=30))
-@example(GCRA("1/s", burst=4), 10**15, [True, True, False, True, False, False])
-def test_slots_that_are_given_back_from_the_end_take_nothing_from_those_that_stay(limit, now, steps):
-    """The last ones are given back and taken again, any number of times: a receipt may then be of a charge
-    from before, which lies further ahead than it says.
-    """
-    ledger, never = Ledger(limit), None
-    ledger.slot(now, 1)
-    for is_taken in steps:
-        if is_taken or len(ledger.paid) == 1:
-            ledger.slot(now, 1)
-            continue
-        receipt = ledger.paid.pop().receipt
-        state = limit.cut(ledger.state, now, receipt)
-        ledger.state = limit.refund(state, now, 1, receipt).state
-    for _ in ledger.paid:
-        never = limit.charge(never, now, limit.earliest(never, now, 1), 1)[0]
-    assert limit.earliest(ledger.state, now, 1) >= limit.earliest(never, now, 1)
+        assert limit.earliest(state, now, cost) >= limit.earliest(never, now, cost)
 
 
 @given(

@@ -70,14 +70,18 @@ end
 
 -- `refund`, if all later charges were given back before.
 function Constraints:refund_last(states, at, cost, receipts, shift, skew)
-    local last = {}
+    if cost == 0 or #receipts == 0 then return states end
+    Exact.whole("receipts", #receipts, #self.algorithms, #self.algorithms)
+    local after = {}
     for index, algorithm in ipairs(self.algorithms) do
-        local real = self:timeline(index, shift, skew)
-        local receipt = receipts[index]
-        last[index] = states[index]
-        if receipt then last[index] = algorithm:cut(states[index] or nil, at + real, receipt) or false end
+        local real, ahead = self:timeline(index, shift, skew)
+        after[index] = states[index]
+        if receipts[index] then
+            after[index] =
+                algorithm:refund_last(states[index] or nil, at + real, ahead, cost, receipts[index]) or false
+        end
     end
-    return self:refund(last, at, cost, receipts, shift, skew)
+    return after
 end
 
 -- Gives one unit back to each of these departures, which ascend.
@@ -108,7 +112,7 @@ function Constraints:offsets(due, receipts)
     local aligned, civil = 0, 0
     for index, algorithm in ipairs(self.algorithms) do
         local receipt = receipts[index]
-        if type(receipt) ~= "number" or not algorithm:together(receipt) then return nil end
+        if type(receipt) ~= "number" or receipt < 0 or not algorithm:together(receipt) then return nil end
         if self.aligned[index] then
             aligned = receipt - due
         elseif self.civil[index] then

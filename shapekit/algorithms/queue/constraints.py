@@ -124,11 +124,15 @@ class Constraints(Value):
 
     def refund_last(self, states: States, at: int, cost: int, receipts: Receipts, ahead: Ahead) -> States:
         """`refund`, if all later charges were given back before."""
-        last = []
+        if cost == 0 or not receipts:
+            return states
+        after = []
         for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
-            real, _ = timeline(algorithm, ahead)
-            last.append(before if receipt is None else algorithm.cut(before, at + real, receipt))
-        return self.refund(tuple(last), at, cost, receipts, ahead)
+            real, skew = timeline(algorithm, ahead)
+            if receipt is not None:
+                before = algorithm.refund_last(before, at + real, cost, receipt, skew)  # noqa: PLW2901
+            after.append(before)
+        return tuple(after)
 
     def refund_many(
         self, states: States, at: int, dues: Sequence[int], offsets: Sequence[int], ahead: Ahead
@@ -152,8 +156,8 @@ class Constraints(Value):
         """
         ahead = [0, 0]
         for algorithm, receipt in zip(self.algorithms, receipts, strict=True):
-            if not isinstance(receipt, int) or algorithm.together(receipt) is None:
-                return None
+            if not isinstance(receipt, int) or receipt < 0 or algorithm.together(receipt) is None:
+                return None  # or nothing, where the call was moved away
             if algorithm.aligned or algorithm.civil:
                 ahead[not algorithm.aligned] = receipt - due
         aligned, civil = ahead
@@ -286,9 +290,16 @@ class Constraints(Value):
 
     def _places_in(self, writer: Constraints) -> Iterator[int | None]:
         """Where other constraints have the one that each of these continues."""
-        others = iter([place for place, span in enumerate(writer.spans) if span not in self.spans])
+        # Rates may have the same period: then the first continues the first, and so on.
+        left = dict(enumerate(writer.spans))
+        places: list[int | None] = []
         for span in self.spans:
-            yield writer.spans.index(span) if span in writer.spans else next(others, None)
+            place = next((place for place, other in left.items() if other == span), None)
+            left.pop(-1 if place is None else place, None)
+            places.append(place)
+        others = iter(left)
+        for place in places:
+            yield next(others, None) if place is None else place
         first, end = len(writer.spans), len(writer.algorithms)
         for place in range(first, first + len(self.algorithms) - len(self.spans)):
             yield place if place < end else None

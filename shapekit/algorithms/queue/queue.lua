@@ -213,7 +213,8 @@ function LeakyQueue:cancel(s, now, skew, grant)
     if left then
         book = left
     else
-        parts = self.constraints:refund(parts, at, cost, receipts, shift, skew)
+        local give_back = at_the_end and self.constraints.refund_last or self.constraints.refund
+        parts = give_back(self.constraints, parts, at, cost, receipts, shift, skew)
         if at_the_end then
             -- The tail retracts, also over free places that now end it.
             if less(start, start_rest, back, back_rest) then back, back_rest = start, start_rest end
@@ -247,13 +248,12 @@ function LeakyQueue:settle(s, now, skew, grant, actual, nonce)
     if extra > 0 then
         -- Used units stay used, whether or not the key was reset.
         parts = self.constraints:debit(parts, at, extra, grant[12], shift, skew)
-        if self.paced then
-            local owed, owed_rest = later(tail, tail_rest, at, 0)
-            local width, width_rest = self:width(extra)
-            owed, owed_rest = plus(owed, owed_rest, width, width_rest, q)
-            if owed >= END then owed, owed_rest = END, 0 end
-            tail, tail_rest = later(tail, tail_rest, owed, owed_rest)
-        end
+        -- Also without a pace, no call that waits is the last any more.
+        local owed, owed_rest = later(tail, tail_rest, at, 0)
+        local width, width_rest = self:width(extra)
+        owed, owed_rest = plus(owed, owed_rest, width, width_rest, q)
+        if owed >= END then owed, owed_rest = END, 0 end
+        tail, tail_rest = later(tail, tail_rest, owed, owed_rest)
     else
         parts = self.constraints:refund(parts, at, -extra, grant[12], shift, skew)
         local last, last_rest = self:end_of(grant, actual)
@@ -340,7 +340,9 @@ function LeakyQueue:moved_on(s, now, generation, by, cost, nonce)
     local free_at = math.max(now, till)
     local at = free_at - shift
     local late = own == generation and at - by or MOST_LATE + 1
-    local grace = till > now and 0 or math.max(LEAST_GRACE, math.floor(up(self:width(1)) * 3 / 4))
+    local grace = math.max(LEAST_GRACE, math.floor(up(self:width(1)) * 3 / 4))
+    if not self.paced and #self.constraints.algorithms == 0 then grace = END end
+    if till > now then grace = 0 end
     if late <= grace or free_at > now + SOON then return nil, free_at, UNKNOWN end
     if #parts > 0 and late <= MOST_LATE then
         return {tail, tail_rest, newest, own, number, till, shift + late, book, parts}, free_at, free_at

@@ -152,7 +152,7 @@ class LeakyQueue(WiredQueue):
                     return moved
         slot += 1
         q = self.q
-        width = self.p * cost
+        width = self.p * cost if self.paced else 1
         time = at if q == 1 else at * q
         if tail <= time and not parts and not held:
             # No call waits. Inline: this is the hot path of every call that leaves at once.
@@ -216,8 +216,10 @@ class LeakyQueue(WiredQueue):
         ):
             free = kept
         else:
-            parts = self.constraints.refund(parts, at, grant.cost, grant.receipts, ahead)
-            if stands and grant.end == tail:
+            is_last = stands and grant.end == tail
+            give_back = self.constraints.refund_last if is_last else self.constraints.refund
+            parts = give_back(parts, at, grant.cost, grant.receipts, ahead)
+            if is_last:
                 # The tail retracts, also over free places that now end it.
                 undo = (min(grant.undo[0], grant.start), grant.undo[1])
                 free, (tail, newest), parts = self.places.retracted(free, undo, parts, at, ahead)
@@ -253,9 +255,9 @@ class LeakyQueue(WiredQueue):
         if extra > 0:
             # Used units stay used, whether or not the key was reset.
             parts = self.constraints.debit(parts, at, extra, grant.receipts, (shift, skew))
-            if self.paced:
-                owed = max(tail, at * self.q) + self.p * extra
-                tail = max(tail, min(owed, END_US * self.q))
+            # Also without a pace, no call that waits is the last any more.
+            owed = max(tail, at * self.q) + (self.p * extra if self.paced else 1)
+            tail = max(tail, min(owed, END_US * self.q))
         else:
             parts = self.constraints.refund(parts, at, -extra, grant.receipts, (shift, skew))
             end = self.end_of(grant, actual)

@@ -23,6 +23,11 @@ def periods(limit, seconds):
 ALWAYS = {
     "two rates": (("4/s; 9 per 4 s",), {}, [pace(4, 1, 1), window(9, 4)]),
     "three rates": (("5/s burst 3; 8 per 2 s; 20/min",), {}, [pace(5, 1, 3), window(8, 2), window(20, 60)]),
+    "two rates of one period": (
+        ("10/s; 100/min; 20/min burst 4",),
+        {},
+        [pace(10, 1, 1), window(100, 60), pace(20, 60, 4)],
+    ),
     "a bursting second rate": (("4/s; 2/s burst 5",), {}, [pace(4, 1, 1), pace(2, 1, 5)]),
     "pace=burst": (("5/s",), {"pace": "burst"}, [window(5, 1)]),
     "pace=burst, two rates": (("5/s; 12 per 5 s",), {"pace": "burst"}, [window(5, 1), window(12, 5)]),

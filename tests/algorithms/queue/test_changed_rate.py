@@ -38,6 +38,9 @@ def test_the_next_leaves_where_the_line_ends(before, after, calls, passed_us):
         ("5/s; 100/min; 50/h", "5/s; 50/h", [3]),
         ("5/s; 100/min", "5/s; 60/h", [3]),
         ("5/s; 100/min; 50/h", "5/s; 60/h; 300/day", [3, 3]),
+        ("5/s; 100/min; 90/min burst 9", "6/s; 100/min; 90/min burst 9", [3, 3]),
+        ("5/s; 100/min; 90/min burst 9", "6/s; 200/min", [3]),
+        ("5/s; 100/min; 50/h", "5/s; 200/min; 50/min", [3, 3]),
     ],
 )
 def test_gates_go_on_however_many_rates_there_are(before, after, counted):

@@ -76,6 +76,66 @@ def test_a_queue_from_which_somebody_went_before_the_answer_is_the_queue_without
         assert newcomers[0].grant[:2] == newcomers[1].grant[:2]
 
 
+@settings(max_examples=400)
+@given(
+    st.sampled_from(sorted(SETUPS)),
+    st.lists(steps, max_size=8),
+    st.lists(st.integers(0, 4), min_size=1, max_size=16),
+    st.lists(costs, min_size=1, max_size=6),
+)
+@example("GCRA without a rate", [(1, 0)], [1, 1, 0, 1, 0, 0] * 2, [4])
+def test_a_queue_whose_end_was_given_back_and_taken_again_is_the_queue_without_it(name, before, gone, after):
+    """`gone` are the costs of those that come; at 0, the last of them goes."""
+    args, options, _ = SETUPS[name]
+    real, replay = (Follower(*args, **options) for _ in range(2))
+    for follower in (real, replay):
+        for cost, span in before:
+            follower.reserve(cost)
+            follower.advance(span)
+    leaving = []
+    for cost in gone + [0] * len(gone):
+        if cost and (call := real.reserve(cost, 1_000 * SECOND)):
+            leaving.append(call)
+        elif not cost and leaving:
+            assert real.cancel(leaving.pop())
+    for cost in after:
+        newcomers = [follower.shaper.reserve(cost=cost) for follower in (real, replay)]
+        assert newcomers[0].grant[:2] == newcomers[1].grant[:2]
+
+
+METERS = ["GCRA", "odd GCRA", "GCRA without a rate", "leaky bucket", "a bursting second rate"]
+
+
+@settings(max_examples=400)
+@given(
+    st.sampled_from(METERS),
+    st.lists(costs, min_size=1, max_size=8),
+    st.integers(1, 12),
+    st.randoms(use_true_random=False),
+    costs,
+)
+@example("GCRA without a rate", [1, 1, 1], 5, None, 4)
+def test_what_a_call_used_beyond_its_cost_stays_charged_when_those_behind_it_go(
+    name, waiting, extra, order, cost
+):
+    """Others who come in their place leave a newcomer no sooner slot than they would have."""
+    args, options, _ = SETUPS[name]
+    real, replay = (Follower(*args, **options) for _ in range(2))
+    for follower in (real, replay):
+        used = follower.reserve(4)
+        behind = [follower.reserve(one) for one in waiting]
+        follower.shaper.settle(used.slot, 4 + extra)
+        if follower is real:
+            if order is not None:
+                order.shuffle(behind)
+            for call in behind:
+                real.shaper.cancel(call.slot)
+            for one in waiting:
+                real.reserve(one)
+    newcomers = [follower.shaper.reserve(cost=cost) for follower in (real, replay)]
+    assert newcomers[0].departs_at >= newcomers[1].departs_at
+
+
 def test_a_tail_given_back_by_many_takes_no_place():
     """However many leave from the end backwards, each slot is free again."""
     shaper = Shaper("10/s", clock=ManualClock(1_000))
