@@ -48,6 +48,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
+from shapekit._runtime import process
 from shapekit._runtime.drivers import (
     Alarm,
     AsyncAlarm,
@@ -516,9 +517,14 @@ class Sleepers:
         self._what = what
         self._chunk_s = chunk_s
         self._virtual = virtual
+        self._closed = False
+        self.begin()
+        _SLEEPERS.add(self)
+
+    def begin(self) -> None:
+        """Nobody sleeps: at first, and in a forked child, because those that slept are its parent's."""
         self._alarms: set[Alarm] = set()
         self._lines: dict[object, Line] = {}
-        self._closed = False
 
     def sleep(self, until_us: int) -> None:
         """Block this thread until then."""
@@ -627,6 +633,8 @@ class Sleepers:
         if self._closed:
             raise StoreUnavailableError(f"{self._what} was closed")
 
+
+_SLEEPERS = process.begin_anew(Sleepers.begin)
 
 _ENOUGH = 2
 """How many trips show what a quick one is: the first ones connect, and load what they need."""

@@ -84,10 +84,12 @@ class Calls:
     def taker(self) -> Callable[[], Reservation | None] | None:
         """A prepared reservation, if all calls ask the same and need no admission."""
         policy = self.policy
-        plain = policy.enforce and policy.refund_on is None and policy.permits is None
-        if not (plain and isinstance(self.key, str) and isinstance(self.cost, int)):
-            return None
         core = policy.shaper.core
+        plain = policy.enforce and policy.refund_on is None and policy.permits is None
+        # The answer of a store that is far away may be late, which an admission looks at.
+        is_at_once = plain and core.store.instant
+        if not (is_at_once and isinstance(self.key, str) and isinstance(self.cost, int)):
+            return None
         # A higher cost is one that a limit that is set may allow, which each call looks up.
         return core.taker(self.key, self.cost) if self.cost <= core.queue.max_cost else None
 
@@ -248,7 +250,7 @@ def _coroutine(function: Callable[..., Any], calls: Calls) -> Callable[..., Any]
         async with admission(args, kwargs):
             return await function(*args, **kwargs)
 
-    if take is None or not core.store.instant:
+    if take is None:
         return call
 
     async def call_at_once(*args: Any, **kwargs: Any) -> Any:

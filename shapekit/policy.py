@@ -647,6 +647,9 @@ class Admission:
             refused = Grant.refused(NEVER_US, 0, held=False, told=never, cost=self.cost)
             self._core.reporter.measured(self.key, self.cost, math.inf, error.code)
             self._reservation = Reservation(self._core, self.key, refused)
+        except BaseException as error:
+            await driver.given_back(error, partial(self._leave, driver))
+            raise
 
     def _bound_us(self) -> int | None:
         """The longest wait that is asked with."""

@@ -299,4 +299,5 @@ class ShapedTasks:
 
     async def _given_up(self, driver: Driver, reservation: Reservation) -> None:
         with ErrorsLogged(reservation.key, "keeps a slot that no task uses"):
-            await reservation.core.cancel(driver, reservation)
+            if not await reservation.core.cancel(driver, reservation):
+                await reservation.core.settle(driver, reservation, 0)

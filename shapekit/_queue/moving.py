@@ -130,10 +130,6 @@ class Watch:
         self._alarms.pop(alarm, None)
 
 
-def _first(pair: tuple[int, Any]) -> int:
-    return pair[0]
-
-
 class Limits(Watch):
     """What operators may change while calls wait that are under one name: one of them asks for all.
 
@@ -201,8 +197,9 @@ class Limits(Watch):
         `Watch.forget` does not.
         """
         if self._poller is None and self.dues:
-            due_us, alarm = max([(due_us, alarm) for alarm, due_us in self.dues.copy().items()], key=_first)
-            if self._is_far(due_us, now_us):
+            dues = self.dues.copy()
+            alarm = max(dues, key=dues.__getitem__)
+            if self._is_far(dues[alarm], now_us):
                 alarm.set()
 
     def _is_far(self, due_us: int, now_us: int) -> bool:

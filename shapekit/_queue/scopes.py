@@ -194,9 +194,9 @@ class Caller:
         """The scopes that the poller asks about."""
         self.alarm: Alarm | None = None
         self.left_us = max_wait_us
+        """How long it may still wait, as of its last reservation."""
         self.waits_for_quotas = True
         """Whether `max_wait` covers the wait for a spent quota, too."""
-        """How long it may still wait, as of its last reservation."""
         self.time_left_us = timeout_us
         self.stands_at: Place | None = None
         """The line that it has joined."""
@@ -295,11 +295,12 @@ class Lines:
         if caller.stands_at == place:
             return
         self.leave(caller)
+        # First, so that a caller interrupted after the next line leaves it, too.
+        caller.stands_at = place
         with self._lock:
             line = self._lines.get(place, {})
             line[caller.number] = caller
             self._lines[place] = line
-        caller.stands_at = place
 
     def is_first(self, caller: Caller, alarm: Alarm) -> bool:
         """Whether the caller is first in line; if not, the alarm rings when that may have changed."""
@@ -320,15 +321,16 @@ class Lines:
         place = caller.stands_at
         if place is None:
             return
-        caller.stands_at = None
         with self._lock:
-            line = self._lines.get(place, {})
-            if line.pop(caller.number, None) is None:
-                return
-            if not line:
-                del self._lines[place]
-            elif (alarm := line[min(line)].alarm) is not None:
-                alarm.set()
+            line = self._lines.get(place)
+            if line is not None:
+                line.pop(caller.number, None)
+                if not line:
+                    self._lines.pop(place, None)
+                elif (alarm := line[min(line)].alarm) is not None:
+                    alarm.set()
+        # Last, so that a caller interrupted before this line leaves once more.
+        caller.stands_at = None
 
 
 _LINES = process.begin_anew(Lines.begin)
@@ -406,6 +408,7 @@ class ScopedSlots:
 
     async def _give_up(self, driver: Driver, caller: Caller, error: BaseException) -> None:
         """Give the slot back; a refusal is raised in terms of the whole wait."""
+        self._lines.leave(caller)  # which an interrupt may have kept it from
         with suppress(StoreUnavailableError):
             await self._give_back(driver, caller)
         told = error

@@ -375,7 +375,8 @@ class _Asking:
             spent = await charge.core.reserve_untold(self.driver, charge.key, charge.cost, None)
             if not spent:
                 raise self._told(charge, refusal(spent, None))
-            await charge.core.give_back(self.driver, spent)
+            self._taken[place] = spent
+            await self.give_back()
             self._is_refused = False  # it was given something back meanwhile
         charge.core.reporter.waits(charge.key, delay_us, is_bounded=pending.is_bounded)
 
@@ -407,9 +408,11 @@ class _Asking:
         """Give back what was taken; whether there was something."""
         had_some = bool(self._taken)
         while self._taken:
-            _, reservation = self._taken.popitem()
+            *_, (place, reservation) = self._taken.items()
             with suppress(StoreUnavailableError):
                 await reservation.core.give_back(self.driver, reservation)
+            # Only now: who is cancelled meanwhile gives it back once more.
+            self._taken.pop(place, None)
         return had_some
 
     def _told(self, charge: Charge, error: RateLimitedError) -> RateLimitedError:
@@ -606,11 +609,13 @@ class LLMCall:
         if self._entered:
             raise ConfigError("call", self.key, "was entered before", "admit each call anew")
         charges = await self._books.charges(driver, self.reserved, self._price, self.key)
+        # First, since this checks the key.
+        admissions = [charge.policy.admit(charge.key, cost=charge.cost).unentered() for charge in charges]
         reservations, line_us = await self._books.line.take(driver, self.key, charges, self._waits)
         self._delay_us = line_us + max(reservation.grant.wait_us for reservation in reservations)
         self._entered = [
-            charge.policy.admit(charge.key, cost=charge.cost).taken(reservation)
-            for charge, reservation in zip(charges, reservations, strict=True)
+            admission.taken(reservation)
+            for admission, reservation in zip(admissions, reservations, strict=True)
         ]
         return self
 

@@ -8,9 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapekit import ConfigError, ManualClock, Policy, QueueFullError, QuotaExhaustedError, SQLiteStore
+from shapekit import (
+    ConfigError,
+    ManualClock,
+    MemoryStore,
+    Policy,
+    QueueFullError,
+    QuotaExhaustedError,
+    SQLiteStore,
+)
 from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, refusal_of, told_of, within
-from shapekit._runtime.drivers import TASKS, run
+from shapekit._runtime.drivers import TASKS, AsyncAlarm, run
 from shapekit.policy import Admission
 from shapekit.testing import FaultyStore
 
@@ -165,6 +173,22 @@ async def test_a_task_that_is_cancelled_while_it_waits_gives_its_slot_back(tmp_p
             await tasks.admit(TASKS, None, (), {})
         assert scope.cancelled_caught
         assert (await tasks.policy.aforecast()).first_in <= 1.0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("after_s", [59.5, 60.5])
+async def test_a_quota_gets_a_slot_back_that_passes_while_its_task_is_cancelled(clock, after_s):
+    store = FaultyStore(MemoryStore(clock))
+    store.shared = True
+    tasks = ShapedTasks(job, "jobs", {"rate": "1/min", "quota": "10/day"}, 120.0, store)
+    await tasks.admit(TASKS, None, (), {})
+    store.slow = 1.0
+    async with anyio.create_task_group() as group:
+        group.start_soon(tasks.admit, TASKS, None, (), {})
+        await clock.asleep(after_s, AsyncAlarm())
+        group.cancel_scope.cancel()
+    store.mend()
+    assert [quota.used for quota in tasks.policy.quotas()] == [1]
 
 
 def test_each_key_has_its_own_line(shaped):

@@ -2,6 +2,8 @@
 
 import functools
 import inspect
+import threading
+from itertools import pairwise
 
 import anyio
 import pytest
@@ -17,6 +19,9 @@ from shapekit import (
     StoreUnavailableError,
     shaped,
 )
+from shapekit.algorithms.queue.wire import RESERVE
+
+from ..queue.slow_store import FarStore
 
 
 def function(path: str, *more: int, retries: int = 3, **options: bool) -> str:
@@ -242,3 +247,29 @@ def test_a_closed_policy_shapes_nothing_more(world, clock):
     call.policy.close()
     with pytest.raises(StoreUnavailableError):
         world.call(call, "x")
+
+
+def test_a_call_whose_answer_came_late_does_not_leave_next_to_another(clock):
+    class OnceLate(FarStore):
+        late_s = 0.0
+
+        def bind(self, name, program, operation):
+            ask = super().bind(name, program, operation)
+
+            def late(*args):
+                answer = ask(*args)
+                if operation is RESERVE:
+                    late_s, self.late_s = self.late_s, 0.0
+                    self.clock.sleep(late_s, threading.Event())
+                return answer
+
+            return late
+
+    store = OnceLate(clock, 0.002)
+    call = shaped("5/s", store=store, name="api")(clock.now)
+    for _ in range(3):
+        call()
+    clock.advance(1)
+    store.late_s = 0.39
+    left = [call() for _ in range(3)]
+    assert min(later - earlier for earlier, later in pairwise(left)) > 0.19

@@ -205,6 +205,13 @@ def test_a_key_may_be_a_callable(world, budget, used):
     assert used(one, "user-7") == 108
 
 
+def test_where_the_key_is_refused_nothing_is_taken(refused, world, budget):
+    one, key = budget(requests="60/min", tokens="60k/min", capacity=1_000), "a%scope=b"
+    refused(lambda: world.enter(one.admit(1_000, key=key)), "key")
+    assert one.policies["tokens"].shaper.forecast(key=key, cost=1_000).first_in == 0.0
+    assert one.policies["requests"].shaper.forecast(key=key).first_in == 0.0
+
+
 # settling
 
 

@@ -77,3 +77,45 @@ async def test_who_waits_for_the_turn_gives_back_the_tokens(store, one, used):
         await cancelled(task, store.clock, 59.9)
     store.mend()
     assert used(one) == 200
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("trips", [2.5, 3.5])
+async def test_who_was_refused_the_turn_gives_back_the_tokens_also_then(store, one, used, trips):
+    for _ in range(2):
+        async with one.aadmit(100):
+            pass
+
+    async def task():
+        async with one.aadmit(1_000):
+            pytest.fail("it was cancelled")
+
+    store.slow = SLOW_S
+    await cancelled(task, store.clock, trips * SLOW_S)
+    store.mend()
+    assert used(one) == 200
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("trips", [2.3, 2.8])
+async def test_who_has_asked_until_when_a_day_is_spent_keeps_no_tokens(store, used, trips):
+    one = LLMBudget(requests="600/min", tokens_per_day=100, store=store)
+    first = one.admit(100)
+    first.__enter__()
+
+    async def task():
+        async with one.aadmit(100):
+            pytest.fail("it was cancelled")
+
+    async def settles():
+        await store.clock.asleep(1.5 * SLOW_S, AsyncAlarm())
+        store.slow = 0
+        await first.asettle(0)
+        store.slow = SLOW_S
+
+    store.slow = SLOW_S
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(settles)
+        await cancelled(task, store.clock, trips * SLOW_S)
+    store.mend()
+    assert used(one) == 0

@@ -4,7 +4,8 @@ import logging
 
 import pytest
 
-from shapekit import GCRA, FixedWindow, shaped
+from shapekit import GCRA, FixedWindow, MemoryStore, Policy, StoreUnavailableError, shaped
+from shapekit.algorithms.queue.wire import RESERVE
 
 LOGGER = "shapekit.policy"
 
@@ -133,3 +134,29 @@ def test_a_shaped_function_that_only_measures_passes_everything(world, clock, to
     assert [world.call(report, number) for number in range(4)] == [0, 1, 2, 3]
     assert clock.now() == 0.0
     assert [message.split(": ")[0] for message in told()] == ["report"] * 3
+
+
+def test_a_call_that_cannot_be_measured_gives_its_permit_back(world, clock):
+    class WithoutSlots(MemoryStore):
+        is_down = False
+
+        def bind(self, name, program, operation):
+            ask = super().bind(name, program, operation)
+
+            def asked(*args):
+                if self.is_down and operation is RESERVE:
+                    raise StoreUnavailableError
+                return ask(*args)
+
+            return asked
+
+    store = WithoutSlots(clock)
+    one = Policy("10/s", concurrency=1, enforce=False, store=store)
+    failed = one.admit()
+    store.is_down = True
+    with pytest.raises(StoreUnavailableError):
+        world.enter(failed)
+    store.is_down = False
+    # The failed admission lives on, as where somebody keeps its error.
+    assert world.enter(one.admit(), lambda admission: admission.holds_permit)
+    assert not failed.holds_permit

@@ -214,3 +214,42 @@ print("left")
 
 def test_no_child_stands_in_line_behind_the_requests_of_its_parent():
     assert_says("left", SCOPED)
+
+
+ASLEEP = """
+import os, signal, threading
+from shapekit import Policy, StoreUnavailableError
+
+policy = Policy("1/h", name="asleep")
+sleepers = policy.shaper.core.sleepers
+with policy.admit():
+    pass
+
+def wait():
+    try:
+        policy.shaper.schedule()
+    except StoreUnavailableError:
+        pass
+
+waiting = [threading.Thread(target=wait, daemon=True) for _ in range(3)]
+for thread in waiting:
+    thread.start()
+while sleepers.sleeping < 3:
+    pass
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    os._exit(sleepers.sleeping)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert sleepers.sleeping == 3
+policy.close()
+for thread in waiting:
+    thread.join(20)
+    assert not thread.is_alive()
+assert code == 0, code
+print("nobody")
+"""
+
+
+def test_no_child_counts_who_sleeps_in_its_parent():
+    assert_says("nobody", ASLEEP)
