@@ -158,7 +158,8 @@ function Places:retracted(book, tail, tail_rest, newest, parts, at, shift, skew)
     end
 end
 
--- The book without places that have passed; their charges are given back.
+-- The book without places that have passed; their charges are given back. A dear one stays, at no cost, while
+-- its end lies ahead: the tail may still retract over it.
 function Places:swept(book, parts, at, shift, skew)
     local rows, singles = book[1], book[2]
     while rows ~= "" do
@@ -169,15 +170,19 @@ function Places:swept(book, parts, at, shift, skew)
         local rest = passed < row[3] and text_of(self:rest(row, passed)) or ""
         rows = Rows.replaced(rows, ROW, 1, 1, rest)
     end
-    local passed = 0
+    local passed, kept, is_new = 0, {}, false
     while passed < #singles do
         local place = self:single(singles, passed + 1)
         if place[5] >= at then break end
         passed = passed + 1
         parts = self.constraints:refund(parts, at, place[6], place[10], shift, skew)
+        is_new = is_new or place[6] ~= 0
+        if less(at, 0, place[3], place[4]) then
+            place[6] = 0
+            kept[#kept + 1] = written(place)
+        end
     end
-    if passed > 0 then
-        local kept = {}
+    if is_new or #kept < passed then
         for index = passed + 1, #singles do kept[#kept + 1] = singles[index] end
         singles = kept
     end

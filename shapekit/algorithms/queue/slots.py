@@ -36,6 +36,7 @@ the moves since then, one after the other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain, takewhile
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from shapekit.algorithms import rows as pages
@@ -216,15 +217,20 @@ class Places(Value):
                 return (rows, singles), undo, parts
 
     def swept(self, free: Free, parts: States, at: int, ahead: Ahead) -> tuple[Free, States]:
-        """The places without those that have passed; their charges are given back."""
+        """The places without those that have passed; their charges are given back.
+
+        A dear one stays, at no cost, while its end lies ahead: the tail may still retract over it.
+        """
         rows, singles = free
         while rows and (passed := self._passed(rows[0][0], at)):
             parts = self._refunded(parts, rows[0][0], passed, at, ahead)
             rows = self._without(rows, passed)
-        while singles and singles[0][0][2] < at:
-            _, _, _, cost, _, receipts = singles[0][0]
+        gone: list[Single] = [*takewhile(lambda place: place[2] < at, chain.from_iterable(singles))]
+        for _, _, _, cost, _, receipts in gone:
             parts = self._constraints.refund(parts, at, cost, receipts, ahead)
-            singles = pages.without_first(singles)
+        kept = [(*place[:3], 0, *place[4:]) for place in gone if place[1] > at * self._q]
+        if kept != gone:
+            singles = pages.paged([*kept, *pages.flat(singles)[len(gone) :]])
         return (rows, singles), parts
 
     def uncharged(self, free: Free, parts: States, at: int, ahead: Ahead) -> States:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shapekit import GCRA, FixedWindow, ManualClock, Quota, Shaper
+from shapekit import GCRA, FixedWindow, ManualClock, Quota, Shaper, SlidingWindowLog
 from shapekit._runtime.drivers import run
 
 from .follower import SECOND, Follower, undone
@@ -134,6 +134,21 @@ def test_what_a_call_used_beyond_its_cost_stays_charged_when_those_behind_it_go(
                 real.reserve(one)
     newcomers = [follower.shaper.reserve(cost=cost) for follower in (real, replay)]
     assert newcomers[0].departs_at >= newcomers[1].departs_at
+
+
+@pytest.mark.parametrize("gate", [FixedWindow("1000/s"), SlidingWindowLog("1000/s"), GCRA("1000/s")])
+def test_a_dear_slot_that_was_given_back_keeps_nobody_waiting_once_it_has_passed(gate):
+    clock = ManualClock(1_000)
+    shaper = Shaper("1/s", gates=(gate,), clock=clock)
+    shaper.reserve()
+    dear, last = shaper.reserve(cost=100), shaper.reserve()
+    assert (dear.delay, last.delay) == (1.0, 101.0)
+    dear.cancel()
+    clock.advance(2)
+    assert shaper.forecast().first_in == 100.0
+    last.cancel()
+    assert shaper.forecast().first_in == 0.0
+    assert shaper.reserve(max_wait=0)
 
 
 def test_a_tail_given_back_by_many_takes_no_place():
