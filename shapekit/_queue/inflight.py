@@ -75,12 +75,6 @@ STUCK_US = 5_000_000
 """How long until another call takes over the checks, in case the event loop of the last one was stopped."""
 
 
-def look_after_us(quiet_us: int) -> int:
-    """How long until the next check of a key unchanged for `quiet_us`: short for a busy key, else long."""
-    length_us = max(LOOK_US, min(SEEN_US, quiet_us // SEEN_PART), min(LATER_US, quiet_us // LATER_PART))
-    return length_us + random.randrange(length_us // JITTER)  # noqa: S311 - no secret
-
-
 class Call:
     """A call that holds a permit or waits for one, as its process knows it: key, owner, number."""
 
@@ -171,8 +165,10 @@ class PermitWaiter:
             return True
 
     def look_after_us(self, now_us: int) -> int:
-        """How long until the next check, for the waiter that checks for all."""
-        return look_after_us(now_us - self._at_key.news_us)
+        """How long until the waiter that checks for all does so: short for a busy key, else long."""
+        quiet_us = now_us - self._at_key.news_us
+        length_us = max(LOOK_US, min(SEEN_US, quiet_us // SEEN_PART), min(LATER_US, quiet_us // LATER_PART))
+        return length_us + random.randrange(length_us // JITTER)  # noqa: S311 - no secret
 
     def looks(self) -> None:
         """Note that the store is about to be asked for all."""
@@ -844,7 +840,7 @@ class Permits:
     def _is_permitted(self, permit: Permit, place: int, came_with: int, pending: _PendingWait) -> bool:
         """Whether the store gave a permit; QueueFullError if it refused."""
         if place == REFUSED:
-            self._end(permit, is_sure=True)
+            self._end(permit, is_sure=came_with >= 0)
             raise pending.refusal()
         self.registry.hear(permit.key, (came_with, permit.number) if place == PERMITTED else (came_with,))
         return place == PERMITTED

@@ -155,7 +155,7 @@ def check(file: str, store: str | None, as_json: bool) -> None:
         page = console()
         for finding in findings:
             if finding.problem is None:
-                page.print(f"[{finding.table}]", style="bold")
+                page.print(printable(f"[{finding.table}]"), style="bold", soft_wrap=True)
                 for line in finding.means:
                     page.print(f"  {printable(line)}", soft_wrap=True)
     problems = [finding.problem for finding in findings if finding.problem is not None]
@@ -197,9 +197,9 @@ def _findings(file: str, tables: Mapping[str, Any], store: str | None) -> Iterat
             yield Finding(name, [], told)
             continue
         try:
-            policy = Policy.from_toml(file, name)
+            policy = Policy.from_dict(table, name=name)
         except ConfigError as error:
-            yield Finding(name, [], str(error))
+            yield Finding(name, [], str(error.within(f"{file} [{name:.80}]")))
         else:
             means = meaning(policy, max_wait_us(table.get("max_wait")))
             policy.close()

@@ -63,6 +63,8 @@ def open_survey(where: str | None) -> Iterator[Survey]:
 
 def place_of(where: str) -> str:
     """The store in the words of a headline: without a password."""
+    if "://" not in where:
+        return Path(where).name
     parts = urlsplit(where)
     if not parts.hostname:
         return Path(parts.path).name

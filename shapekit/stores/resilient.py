@@ -454,11 +454,19 @@ class ResilientStore(Store):
         stored: Stored = self._asked_whole(self.primary.read_overrides, name)
         return stored
 
+    async def aread_overrides(self, name: str) -> Stored:
+        ask = Twin(self.primary.read_overrides, self.primary.aread_overrides)
+        stored: Stored = await self._of_whole(ask)(TASKS, name)
+        return stored
+
     def all_overrides(self) -> dict[str, Stored]:
         return self.primary.all_overrides()
 
     def write_overrides(self, name: str, text: str, known: Stored) -> bool:
         return self.primary.write_overrides(name, text, known)
+
+    async def awrite_overrides(self, name: str, text: str, known: Stored) -> bool:
+        return await self.primary.awrite_overrides(name, text, known)
 
     def reset(self, name: str, program: Program, key: Key) -> None:
         run(self._reset, name, program, key)
@@ -485,9 +493,11 @@ class ResilientStore(Store):
         return found
 
     def _asked_whole(self, call: Callable[[str], Any], prefix: str) -> Any:
+        return run(self._of_whole(Twin(call, call)), prefix)
+
+    def _of_whole(self, ask: Twin[Any]) -> Flow:
         whole = self._whole
-        flow = whole.guarded(Twin(call, call), whole.refuse, whole.breaker.attempt, at_leisure=True)
-        return run(flow, prefix)
+        return whole.guarded(ask, whole.refuse, whole.breaker.attempt, at_leisure=True)
 
     def close(self) -> None:
         run(self._close)

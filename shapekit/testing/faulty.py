@@ -101,12 +101,20 @@ class FaultyStore(Store):
         told: Stored = self._faulty(self.inner.read_overrides)(name)
         return told
 
+    async def aread_overrides(self, name: str) -> Stored:
+        told: Stored = await self._afaulty(self.inner.aread_overrides)(name)
+        return told
+
     def all_overrides(self) -> dict[str, Stored]:
         told: dict[str, Stored] = self._faulty(self.inner.all_overrides)()
         return told
 
     def write_overrides(self, name: str, text: str, known: Stored) -> bool:
         is_known: bool = self._faulty(self.inner.write_overrides)(name, text, known)
+        return is_known
+
+    async def awrite_overrides(self, name: str, text: str, known: Stored) -> bool:
+        is_known: bool = await self._afaulty(self.inner.awrite_overrides)(name, text, known)
         return is_known
 
     def reset(self, name: str, program: Program, key: Key) -> None:

@@ -114,6 +114,11 @@ def parts_of(limit):
 
 
 @pytest.mark.parametrize("kind", [GCRA, TokenBucket, LeakyBucket])
+def test_a_debt_beyond_all_counting_is_told_as_the_largest_exact_number(kind):
+    assert kind("1_000_000_000/s").debit(None, 10**15, 2**60).decision.current == 2**53 - 1
+
+
+@pytest.mark.parametrize("kind", [GCRA, TokenBucket, LeakyBucket])
 @given(st.integers(1, 10**6), st.integers(1, 10**9), st.integers(1, 10**4), st.integers(1, 10**6))
 def test_a_debt_of_any_size_is_repaid_at_the_rate(kind, limit, period_us, burst, debt):
     limit = min(limit, 1_000 * period_us)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from hypothesis import given
@@ -150,6 +151,25 @@ def test_a_file_that_is_not_there(tmp_path, complaint):
         "check", str(tmp_path / "x.toml")
     )
     assert "cannot be read: Is a directory" in complaint("check", str(tmp_path))
+
+
+def test_a_pipe_is_read_once(run):
+    read, write = os.pipe()
+    os.write(write, b'[a]\nrate = "1/s"\n[b]\nrate = "2/s"\n')
+    os.close(write)
+    result = run("check", f"/dev/fd/{read}")
+    os.close(read)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert [line for line in result.stdout.splitlines() if line.startswith("[")] == ["[a]", "[b]"]
+
+
+def test_the_names_of_tables_steer_no_terminal(checked):
+    name = "\\u001b[2J\\u009b31m" + "x" * 200
+    result, complaints = checked(f'["{name}"]\nrate = "1/s"\n["\\u001b[2J"]\nrate = "x"\n')
+    assert result.stdout.splitlines()[0] == "[\\x1b[2J\\x9b31m" + "x" * 200 + "]"
+    [line] = complaints
+    assert "[\\x1b[2J] rate='x'" in line
+    assert result.output.replace("\n", "").isprintable()
 
 
 def test_it_is_a_process(process, tmp_path):

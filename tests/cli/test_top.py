@@ -29,7 +29,7 @@ from shapekit import (
     any_of,
 )
 from shapekit.cli.output import clock, limit_text, span
-from shapekit.cli.top import COLUMNS, Looks, Page, row_of
+from shapekit.cli.top import COLUMNS, Looks, Page, place_of, row_of
 
 from ..redis_server import RedisServer
 from .screen import complaint, shapekit
@@ -133,6 +133,14 @@ def test_uses_of_a_held_queue_stand_still_but_for_what_follows_the_clock(tmp_pat
     row = row_of(*store.survey())
     assert [use.used for use in row.uses] == [0, 3]
     store.close()
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["//tmp/x.db", "/tmp/a#b.db", "/tmp/a?b.db", "a#b.db", "what?.db", "redis:x.db", "//user@host/x.db"],
+)
+def test_a_file_is_shown_by_its_name(where):
+    assert place_of(where) == where.rpartition("/")[2]
 
 
 # how many wait, and calls per second

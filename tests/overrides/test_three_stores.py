@@ -332,6 +332,39 @@ def test_what_is_illegible_is_ignored_and_said_once(store, caplog, text, afterwa
     assert store.settings("api").known.overrides[0].rate == "1/s"
 
 
+def spoil_version(store, version, **more):
+    with shared_server().client() as client:
+        client.hset(f"{store.prefix}:setting:api", mapping={"version": version, **more})
+
+
+@pytest.mark.parametrize("version", [b"\xff", b"abc", b"1.5"])
+@pytest.mark.parametrize("store", ["redis"], indirect=True)
+def test_a_version_that_is_no_number_is_as_none_and_is_replaced(store, version):
+    spoil_version(store, version, told='[{"rate":"1/s"}]')
+    policy = Policy("5/s", name="api", store=store)
+    assert [policy.shaper.reserve().delay for _ in range(3)] == [0, 0.2, 0.4]
+    # Before `configure`, which would try for ever.
+    assert store.write_overrides("api", "[]", store.read_overrides("api"))
+    spoil_version(store, version)
+    policy.configure("2/s")
+    assert [one.rate for one in policy.configured()] == ["2/s"]
+    store.clock.advance(9)
+    assert [policy.shaper.reserve().delay for _ in range(2)] == [0, 0.5]
+
+
+@pytest.mark.parametrize("store", ["redis"], indirect=True)
+def test_calls_go_on_by_the_code_though_the_version_is_spoiled_meanwhile(store):
+    policy = Policy("5/s", name="api", store=store)
+    policy.configure("1/s")
+    assert policy.shaper.reserve().delay == 0
+    spoil_version(store, b"\xff")
+    policy.shaper.reserve()
+    store.clock.advance(9)
+    assert [policy.shaper.reserve().delay for _ in range(2)] == [0, 0.2]
+    assert store.write_overrides("api", "[]", store.read_overrides("api"))
+    assert policy.configured() == []
+
+
 def test_what_the_program_cannot_have_leaves_the_limit_of_the_code(store, caplog, afterwards):
     """Never unlimited: another program of the name may have a quota, this one has none."""
     put(store, "api", Override(quota="5/month"))

@@ -24,9 +24,11 @@ def test_only_reservations_are_given_back_settled_and_waited_for(refused, anyio_
 def test_a_reservation_of_another_shaper_changes_nothing(refused, anyio_backend, other):
     store = MemoryStore()
     own = Shaper("1/s", store=store, name="api")
-    reservation = Shaper(**other).reserve()
+    another = Shaper(**other)
+    reservation = another.reserve()
     for call in (own.cancel, lambda told: own.settle(told, 50), own.remaining):
-        assert "another shaper" in refused(lambda call=call: call(reservation), "reservation").bound
+        told = refused(lambda call=call: call(reservation), "reservation")
+        assert told.bound == f"is of another shaper, {another.name!r}"
     for call, *more in ((own.acancel,), (own.asettle, 50), (own.aremaining,)):
         refused(
             lambda call=call, more=more: anyio.run(call, reservation, *more, backend=anyio_backend),

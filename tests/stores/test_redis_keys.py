@@ -3,12 +3,14 @@
 from itertools import product
 
 import pytest
+from celery import Celery
 from hypothesis import example, given
 from hypothesis import strategies as st
 from redis.asyncio import Redis as AsyncRedis
 from redis.crc import key_slot
 
 from shapekit import GCRA, ConfigError, Gate, ManualClock, RedisStore, all_of
+from shapekit.integrations.celery.parking import PREFIX, Parking, _StorePark
 from shapekit.stores.redis.protocol import LONGEST, Keyspace, bounded
 
 from ..redis_server import shared_server
@@ -92,6 +94,24 @@ def test_shown_is_the_name_and_the_key(name, key):
 @example(name="a%3Ab}", part="a", key="}:{")
 def test_shown_is_the_name_the_part_and_the_key(name, part, key):
     assert KEYSPACE.shown(KEYSPACE.of_part(name, part, key)) == f"{name}:{part}:{key}"
+
+
+# others' keys
+
+PARKING = vars(Parking(lambda *_: None, ""))
+ENDINGS = [*PARKING["_keys"], *(PARKING[name] for name in ("_claims", "_taken", "_ends", "_unreadable"))]
+
+
+@given(name=NAMES, part=PARTS, key=TEXTS | LONG)
+@example(name="shapekit", part="celery", key="celery}:amqp://rabbit//:parked")
+@example(name="a:b", part="a", key="")
+@example(name="}", part="a", key="}:")
+def test_the_keys_of_states_are_told_from_those_of_parked_tasks(name, part, key):
+    assert KEYSPACE.is_state(whole(name, key))
+    assert KEYSPACE.is_state(KEYSPACE.of_part(name, part, key))
+    broker = name.encode("utf-8", "surrogatepass")
+    for ending in ENDINGS:
+        assert not KEYSPACE.is_state(f"shapekit:{PREFIX}:".encode() + broker + ending.encode())
 
 
 # slots
@@ -179,6 +199,29 @@ def test_any_text_is_a_key_of_a_part(store):
     assert set(store.keys()) >= {f"{{}}::a:{key}" for key in AWKWARD if len(key) <= LONGEST}
     assert store.reset_all("{}::a:") == len(AWKWARD)
     assert store.reset_all("{}::") == len(AWKWARD)
+
+
+def test_tasks_that_celery_has_parked_are_no_states(store):
+    park = _StorePark(Celery(broker="amqp://guest@rabbit//", set_as_current=False), store)
+    for name in ("one", "other"):
+        park.park(name, 0, ["{}", ""])
+    assert len(park.claim(60, 1)) == 1
+    with shared_server().client() as client:
+        parked = [key for key in client.scan_iter() if key.startswith(store.prefix.encode())]
+        assert len(parked) == 3
+        keys = ["", "}", "celery}:amqp://guest@rabbit//:parked", "a:b"]
+        names = ("shapekit", "shapekit:celery", "{shapekit:celery}")
+        for name in names:
+            assert all(Gate(GCRA("1/h"), name=name, store=store).check_many(keys))
+        of_parts = Gate(all_of(celery=GCRA("1/h"), b=GCRA("1/h")), name="shapekit:", store=store)
+        assert of_parts.check({"celery": "a:b", "b": "}:"})
+        states = {f"{name}:{key}" for name in names for key in keys}
+        states |= {"shapekit::celery:a:b", "shapekit::b:}:"}
+        assert sorted(store.keys()) == sorted(states)
+        assert {row.shown for row in store.survey()} == states
+        assert store.reset_all("shapekit:celery") == len(keys) + 1
+        assert store.reset_all() == len(states) - len(keys) - 1
+        assert client.delete(*parked) == 3
 
 
 def test_a_prefix_finds_its_own_keys_alone(store):

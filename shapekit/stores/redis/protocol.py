@@ -87,6 +87,11 @@ class Keyspace:
         """What every key with overrides matches, for SCAN."""
         return _beginning(self._settings)
 
+    def is_state(self, key: bytes) -> bool:
+        """Whether a key is one of a state: others, such as Celery's parked tasks, may begin alike."""
+        tag, _, rest = key.removeprefix(self._states).partition(b"}")
+        return key.endswith(b"}") if b":" in tag else rest.startswith(b":")
+
     def shown(self, key: bytes) -> str:
         """A state's key as `name:key`, or `name:part:key`."""
         return shown(*self.place(key))
@@ -155,7 +160,8 @@ return redis.call("HGET", KEYS[1], ARGV[2])
 _ASKED_EVERY_S = 1.0
 """How often a cluster is asked for overrides: they may lie on another server than a state."""
 _STATING = """
-local found = redis.call("HGET", KEYS[1], "version") or ""
+local found = redis.call("HGET", KEYS[1], "version")
+if not found or string.find(found, "%D") then found = "" end
 if found ~= ARGV[1] then return 0 end
 redis.call("HSET", KEYS[1], "version", ARGV[2], "told", ARGV[3])
 return 1
@@ -327,7 +333,7 @@ class RedisProgram:
                     self._spell()
                 elif problem == "changed":
                     version, told, now = reply[1:]
-                    self._settings.hear(Stored(plain_text(version), plain_text(told)), now)
+                    self._settings.hear(stored(version, told), now)
                     return None
                 elif problem == "foreign":
                     for index, writer_tag, looked in reply[1:]:
@@ -438,7 +444,7 @@ class RedisProgram:
     def read_overrides(keyspace: Keyspace, settings: Settings, clock: Clock) -> Conversation:
         """Read what operators have set."""
         version, told = yield from _said(("HMGET", keyspace.of_settings(settings.name), "version", "told"))
-        settings.hear(Stored(plain_text(version or ""), plain_text(told or "")), clock.wall_us())
+        settings.hear(stored(version, told), clock.wall_us())
         return settings.known.stored
 
     @staticmethod
@@ -577,6 +583,13 @@ def _in_runs(asked: Iterable[Asked]) -> list[Asked]:
 def _alike(call: Asked) -> tuple[Operation, Any, str]:
     operation, args, moment = call
     return operation, operation.asks(args), moment
+
+
+def stored(version: Any, told: Any) -> Stored:
+    """Overrides as they lie there; none where the version is none of ours, as the scripts see it."""
+    number = plain_text(version or "")
+    is_ours = number.isascii() and number.isdigit()
+    return Stored(number, plain_text(told or "")) if is_ours else Stored("", "")
 
 
 def _damaged(problem: object) -> DamagedStateError:

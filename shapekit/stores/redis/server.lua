@@ -168,7 +168,7 @@ end
 local function answer_overrides(known)
     if not known then return nil end
     local version = redis.pcall("HGET", ARGV[3], "version")
-    if type(version) ~= "string" then version = "" end
+    if type(version) ~= "string" or string.find(version, "%D") then version = "" end
     if version == known[1] and not (known[2] and time_of(calls[1]) >= known[2]) then return nil end
     local told = redis.pcall("HGET", ARGV[3], "told")
     return {"changed", version, type(told) == "string" and told or "", time_of(calls[1])}

@@ -58,7 +58,15 @@ from shapekit.stores.base import (
 )
 from shapekit.stores.encoding import MISFITS, Described, LiveKey, known_programs, plain_text, revived, sound
 from shapekit.stores.redis.connections import AsyncOwnConnections, Link, OwnConnections, closed, unavailable
-from shapekit.stores.redis.protocol import Asked, Conversation, Keyspace, RedisProgram, survey_script, talk
+from shapekit.stores.redis.protocol import (
+    Asked,
+    Conversation,
+    Keyspace,
+    RedisProgram,
+    stored,
+    survey_script,
+    talk,
+)
 
 __all__ = ["RedisStore"]
 
@@ -191,12 +199,27 @@ class RedisStore(Store):
         said: Stored = talk(asking, self._say)
         return said
 
+    async def aread_overrides(self, name: str) -> Stored:
+        if (here := self._here()) is None or self._link is not None:
+            return await super().aread_overrides(name)
+        asking = RedisProgram.read_overrides(self._keyspace, self.settings(name), self.clock)
+        said: Stored = await here.talk(asking)
+        return said
+
+    async def awrite_overrides(self, name: str, text: str, known: Stored) -> bool:
+        if (here := self._here()) is None or self._link is not None:
+            return await super().awrite_overrides(name, text, known)
+        setting = RedisProgram.write_overrides(self._keyspace, self.settings(name), text, known)
+        is_known = await here.talk(setting)
+        await self.aread_overrides(name)
+        return bool(is_known)
+
     def all_overrides(self) -> dict[str, Stored]:
         found = {}
         for place in set(self._every(self._keyspace.setting_pattern)):
             version, told = self._tell("HMGET", place, "version", "told")
             name = self._keyspace.set_name(place)
-            found[name] = Stored(plain_text(version or ""), plain_text(told or ""))
+            found[name] = stored(version, told)
         return found
 
     def write_overrides(self, name: str, text: str, known: Stored) -> bool:
@@ -324,7 +347,11 @@ class RedisStore(Store):
         check_prefix(prefix)
         met: set[bytes] = set()
         for key in self._every(self._keyspace.pattern):
-            if key not in met and self._keyspace.shown(key).startswith(prefix):
+            if (
+                key not in met
+                and self._keyspace.is_state(key)
+                and self._keyspace.shown(key).startswith(prefix)
+            ):
                 met.add(key)
                 yield key
 

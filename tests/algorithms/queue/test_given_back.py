@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shapekit import GCRA, FixedWindow, ManualClock, Quota, Shaper, SlidingWindowLog
+from shapekit import GCRA, Adaptive, FixedWindow, ManualClock, Quota, Shaper, SlidingWindowLog
 from shapekit._runtime.drivers import run
 
 from .follower import SECOND, Follower, undone
@@ -236,6 +236,21 @@ def test_a_call_that_has_cost_nothing_has_nothing_to_give_back(rate):
     assert not slot.costing(0, number).cancel()
     assert not slot.cancel()
     assert shaper.reserve().delay == 0.0
+
+
+@given(
+    st.sampled_from(["10/s", "7/s", Adaptive("3/s", "5/s")]),
+    st.integers(1, 4),
+    st.lists(st.integers(1, 4), min_size=1, max_size=6),
+)
+def test_a_decision_tells_how_much_of_the_burst_is_in_use(limit, burst, costs):
+    how = {"adaptive": limit} if isinstance(limit, Adaptive) else {"rate": limit}
+    shaper = Shaper(**how, burst=burst, clock=ManualClock())
+    used = 0
+    for cost in costs:
+        told = shaper.reserve(cost=min(cost, burst)).decision
+        used += min(cost, burst)
+        assert (told.current, told.remaining) == (used, max(0, burst - used))
 
 
 @given(

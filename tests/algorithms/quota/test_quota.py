@@ -109,6 +109,16 @@ def test_a_minute_that_st_johns_shows_twice_belongs_to_the_day_that_has_begun():
     assert later + denied.retry_after_us == int(datetime(2010, 11, 8, tzinfo=zone).timestamp()) * SECOND_US
 
 
+@pytest.mark.parametrize("now", ["2024-01-30T12:00:00", "2024-01-31T12:00:00"])
+def test_what_the_last_day_of_a_month_has_used_belongs_to_that_month(now):
+    day, month = (Quota(f"9/{per}") for per in ("day", "month"))
+    now, last, first_of_next = (
+        int(seconds(at)) * SECOND_US for at in (now, "2024-01-31T23:00:00", "2024-02-01T00:00:00")
+    )
+    state = month.adopt(day.charge(None, now, last, 4)[0], day, now)
+    assert [month.peek(state, at).current for at in (last, first_of_next)] == [4, 0]
+
+
 @given(st.lists(st.tuples(st.integers(0, 10 * DAY_S), st.integers(1, 3)), min_size=5, max_size=60))
 def test_going_back_never_opens_an_old_period_again(calls):
     quota = Quota("4/day")

@@ -81,6 +81,26 @@ def test_local_goes_on_with_a_share():
     worker.enter().leave()
 
 
+@pytest.mark.parametrize("mode", ["closed", "local"])
+def test_a_call_that_is_refused_because_its_reply_was_lost_keeps_no_permit(mode):
+    worker = Worker(mode, share=0.25 if mode == "local" else None)
+    during = []
+    if mode == "local":
+        worker.faulty.down = True
+        during.append(worker.enter())
+        worker.recover()
+        worker.enter().leave()
+    worker.faulty.loses_replies = True
+    with pytest.raises(QueueFullError):
+        worker.enter()
+    assert standing(worker.witness) == (1, 0)
+    worker.recover()
+    worker.enter().leave()
+    assert standing(worker.witness) == (0, 0)
+    for admission in during:
+        admission.leave()
+
+
 def test_a_share_of_few_permits_is_one():
     worker = Worker("local", share=0.01)
     worker.faulty.down = True
