@@ -6,6 +6,7 @@ import pytest
 from celery import Celery
 from hypothesis import example, given
 from hypothesis import strategies as st
+from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 from redis.crc import key_slot
 
@@ -246,8 +247,26 @@ def test_prefixes_that_would_hide_where_a_key_lies_are_refused(prefix, refused):
 def test_a_store_without_a_client_is_refused(refused):
     refused(RedisStore, "client")
     # Passwords stand in URLs: it is not shown.
-    error = refused(lambda: RedisStore("redis://:secret@localhost"), "client")
+    for url in ("redis://:secret@localhost", b"redis://:secret@localhost"):
+        error = refused(lambda url=url: RedisStore(url), "client")
+        assert "secret" not in str(error)
+    for told in (5, Redis):
+        refused(lambda told=told: RedisStore(told), "client")
+        refused(lambda told=told: RedisStore(aclient=told), "aclient")
+
+
+def test_a_client_of_the_other_kind_is_refused(refused):
+    error = refused(lambda: RedisStore(AsyncRedis(password="secret")), "client")
+    assert "pass it as aclient=" in str(error)
     assert "secret" not in str(error)
+    with Redis(password="secret") as client:
+        assert "pass it as client=" in str(refused(lambda: RedisStore(aclient=client), "aclient"))
+
+
+@pytest.mark.parametrize("option", ["socket_timeout", "socket_connect_timeout"])
+@pytest.mark.parametrize("told", ["0", "-1", "nan", "inf"])
+def test_a_timeout_in_a_url_is_a_span_of_time(refused, option, told):
+    refused(lambda: RedisStore.from_url(f"redis://localhost?{option}={told}"), option)
 
 
 def test_a_store_that_can_only_be_awaited_says_so_to_threads(refused):

@@ -43,7 +43,7 @@ from shapekit.algorithms.base import Undo
 from shapekit.algorithms.compose import of_one_kind
 from shapekit.clock import Clock, RealClock
 from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError, missing
-from shapekit.rate import SECOND_US
+from shapekit.rate import SECOND_US, duration_us
 from shapekit.stores.base import (
     Apply,
     ApplyMany,
@@ -72,8 +72,9 @@ __all__ = ["RedisStore"]
 
 
 try:
-    from redis import ConnectionPool, Redis, RedisError
+    from redis import ConnectionPool, Redis, RedisCluster, RedisError
     from redis.asyncio import Redis as AsyncRedis
+    from redis.asyncio import RedisCluster as AsyncRedisCluster
     from redis.asyncio.retry import Retry as AsyncRetry
     from redis.backoff import NoBackoff
     from redis.client import NEVER_DECODE
@@ -111,8 +112,10 @@ class RedisStore(Store):
             raise ConfigError(
                 "client", client, "is missing", 'pass one, or write RedisStore.from_url("redis://localhost")'
             )
-        if isinstance(client, str):
+        if isinstance(client, (str, bytes)):
             raise ConfigError("client", "a text", "is not a client", "write RedisStore.from_url(…)")
+        _check_client("client", client, (AsyncRedis, AsyncRedisCluster), "is asynchronous", "aclient")
+        _check_client("aclient", aclient, (Redis, RedisCluster), "is synchronous", "client")
         if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
             raise ConfigError("prefix", prefix, "is not a text without braces", 'pass one such as "shapekit"')
         self.clock: Clock = RealClock() if clock is None else clock
@@ -142,6 +145,8 @@ class RedisStore(Store):
         """
         bounds: dict[str, Any] = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
         pool = _pool_of(url, bounds)
+        for option in bounds:
+            duration_us(option, pool.connection_kwargs[option])
         store = cls(Redis(connection_pool=pool), clock=clock, prefix=prefix)
         store._kept = OwnConnections(pool, TIMEOUT_S)
         store._link = Link(store._client, store._kept)
@@ -367,6 +372,14 @@ class RedisStore(Store):
                 yield found if isinstance(found, bytes) else found.encode()
         except RedisError as error:
             raise unavailable(error) from error
+
+
+def _check_client(option: str, client: Any, others: tuple[type, ...], kind: str, other: str) -> None:
+    if client is not None and (isinstance(client, type) or not hasattr(client, "execute_command")):
+        raise ConfigError(option, client, "is not a client", "pass a Redis or a RedisCluster of redis-py")
+    if isinstance(client, others):
+        # A client may show its password.
+        raise ConfigError(option, type(client), kind, f"pass it as {other}=")
 
 
 def _pool_of(url: str, bounds: dict[str, Any]) -> ConnectionPool:
