@@ -73,6 +73,18 @@ def test_so_is_one_to_a_call_that_waited_for_a_connection_meanwhile(url, long_la
     assert asked(url, question) == [b"PONG", b"PONG"]
 
 
+def test_a_call_waits_for_a_connection_as_long_as_others_get_answers(url, long_last_call):
+    a_while = b"*3\r\n$5\r\nBLPOP\r\n$4\r\nnone\r\n$3\r\n0.1\r\n"
+
+    async def main():
+        kept = AsyncOwnConnections(ConnectionPool.from_url(url, max_connections=1), 0.5)
+        answers = await asyncio.gather(*(kept.exchange(a_while) for _ in range(8)))
+        assert answers == [None] * 8
+        await kept.aclose()
+
+    asyncio.run(main())
+
+
 def test_what_does_not_come_is_waited_for_until_time_is_up(url):
     async def question(kept):
         with pytest.raises(RedisTimeoutError, match=r"no answer within 0\.05 s"):

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
+from functools import partial
 from inspect import signature
 from itertools import starmap
 from math import inf
@@ -275,7 +276,7 @@ class AsyncOwnConnections:
         self._closed = False
         self._room = asyncio.Semaphore(pool.max_connections)
         self._idle: list[tuple[Any, float]] = []
-        self._failed_at = self._demoted_at = 0.0
+        self._failed_at = self._demoted_at = self._replied_at = 0.0
 
     async def exchange(self, command: bytes) -> Any:
         """The reply to a command; an error that the server replied is returned."""
@@ -309,7 +310,8 @@ class AsyncOwnConnections:
                 if isinstance(error, TimeoutError):
                     raise RedisTimeoutError(f"no answer within {self._timeout_s:g} s") from None
                 raise
-            self._idle.append((connection, time.monotonic()))
+            self._replied_at = time.monotonic()
+            self._idle.append((connection, self._replied_at))
             if self._closed:
                 await self.aclose()
             return reply
@@ -319,11 +321,13 @@ class AsyncOwnConnections:
                     self._room.release()
 
     async def _enter(self) -> bool:
-        """Wait for a free connection, as long as for an answer at most."""
+        """Wait for a free connection, as long as for an answer at most; as long as there are answers to
+        others, the line moves.
+        """
         if not self._room.locked():
             return await self._room.acquire()
         try:
-            async with _Deadline(self._timeout_s):
+            async with _Deadline(self._timeout_s, lambda: self._replied_at):
                 return await self._room.acquire()
         except TimeoutError:
             raise RedisConnectionError(f"no connection was free for {self._timeout_s:g} s") from None
@@ -337,12 +341,15 @@ class AsyncOwnConnections:
 
 
 class _Deadline:
-    """As `asyncio.timeout`; but what came while the loop was blocked is read before time is up."""
+    """As `asyncio.timeout`; but what came while the loop was blocked is read before time is up, and time
+    begins anew at the last `sign` of life.
+    """
 
-    __slots__ = ("_handle", "_seconds", "_timer")
+    __slots__ = ("_handle", "_seconds", "_sign", "_timer")
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, sign: Callable[[], float] | None = None) -> None:
         self._seconds = seconds
+        self._sign = sign
 
     async def __aenter__(self) -> None:
         self._timer = asyncio.timeout(None)
@@ -355,8 +362,15 @@ class _Deadline:
         self._handle.cancel()
         await self._timer.__aexit__(kind, error, trace)
 
-    def _expire(self) -> None:
-        self._timer.reschedule(asyncio.get_running_loop().time() + _LAST_CALL_S)
+    def _expire(self, *, was_called: bool = False) -> None:
+        loop = asyncio.get_running_loop()
+        left_s = 0.0 if self._sign is None else self._sign() + self._seconds - time.monotonic()
+        if left_s > 0:
+            self._handle = loop.call_later(left_s, self._expire)
+        elif not was_called:
+            self._handle = loop.call_later(_LAST_CALL_S, partial(self._expire, was_called=True))
+        else:
+            self._timer.reschedule(loop.time())
 
 
 async def aexchange(pool: Any, command: bytes) -> Any:
