@@ -73,7 +73,7 @@ def test_so_is_one_to_a_call_that_waited_for_a_connection_meanwhile(url, long_la
     assert asked(url, question) == [b"PONG", b"PONG"]
 
 
-def test_a_call_waits_for_a_connection_as_long_as_others_get_answers(url, long_last_call):
+def test_a_call_waits_for_a_connection_as_long_as_others_get_answers(url):
     a_while = b"*3\r\n$5\r\nBLPOP\r\n$4\r\nnone\r\n$3\r\n0.1\r\n"
 
     async def main():
