@@ -110,8 +110,11 @@ def known_programs(texts: Sequence[str]) -> list[Described]:
 
 
 def tag(description: str) -> int:
-    """A number of 32 bits that stands for a description: the same on every host and in every version."""
-    return int.from_bytes(blake2b(plain_bytes(description), digest_size=4).digest())
+    """A number of 32 bits that stands for a description: the same on every host and in every version.
+
+    It is none below 128, as a text begins with that another program has written.
+    """
+    return max(128, int.from_bytes(blake2b(plain_bytes(description), digest_size=4).digest()))
 
 
 class LiveKey(NamedTuple):

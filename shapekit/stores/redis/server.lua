@@ -67,7 +67,7 @@ local function read(index, owner, tag)
     if type(found) ~= "number" then damaged() end
     check_stored(frozen)
     if found == tag then return owner:thaw(frozen), raw end
-    if found ~= found % 2^32 or found % 1 ~= 0 then damaged() end
+    if found ~= found % 2^32 or found % 1 ~= 0 or found < 128 then damaged() end
     local told, looked = adopted[index] or {}, false
     if told[2] == hex(raw) or told[2] == "lost " .. found then return told[3] or nil, raw end
     if told[4] == found then

@@ -507,14 +507,11 @@ def tag_of(raw: Any) -> int | None:
     """The number that a value begins with: the tag of what wrote it; None if it does not begin with one.
 
     >>> tag_of(bytes([0xCE, 0, 1, 0, 0, 7])), tag_of(b"plain text"), tag_of(b"")
-    (65536, 112, None)
+    (65536, None, None)
     """
     if not isinstance(raw, bytes) or not raw:
         return None
-    first = raw[0]
-    if first < 0x80:
-        return first
-    width = _WIDTHS.get(first)
+    width = _WIDTHS.get(raw[0])
     return None if width is None else int.from_bytes(raw[1 : 1 + width])
 
 
