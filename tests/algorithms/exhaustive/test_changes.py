@@ -163,7 +163,7 @@ class Rules:
         generation, *_, changes, _ = self.queues[world.numbers].follow(world.line, world.now)[1]
         if generation == worker.slot.generation:
             return worker.slot
-        found = followed(worker.slot, changes)
+        found = followed(worker.slot, changes, self.queues[world.numbers].constraints)
         assert found is not None, "a slot is lost"
         return found
 
