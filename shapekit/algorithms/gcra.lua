@@ -133,6 +133,11 @@ function Meter:refund_last(s, now, skew, cost, receipt)
         count = count - 4
     end
     after[1], after[2] = tail, tail_rest
+    if receipt[1] == s[6] and receipt[2] == s[7] then
+        -- It was the newest: all other receipts lie at least its width below.
+        local top, top_rest = minus(receipt[1], receipt[2], width, width_rest, self.q)
+        after[6], after[7] = later(top, top_rest, plus(tail, tail_rest, s[4], s[5], self.q))
+    end
     return after
 end
 

@@ -192,10 +192,14 @@ class Meter(Algorithm[Positions]):
         # A charge from before the retraction may end where its receipt says; none ends later.
         tail, newest, retracted, top, *stretches = state
         start = now * self._q
-        tail = min(tail, max(start, min(tail, charged_at) - self._p * cost))
+        width = self._p * cost
+        tail = min(tail, max(start, min(tail, charged_at) - width))
         while stretches and stretches[-1] >= tail:
             tail = min(tail, max(start, stretches[-2]))
             del stretches[-2:]
+        if charged_at == top:
+            # It was the newest: all other receipts lie at least its width below.
+            top = max(charged_at - width, tail + retracted)
         return (tail, newest, retracted, top, *stretches)
 
     def debit(

@@ -263,6 +263,7 @@ def test_slots_that_are_given_back_from_the_end_were_never_taken(limit, now, ste
         never = limit.charge(never, now, limit.earliest(never, now, paid.cost), paid.cost)[0]
     for cost in range(1, limit.max_cost + 1):
         assert limit.earliest(ledger.state, now, cost) == limit.earliest(never, now, cost)
+    assert limit.life(ledger.state, now) == limit.life(never, now)
 
 
 @given(

@@ -78,6 +78,7 @@ def hear(_: Event) -> None:
 def subjects() -> list[Subject]:
     """The floor, and what a shaper is asked."""
     gate = GCRA("10/s", burst=FAR)
+    another = Shaper("10/s")  # its listeners go with it
     return [
         floor(),
         subject("reserve", 'reserve("key")', lambda: Shaper(AT_ONCE)),
@@ -102,7 +103,7 @@ def subjects() -> list[Subject]:
             "reserve, listener of another shaper",
             'reserve("key")',
             lambda: Shaper(AT_ONCE),
-            listening=lambda _: Shaper("10/s").listen(hear),
+            listening=lambda _: another.listen(hear),
         ),
         subject(
             "schedule, with a listener",

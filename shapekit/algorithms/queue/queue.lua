@@ -205,22 +205,29 @@ function LeakyQueue:cancel(s, now, skew, grant)
         book = {free, unpack(book, 2)}
         return self:kept({tail, tail_rest, newest, generation, number, till, shift, book, parts}, now, skew)
     end
+    -- Whether no call has reserved since: what moved the tail of an unpaced line, each by one, are settlements.
+    local is_newest = not self.paced and due == newest
+    if is_newest then
+        local since = Gone.settled_since(book, generation, own)
+        local moved, moved_rest = minus(tail, tail_rest, last, last_rest, self.q)
+        is_newest = number == own + since and moved * self.q + moved_rest <= since
+    end
     local left
-    if in_the_middle then
+    if in_the_middle and not is_newest then
         left = self.places:given_back(book,
             {start, start_rest, last, last_rest, due, cost, back, back_rest, before, receipts})
     end
     if left then
         book = left
+    elseif at_the_end then
+        -- The tail retracts, also over free places that now end it.
+        parts = self.constraints:refund_last(parts, at, cost, receipts, shift, skew)
+        if less(start, start_rest, back, back_rest) then back, back_rest = start, start_rest end
+        book, tail, tail_rest, newest, parts =
+            self.places:retracted(book, back, back_rest, before, parts, at, shift, skew)
     else
-        local give_back = at_the_end and self.constraints.refund_last or self.constraints.refund
-        parts = give_back(self.constraints, parts, at, cost, receipts, shift, skew)
-        if at_the_end then
-            -- The tail retracts, also over free places that now end it.
-            if less(start, start_rest, back, back_rest) then back, back_rest = start, start_rest end
-            book, tail, tail_rest, newest, parts =
-                self.places:retracted(book, back, back_rest, before, parts, at, shift, skew)
-        end
+        parts = self.constraints:refund(parts, at, cost, receipts, shift, skew)
+        if is_newest then newest = math.min(newest, before) end
     end
     return self:kept({tail, tail_rest, newest, generation, number, till, shift, book, parts}, now, skew)
 end

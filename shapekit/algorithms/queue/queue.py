@@ -208,21 +208,22 @@ class LeakyQueue(WiredQueue):
             elif stands:
                 tail, free = slots.gaps_retracted(free, grant.start)
                 newest = min(newest, -(-tail // self.q))
-        elif (
-            (grant := self.own(grant))
-            and stands
-            and grant.end < tail
-            and (kept := self.places.given_back(free, grant)) is not None
-        ):
-            free = kept
         else:
+            grant, kept = self.own(grant), None
             is_last = stands and grant.end == tail
-            give_back = self.constraints.refund_last if is_last else self.constraints.refund
-            parts = give_back(parts, at, grant.cost, grant.receipts, ahead)
-            if is_last:
+            is_newest = not self.paced and grant.due_us == newest and self._is_newest(line, grant)
+            if stands and grant.end < tail and not is_newest:
+                kept = self.places.given_back(free, grant)
+            if kept is not None:
+                free = kept
+            elif is_last:
                 # The tail retracts, also over free places that now end it.
+                parts = self.constraints.refund_last(parts, at, grant.cost, grant.receipts, ahead)
                 undo = (min(grant.undo[0], grant.start), grant.undo[1])
                 free, (tail, newest), parts = self.places.retracted(free, undo, parts, at, ahead)
+            else:
+                parts = self.constraints.refund(parts, at, grant.cost, grant.receipts, ahead)
+                newest = min(newest, grant.undo[1]) if is_newest else newest
         book = (free, left, mark, changes, stands_until)
         after = (tail, newest, generation, number, until, shift, book, parts)
         return after, True, self._life(after, now, skew), True
@@ -270,6 +271,14 @@ class LeakyQueue(WiredQueue):
         book = (free, left, mark, changes, stands_until)
         after = (tail, newest, generation, number, until, shift, book, parts)
         return after, follows, self._life(after, now, skew), True
+
+    def _is_newest(self, line: Line, grant: Grant) -> bool:
+        """Whether no call has reserved since: what moved the tail of an unpaced line, each by one, are
+        settlements.
+        """
+        tail, _, generation, number, _, _, book, _ = line
+        since = slots.settled_since(book[1], generation, grant.version) if book else 0
+        return number == grant.version + since and tail - grant.end <= since
 
     def end_of(self, grant: Grant, actual: int) -> int:
         """Where a grant ends once it costs `actual`; never later, because extra cost is charged elsewhere."""

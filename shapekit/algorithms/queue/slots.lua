@@ -158,32 +158,41 @@ function Places:retracted(book, tail, tail_rest, newest, parts, at, shift, skew)
     end
 end
 
--- The book without places that have passed; their charges are given back. A dear one stays, at no cost, while
--- its end lies ahead: the tail may still retract over it.
+-- The book without places that have passed; their charges are given back. The last of them that touch stay as
+-- one, at no cost, while its end lies ahead: the tail may still retract over it.
 function Places:swept(book, parts, at, shift, skew)
-    local rows, singles = book[1], book[2]
-    while rows ~= "" do
-        local row = row_at({rows}, 1)
-        local passed = self:passed(row, at)
-        if passed == 0 then break end
-        parts = self:refunded(parts, row, passed, at, shift, skew)
-        local rest = passed < row[3] and text_of(self:rest(row, passed)) or ""
-        rows = Rows.replaced(rows, ROW, 1, 1, rest)
-    end
-    local passed, kept, is_new = 0, {}, false
-    while passed < #singles do
-        local place = self:single(singles, passed + 1)
+    local rows, singles, passed, gone, is_new = book[1], book[2], {}, 0, false
+    while gone < #singles do
+        local place = self:single(singles, gone + 1)
         if place[5] >= at then break end
-        passed = passed + 1
+        gone = gone + 1
         parts = self.constraints:refund(parts, at, place[6], place[10], shift, skew)
         is_new = is_new or place[6] ~= 0
-        if less(at, 0, place[3], place[4]) then
-            place[6] = 0
-            kept[#kept + 1] = written(place)
-        end
+        passed[gone] = place
     end
-    if is_new or #kept < passed then
-        for index = passed + 1, #singles do kept[#kept + 1] = singles[index] end
+    while rows ~= "" do
+        local row = row_at({rows}, 1)
+        local count = self:passed(row, at)
+        if count == 0 then break end
+        parts = self:refunded(parts, row, count, at, shift, skew)
+        passed[#passed + 1] = self:stretch(row, count)
+        local rest = count < row[3] and text_of(self:rest(row, count)) or ""
+        rows = Rows.replaced(rows, ROW, 1, 1, rest)
+        is_new = true
+    end
+    table.sort(passed, precedes)
+    local last
+    for _, place in ipairs(passed) do
+        if last and last[3] == place[1] and last[4] == place[2] then
+            for _, field in ipairs({1, 2, 7, 8, 9}) do place[field] = last[field] end
+            is_new = true
+        end
+        last = less(at, 0, place[3], place[4]) and place or nil
+        place[6] = 0
+    end
+    if is_new or gone > 1 or (gone == 1 and not last) then
+        local kept = {last and written(last)}
+        for index = gone + 1, #singles do kept[#kept + 1] = singles[index] end
         singles = kept
     end
     return changed(book, rows, singles), parts
@@ -236,6 +245,13 @@ function Places:joined(row, other)
         return nil
     end
     return {row[1], row[2], count + other[3], unpack(row, 4)}
+end
+
+-- The first slots of a row as one place.
+function Places:stretch(row, count)
+    local last, last_rest = self:start_of(row, count)
+    local receipts = self.constraints:receipts_at(self:due(row, count - 1), row[8], row[9])
+    return {row[1], row[2], last, last_rest, self:due(row, count - 1), count, row[5], row[6], row[7], receipts}
 end
 
 -- The row without its first slots.
@@ -403,6 +419,17 @@ function Gone.with_word(book, generation, number, follows, cost, nonce)
     if index then words = Rows.replaced(words, WORD, index, index, "") end
     words = words .. Rows.text(generation, number, follows, cost, nonce)
     return {book[1], book[2], book[3], book[4], words, book[6], book[7], book[8]}
+end
+
+-- How many of the settlements that are known have come after this number.
+function Gone.settled_since(book, generation, number)
+    local words, count = book[5], 0
+    for index = 1, Rows.count(words, WORD) do
+        if Rows.at(words, WORD, index, 1) == generation and Rows.at(words, WORD, index, 3) > number then
+            count = count + 1
+        end
+    end
+    return count
 end
 
 function Gone.last_word(book, generation, number, nonce)

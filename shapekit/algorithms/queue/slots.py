@@ -219,16 +219,23 @@ class Places(Value):
     def swept(self, free: Free, parts: States, at: int, ahead: Ahead) -> tuple[Free, States]:
         """The places without those that have passed; their charges are given back.
 
-        A dear one stays, at no cost, while its end lies ahead: the tail may still retract over it.
+        The last of them that touch stay as one, at no cost, while its end lies ahead: the tail may still
+        retract over it.
         """
         rows, singles = free
-        while rows and (passed := self._passed(rows[0][0], at)):
-            parts = self._refunded(parts, rows[0][0], passed, at, ahead)
-            rows = self._without(rows, passed)
         gone: list[Single] = [*takewhile(lambda place: place[2] < at, chain.from_iterable(singles))]
         for _, _, _, cost, _, receipts in gone:
             parts = self._constraints.refund(parts, at, cost, receipts, ahead)
-        kept = [(*place[:3], 0, *place[4:]) for place in gone if place[1] > at * self._q]
+        passed = gone.copy()
+        while rows and (count := self._passed(row := rows[0][0], at)):
+            parts = self._refunded(parts, row, count, at, ahead)
+            passed.append(self._stretch(row, count))
+            rows = self._without(rows, count)
+        kept: list[Single] = []
+        for start, end, due, _, undo, receipts in sorted(passed, key=_position):
+            if kept and kept[-1][1] == start:
+                start, undo = kept[-1][0], kept[-1][4]  # noqa: PLW2901
+            kept = [(start, end, due, 0, undo, receipts)] if end > at * self._q else []
         if kept != gone:
             singles = pages.paged([*kept, *pages.flat(singles)[len(gone) :]])
         return (rows, singles), parts
@@ -288,6 +295,13 @@ class Places(Value):
         start = row[0] + count * self._slot
         return (start, row[1] - count, self._due(row, count), start, self._due(row, count - 1), *row[5:])
 
+    def _stretch(self, row: Row, count: int) -> Single:
+        """The first slots of a row as one place."""
+        start, _, _, tail, newest, *offsets = row
+        due = self._due(row, count - 1)
+        receipts = self._constraints.receipts_at(due, offsets)
+        return (start, start + count * self._slot, due, count, (tail, newest), receipts)
+
     def _without(self, rows: Pages, count: int) -> Pages:
         """The rows without the first slots of the first row."""
         row = rows[0][0]
@@ -307,6 +321,10 @@ class Places(Value):
     def _refunded(self, parts: States, row: Row, count: int, at: int, ahead: Ahead) -> States:
         dues = [self._due(row, index) for index in range(count)]
         return self._constraints.refund_many(parts, at, dues, row[5:], ahead)
+
+
+def _position(place: Single) -> tuple[int, int]:
+    return place[:2]
 
 
 def gaps_after(gaps: Pages, time: int) -> Pages:
@@ -407,6 +425,11 @@ def with_word(gone: Gone, word: Word) -> Gone:
     rows, floor, words = gone
     kept = [old for old in words if old[:2] != word[:2]]
     return rows, floor, (*kept[1 - MOST_SAID :], word)
+
+
+def settled_since(gone: Gone, generation: int, number: int) -> int:
+    """How many of the settlements that are known have come after this number."""
+    return sum(word[0] == generation and word[2] > number for word in gone[2])
 
 
 def last_word(gone: Gone, generation: int, number: int, nonce: int) -> tuple[int, int] | None:

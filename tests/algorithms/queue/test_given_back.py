@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from shapekit import GCRA, Adaptive, FixedWindow, ManualClock, Quota, Shaper, SlidingWindowLog
 from shapekit._runtime.drivers import run
+from shapekit.algorithms.queue.wire import LOOK
+from shapekit.algorithms.rows import count
 
 from .follower import SECOND, Follower, undone
 from .setups import ALIGNED, ALWAYS
@@ -149,6 +151,33 @@ def test_a_dear_slot_that_was_given_back_keeps_nobody_waiting_once_it_has_passed
     last.cancel()
     assert shaper.forecast().first_in == 0.0
     assert shaper.reserve(max_wait=0)
+
+
+@pytest.mark.parametrize(("cost", "first_in"), [(1, 2.0), (60, 61.0)])
+def test_behind_a_settlement_for_more_the_last_call_is_still_given_back(cost, first_in):
+    shaper = Shaper(gates=(GCRA("1/s", burst=100),), clock=ManualClock(1_000))
+    used, waiting = shaper.reserve(cost=100), shaper.reserve(cost=50)
+    shaper.settle(used, 101)
+    waiting.cancel()
+    assert shaper.forecast(cost=cost).first_in == first_in
+
+
+@pytest.mark.parametrize("gate", [FixedWindow("1000/s"), SlidingWindowLog("1000/s"), GCRA("1000/s")])
+def test_slots_that_have_passed_keep_nobody_waiting_whatever_their_number(gate):
+    """What is ahead of them by a burst is one place, and the tail goes back over it."""
+    clock = ManualClock(1_000)
+    shaper = Shaper("1/s", burst=100, gates=(gate,), clock=clock)
+    taken = [shaper.reserve() for _ in range(150)]
+    *gone, last = taken[100:]
+    assert all(slot.cancel() for slot in gone)
+    clock.advance(49.5)
+    look = shaper.core.store.bind(shaper.name, shaper.core.queue, LOOK)
+    behind = shaper.reserve()
+    rows, singles = look("default")[0][6][0]
+    assert (count(rows), count(singles)) == (0, 1)
+    assert behind.cancel()
+    assert last.cancel()
+    assert shaper.forecast(calls=40).last_in == 0.0
 
 
 def test_a_tail_given_back_by_many_takes_no_place():
