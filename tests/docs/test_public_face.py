@@ -29,7 +29,8 @@ from .test_reference import ABSENT, PUBLIC, ROOT, named, public_names
 INTERNAL = {
     # A strategy and its parts, for gates, queues, stores and the Lua twin.
     "Value": "fields",
-    "Algorithm": "aligned alone booked charge cut decide decision_received inspect leaves life limit_name"
+    "Algorithm": "aligned alone booked charge decide decision_received inspect leaves life limit_name"
+    " moved_receipt refund_last"
     " owns receipt_received receipt_sent refund_many rescheduled resumed spent state_received state_sent"
     " together twin uncharged",
     "Quota": "counter",
