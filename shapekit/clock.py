@@ -522,7 +522,7 @@ class Sleepers:
         _SLEEPERS.add(self)
 
     def begin(self) -> None:
-        """Nobody sleeps: at first, and in a forked child, because those that slept are its parent's."""
+        """Start without sleepers: at first, and in a forked child, because they are threads of its parent."""
         self._alarms: set[Alarm] = set()
         self._lines: dict[object, Line] = {}
 

@@ -411,7 +411,7 @@ class _Asking:
             *_, (place, reservation) = self._taken.items()
             with suppress(StoreUnavailableError):
                 await reservation.core.give_back(self.driver, reservation)
-            # Only now: who is cancelled meanwhile gives it back once more.
+            # After the await: a call that is cancelled there gives the slot back again, which is harmless.
             self._taken.pop(place, None)
         return had_some
 

@@ -112,7 +112,7 @@ def known_programs(texts: Sequence[str]) -> list[Described]:
 def tag(description: str) -> int:
     """A number of 32 bits that stands for a description: the same on every host and in every version.
 
-    It is none below 128, as a text begins with that another program has written.
+    It is at least 128, because text of another program reads as a smaller number.
     """
     return max(128, int.from_bytes(blake2b(plain_bytes(description), digest_size=4).digest()))
 

@@ -269,8 +269,10 @@ class Constraints(Value):
         return tuple(after)
 
     def moved(self, receipts: Receipts, when: Callable[[int], int], *, later: bool) -> Receipts:
-        """The receipts of a call after `rescheduled`. If that moved calls later, where aligned limits count
-        the call now is not known: their time was ahead of the queue's by a shift that may be another since.
+        """The receipts of a call after `rescheduled`.
+
+        If calls moved `later`, it is not known in which window an aligned limit counts the call now: a hold
+        may have changed how far real time is ahead of the queue's.
         """
         if len(receipts) != len(self.algorithms):
             return receipts  # none, or what an adaptive queue remembers

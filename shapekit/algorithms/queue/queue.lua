@@ -205,7 +205,8 @@ function LeakyQueue:cancel(s, now, skew, grant)
         book = {free, unpack(book, 2)}
         return self:kept({tail, tail_rest, newest, generation, number, till, shift, book, parts}, now, skew)
     end
-    -- Whether no call has reserved since: what moved the tail of an unpaced line, each by one, are settlements.
+    -- Whether the call is the last of an unpaced line: only settlements came after it, each of which moves the
+    -- tail by one at most.
     local is_newest = not self.paced and due == newest
     if is_newest then
         local since = Gone.settled_since(book, generation, own)
@@ -255,7 +256,7 @@ function LeakyQueue:settle(s, now, skew, grant, actual, nonce)
     if extra > 0 then
         -- Used units stay used, whether or not the key was reset.
         parts = self.constraints:debit(parts, at, extra, grant[12], shift, skew)
-        -- Also without a pace, no call that waits is the last any more.
+        -- An unpaced tail moves too: a waiting call that was taken for the last would take the debt along.
         local owed, owed_rest = later(tail, tail_rest, at, 0)
         local width, width_rest = self:width(extra)
         owed, owed_rest = plus(owed, owed_rest, width, width_rest, q)

@@ -256,7 +256,7 @@ class LeakyQueue(WiredQueue):
         if extra > 0:
             # Used units stay used, whether or not the key was reset.
             parts = self.constraints.debit(parts, at, extra, grant.receipts, (shift, skew))
-            # Also without a pace, no call that waits is the last any more.
+            # An unpaced tail moves too: a waiting call that was taken for the last would take the debt along.
             owed = max(tail, at * self.q) + (self.p * extra if self.paced else 1)
             tail = max(tail, min(owed, END_US * self.q))
         else:
@@ -273,8 +273,8 @@ class LeakyQueue(WiredQueue):
         return after, follows, self._life(after, now, skew), True
 
     def _is_newest(self, line: Line, grant: Grant) -> bool:
-        """Whether no call has reserved since: what moved the tail of an unpaced line, each by one, are
-        settlements.
+        """Whether a call is the last of an unpaced line: only settlements came after it, each of which moves
+        the tail by one at most.
         """
         tail, _, generation, number, _, _, book, _ = line
         since = slots.settled_since(book[1], generation, grant.version) if book else 0

@@ -321,9 +321,7 @@ class AsyncOwnConnections:
                     self._room.release()
 
     async def _enter(self) -> bool:
-        """Wait for a free connection, as long as for an answer at most; as long as there are answers to
-        others, the line moves.
-        """
+        """Wait for a free connection; give up if no call has got an answer for as long as one may take."""
         if not self._room.locked():
             return await self._room.acquire()
         try:
@@ -341,8 +339,9 @@ class AsyncOwnConnections:
 
 
 class _Deadline:
-    """As `asyncio.timeout`; but what came while the loop was blocked is read before time is up, and time
-    begins anew at the last `sign` of life.
+    """As `asyncio.timeout`; but what came while the loop was blocked is read before time is up.
+
+    With `sign`, the time counts from the instant that it returns.
     """
 
     __slots__ = ("_handle", "_seconds", "_sign", "_timer")
