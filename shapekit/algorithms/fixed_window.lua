@@ -80,7 +80,9 @@ function FixedWindow:refund_many(s, now, skew, charges)
             place = place + 2
         end
     end
-    return found and after or s
+    if not found then return s end
+    -- The windows that are over are not reopened, though no count is left that tells.
+    return #after > 0 and after or {now - now % self.window, 0}
 end
 
 function FixedWindow:resumed(s, newest)
@@ -106,6 +108,10 @@ function FixedWindow:debit(s, now, skew, cost)
     if s and #s > 0 then start = math.max(start, s[#s - 1]) end
     local after = self:charged(s, now, start, cost)
     return self:settled(after, now, skew, math.max(now, start))
+end
+
+function FixedWindow:life(s, now)
+    return s and #s > 0 and math.max(0, s[#s - 1] + self.window - now) or 0
 end
 
 -- inside
@@ -137,12 +143,9 @@ end
 
 function FixedWindow:decision(s, now, skew, cost)
     local limit, wait = self.limit, self:earliest(s, now, 0, cost) - now
-    local allowed = wait == 0 and 1 or 0
-    if not s or #s == 0 or now >= s[#s - 1] + self.window then
-        return {allowed, limit, 0, limit, now, wait, false, false}
-    end
-    local start, count = s[#s - 1], s[#s]
-    local ends = start + self.window
-    if now < start then return {0, limit, count, 0, ends, wait, false, false} end
-    return {allowed, limit, count, math.max(0, limit - count), ends, wait, false, false}
+    local start, count = now, 0
+    if s and #s > 0 and now < s[#s - 1] + self.window then start, count = s[#s - 1], s[#s] end
+    local full = count > 0 and start + self.window or now + wait
+    local remaining = start <= now and math.max(0, limit - count) or 0
+    return {wait == 0 and 1 or 0, limit, count, remaining, full, wait, false, false}
 end

@@ -116,7 +116,9 @@ class FixedWindow(Window[Counts]):
                 left = kept[at + 1] - units
                 parts += (kept[done:at], (start, left) if left > 0 else ())
                 done = at + 2
-        return (*chain.from_iterable(parts), *kept[done:]) if done else state
+        after = (*chain.from_iterable(parts), *kept[done:])
+        # The windows that are over are not reopened, though no count is left that tells.
+        return after or (now - now % self.window_us, 0) if done else state
 
     def prospect(self, state: Counts | None, at: int, cost: int, skew: int = 0) -> Periodic:
         window = self.window_us
@@ -164,6 +166,9 @@ class FixedWindow(Window[Counts]):
             last = begun + self.window_us - 1
             yield now if begun <= now < last else last, count
 
+    def life(self, state: Counts, now: int, skew: int = 0) -> int:
+        return max(0, state[-2] + self.window_us - now) if state else 0
+
     def inspect(self, state: Any) -> None:
         starts = state[::2]
         if len(state) % 2 or len(starts) > _MAX_WINDOWS or list(starts) != sorted(set(starts)):
@@ -202,11 +207,7 @@ class FixedWindow(Window[Counts]):
 
     def _decision(self, state: Counts | None, now: int, cost: int, skew: int = 0) -> Decision:
         wait = self.earliest(state, now, cost) - now
-        if not state or now >= state[-2] + self.window_us:
-            return Decision(wait == 0, self.limit, 0, self.limit, now, wait)
-        count = state[-1]
-        if now < state[-2]:
-            return Decision(False, self.limit, count, 0, state[-2] + self.window_us, wait)
-        return Decision(
-            wait == 0, self.limit, count, max(0, self.limit - count), state[-2] + self.window_us, wait
-        )
+        start, count = state[-2:] if state and now < state[-2] + self.window_us else (now, 0)
+        full = start + self.window_us if count else now + wait
+        remaining = max(0, self.limit - count) if start <= now else 0
+        return Decision(wait == 0, self.limit, count, remaining, full, wait)

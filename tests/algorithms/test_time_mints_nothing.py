@@ -191,6 +191,25 @@ def test_two_thousand_calls_at_two_alternating_instants(limit, one, other, due):
     assert admitted == due
 
 
+@pytest.mark.parametrize(("limit", "one", "other", "due"), TWO_INSTANTS)
+def test_what_is_given_back_at_the_later_instant_brings_back_nothing_of_the_earlier(limit, one, other, due):
+    with closing(Gate(limit, clock=(clock := ManualClock()))) as gate:
+
+        def taken(instant):
+            clock.set(instant / SECOND_US)
+            return gate.check("a")
+
+        first = sum(taken(one).allowed for _ in range(20))
+        given_back = again = 0
+        for _ in range(20):
+            if later := taken(other):
+                gate.refund("a", later)
+                given_back += 1
+            again += taken(one).allowed
+        assert given_back == 20 or first == due
+        assert again == 0 < first
+
+
 def test_two_hundred_calls_at_two_instants_of_which_nine_are_due():
     for limit in (GCRA("10/s", burst=5), TokenBucket("10/s", capacity=5)):
         for instants in ([0, 400_000] * 100, [400_000, 0] * 100, [0] * 100 + [400_000] * 100):
