@@ -46,7 +46,7 @@ from shapekit.errors import (
 )
 from shapekit.feedback import STATUSES, OwnRefusal, error_of, own_refusal, says_exhausted
 from shapekit.feedback.dialects import OURS
-from shapekit.keys import SCOPE, KeyOf, Routes, Target, constantly, key_of, parsed
+from shapekit.keys import SCOPE, KeyOf, KeySpec, KeyTemplate, Routes, Target, key_of, parsed
 from shapekit.policy import Admission, Policy, body_of, checked_policy
 from shapekit.rate import (
     AS_CONFIGURED,
@@ -337,20 +337,16 @@ class RequestShaper:
     def _plan(self, policy: Policy, otherwise: str | None = None) -> _Plan[CostSpec]:
         policy.feedback  # noqa: B018 - loaded now: it takes longer than a slot, and an event loop would stand
         spec = self._spec.get("key")
-        if spec is None:
-            spec = otherwise
-        if spec is not None:
-            key = self._reading.key(spec)
-        elif isinstance(policy.key, str):
-            key = constantly(policy.key)
-        else:
-            key = self._reading.key(policy.key)
-        target = self._reading.target
-        return _Plan(
-            policy,
-            self._reading.host if spec == "host" else lambda request: key(target(request), request),
-            checked_cost(self._spec.get("cost", policy.cost)),
-        )
+        key = self._key(otherwise if spec is None else spec, policy.key)
+        return _Plan(policy, key, checked_cost(self._spec.get("cost", policy.cost)))
+
+    def _key(self, spec: KeySpec | None, own: KeySpec | KeyTemplate) -> Callable[[Any], str]:
+        if spec == "host":
+            return self._reading.host
+        if spec is None and isinstance(own, str):
+            return lambda _: own
+        key, target = self._reading.key(own if spec is None else spec), self._reading.target
+        return lambda request: key(target(request), request)
 
     def _shorter(self, policy: Policy, wished: Duration | None, fits_s: float) -> timedelta:
         fits = Fits(seconds=max(0.0, fits_s))

@@ -591,9 +591,12 @@ class _Question:
         """Whether a call that asks now may use its answer."""
         return 0 <= now_us - self.asked_us <= FRESH_US and (self.is_open or self.answer is not None)
 
-    def ring(self, alarm: Alarm) -> None:
-        """Set the alarm once there is an answer; check `is_open` before waiting for it."""
+    async def wait(self, driver: Driver) -> None:
+        """Until there is an answer, if it does not take too long."""
+        alarm = driver.alarm()
         self._alarms.append(alarm)
+        if self.is_open:
+            await driver.wait(alarm, STUCK_S)
 
     def close(self) -> bool:
         """Wake all calls that wait for the answer; whether there are any."""
@@ -629,17 +632,12 @@ class _Questions:
         for limits in self._limits.values():
             limits.begin()
 
-    def shared(
-        self, place: tuple[str, str], queue: LeakyQueue, alarm: Alarm, now_us: int
-    ) -> tuple[_Question, bool]:
-        """A question whose answer can be shared, with the alarm added; or a new one and True, for the caller
-        to ask.
-        """
+    def shared(self, place: tuple[str, str], queue: LeakyQueue, now_us: int) -> tuple[_Question, bool]:
+        """A question whose answer can be shared; or a new one and True, for the caller to ask."""
         with self._lock:
             question = self._asked.get(place)
             # A queue of other numbers reads the same state but gives its generation another number.
             if question is not None and question.serves(now_us) and question.queue == queue:
-                question.ring(alarm)
                 return question, False
             return self._put(place, queue, now_us), True
 
@@ -749,12 +747,11 @@ class KeyStatus:
         if not is_shared:
             return await self._answered(driver, key, self._clock.now_us())
         while True:
-            alarm = driver.alarm()
-            question, is_mine = self._shared(key, alarm)
+            question, is_mine = self._shared(key)
             if is_mine:
                 break
             if question.is_open:
-                await driver.wait(alarm, STUCK_S)
+                await question.wait(driver)
                 if question.is_open:
                     question = self._questions.anew((self._name, key), self._queue, self._clock.now_us())
                     break
@@ -816,8 +813,8 @@ class KeyStatus:
 
         return Twin(changed, achanged)
 
-    def _shared(self, key: str, alarm: Alarm) -> tuple[_Question, bool]:
-        return self._questions.shared((self._name, key), self._queue, alarm, self._clock.now_us())
+    def _shared(self, key: str) -> tuple[_Question, bool]:
+        return self._questions.shared((self._name, key), self._queue, self._clock.now_us())
 
     async def _failed(self, key: str, question: _Question, error: BaseException) -> None:
         if isinstance(error, Exception):
