@@ -520,7 +520,7 @@ class Admission:
         # As of most calls: there is a slot to wait for, and nothing else. They take no detour, and an empty
         # `**` would be one.
         policy = self.policy
-        if policy.is_plain and (self.target is None or not policy.scoped.scopes.any_known):
+        if policy.is_plain and self.target is None:
             schedule, waits = policy.shaper.schedule, self._waits
             self._reservation = (
                 schedule(self.key, cost=self.cost, **waits) if waits else schedule(self.key, cost=self.cost)
@@ -541,7 +541,7 @@ class Admission:
             raise self._entered_before()
         self.__class__ = Admission  # type: ignore[assignment]
         policy = self.policy
-        if policy.is_plain and (self.target is None or not policy.scoped.scopes.any_known):
+        if policy.is_plain and self.target is None:
             schedule, waits = policy.shaper.aschedule, self._waits
             self._reservation = await (
                 schedule(self.key, cost=self.cost, **waits) if waits else schedule(self.key, cost=self.cost)
@@ -617,13 +617,14 @@ class Admission:
     async def _scheduled(
         self, driver: Driver, waits: Mapping[str, Any], permit: Permit | None
     ) -> Reservation:
-        if self.target is not None and self._may_be_scoped:
-            return await self.policy.scoped.schedule(
-                driver, self.key, self.target, self.cost, permit=permit, **waits
-            )
+        scoped, target = self.policy.scoped, self.target
+        if target is not None and scoped.scopes.any_known:
+            return await scoped.schedule(driver, self.key, target, self.cost, permit=permit, **waits)
         shaper = self.policy.shaper
         schedule = Twin(shaper.schedule, shaper.aschedule)
         reservation: Reservation = await driver.ask(schedule, self.key, cost=self.cost, **waits)
+        if target is not None and scoped.scopes.any_known:
+            reservation = await scoped.kept(driver, reservation, target, permit=permit, **waits)
         return reservation
 
     async def _measure(self, driver: Driver, permits: Permits | None) -> None:
@@ -738,9 +739,11 @@ class Admission:
         refused = status == _REFUSED or (
             status >= _FAILED and hint.hold_s > 0 and (hint.remaining != 0 or status in _REFUSING)
         )
-        stated = None
-        if hint.limit and hint.window_s and getattr(self.policy.feedback, "dialect", "auto") != "auto":
-            stated = hint.limit, round(hint.window_s * SECOND_US)
+        stated, feedback = None, self.policy.feedback
+        if feedback is not None and feedback.dialect != "auto" and hint.limit and hint.window_s:
+            # If each call then waited for longer than any hold, no answer would soon put that right.
+            is_bearable = hint.window_s / hint.limit <= feedback.max_hold_s
+            stated = (hint.limit, round(hint.window_s * SECOND_US)) if is_bearable else None
         return RateSignal(
             age_us,
             is_refusal=refused and is_about_all,

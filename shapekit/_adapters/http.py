@@ -33,7 +33,7 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
-from shapekit._runtime.drivers import Driver, Twin
+from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit._runtime.process import ErrorsLogged, from_signal
 from shapekit.config import CostSpec, PolicyOptions, checked_cost
 from shapekit.decision import Decision
@@ -249,6 +249,10 @@ class RequestShaper:
                 if fits_s is not None:
                     max_wait = self._shorter(policy, AS_CONFIGURED, fits_s)
                 reservation = policy.shaper.schedule(key, cost=cost, max_wait=max_wait)
+                if policy.scoped.scopes.any_known:
+                    reservation = run(
+                        policy.scoped.kept, reservation, self._reading.target(request), max_wait=max_wait
+                    )
                 return Admission(policy, key, cost, _NO_WAITS, reservation)
         admission = self.admission(request, options, fits_s=fits_s)
         return None if admission is None else admission.__enter__()
@@ -265,6 +269,10 @@ class RequestShaper:
                 if fits_s is not None:
                     max_wait = self._shorter(policy, AS_CONFIGURED, fits_s)
                 reservation = await policy.shaper.aschedule(key, cost=cost, max_wait=max_wait)
+                if policy.scoped.scopes.any_known:
+                    reservation = await policy.scoped.kept(
+                        TASKS, reservation, self._reading.target(request), max_wait=max_wait
+                    )
                 return Admission(policy, key, cost, _NO_WAITS, reservation)
         admission = self.admission(request, options, fits_s=fits_s)
         return None if admission is None else await admission.__aenter__()

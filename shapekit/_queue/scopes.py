@@ -20,7 +20,7 @@ from collections import OrderedDict
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shapekit._queue.moving import STUCK_S, KeyPoller, Watch
 from shapekit._queue.waiter import FRESH_US, PendingWait, refusal
@@ -173,6 +173,7 @@ class Caller:
         max_wait_us: int | None,
         timeout_us: int | None,
         loop: object,
+        waited_us: int,
     ) -> None:
         self.key = key
         self.cost = cost
@@ -183,7 +184,7 @@ class Caller:
         """Its place among all callers, kept however often it starts again."""
         self.scopes: tuple[str, ...] = ()
         self.held_until_us = 0
-        self.has_waited = False
+        self.has_waited = waited_us > 0
         self.has_looked = False
         """Whether it has checked its scopes before taking its slot."""
         self.is_behind = False
@@ -205,7 +206,7 @@ class Caller:
         self._policy = policy
         self._target = target
         self._loop = loop
-        self.asked_us = clock.now_us()
+        self.asked_us = clock.now_us() - waited_us
         self.reservation: Reservation | None = None
         """The current slot; several may follow each other, and listeners see them as one."""
         self.had_slot = False
@@ -361,6 +362,12 @@ class ScopedSlots:
         now = self._clock.now_us()
         self.scopes.hear(key, scope, now + round(held_s * SECOND_US), now)
 
+    async def kept(self, driver: Driver, taken: Reservation, target: Target, /, **waits: Any) -> Reservation:
+        """A slot that a call has waited for, while an answer named the first scope; another one if its own
+        scope is held.
+        """
+        return await self.schedule(driver, taken.key, target, taken.cost, taken=taken, **waits)
+
     async def schedule(
         self,
         driver: Driver,
@@ -371,6 +378,7 @@ class ScopedSlots:
         max_wait: Duration | None = AS_CONFIGURED,
         timeout: Duration | None = None,  # noqa: ASYNC109 - as for the shaper's
         permit: Permit | None = None,
+        taken: Reservation | None = None,
     ) -> Reservation:
         """`Shaper.schedule`, including holds of the target's scope.
 
@@ -379,17 +387,24 @@ class ScopedSlots:
         """
         core = self._core
         if SWITCH.offs:
-            return await core.reserve(driver, key, cost, core.max_wait_us)
-        await driver.stop_if_cancelled()
-        await core.checked(driver, key, cost)
+            return taken or await core.reserve(driver, key, cost, core.max_wait_us)
+        if not taken:
+            await driver.stop_if_cancelled()
+            await core.checked(driver, key, cost)
         bound_us = core.max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
         gives_up_us = timeout_us(timeout)
+        waited_us, loop = taken.grant.wait_us if taken else 0, driver.loop()
         caller = Caller(
-            self._clock, self.scopes, core.name, key, target, cost, bound_us, gives_up_us, driver.loop()
+            self._clock, self.scopes, core.name, key, target, cost, bound_us, gives_up_us, loop, waited_us
         )
         caller.permit = permit
         caller.waits_for_quotas = not isinstance(max_wait, Fits)
         try:
+            if taken:
+                caller.reservation, caller.had_slot = taken, True
+                if await self._looked(driver, caller):
+                    return taken
+                await driver.shielded(partial(self._give_back, driver, caller))
             while True:
                 reservation = await self._taken(driver, caller)
                 self._stand(caller, reservation)

@@ -5,7 +5,7 @@ import anyio
 import pytest
 import requests
 
-from shapekit import ManualClock
+from shapekit import AsyncAlarm, ManualClock, Policy, QueueFullError
 
 from ...queue.scopes.scoped_servers import GitHub
 from .server import Reply
@@ -45,6 +45,19 @@ def mock(library, github):
     return library.MockTransport(answer)
 
 
+def slow(library, github, clock):
+    """Each answer takes a tenth of a second: meanwhile others begin to wait."""
+
+    async def answer(request):
+        await clock.asleep(0.1, AsyncAlarm())
+        return library.Response(200, headers=github(request.method, request.url.path).headers)
+
+    return library.MockTransport(answer)
+
+
+SLOW_LEFT = [0.1, 0.6, 1.1, 6.1, 6.6]
+
+
 def test_httpx(both, github, options):
     library, wrapper = both
     transport = wrapper.ShapedTransport(mock(library, github), **options)
@@ -70,6 +83,60 @@ async def test_httpx_as_tasks(both, github, options):
         (0, "/users/b"),
         (6, "/search/a"),
     ]
+
+
+BESIDE = [({}, {}), ({}, {"shapekit": {"cost": 1}}), ({"concurrency": 10}, {})]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("more", "extensions"), BESIDE, ids=["plain", "of its own", "with permits"])
+async def test_who_waited_before_the_first_answer_obeys_what_it_names(both, github, clock, more, extensions):
+    library, wrapper = both
+    transport = wrapper.ShapedTransport(slow(library, github, clock), rate="2/s", clock=clock, **more)
+    delays = []
+
+    async def get():
+        response = await client.get("http://api.x/search/a", extensions=extensions)
+        delays.append(response.extensions["shapekit"].delay)
+
+    async with library.AsyncClient(transport=transport) as client, anyio.create_task_group() as tasks:
+        for _ in range(5):
+            tasks.start_soon(get)
+    assert [(seen.at, seen.status) for seen in github.seen] == [(at, 200) for at in SLOW_LEFT]
+    assert delays == [0, 0.5, 1, 6, 6.5]
+
+
+def test_threads_that_waited_before_the_first_answer_obey_what_it_names(both, crew, until_asleep):
+    library, wrapper = both
+    github = GitHub(clock := ManualClock(), search=1)
+    policy = Policy("2/s", clock=clock)
+    policy.shaper.reserve(policy.key)
+    with library.Client(transport=wrapper.ShapedTransport(mock(library, github), policy=policy)) as client:
+        for _ in range(3):
+            crew.start(client.get, "http://api.x/search/a")
+        until_asleep(clock, 3)
+        clock.advance(13)
+        crew.join()
+    assert [(seen.at, seen.status) for seen in github.seen] == [(0.5, 200), (6, 200), (12, 200)]
+
+
+@pytest.mark.anyio
+async def test_who_would_then_wait_too_long_is_refused(both, github, clock):
+    library, wrapper = both
+    transport = wrapper.ShapedTransport(slow(library, github, clock), rate="2/s", clock=clock, max_wait="5s")
+    refused = []
+
+    async def get():
+        try:
+            await client.get("http://api.x/search/a")
+        except QueueFullError as error:
+            refused.append((error.delay, error.max_wait))
+
+    async with library.AsyncClient(transport=transport) as client, anyio.create_task_group() as tasks:
+        for _ in range(5):
+            tasks.start_soon(get)
+    assert [seen.at for seen in github.seen] == SLOW_LEFT[:3]
+    assert refused == [(6, 5), (6, 5)]
 
 
 def test_a_refusal_through_httpx_is_a_response_of_our_own(both, github, options):

@@ -282,14 +282,17 @@ def test_answers_to_calls_that_had_not_to_wait_raise_nothing(clock):
     assert policy.shaper.adaptive.rate() == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("dialect", "rate"), [("ietf", 2), ("auto", 10)])
-def test_a_named_dialect_is_believed_and_a_guessed_one_is_not(clock, dialect, rate):
+@pytest.mark.parametrize(
+    ("dialect", "window_s", "rate"),
+    [("ietf", 60, 2), ("ietf", 108_000, 1 / 900), ("ietf", 108_001, 10), ("auto", 60, 10)],
+)
+def test_a_named_dialect_is_believed_within_bounds_and_a_guessed_one_is_not(clock, dialect, window_s, rate):
     policy = Policy(adaptive=Adaptive(min="10/s", max="50/s"), clock=clock, feedback=Feedback(dialect))
     with policy.admit() as admission:
         pass
-    said = {"RateLimit": '"default";r=50;t=30', "RateLimit-Policy": '"default";q=120;w=60'}
+    said = {"RateLimit": '"default";r=50;t=30', "RateLimit-Policy": f'"default";q=120;w={window_s}'}
     admission.observe(Answer(200, **said))
-    assert policy.shaper.adaptive.rate() == pytest.approx(rate)
+    assert policy.shaper.adaptive.rate() == pytest.approx(rate, rel=1e-4)
 
 
 @pytest.mark.parametrize("step", [-3600, 3600])
