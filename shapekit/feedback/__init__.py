@@ -296,7 +296,12 @@ def _told(answer: Answer, hint: ServerHint | None) -> float:
         said.append(hint.hold_s)
     if answer.status in (REFUSED, PAYMENT_REQUIRED, *UNAVAILABLE):
         said.append(answer.retry_s or 0.0)
-    if hint is not None and (hint.remaining == 0 or (answer.status == REFUSED and hint.remaining is None)):
+    # However short a hold is, a dialect that asks for one has seen the reset.
+    if (
+        hint is not None
+        and not hint.hold_s > 0.0
+        and (hint.remaining == 0 or (answer.status == REFUSED and hint.remaining is None))
+    ):
         said.append(hint.reset_s or 0.0)
     return next((hold_s for hold_s in said if hold_s >= _LEAST_HOLD_S), 0.0)
 

@@ -250,15 +250,15 @@ def ietf(answer: Answer) -> ServerHint | None:
     Of several policies, the one that binds counts. Draft 07 has a form of its own; what the drafts before it
     have is read by `generic`.
     """
-    policies = _by_name(answer, "ratelimit-policy")
-    states = _by_name(answer, "ratelimit")
+    policies = dict(_named(answer, "ratelimit-policy"))
+    states = _named(answer, "ratelimit")  # of one name there are several, if it has partitions
     if not states and (hint := _of_draft_07(answer)):
         return hint
     if not states and generic(answer):
         return None  # the other fields say more than the policy alone
     hints = []
-    for name in states or policies:
-        state, policy = states.get(name, {}), policies.get(name, {})
+    for name, state in states or [(name, {}) for name in policies]:
+        policy = policies.get(name, {})
         remaining, reset = _whole(state.get("r")), _whole(state.get("t"))
         window = _whole(policy.get("w"))
         hints.append(
@@ -380,9 +380,9 @@ def _binds(hint: ServerHint) -> tuple[float, float]:
     return -share, hint.reset_s or 0.0
 
 
-def _by_name(answer: Answer, field: str) -> dict[str, Parameters]:
+def _named(answer: Answer, field: str) -> list[tuple[str, Parameters]]:
     members = parse_list(answer.fields.get(field, ""))
-    return {name: parameters for name, parameters in members or () if isinstance(name, str)}
+    return [(name, parameters) for name, parameters in members or () if isinstance(name, str)]
 
 
 def _whole(value: object) -> int | None:

@@ -31,6 +31,10 @@ def openai(requests, tokens, **more):
     }
 
 
+LARGE = {"x-ratelimit-limit-tokens": "2000000", "x-ratelimit-reset-tokens": "1m0s"}
+"""One token is back after less than the least hold."""
+
+
 def anthropic(requests, tokens, **more):
     return {
         "anthropic-ratelimit-requests-limit": "50",
@@ -80,6 +84,7 @@ CASES = [
     ("openai", 200, openai(499, 29_000), ServerHint(0, 29_000, 30_000, None, 0.006)),
     ("openai", 200, openai(10, 29_000), ServerHint(0, 10, 500, None, 60)),
     ("openai", 200, openai(0, 29_000), ServerHint(0.12, 0, 500, None, 60)),
+    ("openai", 200, openai(499, 0, **LARGE), ServerHint(0, 0, 2_000_000, None, 60)),
     ("openai", 429, openai(0, 29_000), ServerHint(60, 0, 500, None, 60)),
     ("openai", 429, openai(0, 29_000, **{"Retry-After": "3"}), ServerHint(3, 0, 500, None, 60)),
     ("openai", 429, openai(0, 1, **BOTH), ServerHint(2.512, 0, 500, None, 60)),
@@ -104,6 +109,7 @@ CASES = [
     ("ietf", 200, ietf('"burst";r=50;t=30, "daily";r=10;t=7200'), ServerHint(0, 10, 1000, 86_400, 7200)),
     ("ietf", 200, ietf('"burst";r=0;t=30, "daily";r=0;t=60'), ServerHint(60, 0, 1000, 86_400, 60)),
     ("ietf", 200, ietf('"burst";r=0;t=30, "daily";r=500;t=60'), ServerHint(30, 0, 100, 60, 30)),
+    ("ietf", 200, ietf('"burst";r=0;t=30;pk="a", "burst";r=9;t=5;pk="b"'), ServerHint(30, 0, 100, 60, 30)),
     ("ietf", 429, ietf('"burst";r=0;t=30'), ServerHint(30, 0, 100, 60, 30)),
     ("ietf", 200, ietf('"burst";t=5, "daily";r=3;t=7'), ServerHint(0, 3, 1000, 86_400, 7)),
     ("ietf", 200, ietf('"else";r=1;t=2'), ServerHint(0, 1, None, None, 2)),
