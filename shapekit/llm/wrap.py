@@ -74,6 +74,16 @@ class _Listened:
         if not is_over and self._settled is None:
             await settle_seen(driver, self._call, self._heard)
 
+    async def end(self, driver: Driver) -> None:
+        """Close it, by whatever name it has for that."""
+        close = "aclose" if driver is TASKS and hasattr(self._inner, "aclose") else "close"
+        try:
+            closing = getattr(self._inner, close)()
+            if driver is TASKS:
+                await closing
+        finally:
+            await self._abort(driver)
+
     def __del__(self) -> None:
         # The collector may run in the midst of anything: another thread counts and settles.
         if not getattr(self, "_is_over", True) and self._settled is None:
@@ -182,15 +192,24 @@ def wrapped(function: Any, admit: Callable[[Mapping[str, Any]], LLMCall]) -> Any
     async def heard(driver: Driver, call: LLMCall, result: Any, kwargs: dict[str, Any]) -> Any:
         """What the function has answered, once it is heard and settled."""
         is_awaited = driver is TASKS
-        if (answer := _bearer(result) if send is function else result) is not None:
-            with log_errors(call):
-                await driver.ask(Twin(call.observe, call.aobserve), answer)
+        bearer = _bearer(result) if send is function else result
         if send is not function:
             result = result.parse()
             if is_awaited and inspect.isawaitable(result):
                 result = await result
+        stream: _Listened | None = None
         if hasattr(result, "__anext__" if is_awaited else "__next__"):
-            return (AsyncSettledStream if is_awaited else SettledStream)(result, call)
+            stream = (AsyncSettledStream if is_awaited else SettledStream)(result, call)
+        if bearer is not None:
+            try:
+                with log_errors(call):
+                    await driver.ask(Twin(call.observe, call.aobserve), bearer)
+            except BaseException as error:
+                if stream is not None:  # nobody else has it, to close it
+                    await driver.given_back(error, partial(stream.end, driver))
+                raise
+        if stream is not None:
+            return stream
         if not is_awaited and (mistake := _sends_later(function, result)) is not None:
             await settle(driver, call, _NOTHING)
             raise mistake

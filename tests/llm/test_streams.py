@@ -5,6 +5,8 @@ import gc
 import anyio
 import pytest
 
+from shapekit.llm import LLMCall
+
 from .errors import RefusedByServer
 from .streams import ANSWER, CHUNKS, AsyncStream, Stream, awhole, streaming, whole
 
@@ -189,6 +191,32 @@ async def test_who_is_cancelled_in_a_stream_pays_what_was_seen(one, used):
     with anyio.move_on_after(0):
         await anext(stream)
     assert used(one) == 2  # the question
+
+
+@pytest.mark.anyio
+async def test_who_is_cancelled_while_a_stream_is_heard_closes_it(monkeypatch, one, used):
+    async def never(call, answer):
+        scope.cancel()
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(LLMCall, "aobserve", never)
+    inner = AsyncStream()
+    with anyio.CancelScope() as scope:
+        await one.wrap(streaming(inner))()
+    assert inner.closed == 1
+    assert used(one) == 2  # the question
+
+
+def test_who_is_interrupted_while_a_stream_is_heard_closes_it(monkeypatch, one, used):
+    def interrupted(call, answer):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LLMCall, "observe", interrupted)
+    inner = Stream()
+    with pytest.raises(KeyboardInterrupt):
+        one.wrap(streaming(inner))()
+    assert inner.closed == 1
+    assert used(one) == 2
 
 
 def test_a_stream_that_ends_without_telling_costs_what_was_seen(one, used):
