@@ -125,7 +125,8 @@ class ObservedStream:
 
     def _reply(self, parts: _Beginning) -> ResponseView:
         body = None
-        if not parts.is_too_long:
+        # Encoded twice, a short body may unpack to anything.
+        if not parts.is_too_long and "," not in self._headers.get("content-encoding", ""):
             try:
                 body = self._library.Response(
                     self._status, headers=self._headers, content=bytes(parts.body)

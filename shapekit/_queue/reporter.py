@@ -70,13 +70,13 @@ exhausted, so that calls of a forgotten key are refused with QueueFullError.
 
 
 class _Watched:
-    """One key: when it was read, and for each quota its period and how many shares were reported."""
+    """One key: when it was read, and of each quota the period, the limit and how many shares were told."""
 
     __slots__ = ("looked_us", "told")
 
     def __init__(self, looked_us: int) -> None:
         self.looked_us = looked_us
-        self.told: dict[int, tuple[float, int]] = {}
+        self.told: dict[int, tuple[float, int, int]] = {}
 
 
 class Budgets:
@@ -136,13 +136,14 @@ class Budgets:
             known = self._keys.get(key)
             if known is None:
                 return ()
-            period, told = known.told.get(place, (usage.resets_at, 0))
-            if usage.per.startswith("rolling:"):
-                # A rolling quota has no period: a share is reported again after the usage fell below it.
-                told = min(told, len(reached))
-            elif period != usage.resets_at:
+            period, limit, told = known.told.get(place, (usage.resets_at, usage.limit, 0))
+            is_rolling = usage.per.startswith("rolling:")
+            if period != usage.resets_at and not is_rolling:
                 told = 0
-            known.told[place] = (usage.resets_at, max(told, len(reached)))
+            if is_rolling or limit != usage.limit:
+                # Without a period, or of another limit: a share is reported again after the usage fell below.
+                told = min(told, len(reached))
+            known.told[place] = (usage.resets_at, usage.limit, max(told, len(reached)))
         return reached[told:]
 
 

@@ -133,6 +133,18 @@ def test_what_falls_below_and_rises_again_is_told_once(clock, heard):
     assert [event.used for event in reached(heard)] == [8]
 
 
+def test_of_another_limit_the_shares_are_told_anew(clock, heard):
+    policy = Policy(quota="10/day", name="stripe", clock=clock)
+    spend(policy, clock, 9)
+    policy.configure(quota="20/day", reason="paid more")
+    spend(policy, clock, 11)
+    assert [(event.share, event.used, event.limit) for event in reached(heard)] == [
+        (0.8, 8, 10),
+        (0.8, 16, 20),
+        (0.95, 19, 20),
+    ]
+
+
 def test_a_rolling_quota_has_no_end_and_is_told_of_whenever_it_rises(clock, heard):
     policy = Policy(quota="10/rolling:1h", name="stripe", clock=clock)
     for _ in range(2):

@@ -151,6 +151,15 @@ def test_a_body_that_is_not_unpacked_is_the_clients_to_complain_of(server, polic
         assert held() == 1  # as a 429 that says no more
 
 
+def test_a_body_that_is_packed_twice_is_not_looked_at(server, policy, held, both):
+    library, ours = both
+    body = gzip.compress(gzip.compress(BODY))
+    server.answer = lambda _: Reply(429, {**JSON, "Content-Encoding": "gzip, gzip"}, body)
+    with library.Client(transport=ours.ShapedTransport(policy=policy)) as client:
+        assert client.get(server.url).content == BODY
+    assert held() == 1  # it may be small and unpack to anything
+
+
 def test_nothing_is_read_early(server, policy, held, both):
     library, ours = both
     server.answer = lambda _: SPENT
