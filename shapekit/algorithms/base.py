@@ -173,9 +173,17 @@ class Algorithm(Value, ABC, Generic[S]):
         """
 
     def refund_last(
-        self, state: S | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
+        self,
+        state: S | None,
+        now: int,
+        cost: int,
+        charged_at: Receipt,
+        skew: int = 0,
+        before: int | None = None,
     ) -> S | None:
-        """The state after `refund`, if all later charges were given back before."""
+        """The state after `refund`, if all later charges were given back; `before` is the last departure that
+        is left.
+        """
         return self.refund(state, now, cost, charged_at, skew).state
 
     def prospect(self, state: S | None, at: int, cost: int, skew: int = 0) -> Prospect | None:

@@ -55,13 +55,13 @@ function Composite:resumed(s, newest)
     return after
 end
 
-function Composite:refund_last(s, now, skew, cost, receipts)
+function Composite:refund_last(s, now, skew, cost, receipts, before)
     if not s or type(receipts) ~= "table" then return (self:refund(s, now, skew, cost, receipts)) end
     local after = {}
     for index, part in ipairs(self.parts) do
         after[index] = s[index]
         if receipts[index] then
-            after[index] = part:refund_last(s[index] or nil, now, skew, cost, receipts[index]) or false
+            after[index] = part:refund_last(s[index] or nil, now, skew, cost, receipts[index], before) or false
         end
     end
     return after

@@ -131,14 +131,20 @@ class Composite(Algorithm[States]):
         )
 
     def refund_last(
-        self, state: States | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
+        self,
+        state: States | None,
+        now: int,
+        cost: int,
+        charged_at: Receipt,
+        skew: int = 0,
+        before: int | None = None,
     ) -> States | None:
         if state is None or not isinstance(charged_at, tuple):
             return self.refund(state, now, cost, charged_at, skew).state
         return tuple(
             [
-                before if receipt is None else part.refund_last(before, now, cost, receipt, skew)
-                for part, before, receipt in zip(self.parts, state, charged_at, strict=True)
+                own if receipt is None else part.refund_last(own, now, cost, receipt, skew, before)
+                for part, own, receipt in zip(self.parts, state, charged_at, strict=True)
             ]
         )
 

@@ -114,7 +114,7 @@ function Meter:forecast(s, now, skew, cost)
     return {self:earliest(s, now, 0, cost), fits, up(drained, drained_rest)}
 end
 
-function Meter:refund_last(s, now, skew, cost, receipt)
+function Meter:refund_last(s, now, skew, cost, receipt, before)
     if not s or type(receipt) ~= "table" or receipt[1] < 0 then return s end
     local after, tail, tail_rest = {unpack(s)}, s[1], s[2]
     local function back_to(a, a_rest)
@@ -133,6 +133,7 @@ function Meter:refund_last(s, now, skew, cost, receipt)
         count = count - 4
     end
     after[1], after[2] = tail, tail_rest
+    if before then after[3] = math.min(s[3], math.max(before, now)) end
     if receipt[1] == s[6] and receipt[2] == s[7] then
         -- It was the newest: all other receipts lie at least its width below.
         local top, top_rest = minus(receipt[1], receipt[2], width, width_rest, self.q)

@@ -185,7 +185,13 @@ class Meter(Algorithm[Positions]):
         return Outcome(state, self.peek(state, now), 0, False)
 
     def refund_last(
-        self, state: Positions | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
+        self,
+        state: Positions | None,
+        now: int,
+        cost: int,
+        charged_at: Receipt,
+        skew: int = 0,
+        before: int | None = None,
     ) -> Positions | None:
         if state is None or not isinstance(charged_at, int) or charged_at < 0:
             return state
@@ -200,6 +206,8 @@ class Meter(Algorithm[Positions]):
         if charged_at == top:
             # It was the newest: all other receipts lie at least its width below.
             top = max(charged_at - width, tail + retracted)
+        if before is not None:
+            newest = min(newest, max(before, now))
         return (tail, newest, retracted, top, *stretches)
 
     def debit(

@@ -141,3 +141,36 @@ def test_while_limits_are_off_no_call_waits_and_all_are_counted(gate, before, du
     departures += [(one.due_us, one.cost) for one in (*lifted, *reserve(since))]
     for last, _ in departures[-len(since) :]:
         assert sum(cost for due, cost in departures if begins(last) <= due <= last) <= LIMIT
+
+
+BESIDE = {
+    "meter": GCRA("1/s", burst=3),
+    "log": SlidingWindowLog(3, 3),
+    "ring": SlidingWindow(3, 3),
+    "window": FixedWindow(3, 3),
+    "rolling quota": Quota("3/rolling:3s"),
+    "quota": Quota("3/fixed:3s"),
+    "spread quota": Quota("3/fixed:3s", spread=True),
+}
+
+
+def waits_after(gate, rate, waiting):
+    """How long newcomers wait at a rate that an operator sets, once those who waited are all cancelled."""
+    own = LeakyQueue((Rate.parse("4/s"),), 1, "smooth", (gate,))
+    state, grants = None, []
+    for _ in range(1 + waiting):
+        state, granted, *_ = own.reserve(state, START, (1, 2**51, 5))
+        grants.append(Grant(*granted))
+    queue = overridden(own, rates=(Rate.parse(rate),))
+    state = queue.adopt(state, own, START)
+    _, told, *_ = queue.follow(state, START + 1)
+    for grant in reversed(grants[1:]):
+        state, is_back, *_ = queue.cancel(state, START + 1, followed(grant, told[-2], own.constraints))
+        assert is_back
+    return [Grant(*queue.reserve(state, START + 1, (cost, 2**51, 5))[1]).wait_us for cost in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("rate", ["4/s", "8/s"])
+@pytest.mark.parametrize("gate", BESIDE.values(), ids=BESIDE)
+def test_where_nobody_was_moved_who_is_cancelled_leaves_no_trace(gate, rate):
+    assert waits_after(gate, rate, 7) == waits_after(gate, rate, 0)

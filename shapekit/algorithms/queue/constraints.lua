@@ -68,8 +68,8 @@ function Constraints:refund(states, at, cost, receipts, shift, skew)
     return self:each("refund", states, at, cost, receipts, shift, skew)
 end
 
--- `refund`, if all later charges were given back before.
-function Constraints:refund_last(states, at, cost, receipts, shift, skew)
+-- `refund`, if all later charges were given back, and `newest` is the last departure that is left.
+function Constraints:refund_last(states, at, cost, receipts, shift, skew, newest)
     if cost == 0 or #receipts == 0 then return states end
     Exact.whole("receipts", #receipts, #self.algorithms, #self.algorithms)
     local after = {}
@@ -77,8 +77,10 @@ function Constraints:refund_last(states, at, cost, receipts, shift, skew)
         local real, ahead = self:timeline(index, shift, skew)
         after[index] = states[index]
         if receipts[index] then
-            after[index] =
-                algorithm:refund_last(states[index] or nil, at + real, ahead, cost, receipts[index]) or false
+            -- By aligned time it may have shifted since.
+            local left = not self.aligned[index] and newest or nil
+            local before, receipt = states[index] or nil, receipts[index]
+            after[index] = algorithm:refund_last(before, at + real, ahead, cost, receipt, left) or false
         end
     end
     return after

@@ -122,15 +122,19 @@ class Constraints(Value):
             after.append(before)
         return tuple(after)
 
-    def refund_last(self, states: States, at: int, cost: int, receipts: Receipts, ahead: Ahead) -> States:
-        """`refund`, if all later charges were given back before."""
+    def refund_last(
+        self, states: States, at: int, cost: int, receipts: Receipts, ahead: Ahead, newest: int
+    ) -> States:
+        """`refund`, if all later charges were given back, and `newest` is the last departure that is left."""
         if cost == 0 or not receipts:
             return states
         after = []
         for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
             real, skew = timeline(algorithm, ahead)
             if receipt is not None:
-                before = algorithm.refund_last(before, at + real, cost, receipt, skew)  # noqa: PLW2901
+                # By aligned time it may have shifted since.
+                left = None if algorithm.aligned else newest
+                before = algorithm.refund_last(before, at + real, cost, receipt, skew, left)  # noqa: PLW2901
             after.append(before)
         return tuple(after)
 
@@ -184,9 +188,14 @@ class Constraints(Value):
             return self.cold
         kept: list[Receipt] = []
         for algorithm, place in zip(self.algorithms, self._places_in(writer), strict=True):
-            receipt = None if place is None else receipts[place]
-            is_own = place is not None and of_one_kind(algorithm.kind, writer.algorithms[place].kind)
-            kept.append(receipt if is_own and algorithm.owns(receipt) else None)
+            if place is None or not of_one_kind(algorithm.kind, writer.algorithms[place].kind):
+                kept.append(None)
+                continue
+            receipt = receipts[place]
+            if algorithm != writer.algorithms[place]:
+                # A meter of other numbers does not know where this charge lies.
+                receipt = algorithm.moved_receipt(receipt, lambda at: at)
+            kept.append(receipt if algorithm.owns(receipt) else None)
         return tuple(kept)
 
     def debit(self, states: States, at: int, cost: int, receipts: Receipts, ahead: Ahead) -> States:
@@ -274,11 +283,11 @@ class Constraints(Value):
         If calls moved `later`, it is not known in which window an aligned limit counts the call now: a hold
         may have changed how far real time is ahead of the queue's.
         """
-        if len(receipts) != len(self.algorithms):
-            return receipts  # none, or what an adaptive queue remembers
+        if not later or len(receipts) != len(self.algorithms):
+            return receipts  # nothing has moved; or none, or what an adaptive queue remembers
         after = []
         for algorithm, receipt in zip(self.algorithms, receipts, strict=True):
-            known = None if later and algorithm.aligned else when
+            known = None if algorithm.aligned else when
             after.append(algorithm.moved_receipt(receipt, known))
         return tuple(after)
 

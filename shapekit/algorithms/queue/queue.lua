@@ -20,6 +20,8 @@ local END = 2^52
 local LEAST_GRACE = 10000
 local SOON = 250000
 local MOST_LATE = 1000000
+-- How far, in µs, a settlement for more moves an unpaced tail.
+local DEBT = 4
 
 -- The book of a line, or an empty one.
 local function opened(book)
@@ -205,13 +207,13 @@ function LeakyQueue:cancel(s, now, skew, grant)
         book = {free, unpack(book, 2)}
         return self:kept({tail, tail_rest, newest, generation, number, till, shift, book, parts}, now, skew)
     end
-    -- Whether the call is the last of an unpaced line: only settlements came after it, each of which moves the
-    -- tail by one at most.
+    -- Whether the call is the last of an unpaced line: only settlements came after it, of which those for more
+    -- moved the tail.
     local is_newest = not self.paced and due == newest
     if is_newest then
         local since = Gone.settled_since(book, generation, own)
         local moved, moved_rest = minus(tail, tail_rest, last, last_rest, self.q)
-        is_newest = number == own + since and moved * self.q + moved_rest <= since
+        is_newest = number == own + since and moved_rest == 0 and moved % DEBT == 0 and moved / DEBT <= since
     end
     local left
     if in_the_middle and not is_newest then
@@ -222,7 +224,7 @@ function LeakyQueue:cancel(s, now, skew, grant)
         book = left
     elseif at_the_end then
         -- The tail retracts, also over free places that now end it.
-        parts = self.constraints:refund_last(parts, at, cost, receipts, shift, skew)
+        parts = self.constraints:refund_last(parts, at, cost, receipts, shift, skew, before)
         if less(start, start_rest, back, back_rest) then back, back_rest = start, start_rest end
         book, tail, tail_rest, newest, parts =
             self.places:retracted(book, back, back_rest, before, parts, at, shift, skew)
@@ -258,7 +260,8 @@ function LeakyQueue:settle(s, now, skew, grant, actual, nonce)
         parts = self.constraints:debit(parts, at, extra, grant[12], shift, skew)
         -- An unpaced tail moves too: a waiting call that was taken for the last would take the debt along.
         local owed, owed_rest = later(tail, tail_rest, at, 0)
-        local width, width_rest = self:width(extra)
+        local width, width_rest = DEBT, 0
+        if self.paced then width, width_rest = self:width(extra) end
         owed, owed_rest = plus(owed, owed_rest, width, width_rest, q)
         if owed >= END then owed, owed_rest = END, 0 end
         tail, tail_rest = later(tail, tail_rest, owed, owed_rest)

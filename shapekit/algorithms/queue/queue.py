@@ -42,6 +42,8 @@ from shapekit.rate import MAX_COUNT, MAX_SPAN_US, SECOND_US, Rate, one_of
 PACES = ("smooth", "burst")
 _UNPACED = (1, 1024)
 """The grid of a queue without a paced rate: so fine that it only keeps calls in order."""
+_DEBT = 2**12
+"""How far a settlement for more moves an unpaced tail: not by calls, unless as many have one departure."""
 _HOWEVER_LONG_US = 2**64
 LEAST_GRACE_US = 10_000
 """A call that is late by less moves nothing, however fast the rate: machines are not more punctual."""
@@ -218,7 +220,9 @@ class LeakyQueue(WiredQueue):
                 free = kept
             elif is_last:
                 # The tail retracts, also over free places that now end it.
-                parts = self.constraints.refund_last(parts, at, grant.cost, grant.receipts, ahead)
+                parts = self.constraints.refund_last(
+                    parts, at, grant.cost, grant.receipts, ahead, grant.undo[1]
+                )
                 undo = (min(grant.undo[0], grant.start), grant.undo[1])
                 free, (tail, newest), parts = self.places.retracted(free, undo, parts, at, ahead)
             else:
@@ -257,7 +261,7 @@ class LeakyQueue(WiredQueue):
             # Used units stay used, whether or not the key was reset.
             parts = self.constraints.debit(parts, at, extra, grant.receipts, (shift, skew))
             # An unpaced tail moves too: a waiting call that was taken for the last would take the debt along.
-            owed = max(tail, at * self.q) + (self.p * extra if self.paced else 1)
+            owed = max(tail, at * self.q) + (self.p * extra if self.paced else _DEBT)
             tail = max(tail, min(owed, END_US * self.q))
         else:
             parts = self.constraints.refund(parts, at, -extra, grant.receipts, (shift, skew))
@@ -273,12 +277,13 @@ class LeakyQueue(WiredQueue):
         return after, follows, self._life(after, now, skew), True
 
     def _is_newest(self, line: Line, grant: Grant) -> bool:
-        """Whether a call is the last of an unpaced line: only settlements came after it, each of which moves
-        the tail by one at most.
+        """Whether a call is the last of an unpaced line: only settlements came after it, of which those for
+        more moved the tail.
         """
         tail, _, generation, number, _, _, book, _ = line
         since = slots.settled_since(book[1], generation, grant.version) if book else 0
-        return number == grant.version + since and tail - grant.end <= since
+        debts, others = divmod(tail - grant.end, _DEBT)
+        return number == grant.version + since and not others and debts <= since
 
     def end_of(self, grant: Grant, actual: int) -> int:
         """Where a grant ends once it costs `actual`; never later, because extra cost is charged elsewhere."""

@@ -151,7 +151,7 @@ function Places:retracted(book, tail, tail_rest, newest, parts, at, shift, skew)
         elseif last and last[3] == tail and last[4] == tail_rest then
             singles = without(singles, #singles)
             tail, tail_rest, newest = last[7], last[8], last[9]
-            parts = self.constraints:refund_last(parts, at, last[6], last[10], shift, skew)
+            parts = self.constraints:refund_last(parts, at, last[6], last[10], shift, skew, last[9])
         else
             return changed(book, rows, singles), tail, tail_rest, newest, parts
         end

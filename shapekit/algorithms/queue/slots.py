@@ -212,7 +212,7 @@ class Places(Value):
             elif singles and singles[-1][-1][1] == tail:
                 _, _, _, cost, undo, receipts = singles[-1][-1]
                 singles = pages.without_last(singles)
-                parts = self._constraints.refund_last(parts, at, cost, receipts, ahead)
+                parts = self._constraints.refund_last(parts, at, cost, receipts, ahead, undo[1])
             else:
                 return (rows, singles), undo, parts
 

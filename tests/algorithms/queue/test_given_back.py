@@ -4,7 +4,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shapekit import GCRA, Adaptive, FixedWindow, ManualClock, Quota, Shaper, SlidingWindowLog
+from shapekit import (
+    GCRA,
+    Adaptive,
+    FixedWindow,
+    LeakyBucket,
+    ManualClock,
+    Quota,
+    Shaper,
+    SlidingWindowLog,
+    TokenBucket,
+)
 from shapekit._runtime.drivers import run
 from shapekit.algorithms.queue.wire import LOOK
 from shapekit.algorithms.rows import count
@@ -160,6 +170,45 @@ def test_behind_a_settlement_for_more_the_last_call_is_still_given_back(cost, fi
     shaper.settle(used, 101)
     waiting.cancel()
     assert shaper.forecast(cost=cost).first_in == first_in
+
+
+@pytest.mark.parametrize("less", [False, True])
+def test_a_settlement_for_less_makes_no_call_the_last(less):
+    """Else a newcomer would leave before who waits, and a third call in a window of two."""
+    shaper = Shaper(gates=(FixedWindow(2, 2),), clock=(clock := ManualClock(1_000)))
+    used, _, gone, waiting = (shaper.reserve(cost=cost) for cost in (2, 2, 1, 1))
+    gone.cancel()
+    instead = shaper.reserve()
+    if less:
+        shaper.settle(used, 1)
+    clock.advance(1e-6)
+    instead.cancel()
+    shaper.hold(0.5)
+    clock.advance(0.01)
+    shaper.resume()
+    clock.advance(0.4)
+    left = [clock.now() + shaper.remaining(waiting), *(shaper.reserve().departs_at for _ in range(4))]
+    assert [round(at - 1_000, 2) for at in left] == [4.26, 4.26, 6, 6, 8]
+
+
+METERED = [
+    (GCRA("20/min", burst=5), 3.0),
+    (TokenBucket("1/s", 5), 1.0),
+    (LeakyBucket("2/s", 6), 0.0),
+    (SlidingWindowLog("5/10s"), 10.0),
+]
+
+
+@pytest.mark.parametrize("number", [0, 1, 3, 10])
+@pytest.mark.parametrize(("gate", "first_in"), METERED, ids=lambda told: str(told)[:9])
+def test_who_waited_and_was_cancelled_takes_nothing_from_what_is_settled_for_less(gate, first_in, number):
+    shaper = Shaper(gates=(gate,), clock=ManualClock(1_000))
+    used = shaper.reserve(cost=4)
+    shaper.reserve()
+    waiting = [shaper.reserve(cost=3) for _ in range(number)]
+    assert all(slot.cancel() for slot in reversed(waiting))
+    shaper.settle(used, 1)
+    assert shaper.forecast(cost=4).first_in == first_in
 
 
 @pytest.mark.parametrize("gate", [FixedWindow("1000/s"), SlidingWindowLog("1000/s"), GCRA("1000/s")])
