@@ -20,7 +20,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, NoReturn, Self, TypeGuard
+from typing import Any, NamedTuple, Self, TypeGuard
 from urllib.parse import parse_qsl, urlencode
 
 from shapekit import errors
@@ -99,6 +99,10 @@ class SlotHeader(NamedTuple):
     refusal: tuple[Any, ...] | None = None
     was_redelivered: bool = False
     """Whether the message had been delivered before when it got this slot."""
+    serializer: str | None = None
+    """By what the body of the message was written, which a task in the pool is not told."""
+    is_for_all: bool = False
+    """Whether each worker got a copy: a message that one of them sends again nobody would get."""
 
     @classmethod
     def of(cls, headers: Mapping[str, Any]) -> Self | None:
@@ -117,9 +121,9 @@ class SlotHeader(NamedTuple):
         """A header for a message that waits elsewhere for its slot."""
         return cls(attempt_of(headers), sent(reservation), was_redelivered=bool(headers.get("redelivered")))
 
-    def at(self, slot: float) -> Self:
+    def entering(self, slot: float, serializer: str | None = None, *, is_for_all: bool = False) -> Self:
         """The header of a message that enters the pool."""
-        return self._replace(slot=slot)
+        return self._replace(slot=slot, serializer=serializer, is_for_all=is_for_all)
 
     @classmethod
     def refused(cls, headers: Mapping[str, Any], error: RateLimitedError) -> Self:
@@ -300,6 +304,7 @@ class Shaped:
                     return late, max(0.0, -remaining_s)
         except StoreUnavailableError:
             self._come_back(late)
+            raise
         return self._another(admission, late), None
 
     def _sleep(self, reservation: Reservation, length_s: float) -> None:
@@ -324,23 +329,33 @@ class Shaped:
         except StoreUnavailableError:
             # A worker waits for the store, outside of the pool.
             self._come_back(missed)
+            raise
         if reservation.accepted and reservation.delay > Settings(self._task.app).block_below_s:
             self._come_back(reservation)
         try:
             run(shaper.core.leave, reservation)
         except StoreUnavailableError:
             self._come_back(reservation)
+            raise
         except RateLimitedError as error:
             raise self._refused(error) from None
         return reservation
 
-    def _come_back(self, reservation: Reservation | None) -> NoReturn:
-        """Send the same message once more, with its slot if it has one."""
+    def _come_back(self, reservation: Reservation | None) -> None:
+        """Send the same message once more, with its slot if it has one; what all workers got stays here."""
         request = self._task.request
-        slot = None if reservation is None else SlotHeader.travelling(vars(request), reservation).text()
+        told = vars(request)
+        carried = SlotHeader.of(told)
+        if carried is not None and carried.is_for_all:
+            return
+        same = {name: told.get(name) for name in ("argsrepr", "kwargsrepr", "compression")}
+        if carried is not None:
+            same["serializer"] = carried.serializer
+        same = {name: value for name, value in same.items() if value is not None}
+        slot = None if reservation is None else SlotHeader.travelling(told, reservation).text()
         headers = {**(request.headers or {}), SLOT_HEADER: slot}
         try:
-            self._task.signature_from_request(headers=headers, retries=request.retries).apply_async()
+            self._task.signature_from_request(headers=headers, retries=request.retries, **same).apply_async()
         except BaseException:
             if reservation is not None:
                 reservation.cancel()

@@ -36,6 +36,7 @@ from celery.worker import state
 from celery.worker.strategy import default
 from kombu.asynchronous.timer import Timer as LoopTimer
 from kombu.exceptions import ContentDisallowed, DecodeError
+from kombu.serialization import registry
 from kombu.utils.functional import maybe_list
 
 from shapekit._adapters.tasks import LEAST_GRACE_S
@@ -474,11 +475,15 @@ class Delivery:
                 return False
         return True
 
-    def go(self, remaining_s: float) -> None:
+    def go(self, remaining_s: float, *, is_for_all: bool) -> None:
         """Hand the message to the pool, now that its slot has come or is next."""
         if self.reservation is not None:
             slot_header = SlotHeader.travelling(self.message.headers, self.reservation)
-            self._carry(slot_header.at(time.monotonic() + remaining_s))
+            slot, serializer = (
+                time.monotonic() + remaining_s,
+                registry.type_to_name.get(self.message.content_type),
+            )
+            self._carry(slot_header.entering(slot, serializer, is_for_all=is_for_all))
         self.start()
 
     def refuse(self, error: RateLimitedError) -> None:
@@ -708,7 +713,7 @@ class MessageBuffer:
         self._note_back(delivery)
         if remaining_s <= 0 or delivery.has_moved:
             # A worker that is late with many would be so again after another wait here.
-            delivery.go(remaining_s)
+            delivery.go(remaining_s, is_for_all=self._is_for_all(delivery))
         elif self._stays(delivery, remaining_s):
             self._wait(delivery, remaining_s)
         else:
@@ -729,9 +734,12 @@ class MessageBuffer:
                 log.info("other parked tasks cannot be brought back: %s", error)
 
     def _stays(self, delivery: Delivery, remaining_s: float) -> bool:
-        """Whether a message waits here: its slot is near, or every worker gets a copy of it (fanout)."""
+        """Whether a message waits here: its slot is near, or every worker gets a copy of it."""
         is_near = remaining_s <= self._longest_s and self._room > 0
-        return is_near or delivery.message.delivery_info.get("exchange") in self._fanouts
+        return is_near or self._is_for_all(delivery)
+
+    def _is_for_all(self, delivery: Delivery) -> bool:
+        return delivery.message.delivery_info.get("exchange") in self._fanouts
 
     @property
     def _room(self) -> int:

@@ -1,5 +1,6 @@
 """The app that the workers of most tests load, and the tests publish to."""
 
+import ast
 import json
 import os
 import time
@@ -7,6 +8,7 @@ import time
 import httpx
 import redis
 from celery import Celery
+from kombu.serialization import register
 
 from shapekit import Policy, RateLimitedError, RedisStore
 from shapekit.decision import Decision
@@ -19,12 +21,21 @@ BLOCK_BELOW_S = 0.3
 KEYED = {"rate": "10/s", "key": "{account}"}
 
 
+def spelled(body):
+    """What a serializer that can more than the default one has written."""
+    return ast.literal_eval(body if isinstance(body, str) else body.decode())
+
+
+register("spelled", repr, spelled, "application/x-spelled", "utf-8")
+
+
 def make_app(url):
     app = Celery("tests", broker=url, backend=url)
     app.conf.update(
         shapekit_store=f"{url}?{PATIENT}",
         shapekit_block_below=BLOCK_BELOW_S,
         task_default_queue="tests",
+        accept_content=["json", "spelled"],
         worker_prefetch_multiplier=1,
         worker_send_task_events=False,
         result_chord_retry_interval=0.05,
@@ -76,14 +87,14 @@ def add_canvas(app, shaped, note):
         note(self, account)
         raise ValueError(x)
 
-    def seen(self, account):
+    def seen(self, account, more=()):
         request = {
             name: value
             for name, value in vars(self.request).items()
             if name in ("id", "timelimit", "expires", "delivery_info", "correlation_id", "reply_to", "group")
         }
         own = {name: told for name, told in (self.request.headers or {}).items() if name != "shapekit"}
-        note(self, account, request=request, headers=own)
+        note(self, account, request=request, headers=own, shown=self.request.argsrepr)
         return "seen"
 
     shaped(name="seen", track_started=True)(seen)

@@ -52,6 +52,18 @@ def test_another_turn_is_taken(app, records, account, behind, held_s):
     assert start["request"]["timelimit"] == [90, None]
 
 
+def test_what_comes_back_is_written_and_shown_as_it_was(app, records, account, behind):
+    add, said = app.tasks["seen"], {"serializer": "spelled", "compression": "zlib", "argsrepr": "(***)"}
+    result, _ = behind(
+        lambda: add.apply_async((account, {1, 2}), task_id=account, **said),
+        [account],
+        lambda: add.shaped.policy.shaper.hold(0.8, key=account),
+    )
+    assert result.get(timeout=PATIENCE_S) == "seen"
+    (start,) = records.paced(account, 1, "10/s")
+    assert (start["shown"], start["headers"]) == ("(***)", {})
+
+
 def test_a_quota_gets_the_missed_turn_back(app, account, behind):
     rare = app.tasks["rare"]
     result, _ = behind(lambda: rare.apply_async((account,), task_id=account), [account], lambda: None)

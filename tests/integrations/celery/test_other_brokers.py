@@ -210,3 +210,21 @@ def test_what_all_workers_get_is_not_parked(fleet, book, broker):
     assert sorted(row.number for row in rows) == [0, 0, 1, 1, 2, 2]
     assert not shared_slots(rows)
     assert not parked(book)
+
+
+def test_what_all_workers_get_waits_where_it_missed_its_slot(fleet, book, broker):
+    """A copy that one of them sent again would be lost."""
+    what = {"broadcast": "everyone", "grace": "10ms"}
+    app = make_app(broker.url, **what)
+    for worker in [fleet.launch(MODULE, pool="threads", env=told(**what)) for _ in range(2)]:
+        worker.wait_ready()
+    eventually(lambda: sum(client["psub"] != "0" for client in book.client_list()) == 4)
+    fanout = Exchange("everyone", type="fanout")
+    for number in range(4):
+        app.tasks["slow"].apply_async(
+            ("late", number, 0 if number else 3), exchange="everyone", routing_key="tasks", declare=[fanout]
+        )
+    rows = all_have_run(book, "late", 8)
+    assert sorted(row.number for row in rows) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert max(row.at - rows[0].at for row in rows if row.number) > 3
+    assert not parked(book)

@@ -17,7 +17,7 @@ def travelling(**more):
 
 
 def test_what_was_written_is_read():
-    slot_header = travelling(redelivered=True).at(12.5)
+    slot_header = travelling(redelivered=True).entering(12.5)
     read = SlotHeader.of({**HEADERS, SLOT_HEADER: slot_header.text()})
     assert (read.attempt, read.slot, read.was_redelivered) == ("4711:2:0", 12.5, True)
     assert read.text() == slot_header.text()
@@ -74,7 +74,7 @@ def test_a_task_whose_slot_was_taken_by_its_worker_has_a_whole_admission():
         )
 
     slot = policy.shaper.reserve()
-    slot_header = SlotHeader.travelling(HEADERS, slot).at(time.monotonic())
+    slot_header = SlotHeader.travelling(HEADERS, slot).entering(time.monotonic())
     work.push_request(**HEADERS, **{SLOT_HEADER: slot_header.text()}, called_directly=False)
     try:
         assert work.run() == (True, True, 3, policy.shaper.core)
@@ -96,7 +96,7 @@ def test_a_task_that_misses_its_slot_while_the_store_is_gone_comes_back_with_it(
 
     slot = Policy("10/s", name="gone").shaper.reserve()
     slot_header = SlotHeader.travelling(HEADERS, slot)
-    missed = {SLOT_HEADER: slot_header.at(time.monotonic() - 60.0).text()}
+    missed = {SLOT_HEADER: slot_header.entering(time.monotonic() - 60.0).text()}
     work.push_request(**HEADERS, **missed, headers=missed, called_directly=False)
     try:
         with pytest.raises(Ignore):
