@@ -500,7 +500,7 @@ class ShapedTask(Task):
                 "shape", None, "is missing", 'write @app.task(base=ShapedTask, shape={"rate": "10/s"})'
             )
         spec, policy = checked_shape(self.shape)
-        if spec:
+        if spec or policy is None:
             check_without_store(spec, self.run)
         made = (lambda: policy) if policy else lambda: policy_from(spec, self.app, str(self.name))
         _shape_run(self, made, spec)
@@ -580,7 +580,7 @@ def shape_publish(task: Any, args: Any = (), kwargs: Any = None, **options: Any)
             "has no headers, in which a slot could travel, so that the worker would take a second one",
             "set it to 2, or use apply_async, which takes the slot in the worker",
         )
-    options = _with_cost({"task_id": uuid(), **options})
+    options = _with_cost({**options, "task_id": options.get("task_id") or uuid()})
     headers = options["headers"] = dict(options.get("headers") or {})
     admission = shaped.admission_of(headers, args, kwargs or {})
     shaper = shaped.policy.shaper
@@ -631,7 +631,7 @@ def _hear_of_tasks(app: Any) -> None:
 
 def _route(app: Any, pattern: str, shape: Shape) -> tuple[Any, Any]:
     spec, policy = checked_shape(shape)
-    if spec:
+    if spec or policy is None:
         check_without_store(spec)
     if policy is not None:
         return (lambda: policy), spec

@@ -217,6 +217,8 @@ def set_(
     shapekit set stripe 50/s --key "gold-*"
     shapekit set stripe --hold
     """
+    if not policy:
+        raise CommandError("POLICY is empty; give the name of a policy")
     if off and hold:
         raise CommandError("--off and --hold are both given; give one of them")
     with closing(open_store(store)) as opened:

@@ -42,6 +42,7 @@ from shapekit.rate import (
     RateLike,
     boolean,
     exactly,
+    max_wait_us,
     one_of,
     parse_rates,
 )
@@ -167,8 +168,13 @@ class LLMBudget:
             raise ConfigError("tokens", tokens, "is missing", _FIX)
         self.policies = {budget_limit.family: budget_limit.policy for budget_limit in budget_limits}
         """The policies it is made of, by what they count: "tokens", "input-tokens", "requests" …"""
+        max_wait_us(max_wait)
         if requests is not None:
-            is_strict = capacity is None and all(rate.burst is None for rate in parse_rates(requests))
+            try:
+                rates_of_requests = parse_rates(requests)
+            except ConfigError as error:
+                raise error.within("requests") from None
+            is_strict = capacity is None and all(rate.burst is None for rate in rates_of_requests)
             headroom = Fraction(1, PARTS + 1) if is_strict else 0.0
             self.policies["requests"] = self._policy("requests", rate=requests, headroom=headroom)
         percents = _percents(alerts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from shapekit._runtime import process
@@ -268,8 +268,11 @@ def estimated(arguments: Mapping[str, Any], count: Callable[[str], int]) -> Toke
             else:
                 others += part
     bounds = [bound for name in _MOST_OUTPUT if type(bound := arguments.get(name)) is int and bound >= 0]
-    answers = arguments.get("n")
-    output = max(bounds, default=OUTPUT) * (answers if type(answers) is int and answers > 0 else 1)
+    # What is asked of several prompts, or several times, is answered as often.
+    answers = [told for name in ("n", "best_of") if type(told := arguments.get(name)) is int]
+    prompt: Any = arguments.get("prompt")
+    prompts = len(prompt) if isinstance(prompt, list) and not all(type(part) is int for part in prompt) else 1
+    output = max(bounds, default=OUTPUT) * prompts * max([1, *answers])
     # Joined by spaces: no tokenizer makes one token of two texts.
     return TokenUsage(others + (count(" ".join(texts)) if texts else 0), output)
 
@@ -324,7 +327,9 @@ def _parts(value: Any) -> Iterator[str | int]:
             else:
                 yield str(name)
                 yield from _parts(part)
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, Iterator):
+        raise ConfigError("arguments", value, "can be read only once, and not also counted", "pass a list")
+    elif isinstance(value, Collection) and not isinstance(value, (bytes, bytearray)):
         for part in value:
             yield from _parts(part)
     elif isinstance(value, type):

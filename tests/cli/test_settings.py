@@ -67,6 +67,7 @@ def test_keys_and_spans(place, policy):
     [
         (["set", "stripe", "x"], "rate='x' is not a rate"),
         (["set", "stripe"], "changes nothing"),
+        (["set", "", "5/s"], "POLICY is empty"),
         (["set", "stripe", "--off", "--hold"], "--off and --hold are both given"),
         (["set", "stripe", "5/s", "--off"], "state='off' conflicts with rate"),
         (["set", "stripe", "--quota", "5/day"], "has the period of no quota in the code"),

@@ -1,5 +1,7 @@
 """Estimates: rather too much than too little, from whatever a call is asked with."""
 
+from collections import deque
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +52,8 @@ def test_a_mark_in_a_text_is_text():
         ({"max_output_tokens": 7}, 7),
         ({"max_tokens": 5, "max_completion_tokens": 6}, 6),
         ({"max_tokens": 5, "n": 3}, 15),
+        ({"max_tokens": 5, "n": 2, "best_of": 4}, 20),
+        ({"max_tokens": 5, "n": 0}, 5),
         ({"max_tokens": None}, 1_024),
         ({"max_tokens": object()}, 1_024),
         ({"n": object()}, 1_024),
@@ -58,6 +62,13 @@ def test_a_mark_in_a_text_is_text():
 )
 def test_the_answer_is_as_long_as_it_may_be(arguments, output):
     assert estimated(arguments, len) == TokenUsage(0, output)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answers"), [("a", 1), (["a"], 1), (["a", "b", "c"], 3), ([1, 2], 1), ([[1], [2, 3]], 2)]
+)
+def test_each_of_several_prompts_is_answered(prompt, answers):
+    assert estimated({"prompt": prompt, "max_tokens": 5, "n": 2}, len).output == 10 * answers
 
 
 @pytest.mark.parametrize(
@@ -72,10 +83,16 @@ def test_the_answer_is_as_long_as_it_may_be(arguments, output):
         {"system": "why?"},
         {"instructions": "why?"},
         {"tools": [{"name": "why?"}]},
+        {"tools": {"why?": {"name": "who?"}}.values()},
+        {"messages": deque([{"content": "why?"}])},
     ],
 )
 def test_every_text_that_a_model_reads_counts(arguments):
     assert estimated(arguments, lambda text: text.count("?")).input == str(arguments).count("?")
+
+
+def test_what_can_be_read_only_once_is_refused(refused):
+    refused(lambda: estimated({"messages": ({"content": text} for text in "ab")}, len), "arguments")
 
 
 def test_what_a_model_does_not_read_does_not_count():

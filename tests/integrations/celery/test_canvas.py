@@ -11,6 +11,8 @@ from .far_sighted import BLOCK_BELOW_S
 from .fleet import PATIENCE_S, eventually
 
 AHEAD_S = BLOCK_BELOW_S + 3.0
+LISTENING = 2
+"""The worker of all these tests, and the one that is far-sighted."""
 """A slot so far ahead is parked, and 3 s later near for the worker that is far-sighted, and for no other."""
 
 
@@ -111,9 +113,11 @@ class TestRetries:
 
 
 @pytest.fixture
-def far_sighted(fleet):
+def far_sighted(app, fleet):
     """Has messages back long enough before their slot to give it back, however busy the machine is."""
     worker = fleet.start("tests.integrations.celery.far_sighted", options=["-Q", "tests"])
+    # One that is ready may not yet listen to what all are told.
+    eventually(lambda: len(app.control.ping(limit=LISTENING)) == LISTENING)
     yield
     worker.stop()
 
@@ -145,7 +149,7 @@ class TestRevoking:
         revoked = signature.apply_async()
         with broker.client() as client:
             eventually(lambda: client.zcard("{shapekit:celery}:parked") >= 1)
-        told = {"reply": True, "limit": 1, "timeout": PATIENCE_S}
+        told = {"reply": True, "limit": LISTENING, "timeout": PATIENCE_S}
         if by == "id":
             assert app.control.revoke(revoked.id, **told)
         else:

@@ -75,6 +75,12 @@ class TestWithoutAWorker:
         assert message["headers"]["own"] == [1]
         assert headers == {"own": [1]}
 
+    def test_an_id_of_none_is_one_that_is_made(self, app, broker, account):
+        result = shape_publish(app.tasks["add"], (1,), {"account": account}, queue=account, task_id=None)
+        (message,) = left_behind(broker, account)
+        assert result.id == message["headers"]["id"]
+        assert json.loads(message["headers"]["shapekit"])[0] == f"{result.id}:0:0"
+
     def test_further_away_than_the_broker_can_bear_it_has_no_eta(self, app, broker, account):
         app.tasks["add"].shaped.policy.shaper.hold("1h", key=account)
         shape_publish(app.tasks["add"], (1,), {"account": account}, queue=account)

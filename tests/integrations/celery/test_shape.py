@@ -32,6 +32,7 @@ class TestDeclaring:
             ({"rate": "10/s", "grace": -1}, "grace"),
             ({"rate": "10/x"}, "rate"),
             ({"burst": 5}, "rate"),
+            ({}, "rate"),
             ({"rate": "10/s", "quota": "many"}, "quota limit"),
             ({"rate": "10/s", "cost": 0}, "cost"),
             ({"rate": "10/s", "max_wait": -1}, "max_wait"),
@@ -81,6 +82,7 @@ class TestDeclaring:
     def test_what_cannot_be_meant_for_foreign_tasks_is_refused_where_it_is_written(self, eager, refused):
         refused(lambda: shape_app(eager.app, {"billing.*": {"rate": "10/x"}}), "rate")
         refused(lambda: shape_app(eager.app, {"*": {"policy": Policy("1/s"), "cost": 0}}), "cost")
+        refused(lambda: shape_app(eager.app, {"*": {}}), "rate")
 
     def test_key_and_cost_of_a_task_go_before_those_of_its_policy(self, eager, clock):
         policy = Policy("10/s", key="same", cost=4, burst=4, name="p", store=eager.store)

@@ -99,7 +99,13 @@ class Slow:
 
     def message(self, number):
         headers = {"id": str(number), "retries": 0}
-        return SimpleNamespace(headers=headers, delivery_info={}, payload=((), {}, {}), body=b"[]")
+        return SimpleNamespace(
+            headers=headers,
+            delivery_info={},
+            content_type="application/json",
+            payload=((), {}, {}),
+            body=b"[]",
+        )
 
     def deliver(self, message):
         self.clock.advance(self.look_s)
