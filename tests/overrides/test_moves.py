@@ -325,3 +325,16 @@ def test_a_settlement_that_is_said_again_after_a_change_counts_once():
     again = line.queue.settle(line.state, line.now, (line.present(1), 3, 8))
     assert again[1] == follows
     assert again[0] == line.state
+
+
+def test_at_an_idle_key_a_change_is_nobodys_business():
+    """Its first call begins anew: no grant of before is followed, and none is gone."""
+    before, since = queue("3/s"), changed("2/s")
+    state, granted, *_ = before.reserve(None, START, (1, None, 1))
+    state, *_ = before.settle(state, START, (Grant(*granted), 2, 1))
+    now = START + 2_000_000
+    after = since.adopt(state, before, now)
+    _, told, *_ = since.follow(after, now)
+    assert followed(Grant(*granted), told[-2], before.constraints) is None
+    assert after[3] == 0
+    assert after[0] <= now * since.q

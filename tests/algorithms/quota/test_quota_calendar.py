@@ -210,3 +210,19 @@ def test_as_many_periods_as_are_ever_kept_are_believed_and_one_more_is_not():
         counter.inspect(book)
     with pytest.raises(ValueError, match="no periods"):
         counter.inspect((*book[3:6], *book[:3]))
+
+
+def test_no_more_periods_are_kept_than_are_believed():
+    counter, state = Quota("2/day").counter, None
+    for day in range(_MAX_PERIODS + 3):
+        state, _, _, _ = counter.charge(state, 0, day * DAY_US, 1)
+        counter.inspect(state)
+    assert len(state) == 3 * _MAX_PERIODS
+
+
+def test_a_forecast_goes_by_whole_periods_unless_the_date_was_set_back_by_more_than_one():
+    counter = Quota("5/day").counter
+    state = counter.check(None, DAY_US, 1).state
+    assert counter.prospect(state, DAY_US, 1) is not None
+    assert counter.prospect(state, DAY_US, 1, -DAY_US) is not None
+    assert counter.prospect(state, DAY_US, 1, -DAY_US - 1) is None
