@@ -50,7 +50,7 @@ from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
 from shapekit.feedback import Feedback, ServerHint
 from shapekit.policy import Admission, Policy
 from shapekit.rate import SECOND_US, Duration, duration_us, one_of, whole
-from shapekit.shaper import Reservation, received, sent
+from shapekit.shaper import Core, Reservation, received, sent
 from shapekit.stores import open_store
 from shapekit.stores.base import Store
 
@@ -89,6 +89,12 @@ def attempt_of(headers: Mapping[str, Any]) -> str:
     return f"{headers.get('id')}:{headers.get('retries') or 0}:{nesting}"
 
 
+def version_of(core: Core) -> str:
+    """What tells the limits of a name apart from those before: also when some have ended by themselves."""
+    known = core.store.settings(core.name).known
+    return f"{known.stored.version} {len(known.overrides)}" if known.stored.version else ""
+
+
 class SlotHeader(NamedTuple):
     """What a message carries: its slot; on its way into the pool, also when that came or its refusal."""
 
@@ -103,6 +109,8 @@ class SlotHeader(NamedTuple):
     """By what the body of the message was written, which a task in the pool is not told."""
     is_for_all: bool = False
     """Whether each worker got a copy: a message that one of them sends again nobody would get."""
+    version: str | None = None
+    """The version of the limits by which it knows its slot."""
 
     @classmethod
     def of(cls, headers: Mapping[str, Any]) -> Self | None:
@@ -119,7 +127,12 @@ class SlotHeader(NamedTuple):
     @classmethod
     def travelling(cls, headers: Mapping[str, Any], reservation: Reservation) -> Self:
         """A header for a message that waits elsewhere for its slot."""
-        return cls(attempt_of(headers), sent(reservation), was_redelivered=bool(headers.get("redelivered")))
+        return cls(
+            attempt_of(headers),
+            sent(reservation),
+            was_redelivered=bool(headers.get("redelivered")),
+            version=version_of(reservation.core),
+        )
 
     def entering(self, slot: float, serializer: str | None = None, *, is_for_all: bool = False) -> Self:
         """The header of a message that enters the pool."""

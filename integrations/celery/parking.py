@@ -41,6 +41,8 @@ LEAST_NEWS_S = 0.2
 """How much earlier the end of a hold has to be to count as news: workers ask for it at different instants."""
 LEASE_S = 30.0
 """How long a claimed message may take to be published before another worker claims it."""
+CHANGED_S = 86_400
+"""How long it is remembered that a change was reported: much longer than any worker takes to hear of it."""
 STRAY_S = 30.0
 """How long overdue a message is before it counts as a stray, whose queue no polling worker consumes."""
 MOST_SEEN = 1_000
@@ -217,10 +219,11 @@ _HASTEN = (
     _NOW
     + """
 local told = ARGV[1] .. '\\n'
-if redis.call('HGET', KEYS[2], told) == ARGV[2] then
+local known = redis.call('GET', KEYS[2])
+if known == ARGV[2] or known == ARGV[2] .. ' again' then
   return 0
 end
-redis.call('HSET', KEYS[2], told, ARGV[2])
+redis.call('SET', KEYS[2], ARGV[2], 'EX', ARGV[3])
 local moved = 0
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], string.format('%.6f', now), '+inf')) do
   if string.sub(name, 1, #told) == told then
@@ -325,6 +328,7 @@ class Parking:
         self._claims = f"{prefix}:parked:claims"
         self._taken = f"{prefix}:parked:taken"
         self._ends = f"{prefix}:parked:ends"
+        self._changed = f"{prefix}:parked:changed"
         self._unreadable = f"{prefix}:parked:unreadable"
         self.next_s: float | None = None
         """How long until more messages are due, as of the last call; None if longer than any pause."""
@@ -374,7 +378,8 @@ class Parking:
         """Bring all messages of a group back now, once for each version of its limits: their slots have
         moved. Returns how many there were.
         """
-        return int(self._evaluate(_HASTEN, [self._keys[0], self._ends], [group, version]))
+        keys = [self._keys[0], f"{self._changed}:{group}"]
+        return int(self._evaluate(_HASTEN, keys, [group, version, CHANGED_S]))
 
     def claim(self, ahead_s: float, most: int, lease_s: float = LEASE_S) -> list[Claim]:
         """Claim messages that are due within `ahead_s`; the caller publishes and then drops each of them.

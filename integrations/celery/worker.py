@@ -54,6 +54,7 @@ from shapekit.integrations.celery import (
     SlotHeader,
     attach_all,
     attempt_of,
+    version_of,
 )
 from shapekit.integrations.celery.parking import GONE, LEAST_NEWS_S, MOST_PAUSE_S, Park, Taker, park_of
 from shapekit.rate import SECOND_US
@@ -133,17 +134,24 @@ class Changes:
         """Keys whose messages are brought back once more: some were just about to be parked."""
         self._looked_at = 0.0
 
-    def note(self, shaper: Shaper, key: str, park: Park, *, is_back: bool) -> None:
-        """Note the key of a message that is about to be parked, or `is_back`, so that others may be older."""
-        group, version = group_of(shaper, key), _version_of(shaper)
+    def note(self, shaper: Shaper, key: str, park: Park) -> None:
+        """Note the key of a message that is about to be parked."""
+        self._note(shaper, key, park, is_older=False)
+
+    def note_back(self, shaper: Shaper, key: str, park: Park, version: str | None) -> None:
+        """Note the key of a message that is back; if it was parked by older limits, so may others be."""
+        self._note(shaper, key, park, is_older=version != version_of(shaper.core))
+
+    def _note(self, shaper: Shaper, key: str, park: Park, *, is_older: bool) -> None:
+        group, version = group_of(shaper, key), version_of(shaper.core)
         known = self._keys.get(group)
-        if known is not None and (known.is_told or not is_back):
+        if known is not None and (known.is_told or not is_older):
             return
         if known is None and len(self._keys) >= MOST_CHANGING:
             del self._keys[next(iter(self._keys))]
-        if is_back and version:
+        if is_older and version:
             self._hasten(park, group, version)
-        self._keys[group] = _Noted(shaper, version, is_back)
+        self._keys[group] = _Noted(shaper, version, is_older)
 
     def look(self, park: Park) -> None:
         """Bring back the messages of keys whose limits were changed."""
@@ -156,19 +164,13 @@ class Changes:
         for shaper in {noted.shaper.name: noted.shaper for noted in self._keys.values()}.values():
             shaper.core.store.read_overrides(shaper.name)
         for group, noted in list(self._keys.items()):
-            if (version := _version_of(noted.shaper)) != noted.version:
+            if (version := version_of(noted.shaper.core)) != noted.version:
                 self._hasten(park, group, version)
                 self._keys[group] = _Noted(noted.shaper, version, is_told=True)
 
     def _hasten(self, park: Park, group: str, version: str) -> None:
         park.hasten(group, version)
         self._again[group] = version
-
-
-def _version_of(shaper: Shaper) -> str:
-    """What tells the limits of a name apart from those before: also when some have ended by themselves."""
-    known = shaper.core.store.settings(shaper.name).known
-    return f"{known.stored.version} {len(known.overrides)}" if known.stored.version else ""
 
 
 def _held(shaper: Shaper, key: str, left_s: float, since: float, now: float) -> _Held:
@@ -392,6 +394,7 @@ class Delivery:
         "reservation",
         "shaped",
         "start",
+        "version",
     )
 
     def __init__(self, batches: Batches, message: Any, reject: Any, start: Callable[[], Any]) -> None:
@@ -404,6 +407,8 @@ class Delivery:
         self.reservation: Reservation | None = None
         self.brings_slot = False
         """Whether the slot came with the message."""
+        self.version: str | None = None
+        """The version of the limits by which it was sent or parked."""
         self.has_moved = False
         """Whether it missed its slot and got the next one, which is to be used now."""
         slot_header = SlotHeader.of(message.headers)
@@ -419,7 +424,7 @@ class Delivery:
             # and file brokers return the very headers that the message had on its way into the pool.
             if not again and slot_header.slot is None:
                 self.reservation = received(shaped.policy.shaper.core, slot_header.reservation)
-                self.brings_slot = True
+                self.brings_slot, self.version = True, slot_header.version
 
     @property
     def name(self) -> str:
@@ -504,7 +509,7 @@ class Delivery:
             shaper = self.shaped.policy.shaper
             if self.reservation.grant.held or self.brings_slot:
                 holds.note(shaper, self.reservation, park)
-            changes.note(shaper, self.reservation.key, park, is_back=False)
+            changes.note(shaper, self.reservation.key, park)
             name = f"{group_of(shaper, self.reservation.key)}\n{name}"
             self._carry(SlotHeader.travelling(self.message.headers, self.reservation))
             # Even if no answer comes, it may be parked with the slot.
@@ -729,7 +734,7 @@ class MessageBuffer:
         if delivery.brings_slot and delivery.reservation is not None:
             shaper = delivery.shaped.policy.shaper
             try:
-                self._changes.note(shaper, delivery.reservation.key, self._park, is_back=True)
+                self._changes.note_back(shaper, delivery.reservation.key, self._park, delivery.version)
             except self._gone as error:
                 log.info("other parked tasks cannot be brought back: %s", error)
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from shapekit.integrations.celery import version_of
 from shapekit.integrations.celery.worker import Changes, group_of
 
 from .eager import Eager
@@ -25,32 +26,42 @@ def shaper(clock):
 
 
 @pytest.mark.parametrize("before", [[], ["parks"], ["parks", "parks"]], ids=" ".join)
-def test_the_first_message_that_comes_back_brings_the_others(shaper, before):
+@pytest.mark.parametrize("parked", [None, "", "older"])
+def test_the_first_message_that_comes_back_from_older_limits_brings_the_others(shaper, before, parked):
     """A message that this worker has parked knows the new limits: those of other workers may not."""
     changes, park = Changes(), Park()
     for _ in before:
-        changes.note(shaper, "some", park, is_back=False)
+        changes.note(shaper, "some", park)
     assert park.hastened == []
     for _ in range(3):
-        changes.note(shaper, "some", park, is_back=True)
+        changes.note_back(shaper, "some", park, parked)
     [(group, version)] = park.hastened
     assert group == group_of(shaper, "some")
-    assert version
+    assert version == version_of(shaper.core)
+
+
+def test_a_message_that_was_parked_by_these_limits_brings_no_others(shaper):
+    changes, park = Changes(), Park()
+    for _ in range(3):
+        changes.note_back(shaper, "some", park, version_of(shaper.core))
+    assert park.hastened == []
+    changes.note_back(shaper, "some", park, "")
+    assert len(park.hastened) == 1
 
 
 def test_where_the_broker_does_not_answer_the_next_that_comes_back_brings_them(shaper):
     changes, park = Changes(), Park()
     park.hasten = lambda group, version: 1 / 0
     with pytest.raises(ZeroDivisionError):
-        changes.note(shaper, "some", park, is_back=True)
+        changes.note_back(shaper, "some", park, "")
     del park.hasten
-    changes.note(shaper, "some", park, is_back=True)
+    changes.note_back(shaper, "some", park, "")
     assert len(park.hastened) == 1
 
 
 def test_nothing_is_brought_back_where_no_limits_were_ever_changed(clock):
     shaper = Eager(clock).shaped(lambda: None, {"rate": "10/s"}).shaped.policy.shaper
     changes, park = Changes(), Park()
-    changes.note(shaper, "default", park, is_back=False)
-    changes.note(shaper, "default", park, is_back=True)
+    changes.note(shaper, "default", park)
+    changes.note_back(shaper, "default", park, None)
     assert park.hastened == []

@@ -361,3 +361,15 @@ def test_what_comes_back_is_known_by_another_tag_so_that_nobody_restores_it_for_
             assert second.payload == "told"
             second.ack()
         assert not redis.hexists("unacked", second.delivery_tag)
+
+
+def test_a_change_brings_a_group_back_once_and_its_report_is_forgotten(redis, parking):
+    for name in ("one\na", "one\nb", "other\nc"):
+        parking.park(name, FAR_S, record(name))
+    assert [parking.hasten("one", version) for version in ("1", "1", "1 again", "1")] == [2, 0, 0, 0]
+    first, second, other = (redis.zscore("p:parked", name) for name in ("one\na", "one\nb", "other\nc"))
+    assert first < second < time.time() < other - FAR_S / 2
+    parking.park("one\nd", FAR_S, record("d"))
+    assert [parking.hasten("one", version) for version in ("1", "2")] == [0, 1]
+    reports = redis.keys("p:parked:changed:*")
+    assert [redis.ttl(key) > 0 for key in reports] == [True]
