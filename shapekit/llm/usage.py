@@ -329,7 +329,9 @@ def _parts(value: Any) -> Iterator[str | int]:
                 yield from _parts(part)
     elif isinstance(value, Iterator):
         raise ConfigError("arguments", value, "can be read only once, and not also counted", "pass a list")
-    elif isinstance(value, Collection) and not isinstance(value, (bytes, bytearray)):
+    elif isinstance(value, (bytes, bytearray)):
+        return  # a picture or a file: none of its bytes is a token
+    elif isinstance(value, Collection):
         for part in value:
             yield from _parts(part)
     elif isinstance(value, type):
