@@ -196,23 +196,15 @@ function LeakyQueue:cancel(s, now, skew, grant)
     -- A grant whose settlement was not heard of has no place any more.
     local at_the_end = last == tail and last_rest == tail_rest and less(start, start_rest, last, last_rest)
     local in_the_middle = less(start, start_rest, last, last_rest) and less(last, last_rest, tail, tail_rest)
-    -- What an idle queue could have sent when a hold began, it may not send when that ends.
-    local least, least_rest = self:spread(till > 0 and self.burst - 1 or 0)
-    least = least + till - shift
-    if less(tail, tail_rest, least, least_rest) then least, least_rest = tail, tail_rest end
     if #parts == 0 then
         local free = book[1]
         if in_the_middle then
-            local begins, begins_rest = later(start, start_rest, least, least_rest)
-            if less(begins, begins_rest, last, last_rest) then
-                free = Gaps.given_back(free, begins, begins_rest, last, last_rest)
-            end
+            free = Gaps.given_back(free, start, start_rest, last, last_rest)
         elseif at_the_end then
             tail, tail_rest, free = Gaps.retracted(free, start, start_rest)
             newest = math.min(newest, up(tail, tail_rest))
         end
         book = {free, unpack(book, 2)}
-        tail, tail_rest = later(tail, tail_rest, least, least_rest)
         return self:kept({tail, tail_rest, newest, generation, number, till, shift, book, parts}, now, skew)
     end
     -- Whether the call is the last of an unpaced line: only settlements came after it, of which those for more
@@ -240,7 +232,6 @@ function LeakyQueue:cancel(s, now, skew, grant)
         parts = self.constraints:refund(parts, at, cost, receipts, shift, skew)
         if is_newest then newest = math.min(newest, before) end
     end
-    tail, tail_rest = later(tail, tail_rest, least, least_rest)
     return self:kept({tail, tail_rest, newest, generation, number, till, shift, book, parts}, now, skew)
 end
 

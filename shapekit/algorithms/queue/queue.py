@@ -204,12 +204,9 @@ class LeakyQueue(WiredQueue):
         if grant.due_us < at or left is None:
             return state, False, 0, False
         stands = grant.start < grant.end <= tail  # A missed settlement leaves none.
-        # What an idle queue could have sent when a hold began, it may not send when that ends.
-        least = min(tail, (until - shift) * self.q + self.p * (self.burst - 1)) if until else 0
         if not parts:
             if stands and grant.end < tail:
-                begins = max(grant.start, least)
-                free = slots.gaps_given_back(free, begins, grant.end) if begins < grant.end else free
+                free = slots.gaps_given_back(free, grant.start, grant.end)
             elif stands:
                 tail, free = slots.gaps_retracted(free, grant.start)
                 newest = min(newest, -(-tail // self.q))
@@ -232,7 +229,7 @@ class LeakyQueue(WiredQueue):
                 parts = self.constraints.refund(parts, at, grant.cost, grant.receipts, ahead)
                 newest = min(newest, grant.undo[1]) if is_newest else newest
         book = (free, left, mark, changes, stands_until)
-        after = (max(tail, least), newest, generation, number, until, shift, book, parts)
+        after = (tail, newest, generation, number, until, shift, book, parts)
         return after, True, self._life(after, now, skew), True
 
     def settle(

@@ -53,8 +53,6 @@ class Model:
         self.burst = burst
         self.now = now
         self.until = 0
-        self.least = 0
-        """Nobody stands before: nothing that was saved up survives a hold."""
         self.places = []
         self.calls = []
         self.life = 0
@@ -115,13 +113,6 @@ class Model:
         if not self.has_place(call) or place.due < self.at:
             return False
         place.owner, call.cancelled, call.left_at = WALL, True, None
-        tail, starts = self.tail, max(place.start, min(self.least, place.end))
-        if place.end < tail and starts > place.start:
-            place.end, kept_end = starts, place.end
-            if starts == kept_end:
-                return True
-            place = Place(starts, kept_end, WALL)
-            self.places = sorted([*self.places, place], key=lambda place: place.start)
         free = Place(place.start, place.end)
         for other in filter(self.is_free, self.places):
             if other.end == place.start:
@@ -132,7 +123,6 @@ class Model:
         if free.end != self.tail:
             kept.append(free)
         self.places = sorted(kept, key=lambda place: place.start)
-        self.wall(min(tail, self.least))
         return True
 
     def settle(self, call, actual):
@@ -163,8 +153,8 @@ class Model:
     def hold(self, length):
         end = self.now + length
         if end > self.until:
-            self.least = self.at + (self.burst - 1) * self.interval
-            self.wall(self.least)
+            # Nothing that was saved up survives a hold.
+            self.wall(self.at + (self.burst - 1) * self.interval)
             self.move_all(end - self.at)
             self.until = end
         return self.until - self.now
@@ -181,7 +171,6 @@ class Model:
             self.places.append(Place(self.tail, end, WALL))
 
     def move_all(self, by):
-        self.least += by
         for place in self.places:
             place.move(by)
 
@@ -193,7 +182,7 @@ class Model:
                 call.left_at = call.place.due
 
     def reset(self):
-        self.places, self.until, self.least = [], 0, 0
+        self.places, self.until = [], 0
         self.life += 1
 
     def departures(self, life):

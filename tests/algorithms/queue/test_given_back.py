@@ -1,7 +1,5 @@
 """A newcomer never waits for somebody who is gone: slots given back at the end leave no trace."""
 
-from contextlib import closing
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -12,9 +10,7 @@ from shapekit import (
     FixedWindow,
     LeakyBucket,
     ManualClock,
-    MemoryStore,
     Quota,
-    RedisStore,
     Shaper,
     SlidingWindowLog,
     TokenBucket,
@@ -23,7 +19,6 @@ from shapekit._runtime.drivers import run
 from shapekit.algorithms.queue.wire import LOOK
 from shapekit.algorithms.rows import count
 
-from ...redis_server import shared_server
 from .follower import SECOND, Follower, undone
 from .setups import ALIGNED, ALWAYS
 
@@ -214,32 +209,6 @@ def test_who_waited_and_was_cancelled_takes_nothing_from_what_is_settled_for_les
     assert all(slot.cancel() for slot in reversed(waiting))
     shaper.settle(used, 1)
     assert shaper.forecast(cost=4).first_in == first_in
-
-
-@pytest.mark.parametrize("where", ["memory", "Redis"])
-@pytest.mark.parametrize("costs", [[], [10], [10, 10], [10, 2, 1]], ids=str)
-@pytest.mark.parametrize("is_first", [False, True])
-@pytest.mark.parametrize(
-    "gates", [(), (GCRA("100/s"),), (SlidingWindowLog("100/s"),)], ids=["plain", "meter", "log"]
-)
-def test_who_waits_and_is_cancelled_brings_back_no_burst_that_a_hold_has_taken(where, costs, is_first, gates):
-    clock = ManualClock(1_000)
-    store = MemoryStore(clock)
-    if where == "Redis":
-        store = RedisStore.from_url(
-            shared_server().url, clock=clock, prefix=f"held {costs} {is_first} {gates}"
-        )
-    with closing(store):
-        shaper = Shaper("10/s", burst=5, gates=gates, store=store, name="held")
-        shaper.reserve()
-        waiting = [shaper.reserve(cost=cost) for cost in costs]
-        clock.advance(0.001)
-        shaper.hold(10)
-        for slot in waiting if is_first else reversed(waiting):
-            assert slot.cancel()
-        clock.set(1_010.001)
-        waits = [shaper.reserve().delay for _ in range(4)]
-    assert waits == pytest.approx([0, 0.1, 0.2, 0.3])
 
 
 @pytest.mark.parametrize("gate", [FixedWindow("1000/s"), SlidingWindowLog("1000/s"), GCRA("1000/s")])
