@@ -168,4 +168,4 @@ def test_a_structured_list_is_read_as_it_was_written(told: list[tuple[Member, st
 def test_what_is_nearly_a_structured_list_is_one_or_nothing(text: str) -> None:
     read = parse_list(text)
     assert read is None or len(read) <= len(text)
-    assert parse_list(text + " " * LONGEST) is None, "too long to be read at all"
+    assert parse_list(text + " " * (LONGEST + 1)) is None, "too long to be read at all"
