@@ -741,9 +741,9 @@ class Admission:
         )
         stated, feedback = None, self.policy.feedback
         if feedback is not None and feedback.dialect != "auto" and hint.limit and hint.window_s:
-            # If each call then waited for longer than any hold, no answer would soon put that right.
-            is_bearable = hint.window_s / hint.limit <= feedback.max_hold_s
-            stated = (hint.limit, round(hint.window_s * SECOND_US)) if is_bearable else None
+            # If each call waited for longer than any hold, a mistake in it would not be corrected for hours.
+            is_believed = hint.window_s / hint.limit <= feedback.max_hold_s
+            stated = (hint.limit, round(hint.window_s * SECOND_US)) if is_believed else None
         return RateSignal(
             age_us,
             is_refusal=refused and is_about_all,

@@ -106,9 +106,9 @@ class SlotHeader(NamedTuple):
     was_redelivered: bool = False
     """Whether the message had been delivered before when it got this slot."""
     serializer: str | None = None
-    """By what the body of the message was written, which a task in the pool is not told."""
+    """What wrote the body of the message: Celery does not tell a task in the pool."""
     is_for_all: bool = False
-    """Whether each worker got a copy: a message that one of them sends again nobody would get."""
+    """Whether each worker got a copy. Nobody would get a message that one of them sends again."""
     version: str | None = None
     """The version of the limits by which it knows its slot."""
 

@@ -363,8 +363,8 @@ class ScopedSlots:
         self.scopes.hear(key, scope, now + round(held_s * SECOND_US), now)
 
     async def kept(self, driver: Driver, taken: Reservation, target: Target, /, **waits: Any) -> Reservation:
-        """A slot that a call has waited for, while an answer named the first scope; another one if its own
-        scope is held.
+        """The slot that a call has waited for, although a scope became known meanwhile; another slot if the
+        call's own scope is held.
         """
         return await self.schedule(driver, taken.key, target, taken.cost, taken=taken, **waits)
 

@@ -81,7 +81,7 @@ function FixedWindow:refund_many(s, now, skew, charges)
         end
     end
     if not found then return s end
-    -- The windows that are over are not reopened, though no count is left that tells.
+    -- The present window stays, empty: if the clock goes back, none before it opens again.
     return #after > 0 and after or {now - now % self.window, 0}
 end
 

@@ -117,7 +117,7 @@ class FixedWindow(Window[Counts]):
                 parts += (kept[done:at], (start, left) if left > 0 else ())
                 done = at + 2
         after = (*chain.from_iterable(parts), *kept[done:])
-        # The windows that are over are not reopened, though no count is left that tells.
+        # The present window stays, empty: if the clock goes back, none before it opens again.
         return after or (now - now % self.window_us, 0) if done else state
 
     def prospect(self, state: Counts | None, at: int, cost: int, skew: int = 0) -> Periodic:

@@ -296,7 +296,7 @@ def _told(answer: Answer, hint: ServerHint | None) -> float:
         said.append(hint.hold_s)
     if answer.status in (REFUSED, PAYMENT_REQUIRED, *UNAVAILABLE):
         said.append(answer.retry_s or 0.0)
-    # However short a hold is, a dialect that asks for one has seen the reset.
+    # A dialect that asks for a hold, however short, has looked at the reset.
     if (
         hint is not None
         and not hint.hold_s > 0.0

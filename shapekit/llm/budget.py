@@ -168,7 +168,7 @@ class LLMBudget:
             raise ConfigError("tokens", tokens, "is missing", _FIX)
         self.policies = {budget_limit.family: budget_limit.policy for budget_limit in budget_limits}
         """The policies it is made of, by what they count: "tokens", "input-tokens", "requests" …"""
-        max_wait_us(max_wait)
+        max_wait_us(max_wait)  # a mistake is told here, and not by the first call
         if requests is not None:
             try:
                 rates_of_requests = parse_rates(requests)

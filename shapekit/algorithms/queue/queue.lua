@@ -20,7 +20,7 @@ local END = 2^52
 local LEAST_GRACE = 10000
 local SOON = 250000
 local MOST_LATE = 1000000
--- How far, in µs, a settlement for more moves an unpaced tail.
+-- How far, in µs, a settlement for more moves an unpaced tail; a call moves it by a 1024th.
 local DEBT = 4
 
 -- The book of a line, or an empty one.

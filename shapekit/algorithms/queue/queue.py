@@ -43,7 +43,9 @@ PACES = ("smooth", "burst")
 _UNPACED = (1, 1024)
 """The grid of a queue without a paced rate: so fine that it only keeps calls in order."""
 _DEBT = 2**12
-"""How far a settlement for more moves an unpaced tail: not by calls, unless as many have one departure."""
+"""How far a settlement for more moves an unpaced tail. A call moves it by 1, so the two can be told apart
+unless as many calls have one departure.
+"""
 _HOWEVER_LONG_US = 2**64
 LEAST_GRACE_US = 10_000
 """A call that is late by less moves nothing, however fast the rate: machines are not more punctual."""
