@@ -35,12 +35,14 @@ function Ledger:decide(s, now, skew, cost)
     return self:receipted(self:counted(s, after, now, cost), told, cost), told, life, true
 end
 
--- The short form of an admission: the limit's answer, and the name of the charge.
+-- The short form of an admission: the limit's answer, and the name of the charge behind it.
 function Ledger:check(s, now, skew, cost)
     local after, told, life, admitted = self.limit:check(s and s[1], now, skew, cost)
     if not admitted then return s, told, life, false end
     local book = self:counted(s, after, now, cost)
-    return book, {told, book[2], book[3], cost}, life, true
+    local last = #told
+    told[last + 1], told[last + 2], told[last + 3] = book[2], book[3], cost
+    return book, told, life, true
 end
 
 function Ledger:check_run(s, now, skew, cost, times)

@@ -216,9 +216,9 @@ class Ledger(Algorithm[Book]):
         return born, last, units, self.limit.receipt_received(own)
 
     def decision_received(self, sent: Any) -> Decision:
-        if len(sent) != NAMED:
+        *told, born, charged, cost = sent
+        if cost.__class__ is not int:  # it ends with a receipt, or with none
             return decision_of(sent, self.receipt_received)
-        told, born, charged, cost = sent
         return receipted((None, born, charged, ()), self.limit.decision_received(told), cost)
 
 

@@ -48,6 +48,25 @@ def test_many_callers_make_few_trips_and_a_lone_one_makes_one(server, open_store
     assert remaining == [*range(98, -1, -1), *[0] * (CALLERS - 99)]
 
 
+def test_what_is_under_way_is_shown_as_a_task_that_ends_when_its_work_does(server, open_store):
+    async def main():
+        store = open_store(server)
+        gate = Gate(GCRA("100/d"), store=store, name="shown")
+        call = asyncio.ensure_future(gate.acheck())
+        await asyncio.sleep(0)
+        (shown,) = asyncio.all_tasks() - {asyncio.current_task(), call}
+        assert "_run" in shown.get_coro().__qualname__
+        assert shown.get_name()
+        assert shown.get_stack()
+        assert shown.cancel()
+        await asyncio.wait([shown])
+        assert (await call).remaining == 99
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        await store.aclose()
+
+    asyncio.run(main())
+
+
 def test_turns_go_to_callers_in_the_order_of_asking(server, open_store):
     async def main():
         store = open_store(server)

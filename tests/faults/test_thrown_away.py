@@ -87,7 +87,7 @@ CASES = [
 ]
 
 NEVER_BEGUN = re.compile(
-    r"coroutine '(Line\._run|Loop\._serve|_FinishingTask\._wait|_finished\S+|Heartbeat\._run"
+    r"coroutine '(Line\._run|Loop\._serve|_finished\S+|Heartbeat\._run"
     r"|AbstractConnection\.\w+)' was never awaited"
 )
 

@@ -17,11 +17,14 @@ from shapekit import (
     Gate,
     Policy,
     QueueFullError,
+    Quota,
     RedisStore,
     ResilientStore,
     Shaper,
     all_of,
 )
+from shapekit.algorithms.base import CHECK, DEBIT, FORECAST
+from shapekit.algorithms.ledger import ledgered
 from shapekit.stores.redis import protocol as script
 
 from ..redis_cluster import shared_cluster
@@ -108,6 +111,27 @@ def bound(store):
         Gate(parts, name=f"gate{number}", store=store),
         Shaper("10_000/s", prefetch="1s", name=f"far{number}", store=store),
     )
+
+
+def functions(limit, operation):
+    text = script.script_of(ledgered(limit).twin((0,)), [operation]).text
+    return {line.split("function ")[1].split("(")[0] for line in text.splitlines() if "function " in line}
+
+
+def test_a_script_holds_no_method_that_a_class_made_from_another_hides():
+    hidden = {f"Algorithm:{name}" for name in ("check", "freeze", "thaw", "life")}
+    assert not hidden & functions(GCRA("1/s"), CHECK)
+    assert hidden & functions(FixedWindow("1/s"), CHECK) == {"Algorithm:freeze", "Algorithm:check"}
+
+
+def test_a_script_holds_what_a_method_calls_by_the_class_that_it_hides():
+    assert {"Counting:forecast", "PeriodCounter:forecast"} <= functions(Quota("1/day"), FORECAST)
+
+
+def test_a_script_holds_no_method_because_something_else_has_its_name():
+    """The ledger calls what was given back `settled`, as a method of windows is called."""
+    assert "Counting:settled" not in functions(FixedWindow("1/s"), CHECK)
+    assert "Counting:settled" in functions(FixedWindow("1/s"), DEBIT)
 
 
 @each_store

@@ -30,6 +30,7 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from redis.asyncio.cluster import PipelineCommand
+from redis.client import NEVER_DECODE
 from redis.exceptions import (
     AskError,
     ClusterDownError,
@@ -259,9 +260,9 @@ def _replied(connection: Any, command: bytes, *, asking: bool = False) -> Any:
     try:
         if asking:
             connection.send_packed_command([packed(("ASKING",))])
-            connection.read_response()
+            connection.read_response(disable_decoding=True)
         connection.send_packed_command([command])
-        return connection.read_response()
+        return connection.read_response(disable_decoding=True)
     except ResponseError as error:
         return error
 
@@ -293,12 +294,12 @@ class AsyncOwnConnections:
                         await _renew(connection)
                     await connection.send_packed_command(command)
                     try:
-                        reply = await connection.read_response()
+                        reply = await connection.read_response(disable_decoding=True)
                     except ReadOnlyError:
                         self._demoted_at = time.monotonic()
                         await connection.disconnect(nowait=True)
                         await connection.send_packed_command(command)
-                        reply = await connection.read_response()
+                        reply = await connection.read_response(disable_decoding=True)
             except ResponseError as error:
                 reply = error
                 if isinstance(error, ReadOnlyError):
@@ -379,7 +380,7 @@ async def aexchange(pool: Any, command: bytes) -> Any:
     try:
         await _renew(connection)
         await connection.send_packed_command(command)
-        reply = await connection.read_response()
+        reply = await connection.read_response(disable_decoding=True)
     except ResponseError as error:
         reply = error
         if isinstance(error, ReadOnlyError):
@@ -522,9 +523,9 @@ class Link:
 
 async def _acall_node(node: Any, command: tuple[Any, ...], *, asking: bool) -> Any:
     if not asking:
-        return await node.execute_command(*command)
+        return await node.execute_command(*command, **{NEVER_DECODE: True})
     # A server that only imports the key's slot; ASKING holds for one connection.
-    both = [PipelineCommand(0, "ASKING"), PipelineCommand(1, *command)]
+    both = [PipelineCommand(0, "ASKING"), PipelineCommand(1, *command, **{NEVER_DECODE: True})]
     await node.execute_pipeline(both)
     return both[1].result
 

@@ -32,6 +32,7 @@ from hashlib import sha256
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from itertools import groupby
+from struct import unpack
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakMethod
 
@@ -282,8 +283,9 @@ class RedisProgram:
         return answer
 
     def _read(self, received: Callable[..., Any], *sent: Any) -> Any:
+        *args, answer = sent
         try:
-            return received(self.program, *sent)
+            return received(self.program, *args, _numbers(answer) if answer.__class__ is bytes else answer)
         except Exception as error:
             if is_misfit(error):
                 raise _damaged(error) from error
@@ -327,15 +329,16 @@ class RedisProgram:
                     reply = yield from _run(script, keys, head, calls, *words, is_known=is_known)
                 if not is_known:
                     self._sent_texts.add(script)
-                problem = _problem(reply)
-                if problem == "beyond":
+                # Why the script has stopped before it decided anything; or the first of the answers.
+                problem = reply[0] if reply else None
+                if problem == b"beyond":
                     self._instants = [*self._instants[1 - _INSTANTS :], reply[1]]
                     self._spell()
-                elif problem == "changed":
+                elif problem == b"changed":
                     version, told, now = reply[1:]
                     self._settings.hear(stored(version, told), now)
                     return None
-                elif problem == "foreign":
+                elif problem == b"foreign":
                     for index, writer_tag, looked in reply[1:]:
                         writer = yield from self._writer(writer_tag)
                         if writer is None:
@@ -354,7 +357,7 @@ class RedisProgram:
                 name, _, key = self._keyspace.place(keys[0])
                 raise DamagedStateError(f"{whose(key, name)}: {error}") from error.__cause__
             raise
-        if problem == "beyond":
+        if problem == b"beyond":
             raise _damaged("it is about too many periods")
         raise ConfigError(
             "name", self.name, "is written to by programs of different numbers all the time", "use two names"
@@ -592,6 +595,11 @@ def stored(version: Any, told: Any) -> Stored:
     return Stored(number, plain_text(told or "")) if is_ours else Stored("", "")
 
 
+def _numbers(packed: bytes) -> list[int]:
+    """An answer of numbers alone, each of which a double holds exactly."""
+    return [*map(int, unpack(f">{len(packed) // 8}d", packed))]
+
+
 def _damaged(problem: object) -> DamagedStateError:
     return DamagedStateError(f"a state in Redis is damaged ({problem}); reset the key")
 
@@ -638,21 +646,16 @@ def _checked(reply: Any) -> Any:
     raise StoreUnavailableError(f"Redis refused: {text}") from reply
 
 
-def _problem(reply: Any) -> str | None:
-    """Why the script stopped before it decided anything; None if it did not."""
-    first = reply[0] if isinstance(reply, list) and reply else None
-    return plain_text(first) if isinstance(first, bytes | str) else None
-
-
 _NEEDS = "-- needs "
 _PIECE = re.compile(
     r"(?:local )?function (?:(\w+)[.:])?(\w+)\((?:.* end|(?:.*\n)+?end)$"
-    r"|local (\w+) = (?:setmetatable\()?\{\}(?:, \w+\))?$"
+    r"|local (\w+) = (?:setmetatable\()?\{\}(?:, (\w+)\))?$"
     r"|.+$",
     re.MULTILINE,
 )
 """A function at the margin, up to its `end` there; a line that makes a class; any other line."""
-_WORD = re.compile(r"\w+")
+_WORD = re.compile(r"(?<!\.)[.:\"]\w+|\w+")
+"""A method is told from other words by what stands before it; the name of one is in quotation marks."""
 
 
 class Script(NamedTuple):
@@ -671,6 +674,13 @@ class _Piece(NamedTuple):
     """The name by which others reach it; empty for a line, which always stays."""
     table: str
     """The class that a method belongs to, or that a line makes."""
+    base: str
+    """The class that this one is made from."""
+
+    @property
+    def word(self) -> str:
+        """What is said where the function is used."""
+        return f".{self.function}" if self.function and self.table else self.function
 
 
 class _File(NamedTuple):
@@ -724,15 +734,15 @@ def _linked(names: Iterable[str], door: Sequence[_Piece]) -> str:
 
     for name in sorted(names):
         add(name)
-    pieces = [*(piece for twin in twins.values() for piece in twin), *door]
+    pieces = _without_hidden([*(piece for twin in twins.values() for piece in twin), *door])
     words: dict[str, set[str]] = {}
     for piece in pieces:
-        words.setdefault(piece.function, set()).update(piece.words)
+        words.setdefault(piece.word, set()).update(piece.words)
     reached, more = set[str](), {""}
     while more:
         reached |= more
         more = words.keys() & set[str]().union(*(words[function] for function in more)) - reached
-    kept = [piece for piece in pieces if piece.function in reached]
+    kept = [piece for piece in pieces if piece.word in reached]
     room: dict[str, str] = {}
     for piece in kept:
         if piece.function and piece.table:
@@ -743,6 +753,29 @@ def _linked(names: Iterable[str], door: Sequence[_Piece]) -> str:
         else piece.text.replace("{}", f"{{{room[piece.table]}__index = 0}}", 1)
         for piece in kept
     )
+
+
+def _without_hidden(pieces: Sequence[_Piece]) -> list[_Piece]:
+    """The pieces without the methods that every object has from a class made from theirs."""
+    own = {(piece.table, piece.function) for piece in pieces}
+    made_from: dict[str, list[str]] = {}
+    for piece in pieces:
+        if piece.base:
+            made_from.setdefault(piece.base, []).append(piece.table)
+
+    def is_seen(table: str, method: str) -> bool:
+        if table not in made_from or (table, "new") in own:
+            return True  # it has objects itself, or is no class
+        return any((other, method) not in own and is_seen(other, method) for other in made_from[table])
+
+    text = "\n".join([piece.text for piece in pieces])
+    return [
+        piece
+        for piece in pieces
+        if not piece.function
+        or is_seen(piece.table, piece.function)
+        or f"{piece.table}.{piece.function}(self" in text
+    ]
 
 
 @cache
@@ -771,6 +804,12 @@ def _cut(text: str) -> list[_Piece]:
         line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("--")
     )
     return [
-        _Piece(match[0], frozenset(_WORD.findall(match[0])), match[2] or "", match[1] or match[3] or "")
+        _Piece(
+            match[0],
+            frozenset([re.sub(r"^[:\"]", ".", word) for word in _WORD.findall(match[0])]),
+            match[2] or "",
+            match[1] or match[3] or "",
+            match[4] or "",
+        )
         for match in _PIECE.finditer(code)
     ]

@@ -523,29 +523,30 @@ Waiting: TypeAlias = "tuple[Asked, asyncio.Future[Any] | None]"
 """One call, and the task that waits for its answer; None where it only gives back."""
 
 
-class _FinishingTask(asyncio.Task[None]):
-    """A task that waits until its work has ended, although it is cancelled.
+class _Finishing(asyncio.Future[None]):
+    """Stands in `asyncio.all_tasks` for a task that goes on to its end when this is cancelled.
 
     The callers that the work is done for may have gone: what it has taken for them is given back before an
-    event loop ends, since `asyncio.run` cancels all tasks and waits for them. The work is a task of its own,
-    which a timeout may cancel.
+    event loop ends, since `asyncio.run` cancels all tasks and waits for them. The task itself is not among
+    them, so that only a timeout of its own cancels it.
     """
 
     def __init__(
         self, work: Callable[[], Coroutine[Any, Any, None]], loop: asyncio.AbstractEventLoop
     ) -> None:
-        self._is_done = loop.create_future()
+        super().__init__(loop=loop)
         self._work = hidden_task(loop, work)
-        self._work.add_done_callback(self._is_done.set_result)
-        super().__init__(self._wait(), loop=loop)
+        self._work.add_done_callback(self.set_result)
+        modules: Any = asyncio
+        modules._register_task(self)  # noqa: SLF001 - documented, on "Extending" asyncio
 
     def cancel(self, msg: Any = None) -> bool:
         """Go on, but not for ever: a client may have no timeout."""
         self.get_loop().call_later(LAST_S, self._work.cancel)
         return True
 
-    async def _wait(self) -> None:
-        await self._is_done
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)  # such as the name and the stack of a task
 
 
 class Line:
@@ -563,7 +564,7 @@ class Line:
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Waiting] = deque()
         self._under_way: list[Waiting] = []
-        self._task: _FinishingTask | None = None
+        self._task: _Finishing | None = None
 
     async def ask(self, operation: Operation, args: tuple[Any, ...]) -> Any:
         """The answer to one call; calls that come while a trip is under way share the next."""
@@ -584,7 +585,7 @@ class Line:
 
     def _go(self) -> None:
         if self._task is None:
-            self._task = _FinishingTask(self._run, self._loop)
+            self._task = _Finishing(self._run, self._loop)
 
     def _give_back(self, undos: tuple[Undo, ...], told: asyncio.Future[Any] | None = None) -> None:
         if undos:
@@ -646,7 +647,7 @@ class Loop:
     def __init__(self, link: Link) -> None:
         self.link = link
         self._lines: dict[tuple[RedisProgram, Key], Line] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[None]] = set()
 
     def line(self, remote: RedisProgram, key: Key) -> Line:
         """Those who call a key."""
@@ -667,7 +668,7 @@ class Loop:
         loop = asyncio.get_running_loop()
         told = loop.create_future()
         asked = (remote, operation, keys, args)
-        task = _FinishingTask(partial(self._serve, *asked, told), loop)
+        task = _Finishing(partial(self._serve, *asked, told), loop)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
