@@ -74,7 +74,7 @@ TESTS = {
     ("algorithms/periods",): (CALENDAR, LUA, *LAWS, *FORECASTS),
     ("algorithms/base",): (*STRATEGIES, "tests/stores/test_resilient_modes.py", *OUTAGES),
     ("algorithms/compose",): (*STRATEGIES, *POLICY),
-    ("stores/encoding",): ("tests/stores/test_encoding.py", "tests/fuzz", *STRATEGIES),
+    ("stores/encoding",): ("tests/stores/test_encoding.py", "tests/security", "tests/fuzz", *STRATEGIES),
     ("shaper",): (*QUEUE, "tests/events"),
     ("feedback/",): ("tests/feedback",),
     ("algorithms/",): STRATEGIES,

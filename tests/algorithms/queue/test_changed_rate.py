@@ -51,3 +51,12 @@ def test_gates_go_on_however_many_rates_there_are(before, after, counted):
         state = old.reserve(state, START, (1, None, 7))[0]
     kept = zip(new.constraints.algorithms, new.adopt(state, old, START)[-1], strict=True)
     assert [limit.peek(own, START).current for limit, own in kept] == [*counted, 3, 3]
+
+
+@pytest.mark.parametrize("had", [(), (Quota("5/month"),)])
+def test_gates_that_are_new_start_cold(had):
+    new = (*had, GCRA("1/s", burst=7), GCRA("2/s", burst=9), Quota("4/day"))
+    old, queued = queue("5/s", gates=had), queue("5/s", gates=new)
+    state = old.reserve(None, START, (1, None, 7))[0]
+    parts = queued.adopt(state, old, START)[7]
+    assert parts == (*state[7], None, None, None)

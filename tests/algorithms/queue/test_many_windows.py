@@ -81,6 +81,35 @@ def test_when_all_are_gone_the_key_is_as_it_was_without_them(gate, where, living
 
 @EACH
 @ON
+@pytest.mark.parametrize("seed", range(4))
+def test_calls_of_any_cost_that_are_gone_leave_those_who_wait_as_they_were(gate, where, seed):
+    dice = random.Random(f"{gate} {seed}")
+    (crowd, _), (replay, _) = shaper_of(where, gate, "1000/s"), shaper_of("memory", gate, "1000/s")
+    costs = [dice.randint(1, LIMIT) for _ in range(60)]
+    slots = [crowd.reserve(cost=cost) for cost in costs]
+    stays = dice.randint(1, 20)
+    for slot in dice.sample(slots[stays:], len(slots) - stays):
+        assert slot.cancel()
+    for cost in costs[:stays]:
+        replay.reserve(cost=cost)
+    news = [dice.randint(1, LIMIT) for _ in range(30)]
+    assert [crowd.reserve(cost=cost).delay for cost in news] == [
+        replay.reserve(cost=cost).delay for cost in news
+    ]
+
+
+@pytest.mark.parametrize("ceiling", [4, 7])
+def test_of_more_windows_than_are_remembered_no_unit_is_forgotten(ceiling, monkeypatch):
+    monkeypatch.setattr(fixed_window, "_MAX_WINDOWS", ceiling)
+    limit, state, costs = FixedWindow(9, 1), None, [1, 3, 2, 9, 4, 6, 5, 8, 7, 1, 9]
+    for due_s, cost in enumerate(costs):
+        state = limit.charge(state, 0, due_s * 1_000_000, cost)[0]
+    assert sum(state[1::2]) == sum(costs)
+    assert state[-1] == costs[-1]
+
+
+@EACH
+@ON
 def test_when_half_are_gone_no_window_holds_more_than_its_limit(gate, where):
     crowd, _ = shaper_of(where, gate)
     slots = [crowd.reserve() for _ in range(300 if where == "Redis" else 1_000)]

@@ -93,3 +93,12 @@ def test_other_bounds_go_on_from_the_rate_that_was_found(clock):
     found = shaper.adaptive.rate()
     wider = Shaper(adaptive=Adaptive(min="1/min", max="200/s"), store=store, name="api")
     assert wider.adaptive.rate() == pytest.approx(found, rel=1e-3)
+
+
+def test_a_reservation_tells_what_one_of_that_rate_tells(clock):
+    adaptive, plain = Shaper(adaptive=BETWEEN, clock=clock), Shaper("1/s", clock=clock)
+    for step_s in (0, 0, 0, 1.5, 0.25, 7):
+        clock.advance(step_s)
+        told, expected = (shaper.reserve().decision for shaper in (adaptive, plain))
+        assert told._replace(receipt=None) == expected._replace(receipt=None)
+        assert told.current >= 1
