@@ -1,6 +1,8 @@
 """Whatever pool a client has, and whatever a URL says of one."""
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 from redis import BlockingConnectionPool, ConnectionPool, Redis
@@ -60,3 +62,20 @@ async def awaited(gate, store):
     allowed = [(await gate.acheck(key)).allowed for key in ("é", "\ud800")]
     await store.aclose()
     return allowed
+
+
+ANSWERED = """
+import sys
+from shapekit import RedisStore, Shaper
+shaper = Shaper("1/h", name="answered", store=RedisStore.from_url(sys.argv[1], prefix=sys.argv[2]))
+first, waits = shaper.reserve(), shaper.reserve()
+print(shaper.hold(5) > 4, waits.cancel(), shaper.resume() > 1)
+"""
+
+
+def test_no_answer_is_compared_with_what_it_is_not():
+    url = shared_server().url + "?protocol=2"  # that of protocol 3 compares them in redis-py itself
+    done = subprocess.run(
+        [sys.executable, "-bb", "-c", ANSWERED, url, "answered"], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout.split(), done.stderr) == (["True"] * 3, "")

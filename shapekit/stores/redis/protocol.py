@@ -329,8 +329,8 @@ class RedisProgram:
                     reply = yield from _run(script, keys, head, calls, *words, is_known=is_known)
                 if not is_known:
                     self._sent_texts.add(script)
-                # Why the script has stopped before it decided anything; or the first of the answers.
-                problem = reply[0] if reply else None
+                # Why the script has stopped before it decided anything, or the first of the answers.
+                problem = reply[0] if reply and reply[0].__class__ is bytes else None
                 if problem == b"beyond":
                     self._instants = [*self._instants[1 - _INSTANTS :], reply[1]]
                     self._spell()

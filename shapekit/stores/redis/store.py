@@ -536,7 +536,7 @@ class _Finishing(asyncio.Future[None]):
     ) -> None:
         super().__init__(loop=loop)
         self._work = hidden_task(loop, work)
-        self._work.add_done_callback(self.set_result)
+        self._work.add_done_callback(lambda _: self.set_result(None))
         modules: Any = asyncio
         modules._register_task(self)  # noqa: SLF001 - documented, on "Extending" asyncio
 
