@@ -285,7 +285,7 @@ class RedisProgram:
     def _read(self, received: Callable[..., Any], *sent: Any) -> Any:
         *args, answer = sent
         try:
-            return received(self.program, *args, _numbers(answer) if answer.__class__ is bytes else answer)
+            return received(self.program, *args, _whole(answer))
         except Exception as error:
             if is_misfit(error):
                 raise _damaged(error) from error
@@ -595,9 +595,13 @@ def stored(version: Any, told: Any) -> Stored:
     return Stored(number, plain_text(told or "")) if is_ours else Stored("", "")
 
 
-def _numbers(packed: bytes) -> list[int]:
-    """An answer of numbers alone, each of which a double holds exactly."""
-    return [*map(int, unpack(f">{len(packed) // 8}d", packed))]
+def _whole(answer: Any) -> Any:
+    """An answer whose first numbers came as one text of doubles, which hold each of them exactly."""
+    first = answer[0] if answer.__class__ is list and answer else answer
+    if first.__class__ is not bytes:
+        return answer
+    numbers = [*map(int, unpack(f">{len(first) // 8}d", first))]
+    return numbers if first is answer else numbers + answer[1:]
 
 
 def _damaged(problem: object) -> DamagedStateError:

@@ -108,14 +108,17 @@ local function run(call, state)
     return method(program, state, now, skew, unpack(call, 4))
 end
 
--- Numbers alone go as one text of doubles: a client reads that sooner than a list, which has a line for each.
+-- The numbers at the beginning of an answer go as one text of doubles: a client reads that sooner than a list,
+-- which has a line for each. No answer begins with another text.
 local MOST_NUMBERS = 100
 local function compact(answer)
     if type(answer) ~= "table" or #answer > MOST_NUMBERS then return answer end
-    for place = 1, #answer do
-        if type(answer[place]) ~= "number" then return answer end
-    end
-    return struct.pack(">" .. string.rep("d", #answer), unpack(answer))
+    local count = 0
+    while type(answer[count + 1]) == "number" do count = count + 1 end
+    if count < 2 then return answer end
+    local numbers = struct.pack(">" .. string.rep("d", count), unpack(answer, 1, count))
+    if count == #answer then return numbers end
+    return {numbers, unpack(answer, count + 1)}
 end
 
 local function run_all(state, raw)
