@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar, Unpack
 
@@ -59,7 +60,8 @@ def shaped_job(
     - `grace`: how late a job may start and still use its slot; otherwise it takes another. The default is
       three quarters of a slot, but at least 10 ms and at most 5 s.
 
-    A function that is called directly, with a `ctx` that has no `job_id`, waits where it is called.
+    A function that is not itself the job waits where it is called: one that another job calls with its `ctx`,
+    or that a test calls with one that has no `job_id`.
     """
 
     def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
@@ -68,7 +70,7 @@ def shaped_job(
         @functools.wraps(function)
         async def run(*args: P.args, **kwargs: P.kwargs) -> R:
             ctx: Any = args[0]
-            if "job_id" not in ctx:
+            if "job_id" not in ctx or not _is_job():
                 async with tasks.calls.admission(args, kwargs):
                     return await function(*args, **kwargs)
             try:
@@ -86,6 +88,12 @@ def shaped_job(
         return run
 
     return decorate
+
+
+def _is_job() -> bool:
+    """Whether the coroutine that asks is the one that the worker has made a task of."""
+    task: Any = asyncio.current_task()
+    return task.get_coro().cr_frame is sys._getframe(1)  # noqa: SLF001 - public, whatever it is called
 
 
 async def _take_slot_header(ctx: Any) -> str | None:

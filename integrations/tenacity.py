@@ -504,8 +504,10 @@ class _ShapedRetrying(_Shaped, Retrying):
             run(self.attempts.end, retry_state, self.ending(retry_state))
         try:
             do = super().iter(retry_state=retry_state)
-        except BaseException:
+        except BaseException as error:
             run(self.attempts.unpay, retry_state)
+            if retry_state.outcome is None:  # the call that has its slot is not made
+                run(self.attempts.end, retry_state, CallOutcome(failure=error))
             raise
         if not self.sleeps(retry_state, do):
             run(self.attempts.unpay, retry_state)
@@ -539,6 +541,9 @@ class _AsyncShapedRetrying(_Shaped, AsyncRetrying):
             do = await super().iter(retry_state=retry_state)
         except BaseException as error:
             await given_back(error, partial(self.attempts.unpay, TASKS, retry_state))
+            if retry_state.outcome is None:  # the call that has its slot is not made
+                ending = CallOutcome(failure=error)
+                await given_back(error, partial(self.attempts.end, TASKS, retry_state, ending))
             raise
         if not self.sleeps(retry_state, do):
             await self.attempts.unpay(TASKS, retry_state)
@@ -593,8 +598,9 @@ def shaped_retrying(
     - `budget`: the share of calls that may be retried, over all workers that share the policy's store.
       Each call earns that share of a token, each retry spends a token, and `reserve` is how many tokens
       there are at first and at most. Without a token there is no retry.
-    - tenacity's `stop`, `wait`, `retry`, `before`, `after`, `before_sleep`, `sleep`, `name`, `enabled` and
-      `retry_error_callback`. Without them: five attempts, `wait_retry_after()`, `retry_if_throttled()`.
+    - tenacity's `stop`, `wait`, `retry`, `before`, `after`, `before_sleep`, `sleep`, `name`, `enabled` (False
+      makes plain calls, which take no slots either) and `retry_error_callback`. Without them: five attempts,
+      `wait_retry_after()`, `retry_if_throttled()`.
 
     `Admission.observe` gets the response that an attempt returns or its exception carries, so a refusal of
     one worker makes all of them wait. The call ends with the result or the exception of its last attempt. If

@@ -340,7 +340,9 @@ class Watch:
             self._shifted_us = shift - max(0, until - at)
         self._worked(self._held_until_us)
         # Without max_wait, only a spent quota refuses, and tells for how long. The slot is not kept.
-        accepted, wait = queue.reserve(state, at, (cost, None, 0), skew)[1][:2]
+        # More than an operator has set is never admitted: until that ends, there is nothing to foretell.
+        is_too_dear = cost > queue.max_cost
+        accepted, wait = (True, 0) if is_too_dear else queue.reserve(state, at, (cost, None, 0), skew)[1][:2]
         self._continues_us = 0 if accepted else now + wait
         self._in_hand = (now, wait)
         self._sees_holds = True
@@ -354,7 +356,9 @@ class Watch:
             else:
                 self._end_us = now - shift + last
 
-        if rest <= 0 or not queue.constraints.algorithms:
+        if is_too_dear:
+            self._end_us = None
+        elif rest <= 0 or not queue.constraints.algorithms:
             play()
         elif now >= self._play_us and (self._player is None or not self._player.is_alive()):
             self._play_us = now + min(rest * PLAY_US, MOST_PLAY_US)

@@ -359,6 +359,13 @@ def _checked(policies: Sequence[Policy]) -> tuple[Policy, ...]:
     for policy in policies:
         if not isinstance(policy, Policy):
             raise ConfigError("policies", policy, "is not a policy", 'pass some, such as Policy("10/s")')
+        if policy.shaper.core.store.awaited_only:
+            raise ConfigError(
+                "policies",
+                policy,
+                "has a store that can only be awaited, and metrics are read on a thread",
+                "give its store a synchronous client too: RedisStore(client, aclient=…)",
+            )
         if policy.name in names:
             raise ConfigError(
                 "policies", policy, "has the name of another one", "pass one of them, or name them apart"

@@ -321,3 +321,15 @@ def test_shared_stores_foretell_alike(form, each, clock, store):
     form.loop(range(12), policy, lambda item: policy.admit())
     ends = {round(told["at"] + told["eta"], 6) for told in each.told}
     assert ends == {1_061.0} == {clock.now()}
+
+
+def test_calls_that_cost_more_than_is_set_have_no_end_until_that_ends(form, each, clock):
+    policy = Policy("10/s", quota="100/day", name="set", clock=clock)
+
+    def body(item):
+        if item == 1:
+            policy.configure(quota="20/day")
+        return policy.admit(cost=1)
+
+    form.loop(range(4), policy, body, cost=50)
+    assert [told["eta"] is None for told in each.told][-2:] == [True, True]

@@ -40,12 +40,32 @@ async def called(ctx, number):
     note("called", number)
 
 
+async def caller(ctx, number):
+    for place in range(3):
+        await far(ctx, f"{number}.{place}")
+    return ctx["job_try"]
+
+
+@shaped_job(rate="1 per 2s", store=URL)
+async def far(ctx, number):
+    note("far", number)
+
+
 async def free(ctx, number):
     note_worker(number)
 
 
 class Settings:
-    functions = (quick, killed, func(slow, max_tries=1), refused, func(patient, max_tries=1), free)
+    functions = (
+        quick,
+        killed,
+        func(slow, max_tries=1),
+        refused,
+        func(patient, max_tries=1),
+        caller,
+        far,
+        free,
+    )
     redis_settings = RedisSettings.from_dsn(URL)
     max_jobs = 100
     job_timeout = 6

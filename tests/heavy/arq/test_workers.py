@@ -120,3 +120,10 @@ def test_a_function_that_is_called_waits_where_it_is_called(app):
     at = time.monotonic()
     asyncio.run(twice())
     assert time.monotonic() - at >= 0.2
+
+
+def test_a_function_that_another_job_calls_waits_there_and_puts_no_job_back(fleet):
+    ids = enqueue(fleet, ("caller", 0))
+    assert results(fleet, ids) == [1]
+    starts = fleet.wait("far", 3)
+    assert distinct(starts) == len(starts) == 3

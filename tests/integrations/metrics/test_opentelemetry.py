@@ -1,13 +1,14 @@
 """OpenTelemetry: what a real SDK collects of real policies."""
 
 import pytest
+import redis.asyncio
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from shapekit import Policy, QueueFullError, ResilientStore, StoreUnavailableError, events
+from shapekit import Policy, QueueFullError, RedisStore, ResilientStore, StoreUnavailableError, events
 from shapekit._adapters.metrics import READ, WAIT_BOUNDS
 from shapekit.integrations import prometheus
 from shapekit.integrations.opentelemetry import instrument
@@ -191,6 +192,8 @@ def test_policies_that_cannot_be_told_apart_are_refused(clock, provider, refused
     twins = [Policy("10/s", name="stripe", clock=clock) for _ in range(2)]
     refused(lambda: instrument(*twins, meter_provider=provider), "policies")
     refused(lambda: instrument(keys=-1, meter_provider=provider), "keys")
+    awaited = Policy("10/s", name="awaited", store=RedisStore(aclient=redis.asyncio.Redis()))
+    refused(lambda: instrument(awaited, meter_provider=provider), "policies")
     refused(lambda: instrument(meter_provider=5), "meter_provider")
     assert not events.EVERYWHERE
 

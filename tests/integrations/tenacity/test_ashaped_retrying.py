@@ -227,3 +227,21 @@ async def test_tasks_that_are_at_it_at_the_same_time_do_not_mix(clock, run):
             tasks.start_soon(work, upstream)
     assert answers == [ILL] * 20
     assert sum(len(upstream.asked) for upstream in upstreams) >= 20 + 9
+
+
+async def test_a_call_that_is_not_made_because_before_fails_is_not_in_flight(clock):
+    policy = Policy(concurrency=1, clock=clock)
+
+    def before(state):
+        raise RuntimeError
+
+    async def call():
+        return 1
+
+    kept = []
+    for _ in range(3):
+        with pytest.raises(RuntimeError) as caught:
+            await ashaped_retrying(policy, before=before, max_wait=0)(call)
+        kept.append(caught.value)
+        async with policy.aadmit(max_wait=0):
+            pass

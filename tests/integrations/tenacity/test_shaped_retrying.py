@@ -397,3 +397,19 @@ def test_the_defaults_retry_what_is_throttled(clock):
     assert isinstance(retrying.wait, wait_retry_after)
     assert retrying(upstream := Upstream(clock, TOO_MUCH)) is TOO_MUCH
     assert len(upstream.asked) == 5
+
+
+@pytest.mark.parametrize("raised", [RuntimeError, KeyboardInterrupt])
+def test_a_call_that_is_not_made_because_before_fails_is_not_in_flight(clock, raised):
+    policy = Policy(concurrency=1, clock=clock)
+
+    def before(state):
+        raise raised
+
+    kept = []
+    for _ in range(3):
+        with pytest.raises(raised) as caught:
+            shaped_retrying(policy, before=before, max_wait=0)(lambda: 1)
+        kept.append(caught.value)  # and with it the frames of the call
+        with policy.admit(max_wait=0):
+            pass
