@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from arq import create_pool
 from arq.connections import RedisSettings
-from arq.jobs import Job
+from arq.jobs import Job, ResultNotFound
 
 from shapekit import ConfigError, Policy, QueueFullError
 from shapekit.integrations.arq import shaped_job
@@ -41,12 +41,17 @@ def enqueue(fleet, *calls):
 def results(fleet, ids):
     """What became of jobs: what they returned, or their errors."""
 
+    async def result(job):
+        try:
+            return await job.result(timeout=20, poll_delay=0.1)
+        except ResultNotFound:
+            # arq looks for the result and then in the queue: the job has ended in between.
+            return await job.result(timeout=20)
+
     async def all_of_them():
         pool = await create_pool(RedisSettings.from_dsn(fleet.server.url))
         jobs = [Job(one, pool) for one in ids]
-        found = await asyncio.gather(
-            *(job.result(timeout=20, poll_delay=0.1) for job in jobs), return_exceptions=True
-        )
+        found = await asyncio.gather(*map(result, jobs), return_exceptions=True)
         await pool.aclose()
         return found
 
