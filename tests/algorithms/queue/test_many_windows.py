@@ -37,6 +37,16 @@ EACH = pytest.mark.parametrize("gate", GATES)
 ON = pytest.mark.parametrize("where", ["memory", "Redis"])
 
 
+OPENED = []
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    while OPENED:
+        OPENED.pop().close()
+
+
 def shaper_of(where, gate, *rates, gates=(), name="api"):
     clock = ManualClock(START_S)
     rates = rates or ("10/s",)
@@ -44,6 +54,7 @@ def shaper_of(where, gate, *rates, gates=(), name="api"):
     if where == "Redis":
         prefix = f"windows {gate} {random.random()}"
         store = {"store": RedisStore.from_url(shared_server().url, clock=clock, prefix=prefix), "name": name}
+        OPENED.append(store["store"])
     return Shaper(
         *rates, gates=(GATES[gate] if gate in GATES else CROWDED[gate][0], *gates), **store, max_wait=LONG
     ), clock
