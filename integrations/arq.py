@@ -61,7 +61,7 @@ def shaped_job(
       three quarters of a slot, but at least 10 ms and at most 5 s.
 
     A function that is not itself the job waits where it is called: one that another job calls with its `ctx`,
-    or that a test calls with one that has no `job_id`.
+    or that a test calls with one that has no `job_id`. So put this decorator above all others.
     """
 
     def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
@@ -93,7 +93,8 @@ def shaped_job(
 def _is_job() -> bool:
     """Whether the coroutine that asks is the one that the worker has made a task of."""
     task: Any = asyncio.current_task()
-    return task.get_coro().cr_frame is sys._getframe(1)  # noqa: SLF001 - public, whatever it is called
+    frame = getattr(task.get_coro(), "cr_frame", None)
+    return frame is sys._getframe(1)  # noqa: SLF001 - documented
 
 
 async def _take_slot_header(ctx: Any) -> str | None:

@@ -658,8 +658,10 @@ _PIECE = re.compile(
     re.MULTILINE,
 )
 """A function at the margin, up to its `end` there; a line that makes a class; any other line."""
-_WORD = re.compile(r"(?<!\.)[.:\"]\w+|\w+")
-"""A method is told from other words by what stands before it; the name of one is in quotation marks."""
+_WORD = re.compile(r"(?<!\.)\.\w+|\w+")
+"""A method is told from other words by the point before it."""
+_POINTS = str.maketrans(':"', "..")
+"""A method is also called with a colon, and named in quotation marks."""
 
 
 class Script(NamedTuple):
@@ -810,7 +812,7 @@ def _cut(text: str) -> list[_Piece]:
     return [
         _Piece(
             match[0],
-            frozenset([re.sub(r"^[:\"]", ".", word) for word in _WORD.findall(match[0])]),
+            frozenset(_WORD.findall(match[0].translate(_POINTS))),
             match[2] or "",
             match[1] or match[3] or "",
             match[4] or "",
