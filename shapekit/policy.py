@@ -571,7 +571,7 @@ class Admission:
         if not self.policy.enforce:
             await self._measure(driver, permits)
         elif permits is None:
-            self._reservation = await self._scheduled(driver, self._waits, None)
+            self._reservation = await self._scheduled(driver, self._waits)
         else:
             await self._enter_with_permit(driver, permits)
         self._leaves()
@@ -600,7 +600,7 @@ class Admission:
                 waits["max_wait"] = kind(microseconds=max(0, bound_us - waited_us))
             if waited_us and gives_up_us is not None:
                 waits["timeout"] = timedelta(microseconds=max(0, gives_up_us - waited_us))
-            reservation = await self._scheduled(driver, waits, permit)
+            reservation = await self._scheduled(driver, waits, permit, waited_us)
         except BaseException as error:
             await driver.given_back(error, partial(self._leave, driver))
             told = _told(error, waited_us, bound_us)
@@ -615,14 +615,17 @@ class Admission:
         return self.target is not None and self.policy.scoped.scopes.any_known
 
     async def _scheduled(
-        self, driver: Driver, waits: Mapping[str, Any], permit: Permit | None
+        self, driver: Driver, waits: Mapping[str, Any], permit: Permit | None = None, before_us: int = 0
     ) -> Reservation:
         scoped, target = self.policy.scoped, self.target
         if target is not None and scoped.scopes.any_known:
             return await scoped.schedule(driver, self.key, target, self.cost, permit=permit, **waits)
-        shaper = self.policy.shaper
-        schedule = Twin(shaper.schedule, shaper.aschedule)
-        reservation: Reservation = await driver.ask(schedule, self.key, cost=self.cost, **waits)
+        if before_us:
+            reservation = await self._core.schedule(driver, self.key, self.cost, before_us, **waits)
+        else:
+            shaper = self.policy.shaper
+            schedule = Twin(shaper.schedule, shaper.aschedule)
+            reservation = await driver.ask(schedule, self.key, cost=self.cost, **waits)
         if target is not None and scoped.scopes.any_known:
             reservation = await scoped.kept(driver, reservation, target, permit=permit, **waits)
         return reservation

@@ -96,9 +96,10 @@ class Waiter:
         timeout_us: int | None,
         *,
         is_slow: bool = False,
+        before_us: int = 0,
     ) -> None:
         """Sleep until the slot comes, or raise the error of a refusal. If the answer was slow to come, a slot
-        for now may have passed.
+        for now may have passed. `before_us`: what the call had waited for when it asked.
         """
         granted = reservation.granted
         if not granted[ACCEPTED]:
@@ -106,7 +107,7 @@ class Waiter:
             self._reporter.stopped(reservation.key, error)
             raise error
         if not granted[WAIT_US] and not is_slow and self.is_prompt(granted):
-            self._reporter.departed(reservation.key, reservation.cost)
+            self._reporter.departed(reservation.key, reservation.cost, before_us)
             return
         try:
             pending = await self.stay(driver, reservation, max_wait_us, timeout_us, is_slow=is_slow)
@@ -114,7 +115,8 @@ class Waiter:
             await driver.given_back(error, partial(self.give_up, driver, reservation, error))
             raise
         if SWITCH.loud:
-            self._reporter.departed(reservation.key, reservation.cost, *pending.waited_us())
+            delay_us, late_us = pending.waited_us()
+            self._reporter.departed(reservation.key, reservation.cost, before_us + delay_us, late_us)
 
     def is_prompt(self, granted: Granted, asked_us: int | None = None) -> bool:
         """Whether a call that leaves at once may follow its answer, because that was not long on its way."""

@@ -142,14 +142,14 @@ class Bench:
         finally:
             path.write_text(whole, "utf-8")
 
-    def judged(self, tests, patience_s=None):
+    def judged(self, tests, patience_s=None, heard=DEVNULL):
         """What these tests say of the copy as it is now."""
-        options = ("-x", "-q", "-p", "no:cacheprovider", "--tb=no", "--no-header")
+        options = ("-x", "-q", "-p", "no:cacheprovider", "--tb=short", "--no-header")
         command = [sys.executable, "-m", "pytest", *options, *tests]
         # A file that changes twice in a second must not be taken for its bytecode.
         env = {**os.environ, "PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
         with Popen(
-            command, cwd=self.folder, env=env, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
+            command, cwd=self.folder, env=env, stdout=heard, stderr=DEVNULL, start_new_session=True
         ) as running:
             try:
                 code = running.wait(patience_s)
@@ -184,8 +184,10 @@ def tried(chosen, jobs, told):
 
         def whole(bench, tests):
             start = time.monotonic()
-            if bench.judged(tests) != SURVIVED:
-                sys.exit(f"{' '.join(tests)} fail before anything is broken")
+            with tempfile.TemporaryFile("w+") as heard:
+                if bench.judged(tests, heard=heard) != SURVIVED:
+                    heard.seek(0)
+                    sys.exit(f"{heard.read()}\n{' '.join(tests)} fail before anything is broken")
             return time.monotonic() - start
 
         concerned = sorted({tests_of(mutant.module_path.relative_to(ROOT)) for mutant in chosen})

@@ -12,6 +12,7 @@ from shapekit import Concurrency, MemoryStore, Policy, QueueFullError, StoreUnav
 from shapekit._queue.inflight import Permit
 from shapekit._runtime import process
 from shapekit._runtime.drivers import run
+from shapekit.events import Departed
 from shapekit.stores.sqlite import SQLiteStore
 
 from ...crew import in_threads
@@ -102,6 +103,28 @@ async def test_tasks_are_permitted_in_the_order_of_asking(clock):
     assert [{delay for _, delay in pair} for pair in pairs] == [{float(n)} for n in range(10)]
     assert seconds(clock, began_us) == 10.0
     assert is_forgotten(policy)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("options", [{}, {"max_wait": "1min"}, {"timeout": "1min"}])
+async def test_what_is_told_of_a_call_includes_its_wait_for_a_permit(options, clock):
+    """A call takes 2.5 s, and every 2 s comes a slot: the third waits for both."""
+    policy = Policy("30/min", concurrency=2, clock=clock)
+    told, delays = [], []
+
+    async def call():
+        async with policy.aadmit(**options) as admission:
+            delays.append(admission.delay)
+            await policy.shaper.core.sleepers.asleep(clock.now_us() + 2_500_000)
+
+    with policy.listen(lambda event: told.append(event) if isinstance(event, Departed) else None):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(call)
+                await checkpoint()
+    assert delays == [0.0, 2.0, 4.0, 6.0, 8.0]
+    assert [event.delay for event in told] == delays
+    assert [event.late for event in told] == [0.0] * 5
 
 
 @pytest.mark.anyio
