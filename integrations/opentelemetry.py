@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Self
+from weakref import WeakKeyDictionary
 
 from shapekit import errors, events
 from shapekit._adapters.metrics import (
@@ -53,7 +54,8 @@ def instrument(
 
     - `keys`: how many keys of each policy get attributes of their own, in order of arrival; or which keys, so
       that they are the same in every process. All others share the attribute `other`.
-    - `meter_provider`: where the metrics go; by default the global provider. Instrument each provider once.
+    - `meter_provider`: where the metrics go; by default the global provider. One that is instrumented
+      already can be instrumented again after `close()`.
 
     `close()` of the result ends it, and so does leaving its `with` block.
     """
@@ -67,8 +69,9 @@ class Instruments:
         if provider is not None and not callable(getattr(provider, "get_meter", None)):
             fix = "pass a MeterProvider, or leave it out"
             raise ConfigError("meter_provider", provider, "is not a provider of meters", fix)
-        rounds = Rounds(Gauges(policies, labels))
-        meter = metrics.get_meter("shapekit", meter_provider=provider)
+        gauges = Gauges(policies, labels)
+        provider = metrics.get_meter_provider() if provider is None else provider
+        meter = provider.get_meter("shapekit")
         waits = meter.create_histogram(*_said(WAIT_DURATION), explicit_bucket_boundaries_advisory=WAIT_BOUNDS)
         calls, holds = (meter.create_counter(*_said(metric)) for metric in (CALLS, HOLDS))
         store_errors = meter.create_counter(*_said(STORE_ERRORS))
@@ -79,14 +82,18 @@ class Instruments:
             store_failed=lambda policy: store_errors.add(1, _attributes(STORE_ERRORS, policy)),
             store_lost=lambda: store_losses.add(1),
         )
-        observable = {
-            "counter": meter.create_observable_counter,
-            "gauge": meter.create_observable_gauge,
-            "sum": meter.create_observable_up_down_counter,
-        }
-        for metric in READ:
-            name, unit, text = _said(metric)
-            observable[metric.kind](name, [partial(rounds.observed, metric)], unit, text)
+        rounds = _ROUNDS.get(provider)
+        if rounds is None:
+            rounds = _ROUNDS[provider] = Rounds()
+            observable = {
+                "counter": meter.create_observable_counter,
+                "gauge": meter.create_observable_gauge,
+                "sum": meter.create_observable_up_down_counter,
+            }
+            for metric in READ:
+                name, unit, text = _said(metric)
+                observable[metric.kind](name, [partial(rounds.observed, metric)], unit, text)
+        rounds.open(gauges)
         self._undo = ExitStack()
         self._undo.callback(rounds.close)
         self._undo.callback(events.listen(tally).close)
@@ -133,11 +140,22 @@ class Rounds:
     reading starts a new one, in whatever order and however often they are observed.
     """
 
-    def __init__(self, gauges: Gauges) -> None:
-        self._gauges: Gauges | None = gauges
+    def __init__(self) -> None:
+        self._gauges: Gauges | None = None
         self._lock = process.lock()
-        self._reading: Reading = {}
-        self._had: set[Metric] = set(READ)
+
+    def open(self, gauges: Gauges) -> None:
+        """Read these from now on."""
+        with self._lock:
+            is_free = self._gauges is None
+            if is_free:
+                self._gauges = gauges
+                self._reading: Reading = {}
+                self._had: set[Metric] = set(READ)
+        if not is_free:
+            gauges.close()
+            fix = "pass all policies to one call of instrument, or close() the other first"
+            raise ConfigError("meter_provider", None, "is instrumented already", fix)
 
     def observed(self, metric: Metric, options: CallbackOptions) -> list[Observation]:
         """The observations for the instrument of a metric."""
@@ -152,11 +170,15 @@ class Rounds:
         return [Observation(value, _attributes(metric, *labels)) for labels, value in samples]
 
     def close(self) -> None:
-        """Stop reading: an instrument cannot be unregistered."""
+        """Stop reading. The instruments stay, as none can be unregistered."""
         with self._lock:
             gauges, self._gauges = self._gauges, None
         if gauges is not None:
             gauges.close()
+
+
+_ROUNDS: WeakKeyDictionary[MeterProvider, Rounds] = WeakKeyDictionary()
+"""What the instruments of each provider observe: a name that it knows gets no other callback."""
 
 
 def _mark_span(event: Event) -> None:

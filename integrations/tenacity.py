@@ -173,6 +173,12 @@ class _Slots(_Asking):
         retrying, shaper = state.retry_object, self._policy.shaper
         began_us = shaper.core.clock.now_us()
         self._check_place(retrying, twin=twin)
+        if not self._policy.enforce:
+            if not await _awaited(retrying.stop(state)):
+                admission = self._policy.admit(self._key, cost=self._cost)
+                await driver.ask(Twin(admission.__enter__, admission.__aenter__))
+                await driver.ask(Twin(admission.leave, admission.aleave))
+            return 0.0
         reserve = Twin(shaper.reserve, shaper.areserve)
         reservation = await driver.ask(reserve, self._key, cost=self._cost)
         state.upcoming_sleep = reservation.delay
@@ -180,14 +186,13 @@ class _Slots(_Asking):
             if reservation:
                 await driver.ask(Twin(reservation.cancel, reservation.acancel))
             return reservation.delay
-        if self._policy.enforce:
-            try:
-                await shaper.core.leave(driver, reservation)
-            except RateLimitedError as refusal:
-                raise refusal from _ending(state).failure
-            waited = (shaper.core.clock.now_us() - began_us) / SECOND_US
-            state.idle_for += waited
-            retrying.statistics["idle_for"] += waited
+        try:
+            await shaper.core.leave(driver, reservation)
+        except RateLimitedError as refusal:
+            raise refusal from _ending(state).failure
+        waited = (shaper.core.clock.now_us() - began_us) / SECOND_US
+        state.idle_for += waited
+        retrying.statistics["idle_for"] += waited
         return 0.0
 
 

@@ -188,6 +188,22 @@ def test_it_ends(clock, provider, collect):
     assert not events.EVERYWHERE
 
 
+def test_a_provider_is_instrumented_once_at_a_time(clock, provider, collect, refused):
+    stripe, github = (Policy("10/s", name=name, clock=clock) for name in ("stripe", "github"))
+    with instrument(stripe, meter_provider=provider):
+        refused(lambda: instrument(github, meter_provider=provider), "meter_provider")
+        call(stripe)
+        assert collect()("shapekit.store.up", policy="stripe") == 1
+    with instrument(github, meter_provider=provider):
+        call(github)
+        seen = collect()
+    assert seen("shapekit.store.up", policy="github") == 1
+    assert seen("shapekit.store.up", policy="stripe") is None
+    assert seen("shapekit.calls", policy="github", key="default", outcome="departed") == 1
+    assert seen("shapekit.calls", **STRIPE, outcome="departed") == 1
+    assert not events.EVERYWHERE
+
+
 def test_policies_that_cannot_be_told_apart_are_refused(clock, provider, refused):
     twins = [Policy("10/s", name="stripe", clock=clock) for _ in range(2)]
     refused(lambda: instrument(*twins, meter_provider=provider), "policies")

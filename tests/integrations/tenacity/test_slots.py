@@ -8,6 +8,7 @@ import pytest
 import tenacity
 
 from shapekit import ManualClock, Policy, QueueFullError, QuotaExhaustedError
+from shapekit.events import Measured
 from shapekit.integrations.tenacity import await_slot, shaped_retrying, wait_slot
 
 
@@ -162,9 +163,21 @@ async def test_a_slot_too_far_away_does_not_hide_why_asynchronous_tenacity_stops
 
 
 def test_where_nothing_is_enforced_nobody_waits(clock):
-    policy, left = Policy("1/s", enforce=False, clock=clock), []
-    tenacity.Retrying(wait=wait_slot(policy))(failing(clock, 3, left))
+    policy, left, heard = Policy("1/s", name="api", max_wait="1s", enforce=False, clock=clock), [], []
+    with policy.listen(heard.append):
+        tenacity.Retrying(wait=wait_slot(policy))(failing(clock, 3, left))
     assert left == [0.0] * 4
+    waits = [(0.0, None), (1.0, None), (2.0, "queue_full")]
+    assert heard == [Measured("api", "default", 1, *told) for told in waits]
+
+
+@pytest.mark.anyio
+async def test_where_nothing_is_enforced_no_slot_goes_to_an_attempt_that_is_not_made(clock):
+    policy, heard = Policy("1/s", name="api", enforce=False, clock=clock), []
+    retrying = tenacity.AsyncRetrying(wait=await_slot(policy), stop=tenacity.stop_after_attempt(2))
+    with policy.listen(heard.append), pytest.raises(tenacity.RetryError):
+        await retrying(afailing(clock, 9, []))
+    assert heard == [Measured("api", "default", 1, 0.0, None)]
 
 
 def test_mistakes_are_told(refused, clock):
