@@ -465,9 +465,9 @@ def _day(tokens: int | str | Quota | None) -> tuple[Quota, ...]:
             quota = Quota(tokens if "/" in tokens else f"{tokens}/day")
         else:
             quota = Quota(tokens, "day")
-        if quota.per != "day":
-            fix = f"write tokens_per_day=Quota({tokens!r})"
-            raise ConfigError("per", quota.per, "is not a day, as tokens_per_day says", fix)
-        return (quota,)
     except ConfigError as error:
         raise error.within("tokens_per_day") from None
+    if quota.per != "day":
+        fix = f"write tokens_per_day=Quota({tokens!r})"
+        raise ConfigError("tokens_per_day", tokens, "is not of a day", fix)
+    return (quota,)

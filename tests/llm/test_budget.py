@@ -439,7 +439,7 @@ MISTAKES = {
     "an empty bucket": ({"tokens": "5/s", "capacity": 0}, "tokens capacity"),
     "half a token": ({"tokens_per_day": "1.2345k"}, "tokens_per_day limit"),
     "no day": ({"tokens_per_day": "many"}, "tokens_per_day limit"),
-    "a month": ({"tokens_per_day": "2M/month"}, "tokens_per_day per"),
+    "a month": ({"tokens_per_day": "2M/month"}, "tokens_per_day"),
     "no provider": ({"tokens": "5/s", "provider": "acme"}, "provider"),
     "no count": ({"tokens": "5/s", "count": 3}, "count"),
     "a model to count by": ({"tokens": "5/s", "count": "gpt-4"}, "count"),
