@@ -617,17 +617,23 @@ class Admission:
     async def _scheduled(
         self, driver: Driver, waits: Mapping[str, Any], permit: Permit | None = None, before_us: int = 0
     ) -> Reservation:
-        scoped, target = self.policy.scoped, self.target
+        core, scoped, target = self._core, self.policy.scoped, self.target
         if target is not None and scoped.scopes.any_known:
-            return await scoped.schedule(driver, self.key, target, self.cost, permit=permit, **waits)
-        if before_us:
-            reservation = await self._core.schedule(driver, self.key, self.cost, before_us, **waits)
-        else:
-            shaper = self.policy.shaper
+            return await scoped.schedule(
+                driver, self.key, target, self.cost, permit=permit, before_us=before_us, **waits
+            )
+        if not before_us and (target is None or not SWITCH.loud):
+            shaper, late_us = self.policy.shaper, 0
             schedule = Twin(shaper.schedule, shaper.aschedule)
-            reservation = await driver.ask(schedule, self.key, cost=self.cost, **waits)
+            reservation: Reservation = await driver.ask(schedule, self.key, cost=self.cost, **waits)
+        else:
+            reservation, (delay_us, late_us) = await core.schedule(driver, self.key, self.cost, **waits)
+            if target is None or not scoped.scopes.any_known:
+                core.reporter.departed(self.key, self.cost, before_us + delay_us, late_us)
         if target is not None and scoped.scopes.any_known:
-            reservation = await scoped.kept(driver, reservation, target, permit=permit, **waits)
+            reservation = await scoped.kept(
+                driver, reservation, target, late_us, permit=permit, before_us=before_us, **waits
+            )
         return reservation
 
     async def _measure(self, driver: Driver, permits: Permits | None) -> None:

@@ -623,22 +623,22 @@ class Core:
         driver: Driver,
         key: str,
         cost: int,
-        before_us: int,
         *,
         max_wait: Duration | None = AS_CONFIGURED,
         timeout: Duration | None = None,  # noqa: ASYNC109 - as for the shaper's
-    ) -> Reservation:
-        """`Shaper.schedule` for a call that has already waited, which its delay includes for listeners."""
+    ) -> tuple[Reservation, tuple[int, int]]:
+        """`Shaper.schedule`, for a caller that tells the departure: with how long the call waited, and how
+        late it is.
+        """
         await driver.stop_if_cancelled()
         asked_us, gives_up_us, is_own = self.clock.now_us(), timeout_us(timeout), max_wait is AS_CONFIGURED
         bound_us = self.max_wait_us if is_own else asked_wait_us(max_wait)
         reservation = await self.reserve(driver, key, cost, bound_us)
         is_slow = not self.waiter.is_prompt(reservation.granted, asked_us)
         bound_us = self.max_wait_us if is_own else max_wait_us(max_wait)
-        await self.waiter.leave(
-            driver, reservation, bound_us, gives_up_us, is_slow=is_slow, before_us=before_us
+        return reservation, await self.waiter.wait(
+            driver, reservation, bound_us, gives_up_us, is_slow=is_slow
         )
-        return reservation
 
     async def leave(self, driver: Driver, reservation: Reservation) -> None:
         """Sleep until the slot comes, or raise the error of a refusal."""

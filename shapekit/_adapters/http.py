@@ -34,7 +34,7 @@ from datetime import timedelta
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
-from shapekit._runtime.process import ErrorsLogged, from_signal
+from shapekit._runtime.process import SWITCH, ErrorsLogged, from_signal
 from shapekit.config import CostSpec, PolicyOptions, checked_cost
 from shapekit.decision import Decision
 from shapekit.errors import (
@@ -240,9 +240,9 @@ class RequestShaper:
         `options` is what is said of this request alone. `fits_s`: a wait that is longer has no use, whatever
         `max_wait` says.
         """
-        # As of most requests, straight: a target and an admission to enter cost a request a fifth more.
         plan = self._plain
-        if plan is not None and options is None and not plan.policy.scoped.scopes.any_known:
+        if plan is not None and options is None and not (SWITCH.loud or plan.policy.scoped.scopes.any_known):
+            # Straight, as of most requests: a target and an admission to enter cost a request a fifth more.
             policy, key_of_request, cost = plan
             key, max_wait = key_of_request(request), AS_CONFIGURED
             if SCOPE not in key:
@@ -262,7 +262,7 @@ class RequestShaper:
     ) -> Admission | None:
         """`enter`, awaitable."""
         plan = self._plain
-        if plan is not None and options is None and not plan.policy.scoped.scopes.any_known:
+        if plan is not None and options is None and not (SWITCH.loud or plan.policy.scoped.scopes.any_known):
             policy, key_of_request, cost = plan
             key, max_wait = key_of_request(request), AS_CONFIGURED
             if SCOPE not in key:

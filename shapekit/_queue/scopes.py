@@ -362,11 +362,15 @@ class ScopedSlots:
         now = self._clock.now_us()
         self.scopes.hear(key, scope, now + round(held_s * SECOND_US), now)
 
-    async def kept(self, driver: Driver, taken: Reservation, target: Target, /, **waits: Any) -> Reservation:
+    async def kept(
+        self, driver: Driver, taken: Reservation, target: Target, late_us: int = 0, /, **waits: Any
+    ) -> Reservation:
         """The slot that a call has waited for, although a scope became known meanwhile; another slot if the
-        call's own scope is held.
+        call's own scope is held. The departure was not told yet; `late_us` is how long ago the slot came.
         """
-        return await self.schedule(driver, taken.key, target, taken.cost, taken=taken, **waits)
+        return await self.schedule(
+            driver, taken.key, target, taken.cost, taken=taken, late_us=late_us, **waits
+        )
 
     async def schedule(
         self,
@@ -378,9 +382,12 @@ class ScopedSlots:
         max_wait: Duration | None = AS_CONFIGURED,
         timeout: Duration | None = None,  # noqa: ASYNC109 - as for the shaper's
         permit: Permit | None = None,
+        before_us: int = 0,
         taken: Reservation | None = None,
+        late_us: int = 0,
     ) -> Reservation:
-        """`Shaper.schedule`, including holds of the target's scope.
+        """`Shaper.schedule`, including holds of the target's scope, for a call that had waited for
+        `before_us` already.
 
         The call takes the `permit` unless it has been taken, and gives it back while it waits for its scope.
         After an error, the caller gives it back.
@@ -403,6 +410,8 @@ class ScopedSlots:
             if taken:
                 caller.reservation, caller.had_slot = taken, True
                 if await self._looked(driver, caller):
+                    waited_us = max(0, self._clock.now_us() - caller.asked_us)
+                    core.reporter.departed(key, cost, before_us + waited_us, late_us)
                     return taken
                 await driver.shielded(partial(self._give_back, driver, caller))
             while True:
@@ -418,7 +427,8 @@ class ScopedSlots:
         except BaseException as error:
             await driver.given_back(error, partial(self._give_up, driver, caller, error))
             raise
-        core.reporter.departed(key, cost, *pending.waited_us(caller.asked_us))
+        delay_us, late_us = pending.waited_us(caller.asked_us)
+        core.reporter.departed(key, cost, before_us + delay_us, late_us)
         return caller.late(reservation)
 
     async def _give_up(self, driver: Driver, caller: Caller, error: BaseException) -> None:

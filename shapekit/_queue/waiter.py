@@ -96,10 +96,25 @@ class Waiter:
         timeout_us: int | None,
         *,
         is_slow: bool = False,
-        before_us: int = 0,
     ) -> None:
         """Sleep until the slot comes, or raise the error of a refusal. If the answer was slow to come, a slot
-        for now may have passed. `before_us`: what the call had waited for when it asked.
+        for now may have passed.
+        """
+        waited_us = await self.wait(driver, reservation, max_wait_us, timeout_us, is_slow=is_slow)
+        if SWITCH.loud:
+            self._reporter.departed(reservation.key, reservation.cost, *waited_us)
+
+    async def wait(
+        self,
+        driver: Driver,
+        reservation: Reservation,
+        max_wait_us: int | None,
+        timeout_us: int | None,
+        *,
+        is_slow: bool = False,
+    ) -> tuple[int, int]:
+        """`leave`, for a caller that tells the departure by what this returns: how long ago the call asked,
+        and how long ago its slot came.
         """
         granted = reservation.granted
         if not granted[ACCEPTED]:
@@ -107,16 +122,13 @@ class Waiter:
             self._reporter.stopped(reservation.key, error)
             raise error
         if not granted[WAIT_US] and not is_slow and self.is_prompt(granted):
-            self._reporter.departed(reservation.key, reservation.cost, before_us)
-            return
+            return 0, 0
         try:
             pending = await self.stay(driver, reservation, max_wait_us, timeout_us, is_slow=is_slow)
         except BaseException as error:
             await driver.given_back(error, partial(self.give_up, driver, reservation, error))
             raise
-        if SWITCH.loud:
-            delay_us, late_us = pending.waited_us()
-            self._reporter.departed(reservation.key, reservation.cost, before_us + delay_us, late_us)
+        return pending.waited_us()
 
     def is_prompt(self, granted: Granted, asked_us: int | None = None) -> bool:
         """Whether a call that leaves at once may follow its answer, because that was not long on its way."""

@@ -9,10 +9,11 @@ import pytest
 
 from shapekit import ManualClock, MemoryStore, QueueFullError, SQLiteStore, StoreUnavailableError, off
 from shapekit._adapters.http import Target, observe
-from shapekit._runtime.drivers import run
+from shapekit._runtime.drivers import TASKS, run
+from shapekit.events import Cancelled, Departed, Held, Reserved
 from shapekit.keys import scoped
 
-from .scoped_servers import HOST, Client, Discord, until
+from .scoped_servers import HOST, Client, Discord, request_of, until
 
 
 @pytest.fixture
@@ -356,3 +357,41 @@ def test_clients_that_share_a_store_obey_each_other_s_scopes(tmp_path, clock, gi
     assert {seen.status for seen in github.seen} == {200}
     for store in stores:
         store.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_straight", [False, True])
+@pytest.mark.parametrize("ends", ["leaves", "is cancelled"])
+async def test_of_a_request_whose_part_becomes_known_while_it_waits_one_ending_is_told(
+    clock, github, is_straight, ends
+):
+    client = Client(github, rate="2/s", burst=1, name="github", clock=clock)
+    request_shaper = client.request_shaper
+    policy = request_shaper._main.policy
+    await policy.shaper.areserve(HOST)
+    told, entered = [], None
+
+    async def call():
+        nonlocal entered
+        if is_straight:
+            entered = await request_shaper.aenter(request_of("/search"))
+        else:
+            async with client.admission("/search") as entered:
+                pass
+
+    with policy.listen(told.append):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            await until(clock, 0.2)
+            policy.scoped.scopes.learn(HOST, request_of("/search"), "search")
+            await policy.scoped.hold(TASKS, 1.0, HOST, "search")
+            if ends == "is cancelled":
+                await until(clock, 0.8)
+                tasks.cancel_scope.cancel()
+    reserved, held, *endings = told
+    assert (type(reserved), type(held)) == (Reserved, Held)
+    if ends == "leaves":
+        assert endings == [Departed("github", HOST, 1, 1.2, 0.0)]
+        assert entered.delay == 1.2
+    else:
+        assert endings == [Cancelled("github", HOST, 1, True)]
