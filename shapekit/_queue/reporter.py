@@ -273,10 +273,10 @@ class Reporter:
         if log := _log(SHAPER_LOG, DEBUG):
             log.debug("%s: key %r does not leave: %s: %s", self._name, key, type(error).__name__, error)
 
-    def cancelled(self, reservation: Reservation) -> None:
+    def cancelled(self, reservation: Reservation, *, is_returned: bool = True) -> None:
         """A slot was given back."""
         if self.listeners:
-            self.listeners.tell(Cancelled(self._name, reservation.key, reservation.cost, True))
+            self.listeners.tell(Cancelled(self._name, reservation.key, reservation.cost, is_returned))
 
     def settled(self, reservation: Reservation, actual: int) -> None:
         """The actual cost of a call is known."""

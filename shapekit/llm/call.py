@@ -28,7 +28,7 @@ from shapekit._adapters.http import CallOutcome
 from shapekit._queue.waiter import refusal
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
-from shapekit._runtime.process import ErrorsLogged
+from shapekit._runtime.process import SWITCH, ErrorsLogged
 from shapekit.clock import Clock
 from shapekit.errors import (
     ConfigError,
@@ -337,6 +337,8 @@ class _Asking:
         self.pending = pending
         self._order = [*range(len(charges))]
         self._taken: dict[int, Reservation] = {}
+        self._unended: set[int] = set()
+        """Of which slots listeners know, and not how they end."""
         self._refused: Reservation
         self._is_refused = False
         self._bounds_us: dict[int, int | None] = {}
@@ -388,20 +390,33 @@ class _Asking:
         return min(max(0, delay_us - soon_us), max(LOOK_US, delay_us // 20))
 
     async def leave(self, line_us: int) -> tuple[list[Reservation], int]:
-        """Wait until all slots have come, and say so."""
+        """Wait until all slots have come, and tell it: the call leaves with the last of them."""
+        due_us, has_waited = 0, line_us > 0
         try:
             for place, charge in enumerate(self.charges):
                 taken = self._taken[place]
                 charge.core.reporter.reserved(taken.after_waiting(line_us) if line_us else taken)
+                self._unended.add(place)
                 await charge.core.budgets.look(self.driver, charge.key)
             for place, charge in enumerate(self.charges):
                 left_us, gives_up_us = self._bounds_us[place], self.pending.timeout_left_us()
-                await charge.core.waiter.leave(self.driver, self._taken[place], left_us, gives_up_us)
+                self._unended.discard(place)  # if this wait ends early, that is told there
+                delay_us, late_us = await charge.core.waiter.wait(
+                    self.driver, self._taken[place], left_us, gives_up_us
+                )
+                self._unended.add(place)
+                has_waited |= delay_us > 0
+                due_us = max(due_us, self.pending.waited_us - late_us)
         except RateLimitedError as error:
             told = self.pending.told(error)
             if told is error:
                 raise
             raise told.with_traceback(error.__traceback__) from error.__cause__
+        if SWITCH.loud:
+            waited_us = self.pending.waited_us
+            waits_us = (waited_us, waited_us - due_us) if has_waited else (0, 0)
+            for charge in self.charges:
+                charge.core.reporter.departed(charge.key, charge.cost, *waits_us)
         return [self._taken[place] for place in range(len(self.charges))], line_us
 
     async def give_back(self) -> bool:
@@ -409,10 +424,14 @@ class _Asking:
         had_some = bool(self._taken)
         while self._taken:
             *_, (place, reservation) = self._taken.items()
+            is_returned = False
             with suppress(StoreUnavailableError):
-                await reservation.core.give_back(self.driver, reservation)
+                is_returned = await reservation.core.give_back(self.driver, reservation)
             # After the await: a call that is cancelled there gives the slot back again, which is harmless.
             self._taken.pop(place, None)
+            if place in self._unended:
+                self._unended.discard(place)
+                reservation.core.reporter.cancelled(reservation, is_returned=is_returned)
         return had_some
 
     def _told(self, charge: Charge, error: RateLimitedError) -> RateLimitedError:

@@ -1,6 +1,7 @@
 """LLMBudget: tokens and a slot, both or neither; what it is told, and how it complains."""
 
 import pickle
+from unittest.mock import ANY
 
 import anyio
 import pytest
@@ -20,7 +21,7 @@ from shapekit import (
     off,
 )
 from shapekit._runtime.drivers import AsyncAlarm
-from shapekit.events import Departed, Refused, Reserved, Settled
+from shapekit.events import Cancelled, Departed, Refused, Reserved, Settled
 
 from .errors import RefusedByServer, caused
 
@@ -367,6 +368,38 @@ def test_who_listens_hears_of_tokens_and_turns(budget):
         (Departed, "model.requests", 1),
         (Settled, "model.tokens", 500),
         (Refused, "model.requests", 1),
+    ]
+
+
+def test_a_call_leaves_both_with_the_later_slot(budget):
+    one = budget(requests="1/s burst 1", tokens="60k/min", capacity=1_000, name="model")
+    departed = []
+    with one.listen(lambda event: departed.append(event) if isinstance(event, Departed) else None):
+        for tokens in (1_000, 600, 10):
+            with one.admit(tokens):
+                pass
+    waits = [(0.0, 1_000), (1.0, 600), (1.0, 10)]
+    assert departed == [
+        Departed(policy, "default", cost, delay, 0.0)
+        for delay, tokens in waits
+        for policy, cost in (("model.tokens", tokens), ("model.requests", 1))
+    ]
+
+
+@pytest.mark.parametrize("awaited", ["tokens", "requests"])
+def test_a_call_that_gives_up_departs_nowhere(budget, awaited):
+    requests = "300/min burst 1" if awaited == "requests" else "6000/min"
+    one = budget(requests=requests, tokens="60k/min", capacity=1_000, name="model")
+    with one.admit(1_000 if awaited == "tokens" else 1):
+        pass
+    events = []
+    with one.listen(events.append), pytest.raises(TimeoutError):
+        one.admit(150, timeout="10ms").__enter__()
+    both = [("model.tokens", 150), ("model.requests", 1)]
+    last = both if awaited == "tokens" else both[::-1]
+    assert events == [
+        *(Reserved(policy, "default", cost, ANY) for policy, cost in both),
+        *(Cancelled(policy, "default", cost, True) for policy, cost in last),
     ]
 
 
