@@ -97,11 +97,21 @@ class Instruments:
         self._undo = ExitStack()
         self._undo.callback(rounds.close)
         self._undo.callback(events.listen(tally).close)
-        self._undo.callback(events.listen(_mark_span).close)
+        self._undo.callback(events.listen(self._mark_span).close)
+        self._undo.callback(_ACTIVE.remove, self)
+        _ACTIVE.append(self)
 
     def close(self) -> None:
         """Stop counting and reporting."""
         self._undo.close()
+
+    def _mark_span(self, event: Event) -> None:
+        # A span has its event once, however many providers are instrumented.
+        if type(event) is Departed and event.delay > 0 and _ACTIVE[:1] == [self]:
+            span = trace.get_current_span()
+            if span.is_recording():
+                told = _attributes(WAIT_DURATION, event.policy, event.key)
+                span.add_event("shapekit.departed", {**told, "shapekit.wait.duration": event.delay})
 
     def __enter__(self) -> Self:
         return self
@@ -177,18 +187,9 @@ class Rounds:
             gauges.close()
 
 
+_ACTIVE: list[Instruments] = []
 _ROUNDS: WeakKeyDictionary[MeterProvider, Rounds] = WeakKeyDictionary()
 """What the instruments of each provider observe: a name that it knows gets no other callback."""
-
-
-def _mark_span(event: Event) -> None:
-    if type(event) is Departed and event.delay > 0:
-        span = trace.get_current_span()
-        if span.is_recording():
-            waited = {"shapekit.wait.duration": event.delay}
-            span.add_event(
-                "shapekit.departed", {**_attributes(WAIT_DURATION, event.policy, event.key), **waited}
-            )
 
 
 def _attributes(metric: Metric, *values: str) -> dict[str, str]:

@@ -290,10 +290,10 @@ class Gauges:
     def read(self) -> Reading:
         """All gauges as they stand now; those of a policy whose store does not answer are left out."""
         reading: Reading = {metric: [] for metric in READ}
-        silent: set[Store] = set()
+        silent: set[object] = set()
         for policy in self._policies:
             store, name = policy.shaper.core.store, policy.name
-            seen = None if store in silent else self._seen(policy, store, silent)
+            seen = None if store.server in silent else self._seen(policy, store, silent)
             for metric, sample in seen or ():
                 reading[metric].append(sample)
             is_lost = isinstance(store, ResilientStore) and store.is_lost
@@ -307,8 +307,8 @@ class Gauges:
         """Let go of the threads."""
         self._deadline.close()
 
-    def _seen(self, policy: Policy, store: Store, silent: set[Store]) -> list[tuple[Metric, Sample]] | None:
-        """How the keys of a policy stand; None if its store, which is silent then, does not answer."""
+    def _seen(self, policy: Policy, store: Store, silent: set[object]) -> list[tuple[Metric, Sample]] | None:
+        """How the keys of a policy stand; None if its server, which is silent then, does not answer."""
         keys = self._labels.own(policy.name)
         look = self._looks[policy.name]
         asked = keys or [ANY_KEY]
@@ -322,7 +322,7 @@ class Gauges:
                 raise
             is_silent = isinstance(error, StoreUnavailableError)
             if is_silent:
-                silent.add(store)
+                silent.add(store.server)
             _log.log(
                 logging.DEBUG if is_silent else logging.WARNING,
                 "the gauges of %s cannot be read: %s",

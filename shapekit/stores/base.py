@@ -237,6 +237,11 @@ class Store(ABC):
     clock: Clock
     """The clock by which callers sleep; it also decides, unless the store has a better one."""
 
+    @property
+    def server(self) -> object:
+        """Who answers: equal for stores that fall silent together."""
+        return self
+
     @abstractmethod
     def bind(self, name: str, program: Program, operation: Operation) -> Apply:
         """Return the function that applies `operation` to a key of `name`."""

@@ -415,6 +415,10 @@ class ResilientStore(Store):
 
     # binding
 
+    @property
+    def server(self) -> object:
+        return self.primary.server
+
     def bind(self, name: str, program: Program, operation: Operation) -> Apply:
         return partial(run, self._bound(THREADS, name, program, operation))
 

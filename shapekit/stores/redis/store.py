@@ -135,6 +135,7 @@ class RedisStore(Store):
         self._kept: OwnConnections | None = None
         self._survey: RedisSurvey | None = None
         self._closed = False
+        self._server: object = None
 
     @classmethod
     def from_url(cls, url: str, *, clock: Clock | None = None, prefix: str = "shapekit") -> Self:
@@ -148,10 +149,15 @@ class RedisStore(Store):
         for option in bounds:
             duration_us(option, pool.connection_kwargs[option])
         store = cls(Redis(connection_pool=pool), clock=clock, prefix=prefix)
+        store._server = tuple(pool.connection_kwargs.get(part) for part in ("host", "port", "path"))
         store._kept = OwnConnections(pool, TIMEOUT_S)
         store._link = Link(store._client, store._kept)
         store._loops = Loops(partial(_connected, url, bounds), many=True)
         return store
+
+    @property
+    def server(self) -> object:
+        return self._server or self
 
     def bind(self, name: str, program: Program, operation: Operation) -> Apply:
         remote = self._remote(name, program)

@@ -214,13 +214,13 @@ def test_policies_that_cannot_be_told_apart_are_refused(clock, provider, refused
     assert not events.EVERYWHERE
 
 
-def test_a_call_that_waited_says_so_in_its_span(clock):
+def test_a_call_that_waited_says_so_in_its_span_once(clock, provider):
     spans = InMemorySpanExporter()
     traced = TracerProvider()
     traced.add_span_processor(SimpleSpanProcessor(spans))
     tracer = traced.get_tracer("test")
     stripe = Policy("10/s", name="stripe", clock=clock)
-    with instrument():
+    with instrument(), instrument(meter_provider=provider):
         for name in ("at once", "after a while"):
             with tracer.start_as_current_span(name):
                 call(stripe)

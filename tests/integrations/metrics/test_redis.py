@@ -1,5 +1,7 @@
 """On a real Redis: scrapes see what all processes share, in one trip, and outlive the server."""
 
+import socket
+
 import pytest
 
 from shapekit import Policy, RedisStore
@@ -86,3 +88,21 @@ def test_a_server_that_hangs_holds_up_no_scrape(server, registry, scrape):
         assert seen("shapekit_store_up", policy="stripe") == 0
         server.thaw()
     store.close()
+
+
+def test_a_server_that_is_silent_is_waited_for_once(registry, scrape):
+    """However many policies are on it, each with a store of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"redis://127.0.0.1:{listening.getsockname()[1]}"
+        policies = [Policy("10/s", name=name, store=url) for name in "abc"]
+        with instrument(*policies, registry=registry):
+            seen = scrape()
+        listening.setblocking(False)
+        listening.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+    assert [seen("shapekit_store_up", policy=name) for name in "abc"] == [0, 0, 0]
+    assert RedisStore.from_url(url).server == RedisStore.from_url(url + "/1").server
+    assert RedisStore.from_url(url).server != RedisStore.from_url("redis://127.0.0.1:1").server
+    for policy in policies:
+        policy.close()
