@@ -6,7 +6,7 @@ from typing import NamedTuple
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shapekit.algorithms.queue.adaptive import FULL, KEPT_US, LEAST, AdaptiveQueue, real
+from shapekit.algorithms.queue.adaptive import FULL, KEPT_US, LEAST, THROTTLED, AdaptiveQueue, real
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.rate import Rate
 
@@ -262,3 +262,8 @@ def test_the_smallest_share_there_is_still_moves():
     assert queue.least >= LEAST
     state = queue.reserve(None, START, (1, None, 7))[0]
     assert 0.99e12 < queue.reserve(state, START, (1, None, 7))[1][1] <= 1e12
+
+
+def test_what_a_part_of_the_rate_has_learned_is_told_as_shares_of_the_whole():
+    whole, part = (AdaptiveQueue(Rate.of(1, SECOND), Rate.of(most, SECOND), None) for most in (100, 25))
+    assert THROTTLED.given(whole, part, (8, 6, 3)) == (2, 2, 3)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shapekit import GCRA, ManualClock, Quota, Rate, Shaper, SlidingWindowLog
+from shapekit import GCRA, FixedWindow, ManualClock, Quota, Rate, Shaper, SlidingWindowLog
 from shapekit.algorithms.queue import slots as slots_of_a_line
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.rows import paged
@@ -256,3 +256,10 @@ def test_more_places_than_are_kept_are_not_believed(monkeypatch):
     places.inspect(((), paged(single[:2])))
     with pytest.raises(ValueError, match="too many"):
         places.inspect(((), paged(single)))
+
+
+def test_a_place_is_sent_and_received_whole():
+    """In a queue whose slots are no whole number of microseconds apart, every number of it differs."""
+    queue = Shaper("7/s", gates=[FixedWindow("5/min")]).core.queue
+    place = (15, 22, 3, 1, (29, 4), (5_000_000,))
+    assert queue._single_received(queue._single_sent(place)) == place

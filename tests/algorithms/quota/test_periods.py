@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from shapekit import Quota
 from shapekit.algorithms.periods import MAX_OFFSET_MINUTES, WEEKDAYS, Periods
 
 from ..limits import beginning
@@ -185,3 +186,37 @@ def test_an_answer_does_not_depend_on_what_was_asked_before(minutes, tz):
     for minute in minutes:
         at_us = change + minute * 60 * SECOND_US
         assert asked.bounds(at_us) == periods(tz=tz).bounds(at_us)
+
+
+DAY = Quota("3/day").counter
+
+
+def counted(*charges, counter=DAY, skew=0):
+    state = None
+    for at in charges:
+        state = counter.charge(state, at, at, 1, skew)[0]
+    return state
+
+
+def test_a_day_is_forgotten_when_two_have_passed_since_it_was_opened():
+    assert counted(0, DAY_US, 2 * DAY_US - 1) == (0, 1, 0, DAY_US, 2, DAY_US)
+    days = (DAY_US, 1, DAY_US, 2 * DAY_US, 1, 2 * DAY_US)
+    assert counted(0, DAY_US, 2 * DAY_US) == days
+    book, *_ = DAY.booked(((0, 1, 0, *days), 0, 3, ()), 2 * DAY_US, 1)
+    assert book[0] == (*days[:4], 2, 2 * DAY_US)
+
+
+def test_where_nothing_is_said_of_the_zone_a_day_begins_at_midnight():
+    assert DAY.forecast(counted(0, 1, 2), DAY_US, 1).admits_at_us == DAY_US
+    assert DAY.forecast(counted(0, 1, 2), DAY_US - 1, 1).admits_at_us == DAY_US
+
+
+@pytest.mark.parametrize("offset", [-90, 0, 90])
+def test_other_periods_open_as_much_before_their_beginning_as_the_old_ones(offset):
+    """By the clock of the zone an hour and a half from here, each opens that much earlier or later."""
+    day, week = (Quota(f"9/{per}", offset_minutes=offset).counter for per in ("day", "week"))
+    skew = offset * 60 * SECOND_US
+    now = 10 * DAY_US + DAY_US // 2
+    state = counted(now, counter=day, skew=skew)
+    (start, _), used = week.periods.bounds(now + skew), 1
+    assert week.adopt(state, day, now, skew) == (start, used, start - skew)
