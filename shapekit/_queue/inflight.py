@@ -470,12 +470,10 @@ class Heartbeat:
             if not self._is_awaited:
                 renew = partial(run, self._run)
                 process.start_thread(threading.Thread(target=renew, name="shapekit leases", daemon=True))
-            elif running_loop() is not None:
-                import asyncio  # noqa: PLC0415 - an asyncio loop is running
-
-                self._task = asyncio.get_running_loop().create_task(self._run(TASKS))
+            elif hasattr(loop := running_loop(), "create_task"):
+                self._task = loop.create_task(self._run(TASKS))
             else:
-                # Without an event loop this store cannot be asked; the caller gets its error.
+                # Without an event loop of asyncio this store cannot be asked; the caller gets its error.
                 self._runs = registry.is_kept = False
         except BaseException:
             if begins:
@@ -619,9 +617,7 @@ RETRY_US = SECOND_US
 
 
 class Permit(Call):
-    """The permit of a call, or its wait for one. If the object is garbage-collected, the permit is given
-    back.
-    """
+    """The permit of a call, or its wait for one."""
 
     __slots__ = ("__weakref__", "enclosing", "permits", "waited_us")
 
@@ -632,9 +628,18 @@ class Permit(Call):
         self.enclosing: object = None
         """The task that cannot end the call before what it starts meanwhile has ended; None if not known."""
 
+
+class _HeldPermit(Permit):
+    """A permit that is given back if the object is garbage-collected.
+
+    An interrupt that hits a finalizer is lost, so most calls end without one: a permit has this class while
+    there is something to give back.
+    """
+
+    __slots__ = ()
+
     def __del__(self) -> None:
-        # A call interrupted before it could ask has no number.
-        if not getattr(self, "is_over", True):
+        if not self.is_over:
             process.in_background(self.permits.give_back, self.key, self.owner, self.number)
 
 
@@ -696,7 +701,7 @@ class Permits:
             await self._heal(driver, key)
         pending = _PendingWait(self, key, max_wait_us, timeout_us)
         self._begin(permit, driver.loop())
-        # A coroutine that is thrown away runs no cleanup here: its permit is given back by `Permit.__del__`.
+        # A coroutine that is thrown away runs no cleanup here: its permit is given back by the finalizer.
         try:
             place, came_with = await self._asked(driver, permit, int(max_wait_us != 0))
             if not self._is_permitted(permit, place, came_with, pending):
@@ -779,7 +784,7 @@ class Permits:
         """`leave` for a caller that runs on an event loop and cannot await."""
         if self.instant:
             run(self.leave, permit)
-        elif self._is_awaited and (loop := running_loop()) is not None:
+        elif self._is_awaited and hasattr(loop := running_loop(), "create_task"):
             # The loop keeps the task while the store is asked. One that is cancelled before it begins drops
             # the permit, which then is given back like any that is dropped.
             loop.create_task(self.leave(TASKS, permit))
@@ -803,6 +808,7 @@ class Permits:
     def _begin(self, permit: Permit, loop: object) -> None:
         """Register a call that is about to ask the store."""
         process.background_ready()
+        permit.__class__ = _HeldPermit  # first: an interrupt may come right after the next line
         is_kept = self.registry.admit(permit, loop)
         if self._keep_leases is not None and not is_kept:
             self._keep_leases()
@@ -820,8 +826,9 @@ class Permits:
         around = [call for call in around if call.owner == self.registry.owner]
         if len(around) < limit:
             return
-        task, named = _task(), whose(key, self.policy)
-        if all(call.enclosing == task for call in around):
+        # A call that a thread makes without an event loop also encloses the loop that it runs meanwhile.
+        here, named = (_task(), threading.get_ident()), whose(key, self.policy)
+        if all(call.enclosing in here for call in around):
             raise ConfigError(
                 "concurrency",
                 limit,
@@ -855,6 +862,8 @@ class Permits:
     def _end(self, permit: Call, *, is_sure: bool) -> None:
         unsure_until_us = 0 if is_sure else self.clock.now_us() + self.registry.lease_us
         self.registry.end(permit, unsure_until_us=unsure_until_us)
+        if isinstance(permit, Permit):
+            permit.__class__ = Permit
 
     async def _heal(self, driver: Driver, key: str) -> None:
         since_us = self.clock.now_us()

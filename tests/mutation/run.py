@@ -58,7 +58,10 @@ TESTS = {
     ("algorithms/inflight",): (LUA, "tests/algorithms/test_inflight.py", "tests/queue/inflight"),
     ("algorithms/prospects",): FORECASTS,
     ("algorithms/overrides",): (*OVERRIDES, LUA, *QUEUE),
-    ("algorithms/rows",): ("tests/algorithms/queue/test_gaps.py", *STRATEGIES),
+    ("algorithms/rows",): (
+        *(f"tests/algorithms/queue/test_{name}.py" for name in ("gaps", "rows")),
+        *STRATEGIES,
+    ),
     ("algorithms/queue/slots",): (LUA, *PLACES, *QUEUE, "tests/queue/prefetch", *OVERRIDES),
     ("algorithms/queue/wire",): (LUA, *PLACES, *QUEUE, "tests/queue/prefetch", RUNS, *OUTAGES),
     ("algorithms/queue/",): (LUA, *PLACES, *QUEUE, "tests/queue/prefetch", RUNS, *OVERRIDES),

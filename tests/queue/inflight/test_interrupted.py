@@ -7,7 +7,8 @@ import sys
 import anyio
 import pytest
 
-from shapekit import ManualClock, Policy
+from shapekit import ManualClock, Policy, QueueFullError
+from shapekit._runtime.drivers import run
 
 from .rooms import given_back, is_forgotten, standing
 
@@ -15,7 +16,7 @@ from .rooms import given_back, is_forgotten, standing
 pytestmark = pytest.mark.filterwarnings("ignore:the admission of .* was never entered:RuntimeWarning")
 
 OURS = (
-    *("_queue/inflight.py", "admission.py", "_runtime/drivers.py"),
+    *("_queue/inflight.py", "policy.py", "_runtime/drivers.py"),
     *("_adapters/transport.py", "algorithms/inflight.py"),
 )
 
@@ -110,3 +111,16 @@ def test_a_task_that_is_interrupted_anywhere_has_no_permit():
         anyio.run(call)
 
     assert interrupted_at_every_line(lambda: Policy(concurrency=1), work) > 40
+
+
+def test_a_call_that_has_ended_runs_no_finalizer():
+    """An interrupt that came in the midst of one would be lost."""
+    policy = Policy(concurrency=1)
+    with policy.admit() as admission:
+        permit = admission._permit
+        assert hasattr(permit, "__del__")
+    assert not hasattr(permit, "__del__")
+    refused = policy.permits.untaken("default")
+    with policy.admit(), pytest.raises(QueueFullError):
+        run(policy.permits.take, refused, 0)
+    assert not hasattr(refused, "__del__")

@@ -98,6 +98,21 @@ def test_a_coroutine_function_that_calls_another_is_told(runner, kind):
     assert standing(policy) == (0, 0)
 
 
+@pytest.mark.parametrize("runner", ["asyncio", "trio"])
+def test_a_function_that_runs_a_loop_is_told_of_what_is_called_there(policy, runner):
+    @shaped(policy=policy)
+    async def inner():
+        raise AssertionError("it cannot leave")
+
+    @shaped(policy=policy)
+    def outer():
+        anyio.run(inner, backend=runner)
+
+    with pytest.raises(ConfigError, match=ENDLESS):
+        outer()
+    assert standing(policy) == (0, 0)
+
+
 @pytest.mark.parametrize("waits", [{"max_wait": 0}, {"max_wait": SOON}, {"timeout": SOON}])
 def test_what_does_not_wait_for_ever_ends_as_before(policy, waits):
     with policy.admit(), pytest.raises((QueueFullError, TimeoutError)):

@@ -14,6 +14,7 @@ from shapekit import (
     GCRA,
     Admission,
     Concurrency,
+    ConfigError,
     CostExceedsLimitError,
     ManualClock,
     Policy,
@@ -382,3 +383,16 @@ def test_a_store_that_can_only_be_awaited_hears_of_a_dropped_permit_from_whoever
 def in_line(policy):
     """Whether a call of this process waits."""
     return any(at_key.waiting for at_key in policy.permits.registry._keys.values())
+
+
+@pytest.mark.parametrize("concurrency", [None, 2])
+def test_a_store_that_only_asyncio_can_ask_says_so_on_trio(concurrency):
+    store = RedisStore(aclient=AsyncRedis())
+    policy = Policy("10/s", concurrency=concurrency, name="api", store=store)
+
+    async def call():
+        async with policy.aadmit():
+            pass
+
+    with pytest.raises(ConfigError, match="is needed for synchronous calls, on trio"):
+        anyio.run(call, backend="trio")
