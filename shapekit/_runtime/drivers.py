@@ -283,8 +283,8 @@ class _Scope(AbstractContextManager[object]):
 async def shielded(work: Callable[[], Awaitable[T]]) -> T:
     """What comes of work that a cancelled task still does, such as giving back its slot.
 
-    If the task is cancelled once more meanwhile, that takes effect afterwards; and it ends the work, if that
-    goes on for much longer.
+    If the task is cancelled once more meanwhile, that takes effect afterwards; and `Task.cancel` ends the work,
+    if that goes on for much longer. Scopes of trio and anyio do not: there the store's own bounds end it.
     """
     if (trio := running_trio()) is not None:
         with _Scope(trio.CancelScope(shield=True)):
