@@ -2,7 +2,8 @@
 
 Keys are held, resumed and reset through the program that wrote their state, so every process that shares a
 key obeys, and nothing else about it changes. An idle key has no state, but its name has programs: of its keys
-in use, or those that the store remembers.
+in use, or those that the store remembers. A key whose state is damaged, or of an unknown program, can only be
+reset: it is removed.
 
 Settings are limits for every process, instead of those in their code.
 """
@@ -171,12 +172,13 @@ def reset(key: str, yes: bool, store: str | None, as_json: bool) -> None:
     calls that wait keep the slots that they were given. Asks first on a terminal.
     """
     with keys_of(store) as keys:
-        found = keys.in_use(key)
-        words = limit_text(found.program)
+        seen = keys.seen_in_use(key)
+        limit = None if seen.program is None else limit_text(seen.program)
+        words = limit or ("was damaged" if seen.is_damaged else "was of an unknown program")
         if sys.stdin.isatty() and not yes:
             click.confirm(f"Forget {key} ({words}), its queue and its counts?", abort=True, err=True)
-        found.store.reset(found.name, found.program, found.key)
-    _say(as_json, f"{key} is as good as new ({words})", {"key": key, "done": "reset", "limit": words})
+        keys.reset(seen, key)
+    _say(as_json, f"{key} is as good as new ({words})", {"key": key, "done": "reset", "limit": limit})
 
 
 @click.command("set")
@@ -356,18 +358,34 @@ class Keys:
         self._shortens = shortens
 
     def in_use(self, asked: str) -> FoundKey:
-        """A key that is in use."""
-        found = self.one(asked)
-        if found is None:
-            raise CommandError(f"key={asked!r} is not in use; `shapekit top` shows the keys that are")
-        return found
+        """A key that is in use, and can be read."""
+        return self._readable(self.seen_in_use(asked), asked)
 
     def one(self, asked: str) -> FoundKey | None:
-        """A key, if it is in use."""
+        """A key, if it is in use; it can be read."""
+        seen = self._seen(asked)
+        return seen and self._readable(seen, asked)
+
+    def seen_in_use(self, asked: str) -> LiveKey:
+        """A key that is in use, as it was seen; what lies there may be damaged."""
+        seen = self._seen(asked)
+        if seen is None:
+            raise CommandError(f"key={asked!r} is not in use; `shapekit top` shows the keys that are")
+        return seen
+
+    def reset(self, seen: LiveKey, asked: str) -> None:
+        """Forget a key that was seen."""
+        if seen.program is None:
+            self._store.remove(seen)
+        else:
+            found = self._found(seen.name, seen.program, asked)
+            self._store.reset(found.name, found.program, found.key)
+
+    def _seen(self, asked: str) -> LiveKey | None:
         if ":" not in asked:
             raise CommandError(f"key={asked!r} has no name; write name:key, as `shapekit top` shows it")
         seen = list(self._store.survey(asked[:_BEGINNING]))
-        meant = [live_key for live_key in seen if self._is_meant(live_key, asked)]
+        meant: list[LiveKey] = [live_key for live_key in seen if self._is_meant(live_key, asked)]
         if len(meant) > 1:
             names = ", ".join(repr(live_key.name) for live_key in meant)
             fix = "use the program that made it"
@@ -377,13 +395,18 @@ class Keys:
         if not meant:
             return None
         (live_key,) = meant
-        if live_key.program is None:
-            fix = "ask again after its next call"
-            raise CommandError(f"key={asked!r} was written by an unknown program; {fix}")
         if live_key.part:
             problem = f"is one part of the composite {live_key.name!r}"
             raise CommandError(f"key={asked!r} {problem}; use the program that made it")
-        return self._found(live_key.name, live_key.program, asked)
+        return live_key
+
+    def _readable(self, seen: LiveKey, asked: str) -> FoundKey:
+        if seen.program is None:
+            problem, fix = "was written by an unknown program", "ask again after its next call, or reset it"
+            if seen.is_damaged:
+                problem, fix = "is damaged", "`shapekit reset` repairs it"
+            raise CommandError(f"key={asked!r} {problem}; {fix}")
+        return self._found(seen.name, seen.program, asked)
 
     def every(self, asked: str) -> tuple[list[FoundKey], list[str]]:
         """The queues of a name that are in use, and those of its keys that cannot be reached."""
@@ -554,5 +577,5 @@ def _say_all(as_json: bool, told: list[Reply], total: str, left: list[str]) -> N
     else:
         click.echo("\n".join([*(printable(words) for words, _ in told), total]))
     if left:
-        problem = f"{counted(len(left), 'key')} not reached, shortened or by an unknown program"
+        problem = f"{counted(len(left), 'key')} not reached, shortened, damaged or by an unknown program"
         raise CommandError(f"{problem} ({', '.join(left)}); write each whole key, as the program has it")

@@ -103,6 +103,7 @@ def _nobody(seconds: float) -> str:
 
 
 UNKNOWN = "(unknown: its program has not told its name)"
+DAMAGED = "(damaged: shapekit reset repairs it)"
 
 
 class LimitUse(NamedTuple):
@@ -153,7 +154,7 @@ def row_of(seen: LiveKey, per_second: float | None = None) -> Row:
     civil_us = seen.now_us + seen.skew_us
     return Row(
         seen.shown,
-        UNKNOWN if seen.program is None else limit_text(seen.program) + _found(seen),
+        _limit(seen),
         wait_us / SECOND_US,
         (civil_us + wait_us) / SECOND_US,
         held_us / SECOND_US,
@@ -162,6 +163,12 @@ def row_of(seen: LiveKey, per_second: float | None = None) -> Row:
         waiting,
         per_second,
     )
+
+
+def _limit(seen: LiveKey) -> str:
+    if seen.program is not None:
+        return limit_text(seen.program) + _found(seen)
+    return DAMAGED if seen.is_damaged else UNKNOWN
 
 
 class Looks:

@@ -134,6 +134,8 @@ class LiveKey(NamedTuple):
     """When it was seen, on the clock of the store."""
     skew_us: int
     """How far civil time is ahead."""
+    is_damaged: bool = False
+    """Whether what lies there is no state of the program that should have written it, or of none."""
 
     @property
     def shown(self) -> str:

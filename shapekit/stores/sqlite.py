@@ -189,9 +189,19 @@ class SQLiteStore(Store):
 
         return self._file.transact(forget)
 
+    def remove(self, seen: LiveKey) -> None:
+        """Reset a key whose program is not known, and no other."""
+
+        def forget(execute: Execute) -> None:
+            for place, number in self._records.live(execute, seen.shown):
+                if place == seen[:3]:
+                    execute(_RESET, (number,))
+
+        self._file.transact(forget)
+
     def keys(self, prefix: str = "") -> Iterator[str]:
         live = self._file.transact(lambda execute: self._records.live(execute, prefix))
-        return iter([shown for shown, _ in live])
+        return iter([shown(*place) for place, _ in live])
 
     def survey(self, prefix: str = "") -> Iterator[LiveKey]:
         """The live keys with their programs and states, to look at; it does not wait for the file."""
@@ -443,12 +453,12 @@ class _Records:
             execute(_SWEPT, (max(expired for _, expired, _ in idle), max(written for _, _, written in idle)))
         self._sweep_due_us = now if len(idle) == _BATCH else now + _PAUSE_US
 
-    def live(self, execute: Execute, prefix: str) -> list[tuple[str, int]]:
-        """The live keys as they are shown, with their ids."""
+    def live(self, execute: Execute, prefix: str) -> list[tuple[tuple[str, ...], int]]:
+        """The name, part and key of each live key that is shown with this prefix, and its id."""
         check_prefix(prefix)
         rows = execute(_LIVE, (self._clock.now_us(),)).fetchall()
-        live = [(shown(*map(plain_text, place)), number) for number, *place in rows]
-        return [found for found in live if found[0].startswith(prefix)]
+        live = [(tuple(map(plain_text, place)), number) for number, *place in rows]
+        return [found for found in live if shown(*found[0]).startswith(prefix)]
 
     def _forget(self) -> None:
         self._life = self.file.life
@@ -514,7 +524,7 @@ class SqliteSurvey:
         try:
             seen: Any = None if program is None else sound(program, unpacked(state), now, skew)
         except (*MISFITS, RecursionError, StoreUnavailableError):
-            seen = program = None
+            return LiveKey(*place, None, None, now, skew, is_damaged=True)
         return LiveKey(*place, program, seen, now, skew)
 
     def _program(self, execute: Execute, number: int) -> Described | None:

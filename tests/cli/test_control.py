@@ -1,14 +1,17 @@
 """`shapekit hold`, `resume` and `reset`: every process that shares a key obeys."""
 
 import json
+import sqlite3
 import time
+from contextlib import closing
 from subprocess import CompletedProcess
 
 import pytest
 from click.testing import CliRunner
 
-from shapekit import GCRA, Adaptive, Gate, RedisStore, Shaper, any_of
+from shapekit import GCRA, Adaptive, Gate, RedisStore, Shaper, SQLiteStore, any_of
 from shapekit.cli.main import cli
+from shapekit.errors import StoreUnavailableError
 
 from ..redis_server import shared_server
 from .screen import Screen, complaint
@@ -150,7 +153,7 @@ def test_a_key_that_cannot_be_named_is_told_and_the_others_are_held():
     result = shapekit("hold", "long:*", "1h", "--store", where)
     assert result.returncode == 2
     assert result.stdout.startswith("long:short is held for 1 h")
-    assert "1 key not reached, shortened or by an unknown program (long:xxx" in result.stderr
+    assert "1 key not reached, shortened, damaged or by an unknown program (long:xxx" in result.stderr
     assert shaper.reserve("x" * 500).delay <= 60
     store.reset_all()
     store.close()
@@ -213,6 +216,81 @@ def test_reset_asks_on_a_terminal(place, shaper, screens):
     screen = screens("reset", "api:stripe:eu:1", "--store", place[1], "--yes")
     assert screen.end() == 0
     assert "[y/N]" not in screen.text
+
+
+HURTS_IN_REDIS = {
+    "cut": lambda client, key: client.set(key, client.get(key)[:-3], px=600_000),
+    "garbage": lambda client, key: client.set(key, "garbage"),
+    "empty": lambda client, key: client.set(key, ""),
+    "another type": lambda client, key: (client.delete(key), client.lpush(key, "x")),
+}
+HURTS_IN_A_FILE = {"cut": "[1", "garbage": "garbage", "empty": "", "another type": '{"a":1}'}
+
+
+def hurt(place, shaper, key, how):
+    """Damage the state of a key."""
+    store, where = place
+    if isinstance(store, SQLiteStore):
+        with closing(sqlite3.connect(where)) as file, file:
+            number = "SELECT id FROM names WHERE name = ?"
+            rows = file.execute(
+                f"UPDATE records SET state = ? WHERE key = ? AND name = ({number})",
+                (HURTS_IN_A_FILE[how], key.encode(), shaper.name.encode()),
+            )
+            assert rows.rowcount == 1
+        return
+    name = shaper.name.replace(":", "%3A")
+    with shared_server().client(db=7) as client:
+        place_of_key = f"shapekit:{{{name}:{key}}}"
+        assert client.exists(place_of_key)
+        HURTS_IN_REDIS[how](client, place_of_key)
+
+
+@pytest.mark.parametrize("how", list(HURTS_IN_A_FILE))
+def test_reset_mends_a_damaged_key_and_no_other(place, shaper, how):
+    assert shaper.reserve("eu:1x")
+    hurt(place, shaper, "eu:1", how)
+    hurt(place, shaper, "eu:1x", how)
+    with pytest.raises(StoreUnavailableError):
+        shaper.reserve("eu:1")
+    words = done("reset", "api:stripe:eu:1", "--yes", "--store", place[1])
+    assert words == "api:stripe:eu:1 is as good as new (was damaged)\n"
+    assert shaper.reserve("eu:1").delay == 0
+    with pytest.raises(StoreUnavailableError):
+        shaper.reserve("eu:1x")
+    told = json.loads(done("reset", "api:stripe:eu:1x", "--yes", "--store", place[1], "--json"))
+    assert told == {"key": "api:stripe:eu:1x", "done": "reset", "limit": None}
+    assert shaper.reserve("eu:1x").delay == 0
+
+
+def test_a_damaged_key_of_several_names_is_not_reset(place, shaper):
+    other = Shaper("1/min", name="api", store=place[0])
+    assert other.reserve("stripe:eu:1")
+    hurt(place, shaper, "eu:1", "garbage")
+    words = complaint(shapekit("reset", "api:stripe:eu:1", "--yes", "--store", place[1]))
+    assert "is a key of several names" in words
+    assert other.reserve("stripe:eu:1").delay > 30
+
+
+@pytest.mark.parametrize("command", [("hold", "5m"), ("resume",)])
+def test_a_damaged_key_cannot_be_held_and_says_what_helps(place, shaper, command):
+    hurt(place, shaper, "eu:1", "cut")
+    name, *rest = command
+    words = complaint(shapekit(name, "api:stripe:eu:1", *rest, "--store", place[1]))
+    assert words == "shapekit: key='api:stripe:eu:1' is damaged; `shapekit reset` repairs it"
+    assert "1 key not reached" in shapekit(name, "api:stripe:*", *rest, "--store", place[1]).stderr
+
+
+def test_a_key_of_an_unknown_program_is_reset():
+    where = f"{shared_server().url.rsplit('/', 1)[0]}/9"
+    store = RedisStore.from_url(where)
+    assert Gate(GCRA("1/h"), name="newer", store=store).check("a")
+    with shared_server().client(db=9) as client:
+        client.delete("shapekit:program:newer")
+    words = done("reset", "newer:a", "--yes", "--store", where)
+    assert words == "newer:a is as good as new (was of an unknown program)\n"
+    assert list(store.keys()) == []
+    store.close()
 
 
 def test_very_long_keys_are_meant_whole(place, shaper):

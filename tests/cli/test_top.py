@@ -30,6 +30,7 @@ from shapekit import (
 )
 from shapekit.cli.output import clock, limit_text, span
 from shapekit.cli.top import COLUMNS, Looks, Page, place_of, row_of
+from shapekit.stores.sqlite import SqliteSurvey
 
 from ..redis_server import RedisServer
 from .screen import complaint, shapekit
@@ -293,6 +294,16 @@ def test_it_sorts_and_filters(place):
     assert order("--sort", "held")[0] == "c"
     assert order("--filter", "b:k") == ["b"]
     assert order("--filter", "nothing") == []
+
+
+def test_a_damaged_key_is_said_to_be_damaged(tmp_path):
+    store = SQLiteStore(tmp_path / "limits.db")
+    assert Gate(GCRA("1/h"), name="api", store=store).check("a")
+    store._file.transact(lambda execute: execute("UPDATE records SET state = '[1'"))
+    assert row_of(*store.survey()).limit == "(damaged: shapekit reset repairs it)"
+    store._file.transact(lambda execute: execute("UPDATE programs SET description = '[\"newer\"]'"))
+    assert row_of(*SqliteSurvey(str(tmp_path / "limits.db")).live_keys("")).limit.startswith("(unknown: ")
+    store.close()
 
 
 def test_without_a_terminal_it_prints_a_line_for_each_key(place):

@@ -76,7 +76,7 @@ def worked_out(seen, name, trial, key):
     states = [live_key and live_key.state for live_key in live_keys]
     if not any(live_keys):
         return None
-    now, skew = next(live_key[5:] for live_key in live_keys if live_key)
+    now, skew = next(live_key[5:7] for live_key in live_keys if live_key)
     state, program = (tuple(states) if trial.apart else states[0]), trial.program
     if trial.is_queue or trial.is_room:
         return state
@@ -193,14 +193,19 @@ def test_what_nobody_has_told_of_is_seen_as_unknown():
     client.set("survey-unknown:{told:text}", "not ours", px=60_000)
     client.hset("survey-unknown:{told:hash}", "not", "ours")
     seen = {live_key.key: live_key for live_key in store.survey()}
-    assert {key: live_key.program for key, live_key in seen.items()} == {"a": None, "text": None}
+    assert {live_key.program for live_key in seen.values()} == {None}
+    assert {key: live_key.is_damaged for key, live_key in seen.items()} == {
+        "a": False,
+        "text": True,
+        "hash": True,
+    }
     for key in client.keys("survey-unknown:*"):
         client.delete(key)
     client.close()
     store.close()
 
 
-def test_damaged_states_are_seen_as_unknown(make_store, tmp_path):
+def test_damaged_states_are_seen_as_such(make_store, tmp_path):
     store = make_store()
     assert Gate(GCRA("1/h"), name="api", store=store).check("a")
     if isinstance(store, SQLiteStore):
@@ -213,7 +218,7 @@ def test_damaged_states_are_seen_as_unknown(make_store, tmp_path):
         client.set(key, client.get(key)[:5] + b"\xd9", px=60_000)
         client.close()
     (live_key,) = store.survey()
-    assert (live_key.program, live_key.state) == (None, None)
+    assert (live_key.program, live_key.state, live_key.is_damaged) == (None, None, True)
 
 
 def test_it_needs_no_slot_in_the_files_queue(tmp_path):

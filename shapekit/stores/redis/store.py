@@ -78,6 +78,7 @@ try:
     from redis.asyncio.retry import Retry as AsyncRetry
     from redis.backoff import NoBackoff
     from redis.client import NEVER_DECODE
+    from redis.exceptions import ResponseError
     from redis.retry import Retry
 except ImportError:
     raise missing("RedisStore", "redis") from None
@@ -254,6 +255,12 @@ class RedisStore(Store):
         for key in list(self._found(prefix)):
             count += self._tell("DEL", key)
         return count
+
+    def remove(self, seen: LiveKey) -> None:
+        """Reset a key whose program is not known, and no other."""
+        for key in list(self._found(seen.shown)):
+            if self._keyspace.place(key) == seen[:3]:
+                self._tell("DEL", key)
 
     def keys(self, prefix: str = "") -> Iterator[str]:
         return iter([self._keyspace.shown(key) for key in self._found(prefix)])
@@ -432,6 +439,8 @@ AT_ONCE = 500
 """States that are read in one trip: the server does nothing else meanwhile."""
 _WIDTHS = {0xCC: 1, 0xCD: 2, 0xCE: 4}
 """How MessagePack writes a number that is not tiny: a mark, and so many bytes."""
+_OF_ANOTHER_TYPE = "WRONGTYPE"
+"""What Redis' error says where a value is no text."""
 
 Writer: TypeAlias = tuple[str, int]
 """The name and the tag of a program."""
@@ -463,18 +472,20 @@ class RedisSurvey:
         found = [
             (place, None if tag is None else self._programs.get((place[0], tag)), raw)
             for place, tag, raw in zip(places, tags, raws, strict=True)
-            if isinstance(raw, bytes)
+            if isinstance(raw, bytes) or is_of_another_type(raw)
         ]
         server_now, states = self._thawed([(program, raw) for _, program, raw in found if program])
         now = self._clock.now_us() if self._injected else server_now
         skew = self._clock.wall_us() - now if self._injected else 0
-        for place, program, _ in found:
+        for place, program, raw in found:
             sent = next(states) if program else None
             state = None
             if sent is not None and program is not None:
                 with suppress(*MISFITS, StoreUnavailableError):
                     state = sound(program, program.state_received(sent), now, skew)
-            yield LiveKey(*place, None if state is None else program, state, now, skew)
+            # What begins with a tag nobody knows may be sound: it is of a version that knows more.
+            is_damaged = state is None and (program is not None or tag_of(raw) is None)
+            yield LiveKey(*place, None if state is None else program, state, now, skew, is_damaged)
 
     def _learn(self, writers: Iterable[Writer]) -> None:
         """Ask what those programs are that were not met before."""
@@ -507,6 +518,11 @@ class RedisSurvey:
         script = survey_script(specs)
         (seconds, microseconds), *states = self._client.eval(script, 0, json.dumps(specs), *words)
         return int(seconds) * SECOND_US + int(microseconds), iter(states)
+
+
+def is_of_another_type(reply: Any) -> bool:
+    """Whether a reply says that a value is no text, so that another program has written it."""
+    return isinstance(reply, ResponseError) and _OF_ANOTHER_TYPE in str(reply)
 
 
 def tag_of(raw: Any) -> int | None:
