@@ -383,7 +383,10 @@ def companion(store: Store, name: str, make: Callable[[], T]) -> T:
 def of_two_kinds(name: str, kind: str, program: Program) -> ConfigError:
     """What is wrong where one name is used for two kinds of program."""
     return ConfigError(
-        "name", name, f"already holds a {kind}, and this is a {program.kind}", "use another name"
+        "name",
+        name,
+        f"already holds a {kind}, and this is a {program.kind}",
+        "use another name, or reset its keys",
     )
 
 

@@ -129,7 +129,8 @@ def test_parts_with_keys_of_their_own_share_what_has_the_same_key(stores, clock)
 def test_one_name_is_not_for_two_kinds(stores):
     store, other = stores
     gate = Gate(GCRA("1/day", burst=1), name="api", store=store)
-    with pytest.raises(ConfigError, match=r"'api' already holds a gcra, and this is a token_bucket"):
+    told = r"'api' already holds a gcra, and this is a token_bucket; use another name, or reset its keys"
+    with pytest.raises(ConfigError, match=told):
         Gate(TokenBucket("1/day"), name="api", store=store)
     assert gate.check()
     stranger = Gate(TokenBucket("1/day"), name="api", store=other)
