@@ -233,8 +233,8 @@ _ORDERS: dict[str, Callable[[Row], Any]] = {
 }
 _FRAME = 5
 """Lines of a page that are not rows: the headline, a gap, the columns' names and their rule, a last line."""
-_WIDEST = 40
-"""What is longer is printed whole, and what follows it is out of line."""
+_WIDEST_KEY = 40
+"""A key that is longer, as strangers may choose, is printed whole, and what follows it is out of line."""
 _CUT = {0: 1.0, 1: 0.3, 7: 0.25}
 """The columns that are cut where there is no room for all, and the part of it that each gets at most."""
 _LEAST = 6
@@ -332,7 +332,8 @@ class Page:
 def _lines(rows: Iterable[Row]) -> Iterator[str]:
     """A line for each key, whole: to search in, and quick however many there are."""
     lines = [COLUMNS, *map(_cells, rows)]
-    widths = [min(_WIDEST, max(map(len, column))) for column in zip(*lines, strict=True)]
+    key, *others = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [min(_WIDEST_KEY, key), *others]
     for line in lines:
         yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
 

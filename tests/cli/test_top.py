@@ -296,6 +296,21 @@ def test_it_sorts_and_filters(place):
     assert order("--filter", "nothing") == []
 
 
+def test_a_long_limit_leaves_the_columns_in_line(tmp_path):
+    where = tmp_path / "limits.db"
+    store = SQLiteStore(where)
+    gates = [GCRA("1000/h", burst=1000), FixedWindow("500/h"), Quota("1_000_000/month")]
+    assert Shaper("6/h", name="long", store=store, gates=gates).reserve("key")
+    assert Shaper("6/h", name="short", store=store).reserve("key")
+    result = shapekit("top", "--once", "--sort", "key", "--store", str(where))
+    columns, *lines = result.stdout.splitlines()[2:]
+    at = columns.index("waiting")
+    assert at > 60, "the limit is a long one"
+    assert [line[at - 1 :].split()[0] for line in lines] == ["0", "0"]
+    assert all(line[at - 2 : at] == "  " for line in lines)
+    store.close()
+
+
 def test_a_damaged_key_is_said_to_be_damaged(tmp_path):
     store = SQLiteStore(tmp_path / "limits.db")
     assert Gate(GCRA("1/h"), name="api", store=store).check("a")
