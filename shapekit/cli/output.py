@@ -211,7 +211,8 @@ def open_store(where: str | None) -> Store:
     if not separator and not Path(where).is_file():
         told = "(not shown)" if "@" in where else repr(where)
         raise CommandError(f"store={told} is not a file; {_FIX}")
-    return stores.open_store(where)[0]
+    # What is there is a file, whatever its name looks like.
+    return stores.open_store(where if separator else Path(where))[0]
 
 
 def print_json(value: Any) -> None:

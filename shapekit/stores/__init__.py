@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from os import PathLike
 from typing import TypeAlias
 
@@ -17,6 +18,8 @@ StoreLike: TypeAlias = "Store | str | PathLike[str]"
 """A store, the URL of a Redis ("redis://…", "rediss://…", "unix://…"), or the path of a SQLite file."""
 
 REDIS = ("redis://", "rediss://", "unix://")
+_NO_PATH = re.compile(r"[^/\\:]{2,}:|\[.*\]:")
+"""How a host with a port begins, and a URL without its slashes: no drive of Windows, and no folder."""
 _FIX = 'pass a store, a URL such as "redis://localhost", or a path such as "limits.db"'
 
 
@@ -44,6 +47,11 @@ def open_store(
     if "://" in where:
         # What follows the scheme may hold a password.
         raise ConfigError(field, where.partition("://")[0], "is an unknown scheme", _FIX)
+    if isinstance(store, str) and _NO_PATH.match(where):
+        # It would become a file, and share nothing. It may hold a password too.
+        told = "(not shown)" if "@" in where else where
+        fix = 'write "redis://localhost:6379", or for a file of that name "./name"'
+        raise ConfigError(field, told, "is neither a URL nor a path", fix)
     from shapekit.stores.sqlite import SQLiteStore  # noqa: PLC0415 - with Redis, sqlite3 need not be loaded
 
     return SQLiteStore(where, clock=clock), True

@@ -22,6 +22,14 @@ def test_a_file_is_a_sqlite_store(tmp_path):
     store.close()
 
 
+def test_a_file_with_a_colon_in_its_name_is_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    SQLiteStore("limits:old.db").close()
+    store = open_store("limits:old.db")
+    assert isinstance(store, SQLiteStore)
+    store.close()
+
+
 def test_a_file_that_is_not_there_is_not_made(tmp_path):
     path = tmp_path / "typo.db"
     with pytest.raises(

@@ -69,7 +69,17 @@ def test_a_path_is_a_file(tmp_path, kind):
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ("redis:/localhost", None),
+        *(
+            (text, f'store={text!r} is neither a URL nor a path; write "redis://localhost:6379"')
+            for text in (
+                "localhost:6379",
+                "redis:localhost",
+                "redis:/localhost",
+                "10.0.0.1:6379/0",
+                "[::1]:6379",
+            )
+        ),
+        ("user:secret@localhost:6379", "store='(not shown)' is neither a URL nor a path"),
         ("memcached://:secret@localhost", "store='memcached' is an unknown scheme"),
         ("", "store='' is empty"),
         (7, "store=7 is not a store"),
@@ -78,14 +88,22 @@ def test_a_path_is_a_file(tmp_path, kind):
 )
 def test_what_is_none_is_refused(wrong, told, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if told is None:  # a mistyped URL is a path, and that folder is not there
-        with pytest.raises((ConfigError, StoreUnavailableError)):
-            open_store(wrong)
-        return
     with pytest.raises(ConfigError) as caught:
         open_store(wrong)
     assert told in str(caught.value)
     assert "secret" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "path", ["./localhost:6379", "C:limits.db", r"C:\limits.db", "a/b:c", Path("localhost:6379"), "limits"]
+)
+def test_a_path_with_a_colon_is_a_file(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a").mkdir()
+    store, _ = open_store(path)
+    store.close()
+    assert Path(path).is_file()
 
 
 @pytest.mark.parametrize(("make", "call"), HOLDERS.values(), ids=HOLDERS)
