@@ -165,6 +165,7 @@ _KEY_FIX = (
     'write "host", "host+method", "origin", a template such as "{host}/{path[0]}", a callable that is given '
     'the request, or "default" for one key for all'
 )
+_ITEM_OF_PATH = re.compile(r"path\[(\w+)\]")
 _ROUTE_FIX = 'write a URL such as "https://api.example.com/search"'
 
 
@@ -258,6 +259,11 @@ _WORDS: dict[str, KeyOf] = {
 
 def _from_template(text: str) -> KeyOf:
     template = KeyTemplate(text, FIELDS)
+    for _, field, _, _ in Formatter().parse(text):
+        # Any other item would be the same missing segment for each request: one key for all.
+        if (index := _ITEM_OF_PATH.match(field or "")) and not index[1].isdecimal():
+            bound = f"names a segment of the path by {index[1]!r:.80}, which is no whole number"
+            raise ConfigError("key", text, bound, 'count from 0: "{path[0]}"')
     return lambda target, _: template(target.values())
 
 

@@ -77,7 +77,9 @@ def test_an_origin_has_its_port_also_where_it_goes_without_saying():
     assert Target("GET", "http", "::1", 8080, "/").origin == "http://[::1]:8080"
 
 
-@pytest.mark.parametrize("spec", ["hots", "{hots}", "{host", "{host}{path}", 3, ""])
+@pytest.mark.parametrize(
+    "spec", ["hots", "{hots}", "{host", "{host}{path}", "{path[x]}", "{host} {path[0a][1]}", 3, ""]
+)
 def test_a_key_that_cannot_be_read_is_refused_when_it_is_declared(spec, refused):
     refused(lambda: request_shaper(key=spec), "key")
 
