@@ -58,7 +58,13 @@ _UNITS_US = {
     for unit in names.split()
 }
 _SHORT_UNITS = (("week", 604_800), ("day", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
-_CALENDAR = {"month", "months", "mo", "quarter", "year", "years", "y"}
+_MONTH_DAYS = 30
+_CALENDAR = {
+    **dict.fromkeys(("month", "months", "mo"), _MONTH_DAYS),
+    "quarter": 90,
+    **dict.fromkeys(("year", "years", "y"), 365),
+}
+"""Periods without a fixed length, and about how many days they have."""
 
 _DIGITS = r"[0-9](?:_?[0-9])*"
 _NUMBER = rf"{_DIGITS}(?:\.[0-9]+)?"
@@ -197,12 +203,11 @@ def _unit_us(field: str, unit: str, text: str, at: int) -> int:
         fix = f'write "{text[:at]}min{text[at + 1 :]}"'
         raise ConfigError(field, text, "has the unit M, which stands for millions, not minutes", fix)
     if name in _CALENDAR:
-        raise ConfigError(
-            field,
-            unit,
-            "has no fixed length",
-            'budget it with quota="1000/month", or name the days: "1000/30d"',
-        )
+        days = _CALENDAR[name]
+        fix = f'name the days: "{"1000/" if _RATE.fullmatch(text) else ""}{days}d"'
+        if days == _MONTH_DAYS and _RATE.fullmatch(text):
+            fix = f'budget it with a Quota("1000/month"), or {fix}'
+        raise ConfigError(field, unit, "has no fixed length", fix)
     if name not in _UNITS_US:
         raise ConfigError(field, unit, "is an unknown unit of time", "use us, ms, s, min, h, d or w")
     return _UNITS_US[name]

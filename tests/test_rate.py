@@ -206,7 +206,16 @@ def test_malformed_texts(refused, text):
 
 
 def test_a_calendar_unit_is_pointed_to_quotas(refused):
-    assert 'quota="' in refused(lambda: Rate.parse("1000/month"), "rate").fix
+    told = refused(lambda: Rate.parse("1000/month"), "rate")
+    assert told.fix == 'budget it with a Quota("1000/month"), or name the days: "1000/30d"'
+    assert str(Rate.parse("1000/30d")) == "1000 per 2592000 s"
+
+
+@pytest.mark.parametrize(("period", "days"), [("month", 30), ("quarter", 90), ("year", 365), ("years", 365)])
+def test_a_calendar_unit_is_pointed_to_days(refused, period, days):
+    fix = refused(lambda: Rate.parse(f"10 per {period}"), "rate").fix
+    assert fix.endswith(f'name the days: "1000/{days}d"')
+    assert refused(lambda: duration_us("wait", f"1 {period}"), "wait").fix == f'name the days: "{days}d"'
 
 
 BAD_VALUES = [
