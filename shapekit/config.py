@@ -166,6 +166,8 @@ STRATEGIES: dict[str, Callable[..., Algorithm[Any]]] = {
 }
 FIELDS = ("rate", *(name for name in PolicyOptions.__annotations__ if name not in ("store", "clock")))
 """What a table may say: not where the counts live, which is up to the program, and not by which clock."""
+_LIMITS = ("rate", "quota", "gates", "concurrency", "adaptive")
+"""The fields of which a table has one at least."""
 
 
 def table_of(path: str | PathLike[str], name: str) -> dict[str, Any]:
@@ -184,10 +186,11 @@ def table_of(path: str | PathLike[str], name: str) -> dict[str, Any]:
         raise ConfigError("path", str(path), f"cannot be read ({reason})", "name a TOML file") from None
     table = tables.get(name) if isinstance(name, str) else None
     if not isinstance(table, dict):
-        known = ", ".join(key for key, value in tables.items() if isinstance(value, dict)) or "none"
-        raise ConfigError(
-            "name", name, f"is not a table of {path}", f"write [{name}], or use one of: {known:.200}"
-        )
+        known = ", ".join(key for key, value in tables.items() if isinstance(value, dict))
+        fix = f"write [{name:.80}]" if isinstance(name, str) else "pass its name as text"
+        if known:
+            fix += f", or use one of: {known:.200}"
+        raise ConfigError("name", name, f"is not a table of {path}", fix)
     return table
 
 
@@ -216,6 +219,8 @@ def fields_of(table: object) -> dict[str, Any]:
                 "gates", gates, "is not a list", 'write gates = [{strategy = "gcra", rate = "10/s"}]'
             )
         fields["gates"] = tuple(strategy_of(f"gates[{index}]", gate) for index, gate in enumerate(gates))
+    if all(fields.get(limit) in (None, ()) for limit in _LIMITS):
+        raise ConfigError("rate", None, "is missing", 'write rate = "10/s"')
     return fields
 
 
@@ -240,6 +245,9 @@ def _feedback(told: Any) -> Any:
     """A table is what a `Feedback` takes; false is what files have for None."""
     if told is False:
         return None
+    if told is True or (isinstance(told, str) and told != "hold"):
+        fix = 'write "hold", false, or {dialect = "github"}'
+        raise ConfigError("feedback", told, "is not a kind of feedback", fix)
     if not isinstance(told, Mapping):
         return told
     if not set(told) <= {"dialect", "max_hold"}:

@@ -110,7 +110,27 @@ def test_an_unknown_table_is_answered_with_those_there_are(refused, write, name)
 
 
 def test_a_file_without_tables_says_so(refused, write):
-    assert "none" in refused(lambda: Policy.from_toml(write("a = 1"), "a"), "name").fix
+    assert refused(lambda: Policy.from_toml(write("a = 1"), "a"), "name").fix == "write [a]"
+    assert refused(lambda: Policy.from_toml(write("a = 1"), None), "name").fix == "pass its name as text"
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "fix"),
+    [
+        ("", "rate", 'write rate = "10/s"'),
+        ("burst = 5\ngates = []", "rate", 'write rate = "10/s"'),
+        ('rate = 1\nfeedback = "github"', "feedback", 'write "hold", false, or {dialect = "github"}'),
+        ("rate = 1\nfeedback = true", "feedback", 'write "hold", false, or {dialect = "github"}'),
+    ],
+)
+def test_a_fix_is_what_a_file_can_say(refused, write, text, field, fix):
+    path = write(f"[api]\n{text}")
+    assert refused(lambda: Policy.from_toml(path, "api"), f"{path} [api] {field}").fix == fix
+
+
+def test_what_those_fixes_say_is_right(write):
+    for line in ('rate = "10/s"', 'rate = 1\nfeedback = {dialect = "github"}', "rate = 1\nfeedback = false"):
+        Policy.from_toml(write(f"[api]\n{line}"), "api")
 
 
 WRONG = [
