@@ -155,7 +155,16 @@ Overrides: TypeAlias = tuple[Override, ...]
 
 def quotas(text: str | None) -> list[Quota]:
     """The quotas that an override tells the limits of."""
-    return [Quota(part.strip()) for part in text.split(";")] if text else []
+    return [_quota(part.strip()) for part in text.split(";")] if text else []
+
+
+def _quota(text: str) -> Quota:
+    try:
+        return Quota(text)
+    except ConfigError as error:
+        # An operator has said quota=, and only text.
+        fix = 'write "1_000_000/month"' if error.field == "limit" else error.fix
+        raise ConfigError("quota", text, error.bound, fix) from None
 
 
 def chosen(overrides: Iterable[Override], key: str) -> Override | None:

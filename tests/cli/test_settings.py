@@ -70,6 +70,11 @@ def test_keys_and_spans(place, policy):
         (["set", "", "5/s"], "POLICY is empty"),
         (["set", "stripe", "--off", "--hold"], "--off and --hold are both given"),
         (["set", "stripe", "5/s", "--off"], "state='off' conflicts with rate"),
+        (["set", "stripe", "--quota", "x"], "quota='x' is not a budget; write \"1_000_000/month\""),
+        (
+            ["set", "stripe", "--quota", "5/fortnight"],
+            "quota='5/fortnight' is an unknown cadence; use one of",
+        ),
         (["set", "stripe", "--quota", "5/day"], "has the period of no quota in the code"),
         (["set", "stripe", "5/s", "--for", "soon"], "is not a duration"),
         (["unset", "stripe"], "nothing was set for 'stripe'"),
