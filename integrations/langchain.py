@@ -82,12 +82,9 @@ class ShapedRateLimiter(BaseRateLimiter):
             elif isinstance(self._limit, Policy):
                 await admit(driver, self._limit, None, **waits)
             else:
-                raise ConfigError(
-                    "callbacks",
-                    None,
-                    "have not said what this call asks, so its tokens are unknown",
-                    "pass callbacks=[limiter.handler] to the model that has this limiter",
-                )
+                bound = "have not said what this call asks, so its tokens are unknown"
+                fix = "pass callbacks=[limiter.handler] to the model that has this limiter"
+                raise ConfigError("callbacks", None, bound, fix)
         except RateLimitedError:
             if blocking:
                 raise

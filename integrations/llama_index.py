@@ -204,11 +204,7 @@ def _asked(model: Any, arguments: Mapping[str, Any]) -> Callable[[], Mapping[str
 
 
 def _message(message: Any) -> dict[str, Any]:
-    return {
-        "role": message.role.value,
-        "content": [*_blocks(message.blocks)],
-        **message.additional_kwargs,
-    }
+    return {"role": message.role.value, "content": [*_blocks(message.blocks)], **message.additional_kwargs}
 
 
 def _blocks(blocks: list[Any]) -> Iterator[Any]:

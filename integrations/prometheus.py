@@ -114,12 +114,8 @@ class Instruments:
                 try:
                     registry.register(shown)
                 except ValueError as error:
-                    raise ConfigError(
-                        "registry",
-                        registry,
-                        f"has these metrics already ({error})",
-                        "instrument once for each",
-                    ) from None
+                    bound = f"has these metrics already ({error})"
+                    raise ConfigError("registry", registry, bound, "instrument once for each") from None
                 undo.callback(registry.unregister, shown)
             undo.callback(events.listen(tally).close)
             self._undo = undo.pop_all()

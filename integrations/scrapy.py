@@ -281,12 +281,8 @@ def _request_shaper(settings: Any) -> tuple[RequestShaper, Store | None]:
         shaping["store"] = store
     request_shaper = RequestShaper("SHAPEKIT = dict", _READING, **shaping)
     if request_shaper.responds:
-        raise ConfigError(
-            "SHAPEKIT['on_reject']",
-            "respond",
-            "would have Scrapy send the request again",
-            'leave on_reject="raise": the errback is called with an error whose retry_after says when',
-        )
+        fix = 'leave on_reject="raise": the errback is called with an error whose retry_after says when'
+        raise ConfigError("SHAPEKIT['on_reject']", "respond", "would have Scrapy send the request again", fix)
     return request_shaper, store if is_ours else None
 
 

@@ -162,9 +162,8 @@ class _Slots(_Asking):
 
     def _check_place(self, retrying: tenacity.BaseRetrying, *, twin: str) -> None:
         if isinstance(retrying, _ShapedRetrying | _AsyncShapedRetrying):
-            raise ConfigError(
-                "wait", self, "takes a second slot: each attempt has one already", "leave it out"
-            )
+            fix = "leave it out"
+            raise ConfigError("wait", self, "takes a second slot: each attempt has one already", fix)
         if isinstance(retrying, AsyncRetrying) is not isinstance(self, await_slot):
             kind = type(retrying).__name__
             raise ConfigError("wait", self, f"does not serve an {kind}", f"use {twin}(policy)")

@@ -400,12 +400,8 @@ _WATCHERS: weakref.WeakSet[Any] = weakref.WeakSet()
 def _micros(field: str, value: object, *, least: int = -_LATEST_US) -> int:
     seconds = exactly(value)
     if seconds is None or not least <= seconds * SECOND_US <= _LATEST_US:
-        raise ConfigError(
-            field,
-            value,
-            f"is not a number of seconds from {-(-least // SECOND_US)} to {_LATEST_US // SECOND_US}",
-            "pass a float such as 1.5",
-        )
+        bound = f"is not a number of seconds from {-(-least // SECOND_US)} to {_LATEST_US // SECOND_US}"
+        raise ConfigError(field, value, bound, "pass a float such as 1.5")
     return round(seconds * SECOND_US)
 
 
@@ -617,12 +613,9 @@ class Sleepers:
 
     def _enter(self, alarm: Alarm) -> None:
         if self._virtual is not None and self._virtual.is_on:
-            raise ConfigError(
-                "store",
-                self._what,
-                "would wait in real time: virtual time does not move the clock of its store",
-                "give it a MemoryStore in this test, or mark the test shapekit_real_time",
-            )
+            bound = "would wait in real time: virtual time does not move the clock of its store"
+            fix = "give it a MemoryStore in this test, or mark the test shapekit_real_time"
+            raise ConfigError("store", self._what, bound, fix)
         self._check_open()
         self._alarms.add(alarm)
         if self._closed:

@@ -183,12 +183,8 @@ def shaped(
         whose: Any = own.key if key is None else checked_key(key)
         if per == "instance":
             if not isinstance(own.key, str):
-                raise ConfigError(
-                    "per",
-                    per,
-                    "conflicts with the policy's key",
-                    'name it in the key: "{self.account}"',
-                )
+                fix = 'name it in the key: "{self.account}"'
+                raise ConfigError("per", per, "conflicts with the policy's key", fix)
             whose = _per_instance(own, function)
         asks = own.cost if cost is None else checked_cost(cost)
         return _wrapped(function, Calls(own, function, whose, asks))
@@ -317,9 +313,8 @@ def _name(function: Any) -> str | None:
 def _per_instance(policy: Policy, function: Callable[..., Any]) -> Callable[..., str]:
     """A key for each living instance; its memory goes with it."""
     if policy.shaper.core.store.shared:
-        raise ConfigError(
-            "per", "instance", "means nothing to other processes", 'name what differs: key="{self.account}"'
-        )
+        fix = 'name what differs: key="{self.account}"'
+        raise ConfigError("per", "instance", "means nothing to other processes", fix)
     signature = signature_of(function)
     first = next(iter(signature.parameters), "")
     if not first:
@@ -337,12 +332,8 @@ def _per_instance(policy: Policy, function: Callable[..., Any]) -> Callable[...,
                 # and go, and be used, at any line of any thread. Who comes second drops what it has made.
                 watch = weakref.ref(instance, functools.partial(known.pop, mark))
             except TypeError:
-                raise ConfigError(
-                    "per",
-                    "instance",
-                    f"needs a weak reference to a {type(instance).__name__}, which has none",
-                    "add __weakref__ to its __slots__",
-                ) from None
+                bound = f"needs a weak reference to a {type(instance).__name__}, which has none"
+                raise ConfigError("per", "instance", bound, "add __weakref__ to its __slots__") from None
             found = known.setdefault(mark, (f"instance-{next(numbers)}", watch))
         return found[0]
 

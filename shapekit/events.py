@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
-from types import TracebackType
 from typing import Any, Self, TypeAlias, dataclass_transform
 from weakref import ref
 
@@ -67,9 +66,7 @@ class _Event(Value):
 
 
 class Reserved(_Event):
-    """A call took a slot. If it waits for the slot in this process, it ends as Departed, Cancelled or
-    Refused.
-    """
+    """A call took a slot. If it waits for it in this process, it ends as Departed, Cancelled or Refused."""
 
     policy: str
     key: str
@@ -279,12 +276,8 @@ class Listeners:
         import inspect  # noqa: PLC0415 - only who listens loads it
 
         if inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(type(listener).__call__):
-            raise ConfigError(
-                "listener",
-                listener,
-                "is a coroutine function, which would not be awaited",
-                "pass a plain one",
-            )
+            bound = "is a coroutine function, which would not be awaited"
+            raise ConfigError("listener", listener, bound, "pass a plain one")
         hear = _hearing(listener)
         # An entry goes with its shaper. The weakref callback is C code alone and takes no lock.
         own = ref(self, SWITCH.loud.pop)
@@ -374,9 +367,7 @@ class Listening:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
 
 

@@ -215,9 +215,8 @@ class Gate:
 
     def _charge_of(self, decision: Decision) -> Any:
         if not isinstance(decision, Decision) or decision.receipt is None:
-            raise ConfigError(
-                "decision", decision, "charged nothing", "pass the decision that admitted the call"
-            )
+            fix = "pass the decision that admitted the call"
+            raise ConfigError("decision", decision, "charged nothing", fix)
         if not self._program.owns(decision.receipt):
             raise ConfigError("decision", decision, "is of another strategy", "pass a decision of this gate")
         return decision.receipt
@@ -239,12 +238,8 @@ def checked_name(name: str | None, store: Store, what: str) -> str:
     """The name under which keys live: given, or a private one where the store is not shared."""
     if name is None:
         if store.shared:
-            raise ConfigError(
-                "name",
-                name,
-                "is missing, and other processes share the store",
-                f'name what is limited: name="my-{what}"',
-            )
+            fix = f'name what is limited: name="my-{what}"'
+            raise ConfigError("name", name, "is missing, and other processes share the store", fix)
         return f"{what}-{next(_unnamed)}"
     if not isinstance(name, str) or not name:
         raise ConfigError("name", name, "is not a text", f'pass a str such as "my-{what}"')

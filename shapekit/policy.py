@@ -17,7 +17,6 @@ from copy import copy
 from datetime import timedelta
 from functools import cached_property, partial
 from os import PathLike
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from shapekit._queue.adaptive import RateSignal
@@ -287,10 +286,7 @@ class Policy:
             raise ConfigError("until", change.get("until"), "has passed already", fix)
         effective(self.shaper.core.queue, override)
         if override.concurrency is not None and self.permits is None:
-            bound, fix = (
-                "needs a policy with concurrency=",
-                "set concurrency= in the code",
-            )
+            bound, fix = ("needs a policy with concurrency=", "set concurrency= in the code")
             raise ConfigError("concurrency", override.concurrency, bound, fix)
         await changed(driver, store, self.name, placed(override))
         return override
@@ -340,9 +336,8 @@ class Policy:
             return text_of(key)
         if isinstance(self.key, str):
             return self.key
-        raise ConfigError(
-            "key", key, "depends on the values of a call, and none are given", 'pass admit(key="…")'
-        )
+        fix = 'pass admit(key="…")'
+        raise ConfigError("key", key, "depends on the values of a call, and none are given", fix)
 
     def cost_of(self, cost: int | None) -> int:
         """The given cost, or the policy's own."""
@@ -350,9 +345,8 @@ class Policy:
             return cost
         if isinstance(self.cost, int):
             return self.cost
-        raise ConfigError(
-            "cost", cost, "depends on the values of a call, and none are given", "pass admit(cost=…)"
-        )
+        fix = "pass admit(cost=…)"
+        raise ConfigError("cost", cost, "depends on the values of a call, and none are given", fix)
 
     def _foreseen(self, cost: int | None) -> int:
         if cost is None:
@@ -530,9 +524,7 @@ class Admission:
             run(self._enter)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None or self._permit is not None:
             run(self._exit, error)
 
@@ -551,9 +543,7 @@ class Admission:
             await self._enter(TASKS)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None or self._permit is not None:
             await self._exit(TASKS, error)
 
@@ -586,7 +576,7 @@ class Admission:
         await self._core.checked(driver, self.key, self.cost)
         bound_us, gives_up_us = self._bound_us(), timeout_us(self._waits.get("timeout"))
         permit = permits.untaken(self.key)
-        if not self._may_be_scoped:  # else once its scope is free
+        if self.target is None or not self.policy.scoped.scopes.any_known:  # else once its scope is free
             try:
                 await permits.take(driver, permit, bound_us, gives_up_us)
             except BaseException as error:
@@ -609,10 +599,6 @@ class Admission:
             raise told.with_traceback(error.__traceback__) from error.__cause__
         permits.has_begun(permit, is_enclosing=self._is_enclosing)
         self._reservation = reservation.after_waiting(waited_us) if waited_us else reservation
-
-    @property
-    def _may_be_scoped(self) -> bool:
-        return self.target is not None and self.policy.scoped.scopes.any_known
 
     async def _scheduled(
         self, driver: Driver, waits: Mapping[str, Any], permit: Permit | None = None, before_us: int = 0

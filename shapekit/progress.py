@@ -73,9 +73,7 @@ class Report(NamedTuple):
 
 
 class Log:
-    """Writes progress to the log: every ten seconds at first, then less and less often, down to every ten
-    minutes.
-    """
+    """Writes progress to the log: every ten seconds at first, then less often, down to every ten minutes."""
 
     is_live = False
 
@@ -516,9 +514,8 @@ def _loop(subject: Subject, total: int | None, key: str | None, cost: int | None
         calls = getattr(getattr(subject, "forecast", None), "__self__", None)
         policy = subject if isinstance(subject, Policy) else getattr(subject, "policy", None)
         if not isinstance(policy, Policy):
-            raise ConfigError(
-                "policy", subject, "has no policy", 'pass a Policy("10/s"), a Shaper or a shaped function'
-            )
+            fix = 'pass a Policy("10/s"), a Shaper or a shaped function'
+            raise ConfigError("policy", subject, "has no policy", fix)
         shaper, enforced = policy.shaper, policy.enforce
         whose, asks = (calls.key, calls.cost) if isinstance(calls, Calls) else (policy.key, policy.cost)
     whose = _common("key", key, whose, str, 'name the key: progress(items, policy, key="…")')

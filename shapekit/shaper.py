@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from shapekit._queue.adaptive import AdaptiveRate, queue_between
@@ -154,9 +153,8 @@ class Shaper:
     def adaptive(self) -> AdaptiveRate:
         """The adaptive rate, if `adaptive=` was given: its present value, and where outcomes are reported."""
         if self._adaptive is None:
-            raise ConfigError(
-                "adaptive", None, "is not set: this shaper has a fixed rate", "use Shaper(adaptive=…)"
-            )
+            fix = "use Shaper(adaptive=…)"
+            raise ConfigError("adaptive", None, "is not set: this shaper has a fixed rate", fix)
         return self._adaptive
 
     def reserve(
@@ -332,18 +330,14 @@ class Shaper:
         self.schedule()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """The slot was used: nothing to give back."""
 
     async def __aenter__(self) -> Self:
         await self.aschedule()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """The slot was used: nothing to give back."""
 
     def listen(self, listener: Listener) -> Listening:

@@ -467,12 +467,9 @@ def park_of(app: Any, channel: Any, taker: Taker) -> Park:
         store = store.primary
     if isinstance(store, RedisStore):
         return _StorePark(app, store)
-    raise ConfigError(
-        "app.conf.shapekit_store",
-        store,
-        "has no place for messages that wait, and nor has the broker",
-        'use a Redis: app.conf.shapekit_store = "redis://localhost"',
-    )
+    bound = "has no place for messages that wait, and nor has the broker"
+    fix = 'use a Redis: app.conf.shapekit_store = "redis://localhost"'
+    raise ConfigError("app.conf.shapekit_store", store, bound, fix)
 
 
 class _BrokerPark(Park):

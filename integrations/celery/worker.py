@@ -134,15 +134,8 @@ class Changes:
         """Keys whose messages are brought back once more: some were just about to be parked."""
         self._looked_at = 0.0
 
-    def note(self, shaper: Shaper, key: str, park: Park) -> None:
-        """Note the key of a message that is about to be parked."""
-        self._note(shaper, key, park, is_older=False)
-
-    def note_back(self, shaper: Shaper, key: str, park: Park, version: str | None) -> None:
-        """Note the key of a message that is back; if it was parked by older limits, so may others be."""
-        self._note(shaper, key, park, is_older=version != version_of(shaper.core))
-
-    def _note(self, shaper: Shaper, key: str, park: Park, *, is_older: bool) -> None:
+    def note(self, shaper: Shaper, key: str, park: Park, *, is_older: bool = False) -> None:
+        """Note the key of a message about to be parked, or parked before; by older limits, if `is_older`."""
         group, version = group_of(shaper, key), version_of(shaper.core)
         known = self._keys.get(group)
         if known is not None and (known.is_told or not is_older):
@@ -152,6 +145,10 @@ class Changes:
         if is_older and version:
             self._hasten(park, group, version)
         self._keys[group] = _Noted(shaper, version, is_older)
+
+    def note_back(self, shaper: Shaper, key: str, park: Park, version: str | None) -> None:
+        """Note the key of a message that is back; if it was parked by older limits, so may others be."""
+        self.note(shaper, key, park, is_older=version != version_of(shaper.core))
 
     def look(self, park: Park) -> None:
         """Bring back the messages of keys whose limits were changed."""
@@ -385,18 +382,6 @@ def _is_revoked_by_stamp(headers: Any) -> bool:
 class Delivery:
     """A delivered message."""
 
-    __slots__ = (
-        "_batches",
-        "_reject",
-        "brings_slot",
-        "has_moved",
-        "message",
-        "reservation",
-        "shaped",
-        "start",
-        "version",
-    )
-
     def __init__(self, batches: Batches, message: Any, reject: Any, start: Callable[[], Any]) -> None:
         self._batches = batches
         self.shaped = shaped = batches.shaped
@@ -484,10 +469,8 @@ class Delivery:
         """Hand the message to the pool, now that its slot has come or is next."""
         if self.reservation is not None:
             slot_header = SlotHeader.travelling(self.message.headers, self.reservation)
-            slot, serializer = (
-                time.monotonic() + remaining_s,
-                registry.type_to_name.get(self.message.content_type),
-            )
+            slot = time.monotonic() + remaining_s
+            serializer = registry.type_to_name.get(self.message.content_type)
             self._carry(slot_header.entering(slot, serializer, is_for_all=is_for_all))
         self.start()
 
@@ -644,12 +627,8 @@ class MessageBuffer:
         shaped = [task.shaped for task in consumer.app.tasks.values() if hasattr(task, "shaped")]
         for one in shaped:
             if not one.policy.shaper.core.store.shared:
-                raise ConfigError(
-                    "store",
-                    one.policy.name,
-                    "is in the memory of each process",
-                    "give the policy a shared one",
-                )
+                fix = "give the policy a shared one"
+                raise ConfigError("store", one.policy.name, "is in the memory of each process", fix)
         if shaped:
             exchanges = [queue.exchange for queue in consumer.task_consumer.queues]
             self._fanouts = {exchange.name for exchange in exchanges if exchange.type == "fanout"}

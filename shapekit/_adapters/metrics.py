@@ -139,9 +139,8 @@ class Labels:
         self._named: frozenset[str] | None = None
         self._most = 0
         if isinstance(keys, str) or not isinstance(keys, int | Collection):
-            raise ConfigError(
-                "keys", keys, "is neither a number nor some keys", 'pass 20, or ("alice", "bob")'
-            )
+            fix = 'pass 20, or ("alice", "bob")'
+            raise ConfigError("keys", keys, "is neither a number nor some keys", fix)
         if isinstance(keys, int):
             self._most = whole("keys", keys, least=0, most=MOST_KEYS)
         else:
@@ -360,15 +359,11 @@ def _checked(policies: Sequence[Policy]) -> tuple[Policy, ...]:
         if not isinstance(policy, Policy):
             raise ConfigError("policies", policy, "is not a policy", 'pass some, such as Policy("10/s")')
         if policy.shaper.core.store.awaited_only:
-            raise ConfigError(
-                "policies",
-                policy,
-                "has a store that can only be awaited, and metrics are read on a thread",
-                "give its store a synchronous client too: RedisStore(client, aclient=…)",
-            )
+            bound = "has a store that can only be awaited, and metrics are read on a thread"
+            fix = "give its store a synchronous client too: RedisStore(client, aclient=…)"
+            raise ConfigError("policies", policy, bound, fix)
         if policy.name in names:
-            raise ConfigError(
-                "policies", policy, "has the name of another one", "pass one of them, or name them apart"
-            )
+            fix = "pass one of them, or name them apart"
+            raise ConfigError("policies", policy, "has the name of another one", fix)
         names.add(policy.name)
     return tuple(policies)

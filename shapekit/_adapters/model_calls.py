@@ -126,12 +126,9 @@ async def admit(driver: Driver, limit: Limit, asked: Asked | None, **waits: Any)
 def without_end(limit: Limit, framework: str) -> Limit:
     """The limit of calls whose end is not always told, or ConfigError."""
     if isinstance(limit, Policy) and limit.permits is not None:
-        raise ConfigError(
-            "limit",
-            limit,
-            f"bounds the calls in flight, and {framework} does not tell when each call ends",
-            "leave out concurrency=, and bound the calls where they are made",
-        )
+        bound = f"bounds the calls in flight, and {framework} does not tell when each call ends"
+        fix = "leave out concurrency=, and bound the calls where they are made"
+        raise ConfigError("limit", limit, bound, fix)
     return checked_limit(limit)
 
 

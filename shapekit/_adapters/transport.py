@@ -210,9 +210,8 @@ class Transport:
             if name not in known:
                 raise ConfigError(name, value, "is unknown", f"use those of Policy, or {', '.join(known)}")
             if transport is not None:
-                raise ConfigError(
-                    name, value, "conflicts with the transport that is given", "set it on that transport"
-                )
+                fix = "set it on that transport"
+                raise ConfigError(name, value, "conflicts with the transport that is given", fix)
         self._request_shaper = request_shaper
         self._inner = _Inner(self.library, options)
         if transport is not None:

@@ -222,12 +222,8 @@ def queue_between(adaptive: object, burst: int | None, pace: str, **beside: Any)
         raise ConfigError("pace", pace, "conflicts with adaptive=, which paces evenly", "leave it out")
     for field, told in beside.items():
         if told:
-            raise ConfigError(
-                field,
-                told,
-                "conflicts with adaptive=, which moves slots",
-                "leave it out, or admit each call by two policies, one inside the other",
-            )
+            fix = "leave it out, or admit each call by two policies, one inside the other"
+            raise ConfigError(field, told, "conflicts with adaptive=, which moves slots", fix)
     from shapekit.algorithms.queue.adaptive import AdaptiveQueue  # noqa: PLC0415 - for adaptive rates only
 
     return AdaptiveQueue(adaptive.min, adaptive.max, burst)

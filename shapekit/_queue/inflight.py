@@ -31,16 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 from shapekit._runtime import process
-from shapekit._runtime.drivers import (
-    TASKS,
-    Alarm,
-    Driver,
-    Twin,
-    callers_level,
-    has_ended,
-    run,
-    running_loop,
-)
+from shapekit._runtime.drivers import TASKS, Alarm, Driver, Twin, callers_level, has_ended, run, running_loop
 from shapekit.algorithms.inflight import (
     ENTER,
     KEEP,
@@ -104,9 +95,7 @@ class _AtKey:
         self.permitted: set[int] = set()
         self.waiting: dict[int, PermitWaiter] = {}
         self.came_with = 0
-        """The store's last answer about this process: 0 if it has no call there, negative if the store is
-        gone.
-        """
+        """The last answer about this process: 0 if it has no call there, negative if the store is gone."""
         self.unsure_until_us = 0
         """Until when the store may still count a call of this process that is over."""
         self.due_us = 0
@@ -886,15 +875,7 @@ class Permits:
 class _PendingWait:
     """How long a call waits for a permit."""
 
-    __slots__ = (
-        "_asked_us",
-        "_clock",
-        "_gives_up_us",
-        "_key",
-        "_max_wait_us",
-        "_permits",
-        "_refused_us",
-    )
+    __slots__ = ("_asked_us", "_clock", "_gives_up_us", "_key", "_max_wait_us", "_permits", "_refused_us")
 
     def __init__(self, permits: Permits, key: str, max_wait_us: int | None, timeout_us: int | None) -> None:
         self._permits = permits

@@ -193,9 +193,7 @@ class Limits(Watch):
             self._poller = None
 
     def hand_over(self, now_us: int) -> None:
-        """Wake the call that waits longest, so that it asks, if none does. Takes no lock, as
-        `Watch.forget` does not.
-        """
+        """Wake the call that waits longest, so that it asks, if none does. Lock-free, as `Watch.forget`."""
         if self._poller is None and self.dues:
             dues = self.dues.copy()
             alarm = max(dues, key=dues.__getitem__)

@@ -709,9 +709,7 @@ class Prefetch:
 
 
 class PrefetchedStatus(KeyStatus):
-    """Key status of a prefetching shaper: a call that leaves asks nothing if the state is at most one span
-    old.
-    """
+    """Key status of a prefetching shaper: a call that leaves asks only if the state is older than a span."""
 
     is_direct = False
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from shapekit._runtime import process
@@ -406,9 +405,7 @@ class _Watch:
     def __enter__(self) -> None:
         """Nothing to prepare."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._reporter.failed(self._key, error)
 

@@ -277,9 +277,7 @@ class Caller:
 
 
 class Lines:
-    """Requests that wait for the same scopes, on one event loop or in threads, in the order in which they
-    asked.
-    """
+    """Requests that wait for the same scopes, on one event loop or in threads, in the order of arrival."""
 
     def __init__(self) -> None:
         self._lock = process.lock()

@@ -58,9 +58,7 @@ __all__ = ["Coming", "KeyState", "KeyStatus", "Waiter", "refusal"]
 
 
 MOST_MOVES = 8
-"""How often a call gets another slot: where the answers themselves take longer than a slot, it would be for
-ever.
-"""
+"""How often a call gets another slot: where answers take longer than a slot, it would be for ever."""
 
 FAR = 4
 """How many trips have to fit into the grace, or a store is far away."""

@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, suppress
 from copy import copy
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -268,9 +268,7 @@ class _Scope(AbstractContextManager[object]):
     def __enter__(self) -> object:
         return self._scope.__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool | None:
         if kind is GeneratorExit:
             # Where the task is gone, there is nothing that could leave the scope.
             with suppress(RuntimeError):
@@ -283,8 +281,8 @@ class _Scope(AbstractContextManager[object]):
 async def shielded(work: Callable[[], Awaitable[T]]) -> T:
     """What comes of work that a cancelled task still does, such as giving back its slot.
 
-    If the task is cancelled once more meanwhile, that takes effect afterwards; and `Task.cancel` ends the work,
-    if that goes on for much longer. Scopes of trio and anyio do not: there the store's own bounds end it.
+    If the task is cancelled once more meanwhile, that takes effect afterwards; and `Task.cancel` ends the
+    work, if that goes on for much longer. Scopes of trio and anyio do not: there the store's bounds end it.
     """
     if (trio := running_trio()) is not None:
         with _Scope(trio.CancelScope(shield=True)):

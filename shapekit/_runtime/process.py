@@ -42,7 +42,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from queue import SimpleQueue
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Generic, TypeVar
 from weakref import ref
 
@@ -335,9 +335,7 @@ class ErrorsLogged:
     def __enter__(self) -> None:
         """Nothing has failed yet."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if not isinstance(error, Exception) or from_signal(error):
             return False
         import logging  # noqa: PLC0415 - only who has something to say loads it

@@ -81,9 +81,7 @@ Settled: TypeAlias = tuple[()] | tuple[int, int, Runs, tuple[int, ...]]
 unit` of each charge with a debit, in the order of the debits.
 """
 Book: TypeAlias = tuple[Any, int, int, Settled]
-"""The state of a Ledger: the limit's state, when its life began, the units charged in it, and what is
-settled.
-"""
+"""The state of a Ledger: the limit's, when its life began, the units charged in it, what is settled."""
 MOST_UNITS = 2**53 - 1
 """Above this a new life begins: the twin counts in doubles, which are exact up to here."""
 
@@ -425,10 +423,7 @@ def decision_of(sent: Any, receipt_received: Callable[[Any], Receipt] = as_tuple
     allowed, limit, current, remaining, reset_at, retry_after, binding, receipt = sent
     told = binding.decode() if binding.__class__ is bytes else binding
     charged = None if receipt is None else receipt_received(receipt)
-    return _new(
-        Decision,
-        (allowed == 1, limit, current, remaining, reset_at, retry_after, told, charged, 0),
-    )
+    return _new(Decision, (allowed == 1, limit, current, remaining, reset_at, retry_after, told, charged, 0))
 
 
 def check_cost(cost: object, max_cost: int, key: str, what: str, policy: str) -> int:
@@ -482,9 +477,8 @@ def windowed(limit: object, window: object) -> tuple[int, int]:
             if rate.burst is not None:
                 raise ConfigError("limit", limit, "has a burst, and a window has none", "leave the burst out")
             return rate.limit, rate.period_us
-        raise ConfigError(
-            "window", window, "is missing", 'write both, as (100, "1m"), or one text, as "100/min"'
-        )
+        fix = 'write both, as (100, "1m"), or one text, as "100/min"'
+        raise ConfigError("window", window, "is missing", fix)
     if isinstance(limit, (str, Rate)):
         raise ConfigError("window", window, "conflicts with the period in the rate", "give the window once")
     return whole("limit", limit), duration_us("window", window)
@@ -540,9 +534,7 @@ class Operation:
     follows: ClassVar[bool] = False
     """Whether it changes what an earlier operation has taken."""
     on_both_sides: ClassVar[bool] = False
-    """Whether it also goes to the place that replaces a lost store, because it does not know where its permit
-    is.
-    """
+    """Whether it also goes to what replaces a lost store, not knowing where its permit is."""
     nothing: ClassVar[Any] = None
     """The answer if there is nothing to change, if that is the same for every key."""
     instead: ClassVar[Operation | None] = None

@@ -241,12 +241,8 @@ class Composite(Algorithm[States]):
         if not isinstance(charged_at, tuple):
             return otherwise
         if len(charged_at) != len(self.parts):
-            raise ConfigError(
-                "decision",
-                charged_at,
-                f"is not of these {len(self.parts)} parts",
-                "pass this gate's decision",
-            )
+            fix = "pass this gate's decision"
+            raise ConfigError("decision", charged_at, f"is not of these {len(self.parts)} parts", fix)
         return charged_at
 
     def _payers(self) -> Sequence[bool]:
@@ -364,12 +360,8 @@ def adopted(reader: Any, state: Any, writer: Any, now: int, skew: int) -> Any:
     if state is None or reader is writer or reader == writer:
         return state
     if not of_one_kind(reader.kind, writer.kind):
-        raise ConfigError(
-            "strategy",
-            reader.kind,
-            f"cannot continue the state of a {writer.kind}",
-            "use another name, or reset it",
-        )
+        fix = "use another name, or reset it"
+        raise ConfigError("strategy", reader.kind, f"cannot continue the state of a {writer.kind}", fix)
     if isinstance(reader, Algorithm) and reader.alone(None)[0] is reader:
         # It continues from what a ledger has counted, without names for the charges.
         writer, state = writer.alone(state)

@@ -134,12 +134,7 @@ class FixedWindow(Window[Counts]):
         return charged_at // self.window_us
 
     def debit(
-        self,
-        state: Counts | None,
-        now: int,
-        cost: int,
-        charged_at: Receipt = None,
-        skew: int = 0,
+        self, state: Counts | None, now: int, cost: int, charged_at: Receipt = None, skew: int = 0
     ) -> Outcome[Counts]:
         start = max(now - now % self.window_us, state[-2] if state else 0)
         after, _ = self._charged(state, now, start, cost)

@@ -90,20 +90,10 @@ class Meter(Algorithm[Positions]):
         rate, burst = paced(rate, burst, self.limit_name)
         if burst * rate.period_us > MAX_TAU_US * rate.limit:
             longest = span_words(MAX_TAU_US)
-            raise ConfigError(
-                self.limit_name,
-                burst,
-                f"takes longer than {longest} to refill at {rate}",
-                f"use at most {MAX_TAU_US * rate.limit // rate.period_us}",
-            )
+            fix = f"use at most {MAX_TAU_US * rate.limit // rate.period_us}"
+            raise ConfigError(self.limit_name, burst, f"takes longer than {longest} to refill at {rate}", fix)
         p, q = interval(rate)
-        self._fill(
-            rate=Rate.of(rate.limit, rate.period_us),
-            burst=burst,
-            _p=p,
-            _q=q,
-            _tau=p * burst,
-        )
+        self._fill(rate=Rate.of(rate.limit, rate.period_us), burst=burst, _p=p, _q=q, _tau=p * burst)
 
     @property
     def max_cost(self) -> int:

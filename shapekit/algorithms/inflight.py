@@ -300,9 +300,7 @@ class Concurrency(Value):
     def _told(
         self, before: Room | None, after: Room, now: int, owner: int
     ) -> tuple[Room | None, PermitAnswer, int, bool]:
-        """The answer for an owner that has taken nothing. The state is stored only if permits or line
-        changed.
-        """
+        """The answer for an owner that took nothing. The state is stored only if permits or line changed."""
         time, owners, permits, line = after
         present = {one for one, _, _ in (*permits, *line)}
         owners = tuple([one for one in owners if one[0] in present])

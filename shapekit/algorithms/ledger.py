@@ -234,9 +234,7 @@ def _limits(state: Book | None) -> Any:
 
 
 def _given_back(settled: Settled, first: int, last: int, now: int, ends: int, charged: int) -> Settled | None:
-    """The settled units with `first` to `last` added; None if one is given back already. Charges end at
-    `ends`.
-    """
+    """The settled units with `first` to `last` added; None if one is given back. Charges end at `ends`."""
     until, mark, runs, debits = settled or (ends, charged, (), ())
     if now >= until:
         # The limit has forgotten the charges before the mark.

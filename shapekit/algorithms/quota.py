@@ -209,9 +209,7 @@ class PeriodCounter(Counting[Used]):
         return ["period_counter", self.limit, self.periods.twin(instants)]
 
     def _waits_until(self, state: Used | None, at: int, skew: int) -> int:
-        """When the latest future period opens: it holds future slots, or the clock went back. 0 if there is
-        none.
-        """
+        """When the latest future period opens: it holds future slots, or the clock went back. 0 if none."""
         after = place_of(state or (), at + skew + 1)
         latest = max((state or ())[after + 2 :: 3], default=0)
         return latest if latest > at else 0
@@ -267,9 +265,7 @@ class PeriodCounter(Counting[Used]):
         return max([0, *(opened + 2 * self._length(start) - now for start, opened in self._newest(state))])
 
     def _newest(self, state: Used) -> Iterator[tuple[int, int]]:
-        """The start and opening of periods that may end last: no period is more than twice as long as
-        another.
-        """
+        """The start and opening of periods that may end last: none is more than twice as long as another."""
         if state:
             opened = state[2::3]
             newest = max(opened)
@@ -632,9 +628,8 @@ class Quota(Algorithm[Any]):
     def adopt(self, state: Any, writer: Any, now: int, skew: int = 0) -> Any:
         old = writer.counter
         if isinstance(self.counter, _COUNTING) is not isinstance(old, _COUNTING):
-            raise ConfigError(
-                "per", self.per, f"cannot continue a quota per {writer.per}", "use another name"
-            )
+            fix = "use another name"
+            raise ConfigError("per", self.per, f"cannot continue a quota per {writer.per}", fix)
         if isinstance(old, SpreadCounter) and not self.spread:
             return self.counter.adopt(state[0], old.counter, now, skew)
         return self.counter.adopt(state, old, now, skew)
@@ -678,23 +673,17 @@ class QuotaUsage(NamedTuple):
     """How much of a quota is used, and how much is left."""
 
     name: str
-    """The name that the `decision` of a refusal uses: "quota", or in a composite that of the part
-    (`outer.inner`).
-    """
+    """The name in the `decision` of a refusal: "quota", or in a composite its part's (`outer.inner`)."""
     per: str
     """The period as given to `Quota`: `"month"`, `"fixed:30d"`, `"rolling:30d"`."""
     limit: int
     """Units per period."""
     used: int
-    """Units charged in this period, including slots still to come; above `limit` if a call was settled for
-    more.
-    """
+    """Units charged in this period, slots to come included; above `limit` if a call was settled for more."""
     remaining: int
     """The units left. Once a slot of a later period was granted, no call can be put before it."""
     resets_at: float
-    """When the period ends, in epoch seconds; for a rolling one, when all units are free without further
-    calls.
-    """
+    """When the period ends, in epoch seconds; for a rolling one, when all is free without further calls."""
     resets_in: float
     """Seconds until `resets_at`."""
 
@@ -747,9 +736,8 @@ def _is_spread(spread: object, limit: int, periods: Periods) -> bool:
         raise ConfigError("spread", spread, "is neither True nor False", "pass a bool")
     if spread and periods.cadence == "rolling":
         rate = f"{limit} per {seconds_text(periods.span_us)}"
-        raise ConfigError(
-            "spread", spread, "needs a period that ends, and a rolling one does not", f'use the rate "{rate}"'
-        )
+        fix = f'use the rate "{rate}"'
+        raise ConfigError("spread", spread, "needs a period that ends, and a rolling one does not", fix)
     return spread
 
 

@@ -48,9 +48,7 @@ def count(pages: Pages) -> int:
 
 
 def around(pages: Pages, number: int) -> tuple[int, int, Page, int]:
-    """The pages, from and to, that hold the rows around a number; these rows; how many of them begin below
-    it.
-    """
+    """The pages, from and to, that hold the rows around a number; the rows; how many of them begin below."""
     if len(pages) <= 1:
         near = pages[0] if pages else ()
         return 0, 1, near, bisect_left(near, number, key=_first) if near else 0

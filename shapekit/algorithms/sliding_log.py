@@ -65,12 +65,8 @@ class SlidingWindowLog(Window[Log]):
     def __init__(self, limit: int | str | Rate, window: Duration | None = None) -> None:
         units, window_us = windowed(limit, window)
         if units > MAX_LIMIT:
-            raise ConfigError(
-                "limit",
-                units,
-                f"is more entries than a log may hold ({MAX_LIMIT})",
-                "use SlidingWindow(…, conservative=True)",
-            )
+            fix = "use SlidingWindow(…, conservative=True)"
+            raise ConfigError("limit", units, f"is more entries than a log may hold ({MAX_LIMIT})", fix)
         self._fill(limit=units, window_us=window_us)
 
     def booked(self, book: Book | None, now: int, cost: int, skew: int = 0) -> Decided[Book]:

@@ -86,9 +86,8 @@ class SlidingWindow(Window[Ring]):
         units, window_us = windowed(limit, window)
         whole("buckets", buckets, most=MAX_BUCKETS)
         if buckets > window_us:
-            raise ConfigError(
-                "buckets", buckets, f"cut a window of {window_us} µs too fine", "use fewer buckets"
-            )
+            fix = "use fewer buckets"
+            raise ConfigError("buckets", buckets, f"cut a window of {window_us} µs too fine", fix)
         if type(conservative) is not bool:
             raise ConfigError("conservative", conservative, "is neither True nor False", "pass a bool")
         self._fill(
@@ -196,12 +195,7 @@ class SlidingWindow(Window[Ring]):
         return charged_at // self._width
 
     def debit(
-        self,
-        state: Ring | None,
-        now: int,
-        cost: int,
-        charged_at: Receipt = None,
-        skew: int = 0,
+        self, state: Ring | None, now: int, cost: int, charged_at: Receipt = None, skew: int = 0
     ) -> Outcome[Ring]:
         tick = now // self._width
         ring = self._turned(state or (tick, 0), tick, self.buckets + 1)
@@ -272,9 +266,7 @@ class SlidingWindow(Window[Ring]):
         return (tick, *(0,) * ahead, *ring[1 : size + 1 - ahead])
 
     def _with_older(self, ring: Ring, tick: int, now: int) -> Ring:
-        """The ring with `tick` as its newest, followed by the older ticks that still count in the tick of
-        `now`.
-        """
+        """The ring with `tick` as its newest, then the older ticks that still count in the tick of `now`."""
         size, newest, oldest = self.buckets + 1, ring[0], now - self.buckets
         ahead = tick - newest
         turned = self._turned(ring, tick, size)[: size + 1]

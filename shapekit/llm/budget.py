@@ -23,15 +23,7 @@ from shapekit.gate import checked_name
 from shapekit.keys import KeySpec, KeyTemplate, text_of
 from shapekit.llm.call import DIALECTS_OF_TOKENS, Books, BudgetLimit, Learn, Line, LLMCall, told_tokens
 from shapekit.llm.prices import Price, PriceSpec, Spending, limits_of_money, money
-from shapekit.llm.usage import (
-    Asked,
-    CountSpec,
-    EstimateSpec,
-    Learning,
-    TokenUsage,
-    counter,
-    estimated,
-)
+from shapekit.llm.usage import Asked, CountSpec, EstimateSpec, Learning, TokenUsage, counter, estimated
 from shapekit.llm.wrap import wrapped
 from shapekit.policy import Policy
 from shapekit.rate import (
@@ -355,12 +347,8 @@ class LLMBudget:
         if isinstance(estimate, TokenUsage):
             return estimate, None
         if asked is None:
-            raise ConfigError(
-                "asked",
-                asked,
-                "is missing, and the estimate depends on it",
-                "pass a number of tokens, or the call's arguments",
-            )
+            fix = "pass a number of tokens, or the call's arguments"
+            raise ConfigError("asked", asked, "is missing, and the estimate depends on it", fix)
         if estimate is not None:
             return self._told("estimate", estimate(**asked)), None
         usage = estimated(asked, self._count)
@@ -383,22 +371,14 @@ class LLMBudget:
         if isinstance(key, str):
             return key
         if not isinstance(asked, Mapping):
-            raise ConfigError(
-                "key",
-                key,
-                "depends on the values of a call, and none are given",
-                'pass key="…", or the arguments',
-            )
+            fix = 'pass key="…", or the arguments'
+            raise ConfigError("key", key, "depends on the values of a call, and none are given", fix)
         if isinstance(key, KeyTemplate):
             missing = [field for field in key.fields if field not in asked]
             if missing:
                 known = ", ".join(map(str, asked)) or "none"
-                raise ConfigError(
-                    "key",
-                    key.text,
-                    f"names {missing[0]!r}, which the call does not have",
-                    f"use one of: {known}",
-                )
+                fix = f"use one of: {known}"
+                raise ConfigError("key", key.text, f"names {missing[0]!r}, which the call does not have", fix)
             return key(asked)
         return key(**asked)
 
@@ -414,12 +394,8 @@ def _counted(
         return ()
     if isinstance(tokens, Algorithm):
         if capacity is not None:
-            raise ConfigError(
-                "capacity",
-                capacity,
-                f"conflicts with {field}=, which is a strategy",
-                "set it in the strategy",
-            )
+            fix = "set it in the strategy"
+            raise ConfigError("capacity", capacity, f"conflicts with {field}=, which is a strategy", fix)
         return (tokens,)
     try:
         rate = Rate.parse(tokens)

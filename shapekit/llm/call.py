@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from socket import gaierror
-from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from shapekit._adapters.http import CallOutcome
@@ -607,18 +606,14 @@ class LLMCall:
     def __enter__(self) -> Self:
         return run(self._enter)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             run(self._failed, error)
 
     async def __aenter__(self) -> Self:
         return await self._enter(TASKS)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             await self._failed(TASKS, error)
 
@@ -760,7 +755,6 @@ def told_tokens(field: str, told: object, budget_limits: Sequence[BudgetLimit]) 
     """
     usage = told if isinstance(told, TokenUsage) else told_usage(field, told)
     if type(told) is int and any(budget_limit.part != "total" for budget_limit in budget_limits):
-        raise ConfigError(
-            field, told, "does not say how much of it is input", "pass (input, output), or the answer"
-        )
+        fix = "pass (input, output), or the answer"
+        raise ConfigError(field, told, "does not say how much of it is input", fix)
     return usage

@@ -238,9 +238,8 @@ def _loaded(path: object) -> Mapping[str, Any]:
 
             table = tomllib.loads(text, parse_float=Decimal)
     except OSError as error:
-        raise ConfigError(
-            "prices", name, f"cannot be read ({error.strerror})", "name a TOML or JSON file"
-        ) from None
+        fix = "name a TOML or JSON file"
+        raise ConfigError("prices", name, f"cannot be read ({error.strerror})", fix) from None
     except (ValueError, RecursionError) as error:
         bound = f"is not {'JSON' if name.endswith('.json') else 'TOML'} ({error!s:.200})"
         raise ConfigError("prices", name, bound, "mend the file") from None

@@ -289,12 +289,8 @@ def counter(count: CountSpec | None) -> Callable[[str], int]:
             return lambda text: len(encode(text))
         if callable(count):
             return count
-    raise ConfigError(
-        "count",
-        count,
-        "is neither a function nor an encoding",
-        'pass a function of a text, or an encoding such as tiktoken.encoding_for_model("gpt-4")',
-    )
+    fix = 'pass a function of a text, or an encoding such as tiktoken.encoding_for_model("gpt-4")'
+    raise ConfigError("count", count, "is neither a function nor an encoding", fix)
 
 
 def told_usage(field: str, told: Any) -> TokenUsage:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any, Self, get_origin, get_type_hints
 
 from shapekit._runtime import process
@@ -110,9 +110,7 @@ class SettledStream(_Listened):
             self._inner.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Any:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> Any:
         try:
             if hasattr(self._inner, "__exit__"):
                 return self._inner.__exit__(kind, error, trace)
@@ -145,9 +143,7 @@ class AsyncSettledStream(_Listened):
             await self._inner.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Any:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> Any:
         try:
             if hasattr(self._inner, "__aexit__"):
                 return await self._inner.__aexit__(kind, error, trace)

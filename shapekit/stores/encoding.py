@@ -204,9 +204,8 @@ def _plain(program: Any) -> list[Any]:
     if isinstance(program, LeakyQueue) and program.is_set:
         return [_HELD if program.is_held else _SET, _fields(program)]
     if type(program) not in _KINDS.values():
-        raise ConfigError(
-            "program", program, "has no description", 'share strategies of shapekit, such as GCRA("10/s")'
-        )
+        fix = 'share strategies of shapekit, such as GCRA("10/s")'
+        raise ConfigError("program", program, "has no description", fix)
     return _fields(program)
 
 

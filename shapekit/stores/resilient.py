@@ -29,7 +29,6 @@ from contextvars import copy_context
 from fractions import Fraction
 from functools import partial
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from shapekit._runtime import process
@@ -115,11 +114,7 @@ class Raise(Closed):
     mode: ClassVar[str] = "raise"
 
     def _answering(self, name: str, program: Any, operation: Operation) -> Apply:
-        return self.raising if operation.needs_store else super()._answering(name, program, operation)
-
-    def raising(self, *_: Any) -> Any:
-        """Answer that the store is gone."""
-        raise self._breaker.refusal()
+        return self._breaker.refuse if operation.needs_store else super()._answering(name, program, operation)
 
 
 class Local(Outage):
@@ -306,9 +301,6 @@ class Guard:
                 bound = bind(*what)
         return Twin(ask, ask)  # of its driver, which is the only one to ask it
 
-    def refuse(self, *_: Any) -> Any:
-        raise self.breaker.refusal()
-
     def close(self) -> None:
         """Answer no call any more."""
         self._closed = True
@@ -481,7 +473,7 @@ class ResilientStore(Store):
     async def _reset(self, driver: Driver, name: str, program: Program, key: Key) -> None:
         guard = self._guard(name, program, key)
         ask = Twin(self.primary.reset, self.primary.areset)
-        await guard.guarded(ask, guard.refuse, guard.breaker.attempt)(driver, name, program, key)
+        await guard.guarded(ask, guard.breaker.refuse, guard.breaker.attempt)(driver, name, program, key)
         if guard.outage.local is not None:
             guard.outage.local.reset(name, program, key)
 
@@ -501,7 +493,7 @@ class ResilientStore(Store):
 
     def _of_whole(self, ask: Twin[Any]) -> Flow:
         whole = self._whole
-        return whole.guarded(ask, whole.refuse, whole.breaker.attempt, at_leisure=True)
+        return whole.guarded(ask, whole.breaker.refuse, whole.breaker.attempt, at_leisure=True)
 
     def close(self) -> None:
         run(self._close)
@@ -553,9 +545,8 @@ class ResilientStore(Store):
 def _checked_share(on_outage: str, share: Any) -> Fraction | None:
     if on_outage == Local.mode:
         if share is None:
-            raise ConfigError(
-                "share", share, 'is missing, and on_outage="local" needs it', "pass 1 / number of workers"
-            )
+            fix = "pass 1 / number of workers"
+            raise ConfigError("share", share, 'is missing, and on_outage="local" needs it', fix)
         return share_of(share)
     if share is not None:
         raise ConfigError("share", share, f"has no effect with on_outage={on_outage!r}", "leave it out")
@@ -575,17 +566,11 @@ class Breaker:
     A probe that never ends holds the others up for twice `patience_us`, then another one may try.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        what: Callable[[], str],
-        patience_us: int,
-        jitter: Callable[[], float] = random.random,
-    ) -> None:
+    def __init__(self, clock: Clock, what: Callable[[], str], patience_us: int) -> None:
         self._clock = clock
         self._what = what
         self._patience_us = patience_us
-        self._jitter = jitter
+        self._jitter = random.random
         self._lock = process.lock()
         self._term = 0
         self._back_off_us = FIRST_BACK_OFF_US
@@ -608,10 +593,10 @@ class Breaker:
         """
         return max(1, self._due_us - self._clock.now_us()) if self.is_open else FIRST_BACK_OFF_US
 
-    def refusal(self) -> StoreUnavailableError:
-        """What a caller is told who may not ask."""
+    def refuse(self, *_: Any) -> Any:
+        """Raise what a caller is told who may not ask."""
         wait = span_words(self.probe_in_us())
-        return StoreUnavailableError(f"{self._what()} is lost: {self._cause}; it is asked again in {wait}")
+        raise StoreUnavailableError(f"{self._what()} is lost: {self._cause}; it is asked again in {wait}")
 
     def _probe(self) -> int:
         """The term in which this caller asks; `_NOT_ASKING` if it may not."""
@@ -689,9 +674,7 @@ class Attempt:
         """Whether the caller may ask."""
         return self._term != _NOT_ASKING
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if self._term == _NOT_ASKING:
             return False
         if error is None or isinstance(error, DamagedStateError):

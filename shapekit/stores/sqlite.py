@@ -547,6 +547,5 @@ class SqliteSurvey:
             raise ConfigError("path", self._path, "is not a file of a SQLiteStore", "name another file")
         version = execute("PRAGMA user_version").fetchone()[0]
         if version != VERSION:
-            raise ConfigError(
-                "path", self._path, f"has format {version}, and this version {VERSION}", "name another file"
-            )
+            fix = "name another file"
+            raise ConfigError("path", self._path, f"has format {version}, and this version {VERSION}", fix)

@@ -324,9 +324,8 @@ class SharedFile:
         if application != APPLICATION and (application or tables):
             raise ConfigError("path", self.path, "is a database of another program", "name another file")
         if version != VERSION and tables:
-            raise ConfigError(
-                "path", self.path, f"has format {version}, and this version {VERSION}", "name another file"
-            )
+            fix = "name another file"
+            raise ConfigError("path", self.path, f"has format {version}, and this version {VERSION}", fix)
         # A process that was killed in between leaves the settings without the tables.
         return not tables
 

@@ -28,7 +28,8 @@ class BreakerMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock = ManualClock(1_000.0)
         self.jitter = 0.0
-        self.breaker = Breaker(self.clock, lambda: "it", PATIENCE_US, lambda: self.jitter)
+        self.breaker = Breaker(self.clock, lambda: "it", PATIENCE_US)
+        self.breaker._jitter = lambda: self.jitter
         self.said = []
         self.handler = logging.Handler()
         self.handler.emit = lambda record: self.said.append(record.getMessage())

@@ -219,9 +219,8 @@ class Adaptive(Value):
         if share_of(lowest, highest) >= 1:
             raise ConfigError("min", str(lowest), f"is not below max={str(highest)!r}", "leave room between")
         if share_of(lowest, highest) * (FULL // LEAST) < 1:
-            raise ConfigError(
-                "min", str(lowest), f"is less than a millionth of max={str(highest)!r}", "raise it"
-            )
+            fix = "raise it"
+            raise ConfigError("min", str(lowest), f"is less than a millionth of max={str(highest)!r}", fix)
         self._fill(min=lowest, max=highest)
 
     def __repr__(self) -> str:

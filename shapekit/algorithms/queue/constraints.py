@@ -346,9 +346,8 @@ def part_below(headroom: object) -> Fraction:
     """The part of a rate that remains below a headroom."""
     exact = exactly(headroom)
     if exact is None or not 0 <= exact < 1 or (exact := exact.limit_denominator(1_000_000)) == 1:
-        raise ConfigError(
-            "headroom", headroom, "is not from 0 to below 1", "write 0.02 for 2 % below the rate"
-        )
+        fix = "write 0.02 for 2 % below the rate"
+        raise ConfigError("headroom", headroom, "is not from 0 to below 1", fix)
     return 1 - exact
 
 
@@ -358,9 +357,8 @@ def burst_of(paced: Rate | None, burst: int | None, most: int) -> int:
     if burst is None:
         return 1 if told is None else whole("burst", told, most=most)
     if paced is None:
-        raise ConfigError(
-            "burst", burst, "has no paced rate to apply to", 'leave it out, or use pace="smooth"'
-        )
+        fix = 'leave it out, or use pace="smooth"'
+        raise ConfigError("burst", burst, "has no paced rate to apply to", fix)
     if told is not None:
         raise ConfigError("burst", burst, "conflicts with the burst in the rate", "give the burst once")
     return whole("burst", burst, most=most)

@@ -378,9 +378,7 @@ def gaps_given_back(gaps: Pages, start: int, end: int) -> Pages:
 
 
 def gaps_retracted(gaps: Pages, start: int) -> tuple[int, Pages]:
-    """The tail after the slot at `start` is removed from the end, also over a gap before it; and the gaps
-    left.
-    """
+    """The tail once the slot at `start` is off its end, also over a gap before it; and the gaps left."""
     if gaps and gaps[-1][-1][1] == start:
         return gaps[-1][-1][0], pages.without_last(gaps)
     return start, gaps

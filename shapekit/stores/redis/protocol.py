@@ -57,6 +57,8 @@ class Keyspace:
         self._states = plain_bytes(f"{prefix}:{{")
         self._programs = plain_bytes(f"{prefix}:program:")
         self._settings = plain_bytes(f"{prefix}:setting:")
+        self.pattern, self.setting_pattern = _beginning(self._states), _beginning(self._settings)
+        """What every state's key matches, and every key with overrides, for SCAN."""
 
     def of_name(self, name: str) -> bytes:
         """What all keys of a name begin with that have one state each."""
@@ -77,16 +79,6 @@ class Keyspace:
     def set_name(self, place: bytes) -> str:
         """The name whose overrides are there."""
         return _plain(plain_text(place.removeprefix(self._settings)))
-
-    @property
-    def pattern(self) -> bytes:
-        """What every state's key matches, for SCAN."""
-        return _beginning(self._states)
-
-    @property
-    def setting_pattern(self) -> bytes:
-        """What every key with overrides matches, for SCAN."""
-        return _beginning(self._settings)
 
     def is_state(self, key: bytes) -> bool:
         """Whether a key is one of a state: others, such as Celery's parked tasks, may begin alike."""
@@ -359,9 +351,8 @@ class RedisProgram:
             raise
         if problem == b"beyond":
             raise _damaged("it is about too many periods")
-        raise ConfigError(
-            "name", self.name, "is written to by programs of different numbers all the time", "use two names"
-        )
+        bound = "is written to by programs of different numbers all the time"
+        raise ConfigError("name", self.name, bound, "use two names")
 
     def ask(self, key: Key, operation: Operation, args: tuple[Any, ...]) -> Conversation:
         """The answer to one call."""
@@ -644,9 +635,8 @@ def _checked(reply: Any) -> Any:
         raise _damaged(text.removeprefix(_DAMAGED)) from reply
     at = text.find("shapekit: ")
     if at >= 0:
-        raise ConfigError(
-            "call", text[at + 10 :], "was refused by the script", "pass plain numbers in bounds"
-        )
+        fix = "pass plain numbers in bounds"
+        raise ConfigError("call", text[at + 10 :], "was refused by the script", fix)
     raise StoreUnavailableError(f"Redis refused: {text}") from reply
 
 

@@ -110,9 +110,8 @@ class RedisStore(Store):
         self, client: Any = None, *, aclient: Any = None, clock: Clock | None = None, prefix: str = "shapekit"
     ) -> None:
         if client is None and aclient is None:
-            raise ConfigError(
-                "client", client, "is missing", 'pass one, or write RedisStore.from_url("redis://localhost")'
-            )
+            fix = 'pass one, or write RedisStore.from_url("redis://localhost")'
+            raise ConfigError("client", client, "is missing", fix)
         if isinstance(client, (str, bytes)):
             raise ConfigError("client", "a text", "is not a client", "write RedisStore.from_url(…)")
         _check_client("client", client, (AsyncRedis, AsyncRedisCluster), "is asynchronous", "aclient")
@@ -410,9 +409,8 @@ def _pool_of(url: str, bounds: dict[str, Any]) -> ConnectionPool:
         pool.connection_class(**pool.connection_kwargs)
         if not is_torn:
             return pool
-    raise ConfigError(
-        "url", "(not shown)", "is not a Redis URL", 'write one such as "redis://localhost:6379/0"'
-    )
+    fix = 'write one such as "redis://localhost:6379/0"'
+    raise ConfigError("url", "(not shown)", "is not a Redis URL", fix)
 
 
 def _connected(url: str, bounds: dict[str, Any]) -> Link:
@@ -427,12 +425,8 @@ def _connected(url: str, bounds: dict[str, Any]) -> Link:
 
 
 def _no_client() -> ConfigError:
-    return ConfigError(
-        "client",
-        None,
-        "is needed for synchronous calls, on trio, and on a second event loop",
-        "pass RedisStore(client, aclient=…)",
-    )
+    bound = "is needed for synchronous calls, on trio, and on a second event loop"
+    return ConfigError("client", None, bound, "pass RedisStore(client, aclient=…)")
 
 
 AT_ONCE = 500
