@@ -49,7 +49,7 @@ AHEAD_S = 0.5
 POLL_S = 0.1
 """How often workers look for tasks that have become due."""
 LEASE_S = 10.0
-"""When a task comes back that was waiting in a worker which has died, if its broker does not hand it out."""
+"""When a task comes back that was waiting in a worker which has died, if its broker has forgotten it."""
 SLOT_HEADER = "shapekit"
 """The label of a message that holds its slot."""
 PARKED = "shapekit:taskiq:"
@@ -59,8 +59,13 @@ _SHAPED = "_shapekit_taskiq"
 
 _PARK = """
 local now = redis.call('TIME')
-redis.call('ZREM', KEYS[1], ARGV[3])
+local ended = redis.call('ZREM', KEYS[1], ARGV[3])
+-- A lease that has gone has brought the message back, unless this is said a second time.
+if ARGV[3] ~= '' and ended == 0 and not redis.call('ZSCORE', KEYS[1], ARGV[2]) then
+    return 0
+end
 redis.call('ZADD', KEYS[1], now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[1], ARGV[2])
+return 1
 """
 _UNPARK = """
 local now = redis.call('TIME')
@@ -149,7 +154,9 @@ class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
         slot_header = message.labels.pop(SLOT_HEADER, None)
         # Middleware has changed the message, and does so again when it comes back.
         received = self._received.get()
-        lease = await self._parking.leased(received)
+        lease = (
+            await self._parking.keep(received, LEASE_S) if isinstance(self.broker, ListQueueBroker) else None
+        )
         try:
             admitted = await tasks.admit(TASKS, slot_header, *self._arguments(function, message))
         except Exception as error:
@@ -159,9 +166,9 @@ class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
             target = _raising(function, error)
         else:
             if isinstance(admitted, PutBack):
-                await self._parking.keep(
-                    received, max(0.0, admitted.delay_s - AHEAD_S), admitted.slot_header, lease
-                )
+                delay_s = max(0.0, admitted.delay_s - AHEAD_S)
+                if await self._parking.keep(received, delay_s, admitted.slot_header, lease) is None:
+                    await tasks.agive_back(TASKS, admitted.slot_header)
                 if (ack := kwargs.get("ack_controller")) is not None and ack.is_ackable:
                     await ack.ack()
                 return _no_result(message)
@@ -192,10 +199,6 @@ class _Parking:
         self._formatter = broker.formatter
         self._is_list = isinstance(broker, ListQueueBroker)
 
-    async def leased(self, received: bytes) -> bytes | None:
-        """See to it that a message comes back, if its broker does not; returns how to end that."""
-        return await self.keep(received, LEASE_S) if self._is_list else None
-
     async def end(self, lease: bytes) -> bool:
         """End a lease. False if the message has come back already."""
         try:
@@ -207,24 +210,27 @@ class _Parking:
 
     async def keep(
         self, received: bytes, delay_s: float, slot_header: str | None = None, lease: bytes | None = None
-    ) -> bytes:
+    ) -> bytes | None:
         """Have a message come back as it was received, after so many seconds, with its slot, and in place of
-        its lease.
+        its lease. None, and nothing is done, if that has brought it back already.
         """
         message = self._formatter.loads(received)
         message.labels.pop(SLOT_HEADER, None)
         if slot_header is not None:
             message.labels[SLOT_HEADER] = slot_header
         data: bytes = self._formatter.dumps(message).message
+        is_unsure = False
         while True:
             try:
-                await self._park([self._key], [round(delay_s * 1000), data, lease or b""])
+                is_kept = await self._park([self._key], [round(delay_s * 1000), data, lease or b""])
             except Exception as error:
                 # taskiq would take the task for done: it would be lost.
                 log.warning("task %s cannot be put back yet: %s", message.task_id, error)
                 await asyncio.sleep(AGAIN_S)
+                is_unsure = True
             else:
-                return data
+                # If an answer was lost, it may have been kept, and come back with this slot.
+                return data if is_kept or is_unsure else None
 
     async def bring_back(self) -> None:
         """Bring back messages when they become due, until this is cancelled."""

@@ -290,6 +290,11 @@ class ShapedTasks:
         if not reservation.cancel():
             self.policy.shaper.settle(reservation, 0)
 
+    async def agive_back(self, driver: Driver, slot_header: str | None) -> None:
+        """`give_back`, awaited, where there may be no slot. A failure is logged."""
+        if (reservation := self._brought(slot_header)) is not None:
+            await self._given_up(driver, reservation)
+
     def _brought(self, slot_header: str | None) -> Reservation | None:
         """The slot that a task brings along; None if there is none to be read."""
         try:
