@@ -29,6 +29,7 @@ from shapekit.errors import ConfigError, RateLimitedError
 try:
     from redis.asyncio import Redis
     from taskiq import AckableMessage  # pyright: ignore[reportMissingImports]
+    from taskiq.acks import AcknowledgeType  # pyright: ignore[reportMissingImports]
     from taskiq.exceptions import NoResultError  # pyright: ignore[reportMissingImports]
     from taskiq.receiver import Receiver  # pyright: ignore[reportMissingImports]
     from taskiq.receiver.params_parser import parse_params  # pyright: ignore[reportMissingImports]
@@ -154,9 +155,7 @@ class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
         slot_header = message.labels.pop(SLOT_HEADER, None)
         # Middleware has changed the message, and does so again when it comes back.
         received = self._received.get()
-        lease = (
-            await self._parking.keep(received, LEASE_S) if isinstance(self.broker, ListQueueBroker) else None
-        )
+        lease = await self._parking.keep(received, LEASE_S) if self._is_forgotten(message) else None
         try:
             admitted = await tasks.admit(TASKS, slot_header, *self._arguments(function, message))
         except Exception as error:
@@ -177,6 +176,14 @@ class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
         if lease is not None and not await self._parking.end(lease):
             return _no_result(message)
         return await super().run_task(target=target, message=message, **kwargs)
+
+    def _is_forgotten(self, message: Any) -> bool:
+        """Whether the broker knows nothing more of a message that a worker has received."""
+        if isinstance(self.broker, ListQueueBroker):
+            return True
+        # Before 0.13, tasks have no such label of their own.
+        asked = getattr(self, "_get_ack_time", lambda _: self.ack_time)
+        return bool(asked(message) == AcknowledgeType.WHEN_RECEIVED)
 
     def _arguments(self, function: Callable[..., Any], message: Any) -> tuple[Any, Any]:
         """The arguments of a task as its function will get them, with None for what taskiq injects."""

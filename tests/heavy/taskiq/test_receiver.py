@@ -1,10 +1,11 @@
 """What a receiver does with a message that another worker has received meanwhile, or that nobody would."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
-from taskiq_redis import ListQueueBroker
+from taskiq.acks import AcknowledgeType
+from taskiq_redis import ListQueueBroker, RedisStreamBroker
 
 from shapekit import Policy
 from shapekit.integrations import taskiq
@@ -46,6 +47,14 @@ def bring_back(notes, kind):
     notes.eval(taskiq._UNPARK, 2, PARKED + QUEUE, QUEUE, kind)
 
 
+async def until(condition):
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError
+
+
 def test_a_task_whose_lease_has_brought_it_back_is_not_put_back_too(server, notes):
     broker, asked, ran = ListQueueBroker(server.url, queue_name=QUEUE), [], []
     policy = Policy("1/min", quota="10/day", name="stalled", store=server.url)
@@ -82,3 +91,44 @@ def test_a_task_whose_lease_has_brought_it_back_is_not_put_back_too(server, note
 
     asyncio.run(body())
     assert ran == [0]
+
+
+@pytest.mark.parametrize("is_said_by", ["worker", "task"])
+def test_a_task_that_is_acknowledged_early_comes_back_if_its_worker_dies_while_it_waits(
+    server, notes, is_said_by
+):
+    broker, ran = RedisStreamBroker(server.url, queue_name=QUEUE, consumer_id="0"), []
+    labels, options = {}, {"ack_type": AcknowledgeType.WHEN_RECEIVED}
+    if is_said_by == "task":
+        if not hasattr(ShapedReceiver, "_get_ack_time"):
+            pytest.skip("this taskiq has no such label")
+        labels, options = {"ack_type": "when_received"}, {}
+
+    policy = Policy("2/s", name="early", store=server.url)
+
+    @broker.task(**labels)
+    @shaped_task(policy=policy)
+    async def task(number: int):
+        ran.append(number)
+
+    async def body():
+        async with started(broker, policy):
+            receiver, messages = ShapedReceiver(broker, **options), broker.listen()
+            for number in range(2):
+                await task.kiq(number)
+            await receiver.callback(await anext(messages))
+            waiting = asyncio.create_task(receiver.callback(await anext(messages)))
+            await until(lambda: notes.zcard(PARKED + QUEUE))
+            waiting.cancel()
+            with suppress(asyncio.CancelledError):
+                await waiting
+            assert notes.xpending(QUEUE, broker.consumer_group_name)["pending"] == 0
+            bring_back(notes, "stream")
+            async with asyncio.timeout(20):
+                await receiver.callback(await anext(messages))
+            await messages.aclose()
+
+    asyncio.run(body())
+    assert ran == [0, 1]
+    # And what has run leaves nothing that would bring it back.
+    assert notes.zcard(PARKED + QUEUE) == 0
