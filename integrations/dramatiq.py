@@ -70,7 +70,10 @@ class ShapedActors(Middleware):
     def __init__(self, store: StoreLike | None = None) -> None:
         self._store = store
         self._queues: set[str] = set()
+        self._tasks: dict[str, ShapedTasks] = {}
         self._message: ContextVar[Any] = ContextVar("message", default=None)
+        self._is_worker: ContextVar[bool] = ContextVar("is_worker", default=False)
+        """Whether what this thread enqueues is not put back by this middleware."""
 
     @property
     def actor_options(self) -> set[str]:
@@ -88,6 +91,7 @@ class ShapedActors(Middleware):
             # Of what middleware raises, Dramatiq hands on only this, and logs the rest.
             raise MiddlewareError(f"actor {name}: {error}") from error
         self._queues.add(actor.queue_name)
+        self._tasks[name] = tasks
 
         @functools.wraps(function)
         def run_shaped(*args: Any, **kwargs: Any) -> Any:
@@ -105,7 +109,11 @@ class ShapedActors(Middleware):
                 setattr(error, _MARK, True)
                 raise
             if isinstance(admitted, PutBack):
-                _put_back(broker, message, admitted)
+                token = self._is_worker.set(False)
+                try:
+                    _put_back(broker, message, admitted)
+                finally:
+                    self._is_worker.reset(token)
             with within(admitted):
                 return function(*args, **kwargs)
 
@@ -118,6 +126,15 @@ class ShapedActors(Middleware):
         if q_name(thread.queue_name) in self._queues:
             thread.worker_timeout = min(thread.worker_timeout, POLL_MS)
 
+    def after_worker_thread_boot(self, broker: Any, thread: Any) -> None:
+        """Remember that this thread processes messages."""
+        self._is_worker.set(True)
+
+    def before_enqueue(self, broker: Any, message: Any, delay: int | None) -> None:
+        """Have a message that other middleware enqueues again take another slot: its own is given back."""
+        if self._is_worker.get():
+            message.options.pop(SLOT_HEADER, None)
+
     def before_process_message(self, broker: Any, message: Any) -> None:
         """Remember the message for the actor that runs next in this thread."""
         self._message.set(message)
@@ -125,8 +142,11 @@ class ShapedActors(Middleware):
     def after_process_message(
         self, broker: Any, message: Any, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        """Forget the message."""
+        """Forget the message, and give back the slot that it has brought along if its actor did not run."""
         self._message.set(None)
+        slot_header, tasks = message.options.pop(SLOT_HEADER, None), self._tasks.get(message.actor_name)
+        if slot_header is not None and tasks is not None:
+            run(tasks.agive_back, slot_header)
 
     after_skip_message = after_process_message
 
