@@ -22,6 +22,7 @@ from shapekit._adapters.http import (
     ResponseView,
     Shaping,
     Target,
+    hearing,
     may_say,
     observe,
     options_now,
@@ -172,13 +173,13 @@ def _shape_client(client: Any, request_shaper: RequestShaper) -> None:
     events, model = client.meta.events, client.meta.service_model
     is_awaited = any(kind.__module__.startswith("aiobotocore.") for kind in type(client).__mro__)
     kind = _AwaitedAttempts if is_awaited else _Attempts
-    attempts = kind(request_shaper, model.service_name, client.meta.region_name)
+    attempts = kind(request_shaper, model.service_name, client.meta.region_name, ref(client))
     # Of one event, botocore calls handlers for more of its name first, and signs in one for the service.
     service = model.service_id.hyphenize()
     events.register_first(f"request-created.{service}", attempts.wait)
     events.register_first(f"needs-retry.{service}", attempts.hear)
     # An attempt that is cancelled or interrupted, or that cannot be signed, has no event.
-    client._make_request = attempts.ended(ref(client))  # noqa: SLF001 - botocore has no other way to know
+    client._make_request = attempts.ended()  # noqa: SLF001 - botocore has no other way to know
     _SHAPED.add(events)
 
 
@@ -199,10 +200,13 @@ def _client_classes(request_shaper: RequestShaper) -> Callable[..., None]:
 class _Attempts:
     """The attempts of one client."""
 
-    def __init__(self, request_shaper: RequestShaper, service: str, region: str | None) -> None:
+    def __init__(
+        self, request_shaper: RequestShaper, service: str, region: str | None, client: ref[Any]
+    ) -> None:
         self._request_shaper = request_shaper
         self._service = service
         self._region = region
+        self._client = client
         self._detector = ThrottlingErrorDetector(RetryEventAdapter())
 
     def wait(self, **told: Any) -> Any:
@@ -213,11 +217,11 @@ class _Attempts:
         """After the attempt; what is returned would be taken for the seconds until a retry."""
         run(self._hear, **told)
 
-    def ended(self, client: ref[Any]) -> Callable[..., Any]:
+    def ended(self) -> Callable[..., Any]:
         """The client's method that makes the attempts of a call, ending those that no answer has ended."""
 
         def make_request(operation_model: Any, request_dict: Any, context: Any) -> Any:
-            made: Any = client()
+            made: Any = self._client()
             try:
                 return type(made)._make_request(made, operation_model, request_dict, context)  # noqa: SLF001
             except BaseException as error:
@@ -248,7 +252,20 @@ class _Attempts:
             if answer is not None:
                 await observe(driver, admission, answer)
         finally:
-            await driver.ask(Twin(admission.__exit__, admission.__aexit__), None, caught_exception, None)
+            error = caught_exception or self._refused(admission, response, request_dict, retry["operation"])
+            await driver.ask(Twin(admission.__exit__, admission.__aexit__), None, error, None)
+
+    def _refused(self, admission: Admission, response: Any, request_dict: Any, operation: Any) -> Any:
+        """The error that AWS has answered, as botocore raises it after the last attempt. None if there is none,
+        or nobody asks for it.
+        """
+        if admission.policy.refund_on is None or response is None or response[0].status_code < 300:
+            return None
+        parsed, context, client = response[1], request_dict["context"], cast("Any", self._client())
+        with hearing(admission):
+            code = context.get("error_code_override") or parsed.get("Error", {}).get("Code")
+            return client.exceptions.from_code(code)(parsed, operation.name)
+        return None
 
     def _answer(
         self, admission: Admission, response: Any, request_dict: Any, **retry: Any
@@ -279,9 +296,9 @@ class _AwaitedAttempts(_Attempts):
     async def hear(self, **told: Any) -> None:
         await self._hear(TASKS, **told)
 
-    def ended(self, client: ref[Any]) -> Callable[..., Any]:
+    def ended(self) -> Callable[..., Any]:
         async def make_request(operation_model: Any, request_dict: Any, context: Any) -> Any:
-            made: Any = client()
+            made: Any = self._client()
             try:
                 return await type(made)._make_request(made, operation_model, request_dict, context)  # noqa: SLF001
             except BaseException as error:

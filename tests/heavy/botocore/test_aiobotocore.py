@@ -134,6 +134,21 @@ def test_permits_end_with_their_attempts_however_those_end(server, aclient):
     run(body)
 
 
+def test_an_error_that_aws_answers_may_be_given_back(server, aclient):
+    policy = Policy("1000/s", quota="10/month", key="all", refund_on=ClientError)
+
+    async def body():
+        async with aclient() as client:
+            shape(client, policy=policy)
+            server.answers.append(failing("ValidationException"))
+            with pytest.raises(ClientError):
+                await client.list_queues()
+            await client.list_queues()
+
+    run(body)
+    assert policy.quotas("all")[0].used == 1
+
+
 def test_clients_that_a_session_makes_later_share_its_limit(options):
     policy = Policy("1000/s", quota="1000/month", key="all")
 

@@ -297,6 +297,28 @@ def test_an_attempt_that_never_counted_is_given_back(options):
     nobody.close()
 
 
+def test_an_error_that_aws_answers_may_be_given_back(server, client):
+    told = []
+
+    def refund_on(error):
+        told.append(error)
+        return isinstance(error, ClientError) and error.response["Error"]["Code"] == "InternalError"
+
+    policy = Policy("1000/s", quota="10/month", key="all", refund_on=refund_on)
+    shape(client, policy=policy)
+    server.answers.extend([ERROR, failing("QueueDoesNotExist")])
+    with pytest.raises(client.exceptions.QueueDoesNotExist) as raised:
+        client.list_queues()
+    # Each attempt is a call of its own: the second one counts.
+    assert used(policy) == 1
+    assert [type(error) for error in told] == [ClientError, client.exceptions.QueueDoesNotExist]
+    assert str(told[-1]) == str(raised.value)
+    assert told[-1].operation_name == "ListQueues"
+    client.list_queues()
+    assert used(policy) == 2
+    assert len(told) == 2
+
+
 # mistakes
 
 
