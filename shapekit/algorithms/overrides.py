@@ -133,6 +133,10 @@ class Change(TypedDict, total=False):
 def override_of(rate: str | None, change: Change, by: str, now_us: int) -> Override:
     """The override that is set now; ConfigError if its limits could not have been written in code."""
     told: dict[str, Any] = dict(change)
+    for field in told:
+        if field not in Change.__annotations__:
+            # As of any call with a wrong keyword.
+            raise TypeError(f"configure() got an unexpected keyword argument {field!r}")
     if isinstance(until := told.get("until"), datetime):
         try:
             told["until"] = until.timestamp()

@@ -133,9 +133,12 @@ def test_what_the_policy_could_not_have_is_refused_before_it_is_stored(store, op
     assert policy.configured() == []
 
 
-def test_an_option_that_nobody_knows_is_a_type_error(policy):
-    with pytest.raises(TypeError, match="colour"):
-        policy.configure("5/s", colour="red")
+@pytest.mark.parametrize("option", ["colour", "by", "why", "set_at"])
+def test_an_option_that_nobody_knows_is_a_type_error(policy, option):
+    told = rf"^configure\(\) got an unexpected keyword argument '{option}'$"
+    with pytest.raises(TypeError, match=told):
+        policy.configure("5/s", **{option: "red"})
+    assert policy.configured() == []
 
 
 def test_an_adaptive_rate_has_another_highest_and_its_waiters_move():
