@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from shapekit.errors import ConfigError
 from shapekit.feedback import fields
 from shapekit.feedback.fields import LONGEST, Parameters, parse_dictionary, parse_list
 
@@ -127,7 +128,7 @@ def picked(headers: Headers, wanted: FieldNames | None) -> list[tuple[Any, Any]]
     """The header lines with a wanted name; all lines if `wanted` is None."""
     lines: Any = headers
     if headers.__class__ is not list or len(lines) > _MOST_LINES:
-        lines = list(islice(lines.items() if hasattr(lines, "items") else lines, _MOST_LINES))
+        lines = list(islice(_pairs(lines), _MOST_LINES))
     if wanted is None or not lines:
         return list(lines)
     texts, encoded, lengths, _ = wanted
@@ -135,6 +136,15 @@ def picked(headers: Headers, wanted: FieldNames | None) -> list[tuple[Any, Any]]
     names: Any = encoded if lines[0][0].__class__ is bytes else texts
     # Most names have another length, which is cheaper to compare.
     return [line for line in lines if len(line[0]) in lengths and line[0].lower() in names]
+
+
+def _pairs(headers: Any) -> Any:
+    if hasattr(headers, "items"):
+        return headers.items()
+    if not isinstance(headers, Iterable):
+        fix = 'pass those of a response, a dict, or pairs such as [("Retry-After", "5")]'
+        raise ConfigError("headers", headers, "are no headers", fix)
+    return headers
 
 
 def says_nothing(lines: list[tuple[Any, Any]]) -> bool:

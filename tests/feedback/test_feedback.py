@@ -278,6 +278,12 @@ def test_a_dialect_has_to_be_known(refused, dialect):
     assert "github" in str(refused(lambda: Feedback(dialect), "dialect"))
 
 
+@pytest.mark.parametrize("headers", [None, 5, object()])
+@pytest.mark.parametrize("status", [200, 402, 429])
+def test_what_is_no_headers_is_refused(feedback, refused, status, headers):
+    refused(lambda: read(feedback, status, headers), "headers")
+
+
 @pytest.mark.parametrize("max_hold", [0, -1, 0.0009, "15", "soon", None, float("nan")])
 def test_a_bound_has_to_be_a_duration(refused, max_hold):
     refused(lambda: Feedback(max_hold=max_hold), "max_hold")
