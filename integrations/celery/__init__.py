@@ -545,6 +545,10 @@ def shape_app(app: Any, routes: Mapping[str, Shape]) -> None:
     before or after. Celery's own tasks, on which chords depend, match only patterns that begin with
     "celery.".
     """
+    if not hasattr(app, "steps"):
+        raise ConfigError(
+            "app", app, "is not an app of Celery", 'pass the one that has the tasks, Celery("…")'
+        )
     if not isinstance(routes, Mapping):
         raise ConfigError("routes", routes, "is not a table", 'write {"billing.*": policy}')
     shapes = [(pattern, *_route(app, pattern, shape)) for pattern, shape in routes.items()]

@@ -83,6 +83,8 @@ class TestDeclaring:
         refused(lambda: shape_app(eager.app, {"billing.*": {"rate": "10/x"}}), "rate")
         refused(lambda: shape_app(eager.app, {"*": {"policy": Policy("1/s"), "cost": 0}}), "cost")
         refused(lambda: shape_app(eager.app, {"*": {}}), "rate")
+        for wrong in (3, None, {}):
+            refused(lambda wrong=wrong: shape_app(wrong, {}), "app")
 
     def test_key_and_cost_of_a_task_go_before_those_of_its_policy(self, eager, clock):
         policy = Policy("10/s", key="same", cost=4, burst=4, name="p", store=eager.store)
