@@ -136,12 +136,8 @@ def shape(client: ShapedT, **shaping: Unpack[Shaping]) -> ShapedT:
     """
     events = _events(client)
     if events in _SHAPED:
-        raise ConfigError(
-            "client",
-            client,
-            "is shaped already: each attempt would wait twice",
-            "shape it once, and not a client whose session is shaped; give several limits to one policy",
-        )
+        fix = "shape it once, and not a client whose session is shaped; give several limits to one policy"
+        raise ConfigError("client", client, "is shaped already: each attempt would wait twice", fix)
     request_shaper = RequestShaper("shape", _READING, **shaping)
     bound = "needs an answer, and only AWS gives one that botocore can read"
     request_shaper.refuse_responding(bound, "a BotoCoreError")
@@ -161,12 +157,8 @@ def _events(client: Any) -> Any:
     events = getattr(client, "events", None)  # a session of boto3, or made like one
     if isinstance(events, BaseEventHooks):
         return events
-    raise ConfigError(
-        "client",
-        client,
-        "is neither a client nor a session",
-        'pass boto3.client("sqs") or boto3.Session(); of a resource, its resource.meta.client',
-    )
+    fix = 'pass boto3.client("sqs") or boto3.Session(); of a resource, its resource.meta.client'
+    raise ConfigError("client", client, "is neither a client nor a session", fix)
 
 
 def _shape_client(client: Any, request_shaper: RequestShaper) -> None:
@@ -256,9 +248,7 @@ class _Attempts:
             await driver.ask(Twin(admission.__exit__, admission.__aexit__), None, error, None)
 
     def _refused(self, admission: Admission, response: Any, request_dict: Any, operation: Any) -> Any:
-        """The error that AWS has answered, as botocore raises it after the last attempt. None if there is none,
-        or nobody asks for it.
-        """
+        """The error that AWS has answered, as botocore makes it; None if there is none, or nobody asks."""
         if admission.policy.refund_on is None or response is None or response[0].status_code < 300:
             return None
         parsed, context, client = response[1], request_dict["context"], cast("Any", self._client())
@@ -319,9 +309,8 @@ def _key_of(spec: Any) -> KeyOf:
         return lambda _, attempt: template(attempt._asdict())
     if callable(spec):
         return key_of(cast("KeySpec", spec))
-    raise ConfigError(
-        "key", spec, "is neither text nor callable", 'write "{region}:{service}", or a callable'
-    )
+    fix = 'write "{region}:{service}", or a callable'
+    raise ConfigError("key", spec, "is neither text nor callable", fix)
 
 
 def _target(attempt: Attempt) -> Target:
@@ -336,9 +325,8 @@ def _route(place: object) -> Target:
     """Where a route leads: all of a service, or one of its operations."""
     found = _PLACE.fullmatch(place) if isinstance(place, str) else None
     if found is None:
-        raise ConfigError(
-            "routes", place, "is neither a service nor an operation", 'write "ec2", or "ec2.RunInstances"'
-        )
+        fix = 'write "ec2", or "ec2.RunInstances"'
+        raise ConfigError("routes", place, "is neither a service nor an operation", fix)
     return _target_of(found[1], found[2] or "")
 
 

@@ -114,9 +114,8 @@ class _Limit:
         _, shaping, identity = self._told
         for field in ("policy", "store", "clock"):
             if shaping.get(field) is not None:
-                raise ConfigError(
-                    field, shaping[field], "does not pickle", "make the adapter in each process"
-                )
+                fix = "make the adapter in each process"
+                raise ConfigError(field, shaping[field], "does not pickle", fix)
         _travelling(identity, lambda: self)
         return _arrived, self._told
 
@@ -174,9 +173,8 @@ class ShapedAdapter(BaseAdapter):
             if name not in known:
                 raise ConfigError(name, told, "is unknown", f"use those of Policy, or {', '.join(known)}")
             if adapter is not None:
-                raise ConfigError(
-                    name, told, "conflicts with the adapter that is given", "set it on that adapter"
-                )
+                fix = "set it on that adapter"
+                raise ConfigError(name, told, "conflicts with the adapter that is given", fix)
         if adapter is None:
             adapter = HTTPAdapter(**inner)
         _settle(self, adapter, _Limit("ShapedAdapter", shaping))

@@ -115,16 +115,11 @@ class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, broker: Any, executor: Any = None, *args: Any, **kwargs: Any) -> None:
         if not isinstance(broker, ListQueueBroker | RedisStreamBroker):
-            raise ConfigError(
-                "broker",
-                broker,
-                "keeps no list or stream to put tasks back into",
-                "use RedisStreamBroker or ListQueueBroker of taskiq_redis",
-            )
+            fix = "use RedisStreamBroker or ListQueueBroker of taskiq_redis"
+            raise ConfigError("broker", broker, "keeps no list or stream to put tasks back into", fix)
         if isinstance(executor, ProcessPoolExecutor):
-            raise ConfigError(
-                "--use-process-pool", "(given)", "leaves this process before a slot is used", "use threads"
-            )
+            bound = "leaves this process before a slot is used"
+            raise ConfigError("--use-process-pool", "(given)", bound, "use threads")
         super().__init__(broker, executor, *args, **kwargs)
         self._parking = _Parking(broker)
         self._received: ContextVar[bytes] = ContextVar("received")

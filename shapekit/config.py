@@ -138,9 +138,8 @@ def never_counted(refund_on: RefundSpec | None) -> Callable[[BaseException], boo
         return partial(_is_one_of, kinds)
     if callable(refund_on) and not isinstance(refund_on, type):
         return refund_on
-    raise ConfigError(
-        "refund_on", refund_on, "is neither exceptions nor a predicate", "write refund_on=ConnectionError"
-    )
+    fix = "write refund_on=ConnectionError"
+    raise ConfigError("refund_on", refund_on, "is neither exceptions nor a predicate", fix)
 
 
 def checked_feedback(feedback: Any) -> Any:
@@ -151,9 +150,8 @@ def checked_feedback(feedback: Any) -> Any:
 
     if isinstance(feedback, Feedback):
         return feedback
-    raise ConfigError(
-        "feedback", feedback, "is not a kind of feedback", 'write "hold", None, or Feedback("github")'
-    )
+    fix = 'write "hold", None, or Feedback("github")'
+    raise ConfigError("feedback", feedback, "is not a kind of feedback", fix)
 
 
 def _is_one_of(kinds: tuple[Any, ...], error: BaseException) -> bool:
@@ -215,9 +213,8 @@ def fields_of(table: object) -> dict[str, Any]:
     if "gates" in fields:
         gates = fields["gates"]
         if not isinstance(gates, list | tuple):
-            raise ConfigError(
-                "gates", gates, "is not a list", 'write gates = [{strategy = "gcra", rate = "10/s"}]'
-            )
+            fix = 'write gates = [{strategy = "gcra", rate = "10/s"}]'
+            raise ConfigError("gates", gates, "is not a list", fix)
         fields["gates"] = tuple(strategy_of(f"gates[{index}]", gate) for index, gate in enumerate(gates))
     if all(fields.get(limit) in (None, ()) for limit in _LIMITS):
         raise ConfigError("rate", None, "is missing", 'write rate = "10/s"')
@@ -235,9 +232,8 @@ def _adaptive(table: object) -> Adaptive:
 
 def _concurrency(table: Mapping[str, Any]) -> Concurrency:
     if not {"limit"} <= set(table) <= {"limit", "lease"}:
-        raise ConfigError(
-            "concurrency", table, "is not a table of limit and lease", 'write {limit = 20, lease = "30s"}'
-        )
+        fix = 'write {limit = 20, lease = "30s"}'
+        raise ConfigError("concurrency", table, "is not a table of limit and lease", fix)
     return _made("concurrency", Concurrency, table)
 
 
@@ -291,9 +287,8 @@ def strategy_of(place: str, table: object) -> Algorithm[Any]:
         arguments["limit"] = arguments.pop("rate")
     for name, value in arguments.items():
         if name not in parameters:
-            raise ConfigError(
-                f"{place}.{name!s:.80}", value, f"is not an option of {kind}", f"use {', '.join(parameters)}"
-            )
+            fix = f"use {', '.join(parameters)}"
+            raise ConfigError(f"{place}.{name!s:.80}", value, f"is not an option of {kind}", fix)
     missing = [
         name for name, given in parameters.items() if given.default is given.empty and name not in arguments
     ]

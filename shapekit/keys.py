@@ -45,9 +45,8 @@ class KeyTemplate:
         for field in self.fields:
             if names is not None and field not in names:
                 known = ", ".join(names) or "none"
-                raise ConfigError(
-                    "key", text, f"names {field!r:.80}, which the call does not have", f"use one of: {known}"
-                )
+                fix = f"use one of: {known}"
+                raise ConfigError("key", text, f"names {field!r:.80}, which the call does not have", fix)
         # An escaped value contains none of the template's marks, so a key can be read in only one way.
         marks = {character for literal, _, _ in self._parts for character in literal if _is_mark(character)}
         self._escaped = str.maketrans({mark: _percent(mark) for mark in marks | {"%"}})

@@ -395,9 +395,8 @@ def _exact(
     try:
         return Rate.of(limit, whole_us, None if burst is None else int(burst))
     except ConfigError as error:
-        raise ConfigError(
-            field, told, f"is out of bounds ({error.field}={error.value} {error.bound})", _RATE_FIX
-        ) from None
+        bound = f"is out of bounds ({error.field}={error.value} {error.bound})"
+        raise ConfigError(field, told, bound, _RATE_FIX) from None
 
 
 def _why_not(count: Fraction, period_us: Fraction) -> str:

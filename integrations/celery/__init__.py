@@ -210,12 +210,9 @@ class Shaped:
             if response is None:  # not by truth value: a requests response is false after a 429
                 response = answer
             if not hasattr(response, "headers"):
-                raise ConfigError(
-                    "answer",
-                    answer,
-                    "is neither a response, nor an error with one, nor a RateLimitedError",
-                    "pass one of these; for any other error there is self.retry",
-                )
+                bound = "is neither a response, nor an error with one, nor a RateLimitedError"
+                fix = "pass one of these; for any other error there is self.retry"
+                raise ConfigError("answer", answer, bound, fix)
             refusal = CallOutcome(response).refusal
             if refusal is not None:
                 wait_s = countdown = min(refusal.retry_after, max_hold_s)
@@ -397,9 +394,7 @@ _MAKING = process.lock()
 
 
 def store_of(app: Any) -> Store:
-    """The store that all workers of an app share: `app.conf.shapekit_store`, or the Redis of broker or
-    results.
-    """
+    """The store of all workers of an app: `app.conf.shapekit_store`, or the Redis of broker or results."""
     with _MAKING:
         if app not in _STORES:
             _STORES[app] = _store(app)
@@ -424,12 +419,9 @@ def _store(app: Any) -> Store:
         url = urls[0] if isinstance(urls, list | tuple) and urls else urls
         if _is_redis(url):
             return _redis_store(setting, url, conf.get(tls))
-    raise ConfigError(
-        "app.conf.shapekit_store",
-        None,
-        "is missing, and neither the broker nor the result backend is a Redis",
-        'set it to a URL such as "redis://localhost", or to a Store',
-    )
+    bound = "is missing, and neither the broker nor the result backend is a Redis"
+    fix = 'set it to a URL such as "redis://localhost", or to a Store'
+    raise ConfigError("app.conf.shapekit_store", None, bound, fix)
 
 
 def _is_redis(url: object) -> TypeGuard[str]:
@@ -461,12 +453,9 @@ def _redis_store(setting: str, url: str, tls: object) -> Store:
     try:
         return open_store(f"{place}?{urlencode(said)}" if said else place)[0]
     except ConfigError as error:
-        raise ConfigError(
-            f"app.conf.{setting}",
-            "(not shown)",
-            f"does not lead to a store: with its options it {error.bound}",
-            'set app.conf.shapekit_store to a URL such as "redis://localhost:6379/0", or to a RedisStore',
-        ) from None
+        bound = f"does not lead to a store: with its options it {error.bound}"
+        fix = 'set app.conf.shapekit_store to a URL such as "redis://localhost:6379/0", or to a RedisStore'
+        raise ConfigError(f"app.conf.{setting}", "(not shown)", bound, fix) from None
 
 
 def _cert_reqs(told: Any) -> str:
@@ -509,9 +498,8 @@ class ShapedTask(Task):
 
     def __init__(self) -> None:
         if self.shape is None:
-            raise ConfigError(
-                "shape", None, "is missing", 'write @app.task(base=ShapedTask, shape={"rate": "10/s"})'
-            )
+            fix = 'write @app.task(base=ShapedTask, shape={"rate": "10/s"})'
+            raise ConfigError("shape", None, "is missing", fix)
         spec, policy = checked_shape(self.shape)
         if spec or policy is None:
             check_without_store(spec, self.run)
@@ -582,21 +570,14 @@ def shape_publish(task: Any, args: Any = (), kwargs: Any = None, **options: Any)
         raise ConfigError("task", task, "is not shaped", "make it a ShapedTask, or use shape_app")
     for field in ("eta", "countdown"):
         if options.get(field) is not None:
-            raise ConfigError(
-                field,
-                options[field],
-                "conflicts with the slot that is taken now",
-                "use apply_async, which takes the slot after it",
-            )
+            fix = "use apply_async, which takes the slot after it"
+            raise ConfigError(field, options[field], "conflicts with the slot that is taken now", fix)
     if app.conf.task_always_eager or not shaped.policy.enforce:
         return task.apply_async(args, kwargs, **options)
     if app.conf.task_protocol == 1:
-        raise ConfigError(
-            "app.conf.task_protocol",
-            1,
-            "has no headers, in which a slot could travel, so that the worker would take a second one",
-            "set it to 2, or use apply_async, which takes the slot in the worker",
-        )
+        bound = "has no headers, in which a slot could travel, so that the worker would take a second one"
+        fix = "set it to 2, or use apply_async, which takes the slot in the worker"
+        raise ConfigError("app.conf.task_protocol", 1, bound, fix)
     options = _with_cost({**options, "task_id": options.get("task_id") or uuid()})
     headers = options["headers"] = dict(options.get("headers") or {})
     admission = shaped.admission_of(headers, args, kwargs or {})

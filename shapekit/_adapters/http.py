@@ -331,9 +331,8 @@ class RequestShaper:
         for field in ("policy", *_OTHER_LIMITS):
             # Whether it were to hold for the route too, alone or together with the rest, cannot be known.
             if self._spec.get(field):
-                raise ConfigError(
-                    f"routes[{url!r}]", spec, f"is a bare rate beside {field}=", "give the route a Policy"
-                )
+                fix = "give the route a Policy"
+                raise ConfigError(f"routes[{url!r}]", spec, f"is a bare rate beside {field}=", fix)
         name = self._spec.get("name")
         return self._plan(self._made(spec, name and f"{name} {url}"), "host")
 
@@ -401,12 +400,7 @@ def too_many(error: RateLimitedError) -> Answer429:
     if isinstance(error, AccountExhaustedError):
         # The SDKs of OpenAI and Anthropic obey this, and would try again otherwise.
         headers["X-Should-Retry"] = "false"
-    return Answer429(
-        429,
-        headers,
-        json.dumps(body).encode(),
-        ShapingInfo(error.key, error.decision),
-    )
+    return Answer429(429, headers, json.dumps(body).encode(), ShapingInfo(error.key, error.decision))
 
 
 def may_say(admission: Admission, status: int, headers: Iterable[Any]) -> bool:
@@ -537,9 +531,5 @@ def shaped_already(field: str, given: object, call: str = "request") -> ConfigEr
 def refuse_rate(field: str, given: object, wrapper: str) -> None:
     """A rate where the first argument is something else is a mistake easily made: show the right call."""
     if isinstance(given, (str, int, float)):
-        raise ConfigError(
-            field,
-            given,
-            f"is a rate in the place of the {field}",
-            f"write {wrapper}(rate={given!r})",
-        )
+        fix = f"write {wrapper}(rate={given!r})"
+        raise ConfigError(field, given, f"is a rate in the place of the {field}", fix)

@@ -122,12 +122,9 @@ def calls_of(policy: Policy, spec: Mapping[str, Any], function: Callable[..., An
 
 def in_flight() -> ConfigError:
     """What to raise where a shape bounds the calls in flight."""
-    return ConfigError(
-        "shape['concurrency']",
-        "(given)",
-        "counts calls while they are made, and a shaped task waits elsewhere than it runs",
-        "give concurrency= to the client that the task makes its calls with",
-    )
+    bound = "counts calls while they are made, and a shaped task waits elsewhere than it runs"
+    fix = "give concurrency= to the client that the task makes its calls with"
+    return ConfigError("shape['concurrency']", "(given)", bound, fix)
 
 
 def grace_of(policy: Policy) -> float:
@@ -214,12 +211,8 @@ class ShapedTasks:
         if policy is None:
             policy = policy_of(spec, name=name, store=store)
         if not policy.shaper.core.store.shared:
-            raise ConfigError(
-                "store",
-                policy.name,
-                "is in the memory of each process",
-                'give the policy a shared one, such as "redis://localhost"',
-            )
+            fix = 'give the policy a shared one, such as "redis://localhost"'
+            raise ConfigError("store", policy.name, "is in the memory of each process", fix)
         self.policy = policy
         self.calls = calls_of(policy, spec, function)
         """The key and the cost that each task has under the policy."""

@@ -232,9 +232,7 @@ def is_plain(page: Console) -> bool:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = ()) -> Table:
-    """A table of printable cells; the columns named in `numbers` are flush right and whole; the others may
-    fold.
-    """
+    """A table of printable cells; the columns in `numbers` are flush right and whole; the others may fold."""
     made = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for column in columns:
         if column in numbers:

@@ -153,10 +153,7 @@ def says_nothing(lines: list[tuple[Any, Any]]) -> bool:
 
 
 def heard(
-    status: int,
-    lines: list[tuple[Any, Any]],
-    received_at: float,
-    error: Mapping[str, Any] | None = None,
+    status: int, lines: list[tuple[Any, Any]], received_at: float, error: Mapping[str, Any] | None = None
 ) -> Answer:
     """Make an Answer of the picked lines."""
     told: dict[str, str] = {}

@@ -31,9 +31,8 @@ def open_store(
         return MemoryStore(clock), True
     if isinstance(store, Store):
         if clock is not None:
-            raise ConfigError(
-                "clock", clock, "conflicts with store=, which has its own clock", "give the store the clock"
-            )
+            fix = "give the store the clock"
+            raise ConfigError("clock", clock, "conflicts with store=, which has its own clock", fix)
         return store, False
     if not isinstance(store, str | PathLike):
         raise ConfigError(field, store, "is not a store", _FIX)

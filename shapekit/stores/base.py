@@ -289,9 +289,8 @@ class Store(ABC):
 
     def write_overrides(self, name: str, text: str, known: Stored) -> bool:
         """Set the overrides of a name, in one step; false if they are not what was `known` any more."""
-        raise ConfigError(
-            "store", type(self).__name__, "keeps no overrides", "use a MemoryStore, SQLiteStore or RedisStore"
-        )
+        fix = "use a MemoryStore, SQLiteStore or RedisStore"
+        raise ConfigError("store", type(self).__name__, "keeps no overrides", fix)
 
     async def aread_overrides(self, name: str) -> Stored:
         """`read_overrides`, awaitable."""
