@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, NamedTuple, Self, Unpack
 
 from shapekit import errors
@@ -175,6 +176,13 @@ class TimeoutTooShortError(QueueFullError):
         )
 
 
+class _InCallbackError(QueueFullError):
+    """The call was made on the thread that serves its channel, and would have blocked that."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}; a callback made it on gRPC's own thread: make it on another one"
+
+
 class QuotaExhaustedError(errors.QuotaExhaustedError, _Unsent):
     """`shapekit.QuotaExhaustedError` that is also a `grpc.RpcError`, with the status RESOURCE_EXHAUSTED."""
 
@@ -194,6 +202,7 @@ class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
 
 
 _REFUSALS = twins_of(QueueFullError, QuotaExhaustedError, AccountExhaustedError, StoreUnavailableError)
+_IN_CALLBACK = {**_REFUSALS, errors.QueueFullError: _InCallbackError}
 _REFUSALS_OF_TIME = {**_REFUSALS, errors.QueueFullError: TimeoutTooShortError}
 
 
@@ -210,7 +219,8 @@ def shape(channel: grpc.Channel, **shaping: Unpack[Shaping]) -> grpc.Channel:
       `{"/google.cloud.speech.v1.Speech/Recognize": "300/min"}`.
 
     The calling thread waits for the slot, also of a `.future()` or a stream: these return once the call has
-    been sent. The `timeout` of a call runs while it waits: one that is too short for the wait raises
+    been sent. A call that a callback makes on gRPC's own thread never waits: if it would have to, it is
+    refused at once. The `timeout` of a call runs while it waits: one that is too short for the wait raises
     TimeoutTooShortError at once, and what is left of it goes to the call.
 
     Set options of a call around it: `with request_options(cost=5, key=…, max_wait=…, skip=True):`.
@@ -279,12 +289,12 @@ class _Interceptor(
 
     def _call(self, continuation: Any, details: Any, sent: Any, request: Any) -> Any:
         began = time.monotonic()
+        # A permit that it waits for may be that of a call which only this thread can end.
+        fits_s = 0.0 if _SERVING.channel else details.timeout
         try:
-            admission = self._request_shaper.enter(
-                Rpc.of(details, request), options_now(), fits_s=details.timeout
-            )
+            admission = self._request_shaper.enter(Rpc.of(details, request), options_now(), fits_s=fits_s)
         except (RateLimitedError, errors.StoreUnavailableError) as error:
-            refused = _refusal(error, details.timeout)
+            refused = translated(error, _IN_CALLBACK) if _SERVING.channel else _refusal(error, fits_s)
             if isinstance(refused, _Unsent):
                 return refused
             raise refused from error.__cause__
@@ -305,17 +315,50 @@ class _Interceptor(
             return call
         # Without a reference to the call: a stream that is dropped has to be collected, and so cancelled.
         whole = weakref.ref(call)
+        is_read_alone = type(call).__name__ == _READ_ALONE
+        left = threading.Lock()
 
         def over() -> None:
-            # On the thread that serves the whole channel.
+            if not left.acquire(blocking=False):
+                return  # it was cancelled before
             known = whole()
             if known is not None:
                 _ended(known, admission)
             admission.leave_soon()
 
-        if not call.add_callback(over):
+        def ended() -> None:
+            # On the thread that serves the whole channel, and then calls what the program has added.
+            _SERVING.channel = not is_read_alone
             over()
+
+        if not call.add_callback(ended):
+            over()
+        if is_read_alone:
+            _leave_when_cancelled(call, over)
         return call
+
+
+class _Serving(threading.local):
+    channel = False
+    """Whether this thread is one on which gRPC serves a channel."""
+
+
+_SERVING = _Serving()
+_READ_ALONE = "_SingleThreadedRendezvous"
+"""The type of a stream whose end gRPC sees only where the stream is read."""
+
+
+def _leave_when_cancelled(call: Any, over: Callable[[], None]) -> None:
+    """Have a stream whose end is seen only where it is read end when it is cancelled."""
+    whole, cancel = weakref.ref(call), type(call).cancel
+
+    def cancel_and_leave() -> bool:
+        is_cancelled: bool = cancel(whole())
+        if is_cancelled:
+            over()
+        return is_cancelled
+
+    call.cancel = cancel_and_leave
 
 
 def _ended(call: Any, admission: Admission) -> None:

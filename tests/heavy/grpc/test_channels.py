@@ -2,8 +2,10 @@
 
 import gc
 import pickle
+import queue
 import subprocess
 import sys
+import threading
 import time
 
 import grpc
@@ -297,6 +299,47 @@ def test_a_single_threaded_stream_gives_its_permit_back(target):
         del stream
         gc.collect()
         KINDS["unary_unary"](shaped)
+
+
+@pytest.mark.parametrize("with_deadline", [False, True])
+def test_a_single_threaded_stream_that_is_cancelled_gives_its_permit_back(target, with_deadline):
+    options = [(grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)]
+    with grpc.insecure_channel(target, options=options) as bare:
+        shaped = shape(bare, concurrency=1, max_wait="5s")
+        stream = shaped.unary_stream("/test.Echo/Endless")(b"hi", timeout=0.2 if with_deadline else None)
+        next(stream)
+        if with_deadline:
+            time.sleep(0.4)
+        assert stream.cancel()
+        assert not stream.cancel()
+        KINDS["unary_unary"](shaped)
+        with pytest.raises(grpc.RpcError):
+            next(stream)
+
+
+def test_a_call_that_a_callback_makes_is_refused_where_it_would_wait(channel, service):
+    """It would block the thread that has to end the calls whose permits it waits for."""
+    shaped, goes_on, made = shape(channel, concurrency=2), threading.Event(), queue.Queue()
+    method = shaped.unary_unary("/test.Echo/UnaryUnary")
+    service.says = lambda context: goes_on.wait(20)
+    first, second = method.future(b"1"), method.future(b"2")
+
+    def make_both(ended):
+        # The permit of the ended call is back, and that of the other one cannot come back meanwhile.
+        made.put(method.future(b"3"))
+        made.put(method.future(b"4"))
+
+    first.add_done_callback(make_both)
+    goes_on.set()
+    assert first.result(20) == b"1"
+    third, fourth = made.get(timeout=20), made.get(timeout=20)
+    assert third.exception(20) is None or isinstance(third.exception(), QueueFullError)
+    assert isinstance(fourth.exception(20), QueueFullError)
+    assert "a callback made it on gRPC's own thread" in str(fourth.exception())
+    assert second.result(20) == b"2"
+    # Elsewhere calls wait as ever, also in a callback that is added after the end.
+    first.add_done_callback(lambda ended: made.put(method(b"5")))
+    assert made.get(timeout=20) == b"5"
 
 
 def test_futures_do_not_deadlock(channel, service):
