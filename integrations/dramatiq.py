@@ -15,7 +15,7 @@ import functools
 import logging
 import time
 from contextvars import ContextVar
-from typing import Any, NoReturn
+from typing import Any
 
 from shapekit import errors
 from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, within
@@ -114,6 +114,7 @@ class ShapedActors(Middleware):
                     _put_back(broker, message, admitted)
                 finally:
                     self._is_worker.reset(token)
+                raise SkipMessage(f"the slot of the message comes in {admitted.delay_s:.1f} s")
             with within(admitted):
                 return function(*args, **kwargs)
 
@@ -167,8 +168,8 @@ class _RefusedError(Exception, metaclass=_Marked):
     """
 
 
-def _put_back(broker: Any, message: Any, later: PutBack) -> NoReturn:
-    """Enqueue a message again, and have this copy of it acknowledged."""
+def _put_back(broker: Any, message: Any, later: PutBack) -> None:
+    """Enqueue a message again; this copy of it is to be skipped."""
     options = {} if later.slot_header is None else {SLOT_HEADER: later.slot_header}
     delay_s = min(max(0.0, later.delay_s - AHEAD_S), LONGEST_S)
     while True:
@@ -182,4 +183,3 @@ def _put_back(broker: Any, message: Any, later: PutBack) -> NoReturn:
             break
     # Or a result backend would store None as the result.
     message.options["store_results"] = False
-    raise SkipMessage(f"the slot of the message comes in {later.delay_s:.1f} s")
