@@ -38,6 +38,11 @@ function Algorithm:check_run(s, now, skew, cost, times)
     return one_by_one(self, self.check, times, s, now, skew, cost)
 end
 
+-- `refund` where no charge was made for a later instant: if the newest is ahead, time went back.
+function Algorithm:refund_passed(s, now, skew, cost, receipt)
+    return self:refund(s, now, skew, cost, receipt)
+end
+
 -- The state after `refund`, if all later charges were given back before.
 function Algorithm:refund_last(s, now, skew, cost, receipt)
     return (self:refund(s, now, skew, cost, receipt))

@@ -170,6 +170,10 @@ class Algorithm(Value, ABC, Generic[S]):
         only once. A gate ensures both.
         """
 
+    def refund_passed(self, state: S, now: int, cost: int, charged_at: Receipt, skew: int = 0) -> Outcome[S]:
+        """`refund` where no charge was made for a later instant: if the newest is ahead, time went back."""
+        return self.refund(state, now, cost, charged_at, skew)
+
     def refund_last(
         self,
         state: S | None,

@@ -85,6 +85,13 @@ function FixedWindow:refund_many(s, now, skew, charges)
     return #after > 0 and after or {now - now % self.window, 0}
 end
 
+function FixedWindow:refund_passed(s, now, skew, cost, receipt)
+    local after, told, life, persist = self:refund(s, now, skew, cost, receipt)
+    if not persist or after[#after - 1] >= s[#s - 1] then return after, told, life, persist end
+    after[#after + 1], after[#after + 2] = s[#s - 1], 0
+    return self:settled(after, now, skew)
+end
+
 function FixedWindow:resumed(s, newest)
     local after = {}
     for place = 1, #s, 2 do

@@ -120,6 +120,14 @@ class FixedWindow(Window[Counts]):
         # The present window stays, empty: if the clock goes back, none before it opens again.
         return after or (now - now % self.window_us, 0) if done else state
 
+    def refund_passed(
+        self, state: Counts, now: int, cost: int, charged_at: Receipt, skew: int = 0
+    ) -> Outcome[Counts]:
+        told = self.refund(state, now, cost, charged_at, skew)
+        if not told.persist or told.state is None or told.state[-2] >= state[-2]:
+            return told
+        return self._settled((*told.state, state[-2], 0), now)
+
     def prospect(self, state: Counts | None, at: int, cost: int, skew: int = 0) -> Periodic:
         window = self.window_us
 

@@ -80,7 +80,7 @@ function Ledger:refund(s, now, skew, cost, receipt)
             local ends = now + self.limit:life(before, now, skew)
             local after = self:given_back(settled, last - units, last, now, ends, charged)
             local back, told, life, persist =
-                self.limit:refund(before, now, skew, math.min(cost, units), receipt[4])
+                self.limit:refund_passed(before, now, skew, math.min(cost, units), receipt[4])
             if after and persist then return {back, born, charged, after}, told, life, true end
         end
     end

@@ -135,7 +135,7 @@ class Ledger(Algorithm[Book]):
             if life == born and 0 < units <= last <= charged:
                 ends = now + self.limit.life(before, now, skew)
                 after = _given_back(settled, last - units, last, now, ends, charged)
-                back = self.limit.refund(before, now, min(cost, units), receipt, skew)
+                back = self.limit.refund_passed(before, now, min(cost, units), receipt, skew)
                 if after is not None and back.persist:
                     return back._replace(state=(back.state, born, charged, after))
         return Outcome(state, self.peek(state, now, skew), 0, False)

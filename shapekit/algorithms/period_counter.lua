@@ -103,6 +103,12 @@ function PeriodCounter:refund_many(s, now, skew, charges)
     return self:trimmed(after, now)
 end
 
+function PeriodCounter:refund_passed(s, now, skew, cost, receipt)
+    local after, told, life, persist = self:refund(s, now, skew, cost, receipt)
+    if not persist or s[#s] <= now or after[#after - 2] == s[#s - 2] then return after, told, life, persist end
+    return self:settled(self:with(after, now, s[#s - 2], 0, s[#s]), now, skew)
+end
+
 function PeriodCounter:together(charged_at)
     return (self.periods:bounds(charged_at))
 end

@@ -146,6 +146,14 @@ class PeriodCounter(Counting[Used]):
                 done = at + 3
         return self._trimmed((*chain.from_iterable(parts), *before[done:]), now) if done else state
 
+    def refund_passed(
+        self, state: Used, now: int, cost: int, charged_at: Receipt, skew: int = 0
+    ) -> Outcome[Used]:
+        told = self.refund(state, now, cost, charged_at, skew)
+        if not told.persist or state[-1] <= now or (told.state or ())[-3:-2] == state[-3:-2]:
+            return told
+        return self._settled(self._with(told.state, now, state[-3], 0, state[-1]), now, skew)
+
     def prospect(self, state: Used | None, at: int, cost: int, skew: int = 0) -> Periodic | None:
         known = [*triples(state or ())]
         if any(opened + self._length(start) < start - skew for start, _, opened in known):
@@ -599,6 +607,11 @@ class Quota(Algorithm[Any]):
 
     def refund(self, state: Any, now: int, cost: int, charged_at: Receipt, skew: int = 0) -> Outcome[Any]:
         return self.counter.refund(state, now, cost, charged_at, skew)
+
+    def refund_passed(
+        self, state: Any, now: int, cost: int, charged_at: Receipt, skew: int = 0
+    ) -> Outcome[Any]:
+        return self.counter.refund_passed(state, now, cost, charged_at, skew)
 
     def prospect(self, state: Any, at: int, cost: int, skew: int = 0) -> Prospect | None:
         return self.counter.prospect(state, at, cost, skew)

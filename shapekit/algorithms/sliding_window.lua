@@ -122,6 +122,12 @@ function SlidingWindow:refund_many(s, now, skew, charges)
     return ring
 end
 
+function SlidingWindow:refund_passed(s, now, skew, cost, receipt)
+    local after, told, life, persist = self:refund(s, now, skew, cost, receipt)
+    if not persist or (#after > 0 and after[1] >= s[1]) then return after, told, life, persist end
+    return self:settled(self:turned(after, s[1], self.buckets + 1), now, skew)
+end
+
 function SlidingWindow:together(charged_at)
     return math.floor(charged_at / self.width)
 end

@@ -28,6 +28,7 @@ from shapekit import (
     all_of,
 )
 from shapekit.algorithms.compose import Composite
+from shapekit.algorithms.ledger import ledgered
 
 from .limits import DAY_US, SECOND_US, composites, exactly, leaves, limits, scales_us
 from .stories import Event, Story, stories
@@ -144,6 +145,35 @@ def test_a_store_that_forgets_idle_keys_mints_nothing(limit, calls):
         assert_possible_in_order(limit, made)
 
 
+@settings(max_examples=400)
+@given(
+    short_lived,
+    st.lists(st.tuples(st.integers(0, 40), st.one_of(st.integers(1, 5), st.integers(-5, -1))), max_size=40),
+)
+@example(FixedWindow("3/s"), [(9, 3), (10, 1), (9, -1), (9, 3)])
+@example(SlidingWindow("2/s", buckets=2), [(0, 1), (15, 1), (0, -1), (0, 2), (13, 1)])
+@example(Quota("1/fixed:1s"), [(10, 1), (30, 1), (0, -1), (0, 1), (10, 1), (20, 1)])
+def test_what_was_kept_could_have_been_admitted_in_order(limit, acts):
+    """Calls, and refunds of one of the last calls, at any tenths of a second."""
+    gate, state, highest, kept = ledgered(limit), None, 0, []
+    for tenths, act in acts:
+        now = tenths * SECOND_US // 10
+        highest = max(highest, now)
+        if act > 0:
+            units = min(act, limit.max_cost)
+            told = gate.check(state, now, units)
+            if told.persist:
+                state = told.state
+                kept.append((now, units, highest, told.decision.receipt))
+        elif -act <= len(kept):
+            _, units, _, receipt = kept[act]
+            told = gate.refund(state, now, units, receipt)
+            if told.persist:
+                state = told.state
+                del kept[act]
+    assert_possible_in_order(limit, [charge[:3] for charge in kept])
+
+
 def test_idle_keys_are_forgotten_and_a_clock_set_back_does_not_revive_them():
     """A key that was swept at 100 s begins anew there, even if it is asked for at 0.5 s."""
     clock = ManualClock()
@@ -207,6 +237,28 @@ def test_what_is_given_back_at_the_later_instant_brings_back_nothing_of_the_earl
                 given_back += 1
             again += taken(one).allowed
         assert given_back == 20 or first == due
+        assert again == 0 < first
+
+
+@pytest.mark.parametrize(("limit", "one", "other", "due"), TWO_INSTANTS)
+@pytest.mark.parametrize("number", [1, 2])
+def test_what_is_given_back_once_time_went_back_brings_back_nothing_either(limit, one, other, due, number):
+    with closing(Gate(limit, clock=(clock := ManualClock()))) as gate:
+
+        def taken(instant):
+            clock.set(instant / SECOND_US)
+            return gate.check("a")
+
+        first = sum(taken(one).allowed for _ in range(20))
+        given_back = again = 0
+        for _ in range(20):
+            later = [told for _ in range(number) if (told := taken(other)).allowed]
+            clock.set(one / SECOND_US)
+            for told in later:
+                gate.refund("a", told)
+                given_back += 1
+                again += taken(one).allowed
+        assert given_back > 0 or first == due
         assert again == 0 < first
 
 
