@@ -379,10 +379,21 @@ class SpreadCounter(Counting[Spread]):
     def refund(
         self, state: Spread | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
     ) -> Outcome[Spread]:
+        return self._given_back(state, now, cost, charged_at, skew, has_passed=False)
+
+    def refund_passed(
+        self, state: Spread, now: int, cost: int, charged_at: Receipt, skew: int = 0
+    ) -> Outcome[Spread]:
+        return self._given_back(state, now, cost, charged_at, skew, has_passed=True)
+
+    def _given_back(
+        self, state: Spread | None, now: int, cost: int, charged_at: Receipt, skew: int, *, has_passed: bool
+    ) -> Outcome[Spread]:
         book, _ = state or _COLD
         told: Any = charged_at if isinstance(charged_at, tuple) else (charged_at,)
         civil, *charge = told
-        counted = self.counter.refund(book, now, cost, civil, skew)
+        refund = self.counter.refund_passed if has_passed else self.counter.refund
+        counted = refund(book, now, cost, civil, skew)
         if not counted.persist or not isinstance(civil, int):
             return Outcome(state, self.peek(state, now, skew), 0, False)
         start, _ = self.periods.bounds(civil)

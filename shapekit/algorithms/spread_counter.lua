@@ -74,9 +74,22 @@ function SpreadCounter:forecast(s, now, skew, cost)
 end
 
 function SpreadCounter:refund(s, now, skew, cost, receipt)
+    return self:given_back(s, now, skew, cost, receipt, false)
+end
+
+function SpreadCounter:refund_passed(s, now, skew, cost, receipt)
+    return self:given_back(s, now, skew, cost, receipt, true)
+end
+
+function SpreadCounter:given_back(s, now, skew, cost, receipt, has_passed)
     local civil, charged = receipt, nil
     if type(receipt) == "table" then civil, charged = receipt[1], receipt[2] end
-    local counted, _, _, persist = self.counter:refund(s and s[1], now, skew, cost, civil)
+    local counted, _, _, persist
+    if has_passed then
+        counted, _, _, persist = self.counter:refund_passed(s[1], now, skew, cost, civil)
+    else
+        counted, _, _, persist = self.counter:refund(s and s[1], now, skew, cost, civil)
+    end
     if not persist then return s, self:peek(s, now, skew), 0, false end
     local start, ends = self.periods:bounds(civil)
     local due, units = self:pace_of(s, start, ends, now)

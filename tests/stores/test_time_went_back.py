@@ -21,8 +21,9 @@ STORIES = {
     "fixed window": (FixedWindow("3/s"), [(9, 3), (10, 1), (9, -1), (9, 3)]),
     "sliding window": (SlidingWindow("2/s", buckets=2), [(0, 1), (15, 1), (0, -1), (0, 2), (13, 1)]),
     "day": (Quota("1/day"), [(10, 1), (30, 1), (0, -1), (0, 1), (10, 1), (20, 1)]),
+    "spread day": (Quota("1/day", spread=True), [(10, 1), (30, 1), (0, -1), (0, 1), (10, 1), (20, 1)]),
 }
-TICK_S = {"day": 8_640}
+TICK_S = {"day": 8_640, "spread day": 8_640}
 """How long the tenth of a second is that a story counts in."""
 
 
