@@ -56,11 +56,17 @@ STEPS = st.one_of(
 )
 
 
+FORGOTTEN_S = 1.0
+"""No store forgets a key before it has been idle for so long."""
+
+
 def played(store, clock, options, steps):
     """What comes of the steps, in plain values."""
     shaper = Shaper(**{"rate": "5/s"} | options, store=store, name="api")
-    taken, told = [], []
+    taken, told, used_at = [], [], {}
     for step, *args in steps:
+        if step in ("reserve", "hold"):
+            used_at[args[0]] = clock.now()
         if step == "reserve":
             reservation = shaper.reserve(args[0], max_wait=args[1])
             told.append((bool(reservation), reservation.delay, reservation.decision.remaining))
@@ -72,6 +78,11 @@ def played(store, clock, options, steps):
             told.append(shaper.settle(taken[args[0] % len(taken)], args[1]))
         elif step == "pass":
             clock.advance(args[0])
+            # The server forgets an idle key in its own time, which has not passed.
+            long_ago = clock.now() - FORGOTTEN_S
+            taken = [
+                one for one in taken if used_at[one.key] >= long_ago or shaper.remaining(one) > -FORGOTTEN_S
+            ]
         elif step == "set":
             put(store, "api", *args[0])
         elif step == "hold":
