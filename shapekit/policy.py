@@ -608,18 +608,20 @@ class Admission:
             return await scoped.schedule(
                 driver, self.key, target, self.cost, permit=permit, before_us=before_us, **waits
             )
+        told = None
         if not before_us and (target is None or not SWITCH.loud):
-            shaper, late_us = self.policy.shaper, 0
+            shaper = self.policy.shaper
             schedule = Twin(shaper.schedule, shaper.aschedule)
             reservation: Reservation = await driver.ask(schedule, self.key, cost=self.cost, **waits)
         else:
-            reservation, (delay_us, late_us) = await core.schedule(driver, self.key, self.cost, **waits)
-            if target is None or not scoped.scopes.any_known:
-                core.reporter.departed(self.key, self.cost, before_us + delay_us, late_us)
+            reservation, told = await core.schedule(driver, self.key, self.cost, **waits)
+        delay_us, late_us = told or (0, 0)
         if target is not None and scoped.scopes.any_known:
-            reservation = await scoped.kept(
+            return await scoped.kept(
                 driver, reservation, target, late_us, permit=permit, before_us=before_us, **waits
             )
+        if told:
+            core.reporter.departed(self.key, self.cost, before_us + delay_us, late_us)
         return reservation
 
     async def _measure(self, driver: Driver, permits: Permits | None) -> None:

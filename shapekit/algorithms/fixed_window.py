@@ -124,9 +124,10 @@ class FixedWindow(Window[Counts]):
         self, state: Counts, now: int, cost: int, charged_at: Receipt, skew: int = 0
     ) -> Outcome[Counts]:
         told = self.refund(state, now, cost, charged_at, skew)
-        if not told.persist or told.state is None or told.state[-2] >= state[-2]:
+        left = told.state or state
+        if left[-2] >= state[-2]:
             return told
-        return self._settled((*told.state, state[-2], 0), now)
+        return self._settled((*left, state[-2], 0), now)
 
     def prospect(self, state: Counts | None, at: int, cost: int, skew: int = 0) -> Periodic:
         window = self.window_us

@@ -1,0 +1,73 @@
+"""What the same calls cost at another commit: `python tests/benchmarks/beside.py FOLDER --only redis`.
+
+FOLDER holds the other commit: `git worktree add --detach FOLDER COMMIT`. Both run in turns, every round in a
+process of its own, and each figure is the median of the ratios of the rounds. The machine must be idle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).parents[2]
+sys.path[0] = str(ROOT)
+
+from tests.benchmarks import progress  # noqa: E402
+from tests.benchmarks.groups import GROUPS  # noqa: E402
+
+ROUND = """
+import json, sys
+from importlib import import_module
+sys.path[0] = "."
+from tests.benchmarks.tables import Effort, to_json
+group = import_module(f"tests.benchmarks.{sys.argv[1]}").measure(Effort(1, float(sys.argv[2])))
+print(json.dumps(to_json([group])))
+"""
+
+
+def figures(folder: Path, group: str, share: float) -> dict[tuple[str, ...], float]:
+    """One round of a group, by the code of that folder: each figure by its table, line and column."""
+    told = subprocess.run(
+        [sys.executable, "-c", ROUND, GROUPS[group], str(share)],
+        cwd=folder,
+        env={"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin"},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    [read] = json.loads(told.stdout)  # plainly: the other commit may have told less of itself
+    return {
+        (str(place), f"{line['library']} {line['name']}", column): median(rounds)
+        for place, table in enumerate(read["tables"], 1)
+        for line in table["lines"]
+        for column, rounds in line["rounds"].items()
+    }
+
+
+def main() -> None:
+    """Measure in turns, and print each ratio, the largest first."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("folder", type=Path, help="of the other commit")
+    parser.add_argument("--only", action="append", choices=GROUPS, required=True, help="a group")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--share", type=float, default=0.4, help="of the length of a round")
+    asked = parser.parse_args()
+    for group in asked.only:
+        rounds = []
+        for number in range(asked.rounds):
+            progress.say(f"{group}, round {number + 1} of {asked.rounds}")
+            trees = [asked.folder.resolve(), ROOT][:: 1 if number % 2 else -1]
+            found = {tree: figures(tree, group, asked.share) for tree in trees}
+            rounds.append((found[ROOT], found[asked.folder.resolve()]))
+        progress.end()
+        named = set.intersection(*(own.keys() & its.keys() for own, its in rounds))
+        ratios = {name: [own[name] / its[name] for own, its in rounds] for name in named}
+        for name, of in sorted(ratios.items(), key=lambda row: -median(row[1])):
+            print(f"{median(of):6.3f}  {min(of):6.3f} … {max(of):6.3f}  {' · '.join(name)}")
+
+
+if __name__ == "__main__":
+    main()
