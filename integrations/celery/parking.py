@@ -481,6 +481,7 @@ class _BrokerPark(Park):
 
     def __init__(self, channel: Any, taker: Taker) -> None:
         _outlive_loss(channel)
+        _tell_queues(channel.connection)
         self._channel = channel
         self._taker = taker
         self._prefix: str = channel.global_keyprefix
@@ -542,9 +543,7 @@ class _BrokerPark(Park):
     def _home_of(self, info: Any, sent: Any) -> tuple[str, str]:
         """The queue that a message came from, and its list, which only kombu's own methods know."""
         channel = self._channel
-        queues = channel._lookup(info["exchange"], info["routing_key"])  # noqa: SLF001
-        consumed = [queue for queue in queues if queue in channel.active_queues]
-        queue = (consumed or queues)[0]
+        queue = info["queue"]
         priority = channel._get_message_priority(sent, reverse=False)  # noqa: SLF001
         return queue, f"{self._prefix}{channel._q_for_pri(queue, priority)}"  # noqa: SLF001
 
@@ -552,6 +551,17 @@ class _BrokerPark(Park):
         with self._channel.conn_or_acquire() as client:
             # The raw client: the one with a key prefix knows few commands.
             return client.eval(script, len(keys), *keys, *arguments)
+
+
+def _tell_queues(transport: Any) -> None:
+    """Have each message tell the queue that it came from: several may share a routing key."""
+    deliver = transport._deliver  # noqa: SLF001 - kombu's one way to a consumer
+
+    def telling(raw: Any, queue: str) -> None:
+        raw["properties"]["delivery_info"]["queue"] = queue
+        deliver(raw, queue)
+
+    transport._deliver = telling  # noqa: SLF001
 
 
 def _outlive_loss(channel: Any) -> None:

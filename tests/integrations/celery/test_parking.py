@@ -7,10 +7,10 @@ import pytest
 from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
-from kombu import Producer, Queue
+from kombu import Exchange, Producer, Queue
 
 import shapekit.integrations.celery.parking
-from shapekit.integrations.celery.parking import Parked, Parking, Taker, park_of
+from shapekit.integrations.celery.parking import PREFIX, Parked, Parking, Taker, park_of
 
 from ...redis_server import shared_server
 from .fleet import eventually
@@ -373,3 +373,26 @@ def test_a_change_brings_a_group_back_once_and_its_report_is_forgotten(redis, pa
     assert [parking.hasten("one", version) for version in ("1", "2")] == [0, 1]
     reports = redis.keys("p:parked:changed:*")
     assert [redis.ttl(key) > 0 for key in reports] == [True]
+
+
+def test_copies_in_several_queues_with_one_routing_key_are_parked_and_come_back_each(redis):
+    redis.flushdb()
+    app = Celery("copies", broker=shared_server().url, set_as_current=False)
+    with app.connection_for_write() as connection:
+        channel, got = connection.channel(), []
+        park = park_of(app, channel, Taker())
+        exchange = Exchange("shared", type="direct")
+        queues = [Queue(name, exchange, "key", channel=channel) for name in ("copies-one", "copies-two")]
+        with connection.Consumer(queues, channel=channel, on_message=got.append):
+            Producer(channel).publish("told", exchange=exchange, routing_key="key", declare=queues)
+            for _ in queues:
+                connection.drain_events(timeout=10)
+                assert park.put("name", 0.0, got[-1])
+            assert sorted(redis.hkeys(f"{PREFIX}:parked:messages")) == ["name@copies-one", "name@copies-two"]
+            assert park.bring_back(1.0, 10) == 2
+            assert sorted(message.delivery_info["queue"] for message in got[2:]) == [
+                "copies-one",
+                "copies-two",
+            ]
+            for message in got[2:]:
+                message.ack()
