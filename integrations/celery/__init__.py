@@ -28,6 +28,7 @@ from shapekit import errors
 try:
     from celery import Task, uuid
     from celery.exceptions import Ignore, Retry
+    from celery.signals import before_task_publish
 except ImportError as error:
     raise errors.missing("ShapedTask", "celery") from error
 
@@ -515,10 +516,6 @@ class ShapedTask(Task):
             # A subclass may have an `__init__` of its own.
             ShapedTask.__init__(task)
 
-    def apply_async(self, *args: Any, **options: Any) -> Any:
-        """`Task.apply_async`; `shape_cost=5` sets the cost of this call."""
-        return super().apply_async(*args, **_with_cost(options))
-
     def apply(self, *args: Any, **options: Any) -> Any:
         """`Task.apply`; `shape_cost=5` sets the cost of this call."""
         return super().apply(*args, **_with_cost(options))
@@ -639,16 +636,13 @@ def _route(app: Any, pattern: str, shape: Shape) -> tuple[Any, Any]:
 def _attach(task: Any, policy: Any, spec: Any) -> None:
     _shape_run(task, policy, spec)
     task.Strategy = _STRATEGY
-    for way in ("apply_async", "apply"):
-        setattr(task, way, _taking_cost(getattr(task, way)))
+    apply = task.apply
 
+    @functools.wraps(apply)
+    def applying(*args: Any, **options: Any) -> Any:
+        return apply(*args, **_with_cost(options))
 
-def _taking_cost(call: Any) -> Any:
-    @functools.wraps(call)
-    def calling(*args: Any, **options: Any) -> Any:
-        return call(*args, **_with_cost(options))
-
-    return calling
+    task.apply = applying
 
 
 def _shape_run(task: Any, policy: Any, spec: Any) -> None:
@@ -662,6 +656,15 @@ def _shape_run(task: Any, policy: Any, spec: Any) -> None:
 
     task.shaped = shaped
     setattr(task, name, run)
+
+
+def _send_cost(headers: dict[str, Any], properties: dict[str, Any], **_: Any) -> None:
+    """Move the cost of a call, also of one by name, to the headers: brokers need not carry other options."""
+    if COST in properties:
+        headers[COST] = properties.pop(COST)
+
+
+before_task_publish.connect(_send_cost, weak=False)
 
 
 def _with_cost(options: dict[str, Any]) -> dict[str, Any]:

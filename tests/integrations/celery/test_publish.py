@@ -61,6 +61,14 @@ class TestWithoutAWorker:
         told = [message["headers"] for message in left_behind(broker, account)]
         assert [(headers["eta"], "shapekit" in headers) for headers in told] == [(None, False)] * 2
 
+    def test_a_cost_travels_in_the_headers_also_if_the_task_is_sent_by_its_name(self, app, broker, account):
+        app.tasks["weighed"].apply_async((account,), queue=account, shape_cost=2)
+        app.send_task("elsewhere", queue=account, shape_cost=3, headers={"own": 1})
+        app.signature("elsewhere", queue=account, shape_cost=4).apply_async()
+        messages = left_behind(broker, account)
+        assert [message["headers"]["shape_cost"] for message in messages] == [2, 3, 4]
+        assert not any("shape_cost" in message["properties"] for message in messages)
+
     def test_own_headers_and_options_stay(self, app, broker, account):
         add = app.tasks["add"]
         headers = {"own": [1]}

@@ -332,12 +332,13 @@ class TestInAWorker:
         add.apply_async((account,), shape_cost=5)
         add.s(account).set(shape_cost=4).apply_async()
         (add.si(account).set(shape_cost=3) | add.si(account)).delay()
-        records.wait(account, 4)
+        app.send_task("weighed", (account,), shape_cost=2)
+        records.wait(account, 5)
         # Only a chain is in order; threads of one worker begin as they are let.
         costs = [start["cost"] for start in records.of(account)]
-        assert sorted(costs) == [1, 3, 4, 5]
+        assert sorted(costs) == [1, 2, 3, 4, 5]
         assert costs.index(3) < costs.index(1)
-        records.paced(account, 4, "20/s burst 5")
+        records.paced(account, 5, "20/s burst 5")
 
     def test_cost_in_a_chord(self, app, records, account):
         add = app.tasks["weighed"]
