@@ -29,6 +29,7 @@ try:
     from celery import Task, uuid
     from celery.exceptions import Ignore, Retry
     from celery.signals import before_task_publish
+    from kombu.entity import Queue
 except ImportError as error:
     raise errors.missing("ShapedTask", "celery") from error
 
@@ -112,6 +113,8 @@ class SlotHeader(NamedTuple):
     """Whether each worker got a copy. Nobody would get a message that one of them sends again."""
     version: str | None = None
     """The version of the limits by which it knows its slot."""
+    queue: str | None = None
+    """The queue that the message came from, if the broker tells: others may have its routing key."""
 
     @classmethod
     def of(cls, headers: Mapping[str, Any]) -> Self | None:
@@ -135,9 +138,9 @@ class SlotHeader(NamedTuple):
             version=version_of(reservation.core),
         )
 
-    def entering(self, slot: float, serializer: str | None = None, *, is_for_all: bool = False) -> Self:
-        """The header of a message that enters the pool."""
-        return self._replace(slot=slot, serializer=serializer, is_for_all=is_for_all)
+    def entering(self, slot: float, **known: Any) -> Self:
+        """The header of a message that enters the pool, with what is known of it there alone."""
+        return self._replace(slot=slot, **known)
 
     @classmethod
     def refused(cls, headers: Mapping[str, Any], error: RateLimitedError) -> Self:
@@ -366,12 +369,23 @@ class Shaped:
         slot = None if reservation is None else SlotHeader.travelling(told, reservation).text()
         headers = {**(request.headers or {}), SLOT_HEADER: slot}
         try:
+            if carried is not None:
+                same["queue"] = self._one_of_several(carried.queue)
             self._task.signature_from_request(headers=headers, retries=request.retries, **same).apply_async()
         except BaseException:
             if reservation is not None:
                 reservation.cancel()
             raise
         raise Ignore
+
+    def _one_of_several(self, queue: str | None) -> Queue | None:
+        """The queue, if the running message would come to others, too, the way it came."""
+        told = self._task.request.delivery_info
+        if queue is None or not told["exchange"]:
+            return None
+        with self._task.app.amqp.producer_pool.acquire(block=True) as producer:
+            queues = producer.channel._lookup(told["exchange"], told["routing_key"])  # noqa: SLF001 - see parking
+        return Queue(queue) if len(queues) > 1 else None
 
     def _refused(self, error: RateLimitedError) -> BaseException:
         return self._retry(error, error.retry_after) if self.on_reject == "retry" else error

@@ -471,7 +471,9 @@ class Delivery:
             slot_header = SlotHeader.travelling(self.message.headers, self.reservation)
             slot = time.monotonic() + remaining_s
             serializer = registry.type_to_name.get(self.message.content_type)
-            self._carry(slot_header.entering(slot, serializer, is_for_all=is_for_all))
+            queue = self.message.delivery_info.get("queue")
+            known = {"serializer": serializer, "is_for_all": is_for_all, "queue": queue}
+            self._carry(slot_header.entering(slot, **known))
         self.start()
 
     def refuse(self, error: RateLimitedError) -> None:

@@ -5,6 +5,7 @@ import time
 import pytest
 from celery import Celery
 from celery.exceptions import Ignore
+from kombu import Exchange, Queue
 
 from shapekit import AccountExhaustedError, Decision, MemoryStore, Policy, QueueFullError, QuotaExhaustedError
 from shapekit.integrations.celery import SLOT_HEADER, ShapedTask, SlotHeader
@@ -107,3 +108,34 @@ def test_a_task_that_misses_its_slot_while_the_store_is_gone_comes_back_with_it(
         message = queue.get_nowait()
         assert (message.headers["id"], message.headers["retries"]) == (HEADERS["id"], HEADERS["retries"])
         assert SlotHeader.of(message.headers).text() == slot_header.text()
+
+
+def test_a_task_that_comes_back_comes_to_its_own_queue_alone():
+    """Others may have the same routing key, and their own copies."""
+    app = Celery("several", broker="memory://", set_as_current=False)
+    shape = {"rate": "10/s", "name": "several", "store": "redis://127.0.0.1:1"}
+
+    @app.task(base=ShapedTask, name="work", shape=shape, shared=False)
+    def work():
+        """Never run."""
+
+    exchange = Exchange("several", type="topic")
+    slot_header = SlotHeader.travelling(HEADERS, Policy("10/s", name="several").shaper.reserve())
+    missed = {SLOT_HEADER: slot_header.entering(time.monotonic() - 60.0, queue="several-2").text()}
+    way = {"exchange": "several", "routing_key": "a.b"}
+    with app.connection_for_read() as connection:
+        queues = [
+            Queue(f"several-{number}", exchange, key, channel=connection.default_channel)
+            for number, key in enumerate(("a.c", "a.*", "a.b", "#"))
+        ]
+        for queue in queues:
+            queue.declare()
+        work.push_request(**HEADERS, **missed, delivery_info=way, called_directly=False)
+        try:
+            with pytest.raises(Ignore):
+                work.run()
+        finally:
+            work.pop_request()
+        came = [queue.get(no_ack=True) for queue in queues]
+        assert [message is not None for message in came] == [False, False, True, False]
+        assert SlotHeader.of(came[2].headers).text() == slot_header.text()
