@@ -110,11 +110,12 @@ class Map:
         return node
 
     def _named(self, reply: AskError) -> Route:
-        """The server that a reply names, which may be new."""
-        node = self._client.get_node(host=reply.host, port=reply.port)
+        """The server that a reply names, which may be new. Clients may reach it at another address."""
+        host, port = self._client.nodes_manager.remap_host_port(reply.host, reply.port)
+        node = self._client.get_node(host=host, port=port)
         if node is None:
             yield None
-            node = self._client.get_node(host=reply.host, port=reply.port)
+            node = self._client.get_node(host=host, port=port)
         if node is None:
             raise SlotNotCoveredError(f"the cluster does not say who {reply.host}:{reply.port} is")
         return node

@@ -2,12 +2,14 @@
 
 import anyio
 import pytest
+import redis
+import redis.asyncio
 from redis.crc import key_slot
 
-from shapekit import GCRA, Gate, StoreUnavailableError, all_of
+from shapekit import GCRA, Gate, RedisStore, StoreUnavailableError, all_of
 
 from ...redis_cluster import SHARDS, slot_of, wait_until
-from .stores import store_on
+from .stores import TIMEOUT_S, store_on
 
 
 class Move:
@@ -100,6 +102,39 @@ async def test_a_key_keeps_its_limit_while_its_slot_moves_under_asyncio(servers,
         for _ in range(10):
             await check()
         assert admitted == 12
+
+
+ELSEWHERE = {"address_remap": lambda address: ("127.1", address[1])}
+"""For clients who reach the servers at other addresses than those they name."""
+
+
+def test_a_key_is_followed_by_clients_who_reach_the_servers_at_other_addresses(servers, name, keys, move):
+    key, port = keys[0], servers.servers[0].port
+    with redis.RedisCluster("127.1", port, socket_timeout=TIMEOUT_S, **ELSEWHERE) as client:
+        assert {node.host for node in client.get_nodes()} == {"127.1"}
+        gate = Gate(GCRA("1/h", 5), name=name, store=RedisStore(client))
+        assert gate.check(key)
+        move.begin()
+        move.carry_all()
+        assert gate.check(key), "where the server says ASK"
+        move.end()
+        assert gate.check(key), "where it says MOVED"
+        assert gate.peek(key).current == 3
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_so_it_is_under_asyncio(servers, name, keys, move, anyio_backend):
+    key, port = keys[0], servers.servers[0].port
+    async with redis.asyncio.RedisCluster("127.1", port, socket_timeout=TIMEOUT_S, **ELSEWHERE) as client:
+        gate = Gate(GCRA("1/h", 5), name=name, store=RedisStore(aclient=client))
+        assert await gate.acheck(key)
+        move.begin()
+        move.carry_all()
+        assert await gate.acheck(key), "where the server says ASK"
+        move.end()
+        assert await gate.acheck(key), "where it says MOVED"
+        assert (await gate.apeek(key)).current == 3
 
 
 def test_parts_that_are_apart_while_their_slot_moves_are_not_charged(store, servers, name):
