@@ -261,8 +261,7 @@ class SharedFile:
     def _look(self) -> None:
         """Stay with the path: a file that was removed is open still, and would be a truth of its own."""
         self._look_at = time.monotonic() + LOOK_EVERY_S
-        database, log = self._names()
-        now = _inode(database), _inode(log)
+        now = self._inodes()
         if now == self._identity:
             return
         self._disconnect()
@@ -272,25 +271,27 @@ class SharedFile:
             # The log of the old file must not be taken for that of the new one.
             self._remove_log()
         warn(
-            "%r was removed or replaced while it was in use: its limits go on from what is there now",
+            "%r or a file beside it was removed or replaced while it was in use: its limits go on from what"
+            " is there now",
             self.path,
         )
 
-    def _names(self) -> tuple[str, str]:
-        """The file, whatever leads to it, and its log."""
+    def _names(self) -> tuple[str, str, str]:
+        """The file, whatever leads to it, its log, and the index of that."""
         database = os.path.realpath(self.path)
-        return database, f"{database}-wal"
+        return database, f"{database}-wal", f"{database}-shm"
+
+    def _inodes(self) -> tuple[object, ...]:
+        return tuple(map(_inode, self._names()))
 
     def _remove_log(self) -> None:
-        database, log = self._names()
-        for leftover in (log, f"{database}-shm"):
+        for leftover in self._names()[1:]:
             with suppress(FileNotFoundError):
                 os.unlink(leftover)
 
     def _connect(self) -> None:
         self._make_private()
-        database, log = self._names()
-        identity = _inode(database)
+        database = _inode(self._names()[0])
         connect = partial(sqlite3.connect, timeout=PATIENCE_S, isolation_level=None, check_same_thread=False)
         self._connections += starmap(connect, ((self.path,),))
         execute = self._connections[0].execute
@@ -303,7 +304,7 @@ class SharedFile:
         self._met(execute)
         execute("COMMIT")
         self.life += 1
-        self._identity = identity, _inode(log)
+        self._identity = database, *self._inodes()[1:]
         self._look_at = time.monotonic() + LOOK_EVERY_S
 
     def _make_private(self) -> None:
