@@ -60,12 +60,13 @@ class FileLock:
 
     def acquire(self, patience_s: float) -> bool:
         """Wait for the lock; False if that takes too long."""
-        if not self.opened:
-            self._open()
-        if _fcntl is None:
-            return True
         gives_up = None
         while True:
+            # A signal handler that forks meanwhile has closed it.
+            if not self.opened:
+                self._open()
+            if _fcntl is None:
+                return True
             try:
                 _fcntl.flock(self.opened[0], _fcntl.LOCK_EX | _fcntl.LOCK_NB)
             except BlockingIOError:
@@ -80,7 +81,8 @@ class FileLock:
 
     def release(self) -> None:
         if _fcntl is not None:
-            _fcntl.flock(self.opened[0], _fcntl.LOCK_UN)
+            for file in self.opened:
+                _fcntl.flock(file, _fcntl.LOCK_UN)
 
     def close(self) -> None:
         for file in self.opened:
@@ -339,6 +341,11 @@ class SharedFile:
 
     def _told(self, error: BaseException) -> StoreUnavailableError | None:
         """What is told instead of trouble with the file; None for anything else."""
+        if not self._connections and (isinstance(error, sqlite3.ProgrammingError) or is_misfit(error)):
+            return StoreUnavailableError(
+                f"{self.path!r} was let go while this thread used it, by a finalizer or signal handler that "
+                "has forked or closed it; do that on a thread of its own"
+            )
         if isinstance(error, sqlite3.Error):
             fix = _FIXES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "see whether the file is intact")
         elif isinstance(error, OSError) and error.errno is not None and not self._is_whole:

@@ -183,6 +183,32 @@ def test_sqlite_refuses_the_inner_call_at_once_and_the_outer_one_counts(tmp_path
     assert 10 < refused < at - LEAST
 
 
+def test_a_fork_in_between_is_told_and_the_next_call_counts(tmp_path):
+    gate = Gate(DAY, name="gate", store=SQLiteStore(tmp_path / "limits.db", clock=ManualClock()))
+    assert gate.check("a").current == 1
+    total, told = 1, []
+
+    def fork():
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+
+    for at in count(1):  # pragma: no branch
+        with CalledInBetween(fork, at) as between:
+            try:
+                may_be = [gate.check("a").current]
+            except StoreUnavailableError as error:
+                told.append(str(error))
+                may_be = [total, total + 1]
+        now = gate.peek("a").current
+        assert now in may_be, between.where
+        total = now
+        if between.where is None:
+            break
+    assert all("was let go while this thread used it" in words for words in told)
+    assert 10 < len(told) < at - LEAST
+
+
 def reserve(shaper, slots):
     slots.append(shaper.reserve())
 
