@@ -753,7 +753,7 @@ def told_tokens(field: str, told: object, budget_limits: Sequence[BudgetLimit]) 
 
     A bare number says nothing where input and output are counted apart.
     """
-    usage = told if isinstance(told, TokenUsage) else told_usage(field, told)
+    usage = told_usage(field, told)
     if type(told) is int and any(budget_limit.part != "total" for budget_limit in budget_limits):
         fix = "pass (input, output), or the answer"
         raise ConfigError(field, told, "does not say how much of it is input", fix)

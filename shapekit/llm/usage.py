@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from shapekit._runtime import process
@@ -288,13 +289,22 @@ def counter(count: CountSpec | None) -> Callable[[str], int]:
         if encode is not None:
             return lambda text: len(encode(text))
         if callable(count):
-            return count
+            return partial(_counted, count)
     fix = 'pass a function of a text, or an encoding such as tiktoken.encoding_for_model("gpt-4")'
     raise ConfigError("count", count, "is neither a function nor an encoding", fix)
 
 
+def _counted(count: Callable[[str], int], text: str) -> int:
+    tokens = count(text)
+    if type(tokens) is not int or tokens < 0:
+        raise ConfigError("count", tokens, "is no number of tokens, and a function gave it", "return an int")
+    return tokens
+
+
 def told_usage(field: str, told: Any) -> TokenUsage:
     """Tokens that are given as numbers. A bare number is all of them, in whatever part."""
+    if isinstance(told, TokenUsage):
+        return TokenUsage(*(whole(field, part, least=0, most=MAX_COUNT // 2) for part in told))
     if isinstance(told, tuple):
         if len(told) != 2:
             raise ConfigError(field, told, "is not input and output", _FIX)

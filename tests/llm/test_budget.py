@@ -507,6 +507,20 @@ def test_a_call_says_what_it_needs_to_be_told(refused, budget):
     refused(lambda: budget(tokens="5/s").wrap(5), "function")
 
 
+@pytest.mark.parametrize("part", [-1, 2.5, None, True])
+@pytest.mark.parametrize("field", TokenUsage._fields)
+def test_a_usage_of_no_tokens_is_refused_and_changes_nothing(refused, budget, used, field, part):
+    usage = TokenUsage(50, 60)._replace(**{field: part})
+    refused(lambda: LLMBudget(tokens="60k/min", estimate=usage), "estimate")
+    one = budget(input_tokens="60k/min", output_tokens="60k/min")
+    refused(lambda: one.admit(usage), "asked")
+    with one.admit((100, 100)) as call:
+        refused(lambda: call.settle(usage), "answer")
+    assert used(one) == 200
+    assert one.forecast(asked=(59_900, 59_900)).first_in == 0.0
+    assert one.forecast(asked=(59_901, 1)).first_in > 0.0
+
+
 def test_a_usage_is_a_plain_value():
     usage = TokenUsage(3, 4)
     assert pickle.loads(pickle.dumps(usage)) == usage == (3, 4, 0, 0, 0, 0)

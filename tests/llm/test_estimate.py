@@ -173,3 +173,9 @@ def test_more_text_is_never_estimated_at_less(texts):
 def test_a_counter_is_used_for_what_is_admitted():
     budget = LLMBudget(tokens="60k/min", count=by_words)
     assert budget.admit({"prompt": "one two three", "max_tokens": 9}).reserved == TokenUsage(3, 9)
+
+
+@pytest.mark.parametrize("tokens", [2.5, -1, None, True, "3"])
+def test_a_count_that_is_no_number_of_tokens_is_refused(refused, tokens):
+    budget = LLMBudget(tokens="60k/min", count=lambda text: tokens)
+    refused(lambda: budget.admit({"prompt": "why?"}), "count")
