@@ -8,6 +8,7 @@ of its answer.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
 from types import SimpleNamespace
@@ -70,9 +71,18 @@ class _Listened:
         """The stream is read no further: if it has not told its usage, what was seen of it counts."""
         if driver is TASKS and running_loop() is not self._loop:
             return  # the collector has ended who read it, when its loop was gone: see `__del__`
+        if driver is not TASKS and isinstance(sys.exception(), GeneratorExit):
+            self._leave()
+            return
         is_over, self._is_over = self._is_over, True
         if not is_over and self._settled is None:
             await settle_seen(driver, self._call, self._heard)
+
+    def _leave(self) -> None:
+        """`_abort`, where the collector may run in the midst of anything: another thread settles."""
+        is_over, self._is_over = self._is_over, True
+        if not is_over and self._settled is None:
+            process.in_background(run, settle_seen, self._call, self._heard)
 
     async def end(self, driver: Driver) -> None:
         """Close it, by whatever name it has for that."""
@@ -85,9 +95,8 @@ class _Listened:
             await self._abort(driver)
 
     def __del__(self) -> None:
-        # The collector may run in the midst of anything: another thread counts and settles.
-        if not getattr(self, "_is_over", True) and self._settled is None:
-            process.in_background(run, settle_seen, self._call, self._heard)
+        if not getattr(self, "_is_over", True):
+            self._leave()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._inner!r})"
@@ -149,7 +158,9 @@ class AsyncSettledStream(_Listened):
                 return await self._inner.__aexit__(kind, error, trace)
             return await self._inner.aclose()
         finally:
-            if not isinstance(error, GeneratorExit):
+            if isinstance(error, GeneratorExit):
+                self._leave()
+            else:
                 await self._abort(TASKS)
 
     async def close(self) -> Any:

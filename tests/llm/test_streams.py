@@ -5,6 +5,7 @@ import gc
 import anyio
 import pytest
 
+from shapekit import LLMBudget, SQLiteStore
 from shapekit.llm import LLMCall
 
 from .errors import RefusedByServer
@@ -94,6 +95,48 @@ async def test_an_asynchronous_stream_that_did_not_tell_costs_what_was_seen(
     afterwards()
     assert used(one) == charged(on_abort)
     assert inner.closed == (fate in ("closed", "left"))
+
+
+def entered(ask):
+    with ask() as stream:
+        yield from map(str, stream)  # bare, it would close the stream first
+
+
+def closed(ask):
+    stream = ask()
+    try:
+        yield from map(str, stream)
+    finally:
+        stream.close()
+
+
+@pytest.mark.parametrize("reads", [entered, closed])
+def test_who_reads_may_be_collected_while_this_thread_uses_the_store(tmp_path, used, afterwards, reads):
+    store = SQLiteStore(tmp_path / "limits.db")
+    one = LLMBudget(tokens="60k/min", tokens_per_day=1_000_000, store=store, name="one")
+    reader = reads(one.wrap(streaming(Stream())))
+    assert next(reader) == "a"
+    with store._file._turn:  # as in the midst of a call, where the collector may run
+        reader.close()
+    afterwards()
+    assert used(one) == SEEN
+    store.close()
+
+
+@pytest.mark.anyio
+async def test_an_asynchronous_reader_that_is_closed_settles_its_stream(one, used, afterwards):
+    stream = await one.wrap(streaming(AsyncStream()))()
+
+    async def reads():
+        async with stream:
+            async for item in stream:
+                yield item
+
+    reader = reads()
+    assert await anext(reader) == "a"
+    await reader.aclose()
+    afterwards()
+    assert used(one) == SEEN
 
 
 @pytest.mark.parametrize("fate", FATES)
