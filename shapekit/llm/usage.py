@@ -138,7 +138,7 @@ class StreamUsage:
         self._texts += texts
         # Chunks without choices say nothing else but the usage.
         closes = _field(item, "type") in _LAST or (bool(told) and _field(item, "choices") == [])
-        self.is_final = self.is_final or (closes and bool(self._fields))
+        self.is_final = self.is_final or (closes and _from(self._fields) is not None)
         if texts or self._fields or str(_field(item, "type")).startswith(_EVENTS):
             self._is_understood = True
         return bool(texts)
@@ -196,7 +196,8 @@ def _counts(usage: Any) -> Iterator[tuple[str, int]]:
 
 
 def _from(told: Mapping[str, int]) -> TokenUsage | None:
-    if told.keys().isdisjoint((*_INPUT, *_OUTPUT, _TOTAL)):
+    # Some write zeros where the server has told none, as LiteLLM does.
+    if not any(told.get(name) for name in (*_INPUT, *_OUTPUT, _TOTAL)):
         return None
     given = next((told[name] for name in _INPUT if name in told), 0)
     cached, uncounted = told.get(_CACHED, 0), 0

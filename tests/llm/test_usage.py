@@ -166,6 +166,7 @@ def test_an_answer_tells_its_usage(answer, usage, form):
         {"usage": None},
         {"usage": {}},
         {"usage": {"prompt_tokens": None, "total_tokens": "60"}},
+        {"usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}},
         {"usage": {"input_tokens": -1}},
         {"usage": {"input_tokens": True}},
         {"usage": {"input_tokens": 1.5}},
@@ -206,7 +207,7 @@ def test_whatever_an_answer_says_a_usage_is_counts(usage, details):
     assert told is None or (min(told) >= 0 and told.reasoning <= told.output)
     assert told is None or told.cached + told.written <= told.input
     total = usage.get("total_tokens")
-    if type(total) is int and total >= 0:
+    if type(total) is int and total > 0:
         assert told.total >= total
 
 
@@ -221,6 +222,7 @@ STOP = {"type": "message_stop"}
 CHUNK = {"choices": [{"delta": {"content": "yes"}}], "usage": None}
 COUNTED = {"choices": [{"delta": {"content": "yes"}}], "usage": {"prompt_tokens": 5, "completion_tokens": 1}}
 LAST = {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}}
+ZEROS = {"choices": [], "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}}
 CREATED = {"type": "response.created", "response": {"usage": None}}
 PIECE = {"type": "response.output_text.delta", "delta": "yes"}
 COMPLETED = {"type": "response.completed", "response": {"usage": {"input_tokens": 36, "output_tokens": 87}}}
@@ -233,6 +235,7 @@ STREAMS = {
     "messages cut off": ([START, TEXT], None, None),
     "chat": ([CHUNK, CHUNK, LAST], 3, (5, 7)),
     "chat without": ([CHUNK, CHUNK], None, None),
+    "chat that tells zeros": ([CHUNK, ZEROS], None, None),
     "chat that counts on": ([COUNTED, COUNTED], None, (5, 1)),
     "responses": ([CREATED, PIECE, COMPLETED], 3, (36, 87)),
     "responses cut short": ([CREATED, PIECE, CUT], 3, (36, 9)),

@@ -26,6 +26,8 @@ class Server(LoopbackServer):
         self.pieces = None
         """How many pieces of a stream are sent before the connection is lost, once `cut` is set."""
         self.cut = threading.Event()
+        self.usage = USAGE
+        """The usage that answers tell."""
         self.unasked = None
         """The usage that streams tell without being asked."""
 
@@ -33,7 +35,7 @@ class Server(LoopbackServer):
         asked = json.loads(body)
         self.asked.append(asked)
         status, told = self.answers.popleft() if self.answers else (200, {})
-        said = _body(asked, self.unasked) if status == 200 else '{"error": {"message": "no"}}'
+        said = _body(asked, self.usage, self.unasked) if status == 200 else '{"error": {"message": "no"}}'
         kind = "text/event-stream" if said.startswith("data:") else "application/json"
         return status, {"Content-Type": kind, **told}, said.encode()
 
@@ -50,12 +52,12 @@ class Server(LoopbackServer):
         super().__exit__()
 
 
-def _body(asked, unasked):
+def _body(asked, told, unasked):
     said = {"id": "1", "created": 1, "model": asked["model"]}
     if not asked.get("stream"):
         message = {"role": "assistant", "content": "because"}
         choice = {"index": 0, "finish_reason": "stop", "message": message}
-        return json.dumps({**said, "object": "chat.completion", "choices": [choice], "usage": USAGE})
+        return json.dumps({**said, "object": "chat.completion", "choices": [choice], "usage": told})
     said["object"] = "chat.completion.chunk"
     words = [
         {"index": 0, "delta": {"role": "assistant", "content": word}, "finish_reason": None} for word in "abc"
@@ -63,7 +65,7 @@ def _body(asked, unasked):
     chunks = [
         {**said, "choices": [each]} for each in (*words, {"index": 0, "delta": {}, "finish_reason": "stop"})
     ]
-    usage = USAGE if (asked.get("stream_options") or {}).get("include_usage") else unasked
+    usage = told if (asked.get("stream_options") or {}).get("include_usage") else unasked
     if usage is not None:
         chunks.append({**said, "choices": [], "usage": usage})
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"

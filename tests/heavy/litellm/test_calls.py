@@ -37,6 +37,15 @@ def test_an_attempt_takes_its_tokens_and_settles_what_its_answer_says(budget, sh
     assert round(clock.now(), 3) == 0.2  # each had a slot
 
 
+def test_an_answer_without_a_usage_is_charged_as_reserved(budget, shape, question, server):
+    limits = budget()
+    shape(limits)
+    server.usage = None
+    answer = asyncio.run(litellm.acompletion(**question))
+    assert answer.usage.total_tokens == 0  # which LiteLLM has made up
+    assert used(limits) == RESERVED
+
+
 def test_what_is_passed_by_position_counts_too(budget, shape, question, server):
     limits = budget()
     shape(limits)
