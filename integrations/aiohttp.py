@@ -22,7 +22,6 @@ from shapekit._adapters.http import (
     RequestShaper,
     ResponseView,
     Shaping,
-    Target,
     by_timeout,
     may_be_exhausted,
     may_say,
@@ -36,6 +35,7 @@ from shapekit._adapters.http import (
 from shapekit._runtime.drivers import TASKS
 from shapekit._runtime.process import ErrorsLogged
 from shapekit.errors import RateLimitedError
+from shapekit.keys import Target
 from shapekit.policy import Admission
 
 try:

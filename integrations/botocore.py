@@ -21,7 +21,6 @@ from shapekit._adapters.http import (
     RequestShaper,
     ResponseView,
     Shaping,
-    Target,
     hearing,
     may_say,
     observe,
@@ -32,7 +31,7 @@ from shapekit._adapters.http import (
 )
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
 from shapekit.errors import ConfigError, RateLimitedError
-from shapekit.keys import KeyOf, KeySpec, KeyTemplate, key_of
+from shapekit.keys import KeyOf, KeySpec, KeyTemplate, Target, key_of
 from shapekit.policy import Admission
 
 try:

@@ -27,7 +27,6 @@ from shapekit._adapters.http import (
     RequestShaper,
     ResponseView,
     Shaping,
-    Target,
     by_timeout,
     hearing,
     may_say,
@@ -41,7 +40,7 @@ from shapekit._adapters.http import (
 )
 from shapekit._runtime.drivers import TASKS, run
 from shapekit.errors import ConfigError, RateLimitedError
-from shapekit.keys import KeyOf, KeySpec, KeyTemplate, constantly, key_of, segments
+from shapekit.keys import KeyOf, KeySpec, KeyTemplate, Target, constantly, key_of, segments
 from shapekit.policy import Admission
 
 try:

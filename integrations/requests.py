@@ -25,7 +25,6 @@ from shapekit._adapters.http import (
     ResponseView,
     Shaping,
     ShapingInfo,
-    Target,
     may_be_exhausted,
     may_say,
     observe,
@@ -41,6 +40,7 @@ from shapekit._adapters.http import (
 from shapekit._runtime import process
 from shapekit._runtime.drivers import run
 from shapekit.errors import ConfigError, RateLimitedError
+from shapekit.keys import Target
 from shapekit.policy import Admission, Policy
 
 try:

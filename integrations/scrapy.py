@@ -24,9 +24,10 @@ from weakref import WeakSet
 from anyio import CancelScope
 
 from shapekit import errors
-from shapekit._adapters.http import Reading, RequestShaper, ResponseView, Target, may_say, observe
+from shapekit._adapters.http import Reading, RequestShaper, ResponseView, may_say, observe
 from shapekit._runtime.drivers import TASKS
 from shapekit.errors import ConfigError
+from shapekit.keys import Target
 from shapekit.policy import Admission
 from shapekit.rate import whole
 from shapekit.stores import open_store

@@ -62,23 +62,6 @@ from shapekit.rate import (
 )
 from shapekit.shaper import Reservation, checked_rates
 
-__all__ = [
-    "CallOutcome",
-    "Reading",
-    "RequestShaper",
-    "ResponseView",
-    "Shaping",
-    "ShapingInfo",
-    "Target",
-    "may_be_exhausted",
-    "may_say",
-    "observe",
-    "observe_body",
-    "request_options",
-    "too_many",
-    "translated",
-]
-
 
 class RequestOptions(TypedDict, total=False):
     """What may be said of a request."""

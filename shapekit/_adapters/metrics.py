@@ -36,34 +36,6 @@ from shapekit.rate import SECOND_US, whole
 from shapekit.stores.base import Store
 from shapekit.stores.resilient import Deadline, ResilientStore
 
-__all__ = [
-    "CALLS",
-    "HOLDS",
-    "HOLD_REMAINING",
-    "LIMIT_RATE",
-    "OTHER",
-    "OUTCOMES",
-    "QUEUE_DELAY",
-    "QUEUE_DEPTH",
-    "QUOTA_LIMIT",
-    "QUOTA_USED",
-    "READ",
-    "READING_ERRORS",
-    "STORE_ERRORS",
-    "STORE_LOSSES",
-    "STORE_UP",
-    "WAIT_BOUNDS",
-    "WAIT_DURATION",
-    "Gauges",
-    "Keys",
-    "Labels",
-    "Metric",
-    "Reading",
-    "Recorder",
-    "Sample",
-    "Tally",
-]
-
 OTHER = "other"
 """The label of all keys that have none of their own."""
 MOST_KEYS = 10_000

@@ -21,19 +21,6 @@ from shapekit.llm.call import log_errors, settle, settle_seen
 from shapekit.llm.usage import Asked, StreamUsage, usage_of
 from shapekit.policy import Admission, Policy
 
-__all__ = [
-    "Limit",
-    "ModelRun",
-    "Runs",
-    "admit",
-    "checked_limit",
-    "embedded",
-    "ended",
-    "failed",
-    "through",
-    "without_end",
-]
-
 T = TypeVar("T")
 Limit: TypeAlias = Policy | LLMBudget
 """What the calls are limited by: a rate of calls, or requests and tokens."""

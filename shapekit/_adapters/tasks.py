@@ -33,20 +33,6 @@ from shapekit.rate import SECOND_US, Duration, RateLike, duration_us, one_of
 from shapekit.shaper import Reservation, received, sent
 from shapekit.stores import StoreLike
 
-__all__ = [
-    "AGAIN_S",
-    "PutBack",
-    "Shape",
-    "ShapedTasks",
-    "TaskShape",
-    "check_without_store",
-    "checked_shape",
-    "grace_of",
-    "in_flight",
-    "refusal_of",
-    "told_of",
-]
-
 AGAIN_S = 1.0
 """When a task comes back that found the store unavailable."""
 LEAST_GRACE_S = 0.01

@@ -17,7 +17,6 @@ from shapekit._adapters.http import (
     ResponseView,
     Shaping,
     ShapingInfo,
-    Target,
     may_be_exhausted,
     may_say,
     observe,
@@ -31,9 +30,8 @@ from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, Twin, given_back, run
 from shapekit.errors import ConfigError, RateLimitedError, ShapekitError, StoreUnavailableError
 from shapekit.feedback import MOST_BYTES
+from shapekit.keys import Target
 from shapekit.policy import Admission, Policy
-
-__all__ = ["HeldStream", "ObservedStream", "Transport"]
 
 
 class HeldStream:

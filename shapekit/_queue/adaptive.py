@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shapekit.algorithms.queue.adaptive import AdaptiveQueue
     from shapekit.shaper import Core
 
-__all__ = ["AdaptiveRate", "RateSignal", "Tallies"]
+__all__ = ["AdaptiveRate"]
 
 PAUSE_US = 1_000_000
 """How long successes are gathered before they are reported."""

@@ -51,9 +51,6 @@ from shapekit.stores.base import PERMITS, Settings, Store, companion
 if TYPE_CHECKING:
     from asyncio import Task
 
-__all__ = ["Permit", "Permits"]
-
-
 LOOK_US = 30_000
 """The shortest interval at which a process checks a shared store, for all its calls that wait at a key."""
 SEEN_PART, SEEN_US = 8, 250_000

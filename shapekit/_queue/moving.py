@@ -31,8 +31,6 @@ from shapekit.stores.base import Settings
 if TYPE_CHECKING:
     from shapekit._queue.waiter import KeyState, KeyStatus, PendingWait
 
-__all__ = ["AT_ONCE_US", "KeyPoller", "LateCalls", "Limits", "Watch", "notice_us", "pause_us"]
-
 QUICK_US = SECOND_US // 4
 """The shortest interval between polls right after a change."""
 SLOW_US = SECOND_US

@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from shapekit.algorithms.overrides import Overrides
     from shapekit.shaper import Reservation
 
-__all__ = ["Accounts", "Budgets"]
-
 PERCENTS = (80, 95)
 """The shares that are reported unless others are set, in percent of the limit."""
 LOOK_US = SECOND_US

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from shapekit.keys import Target
     from shapekit.shaper import Core, Reservation
 
-__all__ = ["Caller", "Lines", "ScopedSlots", "Scopes"]
-
 MOST_PLACES = 2_048
 """How many places are remembered; beyond that, the one with the oldest answer is dropped, leaves first."""
 MOST_SEGMENTS = 16

@@ -54,9 +54,6 @@ from shapekit.stores.base import Settings, Store, companion
 if TYPE_CHECKING:
     from shapekit.shaper import Reservation
 
-__all__ = ["Coming", "KeyState", "KeyStatus", "Waiter", "refusal"]
-
-
 MOST_MOVES = 8
 """How often a call gets another slot: where answers take longer than a slot, it would be for ever."""
 

@@ -49,32 +49,7 @@ if TYPE_CHECKING:
 
     from shapekit.clock import Clock, Sleepers
 
-__all__ = [
-    "TASKS",
-    "THREADS",
-    "Alarm",
-    "AsyncAlarm",
-    "Driver",
-    "ThreadAlarm",
-    "ThreadCall",
-    "Twin",
-    "Workers",
-    "callers_level",
-    "given_back",
-    "has_ended",
-    "hidden_task",
-    "hidden_tasks",
-    "may_be_cancelled",
-    "others_first",
-    "own_copy",
-    "run",
-    "running_loop",
-    "running_trio",
-    "shielded",
-    "stop_if_cancelled",
-    "warn_in_event_loop",
-    "within",
-]
+__all__ = ["AsyncAlarm"]
 
 
 P = ParamSpec("P")

@@ -48,27 +48,7 @@ from weakref import ref
 
 from shapekit.errors import StoreUnavailableError
 
-__all__ = [
-    "LAST_S",
-    "NO_THREAD",
-    "SWITCH",
-    "UNDER_WAY",
-    "ErrorsLogged",
-    "WeakRegistry",
-    "background_ready",
-    "begin_anew",
-    "forget_oldest",
-    "fresh_id",
-    "from_signal",
-    "in_background",
-    "in_child",
-    "is_inside",
-    "lock",
-    "off",
-    "resting",
-    "start_thread",
-    "switches_at_calls",
-]
+__all__ = ["off"]
 
 T = TypeVar("T")
 _Rest = Iterator[None]

@@ -17,18 +17,6 @@ from shapekit.errors import ConfigError
 from shapekit.feedback import fields
 from shapekit.feedback.fields import LONGEST, Parameters, parse_dictionary, parse_list
 
-__all__ = [
-    "DIALECTS",
-    "FAMILIES",
-    "Answer",
-    "Dialect",
-    "Headers",
-    "Parser",
-    "ServerHint",
-    "shopify",
-    "shopify_graphql",
-]
-
 
 class ServerHint(NamedTuple):
     """What an answer says about limits; None for what it does not say. Times are seconds from its arrival."""

@@ -19,20 +19,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TypeAlias, TypeVar
 
-__all__ = [
-    "Member",
-    "duration",
-    "http_date",
-    "label",
-    "number",
-    "parse_dictionary",
-    "parse_list",
-    "retry_after",
-    "rfc3339",
-    "until",
-    "whole",
-]
-
 Bare: TypeAlias = "int | float | str | bytes | bool"
 Parameters: TypeAlias = dict[str, Bare]
 Member: TypeAlias = "tuple[Bare | tuple[Member, ...], Parameters]"

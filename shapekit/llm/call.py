@@ -47,21 +47,7 @@ from shapekit.policy import Admission, Policy, hint_of
 from shapekit.rate import SECOND_US, Duration, max_wait_us, timeout_us
 from shapekit.shaper import Core, Reservation
 
-__all__ = [
-    "DIALECTS_OF_TOKENS",
-    "BudgetLimit",
-    "Charge",
-    "LLMCall",
-    "Learn",
-    "Line",
-    "hold_s",
-    "log_errors",
-    "never_ran",
-    "never_sent",
-    "settle",
-    "settle_seen",
-    "told_tokens",
-]
+__all__ = ["LLMCall"]
 
 DIALECTS_OF_TOKENS = tuple(FAMILIES)
 """The servers that tell tokens from requests."""

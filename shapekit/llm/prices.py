@@ -19,18 +19,7 @@ from shapekit.errors import ConfigError, amount_text
 from shapekit.llm.usage import TokenUsage
 from shapekit.rate import COUNT, MAX_COUNT, count_of, exactly
 
-__all__ = [
-    "DIGITS",
-    "Price",
-    "PriceSpec",
-    "Prices",
-    "Spend",
-    "Spending",
-    "limits_of_money",
-    "money",
-    "prices_from",
-    "spend_from",
-]
+__all__ = ["Spending"]
 
 DIGITS = 8
 """Of an amount of money, the digits behind the point."""

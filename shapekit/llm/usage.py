@@ -16,18 +16,7 @@ from shapekit._runtime import process
 from shapekit.errors import ConfigError
 from shapekit.rate import MAX_COUNT, whole
 
-__all__ = [
-    "Asked",
-    "CountSpec",
-    "EstimateSpec",
-    "Learning",
-    "StreamUsage",
-    "TokenUsage",
-    "counter",
-    "estimated",
-    "told_usage",
-    "usage_of",
-]
+__all__ = ["TokenUsage"]
 
 
 class TokenUsage(NamedTuple):

@@ -21,9 +21,6 @@ from shapekit.errors import ConfigError
 from shapekit.llm.call import LLMCall, log_errors, settle, settle_seen
 from shapekit.llm.usage import StreamUsage, TokenUsage, usage_of
 
-__all__ = ["AsyncSettledStream", "SettledStream", "wrapped"]
-
-
 _END: Any = object()
 
 
