@@ -130,22 +130,15 @@ class _Unsent(aio.AioRpcError, grpc.Call, grpc.Future):  # pyright: ignore
     def add_done_callback(self, fn: Any) -> None:
         fn(self)
 
-    def add_callback(self, callback: Any) -> bool:
-        return False
-
     def done(self) -> bool:
         return True
 
     def running(self) -> bool:
         return False
 
-    def is_active(self) -> bool:
-        return False
+    is_active = cancel = cancelled = running
 
-    def cancel(self) -> bool:
-        return False
-
-    def cancelled(self) -> bool:
+    def add_callback(self, callback: Any) -> bool:
         return False
 
     def time_remaining(self) -> Any:
@@ -403,29 +396,27 @@ class _AioInterceptor:
         task.add_done_callback(self._watching.discard)
         return call
 
+    async def unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await self._call(continuation, client_call_details, request, request)
+
+    async def stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        return await self._call(continuation, client_call_details, request_iterator, None)
+
 
 class _UnaryUnary(_AioInterceptor, aio.UnaryUnaryClientInterceptor):
-    async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return await self._call(continuation, client_call_details, request, request)
+    intercept_unary_unary = _AioInterceptor.unary
 
 
 class _UnaryStream(_AioInterceptor, aio.UnaryStreamClientInterceptor):
-    async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return await self._call(continuation, client_call_details, request, request)
+    intercept_unary_stream = _AioInterceptor.unary
 
 
 class _StreamUnary(_AioInterceptor, aio.StreamUnaryClientInterceptor):
-    async def intercept_stream_unary(
-        self, continuation: Any, client_call_details: Any, request_iterator: Any
-    ) -> Any:
-        return await self._call(continuation, client_call_details, request_iterator, None)
+    intercept_stream_unary = _AioInterceptor.stream
 
 
 class _StreamStream(_AioInterceptor, aio.StreamStreamClientInterceptor):
-    async def intercept_stream_stream(
-        self, continuation: Any, client_call_details: Any, request_iterator: Any
-    ) -> Any:
-        return await self._call(continuation, client_call_details, request_iterator, None)
+    intercept_stream_stream = _AioInterceptor.stream
 
 
 async def _watch(call: Any, admission: Admission) -> None:
