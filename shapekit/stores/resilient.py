@@ -29,7 +29,7 @@ from contextvars import copy_context
 from fractions import Fraction
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, THREADS, Driver, Twin, run, within
@@ -47,6 +47,7 @@ from shapekit.stores.memory import MemoryStore
 __all__ = ["ResilientStore"]
 
 
+T = TypeVar("T")
 Flow: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
 """What is done for a call; its first argument is its driver."""
 Strategy: TypeAlias = "Algorithm[Any] | LeakyQueue | Concurrency"
@@ -447,8 +448,7 @@ class ResilientStore(Store):
         return self.primary.settings(name)
 
     def read_overrides(self, name: str) -> Stored:
-        stored: Stored = self._asked_whole(self.primary.read_overrides, name)
-        return stored
+        return self._asked_whole(self.primary.read_overrides, name)
 
     async def aread_overrides(self, name: str) -> Stored:
         ask = Twin(self.primary.read_overrides, self.primary.aread_overrides)
@@ -478,18 +478,19 @@ class ResilientStore(Store):
             guard.outage.local.reset(name, program, key)
 
     def reset_all(self, prefix: str = "") -> int:
-        count: int = self._asked_whole(self.primary.reset_all, prefix)
+        count = self._asked_whole(self.primary.reset_all, prefix)
         for guard in self._all():
             if guard.outage.local is not None:
                 guard.outage.local.reset_all(prefix)
         return count
 
     def keys(self, prefix: str = "") -> Iterator[str]:
-        found: Iterator[str] = self._asked_whole(self.primary.keys, prefix)
-        return found
+        return self._asked_whole(self.primary.keys, prefix)
 
-    def _asked_whole(self, call: Callable[[str], Any], prefix: str) -> Any:
-        return run(self._of_whole(Twin(call, call)), prefix)
+    def _asked_whole(self, call: Callable[[str], T], text: str) -> T:
+        ask: Any = call
+        answer: T = run(self._of_whole(Twin(ask, ask)), text)
+        return answer
 
     def _of_whole(self, ask: Twin[Any]) -> Flow:
         whole = self._whole

@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from shapekit._runtime.drivers import TASKS, Alarm, Driver, Twin, run
 from shapekit.errors import ConfigError, StoreUnavailableError
@@ -27,6 +27,8 @@ from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, duration_us
 from shapekit.stores.base import Apply, ApplyMany, Key, Operation, Program, Settings, Store, Stored
 
 __all__ = ["FaultyStore"]
+
+T = TypeVar("T")
 
 
 class FaultyStore(Store):
@@ -98,24 +100,19 @@ class FaultyStore(Store):
         return self.inner.settings(name)
 
     def read_overrides(self, name: str) -> Stored:
-        told: Stored = self._faulty(self.inner.read_overrides)(name)
-        return told
+        return self._faulty(self.inner.read_overrides)(name)
 
     async def aread_overrides(self, name: str) -> Stored:
-        told: Stored = await self._afaulty(self.inner.aread_overrides)(name)
-        return told
+        return await self._afaulty(self.inner.aread_overrides)(name)
 
     def all_overrides(self) -> dict[str, Stored]:
-        told: dict[str, Stored] = self._faulty(self.inner.all_overrides)()
-        return told
+        return self._faulty(self.inner.all_overrides)()
 
     def write_overrides(self, name: str, text: str, known: Stored) -> bool:
-        is_known: bool = self._faulty(self.inner.write_overrides)(name, text, known)
-        return is_known
+        return self._faulty(self.inner.write_overrides)(name, text, known)
 
     async def awrite_overrides(self, name: str, text: str, known: Stored) -> bool:
-        is_known: bool = await self._afaulty(self.inner.awrite_overrides)(name, text, known)
-        return is_known
+        return await self._afaulty(self.inner.awrite_overrides)(name, text, known)
 
     def reset(self, name: str, program: Program, key: Key) -> None:
         self._faulty(self.inner.reset)(name, program, key)
@@ -124,12 +121,10 @@ class FaultyStore(Store):
         await self._afaulty(self.inner.areset)(name, program, key)
 
     def reset_all(self, prefix: str = "") -> int:
-        count: int = self._faulty(self.inner.reset_all)(prefix)
-        return count
+        return self._faulty(self.inner.reset_all)(prefix)
 
     def keys(self, prefix: str = "") -> Iterator[str]:
-        found: Iterator[str] = self._faulty(self.inner.keys)(prefix)
-        return found
+        return self._faulty(self.inner.keys)(prefix)
 
     def close(self) -> None:
         """Close `inner`; slow calls that are under way go on at once."""
@@ -149,13 +144,13 @@ class FaultyStore(Store):
 
     # the faults
 
-    def _faulty(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        return partial(run, self._answered, Twin(call, call))
+    def _faulty(self, call: Callable[..., T]) -> Callable[..., T]:
+        return lambda *args: run(self._answered, call, *args)
 
-    def _afaulty(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        return partial(self._answered, TASKS, Twin(call, call))
+    def _afaulty(self, call: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+        return partial(self._answered, TASKS, call)
 
-    async def _answered(self, driver: Driver, call: Twin[Any], *args: Any) -> Any:
+    async def _answered(self, driver: Driver, call: Callable[..., Any], *args: Any) -> Any:
         with self._lock:
             self.calls += 1
         if self._slow_us:
@@ -166,7 +161,7 @@ class FaultyStore(Store):
             finally:
                 self._asleep.discard(alarm)
         self._check_up()
-        answer = await driver.ask(call, *args)
+        answer = await driver.ask(Twin(call, call), *args)
         if self.loses_replies:
             raise StoreUnavailableError("this FaultyStore lost the reply")
         return answer
