@@ -708,20 +708,16 @@ class Admission:
                 return hint
         if hint is None:
             return None
-        scope = self._learned(hint)
+        scope = None
+        if hint.scope is not None and self.target is not None:
+            scope = hint.scope
+            self.policy.scoped.scopes.learn(self.key, self.target, scope)
         if hint.hold_s > 0:
             if scope is None:
                 await core.hold(driver, hint.hold_s, self.key)
             else:
                 await self.policy.scoped.hold(driver, hint.hold_s, self.key, scope)
         return hint
-
-    def _learned(self, hint: ServerHint) -> str | None:
-        """The scope that the answer was about, of which its target is from now on; None if it named none."""
-        if hint.scope is not None and self.target is not None:
-            self.policy.scoped.scopes.learn(self.key, self.target, hint.scope)
-            return hint.scope
-        return None
 
     def _signal(self, response: Any, hint: ServerHint | None) -> RateSignal:
         """What the answer says of the rate: a refusal that is about a part of the server says nothing."""

@@ -520,7 +520,7 @@ class Heartbeat:
         with self._lock:
             kept = [one for one in self._kept.copy().items() if one[0].due_us <= now]
         found = [(registry, renewal, due) for registry, renewal in kept if (due := registry.due(now))]
-        return min(found, key=_most_urgent, default=None)
+        return min(found, key=lambda one: one[2][0], default=None)
 
     async def _renew(self, driver: Driver, registry: Registry, renewal: Renewal, due: list[Due]) -> None:
         """Renew the most urgent lease, and on the same trip those that can go with it."""
@@ -549,11 +549,6 @@ class Heartbeat:
         now_us = self._clock.now_us()
         for key, told in zip(keys, answers, strict=True):
             registry.renewed(key, told, since_us, now_us, shared=len(keys))
-
-
-def _most_urgent(found: tuple[Registry, Renewal, list[Due]]) -> Due:
-    *_, due = found
-    return due[0]
 
 
 def _failed(keys: Sequence[str], error: Exception) -> None:

@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from shapekit._queue.waiter import KeyState, KeyStatus
@@ -375,8 +376,7 @@ class SlotBuffer:
         self._busy_since_us = max(self._busy_since_us, now_us - self._prefetch_us)
 
 
-def _due_us(granted: Grant) -> int:
-    return granted.due_us
+_due_us = attrgetter("due_us")
 
 
 LONGEST_US = 60 * SECOND_US
@@ -478,7 +478,8 @@ class Prefetch:
         """A slot from the buffer, or else a call to wait for."""
         cost, bound_us, _ = asked
         with self._lock:
-            self._check_open()
+            if self._is_closed:
+                raise StoreUnavailableError(f"{self._what} was closed")
             now = self._clock.now_us()
             entry = self._entry(key)
             if cost == 1:
@@ -556,10 +557,6 @@ class Prefetch:
     async def aclose(self) -> None:
         """`close`, awaitable."""
         await ThreadCall(self.close, lambda _: None).run(Workers())
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise StoreUnavailableError(f"{self._what} was closed")
 
     # under the lock
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
@@ -317,7 +317,9 @@ def apply(file: str, dry_run: bool, by: str | None, store: str | None, as_json: 
             if not dry_run and _differ(before, overrides):
                 before, _ = run(changed, opened, name, _wished(overrides))
             changes[name] = {
-                key: pair for key, pair in difference(before, overrides).items() if _differ(*map(_one, pair))
+                key: pair
+                for key, pair in difference(before, overrides).items()
+                if _differ([pair[0]], [pair[1]])
             }
     _say_changes(as_json, changes, dry_run=dry_run)
 
@@ -497,18 +499,10 @@ def _wished(overrides: Overrides) -> Callable[[Overrides], Overrides]:
     return lambda _: overrides
 
 
-def _one(override: Override | None) -> Overrides:
-    return () if override is None else (override,)
-
-
-def _differ(before: Overrides, after: Overrides) -> bool:
+def _differ(*sides: Iterable[Override | None]) -> bool:
     """Whether the limits differ, regardless of who has set them and when."""
-    told = ([one._replace(by="", set_at=0.0) for one in overrides] for overrides in (before, after))
-    return sorted(next(told), key=_key_of) != sorted(next(told), key=_key_of)
-
-
-def _key_of(override: Override) -> str:
-    return override.key or ""
+    before, after = ({one and one._replace(by="", set_at=0.0) for one in side} for side in sides)
+    return before != after
 
 
 def _overrides(file: str, name: str, fields: Any, by: str, now_us: int) -> Iterator[Override]:
