@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 from shapekit._queue.moving import STUCK_S, KeyPoller, LateCalls, Limits, Watch
 from shapekit._queue.reporter import DEBUG, LOGS, LONG_US, SHAPER_LOG, Reporter
 from shapekit._runtime import process
-from shapekit._runtime.drivers import Alarm, Driver, Twin, own_copy
+from shapekit._runtime.drivers import TASKS, Alarm, Driver, Twin, own_copy, run
 from shapekit._runtime.process import SWITCH
 from shapekit.algorithms.base import END_US
 from shapekit.algorithms.queue.adaptive import FULL
@@ -808,19 +808,13 @@ class KeyStatus:
         unless all that they could hear is that they have to wait longer.
         """
 
-        def changed(key: str, *args: Any) -> Any:
+        async def changed(driver: Driver, key: str, *args: Any) -> Any:
             try:
-                return change.call(key, *args)
+                return await driver.ask(change, key, *args)
             finally:
                 self._forget(key, is_news=is_news)
 
-        async def achanged(key: str, *args: Any) -> Any:
-            try:
-                return await change.acall(key, *args)
-            finally:
-                self._forget(key, is_news=is_news)
-
-        return Twin(changed, achanged)
+        return Twin(lambda key, *args: run(changed, key, *args), partial(changed, TASKS))
 
     def _shared(self, key: str) -> tuple[_Question, bool]:
         return self._questions.shared((self._name, key), self._queue, self._clock.now_us())

@@ -624,7 +624,12 @@ class LLMCall:
         if usage is None:
             return False
         self._is_settled = True
-        changes = await driver.shielded(partial(self._settle_all, driver, self._charges(usage)))
+        # The request, which was one, is charged nothing more.
+        charges = [
+            (admission, budget_limit.cost(usage, self._price))
+            for budget_limit, admission in zip(self._books.budget_limits, self._entered, strict=False)
+        ]
+        changes = await driver.shielded(partial(self._settle_all, driver, charges))
         if self._learn_from is not None and type(answer) is not int:
             self._learn_from(usage)
         return changes
@@ -672,13 +677,6 @@ class LLMCall:
             return told_tokens("answer", answer, self._books.budget_limits)
         return usage_of(answer)
 
-    def _charges(self, usage: TokenUsage) -> list[tuple[Admission, int]]:
-        """What each limit is charged; the request, which was one, is none of them."""
-        return [
-            (admission, budget_limit.cost(usage, self._price))
-            for budget_limit, admission in zip(self._books.budget_limits, self._entered, strict=False)
-        ]
-
     def _free(self, error: BaseException) -> list[Admission]:
         """What an error gives back. A request that the server has refused was one all the same."""
         if self._is_settled:
@@ -712,8 +710,7 @@ class LLMCall:
 
 
 async def _settled(driver: Driver, admission: Admission, cost: int) -> bool:
-    changed: bool = await driver.ask(Twin(admission.settle, admission.asettle), cost)
-    return changed
+    return await driver.ask(Twin(admission.settle, admission.asettle), cost)
 
 
 async def settle(driver: Driver, call: LLMCall, usage: Any) -> None:
