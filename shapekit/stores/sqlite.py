@@ -345,7 +345,10 @@ class _Records:
     def named(self, execute: Execute, name: str, program: Program) -> int:
         """The number of a name; ConfigError if states of another kind live under it."""
         if self._life != self.file.life:
-            self._forget()
+            self._life = self.file.life
+            self._names.clear()
+            self._numbers.clear()
+            self._writers.clear()
         known = self._names.get((name, program.kind))
         if known is not None:
             return known
@@ -460,12 +463,6 @@ class _Records:
         live = [(tuple(map(plain_text, place)), number) for number, *place in rows]
         return [found for found in live if shown(*found[0]).startswith(prefix)]
 
-    def _forget(self) -> None:
-        self._life = self.file.life
-        self._names.clear()
-        self._numbers.clear()
-        self._writers.clear()
-
     def _meet(self, execute: Execute) -> None:
         """Agree with the other processes on the time."""
         clock = self._clock
@@ -503,7 +500,9 @@ class SqliteSurvey:
             with closing(sqlite3.connect(uri, uri=True, timeout=PATIENCE_S, isolation_level=None)) as file:
                 execute = file.execute
                 self._check(execute)
-                now = self._now(execute)
+                if self._agrees and isinstance(self._clock, HostClock):
+                    self._clock.agree(execute)
+                now = self._clock.now_us()
                 skew = self._clock.wall_us() - now
                 last = 0
                 while rows := execute(_ROWS, (last, now, AT_ONCE)).fetchall():
@@ -535,11 +534,6 @@ class SqliteSurvey:
             except (ConfigError, TypeError):
                 self._programs[number] = None
         return self._programs[number]
-
-    def _now(self, execute: Execute) -> int:
-        if self._agrees and isinstance(self._clock, HostClock):
-            self._clock.agree(execute)
-        return self._clock.now_us()
 
     def _check(self, execute: Execute) -> None:
         application = execute("PRAGMA application_id").fetchone()[0]
