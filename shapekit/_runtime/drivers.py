@@ -55,6 +55,7 @@ __all__ = ["AsyncAlarm"]
 P = ParamSpec("P")
 T = TypeVar("T")
 Alarm: TypeAlias = "threading.Event | AsyncAlarm"
+GiveBack: TypeAlias = Callable[[], Awaitable[object]]
 
 
 class ThreadAlarm(threading.Event):
@@ -70,7 +71,6 @@ class ThreadAlarm(threading.Event):
         self._shut.acquire()
 
     def set(self) -> None:
-        """End the sleep."""
         self._flag = True
         try:
             self._shut.release()
@@ -212,7 +212,7 @@ def _loaded(module: str, function: str) -> Any:
     return found if hasattr(found, function) else None
 
 
-async def given_back(error: BaseException, give_back: Callable[[], Awaitable[object]]) -> None:
+async def given_back(error: BaseException, give_back: GiveBack) -> None:
     """Give back what was taken, in an `except BaseException as error`: also a cancelled task does.
 
     Every await that would leave something taken stands in such a block. A coroutine that is thrown away gives
@@ -499,10 +499,7 @@ class Driver(ABC):
 
     @abstractmethod
     async def given_back(
-        self,
-        error: BaseException,
-        give_back: Callable[[], Awaitable[object]],
-        thrown: Callable[[], object] | None = None,
+        self, error: BaseException, give_back: GiveBack, thrown: Callable[[], object] | None = None
     ) -> None:
         """Give back what was taken, in an `except BaseException as error` whose block holds something.
 
@@ -550,10 +547,7 @@ class _Threads(Driver):
         """A call in a thread ends by itself."""
 
     async def given_back(
-        self,
-        error: BaseException,
-        give_back: Callable[[], Awaitable[object]],
-        thrown: Callable[[], object] | None = None,
+        self, error: BaseException, give_back: GiveBack, thrown: Callable[[], object] | None = None
     ) -> None:
         await give_back()
 
@@ -592,10 +586,7 @@ class _Tasks(Driver):
         process.background_ready()
 
     async def given_back(
-        self,
-        error: BaseException,
-        give_back: Callable[[], Awaitable[object]],
-        thrown: Callable[[], object] | None = None,
+        self, error: BaseException, give_back: GiveBack, thrown: Callable[[], object] | None = None
     ) -> None:
         if isinstance(error, GeneratorExit) and thrown is not None:
             process.in_background(thrown)

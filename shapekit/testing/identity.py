@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 from shapekit._runtime.drivers import Driver, Twin
 from shapekit.algorithms.base import DEBIT, REFUND
-from shapekit.algorithms.compose import Composite, adopted
+from shapekit.algorithms.compose import adopted
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.algorithms.queue.wire import CANCEL, CANCEL_MANY, LATE, RESERVE, RESERVE_MANY, SETTLE
 from shapekit.clock import ManualClock
 from shapekit.decision import Decision
 from shapekit.rate import SECOND_US
-from shapekit.stores.base import Key, Operation, Store
+from shapekit.stores.base import Key, Operation, Store, part_keys
 from shapekit.testing.timelines import LINGER_US, NO_EDGE, Step, Timeline, Trial, generated, next_edge_us
 
 Record: TypeAlias = "str | tuple[str, str]"
@@ -86,10 +86,7 @@ class AllowedStates:
 
 def records_of(program: Any, key: Key) -> tuple[Record, ...]:
     """Where the states of a key are: one place, or for a key in parts one for each."""
-    if isinstance(key, str):
-        return (key,)
-    names = program.names if isinstance(program, Composite) else ()
-    return tuple(zip(names, key, strict=True))
+    return (key,) if isinstance(key, str) else part_keys(program, key)
 
 
 def _played(
