@@ -65,6 +65,11 @@ class Trial(NamedTuple):
         return isinstance(self.program, LeakyQueue)
 
     @property
+    def is_adaptive(self) -> bool:
+        """Whether its rate is found."""
+        return isinstance(self.program, AdaptiveQueue)
+
+    @property
     def is_room(self) -> bool:
         """Whether it counts calls in flight."""
         return isinstance(self.program, Concurrency)
@@ -425,7 +430,7 @@ def _step(rng: random.Random, trials: tuple[Trial, ...], number: int) -> Step:
 def _operations(trial: Trial) -> tuple[Operation, ...]:
     if trial.is_room:
         return ROOM_OPERATIONS
-    if isinstance(trial.program, AdaptiveQueue):
+    if trial.is_adaptive:
         return ADAPTIVE_OPERATIONS
     return QUEUE_OPERATIONS if trial.is_queue else GATE_OPERATIONS
 

@@ -1,7 +1,8 @@
 """What the same calls cost at another commit: `python tests/benchmarks/beside.py FOLDER --only redis`.
 
-FOLDER holds the other commit: `git worktree add --detach FOLDER COMMIT`. Both run in turns, every round in a
-process of its own, and each figure is the median of the ratios of the rounds. The machine must be idle.
+FOLDER holds the other commit: `git worktree add --detach FOLDER COMMIT`. Both run in turns, each round in a
+process of its own. A row begins with the ratio of the best rounds, which a busy machine disturbs least, and
+the median of the ratios of all rounds. Seconds are better if less, calls "a second" if more.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import json
 import subprocess
 import sys
+from operator import truediv
 from pathlib import Path
 from statistics import median
 
@@ -48,7 +50,7 @@ def figures(folder: Path, group: str, share: float) -> dict[tuple[str, ...], flo
 
 
 def main() -> None:
-    """Measure in turns, and print each ratio, the largest first."""
+    """Measure in turns, and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=Path, help="of the other commit")
     parser.add_argument("--only", action="append", choices=GROUPS, required=True, help="a group")
@@ -63,10 +65,11 @@ def main() -> None:
             found = {tree: figures(tree, group, asked.share) for tree in trees}
             rounds.append((found[ROOT], found[asked.folder.resolve()]))
         progress.end()
-        named = set.intersection(*(own.keys() & its.keys() for own, its in rounds))
-        ratios = {name: [own[name] / its[name] for own, its in rounds] for name in named}
-        for name, of in sorted(ratios.items(), key=lambda row: -median(row[1])):
-            print(f"{median(of):6.3f}  {min(of):6.3f} … {max(of):6.3f}  {' · '.join(name)}")
+        for name in sorted(set.intersection(*(own.keys() & its.keys() for own, its in rounds))):
+            own, its = zip(*((own[name], its[name]) for own, its in rounds), strict=True)
+            best = max if name[-1].endswith("a second") else min
+            middle = median(map(truediv, own, its))
+            print(f"{best(own) / best(its):6.3f}  {middle:6.3f}  {' · '.join(name)}")
 
 
 if __name__ == "__main__":

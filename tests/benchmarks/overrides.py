@@ -73,7 +73,7 @@ def on_redis(server: RedisServer) -> dict[str, Callable[[], float]]:
             # The first call brings the script, and hears of the override.
             for _ in range(2):
                 made.check("key") if is_gate else made.reserve("key")
-            program = made.strategy if is_gate else made.core.queue
+            program = made._program if is_gate else made.core.queue
             if what == "with an override":
                 program = store.settings(name).program(program, "key")
             sent[what] = own_script(store, name, program, operation, args)

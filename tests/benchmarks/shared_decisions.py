@@ -85,7 +85,7 @@ class Scripts:
         self.shaper = Shaper(f"{FAR}/s", store=store, name="shaper")
         self.gate.check("key")
         self.shaper.reserve("key")
-        self.check = own_script(store, "gate", self.gate.strategy, CHECK, (1,))
+        self.check = own_script(store, "gate", self.gate._program, CHECK, (1,))
         self.reserve = own_script(store, "shaper", self.shaper.core.queue, RESERVE, ((1, None, 2**40),))
         with server.client() as client:
             self.smallest = ["EVALSHA", client.script_load(SMALLEST), 1, "smallest", 1, FAR, 1]
