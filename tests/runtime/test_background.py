@@ -65,9 +65,10 @@ def test_it_does_not_wait_for_ever():
 
 
 FORKED = """
-import os, sys, threading
+import os, sys, threading, warnings
 from shapekit._runtime import process
 
+warnings.simplefilter("ignore", DeprecationWarning)  # that there are threads is the point
 process.LAST_S = 3_600
 end = threading.Event()
 process.background_ready()
