@@ -395,3 +395,20 @@ async def test_of_a_request_whose_part_becomes_known_while_it_waits_one_ending_i
         assert entered.delay == 1.2
     else:
         assert endings == [Cancelled("github", HOST, 1, True)]
+
+
+@pytest.mark.anyio
+async def test_a_departure_is_told_once_also_if_the_first_part_becomes_known_just_then(clock, github):
+    client = Client(github, rate="2/s", name="github", clock=clock)
+    policy = client.request_shaper._main.policy
+    told = []
+
+    def hear(event):
+        told.append(type(event))
+        if told[-1] is Departed:
+            policy.scoped.scopes.learn(HOST, request_of("/search"), "search")
+
+    with policy.listen(hear):
+        async with client.admission("/search"):
+            pass
+    assert told == [Reserved, Departed]
