@@ -267,7 +267,7 @@ class Shaped:
         elif slot_header.error is not None:
             raise self._refused(slot_header.error)
         elif slot_header.reservation is None:
-            admission.taken(self._another(admission))
+            admission.taken(*self._another(admission))
         else:
             reservation = received(self.policy.shaper.core, slot_header.reservation)
             late_s = time.monotonic() - slot_header.slot
@@ -303,7 +303,7 @@ class Shaped:
         some, but = map(tuple, said)
         return isinstance(error, some) and not isinstance(error, but)
 
-    def _caught_up(self, admission: Admission, late: Reservation) -> tuple[Reservation, float | None]:
+    def _caught_up(self, admission: Admission, late: Reservation) -> tuple[Reservation, float]:
         """The slot that a late call has now, once it has come, and how late that is. Waits for it here if it
         is near, else comes back then.
         """
@@ -313,24 +313,32 @@ class Shaped:
                 if remaining_s > Settings(self._task.app).block_below_s and not has_moved:
                     self._come_back(late)
                 if remaining_s > 0:
-                    self._sleep(late, remaining_s)
+                    time.sleep(remaining_s)
                 if remaining_s <= 0 or has_moved:
                     return late, max(0.0, -remaining_s)
         except StoreUnavailableError:
             self._come_back(late)
             raise
-        return self._another(admission, late), None
+        except Ignore:
+            raise  # it comes back, and has its slot with it
+        except BaseException:
+            self._give_back(late)
+            raise
+        return self._another(admission, late)
 
     def _sleep(self, reservation: Reservation, length_s: float) -> None:
         """Wait for a slot that is near; a task that is interrupted meanwhile gives it back."""
         try:
             time.sleep(length_s)
         except BaseException:
-            with process.ErrorsLogged(reservation.key, "keeps a slot that no task uses"):
-                run(self.policy.shaper.core.give_back, reservation)
+            self._give_back(reservation)
             raise
 
-    def _another(self, admission: Admission, missed: Reservation | None = None) -> Reservation:
+    def _give_back(self, reservation: Reservation) -> None:
+        with process.ErrorsLogged(reservation.key, "keeps a slot that no task uses"):
+            run(self.policy.shaper.core.give_back, reservation)
+
+    def _another(self, admission: Admission, missed: Reservation | None = None) -> tuple[Reservation, float]:
         """Take another slot, because the first one has passed; wait for it here if it is near, else come back
         then.
         """
@@ -340,20 +348,15 @@ class Shaped:
                 # No task has used it, and a quota or a window would go on counting it.
                 shaper.settle(missed, 0)
             reservation = shaper.reserve(admission.key, cost=admission.cost)
+            if not reservation.accepted:
+                run(shaper.core.leave, reservation)
         except StoreUnavailableError:
             # A worker waits for the store, outside of the pool.
             self._come_back(missed)
             raise
-        if reservation.accepted and reservation.delay > Settings(self._task.app).block_below_s:
-            self._come_back(reservation)
-        try:
-            run(shaper.core.leave, reservation)
-        except StoreUnavailableError:
-            self._come_back(reservation)
-            raise
         except RateLimitedError as error:
             raise self._refused(error) from None
-        return reservation
+        return self._caught_up(admission, reservation)
 
     def _come_back(self, reservation: Reservation | None) -> None:
         """Send the same message once more, with its slot if it has one; what all workers got stays here."""

@@ -110,6 +110,30 @@ def test_a_task_that_misses_its_slot_while_the_store_is_gone_comes_back_with_it(
         assert SlotHeader.of(message.headers).text() == slot_header.text()
 
 
+def test_a_task_that_is_interrupted_while_it_asks_about_the_slot_it_missed_gives_that_back(monkeypatch):
+    app = Celery("interrupted", broker="memory://", set_as_current=False)
+    policy = Policy("1/h", name="interrupted", store=MemoryStore())
+
+    @app.task(base=ShapedTask, shape=policy, shared=False)
+    def work():
+        """Never run."""
+
+    async def coming(*_):
+        raise KeyboardInterrupt
+
+    slot_header = SlotHeader.travelling(HEADERS, policy.shaper.reserve())
+    assert policy.shaper.forecast().first_in > 3_000
+    missed = {SLOT_HEADER: slot_header.entering(time.monotonic() - 3_000.0).text()}
+    monkeypatch.setattr(type(policy.shaper.core), "coming", coming)
+    work.push_request(**HEADERS, **missed, called_directly=False)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            work.run()
+    finally:
+        work.pop_request()
+    assert policy.shaper.forecast().first_in == 0
+
+
 def test_a_task_that_comes_back_comes_to_its_own_queue_alone():
     """Others may have the same routing key, and their own copies."""
     app = Celery("several", broker="memory://", set_as_current=False)
