@@ -54,6 +54,8 @@ MOST_FENCE_US = 60 * SECOND_US
 """For how long the first call of a process is overtaken at most by those of others."""
 _ALL = "all"
 """The key of a limit over all keys."""
+_BUDGETS = "_shapekit_budgets"
+"""The attribute of a wrapped function that has the budgets of its calls."""
 _FIX = 'write LLMBudget(requests="500/min", tokens="90k/min")'
 
 
@@ -243,7 +245,13 @@ class LLMBudget:
         """
         if not callable(function):
             raise ConfigError("function", function, "cannot be called", "wrap client.chat.completions.create")
+        # Where `functools.wraps` copies it, too.
+        budgets = getattr(function, "__dict__", {}).get(_BUDGETS, ())
+        if self in budgets:
+            bound = "is wrapped already: each call would be charged twice"
+            raise ConfigError("function", function, bound, "wrap it once")
         made: F = wrapped(function, self.admit)
+        setattr(made, _BUDGETS, (*budgets, self))
         return made
 
     def forecast(

@@ -6,7 +6,7 @@ import inspect
 import anyio
 import pytest
 
-from shapekit import LLMBudget, MemoryStore, TokenUsage
+from shapekit import ConfigError, LLMBudget, MemoryStore, TokenUsage
 from shapekit.testing import FaultyStore
 
 from .errors import RefusedByServer
@@ -47,6 +47,23 @@ def test_a_wrapped_function_is_what_it_was(one):
     assert (wrapped.__name__, wrapped.__doc__) == ("asked", asked.__doc__)
     assert inspect.signature(wrapped) == inspect.signature(asked)
     assert inspect.iscoroutinefunction(one.wrap(aasked))
+
+
+@pytest.mark.parametrize("function", [asked, aasked])
+def test_a_budget_wraps_a_function_once(one, budget, used, function):
+    wrapped = one.wrap(function)
+
+    @functools.wraps(wrapped)
+    def decorated(*args, **kwargs):
+        return wrapped(*args, **kwargs)
+
+    for again in (wrapped, decorated):
+        with pytest.raises(ConfigError, match="is wrapped already: each call would be charged twice"):
+            one.wrap(again)
+    other = budget(tokens="60k/min")
+    run(other.wrap(wrapped), "why?")
+    run(one.wrap(function), "why?")  # the function itself may be wrapped anew
+    assert (used(one), used(other)) == (120, 60)
 
 
 def test_the_estimate_sees_what_the_call_is_given(clock):
