@@ -5,7 +5,8 @@ import socket
 
 import aiohttp
 import pytest
-from aiohttp import ClientSession, DigestAuthMiddleware
+from aiohttp import ClientSession, DigestAuthMiddleware, web
+from aiohttp.test_utils import TestServer
 
 from shapekit import ManualClock, Policy
 from shapekit.integrations.aiohttp import request_options, shaped_middleware
@@ -117,3 +118,26 @@ async def test_a_session_may_be_closed_while_requests_wait(server):
         await waiting
     assert len(server.arrivals) == 1
     assert policy.forecast().first_in == 0.0
+
+
+async def test_a_websocket_takes_a_slot_and_keeps_its_permit_until_it_is_closed(clock):
+    async def listen(request):
+        websocket = web.WebSocketResponse()
+        await websocket.prepare(request)
+        async for _ in websocket:
+            pass
+        return websocket
+
+    app = web.Application()
+    app.router.add_get("/", listen)
+    policy = Policy("1/min", burst=2, concurrency=1, clock=clock)
+    shaped = shaped_middleware(policy=policy)
+    async with TestServer(app) as site, ClientSession(middlewares=[shaped]) as session:
+        async with session.ws_connect(site.make_url("/")):
+            with pytest.raises(TimeoutError):
+                async with policy.aadmit(timeout=5):
+                    pass
+        for opened_at in (5.0, 60.0):
+            async with session.ws_connect(site.make_url("/")) as websocket:
+                await websocket.send_str("is no request")
+                assert clock.now() == opened_at
