@@ -216,8 +216,8 @@ def open_store(where: str | None) -> Store:
 
 
 def print_json(value: Any) -> None:
-    """Print `value` as JSON."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    """Print `value` as JSON, in letters that every output has and none of which steers a terminal."""
+    click.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
 def console() -> Console:

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import closing
 from io import StringIO
 
 import click
@@ -16,6 +17,8 @@ from shapekit import GCRA, ConfigError, Gate, SQLiteStore, StoreUnavailableError
 from shapekit.cli.main import COMMANDS, CommandError, cli, command_error
 from shapekit.cli.output import bar, table
 from shapekit.errors import missing
+
+from .conftest import COMMAND, environment
 
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*3\d")
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -173,6 +176,25 @@ def test_json_is_json_on_a_terminal_too(terminal):
     assert json.loads(text)["calls"] == 3
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_json_has_each_key_whole_and_none_steers_a_terminal(encoding, tmp_path):
+    file = tmp_path / "limits.db"
+    keys = {"\x9b2J", "\u202e", "\udc80", "\N{SNOWMAN}", "\N{GREEK SMALL LETTER PI}"}
+    with closing(SQLiteStore(file)) as store:
+        gate = Gate(GCRA("1/h"), store=store, name="odd")
+        for key in keys:
+            gate.check(key)
+    told = subprocess.run(
+        [*COMMAND, "top", "--store", file, "--json"],
+        env=environment(PYTHONIOENCODING=encoding),
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert {row["key"] for row in json.loads(told.stdout)} == {f"odd:{key}" for key in keys}
+    assert told.stdout.decode("ascii").replace("\n", "").isprintable()
+
+
 def test_a_pipe_has_no_colours(process):
     told = process("simulate", "--arrivals", "uniform:5/s", "--for", "2s", "gcra:1/s")
     assert (told.returncode, told.stderr) == (0, "")
@@ -206,14 +228,17 @@ def test_no_line_is_longer_than_the_terminal(columns, terminal):
 
 def test_a_reader_that_has_read_enough_is_no_trouble():
     told = subprocess.run(
-        f"{sys.executable} -m shapekit.cli plan 10/s --calls 5 | true",
-        shell=True,
+        [
+            "bash",
+            "-c",
+            f"{sys.executable} -m shapekit.cli plan 10/s --calls 5 | true; exit ${{PIPESTATUS[0]}}",
+        ],
         capture_output=True,
         encoding="utf-8",
         timeout=60,
         check=False,
     )
-    assert told.stderr == ""
+    assert (told.returncode, told.stderr) == (1, "")
 
 
 @pytest.mark.parametrize(
