@@ -108,6 +108,16 @@ def test_no_subcommand_needs_redis_before_it_is_given_one(name):
     assert (told.returncode, told.stderr) == (0, "")
 
 
+def test_redis_that_is_not_installed_is_named_with_the_line_that_installs_it():
+    told = python(
+        "import sys; sys.modules['redis'] = None\n"
+        "sys.argv = ['shapekit', 'top', '--store', 'redis://localhost']\n"
+        "from shapekit.cli.__main__ import main; main()"
+    )
+    assert (told.returncode, told.stdout) == (2, "")
+    assert told.stderr == f"shapekit: {missing('RedisStore', 'redis')}\n"
+
+
 def test_a_subcommand_of_ours_that_does_not_load_is_no_mistake_of_the_user():
     told = python(
         "import sys; sys.modules['shapekit.cli.plan'] = None; sys.argv = ['shapekit', 'plan']\n"

@@ -1,5 +1,12 @@
 """RedisStore: one truth for all workers on all hosts."""
 
-from shapekit.stores.redis.store import RedisStore
+from shapekit.errors import missing
+
+try:
+    from shapekit.stores.redis.store import RedisStore
+except ImportError as error:
+    if (error.name or "").partition(".")[0] != "redis":
+        raise
+    raise missing("RedisStore", "redis") from None
 
 __all__ = ["RedisStore"]

@@ -28,6 +28,15 @@ from typing import Any, Self, TypeAlias
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary, WeakMethod, ref
 
+from redis import ConnectionPool, Redis, RedisCluster, RedisError
+from redis.asyncio import Redis as AsyncRedis
+from redis.asyncio import RedisCluster as AsyncRedisCluster
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.client import NEVER_DECODE
+from redis.exceptions import ResponseError
+from redis.retry import Retry
+
 from shapekit._runtime import process
 from shapekit._runtime.drivers import (
     LAST_S,
@@ -42,7 +51,7 @@ from shapekit._runtime.drivers import (
 from shapekit.algorithms.base import Undo
 from shapekit.algorithms.compose import of_one_kind
 from shapekit.clock import Clock, RealClock
-from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError, missing
+from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError
 from shapekit.rate import SECOND_US, duration_us
 from shapekit.stores.base import (
     Apply,
@@ -69,19 +78,6 @@ from shapekit.stores.redis.protocol import (
 )
 
 __all__ = ["RedisStore"]
-
-
-try:
-    from redis import ConnectionPool, Redis, RedisCluster, RedisError
-    from redis.asyncio import Redis as AsyncRedis
-    from redis.asyncio import RedisCluster as AsyncRedisCluster
-    from redis.asyncio.retry import Retry as AsyncRetry
-    from redis.backoff import NoBackoff
-    from redis.client import NEVER_DECODE
-    from redis.exceptions import ResponseError
-    from redis.retry import Retry
-except ImportError:
-    raise missing("RedisStore", "redis") from None
 
 
 TIMEOUT_S = 1.0
