@@ -4,3 +4,5 @@ BAD_INPUT = 2
 """The exit code where something cannot be done as asked."""
 INTERRUPTED = 130
 """The exit code that a shell expects of a command that Ctrl-C ended."""
+TERMINATED = 143
+"""The exit code that a shell tells of a command that SIGTERM ended."""

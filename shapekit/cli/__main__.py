@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from io import TextIOWrapper
 from typing import NoReturn
 
-from shapekit.cli import BAD_INPUT, INTERRUPTED
+from shapekit.cli import BAD_INPUT, INTERRUPTED, TERMINATED
 from shapekit.errors import missing
 
 _NEEDED = ("click", "rich")
@@ -23,6 +24,8 @@ def main() -> NoReturn:
         if isinstance(stream, TextIOWrapper):
             # What a terminal has no letter for becomes another letter, not a traceback.
             stream.reconfigure(errors="replace")
+    # As an exception it passes the code that gives the terminal back.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         from shapekit.cli.main import cli  # noqa: PLC0415 - who lacks click reads how to install it
 

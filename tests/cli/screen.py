@@ -22,6 +22,8 @@ class Screen:
     def __init__(self, *args, rows=40, columns=100, **environment):
         self._terminal, other = pty.openpty()
         fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.first_modes = termios.tcgetattr(other)
+        """How the terminal treated what is typed before the command began."""
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", "-m", "shapekit.cli", *map(str, args)],
             stdin=other,
@@ -47,6 +49,10 @@ class Screen:
 
     def press(self, keys):
         os.write(self._terminal, keys.encode())
+
+    def modes(self):
+        """How the terminal treats what is typed now."""
+        return termios.tcgetattr(self._terminal)
 
     def end(self):
         """Wait until it ends; its exit code."""

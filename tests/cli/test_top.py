@@ -356,6 +356,18 @@ def test_on_a_terminal_it_lives_until_q(place, screens):
     assert screen.raw.count("\x1b[?1049h") == screen.raw.count("\x1b[?1049l") == 1, "the screen is given back"
 
 
+def test_a_terminal_is_as_it_was_after_sigterm(place, screens):
+    store, where = place
+    assert Shaper("6/h", name="api", store=store).reserve("first")
+    screen = screens("top", "--store", where)
+    screen.until("api:first", "q quits")
+    assert screen.modes() != screen.first_modes
+    screen.process.terminate()
+    assert screen.end() == 143
+    assert screen.raw.count("\x1b[?1049h") == screen.raw.count("\x1b[?1049l") == 1
+    assert screen.modes() == screen.first_modes
+
+
 def test_a_key_does_not_steer_the_terminal(place, screens):
     store, where = place
     assert Shaper("6/h", name="api", store=store).reserve("\x1b]0;owned\x07\n\rapi:fine \ud800")
