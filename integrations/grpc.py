@@ -396,27 +396,29 @@ class _AioInterceptor:
         task.add_done_callback(self._watching.discard)
         return call
 
-    async def unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return await self._call(continuation, client_call_details, request, request)
-
-    async def stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
-        return await self._call(continuation, client_call_details, request_iterator, None)
-
 
 class _UnaryUnary(_AioInterceptor, aio.UnaryUnaryClientInterceptor):
-    intercept_unary_unary = _AioInterceptor.unary
+    async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await self._call(continuation, client_call_details, request, request)
 
 
 class _UnaryStream(_AioInterceptor, aio.UnaryStreamClientInterceptor):
-    intercept_unary_stream = _AioInterceptor.unary
+    async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await self._call(continuation, client_call_details, request, request)
 
 
 class _StreamUnary(_AioInterceptor, aio.StreamUnaryClientInterceptor):
-    intercept_stream_unary = _AioInterceptor.stream
+    async def intercept_stream_unary(
+        self, continuation: Any, client_call_details: Any, request_iterator: Any
+    ) -> Any:
+        return await self._call(continuation, client_call_details, request_iterator, None)
 
 
 class _StreamStream(_AioInterceptor, aio.StreamStreamClientInterceptor):
-    intercept_stream_stream = _AioInterceptor.stream
+    async def intercept_stream_stream(
+        self, continuation: Any, client_call_details: Any, request_iterator: Any
+    ) -> Any:
+        return await self._call(continuation, client_call_details, request_iterator, None)
 
 
 async def _watch(call: Any, admission: Admission) -> None:
