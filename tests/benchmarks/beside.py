@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from operator import truediv
@@ -36,7 +37,7 @@ def figures(folder: Path, group: str, share: float) -> dict[tuple[str, ...], flo
     told = subprocess.run(
         [sys.executable, "-c", ROUND, GROUPS[group], str(share)],
         cwd=folder,
-        env={"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin"},
+        env={**os.environ, "PYTHONPATH": str(folder)},
         stdout=subprocess.PIPE,
         check=True,
     )
