@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -104,6 +104,9 @@ class ShapedModel(WrapperModel):
         if not isinstance(told, LLMBudget):
             fix = 'write ShapedModel(model, LLMBudget(requests="500/min", tokens="90k/min"))'
             raise ConfigError("budget", budget, "is not an LLMBudget", fix)
+        if any(isinstance(model, ShapedModel) and model.budget is budget for model in _within(self.wrapped)):
+            bound = "has this budget already: each request would be charged twice"
+            raise ConfigError("model", self.wrapped, bound, "give a budget to the agent or to its model")
         self.budget = budget
         """The budget of the requests."""
 
@@ -166,6 +169,15 @@ class ShapedModel(WrapperModel):
             if isinstance(refusal, _UnsentError):
                 refusal.model_name = self.model_name
             raise refusal from error.__cause__
+
+
+def _within(model: Any) -> Iterator[Any]:
+    """A model and those that it passes requests on to."""
+    yield model
+    for name in ("wrapped", "models"):
+        inner = getattr(model, name, ())
+        for one in inner if isinstance(inner, (list, tuple)) else (inner,):
+            yield from _within(one)
 
 
 @asynccontextmanager

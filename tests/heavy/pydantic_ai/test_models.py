@@ -219,3 +219,17 @@ def test_a_limiter_takes_a_policy_with_concurrency():
 def test_a_budget_has_to_be_one():
     with pytest.raises(ConfigError, match="is not an LLMBudget"):
         ShapedModel(Model(), "500/min")
+
+
+def test_a_request_is_not_charged_to_one_budget_twice(budget):
+    limits, model = budget(), Model()
+    shaped = ShapedModel(model, limits)
+    for agent in (
+        Agent(model, capabilities=[ShapedRequests(limits), ShapedRequests(limits)]),
+        Agent(FallbackModel(shaped, model), capabilities=[ShapedRequests(limits)]),
+    ):
+        with pytest.raises(ConfigError, match="has this budget already: each request would be charged twice"):
+            asyncio.run(agent.run("why?"))
+    assert model.asked == 0
+    asyncio.run(Agent(ShapedModel(shaped, budget()), model_settings=SETTINGS).run("why?"))
+    assert used(limits) == 30
