@@ -320,10 +320,11 @@ def test_a_call_that_has_cost_nothing_has_nothing_to_give_back(rate):
     st.sampled_from(["10/s", "7/s", Adaptive("3/s", "5/s")]),
     st.integers(1, 4),
     st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    st.sampled_from([0.0, 1.7e9]),
 )
-def test_a_decision_tells_how_much_of_the_burst_is_in_use(limit, burst, costs):
+def test_a_decision_tells_how_much_of_the_burst_is_in_use(limit, burst, costs, start):
     how = {"adaptive": limit} if isinstance(limit, Adaptive) else {"rate": limit}
-    shaper = Shaper(**how, burst=burst, clock=ManualClock())
+    shaper = Shaper(**how, burst=burst, clock=ManualClock(start))
     used = 0
     for cost in costs:
         told = shaper.reserve(cost=min(cost, burst)).decision
