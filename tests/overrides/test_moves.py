@@ -233,6 +233,7 @@ def test_whoever_has_waited_through_too_many_changes_keeps_the_slot():
         line.change(changed(("2/s", "1/s")[number % 2]))
     changes = line.queue.follow(line.state, line.now)[1][-2]
     assert len(changes) == MOST_MOVES
+    line.queue.inspect(line.state)
     assert followed(waiting, changes, line.queue.constraints) is None
     assert first.due_us == START
 

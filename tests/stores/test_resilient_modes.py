@@ -105,6 +105,7 @@ def test_closed_shapers_refuse(host):
     assert (refused.accepted, refused.cancel()) == (False, False)
     assert 0.125 <= refused.delay <= 0.25
     assert refused.refusal.retry_after == refused.delay == shaper.forecast().first_in
+    assert refused.refusal.reset_at == pytest.approx(host.clock.now() + refused.delay, abs=2e-6)
     with pytest.raises(QueueFullError):
         shaper.schedule()
     assert (shaper.hold("30s"), shaper.resume()) == (0.0, 0.0)

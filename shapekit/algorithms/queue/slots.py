@@ -530,9 +530,8 @@ class Move(NamedTuple):
         due_us = self.instant(grant.due_us)
         if self.interval >= AT_ONCE * self.q:
             # It keeps its turn, but gives nothing back: it is counted anew, and others may be where it was.
-            start = grant.start * self.q_since // self.q
             generation = grant.generation + 1
-            return grant._replace(generation=generation, start=start, end=start, due_us=due_us, receipts=())
+            return grant._replace(generation=generation, end=grant.start, due_us=due_us, receipts=())
         exact = grant.start - self.interval * max(0, self.burst - grant.cost)
         if grant.due_us > self.pivot_us and -(-exact // self.q) == grant.due_us:
             # An instant is rounded up, and should not be so twice.
