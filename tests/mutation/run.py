@@ -35,6 +35,7 @@ LUA = "tests/stores/test_redis_conformance.py"
 PLACES = ("tests/stores/test_redis_places.py", "tests/stores/test_redis_crowded_queue.py")
 SPREAD = "tests/stores/test_redis_spread.py"
 RUNS = "tests/stores/test_redis_runs.py"
+DEFAULTS = "tests/algorithms/test_defaults.py"
 
 
 def files(folder):
@@ -54,17 +55,17 @@ OUTAGES = ("tests/stores/test_resilient_many.py", "tests/stores/test_resilient_s
 STRATEGIES = (LUA, "tests/gate/test_gate.py", *LAWS, CALENDAR, *FORECASTS, RUNS)
 OVERRIDES = (*files("tests/overrides"), "tests/cli/test_settings.py")
 TESTS = {
-    ("algorithms/queue/adaptive",): (*ADAPTIVE, "tests/queue/adaptive", LUA),
-    ("algorithms/inflight",): (LUA, "tests/algorithms/test_inflight.py", "tests/queue/inflight"),
+    ("algorithms/queue/adaptive",): (DEFAULTS, *ADAPTIVE, "tests/queue/adaptive", LUA),
+    ("algorithms/inflight",): (DEFAULTS, LUA, "tests/algorithms/test_inflight.py", "tests/queue/inflight"),
     ("algorithms/prospects",): FORECASTS,
     ("algorithms/overrides",): (*OVERRIDES, LUA, *QUEUE),
     ("algorithms/rows",): (
         *(f"tests/algorithms/queue/test_{name}.py" for name in ("gaps", "rows")),
         *STRATEGIES,
     ),
-    ("algorithms/queue/slots",): (LUA, *PLACES, *QUEUE, "tests/queue/prefetch", *OVERRIDES),
-    ("algorithms/queue/wire",): (LUA, *PLACES, *QUEUE, "tests/queue/prefetch", RUNS, *OUTAGES),
-    ("algorithms/queue/",): (LUA, *PLACES, *QUEUE, "tests/queue/prefetch", RUNS, *OVERRIDES),
+    ("algorithms/queue/slots",): (DEFAULTS, LUA, *PLACES, *QUEUE, "tests/queue/prefetch", *OVERRIDES),
+    ("algorithms/queue/wire",): (DEFAULTS, LUA, *PLACES, *QUEUE, "tests/queue/prefetch", RUNS, *OUTAGES),
+    ("algorithms/queue/",): (DEFAULTS, LUA, *PLACES, *QUEUE, "tests/queue/prefetch", RUNS, *OVERRIDES),
     ("algorithms/quota",): (
         CALENDAR,
         LUA,
