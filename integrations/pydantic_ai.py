@@ -98,6 +98,9 @@ class ShapedModel(WrapperModel):
     A stream is settled at its end; one that is left early, at what was seen of it.
     """
 
+    budget: LLMBudget
+    """The budget of the requests."""
+
     def __init__(self, wrapped: Model | KnownModelName | str, budget: LLMBudget) -> None:
         super().__init__(wrapped)
         told: object = budget
@@ -108,7 +111,6 @@ class ShapedModel(WrapperModel):
             bound = "has this budget already: each request would be charged twice"
             raise ConfigError("model", self.wrapped, bound, "give a budget to the agent or to its model")
         self.budget = budget
-        """The budget of the requests."""
 
     async def request(
         self,
