@@ -524,12 +524,12 @@ class Sleepers:
 
     def sleep(self, until_us: int) -> None:
         """Block this thread until then."""
-        while (left_us := until_us - self._clock.now_us()) > 0:
+        while until_us > self._clock.now_us():
             warn_in_event_loop()
             alarm = ThreadAlarm()
             self._enter(alarm)
             try:
-                self._clock.sleep(min(left_us / SECOND_US, self._chunk_s), alarm)
+                self._clock.sleep(self._step_s(until_us), alarm)
             finally:
                 self._alarms.discard(alarm)
             self._check_open()
@@ -560,7 +560,7 @@ class Sleepers:
                 self._enter(alarm)
                 try:
                     if left_us > 0:
-                        await clock.asleep(min(left_us / SECOND_US, self._chunk_s), alarm)
+                        await clock.asleep(self._step_s(until_us), alarm)
                     else:
                         line.call_first(until_us)
                         await alarm.wait()
@@ -585,9 +585,10 @@ class Sleepers:
         self._check_open()
 
     def _step_s(self, until_us: int | None) -> float:
+        # Asked right before the sleep: what was done since the last look at the clock took its time.
         if until_us is None:
             return self._chunk_s
-        return min((until_us - self._clock.now_us()) / SECOND_US, self._chunk_s)
+        return min(max(0, until_us - self._clock.now_us()) / SECOND_US, self._chunk_s)
 
     @property
     def sleeping(self) -> int:

@@ -211,15 +211,21 @@ class Waiter:
             if asks_at_us <= now_us:
                 if not pending.moves or pending.stands_until_us:
                     pending.heard_after = self._late_calls.trips
-                    now_us, key_state = await self._status.leaving(driver, pending.key)
+                    status = self._status
+                    now_us, key_state = (
+                        status.known(pending.key)
+                        if status.instant
+                        else await status.leaving(driver, pending.key)
+                    )
                     pending.hear(key_state, now_us)
-                due_us, turn_us = pending.due_us, pending.asks_at_us(self._allowed_us(pending))
+                allowed_us = self._allowed_us(pending)
+                due_us, turn_us = pending.due_us, pending.asks_at_us(allowed_us)
                 # One that has moved stood in line by its old slot.
                 is_out_of_line = is_apart or turn_us != asks_at_us
                 if driver.has_order and is_out_of_line and turn_us <= now_us:
                     await driver.let_earlier_go(self._sleepers, turn_us, pending.order)
                     now_us = self._clock.now_us()
-                if pending.due_us == due_us and await self._may_leave(driver, pending, now_us):
+                if pending.due_us == due_us and await self._may_leave(driver, pending, allowed_us, now_us):
                     return pending
             elif poller is not None and (polls_at_us <= now_us or poller.is_time(now_us)):
                 told = await poller.look(driver)
@@ -239,9 +245,9 @@ class Waiter:
         """How late a call may leave, by the numbers that are in force."""
         return self._grace_us if queue is None or self._grace_us == END_US else queue.grace_us
 
-    async def _may_leave(self, driver: Driver, pending: PendingWait, now_us: int) -> bool:
+    async def _may_leave(self, driver: Driver, pending: PendingWait, allowed_us: int, now_us: int) -> bool:
         """Whether the slot of a call has come, and may be used. A call that is late asks for another one."""
-        if self._missed(pending, now_us):
+        if pending.needs_new_slot(allowed_us, now_us):
             await self._move(driver, pending)
             return False
         if pending.due_us > now_us:
@@ -254,11 +260,6 @@ class Waiter:
             return False
         return pending.heard_after == late_calls.trips
 
-    def _missed(self, pending: PendingWait, now_us: int) -> bool:
-        """Whether a call is late, and may ask for another slot."""
-        is_soon = pending.due_us - SOON_US <= now_us
-        return is_soon and pending.moves < MOST_MOVES and pending.is_late(self._allowed_us(pending), now_us)
-
     async def _move(self, driver: Driver, pending: PendingWait) -> None:
         """Get another slot for a call that is late; where that has passed, too, the next one, before calls
         behind it ask.
@@ -266,9 +267,9 @@ class Waiter:
         while True:
             late = pending.late_call()
             pending.move(*await self._late_calls.ask(driver, pending.key, pending.order, late))
-            now_us = self._clock.now_us()
-            self._late_calls.moved(pending, self._allowed_us(pending), now_us)
-            if not pending.has_new_slot or not self._missed(pending, now_us):
+            allowed_us, now_us = self._allowed_us(pending), self._clock.now_us()
+            self._late_calls.moved(pending, allowed_us, now_us)
+            if not pending.has_new_slot or not pending.needs_new_slot(allowed_us, now_us):
                 return
 
     async def coming(
@@ -419,6 +420,11 @@ class PendingWait:
         if self.due_us > usable_us and allowed_us != END_US:
             return True
         return now_us - usable_us > allowed_us
+
+    def needs_new_slot(self, allowed_us: int, now_us: int) -> bool:
+        """Whether it is late, and may ask for another slot."""
+        is_soon = self.due_us - SOON_US <= now_us
+        return is_soon and self.moves < MOST_MOVES and self.is_late(allowed_us, now_us)
 
     def _leaves_by(self) -> int:
         """Until when, on the queue's own time, the slot can be used."""
@@ -750,9 +756,7 @@ class KeyStatus:
     async def heard(self, driver: Driver, key: str, *, is_shared: bool = True) -> tuple[int, KeyState]:
         """`ask`, and what time it is by then; if not `is_shared`, by a question of its own."""
         if self.instant:
-            if self._settings.known.stored.version:
-                return self._followed(self._follow.call(key))
-            return self._standing(self._confirm.call(key))
+            return self.known(key)
         if not is_shared:
             return await self._answered(driver, key, self._clock.now_us())
         while True:
@@ -775,6 +779,12 @@ class KeyStatus:
         is_later = question.close()
         self._questions.hear((self._name, key), question)
         return self._clock.now_us() if is_later else now_us, question.answer
+
+    def known(self, key: str) -> tuple[int, KeyState]:
+        """`heard`, of a store that answers at once."""
+        if self._settings.known.stored.version:
+            return self._followed(self._follow.call(key))
+        return self._standing(self._confirm.call(key))
 
     async def _answered(self, driver: Driver, key: str, asked_us: int) -> tuple[int, KeyState]:
         """When the store has answered, and what. Once operators have set something, what has become of the
