@@ -353,17 +353,23 @@ async def stop_if_cancelled() -> None:
         return
     if is_struck:
         await modules["asyncio"].sleep(0)
-    if _ANYIO in modules and (anyio := _anyio()) is not None:
-        await anyio.checkpoint_if_cancelled()
+    if _is_scope_cancelled():
+        await _anyio().checkpoint_if_cancelled()
 
 
 def may_be_cancelled() -> bool:
     """Whether `stop_if_cancelled` may end here: asked first where a call is to be quick."""
     modules: Any = sys.modules
     try:
-        return modules["asyncio"].current_task()._must_cancel or _ANYIO in modules  # noqa: SLF001 - as above
+        is_struck: bool = modules["asyncio"].current_task()._must_cancel  # noqa: SLF001 - as above
     except (KeyError, AttributeError, RuntimeError):
         return True
+    return is_struck or (_ANYIO in modules and _is_scope_cancelled())
+
+
+def _is_scope_cancelled() -> bool:
+    """Whether this task is in a cancelled scope of anyio, which strikes at every wait."""
+    return (anyio := _anyio()) is not None and anyio.current_effective_deadline() == -math.inf
 
 
 def running_trio() -> Any:
