@@ -52,7 +52,11 @@ ADAPTIVE = tuple(
 CALENDAR = "tests/algorithms/quota"
 FORECASTS = ("tests/algorithms/queue/test_outlook.py", "tests/shaper/test_forecast.py")
 OUTAGES = ("tests/stores/test_resilient_many.py", "tests/stores/test_resilient_sides.py")
-STRATEGIES = (LUA, "tests/gate/test_gate.py", *LAWS, CALENDAR, *FORECASTS, RUNS)
+UNDER_A_QUEUE = tuple(
+    f"tests/algorithms/queue/test_{name}.py"
+    for name in ("constraints", "given_back", "lives", "many_windows", "mass_cancel")
+)
+STRATEGIES = (LUA, "tests/gate/test_gate.py", *LAWS, CALENDAR, *FORECASTS, RUNS, *UNDER_A_QUEUE)
 OVERRIDES = (*files("tests/overrides"), "tests/cli/test_settings.py")
 TESTS = {
     ("algorithms/queue/adaptive",): (DEFAULTS, *ADAPTIVE, "tests/queue/adaptive", LUA),
