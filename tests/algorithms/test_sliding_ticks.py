@@ -2,10 +2,12 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapekit import SlidingWindow
+from shapekit.algorithms import sliding_window
 
 WIDTH_US = 1_000
 START = 5_000_000
@@ -78,3 +80,14 @@ def test_no_tick_that_still_counts_is_forgotten_or_counted_twice(buckets, conser
         oldest = now // WIDTH_US - buckets
         remembered = told(limit, state) if state else Counter()
         assert still(remembered, oldest) == still(ticks, oldest)
+
+
+@pytest.mark.parametrize(("buckets", "ticks"), [(1, range(10, 80, 10)), (4, [1, 2, 3, 4, 6, 7, 20])])
+def test_the_newest_of_too_many_older_ticks_become_one(monkeypatch, buckets, ticks):
+    monkeypatch.setattr(sliding_window, "_MAX_AHEAD", 3)
+    limit = SlidingWindow(100, buckets * WIDTH_US / 1_000_000, buckets=buckets)
+    state = limit._placed((WIDTH_US * tick, tick) for tick in ticks)
+    limit.inspect(state)
+    oldest, (*merged, before), newest = ticks[:2], ticks[2:-1], ticks[-1]
+    kept = [(at // WIDTH_US, units) for at, units in limit.entries(state, 0)]
+    assert kept == [*((tick, tick) for tick in oldest), (before, sum(merged, before)), (newest, newest)]
