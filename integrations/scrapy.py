@@ -18,6 +18,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
@@ -26,7 +27,7 @@ from anyio import CancelScope
 from shapekit import errors
 from shapekit._adapters.http import Reading, RequestShaper, ResponseView, may_say, observe
 from shapekit._runtime.drivers import TASKS
-from shapekit.errors import ConfigError
+from shapekit.errors import ConfigError, QueueFullError
 from shapekit.keys import Target
 from shapekit.policy import Admission
 from shapekit.rate import whole
@@ -67,7 +68,9 @@ class ShapedDownloader(Downloader):
     `SHAPEKIT_MOST_WAITING` (100) of them: the others stay with the scheduler.
 
     A request that would wait too long calls its errback with a `QueueFullError`. When the spider closes,
-    waiting requests return to the scheduler, and what they had reserved is given back.
+    waiting requests return to the scheduler, and what they had reserved is given back. A request that did not
+    come from there, such as one of a media pipeline, leaves if it need not wait, or else fails with
+    `IgnoreRequest`.
     """
 
     def __init__(self, crawler: Any) -> None:
@@ -160,11 +163,16 @@ class ShapedDownloader(Downloader):
         return response
 
     async def _enter(self, request: Any) -> Admission | None:
+        enter, options = self._request_shaper.aenter, request.meta.get(_META)
         with CancelScope() as scope:
             self._scopes.add(scope)
             try:
                 if not self._is_closing:
-                    return await self._request_shaper.aenter(request, request.meta.get(_META))
+                    return await enter(request, options)
+                if request not in self._scheduled:
+                    # Somebody waits for the answer, as an item for its files, and closing waits for them.
+                    with suppress(QueueFullError):
+                        return await enter(request, options, fits_s=0)
             finally:
                 self._scopes.discard(scope)
         raise _SpiderClosesError("the spider closes, and the request was not sent")

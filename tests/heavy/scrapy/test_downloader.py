@@ -251,3 +251,20 @@ def test_a_request_that_is_awaited_when_the_spider_closes_is_refused(crawl, left
     crawl("/a", crawled=crawled, rate="1/hour")
     assert len(left) == 1
     assert refused
+
+
+def test_what_is_awaited_while_the_spider_closes_leaves_if_its_slot_is_free(crawl, left, request_to):
+    ended = []
+
+    async def ask_while_it_closes(engine):
+        asked = [engine.download_async(request_to(path)) for path in ("/b", "/c")]
+        closing = engine.close_spider_async(reason="enough")
+        ended.extend(await asyncio.gather(*asked, closing, return_exceptions=True))
+
+    def crawled(spider):
+        spider.tasks.append(ask_while_it_closes(spider.crawler.engine))
+
+    crawl("/a", crawled=crawled, rate="2/hour", pace="burst")
+    assert [path for path, _ in left] == ["/a", "/b"]
+    assert ended[0].status == 200
+    assert isinstance(ended[1], IgnoreRequest)
