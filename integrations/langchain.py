@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from shapekit import errors
@@ -44,8 +44,15 @@ except ImportError as error:
 
 __all__ = ["ShapedEmbeddings", "ShapedRateLimiter", "shaped_middleware"]
 
-_BEGUN: ContextVar[tuple[ModelRun, ...]] = ContextVar("shapekit.langchain", default=())
-"""The runs that were begun in this context: a batch begins all of its runs before one is admitted."""
+
+class _Begun(NamedTuple):
+    run: ModelRun
+    together: int
+    """How many runs were begun with it: `generate` begins one for each list before one is admitted."""
+
+
+_BEGUN: ContextVar[tuple[_Begun, ...]] = ContextVar("shapekit.langchain", default=())
+"""The runs that were begun in this context."""
 _RUNS = Runs()
 
 
@@ -75,10 +82,10 @@ class ShapedRateLimiter(BaseRateLimiter):
 
     async def _acquire(self, driver: Driver, blocking: bool) -> bool:
         waits: dict[str, Any] = {} if blocking else {"max_wait": 0}
-        begun = [each for each in _BEGUN.get() if each.is_waited_for and each.limit is self._limit]
+        begun = self._begun()
         try:
-            if begun:
-                await self._admit(driver, begun[-1], waits)
+            if begun is not None:
+                await self._admit(driver, begun, waits)
             elif isinstance(self._limit, Policy):
                 await admit(driver, self._limit, None, **waits)
             else:
@@ -90,6 +97,13 @@ class ShapedRateLimiter(BaseRateLimiter):
                 raise
             return False
         return True
+
+    def _begun(self) -> ModelRun | None:
+        """The run that is to be admitted: of those that were begun together last, the first that waits."""
+        ours = [each for each in _BEGUN.get() if each.run.limit is self._limit]
+        together = ours[-ours[-1].together :] if ours else []
+        waiting = (each.run for each in (*together, *reversed(ours)) if each.run.is_waited_for)
+        return next(waiting, None)
 
     async def _admit(self, driver: Driver, begun: ModelRun, waits: Mapping[str, Any]) -> None:
         begun.is_waited_for = False  # first of all, for the tasks of a batch share what was begun
@@ -141,7 +155,8 @@ class _Handler(BaseCallbackHandler):
         """Callbacks run before the limiter is asked."""
         begun = ModelRun((self, run_id), self._limit, partial(_asked, messages[0], kwargs))
         _RUNS.begin(begun)
-        _BEGUN.set((*(each for each in _BEGUN.get() if each.is_waited_for), begun))
+        waiting = (each for each in _BEGUN.get() if each.run.is_waited_for)
+        _BEGUN.set((*waiting, _Begun(begun, kwargs.get("batch_size", 1))))
 
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **_: Any) -> None:
         """The next piece of a stream, whose usage is what it adds."""

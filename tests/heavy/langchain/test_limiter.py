@@ -122,6 +122,30 @@ def test_several_lists_of_messages_are_several_calls(do, limiter, used, clock):
     assert clock.now() == pytest.approx(0.2)
 
 
+def test_each_of_several_lists_reserves_what_it_asks(do, limiter, used):
+    reserved = []
+
+    class Noting(Chat):
+        def _called(self, messages):
+            reserved.append(used())
+
+    texts = [5_000 * "a ", "b"]
+    do.call(model_of(limiter, Noting, max_tokens=1), "generate", [[HumanMessage(text)] for text in texts])
+    assert reserved[0] > 1_000
+    assert reserved[1] - reserved[0] < 100
+
+
+def test_of_several_lists_one_that_is_refused_takes_no_charge_of_another_back(do, clock):
+    limits = {"requests": "1/s burst 1", "tokens": "60k/min", "tokens_per_day": 1000, "max_wait": 0}
+    with closing(LLMBudget(**limits, clock=clock)) as it:
+        model = model_of(ShapedRateLimiter(it), asked=[])
+        with pytest.raises(QueueFullError):
+            do.call(model, "generate", [[HumanMessage(text)] for text in "ab"])
+        assert model.asked == ["a"]
+        assert it.quotas()[0].used >= TOKENS
+    langchain._RUNS._open.clear()  # in its synchronous form, LangChain does not tell the end of the first
+
+
 def test_a_cached_answer_takes_nothing(do, limiter, used, clock):
     model = model_of(limiter, cache=InMemoryCache())
     for _ in range(5):
