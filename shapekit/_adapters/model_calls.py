@@ -58,7 +58,12 @@ class ModelRun:
 
     async def admit(self, driver: Driver, **waits: Any) -> None:
         """Wait until a call of the run may leave."""
-        self.calls.append(await admit(driver, self.limit, self.asked(), **waits))
+        try:
+            call = await admit(driver, self.limit, self.asked(), **waits)
+        except BaseException:
+            self.calls.clear()  # the run ends in this error, and it is not that of a call before
+            raise
+        self.calls.append(call)
         self._driver = driver
 
     async def ended(self, driver: Driver, answers: Iterable[Any]) -> None:

@@ -200,6 +200,16 @@ def test_a_refused_batch_costs_no_tokens_and_those_before_it_do(limiter, used):
     assert used() == 10
 
 
+def test_a_batch_that_waits_too_long_costs_no_tokens_and_those_before_it_do(do, clock):
+    limits = {"requests": "1/s burst 1", "tokens": "60k/min", "tokens_per_day": 1000, "max_wait": 0}
+    with closing(LLMBudget(**limits, clock=clock)) as budget:
+        model = Vectors(rate_limiter=ShapedRateLimiter(budget), embed_batch_size=1)
+        with pytest.raises(QueueFullError):
+            do.call(model, "get_text_embedding_batch", ["abc" * 10, "abc" * 20])
+        all_done()
+        assert budget.quotas()[0].used == 10
+
+
 class Nth:
     """Errors, of which the nth is the only one."""
 
