@@ -107,6 +107,9 @@ class _Spans(span_handlers.BaseSpanHandler[Any]):
         limiter = getattr(instance, "rate_limiter", None)
         if isinstance(limiter, ShapedRateLimiter):
             limiter._begin(id_, parent_span_id, instance, bound_args.arguments)  # noqa: SLF001
+        elif (parent := _RUNS.known(parent_span_id)) is not None and isinstance(parent.asked, _Batches):
+            # With `num_workers`, each batch is embedded in a span of its own.
+            _RUNS.begin(parent, id_)
 
     def prepare_to_exit_span(
         self, id_: str, bound_args: Any, instance: Any = None, result: Any = None, **_: Any

@@ -185,6 +185,14 @@ def test_each_batch_is_a_call(do, limiter, used, clock):
     assert clock.now() == pytest.approx(0.2)
 
 
+def test_each_batch_of_several_workers_is_a_call(limiter, used, clock):
+    model = Vectors(rate_limiter=limiter, embed_batch_size=2, num_workers=2)
+    texts = ["abc" * 10, "abc" * 20, "abc" * 30, "abc" * 40, "abc"]
+    assert len(asyncio.run(model.aget_text_embedding_batch(texts))) == 5
+    assert used() == 31 + 71 + 1
+    assert clock.now() == pytest.approx(0.2)
+
+
 def test_a_cached_embedding_takes_nothing(do, limiter, used):
     model = Vectors(rate_limiter=limiter, embeddings_cache=SimpleKVStore({"x": {"a": {}}}))
     for _ in range(3):
