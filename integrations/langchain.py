@@ -239,6 +239,11 @@ def shaped_middleware(limit: Policy | LLMBudget) -> Any:
         raise errors.missing("shaped_middleware", "langchain") from error
 
     class ShapedModelCalls(AgentMiddleware):
+        @property
+        def name(self) -> str:
+            # An agent takes one middleware of each name.
+            return f"ShapedModelCalls({limit.name})"
+
         def wrap_model_call(self, request: Any, handler: Any) -> Any:
             return run(model_call, request, handler)
 

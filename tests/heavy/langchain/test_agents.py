@@ -43,6 +43,15 @@ def test_each_call_of_the_model_is_charged_what_it_used(do, budget, used, clock)
     assert clock.now() == pytest.approx(0.1)
 
 
+def test_an_agent_may_have_several_limits_and_each_of_them_once(do, budget, used, policy, clock):
+    limits = [shaped_middleware(policy("1/s", name="account")), shaped_middleware(budget)]
+    agent = create_agent(Looking(), [look], middleware=limits)
+    do.call(agent, "invoke", ASK)
+    assert (used(), clock.now()) == (2 * TOKENS, 1)
+    with pytest.raises(AssertionError, match="duplicate middleware"):
+        create_agent(Chat(), middleware=2 * limits)
+
+
 def test_each_attempt_of_a_retry_waits(do, budget, used, clock):
     model = Chat(errors=[RefusedByServer(429, {"Retry-After": "30"})])
     retry = ModelRetryMiddleware(max_retries=1, initial_delay=0, jitter=False)
