@@ -69,8 +69,13 @@ class Instruments:
         if provider is not None and not callable(getattr(provider, "get_meter", None)):
             fix = "pass a MeterProvider, or leave it out"
             raise ConfigError("meter_provider", provider, "is not a provider of meters", fix)
+        default = metrics.get_meter_provider()
+        provider = default if provider is None else provider
+        self._is_default = provider is default
+        # What was made before a program set its provider goes to that one, too.
+        if self._is_default and any(each._is_default for each in _ACTIVE):  # noqa: SLF001 - of this class
+            raise _instrumented()
         gauges = Gauges(policies, labels)
-        provider = metrics.get_meter_provider() if provider is None else provider
         meter = provider.get_meter("shapekit")
         waits = meter.create_histogram(*_said(WAIT_DURATION), explicit_bucket_boundaries_advisory=WAIT_BOUNDS)
         calls, holds = (meter.create_counter(*_said(metric)) for metric in (CALLS, HOLDS))
@@ -164,8 +169,7 @@ class Rounds:
                 self._had: set[Metric] = set(READ)
         if not is_free:
             gauges.close()
-            fix = "pass all policies to one call of instrument, or close() the other first"
-            raise ConfigError("meter_provider", None, "is instrumented already", fix)
+            raise _instrumented()
 
     def observed(self, metric: Metric, options: CallbackOptions) -> list[Observation]:
         """The observations for the instrument of a metric."""
@@ -190,6 +194,11 @@ class Rounds:
 _ACTIVE: list[Instruments] = []
 _ROUNDS: WeakKeyDictionary[MeterProvider, Rounds] = WeakKeyDictionary()
 """What the instruments of each provider observe: a name that it knows gets no other callback."""
+
+
+def _instrumented() -> ConfigError:
+    fix = "pass all policies to one call of instrument, or close() the other first"
+    return ConfigError("meter_provider", None, "is instrumented already", fix)
 
 
 def _attributes(metric: Metric, *values: str) -> dict[str, str]:

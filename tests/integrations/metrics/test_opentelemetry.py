@@ -204,6 +204,20 @@ def test_a_provider_is_instrumented_once_at_a_time(clock, provider, collect, ref
     assert not events.EVERYWHERE
 
 
+def test_a_provider_that_is_set_afterwards_is_instrumented_once(
+    clock, provider, collect, refused, monkeypatch
+):
+    stripe, github = (Policy("10/s", name=name, clock=clock) for name in ("stripe", "github"))
+    with instrument(stripe):
+        monkeypatch.setattr("opentelemetry.metrics.get_meter_provider", lambda: provider)
+        refused(lambda: instrument(github), "meter_provider")
+        refused(lambda: instrument(github, meter_provider=provider), "meter_provider")
+    with instrument(github):
+        call(github)
+        assert collect()("shapekit.calls", policy="github", key="default", outcome="departed") == 1
+    assert not events.EVERYWHERE
+
+
 def test_policies_that_cannot_be_told_apart_are_refused(clock, provider, refused):
     twins = [Policy("10/s", name="stripe", clock=clock) for _ in range(2)]
     refused(lambda: instrument(*twins, meter_provider=provider), "policies")
