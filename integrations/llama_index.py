@@ -114,7 +114,9 @@ class _Spans(span_handlers.BaseSpanHandler[Any]):
     def prepare_to_exit_span(
         self, id_: str, bound_args: Any, instance: Any = None, result: Any = None, **_: Any
     ) -> None:
-        if not isinstance(result, GeneratorType | AsyncGeneratorType):  # these go on, and say when they end
+        known = _RUNS.known(id_)
+        goes_on = isinstance(result, GeneratorType | AsyncGeneratorType) and known is not None and known.calls
+        if not goes_on:  # or else its end is told; not of one that hands on the stream of another method
             _RUNS.over(id_)
 
     def prepare_to_drop_span(

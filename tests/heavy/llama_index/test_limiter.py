@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, TextBlock
+from llama_index.core.prompts import PromptTemplate
 from llama_index.core.storage.kvstore import SimpleKVStore
 
 from shapekit import ConfigError, CostExceedsLimitError, LLMBudget, MemoryStore, QueueFullError
@@ -94,6 +95,12 @@ def test_a_call_reserves_what_it_asks(do, clock, call):
 def test_a_stream_is_charged_when_it_has_ended(do, limiter, used, call):
     assert len(do.stream(Answering(rate_limiter=limiter), *call)) == 2
     assert used() == TOKENS
+
+
+def test_of_a_method_that_hands_on_the_stream_of_another_nothing_is_remembered(do, limiter, used):
+    assert do.stream(Answering(rate_limiter=limiter), "stream", PromptTemplate("why?")) == ["ye", "s"]
+    assert used() == TOKENS
+    assert llama_index._RUNS._open == {}
 
 
 @pytest.mark.parametrize("call", [*CALLS, *STREAMS])
