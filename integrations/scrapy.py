@@ -281,7 +281,11 @@ _QUEUE = "shapekit_queue"
 
 def _request_shaper(settings: Any) -> tuple[RequestShaper, Store | None]:
     """How the setting says to shape, and the store that has to be closed in the end."""
-    shaping = settings.getdict("SHAPEKIT")
+    try:
+        shaping = settings.getdict("SHAPEKIT")
+    except (TypeError, ValueError):
+        fix = 'write SHAPEKIT = {"rate": "10/s"}'
+        raise ConfigError("SHAPEKIT", settings.get("SHAPEKIT"), "is not a table", fix) from None
     if isinstance(shaping.get("policy"), str):
         shaping["policy"] = load_object(shaping["policy"])
     store, is_ours = None, False

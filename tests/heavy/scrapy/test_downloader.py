@@ -204,6 +204,8 @@ def test_a_policy_is_given_by_its_path(crawl, left, request_to):
     ("shaping", "settings", "field"),
     [
         ({}, {}, "rate"),
+        ({}, {"SHAPEKIT": "10/s"}, "SHAPEKIT"),
+        ({}, {"SHAPEKIT": 10}, "SHAPEKIT"),
         ({"rate": "10/s", "speed": 3}, {}, "speed"),
         ({"rate": "10/s", "on_reject": "respond"}, {}, "SHAPEKIT['on_reject']"),
         ({"rate": "10/s"}, {"SHAPEKIT_MOST_WAITING": -1}, "SHAPEKIT_MOST_WAITING"),
