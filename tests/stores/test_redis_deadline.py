@@ -7,6 +7,7 @@ import pytest
 from redis.asyncio import ConnectionPool
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from shapekit import GCRA, Gate, RedisStore
 from shapekit.stores.redis import connections
 from shapekit.stores.redis.connections import AsyncOwnConnections
 
@@ -59,6 +60,23 @@ def test_an_answer_that_came_while_the_loop_was_blocked_is_an_answer(url, long_l
             block_the_loop()
             assert await asking == b"PONG"
             await kept.aclose()
+
+    asyncio.run(main())
+
+
+def test_so_is_one_to_a_store_of_a_url(url, long_last_call):
+    """Its client would have a timer of its own for connecting."""
+
+    async def main():
+        for rounds in range(0, 60, 3):
+            bounds = f"socket_timeout={TIMEOUT_S}&socket_connect_timeout={TIMEOUT_S}"
+            store = RedisStore.from_url(f"{url}?{bounds}")
+            asking = asyncio.create_task(Gate(GCRA("100/s"), name="gate", store=store).acheck(str(rounds)))
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+            block_the_loop()
+            assert await asking
+            await store.aclose()
 
     asyncio.run(main())
 

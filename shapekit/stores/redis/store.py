@@ -415,8 +415,12 @@ def _connected(url: str, bounds: dict[str, Any]) -> Link:
         url, max_connections=MOST_CONNECTIONS, retry=AsyncRetry(NoBackoff(), 0), **bounds
     )
     options = client.connection_pool.connection_kwargs
-    kept = AsyncOwnConnections(client.connection_pool, options["socket_timeout"] or TIMEOUT_S)
+    timeout_s = options["socket_timeout"] or TIMEOUT_S
+    kept = AsyncOwnConnections(client.connection_pool, timeout_s)
     options["socket_timeout"], options["decode_responses"] = None, False
+    if (options["socket_connect_timeout"] or timeout_s) >= timeout_s:
+        # Ours counts connecting, too, and is not up because something has blocked the loop meanwhile.
+        options["socket_connect_timeout"] = None
     return Link(client, kept)
 
 
