@@ -86,6 +86,15 @@ def test_each_right_is_needed_and_no_other(missing, server, url):
     other.close()
 
 
+@pytest.mark.parametrize("missing", ["+get", "+hget"])
+def test_a_survey_without_a_right_is_not_one_of_an_idle_store(missing, server, url):
+    Gate(GCRA("10/d"), name="gate", store=RedisStore.from_url(server.url)).check("k")
+    store = RedisStore.from_url(url(LINE.replace(f" {missing} ", " ")))
+    with pytest.raises(StoreUnavailableError, match=f"no permissions to run the '{missing[1:]}' command"):
+        list(store.survey())
+    store.close()
+
+
 def test_keys_of_others_are_out_of_reach(url):
     store = RedisStore.from_url(url(), prefix="other")
     with pytest.raises(StoreUnavailableError, match=r"permission|ACL"):

@@ -493,13 +493,17 @@ class RedisSurvey:
                     """Left by a version that knows more: shown as unknown."""
 
     def _asked(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The replies to commands of one trip, as bytes, or what was wrong with one."""
+        """The replies to commands of one trip, as bytes, or the error where a value is of another type."""
         if not commands:
             return []
         pipeline = self._client.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command, **{NEVER_DECODE: True})
-        return list(pipeline.execute(raise_on_error=False))
+        replies = list(pipeline.execute(raise_on_error=False))
+        for reply in replies:
+            if isinstance(reply, Exception) and not is_of_another_type(reply):
+                raise unavailable(reply) from reply
+        return replies
 
     def _thawed(self, values: Sequence[tuple[Described, bytes]]) -> tuple[int, Iterator[Any]]:
         """The server's time, and the state in each value."""
