@@ -33,6 +33,7 @@ from redis.asyncio.cluster import PipelineCommand
 from redis.client import NEVER_DECODE
 from redis.exceptions import (
     AskError,
+    ClusterCrossSlotError,
     ClusterDownError,
     MovedError,
     ReadOnlyError,
@@ -55,6 +56,8 @@ REFRESH_PAUSE_S = 1.0
 _LAST_CALL_S = 0.005
 """How long a loop that finds the time is up has to read what came before."""
 _DOUBTFUL = (MovedError, ClusterDownError, TryAgainError, ReadOnlyError)
+_APART = (AskError, ClusterCrossSlotError)
+"""What a client gets that knows nothing of clusters: a key lies elsewhere, or those of a call lie apart."""
 
 Step: TypeAlias = "tuple[Any, bool] | None"
 """A server to send a command to, and whether to begin with ASKING; or None: read the map again."""
@@ -543,7 +546,17 @@ def closed() -> StoreUnavailableError:
 
 def unavailable(error: Exception) -> StoreUnavailableError:
     """The same, for code that knows nothing of Redis. What clients write in errors holds no credentials."""
-    return StoreUnavailableError(f"Redis does not answer: {type(error).__name__}: {error}")
+    return StoreUnavailableError(f"Redis does not answer: {type(error).__name__}: {error}{_fix(error)}")
+
+
+def refused(reply: Exception) -> StoreUnavailableError:
+    """What calls get where the server has replied an error."""
+    return StoreUnavailableError(f"Redis refused: {reply}{_fix(reply)}")
+
+
+def _fix(error: Exception) -> str:
+    """What to do about an error that says it in no words of its own."""
+    return "; this is one server of a Redis Cluster: pass a RedisCluster" if isinstance(error, _APART) else ""
 
 
 def _demoted(error: RedisConnectionError) -> ReadOnlyError:

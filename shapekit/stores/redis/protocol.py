@@ -42,9 +42,10 @@ from shapekit._runtime import process
 from shapekit.algorithms.base import CHECK, Operation, Run
 from shapekit.algorithms.compose import Composite, of_one_kind
 from shapekit.clock import Clock
-from shapekit.errors import ConfigError, ShapekitError, StoreUnavailableError, whose
+from shapekit.errors import ConfigError, ShapekitError, whose
 from shapekit.stores.base import DamagedStateError, Key, Settings, Stored, beyond, continued, part_keys, warn
 from shapekit.stores.encoding import describe, is_misfit, plain_bytes, plain_text, revived, shown, sound, tag
+from shapekit.stores.redis.connections import refused
 
 LONGEST = 256
 _ESCAPED = {ord(mark): f"%{ord(mark):02X}" for mark in "%:{}"}
@@ -637,7 +638,7 @@ def _checked(reply: Any) -> Any:
     if at >= 0:
         fix = "pass plain numbers in bounds"
         raise ConfigError("call", text[at + 10 :], "was refused by the script", fix)
-    raise StoreUnavailableError(f"Redis refused: {text}") from reply
+    raise refused(reply) from reply
 
 
 _NEEDS = "-- needs "

@@ -6,7 +6,7 @@ from collections import Counter
 import anyio
 import pytest
 
-from shapekit import GCRA, Gate, Shaper, all_of, any_of, first_of
+from shapekit import GCRA, Gate, RedisStore, Shaper, StoreUnavailableError, all_of, any_of, first_of
 from shapekit.rate import SECOND_US
 
 from ...crew import in_threads
@@ -17,6 +17,15 @@ from .stores import PATIENCE_S, store_on
 def test_the_cluster_is_joined_quickly_and_rightly(servers):
     assert servers.is_well()
     assert sum(len(servers.slots_of(shard)) for shard in range(SHARDS)) == 16_384
+
+
+def test_a_client_of_one_server_is_told_what_to_pass_instead(servers, name, keys):
+    store = RedisStore.from_url(servers.servers[0].url)
+    gate = Gate(GCRA("1/h", 3), name=name, store=store)
+    for call in (gate.check, gate.reset):
+        with pytest.raises(StoreUnavailableError, match="one server of a Redis Cluster: pass a RedisCluster"):
+            call(keys[2])
+    store.close()
 
 
 def test_gates_of_all_shards_keep_their_limits(store, name, keys):
