@@ -335,6 +335,41 @@ def within(seconds: float | None) -> AbstractContextManager[object]:
     return _Scope(move_on_after(seconds))
 
 
+LAST_CALL_S = 0.005
+"""How long a loop that finds the time is up has to read what came before."""
+
+
+def answered_within(seconds: float) -> AbstractContextManager[object]:
+    """As `within`; but on asyncio, what came while the loop was blocked is read before time is up."""
+    if running_trio() is not None or (loop := running_loop()) is None:
+        return within(seconds)
+    from anyio import CancelScope  # noqa: PLC0415 - as above
+
+    return _PatientScope(CancelScope(), loop, seconds)
+
+
+class _PatientScope(_Scope):
+    """Cancels its body after so long, and a last call."""
+
+    __slots__ = ("_loop", "_seconds", "_timer")
+
+    def __init__(self, scope: Any, loop: Any, seconds: float) -> None:
+        super().__init__(scope)
+        self._loop = loop
+        self._seconds = seconds
+
+    def __enter__(self) -> object:
+        self._timer = self._loop.call_later(self._seconds, self._call_last)
+        return super().__enter__()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool | None:
+        self._timer.cancel()
+        return super().__exit__(kind, error, trace)
+
+    def _call_last(self) -> None:
+        self._timer = self._loop.call_later(LAST_CALL_S, self._scope.cancel)
+
+
 async def stop_if_cancelled() -> None:
     """End here if this task was cancelled already: what it is about to take would be used for nothing.
 

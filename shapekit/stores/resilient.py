@@ -32,7 +32,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from shapekit._runtime import process
-from shapekit._runtime.drivers import TASKS, THREADS, Driver, Twin, run, within
+from shapekit._runtime.drivers import TASKS, THREADS, Driver, Twin, answered_within, run
 from shapekit.algorithms.base import Algorithm, Moment, Operation, Side, share_of, slowed
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.queue.adaptive import AdaptiveQueue
@@ -277,7 +277,7 @@ class Guard:
         return self._deadline.call(ask.call, *args)
 
     async def _acall_in_time(self, ask: Twin[Any], *args: Any) -> Any:
-        with within(self._timeout_s):
+        with answered_within(self._timeout_s):
             return await ask.acall(*args)
         raise self._deadline.missed()
 

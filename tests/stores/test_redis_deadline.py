@@ -21,7 +21,7 @@ NEVER = b"*3\r\n$5\r\nBLPOP\r\n$4\r\nnone\r\n$1\r\n0\r\n"
 @pytest.fixture
 def long_last_call(monkeypatch):
     """However busy the machine is."""
-    monkeypatch.setattr(connections, "_LAST_CALL_S", 10.0)
+    monkeypatch.setattr(connections, "LAST_CALL_S", 10.0)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """A store that hangs is given up in time, and nothing of it is left behind."""
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -10,11 +11,13 @@ from queue import SimpleQueue
 import anyio
 import pytest
 
-from shapekit import GCRA, ConfigError, Gate, MemoryStore, StoreUnavailableError
+from shapekit import GCRA, ConfigError, Gate, MemoryStore, RedisStore, StoreUnavailableError
+from shapekit._runtime import drivers
 from shapekit.stores import resilient as module
 from shapekit.stores.resilient import Deadline, ResilientStore
 from shapekit.testing import FaultyStore
 
+from ..redis_server import shared_server
 from .outages import PATIENCE_S, Host, patient
 
 QUICK_S = 0.05
@@ -194,6 +197,28 @@ async def test_a_primary_that_hangs_is_given_up_within_the_timeout_by_tasks():
     await gate.acheck()
     assert (store.is_lost, host.faulty.calls) == (False, 2)
     await store.aclose()
+
+
+def block_the_loop():
+    time.sleep(2 * QUICK_S)
+
+
+def test_a_loop_that_is_blocked_is_no_outage(monkeypatch):
+    """Wherever the answer stands on its way."""
+    monkeypatch.setattr(drivers, "LAST_CALL_S", PATIENCE_S)
+
+    async def main():
+        for rounds in range(30):
+            primary = RedisStore.from_url(shared_server().url, prefix=f"blocked {rounds}")
+            store = ResilientStore(primary, timeout=QUICK_S)
+            asking = asyncio.create_task(Gate(GCRA("10/s"), name="gate", store=store).acheck())
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+            block_the_loop()
+            assert await asking
+            await store.aclose()
+
+    asyncio.run(main())
 
 
 @pytest.mark.anyio

@@ -47,14 +47,12 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shapekit._runtime import process
-from shapekit._runtime.drivers import TASKS, Driver, Twin, run, running_loop
+from shapekit._runtime.drivers import LAST_CALL_S, TASKS, Driver, Twin, run, running_loop
 from shapekit.errors import StoreUnavailableError
 
 REDIRECTIONS_AT_MOST = 5
 REFRESH_PAUSE_S = 1.0
 """How often a cluster whose servers fail is asked how it stands now."""
-_LAST_CALL_S = 0.005
-"""How long a loop that finds the time is up has to read what came before."""
 _DOUBTFUL = (MovedError, ClusterDownError, TryAgainError, ReadOnlyError)
 _APART = (AskError, ClusterCrossSlotError)
 """What a client gets that knows nothing of clusters: a key lies elsewhere, or those of a call lie apart."""
@@ -372,7 +370,7 @@ class _Deadline:
         if left_s > 0:
             self._handle = loop.call_later(left_s, self._expire)
         elif not was_called:
-            self._handle = loop.call_later(_LAST_CALL_S, partial(self._expire, was_called=True))
+            self._handle = loop.call_later(LAST_CALL_S, partial(self._expire, was_called=True))
         else:
             self._timer.reschedule(loop.time())
 
