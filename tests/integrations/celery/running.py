@@ -69,7 +69,8 @@ def make_app(url, **what):
         def run(self, where, number, takes=0.0):
             turn = self.shaped.admission.reservation
             started, late = time.monotonic(), time.time() - turn.departs_at
-            row = [started, number, self.request.id, turn.departs_at, worker, takes, late]
+            place = f"{turn.grant.generation}:{turn.grant.start}"
+            row = [started, number, self.request.id, turn.departs_at, worker, takes, late, place]
             # Once more where the connection was lost: what has run is to be known.
             for attempt in range(100):
                 try:
@@ -109,6 +110,10 @@ class Start(NamedTuple):
     takes: float
     late: float
     """How long after its slot, by the task's clock."""
+    place: str = ""
+    """What its slot is in the line. Its instant is as far as that is known: of a slot that had passed before
+    time stood still once more, it is that from before time stood still at all.
+    """
 
 
 def starts(book, where):
@@ -135,11 +140,11 @@ def undisturbed(rows, stalls):
 
 
 def shared_slots(rows):
-    """Slots that more than one start has used."""
+    """Places in the line that more than one start has used."""
     users = defaultdict(list)
     for row in rows:
-        users[round(row.slot * 1e6)].append(row)
-    return {slot: found for slot, found in users.items() if len(found) > 1}
+        users[row.place].append(row)
+    return {place: found for place, found in users.items() if len(found) > 1}
 
 
 def parked(book, prefix=""):
