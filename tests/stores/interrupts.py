@@ -130,10 +130,4 @@ def open_files(before=0):
     if found > before:
         gc.collect()
         found = len(os.listdir("/dev/fd"))
-    if found > before:
-        # Maybe of what was frozen. To look through all of that is slow where a whole session has run before.
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()
-        found = len(os.listdir("/dev/fd"))
     return found

@@ -78,6 +78,9 @@ def make(request, tmp_path, monkeypatch, server):
     monkeypatch.setattr("shapekit.stores.redis.store.MOST_CONNECTIONS", 1)
 
     numbers = count()
+    # Garbage is looked for again and again, among what a test has made itself.
+    gc.collect()
+    gc.freeze()
 
     def new():
         clock = ManualClock(1_000.0, autojump=True)
@@ -94,9 +97,6 @@ def make(request, tmp_path, monkeypatch, server):
 
 def interrupted_everywhere(call, looks_right, then=0):
     """Interrupts `call` at one place after the other, until it comes through; returns how many there were."""
-    # Garbage is looked for again and again.
-    gc.collect()
-    gc.freeze()
     for at in count(1):  # pragma: no branch
         with Interrupt(at, then) as interrupt:
             try:
