@@ -116,7 +116,8 @@ class _Spans(span_handlers.BaseSpanHandler[Any]):
     ) -> None:
         known = _RUNS.known(id_)
         goes_on = isinstance(result, GeneratorType | AsyncGeneratorType) and known is not None and known.calls
-        if not goes_on:  # or else its end is told; not of one that hands on the stream of another method
+        # A stream tells its end later, but not to a method that hands on the stream of another one.
+        if not goes_on:
             _RUNS.over(id_)
 
     def prepare_to_drop_span(

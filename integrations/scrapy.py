@@ -69,8 +69,8 @@ class ShapedDownloader(Downloader):
 
     A request that would wait too long calls its errback with a `QueueFullError`. When the spider closes,
     waiting requests return to the scheduler, and what they had reserved is given back. A request that did not
-    come from there, such as one of a media pipeline, leaves if it need not wait, or else fails with
-    `IgnoreRequest`.
+    come from the scheduler, such as one of a media pipeline, leaves if it need not wait, and otherwise fails
+    with `IgnoreRequest`.
     """
 
     def __init__(self, crawler: Any) -> None:

@@ -349,7 +349,7 @@ def answered_within(seconds: float) -> AbstractContextManager[object]:
 
 
 class _PatientScope(_Scope):
-    """Cancels its body after so long, and a last call."""
+    """Cancels its body after so many seconds, and after `LAST_CALL_S` more."""
 
     __slots__ = ("_loop", "_seconds", "_timer")
 

@@ -1,5 +1,8 @@
 """A store that can be taken away, and workers who share it, each through a ResilientStore of its own."""
 
+import asyncio
+import time
+
 from shapekit import MemoryStore
 from shapekit.stores.resilient import LONGEST_BACK_OFF_US, ResilientStore
 from shapekit.testing import FaultyStore, ManualClock
@@ -34,3 +37,12 @@ def patient(store):
     store._deadline._timeout_us = round(PATIENCE_S * 1e6)
     store._timeout_s = PATIENCE_S
     return store
+
+
+async def blocked_meanwhile(question, steps, block_s):
+    """What comes of a question, if something blocks the loop after so many of its steps."""
+    asking = asyncio.create_task(question)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    time.sleep(block_s)  # noqa: ASYNC251 - to block it is the point
+    return await asking

@@ -12,6 +12,7 @@ from shapekit.stores.redis import connections
 from shapekit.stores.redis.connections import AsyncOwnConnections
 
 from ..redis_server import RedisServer
+from .outages import blocked_meanwhile
 
 TIMEOUT_S = 0.05
 PING = b"*1\r\n$4\r\nPING\r\n"
@@ -54,11 +55,7 @@ def test_an_answer_that_came_while_the_loop_was_blocked_is_an_answer(url, long_l
     async def main():
         for rounds in range(0, 60, 3):
             kept = AsyncOwnConnections(ConnectionPool.from_url(url, max_connections=1), TIMEOUT_S)
-            asking = asyncio.create_task(kept.exchange(PING))
-            for _ in range(rounds):
-                await asyncio.sleep(0)
-            block_the_loop()
-            assert await asking == b"PONG"
+            assert await blocked_meanwhile(kept.exchange(PING), rounds, 2 * TIMEOUT_S) == b"PONG"
             await kept.aclose()
 
     asyncio.run(main())
@@ -71,11 +68,8 @@ def test_so_is_one_to_a_store_of_a_url(url, long_last_call):
         for rounds in range(0, 60, 3):
             bounds = f"socket_timeout={TIMEOUT_S}&socket_connect_timeout={TIMEOUT_S}"
             store = RedisStore.from_url(f"{url}?{bounds}")
-            asking = asyncio.create_task(Gate(GCRA("100/s"), name="gate", store=store).acheck(str(rounds)))
-            for _ in range(rounds):
-                await asyncio.sleep(0)
-            block_the_loop()
-            assert await asking
+            question = Gate(GCRA("100/s"), name="gate", store=store).acheck(str(rounds))
+            assert await blocked_meanwhile(question, rounds, 2 * TIMEOUT_S)
             await store.aclose()
 
     asyncio.run(main())

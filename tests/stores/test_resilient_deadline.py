@@ -18,7 +18,7 @@ from shapekit.stores.resilient import Deadline, ResilientStore
 from shapekit.testing import FaultyStore
 
 from ..redis_server import shared_server
-from .outages import PATIENCE_S, Host, patient
+from .outages import PATIENCE_S, Host, blocked_meanwhile, patient
 
 QUICK_S = 0.05
 
@@ -199,10 +199,6 @@ async def test_a_primary_that_hangs_is_given_up_within_the_timeout_by_tasks():
     await store.aclose()
 
 
-def block_the_loop():
-    time.sleep(2 * QUICK_S)
-
-
 def test_a_loop_that_is_blocked_is_no_outage(monkeypatch):
     """Wherever the answer stands on its way."""
     monkeypatch.setattr(drivers, "LAST_CALL_S", PATIENCE_S)
@@ -211,11 +207,8 @@ def test_a_loop_that_is_blocked_is_no_outage(monkeypatch):
         for rounds in range(30):
             primary = RedisStore.from_url(shared_server().url, prefix=f"blocked {rounds}")
             store = ResilientStore(primary, timeout=QUICK_S)
-            asking = asyncio.create_task(Gate(GCRA("10/s"), name="gate", store=store).acheck())
-            for _ in range(rounds):
-                await asyncio.sleep(0)
-            block_the_loop()
-            assert await asking
+            question = Gate(GCRA("10/s"), name="gate", store=store).acheck()
+            assert await blocked_meanwhile(question, rounds, 2 * QUICK_S)
             await store.aclose()
 
     asyncio.run(main())
