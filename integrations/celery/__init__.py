@@ -372,23 +372,15 @@ class Shaped:
         slot = None if reservation is None else SlotHeader.travelling(told, reservation).text()
         headers = {**(request.headers or {}), SLOT_HEADER: slot}
         try:
-            if carried is not None:
-                same["queue"] = self._one_of_several(carried.queue)
+            if carried is not None and carried.queue is not None:
+                # The way it came, it would come to other queues, too.
+                same |= {"queue": Queue(carried.queue), "exchange": "", "declare": []}
             self._task.signature_from_request(headers=headers, retries=request.retries, **same).apply_async()
         except BaseException:
             if reservation is not None:
                 reservation.cancel()
             raise
         raise Ignore
-
-    def _one_of_several(self, queue: str | None) -> Queue | None:
-        """The queue, if the running message would come to others, too, the way it came."""
-        told = self._task.request.delivery_info
-        if queue is None or not told["exchange"]:
-            return None
-        with self._task.app.amqp.producer_pool.acquire(block=True) as producer:
-            queues = producer.channel._lookup(told["exchange"], told["routing_key"])  # noqa: SLF001 - see parking
-        return Queue(queue) if len(queues) > 1 else None
 
     def _refused(self, error: RateLimitedError) -> BaseException:
         return self._retry(error, error.retry_after) if self.on_reject == "retry" else error

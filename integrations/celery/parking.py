@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from kombu.exceptions import OperationalError
+from kombu.pools import producers
 from kombu.transport.virtual import QoS
 from kombu.utils.json import dumps, loads
 from redis.exceptions import RedisError
@@ -428,7 +429,7 @@ log = logging.getLogger("shapekit.celery")
 
 PREFIX = "{shapekit:celery}"
 
-ONCE_MORE = {"max_retries": 1, "interval_start": 0}
+PUBLISHING = {"retry": True, "retry_policy": {"max_retries": 1, "interval_start": 0}, "timeout": 5.0}
 """A connection that was unused for long may be lost."""
 
 GONE = (RedisError, OperationalError, StoreUnavailableError, OSError)
@@ -458,8 +459,10 @@ class Park(Parking, ABC):
         """
 
 
-def park_of(app: Any, channel: Any, taker: Taker) -> Park:
-    """The park of a worker that consumes through this channel."""
+def park_of(app: Any, consumer: Any, taker: Taker) -> Park:
+    """The park of a worker with this consumer of tasks."""
+    _tell_queues(consumer)
+    channel = consumer.channel
     if channel.connection.client.transport.driver_type == "redis" and channel.ack_emulation:
         return _BrokerPark(channel, taker)
     store = store_of(app)
@@ -481,7 +484,6 @@ class _BrokerPark(Park):
 
     def __init__(self, channel: Any, taker: Taker) -> None:
         _outlive_loss(channel)
-        _tell_queues(channel.connection)
         self._channel = channel
         self._taker = taker
         self._prefix: str = channel.global_keyprefix
@@ -553,15 +555,30 @@ class _BrokerPark(Park):
             return client.eval(script, len(keys), *keys, *arguments)
 
 
-def _tell_queues(transport: Any) -> None:
+def _tell_queues(consumer: Any) -> None:
     """Have each message tell the queue that it came from: several may share a routing key."""
-    deliver = transport._deliver  # noqa: SLF001 - kombu's one way to a consumer
+    channel = consumer.channel
+    transport = channel.connection
+    if hasattr(transport, "_deliver"):
+        deliver = transport._deliver  # noqa: SLF001 - kombu's one way to a consumer
 
-    def telling(raw: Any, queue: str) -> None:
-        raw["properties"]["delivery_info"]["queue"] = queue
-        deliver(raw, queue)
+        def delivering(raw: Any, queue: str) -> None:
+            raw["properties"]["delivery_info"]["queue"] = queue
+            deliver(raw, queue)
 
-    transport._deliver = telling  # noqa: SLF001
+        transport._deliver = delivering  # noqa: SLF001
+        return
+    read = channel.message_to_python
+
+    def reading(raw: Any) -> Any:
+        message = read(raw)
+        tag = message.delivery_info.get("consumer_tag")
+        for queue, known in consumer._active_tags.items():  # noqa: SLF001 - AMQP tells no more than this
+            if known == tag:
+                message.delivery_info["queue"] = queue
+        return message
+
+    channel.message_to_python = reading
 
 
 def _outlive_loss(channel: Any) -> None:
@@ -588,32 +605,37 @@ def _outlive_loss(channel: Any) -> None:
 
 
 class _StorePark(Park):
-    """Parks a message in the store: parks before it acknowledges, and publishes before it drops.
+    """Parks a message in the store: parks before it acknowledges, and drops it once the broker has it again.
 
     So a message may be delivered twice, but is never lost.
     """
 
     def __init__(self, app: Any, store: RedisStore) -> None:
-        self._app = app
-        with app.connection_for_write() as connection:
-            # Apps with other brokers may share the store.
-            broker = connection.as_uri()
-            self._gone = (*GONE, *connection.connection_errors, *connection.channel_errors)
+        # AMQP tells that it has a message only where that is asked for.
+        connection = app.connection_for_write(transport_options={"confirm_publish": True})
+        self._producers = producers[connection]
+        # Apps with other brokers may share the store.
+        broker = connection.as_uri()
+        self._gone = (*GONE, *connection.connection_errors, *connection.channel_errors)
         super().__init__(store.evaluate, f"{store.prefix}:{PREFIX}:{broker}")
 
     def put(self, name: str, wait_s: float, message: Any) -> bool:
         body = message.body.encode() if isinstance(message.body, str) else message.body
         info, properties = message.delivery_info, dict(message.properties)
-        for own in ("delivery_info", "delivery_tag", "body_encoding"):
+        for own in ("delivery_info", "delivery_tag", "body_encoding", "application_headers"):
             properties.pop(own, None)
         if (milliseconds := properties.get("expiration")) is not None:
             properties["expiration"] = float(milliseconds) / 1000
         # The body is already decompressed.
         headers = {header: told for header, told in message.headers.items() if header != "compression"}
+        route = {"exchange": info.get("exchange") or "", "routing_key": info.get("routing_key")}
+        if (queue := info.get("queue")) is not None:
+            # The way it came, it would come to other queues, too. Each queue has its own copy of a message.
+            route = {"exchange": "", "routing_key": queue}
+            name = f"{name}@{queue}"
         told = {
             **properties,
-            "exchange": info.get("exchange") or "",
-            "routing_key": info.get("routing_key"),
+            **route,
             "content_type": message.content_type,
             "content_encoding": message.content_encoding,
             "headers": headers,
@@ -626,14 +648,14 @@ class _StorePark(Park):
         claimed = self.claim(ahead_s, most)
         if not claimed:
             return 0
-        with self._app.amqp.producer_pool.acquire(block=True) as producer:
+        with self._producers.acquire(block=True) as producer:
             for claim in claimed:
                 try:
                     options, body = loads(claim.record[0]), base64.b64decode(claim.record[1], validate=True)
                     if claim.again:
                         # A copy may be under way, with the slot.
                         options["headers"].pop(SLOT_HEADER, None)
-                    producer.publish(body, retry=True, retry_policy=ONCE_MORE, **options)
+                    producer.publish(body, **PUBLISHING, **options)
                 except self._gone:
                     raise
                 except Exception:

@@ -634,7 +634,7 @@ class MessageBuffer:
         if shaped:
             exchanges = [queue.exchange for queue in consumer.task_consumer.queues]
             self._fanouts = {exchange.name for exchange in exchanges if exchange.type == "fanout"}
-            self._park = park_of(consumer.app, consumer.task_consumer.channel, self._taker)
+            self._park = park_of(consumer.app, consumer.task_consumer, self._taker)
             self._park.take_up(self._left)
             self._left = []
             self._is_open = True

@@ -1,16 +1,18 @@
 """Brokers that are no Redis, and a Redis with all that kombu can do on it."""
 
 import os
+from collections import Counter
 from contextlib import closing
 
 import pytest
-from kombu import Exchange
+from kombu import Connection, Consumer, Exchange
 from kombu.utils.json import loads
 
 from shapekit.integrations.celery.parking import Parking, Taker, park_of
 from shapekit.stores.redis import RedisStore
 from shapekit.testing import check_pace
 
+from ...amqp_server import AmqpServer
 from ...witness import watched
 from .fleet import Fleet, eventually
 from .running import MODULE, RATES, make_app, parked, shared_slots, starts, told
@@ -34,14 +36,38 @@ def fleet(broker):
         yield fleet
 
 
-@pytest.fixture
-def files(broker, tmp_path):
-    """What workers and publishers are told to have a folder as their broker."""
+def in_files(tmp_path):
+    """A folder as the broker."""
     folder = {name: str(tmp_path / name) for name in ("data_folder_in", "control_folder")}
     (tmp_path / "data_folder_in").mkdir()
-    options = {**folder, "data_folder_out": folder["data_folder_in"], "polling_interval": 0.02}
-    conf = {"broker_transport_options": options, "task_compression": "gzip"}
+    return {**folder, "data_folder_out": folder["data_folder_in"], "polling_interval": 0.02}
+
+
+@pytest.fixture
+def amqp():
+    """Empty, also where it is one that others use."""
+    with closing(AmqpServer()) as server, Connection(server.url) as connection:
+        for queue in ("tasks", "eu", "us"):
+            connection.default_channel.queue_delete(queue)
+        yield server
+
+
+@pytest.fixture(params=["files", "amqp"])
+def elsewhere(request, broker, tmp_path):
+    """What workers and publishers are told to have a broker that is no Redis."""
+    conf = {"task_compression": "gzip"}
+    if request.param == "amqp":
+        return {"broker": request.getfixturevalue("amqp").url, "store": broker.url, "conf": conf}
+    conf["broker_transport_options"] = in_files(tmp_path)
     return {"broker": "files://", "store": broker.url, "conf": conf}
+
+
+@pytest.fixture(params=["redis", "amqp"])
+def anywhere(request, broker):
+    """What they are told to have a broker with exchanges of all types."""
+    if request.param == "redis":
+        return {}
+    return {"broker": request.getfixturevalue("amqp").url, "store": broker.url}
 
 
 def in_store(book):
@@ -54,9 +80,9 @@ def all_have_run(book, where, count):
     return eventually(lambda: len(rows := starts(book, where)) >= count and rows)
 
 
-def test_files_as_a_broker_and_a_redis_as_the_store(fleet, book, broker, files):
-    worker = fleet.start(MODULE, pool="threads", concurrency=4, env=told(**files))
-    app = make_app(broker.url, **files)
+def test_another_broker_and_a_redis_as_the_store(fleet, book, broker, elsewhere):
+    worker = fleet.start(MODULE, pool="threads", concurrency=4, env=told(**elsewhere))
+    app = make_app(broker.url, **elsewhere)
     with watched(os.getpid(), broker.pid, worker.process.pid) as witness:
         for number in range(60):
             app.tasks["brisk"].delay("files", number)
@@ -69,9 +95,9 @@ def test_files_as_a_broker_and_a_redis_as_the_store(fleet, book, broker, files):
     assert not book.keys("*:parked*")
 
 
-def test_messages_in_the_store_that_are_lost_keep_no_other_from_running(fleet, book, broker, files):
-    app = make_app(broker.url, **files)
-    first = fleet.start(MODULE, env=told(**files))
+def test_messages_in_the_store_that_are_lost_keep_no_other_from_running(fleet, book, broker, elsewhere):
+    app = make_app(broker.url, **elsewhere)
+    first = fleet.start(MODULE, env=told(**elsewhere))
     for number in range(30):
         app.tasks["steady"].delay("lost", number)
     eventually(lambda: len(in_store(book)) >= PARKED)
@@ -81,7 +107,7 @@ def test_messages_in_the_store_that_are_lost_keep_no_other_from_running(fleet, b
     book.hdel(key, gone)
     book.hset(key, broken, "not what was parked")
     book.hset(key, foreign, '["7", "neither"]')
-    second = fleet.start(MODULE, env=told(**files))
+    second = fleet.start(MODULE, env=told(**elsewhere))
     rows = all_have_run(book, "lost", 27)
     assert len({row.number for row in rows}) == 27
     eventually(lambda: not book.keys("*:parked:messages"))
@@ -92,9 +118,9 @@ def test_messages_in_the_store_that_are_lost_keep_no_other_from_running(fleet, b
     assert sum("is lost" in line for line in said) == 1
 
 
-def test_a_worker_that_dies_between_its_claim_and_the_publishing(fleet, book, broker, files):
-    app = make_app(broker.url, **files)
-    first = fleet.start(MODULE, env=told(**files))
+def test_a_worker_that_dies_between_its_claim_and_the_publishing(fleet, book, broker, elsewhere):
+    app = make_app(broker.url, **elsewhere)
+    first = fleet.start(MODULE, env=told(**elsewhere))
     for number in range(50):
         app.tasks["steady"].delay("claimed", number)
     eventually(lambda: len(in_store(book)) >= PARKED)
@@ -107,23 +133,23 @@ def test_a_worker_that_dies_between_its_claim_and_the_publishing(fleet, book, br
     )
     lost = dead.claim(60, 3, lease_s=1.0)
     assert len(lost) == 3
-    fleet.start(MODULE, env=told(**files))
+    fleet.start(MODULE, env=told(**elsewhere))
     rows = all_have_run(book, "claimed", 50)
     assert sorted(row.number for row in rows) == list(range(50))
     assert not shared_slots(rows)
     eventually(lambda: not book.keys("*:parked*"))
 
 
-def test_a_worker_that_dies_between_the_publishing_and_forgetting(fleet, book, broker, files):
-    app = make_app(broker.url, **files)
-    first = fleet.start(MODULE, env=told(**files))
+def test_a_worker_that_dies_between_the_publishing_and_forgetting(fleet, book, broker, elsewhere):
+    app = make_app(broker.url, **elsewhere)
+    first = fleet.start(MODULE, env=told(**elsewhere))
     for number in range(40):
         app.tasks["steady"].delay("twice", number)
     eventually(lambda: len(in_store(book)) >= PARKED)
     first.stop()
     store = RedisStore.from_url(broker.url)
     with app.connection_for_write() as connection:
-        park = park_of(app, connection.default_channel, Taker())
+        park = park_of(app, Consumer(connection), Taker())
         park.drop = lambda name: None  # it dies right here, for each of them
         count = park.bring_back(60, 2)
     assert count == 2
@@ -132,19 +158,18 @@ def test_a_worker_that_dies_between_the_publishing_and_forgetting(fleet, book, b
     # The lease is over.
     for name in book.zrange(key, 0, -1):
         book.zadd(key, {name: 0})
-    fleet.start(MODULE, env=told(**files))
+    fleet.start(MODULE, env=told(**elsewhere))
     eventually(lambda: {row.number for row in starts(book, "twice")} == set(range(40)))
     eventually(lambda: not book.keys("*:parked*"))
     assert not shared_slots(starts(book, "twice"))
 
 
-def test_two_apps_with_other_brokers_share_a_store(book, broker, files):
-    one = make_app(broker.url, **files)
+def test_two_apps_with_other_brokers_share_a_store(book, broker, elsewhere):
+    one = make_app(broker.url, **elsewhere)
     other = make_app(broker.url, broker="memory://other", store=broker.url)
     with one.connection_for_write() as first, other.connection_for_write() as second:
         parks = [
-            park_of(app, connection.default_channel, Taker())
-            for app, connection in ((one, first), (other, second))
+            park_of(app, Consumer(connection), Taker()) for app, connection in ((one, first), (other, second))
         ]
         parks[0].park("name", 0, ["{}", ""])
         assert parks[1].bring_back(60, 10) == 0
@@ -176,55 +201,94 @@ def test_a_redis_with_a_prefix_and_priorities(fleet, book, broker):
     assert not parked(book, "pre:")
 
 
-def test_what_is_parked_comes_back_to_the_queue_it_came_from(fleet, book, broker):
-    topics = {"eu": "eu.#", "us": "us.*"}
-    app = make_app(broker.url, topics=topics)
-    workers = {name: fleet.launch(MODULE, options=("-Q", name), env=told(topics=topics)) for name in topics}
-    for worker in workers.values():
-        worker.wait_ready()
-    for number in range(20):
-        key = ("eu.west.one", "us.east")[number % 2]
-        app.tasks["steady"].apply_async(("topic", number), queue=key[:2], routing_key=key)
-    eventually(lambda: parked(book) >= PARKED)
-    rows = all_have_run(book, "topic", 20)
-    assert len(rows) == 20
-    assert not shared_slots(rows)
-    assert len({row.worker for row in rows if row.number % 2}) == 1
-    assert len({row.worker for row in rows}) == len({worker.process.pid for worker in workers.values()}) == 2
-
-
-def test_what_all_workers_get_is_not_parked(fleet, book, broker):
-    what = {"broadcast": "everyone"}
+def test_what_is_parked_comes_back_to_the_queue_it_came_from(fleet, book, broker, anywhere):
+    """Also where another queue has a copy of its own."""
+    what = {**anywhere, "topics": {"eu": "eu.#", "us": "*.us.*"}}
     app = make_app(broker.url, **what)
-    workers = [fleet.launch(MODULE, env=told(**what)) for _ in range(2)]
+    workers = [fleet.launch(MODULE, options=("-Q", name), env=told(**what)) for name in what["topics"]]
     for worker in workers:
         worker.wait_ready()
-    # Two listen in each: for tasks, and for what it is told to do. Nobody keeps what nobody listens to.
-    eventually(lambda: sum(client["psub"] != "0" for client in book.client_list()) == 4)
-    fanout = Exchange("everyone", type="fanout")
+    for number in range(20):
+        key = ("eu.west.one", "eu.us.east")[number % 2]
+        app.tasks["steady"].apply_async(("topic", number), queue="eu", routing_key=key)
+    eventually(lambda: parked(book) + len(in_store(book)) >= PARKED)
+    rows = all_have_run(book, "topic", 30)
+    assert sorted(row.number for row in rows) == sorted([*range(20), *range(1, 20, 2)])
+    assert not shared_slots(rows)
+    per_worker = Counter(row.worker for row in rows)
+    assert sorted(per_worker.values()) == [10, 20]
+
+
+def test_what_is_late_comes_back_to_the_queue_it_came_from(fleet, book, broker, anywhere):
+    what = {**anywhere, "topics": {"eu": "all.#", "us": "*.*"}, "grace": "10ms"}
+    app = make_app(broker.url, **what)
+    workers = [
+        fleet.launch(MODULE, pool="threads", options=("-Q", name), env=told(**what))
+        for name in what["topics"]
+    ]
+    for worker in workers:
+        worker.wait_ready()
+    for number in range(4):
+        takes_s = 0 if number else 3
+        app.tasks["slow"].apply_async(("late", number, takes_s), queue="eu", routing_key="all.west")
+    rows = all_have_run(book, "late", 8)
+    assert sorted(row.number for row in rows) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert not shared_slots(rows)
+    assert sorted(Counter(row.worker for row in rows).values()) == [4, 4]
+
+
+def test_an_amqp_broker_that_drops_all_connections(fleet, book, broker):
+    with closing(AmqpServer(is_own=True)) as amqp:
+        what = {"broker": amqp.url, "store": broker.url}
+        app = make_app(broker.url, **what)
+        fleet.start(MODULE, concurrency=2, env=told(**what))
+        for number in range(30):
+            app.tasks["steady"].delay("dropped", number)
+        for count in (5, 10):
+            eventually(lambda count=count: len(starts(book, "dropped")) >= count)
+            amqp.drop()
+        # What had started may start again: nobody has heard its acknowledgement.
+        eventually(lambda: {row.number for row in starts(book, "dropped")} == set(range(30)))
+        assert not shared_slots(starts(book, "dropped"))
+        eventually(lambda: not book.keys("*:parked*"))
+
+
+def test_what_all_workers_get_is_not_parked(fleet, book, broker, anywhere):
+    what = {**anywhere, "broadcast": "everyone"}
+    app = make_app(broker.url, **what)
+    all_listen(fleet, book, what)
     for number in range(3):
-        app.tasks["slow"].apply_async(
-            ("all", number), exchange="everyone", routing_key="tasks", declare=[fanout]
-        )
+        broadcast(app, "slow", "all", number)
     rows = all_have_run(book, "all", 6)
     assert sorted(row.number for row in rows) == [0, 0, 1, 1, 2, 2]
     assert not shared_slots(rows)
     assert not parked(book)
+    assert not in_store(book)
 
 
-def test_what_all_workers_get_waits_where_it_missed_its_slot(fleet, book, broker):
+def test_what_all_workers_get_waits_where_it_missed_its_slot(fleet, book, broker, anywhere):
     """A copy that one of them sent again would be lost."""
-    what = {"broadcast": "everyone", "grace": "10ms"}
+    what = {**anywhere, "broadcast": "everyone", "grace": "10ms"}
     app = make_app(broker.url, **what)
-    for worker in [fleet.launch(MODULE, pool="threads", env=told(**what)) for _ in range(2)]:
-        worker.wait_ready()
-    eventually(lambda: sum(client["psub"] != "0" for client in book.client_list()) == 4)
-    fanout = Exchange("everyone", type="fanout")
+    all_listen(fleet, book, what, pool="threads")
     for number in range(4):
-        app.tasks["slow"].apply_async(
-            ("late", number, 0 if number else 3), exchange="everyone", routing_key="tasks", declare=[fanout]
-        )
+        broadcast(app, "slow", "late", number, 0 if number else 3)
     rows = all_have_run(book, "late", 8)
     assert sorted(row.number for row in rows) == [0, 0, 1, 1, 2, 2, 3, 3]
     assert max(row.at - rows[0].at for row in rows if row.number) > 3
     assert not parked(book)
+    assert not in_store(book)
+
+
+def all_listen(fleet, book, what, **how):
+    """Two workers that get a copy each."""
+    for worker in [fleet.launch(MODULE, env=told(**what), **how) for _ in range(2)]:
+        worker.wait_ready()
+    if "broker" not in what:
+        # Two listen in each: for tasks, and for what it is told to do. Nobody keeps what nobody listens to.
+        eventually(lambda: sum(client["psub"] != "0" for client in book.client_list()) == 4)
+
+
+def broadcast(app, task, *args):
+    fanout = Exchange("everyone", type="fanout")
+    app.tasks[task].apply_async(args, exchange="everyone", routing_key="tasks", declare=[fanout])

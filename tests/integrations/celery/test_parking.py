@@ -7,7 +7,7 @@ import pytest
 from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
-from kombu import Exchange, Producer, Queue
+from kombu import Consumer, Exchange, Producer, Queue
 
 import shapekit.integrations.celery.parking
 from shapekit.integrations.celery.parking import PREFIX, Parked, Parking, Taker, park_of
@@ -330,7 +330,7 @@ def test_an_acknowledgement_that_comes_after_the_connection_was_lost_hurts_nobod
     app = Celery("late", broker=shared_server().url, set_as_current=False)
     with app.connection_for_write() as connection:
         channel = connection.channel()
-        park_of(app, channel, Taker())
+        park_of(app, Consumer(channel), Taker())
         queue = Queue("late-queue", channel=channel)
         queue.declare()
         Producer(channel).publish("late", routing_key="late-queue")
@@ -347,7 +347,7 @@ def test_what_comes_back_is_known_by_another_tag_so_that_nobody_restores_it_for_
     app = Celery("tags", broker=shared_server().url, set_as_current=False)
     with app.connection_for_write() as connection:
         channel = connection.channel()
-        park = park_of(app, channel, Taker())
+        park = park_of(app, Consumer(channel), Taker())
         queue, got = Queue("tags-queue", channel=channel), []
         with connection.Consumer(queue, channel=channel, on_message=got.append):
             Producer(channel).publish("told", routing_key="tags-queue")
@@ -380,7 +380,7 @@ def test_copies_in_several_queues_with_one_routing_key_are_parked_and_come_back_
     app = Celery("copies", broker=shared_server().url, set_as_current=False)
     with app.connection_for_write() as connection:
         channel, got = connection.channel(), []
-        park = park_of(app, channel, Taker())
+        park = park_of(app, Consumer(channel), Taker())
         exchange = Exchange("shared", type="direct")
         queues = [Queue(name, exchange, "key", channel=channel) for name in ("copies-one", "copies-two")]
         with connection.Consumer(queues, channel=channel, on_message=got.append):

@@ -4,16 +4,18 @@ import base64
 import json
 import logging
 import time
+from contextlib import closing
 
 import pytest
 from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
-from kombu import Producer, Queue
+from kombu import Consumer, Producer, Queue
 from redis.exceptions import ConnectionError as GoneError
 
 from shapekit.integrations.celery.parking import Parked, Parking, Taker, park_of
 
+from ...amqp_server import AmqpServer
 from ...redis_server import shared_server
 
 BOOKS = ("books:index", "books:messages")
@@ -162,7 +164,7 @@ def test_what_is_no_message_of_the_broker_is_set_aside(redis, raw, caplog):
     redis.flushdb()
     with app_with(shared_server().url).connection_for_write() as connection:
         channel = connection.channel()
-        park = park_of(app_with(shared_server().url), channel, Taker())
+        park = park_of(app_with(shared_server().url), Consumer(channel), Taker())
         queue, got = Queue("lost-queue", channel=channel), []
         with connection.Consumer(queue, channel=channel, on_message=got.append):
             for number in range(3):
@@ -197,7 +199,7 @@ def test_what_cannot_be_published_is_set_aside(redis, place, told, caplog):
     redis.flushdb()
     app = app_with("memory://")
     with app.connection_for_write() as connection:
-        park = park_of(app, connection.default_channel, Taker())
+        park = park_of(app, Consumer(connection.default_channel), Taker())
         options = {"exchange": "", "routing_key": "lost", "headers": {}}
         queue = Queue("lost", channel=connection.default_channel)
         queue.declare()
@@ -215,11 +217,35 @@ def test_what_cannot_be_published_is_set_aside(redis, place, told, caplog):
     assert [record.levelname for record in caplog.records if record.name == "shapekit.celery"] == ["ERROR"]
 
 
+def test_a_message_that_the_broker_never_got_is_published_again(redis):
+    """Where it was sent, only the end of the connection tells that it was not received."""
+    redis.flushdb()
+    with closing(AmqpServer(is_own=True)) as server:
+        app = app_with(server.url)
+        with app.connection_for_write() as connection:
+            park, got = park_of(app, Consumer(connection), Taker()), []
+            options = json.dumps({"exchange": "", "routing_key": "lost", "headers": {}})
+            with connection.Consumer([Queue("lost")], on_message=got.append, no_ack=True):
+                for name in ("one", "two"):
+                    park.park(name, 0, [options, base64.b64encode(name.encode()).decode()])
+                server.lose(1)
+                assert park.bring_back(1.0, 10) == 2
+                while len(got) < 2:
+                    connection.drain_events(timeout=10)
+            assert sorted(message.body for message in got) == [b"one", b"two"]
+            park.park("other", 0, [options, ""])
+            server.lose(9)
+            with pytest.raises(park._gone):
+                park.bring_back(1.0, 10)
+    (key,) = redis.keys("*:parked:messages")
+    assert redis.hkeys(key) == ["other"]
+
+
 def test_where_the_broker_is_gone_nothing_is_set_aside(redis, monkeypatch):
     redis.flushdb()
     app = app_with("memory://")
     with app.connection_for_write() as connection:
-        park = park_of(app, connection.default_channel, Taker())
+        park = park_of(app, Consumer(connection.default_channel), Taker())
         park.park("one", 0, ["{}", ""])
 
         def publish(*_, **__):

@@ -1,0 +1,321 @@
+"""An AMQP 0-9-1 server for tests: as much of one as Celery uses, on a real socket.
+
+What it has to be true to is a RabbitMQ: SHAPEKIT_AMQP names one that the same tests are to use instead.
+"""
+
+import os
+import socket
+import struct
+import threading
+import uuid
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+
+from pamqp import frame
+from pamqp.body import ContentBody
+from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue
+from pamqp.header import ContentHeader
+
+GREETING = b"AMQP\x00\x00\x09\x01"
+MOST_BYTES = 131_072
+
+
+@dataclass
+class Message:
+    """What was published, and whether it was delivered before."""
+
+    exchange: str
+    routing_key: str
+    properties: Basic.Properties
+    body: bytes
+    redelivered: bool = False
+
+
+@dataclass
+class Consumer:
+    """Who listens to a queue, on which channel."""
+
+    tag: str
+    line: "Line"
+    queue: str
+    no_ack: bool
+
+
+@dataclass
+class Line:
+    """One channel of a connection."""
+
+    peer: "Peer"
+    number: int
+    consumers: dict[str, Consumer] = field(default_factory=dict)
+    unacknowledged: dict[int, tuple[str, Message]] = field(default_factory=dict)
+    most: int = 0
+    tags: count = field(default_factory=lambda: count(1))
+    confirms: count | None = None
+    publishing: tuple[Basic.Publish, ContentHeader, bytes] | None = None
+
+    def send(self, *what):
+        """Answer on this channel."""
+        for one in what:
+            self.peer.wfile.write(frame.marshal(one, self.number))
+
+    def has_room(self):
+        """Whether one more message may wait for its acknowledgement."""
+        return not self.most or len(self.unacknowledged) < self.most
+
+
+class Books:
+    """Queues, and what is bound to them. Whoever changes something has the `turn`."""
+
+    def __init__(self):
+        self.turn = threading.RLock()
+        self.queues = {}
+        self.exchanges = {"": "direct"}
+        self.bindings = []
+        self.consumers = []
+        self.peers = set()
+        self.losing = 0
+
+    def publish(self, message):
+        """To each queue once."""
+        if message.exchange:
+            kind = self.exchanges[message.exchange]
+            found = {
+                queue
+                for exchange, pattern, queue in self.bindings
+                if exchange == message.exchange and is_match(kind, pattern, message.routing_key)
+            }
+        else:
+            found = {message.routing_key}
+        for queue in found & self.queues.keys():
+            self.queues[queue].append(Message(**vars(message)))
+            self.deliver(queue)
+
+    def deliver(self, queue):
+        """As many as consumers have room for, in turns."""
+        waiting = self.queues.get(queue, ())
+        while waiting:
+            free = [
+                one for one in self.consumers if one.queue == queue and (one.no_ack or one.line.has_room())
+            ]
+            if not free:
+                return
+            self.consumers.remove(free[0])
+            self.consumers.append(free[0])
+            self.send(free[0], waiting.popleft())
+
+    def send(self, consumer, message):
+        """Deliver one."""
+        line, tag = consumer.line, next(consumer.line.tags)
+        if not consumer.no_ack:
+            line.unacknowledged[tag] = consumer.queue, message
+        told = (consumer.tag, tag, message.redelivered, message.exchange, message.routing_key)
+        # A peer that is gone: what it has not acknowledged goes back when its end is seen.
+        with suppress(OSError):
+            line.send(Basic.Deliver(*told), *content(message))
+
+    def settle(self, line, tag, *, multiple=False, requeue=False):
+        """Forget what was acknowledged, or put it back where it was."""
+        tags = [known for known in line.unacknowledged if known == tag or (multiple and known <= tag)]
+        for known in reversed(tags):
+            queue, message = line.unacknowledged.pop(known)
+            if requeue and queue in self.queues:
+                message.redelivered = True
+                self.queues[queue].appendleft(message)
+        for queue in {consumer.queue for consumer in self.consumers}:
+            self.deliver(queue)
+
+    def end(self, line):
+        """Of a channel."""
+        self.consumers = [consumer for consumer in self.consumers if consumer.line is not line]
+        self.settle(line, max(line.unacknowledged, default=0), multiple=True, requeue=True)
+
+
+def is_match(kind, pattern, key):
+    """Whether a routing key is one of a binding's."""
+    if kind == "topic":
+        return is_topic(pattern.split("."), key.split("."))
+    return kind == "fanout" or pattern == key
+
+
+def is_topic(pattern, words):
+    """`*` is one word, `#` any number of them."""
+    if not pattern:
+        return not words
+    if pattern[0] == "#":
+        return any(is_topic(pattern[1:], words[at:]) for at in range(len(words) + 1))
+    return bool(words) and pattern[0] in ("*", words[0]) and is_topic(pattern[1:], words[1:])
+
+
+def content(message):
+    """The frames that follow the method."""
+    yield ContentHeader(body_size=len(message.body), properties=message.properties)
+    most = MOST_BYTES - 8
+    for start in range(0, len(message.body), most):
+        yield ContentBody(message.body[start : start + most])
+
+
+class Peer(StreamRequestHandler):
+    """One connection."""
+
+    def handle(self):
+        """Until it ends, whichever way."""
+        self.books = self.server.books
+        self.lines = {}
+        with suppress(OSError, EOFError):
+            self._greet()
+        with self.books.turn:
+            self.books.peers.discard(self)
+            for line in self.lines.values():
+                self.books.end(line)
+
+    def _greet(self):
+        if self.rfile.read(len(GREETING)) != GREETING:
+            return
+        with self.books.turn:
+            self.books.peers.add(self)
+        about = {
+            "capabilities": {"publisher_confirms": True, "basic.nack": True, "consumer_cancel_notify": True}
+        }
+        self.wfile.write(frame.marshal(Connection.Start(server_properties=about), 0))
+        while True:
+            number, told = self._read()
+            with self.books.turn:
+                if not self._answer(number, told):
+                    return
+
+    def _read(self):
+        start = self.rfile.read(7)
+        if len(start) < 7:
+            raise EOFError
+        (size,) = struct.unpack(">xxxI", start)
+        _, number, told = frame.unmarshal(start + self.rfile.read(size + 1))
+        return number, told
+
+    def _answer(self, number, told):
+        """False if that was the end."""
+        line = self.lines.get(number)
+        match told:
+            case Connection.StartOk():
+                answer = Connection.Tune(channel_max=2047, frame_max=MOST_BYTES)
+            case Connection.Open():
+                answer = Connection.OpenOk()
+            case Connection.Close():
+                answer = Connection.CloseOk()
+            case Channel.Open():
+                line = self.lines[number] = Line(self, number)
+                answer = Channel.OpenOk()
+            case Channel.Close():
+                self.books.end(self.lines.pop(number))
+                answer = Channel.CloseOk()
+            case ContentHeader() | ContentBody() | Basic.Publish():
+                answer = self._published(line, told)
+            case Basic.Ack() | Basic.Nack() | Basic.Reject():
+                self.books.settle(
+                    line,
+                    told.delivery_tag,
+                    multiple=getattr(told, "multiple", False),
+                    requeue=getattr(told, "requeue", False),
+                )
+                answer = None
+            case Basic.Qos() | Basic.Consume() | Basic.Cancel() | Confirm.Select():
+                answer = self._listened(line, told)
+            case Exchange.Declare() | Queue.Declare() | Queue.Bind() | Queue.Delete():
+                answer = self._declared(told)
+            case _:
+                answer = None
+        if answer is not None and not getattr(told, "nowait", False):
+            self.wfile.write(frame.marshal(answer, number))
+        if isinstance(told, Basic.Consume):
+            self.books.deliver(told.queue)
+        return not isinstance(told, Connection.Close)
+
+    def _published(self, line, told):
+        """The confirmation, once the whole message is there."""
+        if isinstance(told, Basic.Publish):
+            line.publishing = told, None, b""
+            return None
+        method, header, body = line.publishing
+        if isinstance(told, ContentHeader):
+            header = told
+        else:
+            body += told.value
+        line.publishing = method, header, body
+        if len(body) < header.body_size:
+            return None
+        if self.books.losing:
+            self.books.losing -= 1
+            raise EOFError
+        self.books.publish(Message(method.exchange, method.routing_key, header.properties, body))
+        return None if line.confirms is None else Basic.Ack(next(line.confirms))
+
+    def _listened(self, line, told):
+        match told:
+            case Basic.Qos():
+                line.most = told.prefetch_count
+                for consumer in line.consumers.values():
+                    self.books.deliver(consumer.queue)
+                return Basic.QosOk()
+            case Basic.Consume():
+                consumer = Consumer(told.consumer_tag, line, told.queue, told.no_ack)
+                line.consumers[told.consumer_tag] = consumer
+                self.books.consumers.append(consumer)
+                return Basic.ConsumeOk(told.consumer_tag)
+            case Basic.Cancel():
+                self.books.consumers.remove(line.consumers.pop(told.consumer_tag))
+                return Basic.CancelOk(told.consumer_tag)
+            case _:
+                line.confirms = count(1)
+                return Confirm.SelectOk()
+
+    def _declared(self, told):
+        books = self.books
+        match told:
+            case Exchange.Declare():
+                books.exchanges[told.exchange] = told.exchange_type
+                return Exchange.DeclareOk()
+            case Queue.Declare():
+                queue = told.queue or f"amq.gen-{uuid.uuid4()}"
+                waiting = books.queues.setdefault(queue, deque())
+                return Queue.DeclareOk(queue, len(waiting), 0)
+            case Queue.Bind():
+                binding = told.exchange, told.routing_key, told.queue
+                if binding not in books.bindings:
+                    books.bindings.append(binding)
+                return Queue.BindOk()
+            case _:
+                return Queue.DeleteOk(len(books.queues.pop(told.queue, ())))
+
+
+class AmqpServer:
+    """A server, or the RabbitMQ that was named."""
+
+    def __init__(self, *, is_own=False):
+        self.url = None if is_own else os.environ.get("SHAPEKIT_AMQP")
+        self._server = None
+        if self.url is None:
+            ThreadingTCPServer.daemon_threads = True
+            self._server = ThreadingTCPServer(("127.0.0.1", 0), Peer)
+            self._server.books = Books()
+            self.url = f"amqp://guest:guest@127.0.0.1:{self._server.server_address[1]}//"
+            threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def lose(self, count):
+        """The next messages that are published, each with the connection that it came by."""
+        self._server.books.losing = count
+
+    def drop(self):
+        """All connections, at once."""
+        with self._server.books.turn:
+            for peer in list(self._server.books.peers):
+                with suppress(OSError):
+                    peer.connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        """Of what is ours alone."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
