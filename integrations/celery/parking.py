@@ -90,16 +90,23 @@ _PARK = (
     _NOW
     + """
 local is_new = redis.call('HSETNX', KEYS[2], ARGV[1], ARGV[3])
+if is_new == 0 and redis.call('HDEL', KEYS[3], ARGV[1]) == 1 then
+  redis.call('HSET', KEYS[2], ARGV[1], ARGV[3])
+  is_new = 1
+end
 if is_new == 1 or not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
   redis.call('ZADD', KEYS[1], string.format('%.6f', now + ARGV[2]), ARGV[1])
 end
-if KEYS[3] then
-  redis.call('ZREM', KEYS[3], ARGV[4])
-  redis.call('HDEL', KEYS[4], ARGV[4])
+if KEYS[4] then
+  redis.call('ZREM', KEYS[4], ARGV[4])
+  redis.call('HDEL', KEYS[5], ARGV[4])
 end
 return is_new
 """
 )
+"""A message that was claimed and published may be parked again before the claimant drops it: that one takes
+the place of the claimed one, which is then no longer there to be dropped.
+"""
 
 _TAKE = (
     _NOW
@@ -250,7 +257,7 @@ for place = 1, #due, 2 do
   if record then
     redis.call('ZADD', KEYS[1], string.format('%.6f', now + ARGV[3]), name)
     local some = tonumber(due[place + 1]) < now - ARGV[4] and late or claimed
-    some[#some + 1] = {name, record, redis.call('HINCRBY', KEYS[3], name, 1)}
+    some[#some + 1] = {name, record, redis.call('HSET', KEYS[3], name, ARGV[5])}
   end
 end
 for _, claim in ipairs(late) do
@@ -262,6 +269,9 @@ return {first[2] and string.format('%.6f', first[2] - now) or '', claimed, missi
 )
 
 _DROP = """
+if redis.call('HGET', KEYS[3], ARGV[1]) ~= ARGV[2] then
+  return 0
+end
 redis.call('ZREM', KEYS[1], ARGV[1])
 redis.call('HDEL', KEYS[3], ARGV[1])
 return redis.call('HDEL', KEYS[2], ARGV[1])
@@ -285,6 +295,8 @@ class Claim(NamedTuple):
     record: list[str]
     again: bool
     """Whether it was claimed before, and so may have been published."""
+    token: str
+    """What tells this claim from others of the same name."""
 
 
 class Parked(NamedTuple):
@@ -342,7 +354,7 @@ class Parking:
         `books` are the index and the hash of the broker's unacknowledged messages, and the message's tag
         there: the same script removes it from them.
         """
-        keys, arguments = [*self._keys], [name, f"{wait_s:.6f}", json.dumps(record)]
+        keys, arguments = [*self._keys, self._claims], [name, f"{wait_s:.6f}", json.dumps(record)]
         if books is not None:
             keys += books[:2]
             arguments.append(books[2])
@@ -387,14 +399,17 @@ class Parking:
 
         A message that is not dropped within `lease_s` may be claimed again.
         """
-        arguments = [f"{ahead_s:.6f}", most, f"{lease_s:.6f}", LATE_S]
+        token = uuid.uuid4().hex
+        arguments = [f"{ahead_s:.6f}", most, f"{lease_s:.6f}", LATE_S, token]
         keys = [*self._keys, self._claims, self._unreadable]
         claimed = self._told(self._evaluate(_CLAIM, keys, arguments))
-        return [Claim(_text(name), json.loads(record), times > 1) for name, record, times in claimed]
+        return [
+            Claim(_text(name), json.loads(record), not is_first, token) for name, record, is_first in claimed
+        ]
 
-    def drop(self, name: str) -> bool:
-        """Remove a message that was published."""
-        return bool(self._evaluate(_DROP, [*self._keys, self._claims], [name]))
+    def drop(self, claim: Claim) -> bool:
+        """Remove a message that was published; False if it is claimed by another, or was parked again."""
+        return bool(self._evaluate(_DROP, [*self._keys, self._claims], [claim.name, claim.token]))
 
     def set_aside(self, claim: Claim) -> None:
         """Set aside a claimed message that cannot be published, and log it."""
@@ -662,5 +677,5 @@ class _StorePark(Park):
                     # kombu may raise anything here; the message must not block the others.
                     self.set_aside(claim)
                 else:
-                    self.drop(claim.name)
+                    self.drop(claim)
         return len(claimed)
