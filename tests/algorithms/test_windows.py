@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shapekit import FixedWindow, Quota, SlidingWindow, SlidingWindowLog
+from shapekit.algorithms import rows
 from shapekit.rate import MAX_COUNT, SECOND_US
 
 from .limits import exactly, few, fixed_windows, logs, sliding_windows, spans_us
@@ -144,6 +145,12 @@ def test_a_log_frees_each_unit_exactly_as_it_leaves_the_window(limit, span_us):
         state = log.check(state, begins + n, 1).state
     for units in range(1, limit + 1):
         assert log.earliest(state, begins + limit, units) == begins + units - 1 + span_us + limit
+
+
+def test_a_log_that_has_dropped_what_expired_is_read_as_one_that_counts_from_there():
+    """On Redis totals go on where they were, and what has left is told beside them."""
+    sent = [1, 7, rows.text([(10, 8), (20, 10), (30, 11)])]
+    assert SlidingWindowLog("9/s").state_received(sent) == ((10,), (1,), (20, 30), (3, 4))
 
 
 def test_a_debt_that_no_waiting_repays_is_counted_no_further():
