@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from kombu.exceptions import OperationalError
-from kombu.pools import producers
+from kombu.messaging import Producer
 from kombu.transport.virtual import QoS
 from kombu.utils.json import dumps, loads
 from redis.exceptions import RedisError
@@ -269,12 +269,16 @@ return {first[2] and string.format('%.6f', first[2] - now) or '', claimed, missi
 )
 
 _DROP = """
-if redis.call('HGET', KEYS[3], ARGV[1]) ~= ARGV[2] then
-  return 0
+local dropped = 0
+for place = 1, #ARGV, 2 do
+  local name, token = ARGV[place], ARGV[place + 1]
+  if redis.call('HGET', KEYS[3], name) == token then
+    redis.call('ZREM', KEYS[1], name)
+    redis.call('HDEL', KEYS[3], name)
+    dropped = dropped + redis.call('HDEL', KEYS[2], name)
+  end
 end
-redis.call('ZREM', KEYS[1], ARGV[1])
-redis.call('HDEL', KEYS[3], ARGV[1])
-return redis.call('HDEL', KEYS[2], ARGV[1])
+return dropped
 """
 
 
@@ -407,9 +411,13 @@ class Parking:
             Claim(_text(name), json.loads(record), not is_first, token) for name, record, is_first in claimed
         ]
 
-    def drop(self, claim: Claim) -> bool:
-        """Remove a message that was published; False if it is claimed by another, or was parked again."""
-        return bool(self._evaluate(_DROP, [*self._keys, self._claims], [claim.name, claim.token]))
+    def drop(self, claims: Sequence[Claim]) -> int:
+        """Remove messages that were published, but for those that are claimed by another or parked again.
+
+        Returns how many.
+        """
+        told = [value for claim in claims for value in (claim.name, claim.token)]
+        return int(self._evaluate(_DROP, [*self._keys, self._claims], told))
 
     def set_aside(self, claim: Claim) -> None:
         """Set aside a claimed message that cannot be published, and log it."""
@@ -444,8 +452,11 @@ log = logging.getLogger("shapekit.celery")
 
 PREFIX = "{shapekit:celery}"
 
-PUBLISHING = {"retry": True, "retry_policy": {"max_retries": 1, "interval_start": 0}, "timeout": 5.0}
+ONCE_MORE = {"max_retries": 1, "interval_start": 0}
 """A connection that was unused for long may be lost."""
+
+CONFIRMED_S = 5.0
+"""How long a broker may take to have a message."""
 
 GONE = (RedisError, OperationalError, StoreUnavailableError, OSError)
 """The errors of a server that cannot be reached."""
@@ -626,12 +637,11 @@ class _StorePark(Park):
     """
 
     def __init__(self, app: Any, store: RedisStore) -> None:
-        # AMQP tells that it has a message only where that is asked for.
-        connection = app.connection_for_write(transport_options={"confirm_publish": True})
-        self._producers = producers[connection]
-        # Apps with other brokers may share the store.
-        broker = connection.as_uri()
-        self._gone = (*GONE, *connection.connection_errors, *connection.channel_errors)
+        self._app = app
+        with app.connection_for_write() as connection:
+            # Apps with other brokers may share the store.
+            broker = connection.as_uri()
+            self._gone = (*GONE, *connection.connection_errors, *connection.channel_errors)
         super().__init__(store.evaluate, f"{store.prefix}:{PREFIX}:{broker}")
 
     def put(self, name: str, wait_s: float, message: Any) -> bool:
@@ -663,19 +673,62 @@ class _StorePark(Park):
         claimed = self.claim(ahead_s, most)
         if not claimed:
             return 0
-        with self._producers.acquire(block=True) as producer:
-            for claim in claimed:
-                try:
-                    options, body = loads(claim.record[0]), base64.b64decode(claim.record[1], validate=True)
-                    if claim.again:
-                        # A copy may be under way, with the slot.
-                        options["headers"].pop(SLOT_HEADER, None)
-                    producer.publish(body, **PUBLISHING, **options)
-                except self._gone:
-                    raise
-                except Exception:
-                    # kombu may raise anything here; the message must not block the others.
-                    self.set_aside(claim)
-                else:
-                    self.drop(claim)
+        with self._app.amqp.producer_pool.acquire(block=True) as producer:
+            publish = producer.connection.ensure(producer, self._publish, **ONCE_MORE)
+            published = publish(producer, claimed, set())
+        self.drop(published)
         return len(claimed)
+
+    def _publish(self, producer: Any, claims: Sequence[Claim], sent: set[str]) -> list[Claim]:
+        """Publish messages; returns those that the broker has. It may have any whose name is in `sent`."""
+        if not hasattr(producer.channel, "confirm_select"):
+            return self._send(producer, claims, sent)
+        with producer.connection.channel() as channel:
+            confirmed = _Confirmed(channel)
+            published = self._send(Producer(channel), claims, sent)
+            confirmed.wait(len(published))
+        return published
+
+    def _send(self, producer: Any, claims: Sequence[Claim], sent: set[str]) -> list[Claim]:
+        done = []
+        for claim in claims:
+            try:
+                options, body = loads(claim.record[0]), base64.b64decode(claim.record[1], validate=True)
+                if claim.again or claim.name in sent:
+                    # A copy may be under way, with the slot.
+                    options["headers"].pop(SLOT_HEADER, None)
+                sent.add(claim.name)
+                producer.publish(body, **options)
+            except self._gone:
+                raise
+            except Exception:
+                # kombu may raise anything here; the message must not block the others.
+                self.set_aside(claim)
+            else:
+                done.append(claim)
+        return done
+
+
+class _Confirmed:
+    """How much of what is published on a channel of AMQP its broker has: it tells only if asked to.
+
+    All at once: waiting for each message by itself would keep the worker from others whose slots have come.
+    """
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+        self._tags: set[int] = set()
+        channel.events["basic_ack"].add(self._heard)
+        channel.events["basic_nack"].add(self._refused)
+        channel.confirm_select()
+
+    def wait(self, count: int) -> None:
+        """Until it has so many."""
+        while len(self._tags) < count:
+            self._channel.connection.drain_events(timeout=CONFIRMED_S)
+
+    def _heard(self, tag: int, multiple: bool) -> None:
+        self._tags.update(range(1, tag + 1) if multiple else (tag,))
+
+    def _refused(self, *_: object) -> None:
+        raise OperationalError("the broker does not take a message back that was parked")

@@ -150,7 +150,7 @@ def test_a_worker_that_dies_between_the_publishing_and_forgetting(fleet, book, b
     store = RedisStore.from_url(broker.url)
     with app.connection_for_write() as connection:
         park = park_of(app, Consumer(connection), Taker())
-        park.drop = lambda claim: None  # it dies right here, for each of them
+        park.drop = lambda claims: None  # it dies right here
         count = park.bring_back(60, 2)
     assert count == 2
     store.close()

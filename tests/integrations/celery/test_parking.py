@@ -237,9 +237,9 @@ def test_what_is_claimed_is_nobody_elses_until_the_lease_ends(redis, parking):
     # Whoever has claimed it stands still here, before or after it was published.
     (second,) = parking.claim(60, 10)
     assert second[:3] == ("one", ["told", "body"], True)
-    assert not parking.drop(first)
-    assert parking.drop(second)
-    assert not parking.drop(second)
+    assert not parking.drop([first])
+    assert parking.drop([second])
+    assert not parking.drop([second])
     assert parking.claim(60, 10) == []
     assert redis.zrange("p:parked", 0, -1) == redis.hkeys("p:parked:messages") == ["two"]
     assert not redis.exists("p:parked:claims")
@@ -251,11 +251,11 @@ def test_what_is_parked_again_before_it_is_dropped_stays(redis, parking):
     (first,) = parking.claim(1, 10)
     assert parking.park("one", 0, ["again", "body"])
     assert not parking.park("one", FAR_S, ["a duplicate", "body"])
-    assert not parking.drop(first)
+    assert not parking.drop([first])
     (second,) = parking.claim(1, 10)
     assert second[:3] == ("one", ["again", "body"], False)
-    assert not parking.drop(first)
-    assert parking.drop(second)
+    assert not parking.drop([first])
+    assert parking.drop([second])
     assert not redis.keys("p:parked*")
 
 

@@ -55,7 +55,7 @@ def take(parking):
 def claim(parking):
     claimed = parking.claim(1.0, 100)
     for one in claimed:
-        assert parking.drop(one)
+        assert parking.drop([one])
     return [one.name for one in claimed]
 
 
