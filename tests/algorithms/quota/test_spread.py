@@ -189,6 +189,14 @@ def test_a_pace_is_forgotten_with_its_period():
         assert set(paces[::3]) <= set(book[::3])
 
 
+def test_where_waiting_calls_are_let_go_what_they_cost_stays_used_and_the_pace_begins_anew():
+    quota = Quota("10/fixed:1000s", spread=True)
+    state = quota.check(None, 5_000_000_000, 4).state
+    used = quota.check(quota.brought(state, 5_000_000_000), 5_500_000_000, 1)
+    assert used.decision.current == 5
+    assert used.state[1] == (5_000_000_000, 5_500_000_000, 1)
+
+
 def test_debts_beyond_the_budget_last_until_the_end_of_the_period():
     quota = Quota(10, "fixed:100us", spread=True)
     state, receipts = None, []
