@@ -673,31 +673,36 @@ class _StorePark(Park):
         claimed = self.claim(ahead_s, most)
         if not claimed:
             return 0
-        with self._app.amqp.producer_pool.acquire(block=True) as producer:
-            publish = producer.connection.ensure(producer, self._publish, **ONCE_MORE)
-            published = publish(producer, claimed, set())
-        self.drop(published)
+        published: list[Claim] = []
+        try:
+            with self._app.amqp.producer_pool.acquire(block=True) as producer:
+                publish = producer.connection.ensure(producer, self._publish, **ONCE_MORE)
+                publish(producer, claimed, published, set())
+        finally:
+            self.drop(published)
         return len(claimed)
 
-    def _publish(self, producer: Any, claims: Sequence[Claim], sent: set[str]) -> list[Claim]:
-        """Publish messages; returns those that the broker has. It may have any whose name is in `sent`."""
+    def _publish(self, producer: Any, claims: Sequence[Claim], done: list[Claim], tried: set[str]) -> None:
+        """Publish messages: `done` gets those that the broker has, `tried` the names of all it may have."""
         if not hasattr(producer.channel, "confirm_select"):
-            return self._send(producer, claims, sent)
+            self._send(producer, claims, done, tried)
+            return
         with producer.connection.channel() as channel:
-            confirmed = _Confirmed(channel)
-            published = self._send(Producer(channel), claims, sent)
-            confirmed.wait(len(published))
-        return published
+            confirmed, sent = _Confirmed(channel), list[Claim]()
+            self._send(Producer(channel), claims, sent, tried)
+            confirmed.wait(len(sent))
+        done += sent
 
-    def _send(self, producer: Any, claims: Sequence[Claim], sent: set[str]) -> list[Claim]:
-        done = []
+    def _send(self, producer: Any, claims: Sequence[Claim], done: list[Claim], tried: set[str]) -> None:
         for claim in claims:
+            if claim in done:
+                continue
             try:
                 options, body = loads(claim.record[0]), base64.b64decode(claim.record[1], validate=True)
-                if claim.again or claim.name in sent:
+                if claim.again or claim.name in tried:
                     # A copy may be under way, with the slot.
                     options["headers"].pop(SLOT_HEADER, None)
-                sent.add(claim.name)
+                tried.add(claim.name)
                 producer.publish(body, **options)
             except self._gone:
                 raise
@@ -706,7 +711,6 @@ class _StorePark(Park):
                 self.set_aside(claim)
             else:
                 done.append(claim)
-        return done
 
 
 class _Confirmed:

@@ -241,6 +241,27 @@ def test_a_message_that_the_broker_never_got_is_published_again(redis):
     assert redis.hkeys(key) == ["other"]
 
 
+def test_what_was_published_before_the_broker_was_gone_is_not_published_again(redis, monkeypatch):
+    redis.flushdb()
+    app, tries = app_with("memory://"), []
+    with app.connection_for_write() as connection:
+        park = park_of(app, Consumer(connection), Taker())
+        for number in range(3):
+            park.park(f"n{number}", number / 1000, [json.dumps({"headers": {}, "priority": number}), ""])
+
+        def publish(*_, priority, **__):
+            tries.append(priority)
+            if priority == 1:
+                raise connection.recoverable_connection_errors[0]
+
+        monkeypatch.setattr(app.amqp.Producer, "publish", publish)
+        with pytest.raises(park._gone):
+            park.bring_back(1.0, 10)
+    assert tries == [0, 1, 1]
+    (key,) = redis.keys("*:parked:messages")
+    assert sorted(redis.hkeys(key)) == ["n1", "n2"]
+
+
 def test_where_the_broker_is_gone_nothing_is_set_aside(redis, monkeypatch):
     redis.flushdb()
     app = app_with("memory://")
