@@ -49,7 +49,8 @@ def make_app(url):
         shaped = getattr(task, "shaped", None)
         if shaped is not None:
             turn = shaped.admission.reservation
-            told |= {"slot": turn.departs_at, "cost": turn.cost, "key": turn.key}
+            due = turn.grant.due_us / 1_000_000
+            told |= {"slot": turn.departs_at, "due": due, "cost": turn.cost, "key": turn.key}
         client.rpush(f"ran:{account}", json.dumps(told))
 
     def shaped(**options):

@@ -30,7 +30,7 @@ class Records:
         """The starts, which were so many, each on a slot of its own and none before it."""
         starts = self.of(account)
         assert len(starts) == count, starts
-        check_pace([(start["slot"], start["cost"]) for start in starts], rate, tolerance="1us")
+        check_pace([(start["due"], start["cost"]) for start in starts], rate, tolerance="1us")
         for start in starts:
             assert start["at"] >= start["slot"] - CLOCKS_S, start
         return starts

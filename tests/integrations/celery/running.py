@@ -115,6 +115,11 @@ class Start(NamedTuple):
     time stood still once more, it is that from before time stood still at all.
     """
 
+    @property
+    def due(self) -> float:
+        """Its slot on the line's own time, which stands still for late calls."""
+        return int(self.place.partition(":")[2]) / 1_000_000
+
 
 def starts(book, where):
     """Who has started so far, in that order. What is written down twice, for want of an answer, is one."""

@@ -84,7 +84,8 @@ def test_all_run_once_at_the_rate_of_their_key(app, broker, records, account, wo
         starts = records.of(key)
         assert sorted(start["cost"] for start in starts) == sorted(plan["costs"][key])
         assert len({(start["id"], start["retries"]) for start in starts}) == len(starts)
-        check_pace([(start["slot"], start["cost"]) for start in starts], RATE, burst=BURST, tolerance="1us")
+        # On the line's own time: how long that stood still for late calls, none is told exactly.
+        check_pace([(start["due"], start["cost"]) for start in starts], RATE, burst=BURST, tolerance="1us")
         assert all(start["at"] >= start["slot"] - CLOCKS_S for start in starts)
         left = undisturbed(starts, witness.stalls)
         check_pace(left, RATE, burst=BURST, tolerance=GRACE_S + ROOM_S)
