@@ -1,6 +1,6 @@
 """An AMQP 0-9-1 server for tests: as much of one as Celery uses, on a real socket.
 
-What it has to be true to is a RabbitMQ: SHAPEKIT_AMQP names one that the same tests are to use instead.
+It has to behave as a RabbitMQ does: with the URL of one in SHAPEKIT_AMQP, the same tests use that instead.
 """
 
 import os
@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 
@@ -91,7 +91,7 @@ class Books:
         else:
             found = {message.routing_key}
         for queue in found & self.queues.keys():
-            self.queues[queue].append(Message(**vars(message)))
+            self.queues[queue].append(replace(message))
             self.deliver(queue)
 
     def deliver(self, queue):
@@ -129,7 +129,7 @@ class Books:
             self.deliver(queue)
 
     def end(self, line):
-        """Of a channel."""
+        """A channel ends: what it has not acknowledged goes back."""
         self.consumers = [consumer for consumer in self.consumers if consumer.line is not line]
         self.settle(line, max(line.unacknowledged, default=0), multiple=True, requeue=True)
 
@@ -290,6 +290,10 @@ class Peer(StreamRequestHandler):
                 return Queue.DeleteOk(len(books.queues.pop(told.queue, ())))
 
 
+class _Server(ThreadingTCPServer):
+    daemon_threads = True
+
+
 class AmqpServer:
     """A server, or the RabbitMQ that was named."""
 
@@ -297,25 +301,24 @@ class AmqpServer:
         self.url = None if is_own else os.environ.get("SHAPEKIT_AMQP")
         self._server = None
         if self.url is None:
-            ThreadingTCPServer.daemon_threads = True
-            self._server = ThreadingTCPServer(("127.0.0.1", 0), Peer)
+            self._server = _Server(("127.0.0.1", 0), Peer)
             self._server.books = Books()
             self.url = f"amqp://guest:guest@127.0.0.1:{self._server.server_address[1]}//"
             threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def lose(self, count):
-        """The next messages that are published, each with the connection that it came by."""
+        """Lose the next messages that are published, and the connections that they come by."""
         self._server.books.losing = count
 
     def drop(self):
-        """All connections, at once."""
+        """Close all connections at once."""
         with self._server.books.turn:
             for peer in list(self._server.books.peers):
                 with suppress(OSError):
                     peer.connection.shutdown(socket.SHUT_RDWR)
 
     def close(self):
-        """Of what is ours alone."""
+        """Stop the server, if it is one of our own."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

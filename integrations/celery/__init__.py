@@ -373,7 +373,7 @@ class Shaped:
         headers = {**(request.headers or {}), SLOT_HEADER: slot}
         try:
             if carried is not None and carried.queue is not None:
-                # The way it came, it would come to other queues, too.
+                # Its exchange may send it to other queues, too.
                 same |= {"queue": Queue(carried.queue), "exchange": "", "declare": []}
             self._task.signature_from_request(headers=headers, retries=request.retries, **same).apply_async()
         except BaseException:

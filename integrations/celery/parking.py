@@ -104,8 +104,8 @@ end
 return is_new
 """
 )
-"""A message that was claimed and published may be parked again before the claimant drops it: that one takes
-the place of the claimed one, which is then no longer there to be dropped.
+"""A worker drops a message once it has published it. Before that, another worker may have received it and
+park it again: then the new record takes the place of the claimed one, and is not dropped.
 """
 
 _TAKE = (
@@ -456,7 +456,7 @@ ONCE_MORE = {"max_retries": 1, "interval_start": 0}
 """A connection that was unused for long may be lost."""
 
 CONFIRMED_S = 5.0
-"""How long a broker may take to have a message."""
+"""How long a broker may take to confirm a message."""
 
 GONE = (RedisError, OperationalError, StoreUnavailableError, OSError)
 """The errors of a server that cannot be reached."""
@@ -655,7 +655,7 @@ class _StorePark(Park):
         headers = {header: told for header, told in message.headers.items() if header != "compression"}
         route = {"exchange": info.get("exchange") or "", "routing_key": info.get("routing_key")}
         if (queue := info.get("queue")) is not None:
-            # The way it came, it would come to other queues, too. Each queue has its own copy of a message.
+            # Its exchange may send it to other queues, too. Each queue has its own copy of a message.
             route = {"exchange": "", "routing_key": queue}
             name = f"{name}@{queue}"
         told = {
@@ -714,9 +714,9 @@ class _StorePark(Park):
 
 
 class _Confirmed:
-    """How much of what is published on a channel of AMQP its broker has: it tells only if asked to.
+    """Waits until an AMQP broker has confirmed what is published on a channel. It confirms only if asked to.
 
-    All at once: waiting for each message by itself would keep the worker from others whose slots have come.
+    All messages at once: a worker that waited for each would miss the slots of others meanwhile.
     """
 
     def __init__(self, channel: Any) -> None:
@@ -727,7 +727,7 @@ class _Confirmed:
         channel.confirm_select()
 
     def wait(self, count: int) -> None:
-        """Until it has so many."""
+        """Wait until this many messages are confirmed."""
         while len(self._tags) < count:
             self._channel.connection.drain_events(timeout=CONFIRMED_S)
 
@@ -735,4 +735,4 @@ class _Confirmed:
         self._tags.update(range(1, tag + 1) if multiple else (tag,))
 
     def _refused(self, *_: object) -> None:
-        raise OperationalError("the broker does not take a message back that was parked")
+        raise OperationalError("the broker refuses a message that was parked")
