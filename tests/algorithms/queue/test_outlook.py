@@ -97,6 +97,10 @@ steps = st.tuples(
     st.sampled_from([1, 2, 5, 30, prospects.SHORT]),
 )
 @example("days and a meter that is full after weeks", SECOND, [], 1, 400, 1)
+# The place of three units that is given back goes to a call of one: two of them are free again.
+@example(
+    "days", SECOND, [*(("reserve", units, 0, 0, 0) for units in (1, 3, 1)), ("cancel", 1, 1, 0, 0)], 1, 10, 1
+)
 def test_multiplied_is_the_same_as_played(name, now, story, cost, calls, short):
     """However soon a repetition is looked for, and whatever the date does."""
     queue = queue_of(name)
