@@ -62,7 +62,8 @@ class ThreadAlarm(threading.Event):
     """An event that ends the sleep of threads. It stays set.
 
     `threading.Event` holds a lock in the midst of its `wait`, for which a signal handler of that thread would
-    wait forever.
+    wait forever. Nothing of it is inherited but its type: where gevent has patched the standard library, it
+    is gevent's, which keeps its flag elsewhere.
     """
 
     def __init__(self) -> None:  # its parent's makes that lock
@@ -76,6 +77,10 @@ class ThreadAlarm(threading.Event):
             self._shut.release()
         except RuntimeError:
             pass  # it is open
+
+    def is_set(self) -> bool:
+        """Whether it was set."""
+        return self._flag
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the alarm is set, or for so many seconds; whether it was set."""
