@@ -35,13 +35,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from queue import SimpleQueue
 from types import FrameType
 from typing import Any, Generic, TypeVar
 from weakref import ref
@@ -52,6 +52,7 @@ __all__ = ["off"]
 
 T = TypeVar("T")
 _Rest = Iterator[None]
+_Left = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 class WeakRegistry(Generic[T]):
@@ -211,13 +212,18 @@ class _Afterwards:
     """The thread, and what is left for it to do."""
 
     def __init__(self) -> None:
-        self.left: SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]] = SimpleQueue()
+        self.left: queue.SimpleQueue[_Left] = queue.SimpleQueue()
         self.is_ready = False
         self._lock = threading.RLock()
 
     def start(self) -> None:
         with self._lock:
             if not self.is_ready:
+                # One of today's: where gevent has patched the standard library since, the thread is a
+                # greenlet, and to wait on one from before would stop all others.
+                self.left, before = queue.SimpleQueue(), self.left
+                while not before.empty():
+                    self.left.put(before.get())
                 start_thread(threading.Thread(target=_work, args=(self.left,), name="shapekit", daemon=True))
                 self.is_ready = True
                 # Once for each process: a forked child has inherited its parent's. Here rather than on
@@ -241,7 +247,7 @@ def in_background(call: Callable[..., object], *args: Any) -> None:
     _here.left.put((call, args))
 
 
-def _work(left: SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]]) -> None:
+def _work(left: queue.SimpleQueue[_Left]) -> None:
     while True:
         call, args = left.get()
         try:

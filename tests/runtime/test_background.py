@@ -140,3 +140,24 @@ asyncio.run(main())
 
 def test_what_a_cancelled_task_took_is_given_back_before_its_process_ends():
     assert ended(CANCELLED) == ["taken"]
+
+
+PATCHED_SINCE = """
+import queue
+from shapekit._runtime import process
+
+process.in_background(print, "before")
+
+class Green(queue.SimpleQueue):
+    def get(self):
+        print("green")
+        return super().get()
+
+queue.SimpleQueue = Green
+process.background_ready()
+"""
+
+
+def test_the_thread_waits_as_the_standard_library_does_when_it_starts():
+    """gevent may have patched it since shapekit was imported: then the thread is one of its greenlets."""
+    assert ended(PATCHED_SINCE)[:2] == ["green", "before"]
