@@ -458,6 +458,10 @@ ONCE_MORE = {"max_retries": 1, "interval_start": 0}
 CONFIRMED_S = 5.0
 """How long a broker may take to confirm a message."""
 
+ONCE_ONLY = ("DelaySeconds", "delay_seconds", "MessageDeduplicationId")
+"""What SQS does with a message when it is sent first: later it would delay it once more, or drop it as known.
+"""
+
 GONE = (RedisError, OperationalError, StoreUnavailableError, OSError)
 """The errors of a server that cannot be reached."""
 
@@ -647,7 +651,7 @@ class _StorePark(Park):
     def put(self, name: str, wait_s: float, message: Any) -> bool:
         body = message.body.encode() if isinstance(message.body, str) else message.body
         info, properties = message.delivery_info, dict(message.properties)
-        for own in ("delivery_info", "delivery_tag", "body_encoding", "application_headers"):
+        for own in ("delivery_info", "delivery_tag", "body_encoding", "application_headers", *ONCE_ONLY):
             properties.pop(own, None)
         if (milliseconds := properties.get("expiration")) is not None:
             properties["expiration"] = float(milliseconds) / 1000

@@ -176,6 +176,23 @@ def test_two_apps_with_other_brokers_share_a_store(book, broker, elsewhere):
         assert [claim.name for claim in parks[0].claim(60, 10)] == ["name"]
 
 
+def test_what_sqs_does_with_a_message_that_is_sent_is_not_done_again_when_it_comes_back(broker):
+    """It would be delayed once more, or dropped as a duplicate of the one that was parked."""
+    app = make_app(broker.url, broker="memory://once", store=broker.url)
+    once = {"DelaySeconds": 3, "delay_seconds": 3, "MessageDeduplicationId": "one"}
+    app.tasks["slow"].apply_async(("once", 0), MessageGroupId="group", **once)
+    with app.connection_for_write() as connection, closing(connection.SimpleQueue("tasks")) as queue:
+        park = park_of(app, Consumer(connection), Taker())
+        sent = queue.get(block=False)
+        assert once.items() <= sent.properties.items()
+        park.put("name", 0, sent)
+        assert park.bring_back(1, 1) == 1
+        back = queue.get(block=False)
+        back.ack()
+    assert not once.keys() & back.properties.keys()
+    assert back.properties["MessageGroupId"] == "group"
+
+
 def test_a_redis_with_a_prefix_and_priorities(fleet, book, broker):
     options = {
         "global_keyprefix": "pre:",
