@@ -50,11 +50,11 @@ PRIVATE = 0o600
 class FileLock:
     """Opens the file when it is first taken, which stays; `close` lets go too.
 
-    A new one is for all who may use the file `of` which it is, or private where that is not there yet.
+    It lies beside the file `of` which it is, not beside a link to that. A new one is for all who may use that
+    file, or private where that is not there yet.
     """
 
-    def __init__(self, path: str, of: str) -> None:
-        self._path = path
+    def __init__(self, of: str) -> None:
         self._of = of
         self.opened: list[FileIO] = []
 
@@ -92,13 +92,14 @@ class FileLock:
     def _open(self) -> None:
         # Opened and known to be open in one go: a signal handler that raises comes before both or after both.
         opener = partial(os.open, mode=PRIVATE)
+        path = f"{os.path.realpath(self._of)}-lock"
         try:
-            self.opened += starmap(partial(FileIO, opener=opener), ((self._path, "x+"),))
+            self.opened += starmap(partial(FileIO, opener=opener), ((path, "x+"),))
         except FileExistsError:
-            self.opened += starmap(FileIO, ((self._path, "r+"),))
+            self.opened += starmap(FileIO, ((path, "r+"),))
         else:
             with suppress(FileNotFoundError):
-                os.chmod(self._path, os.stat(self._of).st_mode & 0o666)
+                os.chmod(path, os.stat(self._of).st_mode & 0o666)
 
 
 Execute: TypeAlias = Callable[..., sqlite3.Cursor]
@@ -155,7 +156,7 @@ class SharedFile:
         """Changes when rows that were seen may be gone: with each connection and each rollback."""
         self._met = met
         self._turn = threading.RLock()
-        self._lock = FileLock(f"{path}-lock", path)
+        self._lock = FileLock(path)
         self._connections: list[sqlite3.Connection] = []
         """The connection, once it is there."""
         self._is_whole = False

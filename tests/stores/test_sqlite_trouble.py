@@ -44,6 +44,14 @@ def test_a_directory_that_is_missing(tmp_path):
     told(lambda: SQLiteStore(path), path, "use a directory of a local disk that is there and writable")
 
 
+def test_all_ways_to_a_file_lead_to_one_lock(path):
+    link = path.with_name("link.db")
+    link.symlink_to(path)
+    for way in (link, path):
+        SQLiteStore(way).close()
+    assert sorted(os.listdir(path.parent)) == sorted([link.name, path.name, f"{path.name}-lock"])
+
+
 def test_a_file_that_is_no_database_is_left_alone(path):
     path.write_text("Dear diary, " * 1_000)
     told(lambda: SQLiteStore(path), path, "not a database", "name another file")
