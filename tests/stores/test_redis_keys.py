@@ -3,6 +3,8 @@
 from itertools import product
 
 import pytest
+import valkey
+import valkey.asyncio
 from celery import Celery
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -261,6 +263,14 @@ def test_a_client_of_the_other_kind_is_refused(refused):
     assert "secret" not in str(error)
     with Redis(password="secret") as client:
         assert "pass it as client=" in str(refused(lambda: RedisStore(aclient=client), "aclient"))
+
+
+def test_a_client_of_valkey_py_is_refused(refused):
+    for told in (valkey.Valkey(password="secret"), valkey.asyncio.Valkey(password="secret")):
+        for option in ("client", "aclient"):
+            error = refused(lambda told=told, option=option: RedisStore(**{option: told}), option)
+            assert "pass a Redis or a RedisCluster of redis-py" in str(error)
+            assert "secret" not in str(error)
 
 
 @pytest.mark.parametrize("option", ["socket_timeout", "socket_connect_timeout"])

@@ -385,6 +385,9 @@ class RedisStore(Store):
 def _check_client(option: str, client: Any, others: tuple[type, ...], kind: str, other: str) -> None:
     if client is not None and (isinstance(client, type) or not hasattr(client, "execute_command")):
         raise ConfigError(option, client, "is not a client", "pass a Redis or a RedisCluster of redis-py")
+    if type(client).__module__.startswith("valkey."):
+        fix = "pass a Redis or a RedisCluster of redis-py, which Valkey answers, too"
+        raise ConfigError(option, type(client), "is a client of valkey-py", fix)
     if isinstance(client, others):
         # A client may show its password.
         raise ConfigError(option, type(client), kind, f"pass it as {other}=")
