@@ -612,6 +612,8 @@ class MessageBuffer:
         self._left: list[str] = []
         self._look: Any = None
         self._looks_at = 0.0
+        self._looking = threading.Lock()
+        """One poll at a time, also in green pools: a second is told again what the first has not handled."""
         self._is_open = False
         self._rests_until = 0.0
         self._batches: list[Batches] = []
@@ -781,17 +783,18 @@ class MessageBuffer:
     def _bring_back(self) -> None:
         with self._lock:
             self._look = None
-        room, found = min(self._room, MOST_AT_ONCE) if self._park.has_room else 0, 0
-        try:
-            if room > 0:
-                self._holds.look(self._park)
-                self._changes.look(self._park)
-                found = self._park.bring_back(self._longest_s * AHEAD, room)
-        except self._gone as error:
-            log.warning("cannot look for parked tasks: %s", error)
-        finally:
-            # Without room for all due messages now, there will be room soon.
-            self._look_in(LEAST_LOOK_S if found >= room else self._pause_s())
+        with self._looking:
+            room, found = min(self._room, MOST_AT_ONCE) if self._park.has_room else 0, 0
+            try:
+                if room > 0:
+                    self._holds.look(self._park)
+                    self._changes.look(self._park)
+                    found = self._park.bring_back(self._longest_s * AHEAD, room)
+            except self._gone as error:
+                log.warning("cannot look for parked tasks: %s", error)
+            finally:
+                # Without room for all due messages now, there will be room soon.
+                self._look_in(LEAST_LOOK_S if found >= room else self._pause_s())
 
     def _pause_s(self) -> float:
         """Time until the next message is due back or a hold may have ended, at most about a second."""

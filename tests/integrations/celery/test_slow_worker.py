@@ -4,6 +4,8 @@ Messages that have missed their slots, all of them, must not take turns at missi
 """
 
 import heapq
+import threading
+from contextlib import suppress
 from itertools import count
 from types import SimpleNamespace
 
@@ -143,6 +145,25 @@ def test_messages_that_are_all_late_leave_at_the_rate(clock, monkeypatch, shape,
     assert worst(left, 1_000_000) <= 21
     if shape is BOUND:
         assert worst(left, 2_000_000) <= 31
+
+
+def test_a_slow_poll_is_over_before_the_next(clock, monkeypatch):
+    """Green pools run both at once, and the server tells the second one what it has told the first."""
+    slow = Slow(clock, monkeypatch, PACED, look_s=0.0)
+    both = threading.Barrier(2)
+
+    def meet(ahead_s, most):
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.2)
+        return 0
+
+    slow.park.bring_back = meet
+    polls = [threading.Thread(target=slow.buffer._bring_back) for _ in range(2)]
+    for poll in polls:
+        poll.start()
+    for poll in polls:
+        poll.join()
+    assert both.broken
 
 
 def test_missed_slots_of_a_held_key_do_not_all_come_when_the_hold_ends(clock, monkeypatch):
