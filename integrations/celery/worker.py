@@ -379,6 +379,12 @@ def _is_revoked_by_stamp(headers: Any) -> bool:
     )
 
 
+def _is_sent_again_by_sqs(info: Any) -> bool:
+    """Whether SQS has delivered a message before: it counts that, beside the message."""
+    told = info.get("sqs_message", {}).get("Attributes", {})
+    return int(told.get("ApproximateReceiveCount", 1)) > 1
+
+
 class Delivery:
     """A delivered message."""
 
@@ -400,7 +406,7 @@ class Delivery:
         if slot_header is None:
             return
         headers, info = message.headers, message.delivery_info
-        again = headers.get("redelivered") or info.get("redelivered")
+        again = headers.get("redelivered") or info.get("redelivered") or _is_sent_again_by_sqs(info)
         if slot_header.was_redelivered:
             headers["redelivered"] = info["redelivered"] = True
         if slot_header.reservation is not None:

@@ -20,11 +20,11 @@ class Worker:
         self.shaped = Eager(clock).shaped(lambda: None, {"rate": "10/s", "quota": "9/day"}).shaped
         self.batches = Batches(self.shaped, lambda: None)
 
-    def delivered(self, reservation=None, body=b"[]"):
+    def delivered(self, reservation=None, body=b"[]", info=()):
         headers = {"id": "4711", "retries": 0}
         if reservation is not None:
             headers[SLOT_HEADER] = SlotHeader.travelling(headers, reservation).text()
-        message = SimpleNamespace(headers=headers, delivery_info={}, payload=((), {}, {}), body=body)
+        message = SimpleNamespace(headers=headers, delivery_info=dict(info), payload=((), {}, {}), body=body)
         return Delivery(self.batches, message, None, None)
 
     @property
@@ -46,6 +46,14 @@ def delivery(request, worker):
     assert delivery.remaining() == pytest.approx(0.5)
     assert worker.used == 1
     return delivery if request.param == "taken here" else worker.delivered(delivery.reservation)
+
+
+@pytest.mark.parametrize("received", [1, 2])
+def test_a_message_that_sqs_delivers_again_takes_another_slot(worker, received):
+    """The worker that had it before may have used the one that it brings."""
+    slot = worker.shaped.policy.shaper.reserve()
+    info = {"sqs_message": {"Attributes": {"ApproximateReceiveCount": str(received)}}}
+    assert worker.delivered(slot, info=info).remaining() == pytest.approx(0 if received == 1 else 0.1)
 
 
 def test_a_message_that_comes_late_is_counted_once(worker, delivery):
