@@ -69,6 +69,16 @@ _DETAILS = {
 }
 """Where a usage says what its input and output consist of: as OpenAI does, and as LangChain does."""
 
+_BY_GEMINI = {
+    "prompt_token_count": "input_tokens",
+    "candidates_token_count": "output_tokens",
+    "total_token_count": _TOTAL,
+    "cached_content_token_count": _CACHED,
+    "thoughts_token_count": _THOUGHT,
+}
+"""What Gemini says in the `usage_metadata` of an answer and of each item of a stream. Its total alone holds
+what was thought."""
+
 _ADDED = (
     *("content", "reasoning_content", "reasoning", "refusal"),
     *("text", "thinking", "partial_json", "arguments"),
@@ -87,7 +97,7 @@ def usage_of(answer: Any) -> TokenUsage | None:
     60
     """
     usage = _field(answer, "usage")
-    return _from(_told(answer if usage is None else usage))
+    return _from(_told(answer if usage is None else usage) | _told_by_gemini(answer))
 
 
 class StreamUsage:
@@ -120,7 +130,7 @@ class StreamUsage:
         usage = _field(item, "usage") or _field(_field(item, "x_groq"), "usage")
         for bearer in (_field(item, "message"), _field(item, "response")):
             self._fields |= _told(_field(bearer, "usage"))
-        told = _told(usage)
+        told = _told(usage) | _told_by_gemini(item)
         self._fields |= told
         self._is_whole = self._is_whole or bool(told)
         texts = [*_new_texts(item)]
@@ -174,9 +184,17 @@ def _told(usage: Any) -> dict[str, int]:
     return dict(_counts(usage))
 
 
+def _told_by_gemini(answer: Any) -> dict[str, int]:
+    return dict(_counts_at([(_field(answer, "usage_metadata"), _BY_GEMINI)]))
+
+
 def _counts(usage: Any) -> Iterator[tuple[str, int]]:
     places = [(usage, dict(zip(_FIELDS, _FIELDS, strict=True)))]
     places += [(_field(usage, place), names) for where, names in _DETAILS.items() for place in where]
+    return _counts_at(places)
+
+
+def _counts_at(places: list[tuple[Any, dict[str, str]]]) -> Iterator[tuple[str, int]]:
     for place, names in places:
         for name, known_as in names.items():
             count = _field(place, name)
@@ -221,7 +239,7 @@ class Encoder(Protocol):
 CountSpec: TypeAlias = Callable[[str], int] | Encoder
 
 _TEXTS = (
-    *("messages", "prompt", "input", "system", "instructions", "tools", "functions"),
+    *("messages", "prompt", "input", "contents", "system", "instructions", "tools", "functions"),
     *("response_format", "text_format", "output_format"),
 )
 """The arguments that a model reads."""
@@ -252,13 +270,15 @@ def estimated(arguments: Mapping[str, Any], count: Callable[[str], int]) -> Toke
     """
     texts: list[str] = []
     others = 0
-    for name in _TEXTS:
-        for part in _parts(arguments.get(name)):
+    config = arguments.get("config")  # of Gemini
+    for value in (*map(arguments.get, _TEXTS), _field(config, "system_instruction"), _field(config, "tools")):
+        for part in _parts(value):
             if isinstance(part, str):
                 texts.append(part)
             else:
                 others += part
-    bounds = [bound for name in _MOST_OUTPUT if type(bound := arguments.get(name)) is int and bound >= 0]
+    said = [*map(arguments.get, _MOST_OUTPUT), *(_field(config, name) for name in _MOST_OUTPUT)]
+    bounds = [bound for bound in said if type(bound) is int and bound >= 0]
     # What is asked of several prompts, or several times, is answered as often.
     answers = [told for name in ("n", "best_of") if type(told := arguments.get(name)) is int]
     prompt: Any = arguments.get("prompt")

@@ -54,6 +54,8 @@ def test_a_mark_in_a_text_is_text():
         ({"max_tokens": 5, "n": 3}, 15),
         ({"max_tokens": 5, "n": 2, "best_of": 4}, 20),
         ({"max_tokens": 5, "n": 0}, 5),
+        ({"config": {"max_output_tokens": 7}}, 7),
+        ({"config": {"max_output_tokens": None}}, 1_024),
         ({"max_tokens": None}, 1_024),
         ({"max_tokens": object()}, 1_024),
         ({"n": object()}, 1_024),
@@ -85,6 +87,8 @@ def test_each_of_several_prompts_is_answered(prompt, answers):
         {"tools": [{"name": "why?"}]},
         {"tools": {"why?": {"name": "who?"}}.values()},
         {"messages": deque([{"content": "why?"}])},
+        {"contents": ["why?", {"parts": [{"text": "who?"}]}]},
+        {"config": {"system_instruction": "why?", "tools": [{"name": "who?"}]}},
     ],
 )
 def test_every_text_that_a_model_reads_counts(arguments):

@@ -147,6 +147,18 @@ ANSWERS = {
         {"usage": {"input_tokens": 50, "cache_creation_input_tokens": None, "output_tokens": 5}},
         (50, 5),
     ),
+    "Gemini's, of which some was cached and some thought": (
+        {
+            "usage_metadata": {
+                "prompt_token_count": 36,
+                "cached_content_token_count": 20,
+                "candidates_token_count": 7,
+                "thoughts_token_count": 64,
+                "total_token_count": 107,
+            }
+        },
+        (36, 71, 20, 0, 64),
+    ),
     "a usage itself": ({"input_tokens": 1, "output_tokens": 2}, (1, 2)),
     "only a total": ({"usage": {"total_tokens": 7}}, (0, 7)),
 }
@@ -228,6 +240,9 @@ PIECE = {"type": "response.output_text.delta", "delta": "yes"}
 COMPLETED = {"type": "response.completed", "response": {"usage": {"input_tokens": 36, "output_tokens": 87}}}
 CUT = {"type": "response.incomplete", "response": {"usage": {"input_tokens": 36, "output_tokens": 9}}}
 
+FIRST_OF_GEMINI = {"usage_metadata": {"prompt_token_count": 36, "total_token_count": 36}}
+LAST_OF_GEMINI = {"usage_metadata": {"prompt_token_count": 36, "candidates_token_count": 9}}
+
 STREAMS = {
     # items, after how many it is known, what it is at the end
     "messages": ([START, TEXT, DELTA, STOP], 3, (25, 15)),
@@ -240,6 +255,7 @@ STREAMS = {
     "responses": ([CREATED, PIECE, COMPLETED], 3, (36, 87)),
     "responses cut short": ([CREATED, PIECE, CUT], 3, (36, 9)),
     "responses broken off": ([CREATED, PIECE], None, None),
+    "Gemini's": ([FIRST_OF_GEMINI, LAST_OF_GEMINI], None, (36, 9)),
     "texts": (["a", "b"], None, None),
     "nothing": ([], None, None),
 }
