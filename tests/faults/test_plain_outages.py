@@ -219,6 +219,22 @@ async def test_so_are_asynchronous_ones(server, open_store, gate_on, monkeypatch
     await store.aclose()
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("how", ["sync", "async"])
+async def test_those_that_were_idle_for_long_are_not_used_again(proxy, open_store, gate_on, monkeypatch, how):
+    """What lies between may have forgotten them, and neither end can see that."""
+    store = open_store(proxy)
+    gate = gate_on(store)
+    for _ in range(2):
+        await gate.acheck() if how == "async" else gate.check()
+    assert proxy.connections == 1
+    monkeypatch.setattr(redis_connections, "KEPT_S", 0.0)
+    monkeypatch.setattr(redis_connections, "TRUSTED_S", 0.0)
+    await gate.acheck() if how == "async" else gate.check()
+    assert proxy.connections == 2
+    await store.aclose()
+
+
 def test_so_are_those_of_a_client_of_the_caller(server, gate_on, prefix):
     with server.client() as client:
         gate = gate_on(RedisStore(client, prefix=prefix))

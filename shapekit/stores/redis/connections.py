@@ -142,6 +142,9 @@ def key_of(command: tuple[Any, ...]) -> bytes:
 
 TRUSTED_S = 0.5
 """How long an idle connection is taken to be whole."""
+KEPT_S = 60.0
+"""How long one may be idle at most: balancers and address translators on the way forget such in minutes, tell
+neither end, and what is sent next is lost."""
 
 
 def packed(command: tuple[Any, ...]) -> bytes:
@@ -233,8 +236,9 @@ class OwnConnections:
         """Close one that was idle and may have ended, or lead to a replica: sending opens it again. A new one
         comes from `inf`.
         """
-        is_trusted = since >= self._failed_at and time.monotonic() - since <= TRUSTED_S
-        if since < self._demoted_at or (not is_trusted and not _is_whole(connection)):
+        idle_s = time.monotonic() - since
+        is_trusted = since >= self._failed_at and idle_s <= TRUSTED_S
+        if since < self._demoted_at or (not is_trusted and (idle_s > KEPT_S or not _is_whole(connection))):
             connection.disconnect()
 
 
@@ -286,13 +290,14 @@ class AsyncOwnConnections:
         has_entered = False
         try:
             has_entered = await self._enter()
-            connection, since = self._idle.pop() if self._idle else (self._pool.make_connection(), 0.0)
+            connection, since = self._idle.pop() if self._idle else (self._pool.make_connection(), inf)
             try:
                 # One timer for sending and receiving, where the client would make one for each.
                 async with _Deadline(self._timeout_s):
-                    if since < self._demoted_at:
+                    idle_s = time.monotonic() - since
+                    if since < self._demoted_at or idle_s > KEPT_S:
                         await connection.disconnect(nowait=True)
-                    elif since < self._failed_at or time.monotonic() - since > TRUSTED_S:
+                    elif since < self._failed_at or idle_s > TRUSTED_S:
                         await _renew(connection)
                     await connection.send_packed_command(command)
                     try:
