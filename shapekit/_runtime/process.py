@@ -219,11 +219,12 @@ class _Afterwards:
     def start(self) -> None:
         with self._lock:
             if not self.is_ready:
-                # One of today's: where gevent has patched the standard library since, the thread is a
-                # greenlet, and to wait on one from before would stop all others.
-                self.left, before = queue.SimpleQueue(), self.left
-                while not before.empty():
-                    self.left.put(before.get())
+                if type(before := self.left) is not queue.SimpleQueue:
+                    # gevent has patched the standard library since: the thread is a greenlet, and to wait
+                    # on a queue from before would stop all others.
+                    self.left = queue.SimpleQueue()
+                    while not before.empty():
+                        self.left.put(before.get())
                 start_thread(threading.Thread(target=_work, args=(self.left,), name="shapekit", daemon=True))
                 self.is_ready = True
                 # Once for each process: a forked child has inherited its parent's. Here rather than on
