@@ -398,6 +398,8 @@ class Delivery:
         self.reservation: Reservation | None = None
         self.brings_slot = False
         """Whether the slot came with the message."""
+        self.has_given_up = False
+        """Whether the slot was given back because the task would have expired before it."""
         self.version: str | None = None
         """The version of the limits by which it was sent or parked."""
         self.has_moved = False
@@ -444,13 +446,13 @@ class Delivery:
         reservation, remaining_s = self._batches.take(admission.key, admission.cost)
         if not reservation:
             run(reservation.core.leave, reservation)
-        self.reservation, self.brings_slot = reservation, False
+        self.reservation, self.brings_slot, self.has_given_up = reservation, False, False
         self.message.headers["eta"] = None  # it has passed
         return remaining_s
 
     def remaining(self) -> float:
         """How long until the slot comes; gets another one if there is none or it passed too long ago."""
-        if self.reservation is not None:
+        if self.reservation is not None and not self.has_given_up:
             shaper = self.shaped.policy.shaper
             coming = run(shaper.core.coming, self.reservation, self.shaped.grace_s)
             if coming is not None:
@@ -459,6 +461,16 @@ class Delivery:
             # No task has used it, and a quota or a window would go on counting it.
             shaper.settle(self.reservation, 0)
         return self.take_slot()
+
+    def before_it_expires(self, remaining_s: float) -> float:
+        """How long to wait. A task that expires before its slot gives that back, so that no other task waits
+        behind it; it stays, because the line may move up before it expires.
+        """
+        expires_s = _seconds_to(self.message.headers.get("expires"))
+        if self.reservation is None or expires_s is None or remaining_s <= max(0.0, expires_s):
+            return remaining_s
+        self.has_given_up = self.give_back()
+        return max(LEAST_LOOK_S, expires_s)
 
     def give_back(self) -> bool:
         """Give the slot back, also if it has passed; False if the store is gone, so that it is lost."""
@@ -492,7 +504,7 @@ class Delivery:
         self.start()
 
     def park(self, park: Park, holds: Holds, changes: Changes, remaining_s: float) -> None:
-        """Park the message with its slot."""
+        """Park the message with its slot, if it has one."""
         is_ours, body = self.reservation is not None and not self.brings_slot, self.message.body
         # Celery lets two messages have the same id; only one that is delivered again has the same body, too.
         name = f"{self.name}:{crc32(body.encode() if isinstance(body, str) else body):x}"
@@ -502,7 +514,8 @@ class Delivery:
                 holds.note(shaper, self.reservation, park)
             changes.note(shaper, self.reservation.key, park)
             name = f"{group_of(shaper, self.reservation.key)}\n{name}"
-            self._carry(SlotHeader.travelling(self.message.headers, self.reservation))
+            slot_header = SlotHeader.travelling(self.message.headers, self.reservation)
+            self._carry(slot_header._replace(reservation=None) if self.has_given_up else slot_header)
             # Even if no answer comes, it may be parked with the slot.
             self.brings_slot = True
         if not park.put(name, remaining_s, self.message) and is_ours:
@@ -705,6 +718,8 @@ class MessageBuffer:
     def _settle(self, delivery: Delivery, remaining_s: float) -> None:
         """Start a message, let it wait here, or park it."""
         self._note_back(delivery)
+        if not delivery.has_moved:
+            remaining_s = delivery.before_it_expires(remaining_s)
         if remaining_s <= 0 or delivery.has_moved:
             # A worker that is late with many would be so again after another wait here.
             delivery.go(remaining_s, is_for_all=self._is_for_all(delivery))

@@ -281,6 +281,21 @@ def test_a_hold_that_is_ended_lets_them_go(server, fleet, book, app):
     assert witness.stalls.undone(resumed, rows[-1].at) - resumed <= 20 / 12 + 40 / 20 + 1.0
 
 
+def test_tasks_that_would_expire_in_a_hold_run_if_it_is_ended(fleet, book, app):
+    fleet.start(MODULE, pool="threads", concurrency=4)
+    call = app.tasks["brisk"]
+    shaper = call.shaped.policy.shaper
+    shaper.hold(120.0, key="expiring")
+    for number in range(10):
+        call.apply_async(("expiring", number), expires=100.0)
+    eventually(lambda: parked(book) == 10)
+    # None of them stands in the line meanwhile.
+    assert shaper.forecast(key="expiring").first_in <= 120
+    shaper.resume(key="expiring")
+    rows = all_have_run(book, "expiring", 10)
+    check_pace([row.due for row in rows], RATES["brisk"], tolerance="1us")
+
+
 @pytest.mark.parametrize("restarts", ["never", "before", "after"])
 def test_parked_tasks_follow_a_rate_that_an_operator_has_changed(server, fleet, book, app, restarts):
     """Sixty at 2/s would take half a minute, also where a new worker finds them parked."""

@@ -6,6 +6,7 @@ Messages that have missed their slots, all of them, must not take turns at missi
 import heapq
 import threading
 from contextlib import suppress
+from datetime import UTC, datetime
 from itertools import count
 from types import SimpleNamespace
 
@@ -99,8 +100,10 @@ class Slow:
         self.buffer = MessageBuffer(consumer)
         self.buffer._park = self.park = Park(self)
 
-    def message(self, number):
+    def message(self, number, expires_s=None):
         headers = {"id": str(number), "retries": 0}
+        if expires_s is not None:
+            headers["expires"] = datetime.fromtimestamp(self.clock.now() + expires_s, UTC).isoformat()
         return SimpleNamespace(
             headers=headers,
             delivery_info={},
@@ -113,13 +116,16 @@ class Slow:
         self.clock.advance(self.look_s)
 
         def start():
+            if delivery.is_over:
+                return  # Celery drops it
             [slot_header] = [SlotHeader.of(message.headers)]
             # One that comes a little early waits in the pool; the others use their slots within the grace.
             late_s = self.clock.now() - slot_header.slot
             assert -0.3 <= late_s <= self.shaped.grace_s + 1e-9
             self.starts.append(max(self.clock.now(), slot_header.slot))
 
-        self.buffer.receive(Delivery(self._batches, message, None, start))
+        delivery = Delivery(self._batches, message, None, start)
+        self.buffer.receive(delivery)
 
 
 PACED, BOUND = {"rate": "20/s"}, {"rate": "20/s; 30/2s"}
@@ -145,6 +151,17 @@ def test_messages_that_are_all_late_leave_at_the_rate(clock, monkeypatch, shape,
     assert worst(left, 1_000_000) <= 21
     if shape is BOUND:
         assert worst(left, 2_000_000) <= 31
+
+
+def test_nobody_waits_behind_tasks_that_expire_before_their_slots(clock, monkeypatch):
+    slow = Slow(clock, monkeypatch, {"rate": "1/s"}, look_s=0.0)
+    slow.buffer._is_open = True
+    slow.buffer._look_in(0.0)
+    for number in range(60):
+        slow.deliver(slow.message(number, expires_s=3.5))
+    slow.deliver(slow.message(60))
+    slow.timer.run(lambda: clock.now() > 10)
+    assert slow.starts == pytest.approx([0, 1, 2, 3, 4])
 
 
 def test_a_slow_poll_is_over_before_the_next(clock, monkeypatch):
