@@ -216,6 +216,18 @@ def test_late_calls_take_the_next_slots_and_all_others_move_on():
 
 
 @pytest.mark.parametrize(
+    ("late_us", "leaves_us"), [(99_999, 100_000), (100_000, 100_000), (100_001, 100_001)]
+)
+def test_nobody_is_behind_the_end_of_the_line(late_us, leaves_us):
+    """The only call of a line at 10/s is late, and leaves when its slot ends at the latest, or at once."""
+    queue = LeakyQueue(parse_rates("10/s"), None, "smooth", ())
+    state, granted, _, _ = queue.reserve(None, START, (1, None, 7))
+    due_us = Grant(*granted).due_us
+    _, ((leaves_at, _),), _, _ = queue.late(state, START + late_us, ((7, due_us, 1, 7),))
+    assert leaves_at - START == leaves_us
+
+
+@pytest.mark.parametrize(
     "gate",
     [SlidingWindowLog(3, "10s"), FixedWindow(3, "10s"), SlidingWindow(3, "10s"), GCRA("3/10s", burst=3)],
 )
