@@ -277,4 +277,7 @@ def test_what_left_before_the_last_one_that_is_remembered_is_not_given_back():
         assert slots.is_gone(gone, 5, due)
         assert slots.with_slot(gone, 5, due, 200) is None
     assert not slots.is_gone(gone, 5, 101)
-    assert slots.is_gone(slots.with_slot(gone, 5, 101, 200), 5, 101)
+    later = slots.with_slot(gone, 5, 101, 200)
+    assert slots.is_gone(later, 5, 101)
+    assert slots.is_gone(later, 4, 100)
+    assert not slots.is_gone(later, 4, 101)
