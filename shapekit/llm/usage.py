@@ -355,8 +355,8 @@ def _parts(value: Any) -> Iterator[str | int]:
         if (schema := getattr(value, "model_json_schema", None)) is not None:
             yield from _parts(schema())
     elif hasattr(value, "model_dump"):
-        # An answer of before, in a conversation.
-        yield from _parts(value.model_dump())
+        # An answer of before, in a conversation. What it leaves out is not sent.
+        yield from _parts(value.model_dump(exclude_none=True))
 
 
 LAST = 32

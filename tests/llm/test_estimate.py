@@ -2,6 +2,7 @@
 
 from collections import deque
 
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,11 +106,11 @@ def test_what_a_model_does_not_read_does_not_count():
 
 
 def test_an_answer_of_before_is_read():
-    class Message:
-        def model_dump(self):
-            return {"content": "one two"}
+    class Message(pydantic.BaseModel):
+        content: str
+        refusal: str | None = None
 
-    assert estimated({"messages": [Message()]}, by_words).input == 3
+    assert estimated({"messages": [Message(content="one two")]}, by_words).input == 3
 
 
 @pytest.mark.parametrize("argument", ["response_format", "text_format", "output_format"])
