@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from datetime import UTC, date, datetime, timedelta, tzinfo
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
@@ -116,11 +116,14 @@ class PlannedDepartures:
         numbers: Iterable[int] = range(1, self.calls + 1)
         if show:
             numbers = track(numbers, "playing", transient=True, console=Console(stderr=True))
-        played = []
+        clock = cast("ManualClock", self._shaper.core.store.clock)
+        played: list[int] = []
         for number in numbers:
             slot = self._shaper.reserve(cost=self._cost, max_wait=_LONGEST_S)
-            self._bounded(number, slot.delay)
             played.append(slot.grant.departs_at_us)
+            self._bounded(number, (played[-1] - self._start_us) / SECOND_US)
+            # The next call leaves no earlier, and what has left the windows need not be kept.
+            clock.set(played[-1] / SECOND_US)
         return played
 
     def _bounded(self, number: int, delay_s: float) -> None:

@@ -81,6 +81,12 @@ def test_the_days_are_those_on_which_the_calls_leave(pair, calls, zone):
         assert (later.first - run.last).days > 1 or not is_alike
 
 
+def test_time_goes_along_so_that_windows_keep_no_more_than_is_in_them():
+    clock = ManualClock()
+    course = PlannedDepartures(Policy("10/s; 20/min", clock=clock), 500, 1, 0)
+    assert clock.now_us() == course.leaves_us(500) == 24 * 60_000_000 + 1_900_000
+
+
 def test_more_than_can_be_played_is_refused():
     with pytest.raises(CommandError, match="each is simulated under several limits"):
         PlannedDepartures(Policy("10/s; 20/min", clock=ManualClock()), 1_000_001, 1, 0)
