@@ -33,7 +33,7 @@ from shapekit.events import (
 )
 from shapekit.policy import Policy
 from shapekit.rate import SECOND_US, whole
-from shapekit.stores.base import Store
+from shapekit.stores.base import DamagedStateError, Store
 from shapekit.stores.resilient import Deadline, ResilientStore
 
 OTHER = "other"
@@ -291,7 +291,8 @@ class Gauges:
         except Exception as error:
             if process.from_signal(error):
                 raise
-            is_silent = isinstance(error, StoreUnavailableError)
+            # A damaged state of one key was answered, and is no fault of the other policies there.
+            is_silent = isinstance(error, StoreUnavailableError) and not isinstance(error, DamagedStateError)
             if is_silent:
                 silent.add(store.server)
             _log.log(

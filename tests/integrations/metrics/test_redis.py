@@ -70,6 +70,19 @@ def test_a_server_that_dies_and_comes_back(server, store, registry, scrape):
         assert seen("shapekit_queue_delay_seconds", policy="stripe", key="default") == 0
 
 
+def test_a_damaged_state_is_no_fault_of_the_other_policies_there(server, store, registry, scrape):
+    stripe, github = (Policy("10/s", name=name, store=store) for name in ("stripe", "github"))
+    stripe.shaper.reserve()
+    with server.client() as client:
+        [state] = [key for key in client.scan_iter() if b"stripe:default" in key]
+        client.set(state, b"garbage")
+    with instrument(stripe, github, registry=registry):
+        seen = scrape()
+    assert seen("shapekit_reading_errors_total", policy="stripe") == 1
+    assert seen("shapekit_store_up", policy="github") == 1
+    assert seen("shapekit_queue_delay_seconds", policy="github", key="default") == 0
+
+
 def test_a_server_is_asked_though_no_key_has_a_label(server, store, registry, scrape):
     tenants = Policy("10/s", name="tenants", store=store, key="{tenant}")
     with instrument(tenants, registry=registry, keys=0):
