@@ -188,8 +188,8 @@ class Algorithm(Value, ABC, Generic[S]):
         """
         return self.refund(state, now, cost, charged_at, skew).state
 
-    def prospect(self, state: S | None, at: int, cost: int, skew: int = 0) -> Prospect | None:
-        """What delays further calls of this cost from `at` on; None if only playing them can tell."""
+    def prospect(self, state: S | None, cost: int, skew: int = 0) -> Prospect | None:
+        """What delays further calls of this cost; None if only playing them can tell."""
         return None
 
     def together(self, charged_at: int) -> int | None:

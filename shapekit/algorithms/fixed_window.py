@@ -129,7 +129,7 @@ class FixedWindow(Window[Counts]):
             return told
         return self._settled((*left, state[-2], 0), now)
 
-    def prospect(self, state: Counts | None, at: int, cost: int, skew: int = 0) -> Periodic:
+    def prospect(self, state: Counts | None, cost: int, skew: int = 0) -> Periodic:
         window = self.window_us
 
         def bounds(instant: int) -> tuple[int, int]:

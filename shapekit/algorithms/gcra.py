@@ -137,7 +137,7 @@ class Meter(Algorithm[Positions]):
         ready = state[0] + self._p * cost - self._tau
         return at if ready <= at * self._q else -(-ready // self._q)
 
-    def prospect(self, state: Positions | None, at: int, cost: int, skew: int = 0) -> Metered:
+    def prospect(self, state: Positions | None, cost: int, skew: int = 0) -> Metered:
         return Metered((state or _COLD)[0], self._p * cost, self._tau, self._q)
 
     def peek(self, state: Positions | None, now: int, skew: int = 0) -> Decision:

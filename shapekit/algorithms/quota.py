@@ -154,7 +154,7 @@ class PeriodCounter(Counting[Used]):
             return told
         return self._settled(self._with(told.state, now, state[-3], 0, state[-1]), now, skew)
 
-    def prospect(self, state: Used | None, at: int, cost: int, skew: int = 0) -> Periodic | None:
+    def prospect(self, state: Used | None, cost: int, skew: int = 0) -> Periodic | None:
         known = [*triples(state or ())]
         if any(opened + self._length(start) < start - skew for start, _, opened in known):
             return None  # The date was set back by more than a period.
@@ -624,8 +624,8 @@ class Quota(Algorithm[Any]):
     ) -> Outcome[Any]:
         return self.counter.refund_passed(state, now, cost, charged_at, skew)
 
-    def prospect(self, state: Any, at: int, cost: int, skew: int = 0) -> Prospect | None:
-        return self.counter.prospect(state, at, cost, skew)
+    def prospect(self, state: Any, cost: int, skew: int = 0) -> Prospect | None:
+        return self.counter.prospect(state, cost, skew)
 
     def together(self, charged_at: int) -> int | None:
         return self.counter.together(charged_at)

@@ -105,10 +105,10 @@ class SlidingWindowLog(Window[Log]):
             return max(first, old_times[bisect_left(old_totals, must_go)] + self.window_us)
         return max(first, times[bisect_left(totals, must_go)] + self.window_us)
 
-    def prospect(self, state: Log | None, at: int, cost: int, skew: int = 0) -> Rolling:
+    def prospect(self, state: Log | None, cost: int, skew: int = 0) -> Rolling:
         old_times, old_totals, times, totals = state or _EMPTY
         leaves = [time + self.window_us for time in old_times + times]
-        newest = times[-1] if times else at
+        newest = times[-1] if times else 0
         return Rolling(self.limit, 1, self.window_us, newest, old_totals + totals, leaves)
 
     def together(self, charged_at: int) -> int:

@@ -190,7 +190,7 @@ class SlidingWindow(Window[Ring]):
             return told
         return self._settled(self._turned(told.state or (state[0], 0), state[0], self.buckets + 1), now)
 
-    def prospect(self, state: Ring | None, at: int, cost: int, skew: int = 0) -> Rolling | None:
+    def prospect(self, state: Ring | None, cost: int, skew: int = 0) -> Rolling | None:
         if not self.conservative:
             return None
         width, reach = self._width, (self.buckets + 1) * self._width

@@ -82,12 +82,12 @@ class Constraints(Value):
                 return due, told
             due = later
 
-    def prospects(self, states: States, at: int, cost: int, ahead: Ahead) -> Sequence[Prospect] | None:
+    def prospects(self, states: States, cost: int, ahead: Ahead) -> Sequence[Prospect] | None:
         """What delays further calls of this cost, on the queue's time; None if only playing them can tell."""
         found = []
         for algorithm, before in zip(self.algorithms, states, strict=True):
             real, skew = timeline(algorithm, ahead)
-            prospect = algorithm.prospect(before, at + real, cost, skew)
+            prospect = algorithm.prospect(before, cost, skew)
             if prospect is None:
                 return None
             found.append(prospect.later(real) if isinstance(prospect, Periodic) else prospect)

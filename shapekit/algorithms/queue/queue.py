@@ -628,7 +628,7 @@ class LeakyQueue(WiredQueue):
             parts = self.constraints.refund(parts, at, units - cost, receipts, ahead)
             dues.append(due)
         rest = calls - len(dues)
-        if rest and (prospects := self.constraints.prospects(parts, at, cost, ahead)) is not None:
+        if rest and (prospects := self.constraints.prospects(parts, cost, ahead)) is not None:
             lead = self.p * max(0, self.burst - cost)
             pace = Pace(at, newest, tail, self.q, self._width(cost), lead, self.paced)
             dues += departures(pace, prospects, cost, rest)

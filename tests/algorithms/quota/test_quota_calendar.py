@@ -223,6 +223,6 @@ def test_no_more_periods_are_kept_than_are_believed():
 def test_a_forecast_goes_by_whole_periods_unless_the_date_was_set_back_by_more_than_one():
     counter = Quota("5/day").counter
     state = counter.check(None, DAY_US, 1).state
-    assert counter.prospect(state, DAY_US, 1) is not None
-    assert counter.prospect(state, DAY_US, 1, -DAY_US) is not None
-    assert counter.prospect(state, DAY_US, 1, -DAY_US - 1) is None
+    assert counter.prospect(state, 1) is not None
+    assert counter.prospect(state, 1, -DAY_US) is not None
+    assert counter.prospect(state, 1, -DAY_US - 1) is None
