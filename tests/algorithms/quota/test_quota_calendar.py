@@ -220,6 +220,18 @@ def test_no_more_periods_are_kept_than_are_believed():
     assert len(state) == 3 * _MAX_PERIODS
 
 
+def test_waiting_calls_that_are_let_go_count_today():
+    quota = Quota("10/day")
+    now = 5 * DAY_US
+    today = quota.charge(None, now, now, 3)[0]
+    assert quota.brought(today, now) == today
+    waiting = quota.charge(today, now, now + DAY_US, 2)[0]
+    let_go = quota.brought(waiting, now)
+    assert quota.check(let_go, now, 1).decision.current == 6
+    assert quota.check(let_go, now + DAY_US, 10).decision.allowed
+    assert not quota.check(waiting, now + DAY_US, 10).decision.allowed
+
+
 def test_a_forecast_goes_by_whole_periods_unless_the_date_was_set_back_by_more_than_one():
     counter = Quota("5/day").counter
     state = counter.check(None, DAY_US, 1).state
