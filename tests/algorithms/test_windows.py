@@ -153,6 +153,15 @@ def test_a_log_that_has_dropped_what_expired_is_read_as_one_that_counts_from_the
     assert SlidingWindowLog("9/s").state_received(sent) == ((10,), (1,), (20, 30), (3, 4))
 
 
+def test_no_more_than_was_charged_at_an_instant_is_given_back_of_it():
+    log = SlidingWindowLog("10/s")
+    state = None
+    for now, cost in ((100, 2), (200, 3), (300, 4)):
+        state = log.check(state, now, cost).state
+    state = log.refund_many(state, 300, ((200, 9),))
+    assert log.peek(state, 300).current == 6
+
+
 def test_a_debt_that_no_waiting_repays_is_counted_no_further():
     """The twin's sums stay exact in a double: no more units are owed, and no fewer."""
     window = SlidingWindow(1, "10s")
