@@ -125,14 +125,17 @@ class Terminal:
                 self._task, completed=told.done, total=told.total, description=line, refresh=True
             )
             self._bar.start()  # draws, the first time
-        except (OSError, ValueError):
-            self._console.quiet = True  # the terminal is gone, but the loop goes on
+        except (OSError, ValueError, ImportError):
+            # The terminal is gone, but the loop goes on; or the interpreter is, and rich can load nothing.
+            self._console.quiet = True
 
     def close(self) -> None:
         try:
             # Where a signal came while rich began to draw, it cannot end either: the loop's own error counts.
             try:
                 self._bar.stop()
+            except ImportError:
+                pass  # as in `tell`
             except Exception as error:
                 if from_signal(error):
                     raise

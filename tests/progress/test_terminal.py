@@ -395,3 +395,10 @@ def test_a_loop_that_is_left_lying_about_does_not_keep_the_process():
     assert printed == "0\n"
     assert raw.lstrip().startswith("0/100 (0%)")
     assert re.search(r"0/100 \(0%\)  stopped in item 1  in \d+ s\r\n$", raw)
+
+
+def test_a_loop_that_is_left_lying_about_in_a_module_with_functions_says_nothing_at_the_exit():
+    """A function keeps the module's names to the very end, when nothing can be imported any more."""
+    raw, printed = on_a_terminal(f"def main(): pass\n{ABANDONED}", columns=80)
+    assert printed == "0\n"
+    assert "Traceback" not in raw
