@@ -19,6 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple, Self, Unpack
 
 from shapekit import errors
@@ -426,6 +427,10 @@ async def _watch(call: Any, admission: Admission) -> None:
     error: BaseException | None = None
     try:
         with hearing(admission):
+            if isinstance(call, aio.StreamUnaryCall):
+                # If the server no longer takes messages, it is INTERNAL until the server's status is there.
+                with suppress(grpc.RpcError, asyncio.CancelledError):
+                    await call
             code, details, metadata = await call.code(), await call.details(), await call.trailing_metadata()
             answer = _answer(code, details, metadata)
             if answer is not None and may_say(admission, answer.status, answer.headers):

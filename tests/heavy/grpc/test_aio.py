@@ -206,6 +206,41 @@ async def test_a_refusal_of_the_server_holds_the_key(connect, service, kind, say
     assert now(policy) == held_s + 0.001
 
 
+async def test_a_refusal_before_all_messages_were_sent_holds_the_key(policy):
+    class Refused(grpc.aio.StreamUnaryCall):
+        """One whose messages its server no longer takes: INTERNAL, until the server's status is there."""
+
+        status = StatusCode.INTERNAL
+
+        def __await__(self):
+            yield from asyncio.sleep(0).__await__()
+            self.status = StatusCode.RESOURCE_EXHAUSTED
+            raise grpc.aio.AioRpcError(self.status, grpc.aio.Metadata(), grpc.aio.Metadata())
+
+        async def code(self):
+            return self.status
+
+        async def details(self):
+            return ""
+
+        async def trailing_metadata(self):
+            return grpc.aio.Metadata()
+
+        def cancelled(self):
+            return False
+
+    Refused.__abstractmethods__ = frozenset()
+
+    async def refused(details, request):
+        return Refused()
+
+    [shaping] = [kind for kind in interceptors(policy=policy) if hasattr(kind, "intercept_stream_unary")]
+    details = grpc.aio.ClientCallDetails("/test.Echo/StreamUnary", None, None, None, None)
+    await shaping.intercept_stream_unary(refused, details, messages())
+    await asyncio.gather(*shaping._watching)
+    assert policy.forecast().first_in == 61
+
+
 @pytest.mark.parametrize("says", NO_HOLDS.values(), ids=NO_HOLDS)
 async def test_other_errors_hold_nothing(connect, service, says):
     policy = Policy("1000/s", name="api", clock=ManualClock(autojump=True))
