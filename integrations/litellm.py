@@ -177,7 +177,9 @@ class ShapedCalls(CustomLogger):
 
     async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> None:
         """Before an attempt is sent: wait, or refuse."""
-        if getattr(call_type, "value", call_type) not in _ASKING:
+        kind = getattr(call_type, "value", call_type)
+        # A call with fallbacks sends nothing: each of its attempts is a call, and comes here by itself.
+        if kind not in _ASKING or (kind == "acompletion" and kwargs.get("fallbacks")):
             return
         request = kwargs["litellm_logging_obj"]
         # What the budget remembers of the call must not keep alive what the call is known by here.
@@ -191,7 +193,10 @@ class ShapedCalls(CustomLogger):
         try:
             call = await self.budget.aadmit(asked, key=_key_of(asked), max_wait=max_wait).__aenter__()
         except ShapekitError as error:
-            raise translated(error, _REFUSALS) from error.__cause__
+            refusal = translated(error, _REFUSALS)
+            if "model_group" not in (kwargs.get("metadata") or {}):  # a router asks before each retry
+                _refuse_retries(request, refusal)
+            raise refusal from error.__cause__
         self._calls[request] = call
         self._requests[kwargs["litellm_call_id"]] = request
 
@@ -250,6 +255,17 @@ class ShapedCalls(CustomLogger):
         """The call of an attempt that has ended, said once."""
         request = told.get("litellm_logging_obj") or self._requests.get(told.get("litellm_call_id", ""))
         return None if request is None else self._calls.pop(request, None)
+
+
+def _refuse_retries(request: Any, refusal: Exception) -> None:
+    """Let an error be the end of its call: LiteLLM makes the retries of `num_retries` without its hooks."""
+    tell = request.async_failure_handler
+
+    async def told(*args: Any, **named: Any) -> None:
+        await tell(*args, **named)
+        raise refusal  # what is raised here, LiteLLM raises at once
+
+    request.async_failure_handler = told
 
 
 def _counted(answer: Any) -> StreamUsage | None:

@@ -85,6 +85,25 @@ def test_a_wait_beyond_max_wait_is_refused_before_it_is_sent(budget, shape, ques
     assert used(limits) == TOTAL
 
 
+@pytest.mark.parametrize("ask", [litellm.acompletion, litellm.aresponses])
+def test_a_refused_call_is_not_sent_as_a_retry(budget, shape, question, server, ask):
+    shape(budget(tokens="50/min", requests="1/h"), max_wait="1s")
+    if ask is litellm.aresponses:
+        question["input"] = question.pop("messages")
+    with pytest.raises(CostExceedsLimitError):
+        asyncio.run(ask(**question, num_retries=2))
+    assert server.asked == []
+
+
+def test_a_call_with_fallbacks_takes_what_its_attempts_take(budget, shape, question, server):
+    limits = budget()
+    shape(limits)
+    server.answers.append(refused(429, retry_after="60"))
+    asyncio.run(litellm.acompletion(**question, fallbacks=["openai/other"]))
+    assert [used(limits), used(limits, "openai/other")] == [0, TOTAL]
+    assert len(server.asked) == 2
+
+
 def test_a_call_that_is_larger_than_the_budget_is_a_bad_request(budget, shape, question, server):
     shape(budget(tokens="50/min"))
     with pytest.raises(CostExceedsLimitError) as caught:
