@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -194,7 +194,7 @@ def _counts(usage: Any) -> Iterator[tuple[str, int]]:
     return _counts_at(places)
 
 
-def _counts_at(places: list[tuple[Any, dict[str, str]]]) -> Iterator[tuple[str, int]]:
+def _counts_at(places: Iterable[tuple[Any, Mapping[str, str]]]) -> Iterator[tuple[str, int]]:
     for place, names in places:
         for name, known_as in names.items():
             count = _field(place, name)
