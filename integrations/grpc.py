@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import threading
 import time
 import weakref
@@ -309,7 +310,7 @@ class _Interceptor(
         # Without a reference to the call: a stream that is dropped has to be collected, and so cancelled.
         whole = weakref.ref(call)
         is_read_alone = type(call).__name__ == _READ_ALONE
-        left = threading.Lock()
+        left, made_in = threading.Lock(), os.getpid()
 
         def over() -> None:
             if not left.acquire(blocking=False):
@@ -320,6 +321,8 @@ class _Interceptor(
             admission.leave_soon()
 
         def ended() -> None:
+            if os.getpid() != made_in:
+                return  # a forked child ends its parent's calls, on the thread that forked: there they go on
             # On the thread that serves the whole channel, and then calls what the program has added.
             _SERVING.channel = not is_read_alone
             over()

@@ -1,6 +1,7 @@
 """Synchronous channels: all kinds of call wait for their slots, and are otherwise as they were."""
 
 import gc
+import os
 import pickle
 import queue
 import subprocess
@@ -557,3 +558,35 @@ def test_processes_share_a_rate_by_redis(target, service):
     assert len(arrived) == 20
     # 20 calls take 19 steps of 50 ms together; alone, each process would need only 9.
     assert max(arrived) - min(arrived) > 0.9
+
+
+FORK = """
+import os, sys
+import grpc
+from shapekit.integrations.grpc import shape
+
+def channel():
+    return shape(grpc.insecure_channel(sys.argv[1]), rate="20/s")
+
+stream = channel().unary_stream("/test.Echo/Endless")(b"hi")
+next(stream)
+if os.fork():
+    status = os.wait()[1]
+    stream.cancel()
+    os._exit(status >> 8)
+try:
+    call = channel().unary_unary("/test.Echo/UnaryUnary")
+    for _ in range(3):
+        call(b"hi", timeout=30)
+except BaseException as error:
+    print(repr(error), flush=True)
+    os._exit(1)
+os._exit(0)
+"""
+
+
+def test_a_child_that_was_forked_during_a_call_waits_for_its_slots(target):
+    env = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "1", "GRPC_POLL_STRATEGY": "poll"}
+    script = [sys.executable, "-W", "ignore", "-c", FORK, target]
+    done = subprocess.run(script, check=False, env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "")
