@@ -189,7 +189,7 @@ def _told_by_gemini(answer: Any) -> dict[str, int]:
 
 
 def _counts(usage: Any) -> Iterator[tuple[str, int]]:
-    places = [(usage, dict(zip(_FIELDS, _FIELDS, strict=True)))]
+    places: list[tuple[Any, Mapping[str, str]]] = [(usage, dict(zip(_FIELDS, _FIELDS, strict=True)))]
     places += [(_field(usage, place), names) for where, names in _DETAILS.items() for place in where]
     return _counts_at(places)
 

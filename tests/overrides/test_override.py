@@ -49,6 +49,7 @@ def queue_of(*rate, **options):
         (Override("a*b", rate="1/s"), "key='a*b' is neither a key nor a beginning of keys"),
         (Override("", rate="1/s"), "is neither a key nor"),
         (Override(rate="1/s", why=5), "why=5 is not text"),
+        (Override(rate="1/s", why="x" * 501), "is not text of up to 500 letters"),
         (Override(rate="1/s", until=float("nan")), "until=nan is not an instant"),
         (Override(rate="1/s", until=253_402_300_800), "until=253402300800 is not an instant"),
     ],
@@ -57,6 +58,11 @@ def test_what_could_not_have_been_constructed_is_refused_with_the_words_of_the_c
     with pytest.raises(ConfigError) as raised:
         override.checked()
     assert words in str(raised.value)
+
+
+def test_a_reason_may_have_500_letters():
+    override = Override(rate="1/s", why="x" * 500)
+    assert override.checked() is override
 
 
 def test_what_is_written_is_read_again():
