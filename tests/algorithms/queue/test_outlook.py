@@ -23,6 +23,7 @@ SETUPS = {
     "burst, three rates": ("3/s; 20 per 10 s; 60/min", {"pace": "burst"}),
     "slack GCRA": ("7/s", {"gates": (GCRA("30/s", burst=4),)}),
     "GCRA, in fractions": ("9/s", {"gates": (GCRA("7 per 1.1 s", burst=3),)}),
+    "periods, in fractions": ("9/s", {"gates": (FixedWindow(9, "4s"),)}),
     "a quota that no call may end": ("10/s", {"gates": (Quota("30/fixed:4s"),)}),
     "GCRA, slack at first": ("10/s", {"gates": (FixedWindow(9, 1), GCRA("5/s", burst=50))}),
     "ticks, periods and a meter": (
@@ -97,6 +98,8 @@ steps = st.tuples(
     st.sampled_from([1, 2, 5, 30, prospects.SHORT]),
 )
 @example("days and a meter that is full after weeks", SECOND, [], 1, 400, 1)
+# After the wait for a period, its calls are as far apart as before.
+@example("periods, in fractions", SECOND, [], 1, 20, 1)
 # The place of three units that is given back goes to a call of one: two of them are free again.
 @example(
     "days", SECOND, [*(("reserve", units, 0, 0, 0) for units in (1, 3, 1)), ("cancel", 1, 1, 0, 0)], 1, 10, 1
