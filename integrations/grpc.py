@@ -322,7 +322,7 @@ class _Interceptor(
 
         def ended() -> None:
             if os.getpid() != made_in:
-                return  # a forked child ends its parent's calls, on the thread that forked: there they go on
+                return  # gRPC cancels a parent's calls in its forked child; in the parent they go on
             # On the thread that serves the whole channel, and then calls what the program has added.
             _SERVING.channel = not is_read_alone
             over()
@@ -431,7 +431,7 @@ async def _watch(call: Any, admission: Admission) -> None:
     try:
         with hearing(admission):
             if isinstance(call, aio.StreamUnaryCall):
-                # If the server no longer takes messages, it is INTERNAL until the server's status is there.
+                # If a message could not be sent, gRPC says INTERNAL until the server's own status has come.
                 with suppress(grpc.RpcError, asyncio.CancelledError):
                     await call
             code, details, metadata = await call.code(), await call.details(), await call.trailing_metadata()

@@ -459,7 +459,7 @@ CONFIRMED_S = 5.0
 """How long a broker may take to confirm a message."""
 
 ONCE_ONLY = ("DelaySeconds", "delay_seconds", "MessageDeduplicationId")
-"""What SQS does with a message when it is sent first: later it would delay it once more, or drop it as known.
+"""Properties for the first sending to SQS alone: it would delay the message again, or drop it as a duplicate.
 """
 
 GONE = (RedisError, OperationalError, StoreUnavailableError, OSError)

@@ -380,7 +380,7 @@ def _is_revoked_by_stamp(headers: Any) -> bool:
 
 
 def _is_sent_again_by_sqs(info: Any) -> bool:
-    """Whether SQS has delivered a message before: it counts that, beside the message."""
+    """Whether SQS has delivered a message before: it sets no flag, and counts the deliveries."""
     told = info.get("sqs_message", {}).get("Attributes", {})
     return int(told.get("ApproximateReceiveCount", 1)) > 1
 

@@ -5,7 +5,6 @@ ThreadAlarm: set from another thread. Both: set by a signal handler, on the very
 
 import asyncio
 import signal
-import subprocess
 import sys
 import threading
 
@@ -210,27 +209,3 @@ def test_a_thread_waits_no_longer_than_it_may():
     alarm.set()
     assert alarm.is_set()
     assert alarm.wait()
-
-
-PATCHED = """
-import threading
-
-class Event:  # as gevent's: what a subclass calls its flag is not what it looks at
-    def is_set(self):
-        return False
-
-threading.Event = Event
-from shapekit._runtime.drivers import ThreadAlarm
-
-alarm = ThreadAlarm()
-print(alarm.is_set(), alarm.wait(0))
-alarm.set()
-print(alarm.is_set(), alarm.wait(0))
-"""
-
-
-def test_a_thread_alarm_needs_no_event_of_the_standard_library():
-    done = subprocess.run(
-        [sys.executable, "-c", PATCHED], capture_output=True, text=True, timeout=PATIENCE_S, check=True
-    )
-    assert done.stdout.split() == ["False", "False", "True", "True"]

@@ -143,8 +143,8 @@ def key_of(command: tuple[Any, ...]) -> bytes:
 TRUSTED_S = 0.5
 """How long an idle connection is taken to be whole."""
 KEPT_S = 60.0
-"""How long one may be idle at most: balancers and address translators on the way forget such in minutes, tell
-neither end, and what is sent next is lost."""
+"""How long a connection may be idle: load balancers and firewalls on the way drop idle ones after minutes,
+and tell neither end."""
 
 
 def packed(command: tuple[Any, ...]) -> bytes:
