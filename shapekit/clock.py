@@ -667,14 +667,18 @@ class StoreClock:
         if ahead_us is None or (ahead_us < asked_us - there_us and not self.decides):
             ahead_us = now_us - there_us
         self._known = ahead_us, now_us
-        trip_us, known_us = max(0, now_us - asked_us), self._trip_us
+        self.took(now_us - asked_us)
+        return ahead_us
+
+    def took(self, length_us: int) -> None:
+        """Take in how long an answer took."""
+        trip_us, known_us = max(0, length_us), self._trip_us
         is_quick = not self._heard or trip_us < known_us
         # A single slow answer, as after a stop of this process, does not show that the store is far away.
         self._trip_us = trip_us if is_quick else min(trip_us, known_us + known_us // _SLOWLY + 1)
         self._heard += 1
         if self._heard >= _ENOUGH:
             self.trip_us = self._trip_us
-        return ahead_us
 
     def ahead_us(self, there_us: int, now_us: int) -> int | None:
         """How far ahead the clock of the callers is, if it shows `now_us` and the store has just answered

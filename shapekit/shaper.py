@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 from shapekit._queue.adaptive import AdaptiveRate, queue_between
 from shapekit._queue.moving import AT_ONCE_US, notice_us
@@ -67,9 +67,6 @@ from shapekit.rate import (
 )
 from shapekit.stores import StoreLike, open_store
 from shapekit.stores.base import Store, check_in_force
-
-if TYPE_CHECKING:
-    from shapekit._queue.prefetch import Prefetch
 
 __all__ = ["Core", "Outlook", "Reservation", "Shaper", "received", "sent"]
 
@@ -370,14 +367,17 @@ class Outlook(NamedTuple):
 
 
 class Reservation:
-    """A slot that was taken, or its refusal; true if accepted. Immutable."""
+    """A slot that was taken, or its refusal; true if accepted."""
 
     __slots__ = ("core", "granted", "key")
 
     core: Final[Core]
     key: Final[str]
     """The key whose limit the slot counts against."""
-    granted: Final[Granted]
+    granted: Granted
+    """What the store has granted. Another grant once a call has missed a prefetched slot; nothing else here
+    changes.
+    """
 
     def __init__(self, core: Core, key: str, granted: Granted) -> None:
         self.core = core
@@ -508,12 +508,13 @@ class Core:
         virtual = VIRTUAL if isinstance(store.clock, RealClock) else None
         self.sleepers = Sleepers(store.clock, f"shaper {name!r}", chunk_s, virtual)
         store.wakes(self.sleepers)
-        self.prefetch: Prefetch | None = None
-        self.status = KeyStatus(store, name, queue)
-        if prefetch is not None:
+        if prefetch is None:
+            self.status = KeyStatus(store, name, queue)
+        else:
             from shapekit._queue.prefetch import prefetched  # noqa: PLC0415 - for prefetch only
 
-            self.prefetch, self.status = prefetched(name, store, queue, prefetch)
+            self.status = prefetched(name, store, queue, prefetch)
+        self.prefetch = self.status.prefetch
         self.accounts = Accounts(store.clock)
         self.reporter = Reporter(name, store.clock, self.sleepers)
         store.settings(name).listen(self.reporter.overrides_changed)

@@ -24,9 +24,10 @@ from typing import Any, NamedTuple, TypeAlias
 from shapekit._queue.waiter import KeyState, KeyStatus
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, ThreadAlarm, ThreadCall, Twin, Workers, own_copy, run
-from shapekit.algorithms.queue.queue import LeakyQueue
+from shapekit.algorithms.queue.queue import LEAST_GRACE_US, LeakyQueue
 from shapekit.algorithms.queue.slots import Asked, Grant, followed
 from shapekit.algorithms.queue.wire import CANCEL_MANY, CONFIRM, FOLLOW, RESERVE, RESERVE_MANY
+from shapekit.clock import StoreClock
 from shapekit.errors import CostExceedsLimitError, StoreUnavailableError
 from shapekit.rate import SECOND_US, Duration, duration_us
 from shapekit.stores.base import Store
@@ -103,6 +104,7 @@ class SlotBuffer:
         """
         self._slots: deque[Grant] = deque()
         self._returning: list[Grant] = []
+        self._returns_first = False
         self._standing = (-1, 0, 0, 0)
         self.doubts = object()
         """A new object after each doubt, to tell whether a question was asked before it."""
@@ -165,6 +167,16 @@ class SlotBuffer:
             self._slots = deque(sorted([*self._slots, granted], key=_due_us))
         else:
             self._returning.append(granted)
+
+    def pass_by(self, granted: Grant) -> None:
+        """Note that a slot has passed unused: it goes back where a limit with memory counts it."""
+        if self._counted or (granted.queue is not None and granted.queue.constraints.algorithms):
+            self._returning.append(granted)
+
+    def miss(self, granted: Grant) -> None:
+        """Note that a call has missed its slot: it goes back before the call gets another one."""
+        self.pass_by(granted)
+        self._returns_first = bool(self._returning)
 
     # the store's answers
 
@@ -259,6 +271,8 @@ class SlotBuffer:
     def next(self, now_us: int, waiting: int) -> Next:
         """What the fetcher does next, while `waiting` calls wait that the buffer cannot serve."""
         self._pass_by(now_us)
+        if self._returns_first:
+            return self._give_back(is_over=False)
         if waiting:
             return Ask() if self._slots and not self._is_sure else self._refill(now_us, waiting)
         idle_us = max(self._came_us, self._at_us(self._last_taken_us)) + self._prefetch_us // _PATIENCE
@@ -321,15 +335,14 @@ class SlotBuffer:
         generation = self._returning[0].generation
         own = [granted for granted in self._returning if granted.generation == generation]
         self._returning = [granted for granted in self._returning if granted.generation != generation]
+        self._returns_first = False
         return GiveBack(tuple(sorted(own, key=_due_us)))
 
     def _pass_by(self, now_us: int) -> None:
         """Drop slots that have passed: a call that left by one now would be too close to the next."""
         while self._slots and self._at_us(self._leaves_by(self._slots[0])) < now_us:
-            passed = self._slots.popleft()
             self._wasted += 1
-            if self._counted or (passed.queue is not None and passed.queue.constraints.algorithms):
-                self._returning.append(passed)
+            self.pass_by(self._slots.popleft())
 
     def _learn(self, now_us: int) -> None:
         """Judge by the slots since the last time whether to ask for more of them or fewer."""
@@ -354,9 +367,10 @@ class SlotBuffer:
         at_us = max(granted.due_us + shift_us, until_us)
         wait_us = self._at_us(granted.due_us) - now_us
         if wait_us < 0:
-            # Late; with a burst, that may still be within the limit.
-            at_us = max(at_us, min(at_us - wait_us, self._leaves_by(granted) + shift_us))
-            wait_us = 0
+            # Late; with a burst, that may still be within the limit. If not, it asks for another slot.
+            there_us = at_us - wait_us
+            at_us = max(at_us, min(there_us, self._leaves_by(granted) + shift_us))
+            wait_us = int(there_us - at_us > LEAST_GRACE_US)
         held = max(until_us, mark_us) + self._ahead_us > now_us
         return granted._replace(wait_us=wait_us, departs_at_us=at_us, held=held)
 
@@ -426,10 +440,13 @@ class _KeyEntry:
 class Prefetch:
     """The slots that this process owns of one shaper; takes the place of the store's `reserve`."""
 
-    def __init__(self, name: str, store: Store, queue: LeakyQueue, prefetch_us: int) -> None:
+    def __init__(
+        self, name: str, store: Store, queue: LeakyQueue, prefetch_us: int, store_clock: StoreClock
+    ) -> None:
         self._what = f"shaper {name!r}"
         self._clock = store.clock
         self._clock_decides = store.clock_decides
+        self._store_clock = store_clock
         self._queue = queue
         self._prefetch_us = prefetch_us
         bound = (name, queue)
@@ -490,6 +507,15 @@ class Prefetch:
             entry.calls.append(call)
             self._wake_fetcher(key, entry)
             return call
+
+    async def exchange(self, driver: Driver, key: str, missed: Grant) -> Grant:
+        """Another slot for a call that has missed this one, or a refusal.
+
+        The line cannot make way for it: other processes own slots, too, and hear of that too late.
+        """
+        with self._lock:
+            self._entry(key).buffer.miss(missed)
+        return Grant(*await self._ask(driver, key, (missed.cost, None, process.fresh_id())))
 
     async def _leave(self, key: str, call: _Call) -> None:
         """A call that leaves before its answer passes its slot on to the next one."""
@@ -692,6 +718,7 @@ class Prefetch:
             raise
         with self._lock:
             now = self._clock.now_us()
+            self._store_clock.took(now - asked_us)
             known = (*key_state[:3], key_state[4])
             entry.buffer.hear(known, now - key_state[3], asked_us, now, doubts)
             if isinstance(todo, Ask):
@@ -708,11 +735,13 @@ class Prefetch:
 class PrefetchedStatus(KeyStatus):
     """Key status of a prefetching shaper: a call that leaves asks only if the state is older than a span."""
 
-    is_direct = False
-
-    def __init__(self, store: Store, name: str, queue: LeakyQueue, prefetch: Prefetch) -> None:
+    def __init__(self, store: Store, name: str, queue: LeakyQueue, prefetch_us: int) -> None:
         super().__init__(store, name, queue)
-        self._prefetch = prefetch
+        self._prefetch = Prefetch(name, store, queue, prefetch_us, self.store_clock)
+
+    @property
+    def prefetch(self) -> Prefetch:
+        return self._prefetch
 
     async def leaving(self, driver: Driver, key: str) -> tuple[int, KeyState]:
         known = self._prefetch.known(key)
@@ -736,18 +765,13 @@ class PrefetchedStatus(KeyStatus):
         self._prefetch.doubt(key)
 
 
-def prefetched(
-    name: str, store: Store, queue: LeakyQueue, prefetch: Duration
-) -> tuple[Prefetch | None, KeyStatus]:
-    """Prefetch for a shaper, and its key status.
-
-    None instead of a prefetch if the store is in this process, where there is no trip to save.
+def prefetched(name: str, store: Store, queue: LeakyQueue, prefetch: Duration) -> KeyStatus:
+    """The key status of a shaper that prefetches; where the store is in this process, there is no trip to
+    save, and it does not.
     """
     prefetch_us = duration_us("prefetch", prefetch, most=LONGEST_US)
-    if store.instant:
-        return None, KeyStatus(store, name, queue)
-    made = Prefetch(name, store, queue, prefetch_us)
-    return made, PrefetchedStatus(store, name, queue, made)
+    status = KeyStatus if store.instant else partial(PrefetchedStatus, prefetch_us=prefetch_us)
+    return status(store, name, queue)
 
 
 def _fail(calls: Sequence[_Call], error: Exception) -> None:

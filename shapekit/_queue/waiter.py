@@ -2,7 +2,8 @@
 
 A waiting call sleeps until its slot, asks the store whether the slot has moved, and leaves or sleeps on.
 Where something has kept it until the next slot (a blocked event loop, the collector, a stopped process, a
-slow answer), it tells the store, which gives it the next slot and moves the line behind it.
+slow answer), it tells the store, which gives it the next slot and moves the line behind it. A prefetched slot
+is exchanged for another one instead.
 
 Key status: what a call asks right before it leaves, so that holds placed while it waited still move it.
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from shapekit._queue.moving import STUCK_S, KeyPoller, LateCalls, Limits, Watch
@@ -52,6 +53,7 @@ from shapekit.rate import SECOND_US
 from shapekit.stores.base import Settings, Store, companion
 
 if TYPE_CHECKING:
+    from shapekit._queue.prefetch import Prefetch
     from shapekit.shaper import Reservation
 
 MOST_MOVES = 8
@@ -79,8 +81,8 @@ class Waiter:
         self._sleepers = sleepers
         self._status = status
         self._reporter = reporter
-        # Slots taken ahead are not moved by late calls of other processes, and do not move theirs.
-        self._grace_us = queue.grace_us if status.is_direct else END_US
+        self._prefetch = status.prefetch
+        self._grace_us = queue.grace_us
         self._late_calls = LateCalls(status.changing(store.twin(name, queue, LATE), is_news=False))
 
     async def leave(
@@ -129,6 +131,8 @@ class Waiter:
         """Whether a call that leaves at once may follow its answer, because that was not long on its way."""
         if self._status.instant or granted[GENERATION] < 0 or self._grace_us == END_US:
             return True
+        if self._prefetch is not None:
+            return True  # a prefetched slot that has passed is handed out as one to wait for
         there_us, grace_us = granted[DEPARTS_AT_US] - granted[WAIT_US], self._grace_of(granted[QUEUE])
         now_us = self._clock.now_us()
         if asked_us is not None and now_us - asked_us <= grace_us:
@@ -234,10 +238,11 @@ class Waiter:
 
     def _allowed_us(self, pending: PendingWait) -> int:
         """How late a call may be. A slot that comes sooner than two trips is missed by as much, and that is
-        no stall; from a store that is far away, no new slot would come in time.
+        no stall; from a store that is far away, no new slot would come in time, but for a prefetched one.
         """
         grace_us, trip_us = self._grace_of(pending.queue), self._status.store_clock.trip_us
-        if grace_us == END_US or trip_us * FAR > grace_us:
+        is_far = trip_us * FAR > grace_us if self._prefetch is None else not trip_us
+        if grace_us == END_US or is_far:
             return END_US
         return grace_us + 2 * trip_us
 
@@ -264,6 +269,9 @@ class Waiter:
         """Get another slot for a call that is late; where that has passed, too, the next one, before calls
         behind it ask.
         """
+        if self._prefetch is not None:
+            pending.exchange(await self._prefetch.exchange(driver, pending.key, pending.grant))
+            return
         while True:
             late = pending.late_call()
             pending.move(*await self._late_calls.ask(driver, pending.key, pending.order, late))
@@ -291,7 +299,7 @@ class Waiter:
             if departs_at_us != reservation.granted[DEPARTS_AT_US]:
                 reservation = _departing(reservation, departs_at_us)
             return Coming(reservation, (pending.due_us - now_us) / SECOND_US, has_moved=False)
-        is_told = self._allowed_us(pending) != END_US
+        is_told = self._prefetch is None and self._allowed_us(pending) != END_US
         if not is_told or not pending.has_near_slot(key_state.generation, now_us, is_unused=is_unused):
             return None
         late = pending.late_call()
@@ -339,7 +347,8 @@ class PendingWait:
         *("asked_us", "due_us", "heard_after", "is_held", "is_marked", "key", "moves", "order"),
         "stands_until_us",
         *("_ahead_us", "_clock", "_generation", "_gives_up_us", "_leaves_by_us", "_max_wait_us", "cost"),
-        *("_accounts", "_constraints", "_grant", "_numbers", "_policy", "_queued_us", "_slot_us", "queue"),
+        *("_accounts", "_constraints", "_numbers", "_policy", "_queued_us", "_slot_us", "grant", "queue"),
+        *("_reservation", "exchanges"),
     )
 
     def __init__(
@@ -350,8 +359,9 @@ class PendingWait:
         max_wait_us: int | None,
         timeout_us: int | None,
     ) -> None:
-        grant, core = Grant(*reservation.granted), reservation.core
+        grant, core = reservation.grant, reservation.core
         self._clock = clock
+        self._reservation = reservation
         self._accounts = core.accounts
         self._policy = core.name
         self._constraints = core.queue.constraints
@@ -360,6 +370,8 @@ class PendingWait:
         self.queue: LeakyQueue | None = grant.queue
         """The queue that an operator has set the numbers of, if it is one."""
         self._take(grant, grant.queue or core.queue)
+        self.exchanges = 0
+        """How often the call came too late to a prefetched slot and asked for another one."""
         self.heard_after = 0
         """How many trips for late calls had been made when the key was last asked about."""
         self.moves = 0
@@ -381,7 +393,7 @@ class PendingWait:
 
     def _take(self, grant: Grant, queue: LeakyQueue) -> None:
         """Go by this grant of a queue."""
-        self._grant = grant
+        self.grant = grant
         self._generation = grant.generation
         self._queued_us = grant.due_us
         self._leaves_by_us: int | None = None
@@ -424,21 +436,21 @@ class PendingWait:
     def needs_new_slot(self, allowed_us: int, now_us: int) -> bool:
         """Whether it is late, and may ask for another slot."""
         is_soon = self.due_us - SOON_US <= now_us
-        return is_soon and self.moves < MOST_MOVES and self.is_late(allowed_us, now_us)
+        return is_soon and self.moves + self.exchanges < MOST_MOVES and self.is_late(allowed_us, now_us)
 
     def _leaves_by(self) -> int:
         """Until when, on the queue's own time, the slot can be used."""
         if self._leaves_by_us is None:
             # A slot of a share of the limits is on the grid of that share.
-            is_own = self._grant.generation >= 0
-            self._leaves_by_us = self._numbers.leaves_by(self._grant) if is_own else self._grant.due_us
+            is_own = self.grant.generation >= 0
+            self._leaves_by_us = self._numbers.leaves_by(self.grant) if is_own else self.grant.due_us
         return self._leaves_by_us
 
     def departs_at_us(self, until_us: int, now_us: int) -> int:
         """The instant of the slot, on the store's clock. Time last stood still until `until_us`: a slot that
         had passed before that is where it was known to be.
         """
-        known_us, slot_us = self._grant.departs_at_us, self._slot_us - self._ahead_us
+        known_us, slot_us = self.grant.departs_at_us, self._slot_us - self._ahead_us
         if now_us < self.due_us:
             return slot_us if self.due_us == self._slot_us else known_us
         return slot_us if known_us >= until_us - (slot_us - known_us) else known_us
@@ -478,6 +490,23 @@ class PendingWait:
             # Time stands still longer than for it: a hold, which may be ended.
             self.is_held = True
 
+    def exchange(self, grant: Grant) -> None:
+        """Take another slot, in place of a prefetched one that was missed; the reservation becomes it."""
+        reservation = self._reservation
+        if not grant.accepted:
+            # Another call was quicker to take what was left of a quota.
+            raise refusal(type(reservation)(reservation.core, self.key, grant), None)
+        self.exchanges += 1
+        self._take(grant, grant.queue or reservation.core.queue)
+        self.queue = grant.queue
+        self.is_held = self.is_marked = grant.held
+        self.due_us = self._slot_us = grant.departs_at_us + self._ahead_us
+        wait_us = self.due_us - self.asked_us
+        if self._max_wait_us is not None:
+            # It is not refused for that after it has waited.
+            self._max_wait_us = max(self._max_wait_us, wait_us)
+        reservation.granted = grant._replace(wait_us=wait_us)
+
     @property
     def has_new_slot(self) -> bool:
         """Whether it has got another slot. Where many are late, it may have to ask once more."""
@@ -513,7 +542,7 @@ class PendingWait:
         self._ahead_us = ahead_us
         self.is_marked = mark_us + ahead_us > now_us
         if generation != self._generation:
-            moved = followed(self._grant, key_state.changes, self._constraints)
+            moved = followed(self.grant, key_state.changes, self._constraints)
             if moved is None or moved.generation != generation or key_state.queue is None or self.moves:
                 self.is_held = False
                 return
@@ -732,9 +761,6 @@ _QUESTIONS = process.begin_anew(_Questions.begin)
 class KeyStatus:
     """The questions of one shaper, shared with all shapers of the same name in its process."""
 
-    is_direct: ClassVar[bool] = True
-    """Whether every slot comes from the store at the time of its call."""
-
     def __init__(self, store: Store, name: str, queue: LeakyQueue) -> None:
         self.instant = store.instant
         self.hears_all = store.instant and not store.shared
@@ -748,6 +774,11 @@ class KeyStatus:
         self.store_clock = self._questions.clock
         self._settings = store.settings(name)
         self.limits = self._questions.limits(self._settings, store.clock, hears_all=self.hears_all)
+
+    @property
+    def prefetch(self) -> Prefetch | None:
+        """Where slots come from; None if each comes from the store at the time of its call."""
+        return None
 
     async def ask(self, driver: Driver, key: str) -> KeyState:
         """The state of a key, at most 10 ms old."""

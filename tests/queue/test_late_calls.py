@@ -9,11 +9,14 @@ import threading
 import anyio
 import pytest
 
-from shapekit import Adaptive, ManualClock, MemoryStore, Shaper
+from shapekit import Adaptive, FixedWindow, ManualClock, MemoryStore, Quota, Shaper
 from shapekit._queue import moving as module
 from shapekit._queue.moving import LateCalls
+from shapekit._runtime import process
 from shapekit._runtime.drivers import THREADS, AsyncAlarm, Twin, run
-from shapekit.algorithms.queue.wire import CONFIRM, LATE, RESERVE
+from shapekit.algorithms.queue.slots import Grant
+from shapekit.algorithms.queue.wire import CANCEL_MANY, CONFIRM, LATE, RESERVE
+from shapekit.errors import QuotaExhaustedError
 from tests.algorithms.queue.test_late import worst
 from tests.crew import Crew
 from tests.stores.interrupts import Interrupt
@@ -202,17 +205,103 @@ def test_but_for_a_hold_it_is(stage, clock):
     assert all(isinstance(error, Exception) for _, error in stage.errors.values())
 
 
-def test_with_slots_ahead_nobody_is_told(stage, clock):
-    store = SlowStore(clock, 0.02)
-    shaper = Shaper(
-        "50/s", store=process_of(store, Tardy(clock, 1_000.2, 1_000.5)), name="api", prefetch="1s"
-    )
+class Directly:
+    """In place of prefetched slots, which a thread takes: another one on a trip of its own."""
+
+    def __init__(self, shaper):
+        core = shaper.core
+        self._take, self._give_back = core.grant, core.store.twin(core.name, core.queue, CANCEL_MANY)
+
+    async def exchange(self, driver, key, missed):
+        await driver.ask(self._give_back, key, (missed,))
+        return Grant(*await driver.ask(self._take, key, (missed.cost, None, process.fresh_id())))
+
+
+def with_slots_ahead(store, **options):
+    shaper = Shaper("50/s", store=store, name="api", **options)
+    shaper.core.waiter._prefetch = Directly(shaper)
+    return shaper
+
+
+@pytest.mark.parametrize("kind", [SlowStore, FarStore])
+def test_with_slots_ahead_late_calls_take_others_and_nobody_is_told(stage, clock, kind):
+    store = kind(clock, 0.002)
+    processes = [with_slots_ahead(process_of(store)) for _ in range(2)]
+    for name in range(60):
+        stage.wait_for(processes[name % 2], name, at=name / 10_000)
+    stage.at(0.2, lambda: clock.sleep(0.3, threading.Event()))
+    stage.run()
+    assert len(stage.left) == 60
+    assert store.trips[LATE] == 0
+    assert worst(departures(stage), SECOND) <= 51
+    assert worst(departures(stage), 100_000) <= 6
+    # Nothing is made up for the slots that were missed, and each reservation tells of its last slot.
+    missed = 14
+    assert max(stage.times) == pytest.approx((59 + missed) / 50, abs=0.045)
+    lateness = [1_000 + at + store.ahead_s - stage.turns[name].departs_at for name, at in stage.left]
+    assert 0 <= min(lateness) <= max(lateness) <= 0.015
+    assert stage.turns[12].delay == pytest.approx(dict(stage.left)[12], abs=0.01)
+
+
+def test_a_late_call_is_not_refused_for_the_slot_that_it_takes_instead(stage, clock):
+    """Others wait longer than it would have, and it takes the next slot behind them."""
+    store = SlowStore(clock, 0.002)
+    shaper = with_slots_ahead(process_of(store, Tardy(clock, 1_000.1, 1_000.4)), max_wait=0.3)
+    other = Shaper("50/s", store=process_of(store), name="api")
+    for name in range(110):
+        stage.wait_for(shaper if name < 10 else other, name, at=name / 10_000)
+    stage.run()
+    assert (len(stage.left), stage.errors) == (110, {})
+    assert min(dict(stage.left)[name] for name in range(5, 10)) > 2
+
+
+@pytest.mark.parametrize("gate", [FixedWindow("20/h"), Quota("20/rolling:1h")])
+def test_under_further_limits_a_missed_slot_counts_no_more(stage, clock, gate):
+    store = SlowStore(clock, 0.002)
+    shaper = with_slots_ahead(store, gates=(gate,))
     for name in range(20):
         stage.wait_for(shaper, name)
+    stage.at(0.1, lambda: clock.sleep(0.3, threading.Event()))
     stage.run()
-    assert len(stage.left) == 20
-    assert store.trips[LATE] == 0
-    shaper.close()
+    assert (len(stage.left), stage.errors) == (20, {})
+    assert max(stage.times) < 1
+    assert worst(departures(stage), 100_000) <= 6
+
+
+def test_what_is_left_of_a_quota_may_go_to_another_call(stage, clock):
+    store = SlowStore(clock, 0.002)
+    shaper = with_slots_ahead(store, gates=(Quota("6/rolling:1h"),))
+    give_back = shaper.core.waiter._prefetch._give_back
+
+    async def taken_by_another(driver, key, missed):
+        await driver.ask(give_back, key, (missed,))
+        assert shaper.reserve()
+        return Grant(*await driver.ask(shaper.core.grant, key, (1, None, process.fresh_id())))
+
+    shaper.core.waiter._prefetch.exchange = taken_by_another
+    for name in range(6):
+        stage.wait_for(shaper, name)
+    stage.at(0.09, lambda: clock.sleep(0.3, threading.Event()))
+    stage.run()
+    assert len(stage.left) == 5
+    [(_, error)] = stage.errors.values()
+    assert isinstance(error, QuotaExhaustedError)
+    assert not shaper.reserve()
+
+
+def test_where_each_slot_has_passed_before_the_answer_a_call_leaves_at_last(stage, clock):
+    store = SlowStore(clock, 0.002)
+    shaper = with_slots_ahead(store)
+    for name in range(4):
+        stage.wait_for(shaper, name)
+
+    def slow():
+        store._half_s = 0.5
+
+    stage.at(0.03, slow)
+    stage.run()
+    assert len(stage.left) == 4
+    assert store.trips[RESERVE] <= 4 * 9
 
 
 def test_a_late_call_that_is_cancelled_keeps_nobody_from_leaving(stage, clock):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from shapekit import SlidingWindowLog
 from shapekit._queue.prefetch import Ask, GiveBack, Refill, Rest, SlotBuffer, Wait
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.algorithms.queue.wire import CANCEL_MANY, RESERVE_MANY
@@ -218,7 +219,7 @@ def test_an_answer_that_was_under_way_for_longer_than_a_span_does_not_set_the_cl
     standing, fetched = bench.server.call(RESERVE_MANY, ((1, None, 7),), (9, SECOND, 7))
     bench.buffer.hear((*standing[:3], standing[4]), 2 * SECOND, START, later, bench.buffer.doubts)
     [awaited] = bench.buffer.fill(fetched[:1], fetched[1:], later)
-    assert awaited[1] == 0
+    assert awaited[1] == 1, "it waits, and so hears that it is late"
     assert bench.buffer.take(later, 1, None) is None
     assert bench.buffer.known(later + 1) is None or bench.buffer.known(later + 1)[3] <= 10_000
 
@@ -277,3 +278,23 @@ def test_where_nothing_is_owned_the_latest_answer_counts():
     )
     bench.buffer.hear((generation, 0, 0, 0), 3, START + SECOND, START + SECOND + 80_000, bench.buffer.doubts)
     assert bench.buffer.known(START + SECOND + 80_000)[3] == 3
+
+
+def test_a_slot_that_is_handed_out_a_little_late_is_used():
+    bench = Bench(asked=1, further=0)
+    for late_us, wait_us in ((10_000, 0), (10_001, 1)):
+        now = START + late_us
+        [granted] = bench.buffer.fill(bench.granted, (), now)
+        assert granted[1:3] == (wait_us, START)
+
+
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_a_slot_that_a_call_has_missed_goes_back_first_where_it_is_counted(is_counted):
+    bench = Bench(gates=(SlidingWindowLog("100/h"),) if is_counted else ())
+    bench.buffer._counted = is_counted
+    bench.buffer.miss(bench.granted[0])
+    done = bench.buffer.next(START + 1, 1)
+    if is_counted:
+        assert done == GiveBack((bench.granted[0],))
+        done = bench.buffer.next(START + 1, 1)
+    assert isinstance(done, Refill)

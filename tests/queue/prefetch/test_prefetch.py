@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from shapekit import ManualClock, MemoryStore, Policy, Quota, Shaper, shaped
+from shapekit._runtime.drivers import run
 from shapekit.algorithms.queue.wire import LOOK, RESERVE, RESERVE_MANY
 from shapekit.errors import ConfigError, QueueFullError, StoreUnavailableError
 from shapekit.testing import check_pace
@@ -282,6 +283,23 @@ def test_what_goes_wrong_is_told_those_who_wait_and_ends_with_the_trouble(store,
     assert len(set(map(id, errors))) == 3
     store.broken = None
     assert shaper.schedule()
+
+
+@pytest.mark.parametrize("limit", [{}, {"gates": (Quota("5/rolling:1h"),)}])
+def test_a_call_that_has_missed_its_slot_gets_another_one(store, shaper_on, clock, limit):
+    shaper = shaper_on(store, "10/s", **limit)
+    taken = [shaper.reserve() for _ in range(5)]
+    waiting = [reservation for reservation in taken if not reservation.leaves_now]
+    clock.advance(1)
+    granted = run(shaper.core.prefetch.exchange, "default", taken[0].grant)
+    assert granted.accepted
+    assert granted.departs_at_us > taken[-1].grant.departs_at_us
+    assert waiting
+    for reservation in waiting:
+        clock.advance(1)
+        run(shaper.core.waiter.leave, reservation, None, None)
+        assert reservation.departs_at + 0.2 > clock.now() + store.ahead_s
+    assert sorted({*slots_of(taken)}) == slots_of(taken)
 
 
 def test_a_quota_is_charged_for_what_has_left_alone(store, shaper_on):
