@@ -302,6 +302,13 @@ def test_a_call_that_has_missed_its_slot_gets_another_one(store, shaper_on, cloc
     assert sorted({*slots_of(taken)}) == slots_of(taken)
 
 
+def test_a_slot_that_was_owned_for_a_while_says_nothing_of_the_servers_clock(store, shaper_on, clock):
+    shaper = shaper_on(store)
+    granted = shaper.reserve().granted
+    assert shaper.core.waiter.is_prompt(granted, clock.now_us())
+    assert shaper.core.status.store_clock.ahead_us(granted[2], clock.now_us()) is None
+
+
 def test_a_quota_is_charged_for_what_has_left_alone(store, shaper_on):
     shaper = shaper_on(store, gates=(Quota("10_000/rolling:1h"),))
     in_threads([lambda: [shaper.schedule() for _ in range(30)]] * 4)
