@@ -190,7 +190,8 @@ _MONTHS = "janfebmaraprmayjunjulaugsepoctnovdec"
 _TIME = r"([0-9]{2}):([0-9]{2}):([0-9]{2})"
 _IMF_OR_850 = re.compile(
     r"[ \t]*[a-z]{3,9},[ ]([0-9]{2})([ -])([a-z]{3})\2([0-9]{4}|[0-9]{2})[ ]"
-    rf"{_TIME}[ ](?:GMT|UTC)[ \t]*(?:,|\Z)",
+    # Python's email.utils writes -0000 or +0000 unless it is told otherwise, and servers send that.
+    rf"{_TIME}[ ](?:GMT|UTC|[+-]0000)[ \t]*(?:,|\Z)",
     re.ASCII | re.IGNORECASE,
 )
 _ASCTIME = re.compile(

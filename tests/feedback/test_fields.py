@@ -143,6 +143,7 @@ def test_a_year_that_seems_further_ahead_than_fifty_years_is_past():
         "Wed, 21 Oct 2026 24:28:00 GMT",
         "Wed, 21 Oct 2026 07:28:61 GMT",
         "Wed, 21 Oct 2026 07:28:00 PST",
+        "Wed, 21 Oct 2026 07:28:00 +0200",
         "Wed, 21 Oct 2026 07:28:00 GMTO",
         "Wed, 21 Oct 20266 07:28:00 GMT",
         "21 Oct 2026 07:28:00 GMT",
@@ -187,6 +188,8 @@ def test_retry_after_in_its_two_forms():
     assert fields.retry_after("120", now) == 120
     assert fields.retry_after("Wed, 21 Oct 2026 07:29:30 GMT", now) == 90
     assert fields.retry_after("Wed, 21 Oct 2026 07:29:30 GMT, Wed, 21 Oct 2026 07:40:00 GMT", now) == 90
+    assert fields.retry_after("Wed, 21 Oct 2026 07:29:30 -0000", now) == 90  # as of slowapi
+    assert fields.retry_after("Wed, 21 Oct 2026 07:29:30 +0000", now) == 90
     assert fields.retry_after("Wed, 21 Oct 2026 07:27:30 GMT", now) == -30
     assert fields.retry_after("soon", now) is None
     assert fields.retry_after(None, now) is None
