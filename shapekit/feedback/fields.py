@@ -200,7 +200,8 @@ _ASCTIME = re.compile(
 )
 _RFC3339 = re.compile(
     rf"[ \t]*([0-9]{{4}})-([0-9]{{2}})-([0-9]{{2}})[Tt ]{_TIME}(\.[0-9]{{1,12}})?"
-    r"(?:[Zz]|([+-])([0-9]{2}):([0-9]{2}))[ \t]*(?:[,;]|\Z)"
+    # Ruby writes `2026-03-01 12:00:00 UTC` and `… -0700`.
+    r"(?:[Zz]|[ ]UTC|[ ]?([+-])([0-9]{2}):?([0-9]{2}))[ \t]*(?:[,;]|\Z)"
 )
 
 _EPOCH_S = 1e9
@@ -289,7 +290,10 @@ def http_date(text: str | None, now: float) -> float | None:
 
 
 def rfc3339(text: str | None) -> float | None:
-    """Epoch seconds of an RFC 3339 instant such as `2026-03-01T12:00:00Z`, with fractions and offsets."""
+    """Epoch seconds of an RFC 3339 instant such as `2026-03-01T12:00:00Z`, with fractions and offsets.
+
+    Also as Ruby writes it.
+    """
     match = text and _RFC3339.match(text)
     if not match:
         return None
