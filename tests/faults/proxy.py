@@ -37,6 +37,8 @@ class Proxy:
         """Connections that were ever made."""
         self.held = threading.Event()
         """A reply is being held."""
+        self.holds = threading.Semaphore(0)
+        """One for each reply that was ever held."""
         self._listener = _listening(0)
         self.port = self._listener.getsockname()[1]
         self.accept()
@@ -143,6 +145,7 @@ class Proxy:
                     return
                 if harm == "hold":
                     self.held.set()
+                    self.holds.release()
                     self._releases.acquire(timeout=PATIENCE_S)
                     harm = None
                 if harm != "swallow":

@@ -235,6 +235,33 @@ async def test_those_that_were_idle_for_long_are_not_used_again(proxy, open_stor
     await store.aclose()
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("how", ["sync", "async"])
+async def test_nor_are_those_that_were_idle_when_another_one_failed(proxy, open_store, gate_on, how):
+    """A server that has lost its power ends none of them, and each would fail one more call."""
+    store = open_store(proxy)
+    gate = gate_on(store)
+
+    async def check(key):
+        return await (gate.acheck(key) if how == "async" else to_thread.run_sync(gate.check, key))
+
+    proxy.strike("hold", times=3)
+    async with create_task_group() as tasks:
+        for number in range(3):
+            tasks.start_soon(check, f"key {number}")
+        for _ in range(3):
+            assert await to_thread.run_sync(proxy.holds.acquire, True, PATIENCE_S)
+        proxy.release(3)
+    assert proxy.connections == 3
+    proxy.strike("drop")
+    with pytest.raises(StoreUnavailableError):
+        await check("key")
+    assert await check("key")
+    assert proxy.connections == 4
+    await store.aclose()
+
+
 def test_so_are_those_of_a_client_of_the_caller(server, gate_on, prefix):
     with server.client() as client:
         gate = gate_on(RedisStore(client, prefix=prefix))

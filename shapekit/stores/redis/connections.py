@@ -6,9 +6,10 @@ the server itself has said that it did not run it. Where a reply is lost the cal
 is unavailable, and at most this one call was charged for nothing.
 
 - `OwnConnections`, `AsyncOwnConnections`: the pool of a client that the store made. The connection that was
-  used last is used next. It is examined only where it was idle for a while, or another one has failed
-  since: that takes as long as the command itself. A caller's own client lends its connections by its own
-  pool's rules.
+  used last is used next. It is examined only where it was idle for a while: that takes as long as the command
+  itself. Where another one has failed since, it is closed: a server that has lost its power, or a firewall
+  that has forgotten its connections, ends none of them, so that each would look whole and fail in its turn.
+  A caller's own client lends its connections by its own pool's rules.
 - A server that is a replica by now has not run the command. Its connection is closed, for whatever leads to
   the primary (a name, a Sentinel) may lead to another server by now, and the command is sent once more.
 - `Link`: the way from a command to its server, through a cluster or a Sentinel.
@@ -162,7 +163,7 @@ class OwnConnections:
     def __init__(self, pool: Any, patience_s: float) -> None:
         self._pool = pool
         self._patience_s = patience_s
-        self._failed_at = self._demoted_at = 0.0
+        self._failed_at = 0.0
         self._closed = False
         self._clear()
         _KEPT.add(self)
@@ -201,7 +202,7 @@ class OwnConnections:
             self._look_at(connection, since)
             reply = _replied(connection, command)
             if reply.__class__ is ReadOnlyError:  # a call of isinstance would be one for each decision
-                self._demoted_at = time.monotonic()
+                self._failed_at = time.monotonic()
                 connection.disconnect()
                 reply = _replied(connection, command)
             if self._closed or reply.__class__ is ReadOnlyError:
@@ -217,7 +218,7 @@ class OwnConnections:
         finally:
             try:
                 if lent:
-                    # What is idle now is examined before it is used again.
+                    # What is idle now is not used again.
                     self._failed_at = time.monotonic()
                     lent[0][0].disconnect()
             finally:
@@ -237,8 +238,8 @@ class OwnConnections:
         comes from `inf`.
         """
         idle_s = time.monotonic() - since
-        is_trusted = since >= self._failed_at and idle_s <= TRUSTED_S
-        if since < self._demoted_at or (not is_trusted and (idle_s > KEPT_S or not _is_whole(connection))):
+        is_old = since < self._failed_at or idle_s > KEPT_S
+        if is_old or (idle_s > TRUSTED_S and not _is_whole(connection)):
             connection.disconnect()
 
 
@@ -283,7 +284,7 @@ class AsyncOwnConnections:
         self._closed = False
         self._room = asyncio.Semaphore(pool.max_connections)
         self._idle: list[tuple[Any, float]] = []
-        self._failed_at = self._demoted_at = self._replied_at = 0.0
+        self._failed_at = self._replied_at = 0.0
 
     async def exchange(self, command: bytes) -> Any:
         """The reply to a command; an error that the server replied is returned."""
@@ -295,15 +296,15 @@ class AsyncOwnConnections:
                 # One timer for sending and receiving, where the client would make one for each.
                 async with _Deadline(self._timeout_s):
                     idle_s = time.monotonic() - since
-                    if since < self._demoted_at or idle_s > KEPT_S:
+                    if since < self._failed_at or idle_s > KEPT_S:
                         await connection.disconnect(nowait=True)
-                    elif since < self._failed_at or idle_s > TRUSTED_S:
+                    elif idle_s > TRUSTED_S:
                         await _renew(connection)
                     await connection.send_packed_command(command)
                     try:
                         reply = await connection.read_response(disable_decoding=True)
                     except ReadOnlyError:
-                        self._demoted_at = time.monotonic()
+                        self._failed_at = time.monotonic()
                         await connection.disconnect(nowait=True)
                         await connection.send_packed_command(command)
                         reply = await connection.read_response(disable_decoding=True)
