@@ -134,8 +134,10 @@ Asked: TypeAlias = tuple[Operation, tuple[Any, ...], str]
 """One call, and the moment at which it was made."""
 
 ANSWERS_AT_MOST = 100
-"""How often a conversation may begin again before something is wrong: once for each of the others, where many
-that have other numbers call one key at once."""
+"""How often a conversation may begin again before something is wrong."""
+OVERTAKEN_AT_MOST = 1
+"""How often a program that goes on from another one's state may find that changed once more. Where the other
+one has calls on every trip, it would find so for ever."""
 FLOOR_MS = 3_600_000
 """The least TTL where a clock was injected: the server's own time passes at another speed."""
 KNOWN_FOR_S = 800 * 86_400
@@ -287,10 +289,17 @@ class RedisProgram:
     # conversations
 
     def converse(
-        self, keys: list[bytes], operations: Iterable[Operation], calls: str, *, each: bool = False
+        self,
+        keys: list[bytes],
+        operations: Iterable[Operation],
+        calls: str,
+        *,
+        each: bool = False,
+        yields: bool = True,
     ) -> Conversation:
         """The commands that run `calls`, all on one key, or on the parts' keys, or one on each key. None
-        comes of it where operators have set something else than this process knew.
+        comes of it where operators have set something else than this process knew, or where each key is to be
+        asked by itself; and what another program is to ask, where it has overtaken this one too often.
         """
         asked_at = time.monotonic()
         is_due = asked_at - self._introduced_at >= INTRODUCED_FOR_S
@@ -302,6 +311,7 @@ class RedisProgram:
         adoptions: dict[int, str] = {}
         specs: dict[int, list[Any]] = {}
         problem = None
+        overtaken = -2  # a first answer names the other program, a second one shows its state
         try:
             for _ in range(ANSWERS_AT_MOST):
                 script = self._script(operations, mode)
@@ -332,6 +342,13 @@ class RedisProgram:
                     self._settings.hear(stored(version, told), now)
                     return None
                 elif problem == b"foreign":
+                    overtaken += 1
+                    if overtaken > OVERTAKEN_AT_MOST and yields and not parts:
+                        if each:
+                            return None
+                        writer = yield from self._writer(reply[1][1])
+                        if writer is not None and (find := self._elsewhere()):
+                            return find(self.name, writer)
                     for index, writer_tag, looked in reply[1:]:
                         writer = yield from self._writer(writer_tag)
                         if writer is None:
@@ -372,6 +389,8 @@ class RedisProgram:
             if (error := here.refuses(key, operation, args)) is None:
                 raise
             raise error from None  # what allowed its cost has ended
+        if replies.__class__ is RedisProgram:
+            here, replies = yield from here.give_way(replies, key, [(operation, args, here.moment())])
         if replies is None:
             return (yield from self.ask(key, operation, args))
         return here.answer(operation, replies[0])
@@ -406,12 +425,31 @@ class RedisProgram:
                 if not any(errors):
                     raise
             else:
+                if replies.__class__ is RedisProgram:
+                    here, replies = yield from here.give_way(replies, key, asked)
                 if replies is None:
                     return (yield from self.share(key, asked))
                 return here.answers(calls, replies)
         others = [call for call, error in zip(asked, errors, strict=True) if error is None]
         answers = iter((yield from self.share(key, others)) if others else ())
         return [next(answers) if error is None else error for error in errors]
+
+    def give_way(self, other: RedisProgram, key: Key, asked: Sequence[Asked]) -> Conversation:
+        """Which program has decided in the end, and the replies, where calls of the `other` one come so often
+        that no state of this one would stay: if it can admit them all, they are decided by its numbers.
+        """
+        here = self
+        calls = _in_runs(asked) if len(asked) > 1 else asked
+        operations = [operation for operation, _, _ in calls]
+        left, replies = ANSWERS_AT_MOST, other
+        while replies.__class__ is RedisProgram:
+            is_able = not any(replies.refuses(key, *call[:2]) for call in asked)
+            here = replies if is_able else here
+            said = f"[{','.join([here.call(*call) for call in calls])}]"
+            left -= 1
+            yields = is_able and left > 0
+            replies = yield from here.converse(here.keys_of(key), operations, said, yields=yields)
+        return here, replies
 
     def answers(self, calls: Sequence[Asked], replies: Sequence[Any]) -> list[Any]:
         """The answers of a trip, to each caller."""
