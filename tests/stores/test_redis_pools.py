@@ -3,12 +3,14 @@
 import asyncio
 import subprocess
 import sys
+from functools import partial
 
 import pytest
-from redis import BlockingConnectionPool, ConnectionPool, Redis
+from redis import BlockingConnectionPool, ConnectionPool, Redis, RedisError
 
 from shapekit import GCRA, Gate, ResilientStore, StoreUnavailableError
 from shapekit.stores.redis import RedisStore
+from shapekit.stores.redis.connections import OwnConnections, packed
 
 from ..redis_server import RedisServer, shared_server
 
@@ -62,6 +64,28 @@ async def awaited(gate, store):
     allowed = [(await gate.acheck(key)).allowed for key in ("é", "\ud800")]
     await store.aclose()
     return allowed
+
+
+def test_a_thread_waits_for_a_connection_as_long_as_others_get_answers(crew):
+    pool = ConnectionPool.from_url(shared_server().url, max_connections=1)
+    kept = OwnConnections(pool, 0.5)
+    crew.at_once(*[partial(kept.exchange, packed(("BLPOP", "none", "0.1")))] * 8)
+    assert crew.join() == [None] * 8
+    kept.close()
+
+
+def test_and_gives_up_when_none_of_them_gets_any(crew):
+    pool = ConnectionPool.from_url(shared_server().url, max_connections=1, socket_timeout=0.5)
+    kept = OwnConnections(pool, 0.1)
+
+    def exchange():
+        with pytest.raises(RedisError) as caught:
+            kept.exchange(packed(("BLPOP", "none", "0")))
+        return "no connection was free" in str(caught.value)
+
+    crew.at_once(exchange, exchange)
+    assert sorted(crew.join()) == [False, True]
+    kept.close()
 
 
 ANSWERED = """

@@ -155,7 +155,8 @@ def packed(command: tuple[Any, ...]) -> bytes:
 
 
 class OwnConnections:
-    """Ours alone, at most as many as the pool allows; a thread that finds none free waits a little.
+    """Ours alone, at most as many as the pool allows; a thread that finds none free waits, and gives up if no
+    call has got an answer for as long as one may take.
 
     Idle ones are whole: one whose call was given up in the midst of it is closed and never seen again.
     """
@@ -163,7 +164,7 @@ class OwnConnections:
     def __init__(self, pool: Any, patience_s: float) -> None:
         self._pool = pool
         self._patience_s = patience_s
-        self._failed_at = 0.0
+        self._failed_at = self._replied_at = 0.0
         self._closed = False
         self._clear()
         _KEPT.add(self)
@@ -191,8 +192,17 @@ class OwnConnections:
         taken: list[None] = []
         lent: list[tuple[Any, float]] = []
         try:
-            # Taken and known to be taken in one go: a signal handler that raises comes before both or after.
-            taken += starmap(permits.get, ((True, self._patience_s),))
+            patience_s = self._patience_s
+            while not taken:
+                try:
+                    # Taken and known to be so in one go: a signal handler that raises comes before or after.
+                    taken += starmap(permits.get, ((True, patience_s),))
+                except Empty:
+                    # As long as others get answers, its turn comes.
+                    patience_s = self._replied_at + self._patience_s - time.monotonic()
+                    if patience_s <= 0:
+                        problem = f"no connection was free for {self._patience_s:g} s"
+                        raise RedisConnectionError(problem) from None
             try:
                 lent += starmap(idle.pop, ((),))
             except IndexError:
@@ -207,13 +217,11 @@ class OwnConnections:
                 reply = _replied(connection, command)
             if self._closed or reply.__class__ is ReadOnlyError:
                 connection.disconnect()
-            back = (connection, time.monotonic())
+            self._replied_at = time.monotonic()
+            back = (connection, self._replied_at)
             # Without a call no handler comes in between: it is either idle or lent.
             idle += (back,)
             lent = []
-        except Empty:
-            raise RedisConnectionError(f"no connection was free for {self._patience_s:g} s") from None
-        else:
             return reply
         finally:
             try:

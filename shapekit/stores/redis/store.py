@@ -146,7 +146,7 @@ class RedisStore(Store):
             duration_us(option, pool.connection_kwargs[option])
         store = cls(Redis(connection_pool=pool), clock=clock, prefix=prefix)
         store._server = tuple(pool.connection_kwargs.get(part) for part in ("host", "port", "path"))
-        store._kept = OwnConnections(pool, TIMEOUT_S)
+        store._kept = OwnConnections(pool, sum(map(pool.connection_kwargs.__getitem__, bounds)))
         store._link = Link(store._client, store._kept)
         store._loops = Loops(partial(_connected, url, bounds), many=True)
         return store
