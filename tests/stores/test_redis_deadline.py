@@ -4,7 +4,7 @@ import asyncio
 import time
 
 import pytest
-from redis.asyncio import ConnectionPool
+from redis.asyncio import Connection, ConnectionPool
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shapekit import GCRA, Gate, RedisStore
@@ -104,3 +104,23 @@ def test_what_does_not_come_is_waited_for_until_time_is_up(url):
         return await kept.exchange(PING)
 
     assert asked(url, question) == b"PONG"
+
+
+class Unanswered(Connection):
+    """Waits for an end that the other side does not say, as one with TLS does where the network is gone."""
+
+    async def disconnect(self, nowait=False):
+        await super().disconnect(nowait=True)
+        if not nowait:
+            await asyncio.Event().wait()
+
+
+def test_closing_does_not_wait_for_ever_for_the_other_side(url):
+    async def main():
+        pool = ConnectionPool.from_url(url, connection_class=Unanswered)
+        kept = AsyncOwnConnections(pool, TIMEOUT_S)
+        await asyncio.gather(kept.exchange(PING), kept.exchange(PING))
+        async with asyncio.timeout(20):
+            await kept.aclose()
+
+    asyncio.run(main())

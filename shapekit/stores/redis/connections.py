@@ -350,9 +350,16 @@ class AsyncOwnConnections:
     async def aclose(self) -> None:
         """Close what is idle now, and what is in use as soon as it comes back."""
         self._closed = True
+        # TLS ends when the other side says so, too, which may be gone.
+        with suppress(TimeoutError, RedisTimeoutError):
+            async with asyncio.timeout(self._timeout_s):
+                await self._end_idle(nowait=False)
+        await self._end_idle(nowait=True)
+
+    async def _end_idle(self, *, nowait: bool) -> None:
         while self._idle:
             connection, _ = self._idle.pop()
-            await connection.disconnect()
+            await connection.disconnect(nowait=nowait)
 
 
 class _Deadline:
