@@ -175,8 +175,9 @@ def table_of(path: str | PathLike[str], name: str) -> dict[str, Any]:
     if not isinstance(path, str | PathLike):
         raise ConfigError("path", path, "is not a path", 'pass one such as "limits.toml"')
     try:
-        with open(path, "rb") as file:
-            tables = tomllib.load(file)
+        # Editors on Windows begin a file with a mark, which tomllib refuses.
+        with open(path, encoding="utf-8-sig") as file:
+            tables = tomllib.loads(file.read())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError("path", str(path), f"is not TOML ({error!s:.200})", "mend the file") from None
     except (OSError, ValueError) as error:

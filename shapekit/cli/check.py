@@ -176,8 +176,9 @@ def _set(where: str, name: str) -> Iterator[str]:
 def tables_of(file: str) -> Mapping[str, Any]:
     """The tables of a TOML file."""
     try:
-        with open(file, "rb") as opened:
-            tables = tomllib.load(opened)
+        # Editors on Windows begin a file with a mark, which tomllib refuses.
+        with open(file, encoding="utf-8-sig") as opened:
+            tables = tomllib.loads(opened.read())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CommandError(f"{file} is not TOML: {error}; mend that place") from None
     except (OSError, ValueError) as error:

@@ -218,7 +218,8 @@ def _loaded(path: object) -> Mapping[str, Any]:
         raise ConfigError("prices", path, "is neither a table nor a path", _FIX)
     name = str(fspath(path))
     try:
-        with open(name, encoding="utf-8") as file:
+        # Editors on Windows begin a file with a mark, which neither parser takes.
+        with open(name, encoding="utf-8-sig") as file:
             text = file.read()
         if name.endswith(".json"):
             table = json.loads(text, parse_float=Decimal)

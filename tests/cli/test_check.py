@@ -172,6 +172,12 @@ def test_the_names_of_tables_steer_no_terminal(checked):
     assert result.output.replace("\n", "").isprintable()
 
 
+def test_a_file_that_an_editor_on_windows_has_saved(run, tmp_path):
+    file = tmp_path / "shapekit.toml"
+    file.write_text(GOOD, encoding="utf-8-sig", newline="\r\n")
+    assert run("check", str(file)).stdout.startswith("[stripe]\n")
+
+
 def test_it_is_a_process(process, tmp_path):
     file = tmp_path / "shapekit.toml"
     file.write_text(GOOD, encoding="utf-8")

@@ -93,6 +93,11 @@ def test_a_number_is_no_path_although_the_system_takes_it_for_an_open_file(refus
             os.close(number)
 
 
+def test_a_file_that_an_editor_on_windows_has_saved(write):
+    path = write(b"\xef\xbb\xbf" + FILE.replace("\n", "\r\n").encode())
+    assert repr(Policy.from_toml(path, "stripe")) == repr(Policy.from_toml(write(FILE), "stripe"))
+
+
 @pytest.mark.parametrize(
     "text", ["[stripe\nrate = 1", "rate = 1/s", b"\xff\xfe", "[a]\n[a]", "a = " + "[" * 20_000]
 )

@@ -107,9 +107,10 @@ def test_a_float_is_what_it_says():
     ],
 )
 @pytest.mark.parametrize("form", [Path, str])
-def test_prices_come_from_a_file(tmp_path, name, text, form):
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])  # as editors on Windows save it
+def test_prices_come_from_a_file(tmp_path, name, text, form, encoding):
     path = tmp_path / name
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding=encoding)
     prices = prices_from(form(path))
     assert prices.currency == "USD"
     assert prices.models["some"].output == 4 * UNIT // 10
