@@ -322,7 +322,8 @@ class AsyncOwnConnections:
                     await connection.disconnect(nowait=True)
             except BaseException as error:
                 _check_loop(self._loop)
-                self._failed_at = time.monotonic()
+                if isinstance(error, Exception):  # and not a task that was cancelled
+                    self._failed_at = time.monotonic()
                 await connection.disconnect(nowait=True)
                 if isinstance(error, TimeoutError):
                     raise RedisTimeoutError(f"no answer within {self._timeout_s:g} s") from None
