@@ -34,7 +34,8 @@ from datetime import timedelta
 from enum import Enum
 from fractions import Fraction
 from math import ceil
-from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
+from operator import attrgetter
+from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from shapekit.algorithms.prospects import Prospect
 from shapekit.decision import Decision, Forecast, Receipt
@@ -45,6 +46,7 @@ __all__ = ["Algorithm", "Operation", "Outcome"]
 
 
 S = TypeVar("S")
+T = TypeVar("T", bound=Callable[..., Any])
 
 _new = tuple.__new__
 
@@ -302,6 +304,11 @@ class Algorithm(Value, ABC, Generic[S]):
     def spent(self, state: S | None, at: int, cost: int, skew: int = 0) -> bool:
         """Whether a spent budget denies at `at`: without a `max_wait`, no call waits for the next period."""
         return False
+
+
+def of_its(part: str, method: T) -> T:
+    """A method that one of the object's attributes has: looked up in C, it takes no call of its own."""
+    return cast("T", property(attrgetter(f"{part}.{method.__name__}"), doc=method.__doc__))
 
 
 class Leaf(NamedTuple):

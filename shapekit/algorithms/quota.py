@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from fractions import Fraction
 from itertools import chain, compress
@@ -23,12 +23,13 @@ from shapekit.algorithms.base import (
     Decided,
     Outcome,
     counted,
+    of_its,
     reborn,
     receipted,
     share_of,
 )
 from shapekit.algorithms.periods import CADENCES, Periods
-from shapekit.algorithms.prospects import Periodic, Prospect
+from shapekit.algorithms.prospects import Periodic
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.decision import Decision, Forecast, Receipt
@@ -571,9 +572,6 @@ class Quota(Algorithm[Any]):
             counter=counter,
         )
 
-    def owns(self, receipt: Receipt) -> bool:
-        return self.counter.owns(receipt)
-
     @property
     def civil(self) -> bool:
         return self.counter.civil
@@ -582,26 +580,34 @@ class Quota(Algorithm[Any]):
     def max_cost(self) -> int:
         return self.limit
 
-    def decide(self, state: Any, now: int, cost: int, skew: int = 0) -> Decided[Any]:
-        return self.counter.decide(state, now, cost, skew)
-
-    @property
-    def booked(self) -> Callable[..., Decided[Book]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.counter.booked
-
-    def charge(self, state: Any, now: int, due: int, cost: int, skew: int = 0) -> Decided[Any]:
-        return self.counter.charge(state, now, due, cost, skew)
-
-    def earliest(self, state: Any, at: int, cost: int, skew: int = 0) -> int:
-        return self.counter.earliest(state, at, cost, skew)
+    owns = of_its("counter", Algorithm.owns)
+    decide = of_its("counter", Algorithm.decide)
+    booked = of_its("counter", Algorithm.booked)
+    charge = of_its("counter", Algorithm.charge)
+    earliest = of_its("counter", Algorithm.earliest)
+    peek = of_its("counter", Algorithm.peek)
+    forecast = of_its("counter", Algorithm.forecast)
+    refund = of_its("counter", Algorithm.refund)
+    refund_passed = of_its("counter", Algorithm.refund_passed)
+    refund_many = of_its("counter", Algorithm.refund_many)
+    debit = of_its("counter", Algorithm.debit)
+    prospect = of_its("counter", Algorithm.prospect)
+    together = of_its("counter", Algorithm.together)
+    rescheduled = of_its("counter", Algorithm.rescheduled)
+    moved_receipt = of_its("counter", Algorithm.moved_receipt)
+    brought = of_its("counter", Algorithm.brought)
+    life = of_its("counter", Algorithm.life)
+    inspect = of_its("counter", Algorithm.inspect)
+    state_sent = of_its("counter", Algorithm.state_sent)
+    state_received = of_its("counter", Algorithm.state_received)
+    receipt_sent = of_its("counter", Algorithm.receipt_sent)
+    receipt_received = of_its("counter", Algorithm.receipt_received)
+    decision_received = of_its("counter", Algorithm.decision_received)
 
     def spent(self, state: Any, at: int, cost: int, skew: int = 0) -> bool:
         if isinstance(self.counter, _COUNTING):
             return self.counter.spent(state, at, cost, skew)
         return self.counter.earliest(state, at, cost, skew) > at
-
-    def peek(self, state: Any, now: int, skew: int = 0) -> Decision:
-        return self.counter.peek(state, now, skew)
 
     def usage(self, state: Any, now: int, skew: int = 0) -> tuple[int, int]:
         """Units used in the current period, and the civil instant at which it ends.
@@ -613,41 +619,10 @@ class Quota(Algorithm[Any]):
         seen = self.counter.peek(state, now, skew)
         return seen.current, seen.reset_at_us + skew
 
-    def forecast(self, state: Any, now: int, cost: int, skew: int = 0) -> Forecast:
-        return self.counter.forecast(state, now, cost, skew)
-
-    def refund(self, state: Any, now: int, cost: int, charged_at: Receipt, skew: int = 0) -> Outcome[Any]:
-        return self.counter.refund(state, now, cost, charged_at, skew)
-
-    def refund_passed(
-        self, state: Any, now: int, cost: int, charged_at: Receipt, skew: int = 0
-    ) -> Outcome[Any]:
-        return self.counter.refund_passed(state, now, cost, charged_at, skew)
-
-    def prospect(self, state: Any, cost: int, skew: int = 0) -> Prospect | None:
-        return self.counter.prospect(state, cost, skew)
-
-    def together(self, charged_at: int) -> int | None:
-        return self.counter.together(charged_at)
-
-    def refund_many(self, state: Any, now: int, charges: Sequence[Sequence[int]], skew: int = 0) -> Any:
-        return self.counter.refund_many(state, now, charges, skew)
-
-    def debit(
-        self, state: Any, now: int, cost: int, charged_at: Receipt = None, skew: int = 0
-    ) -> Outcome[Any]:
-        return self.counter.debit(state, now, cost, charged_at, skew)
-
     def scaled(self, share: float | Fraction) -> Self:
-        return type(self)(
-            part_of(self.limit, share),
-            self.per,
-            offset_minutes=self.offset_minutes,
-            tz=self.tz,
-            week_start=self.week_start,
-            anchor_day=self.anchor_day,
-            spread=self.spread,
-        )
+        own: dict[str, Any] = dict(zip(self.fields, self._values(), strict=True))
+        own["limit"] = part_of(self.limit, share)
+        return type(self)(**own)
 
     def adopt(self, state: Any, writer: Any, now: int, skew: int = 0) -> Any:
         old = writer.counter
@@ -658,39 +633,9 @@ class Quota(Algorithm[Any]):
             return self.counter.adopt(state[0], old.counter, now, skew)
         return self.counter.adopt(state, old, now, skew)
 
-    def rescheduled(self, state: Any, newest: int, when: Callable[[int], int]) -> Any:
-        return self.counter.rescheduled(state, newest, when)
-
-    def moved_receipt(self, receipt: Receipt, when: Callable[[int], int] | None) -> Receipt:
-        return self.counter.moved_receipt(receipt, when)
-
-    def brought(self, state: Any, now: int, skew: int = 0) -> Any:
-        return self.counter.brought(state, now, skew)
-
-    def life(self, state: Any, now: int, skew: int = 0) -> int:
-        return self.counter.life(state, now, skew)
-
-    def decision_received(self, sent: Any) -> Decision:
-        return self.counter.decision_received(sent)
-
-    def inspect(self, state: Any) -> None:
-        self.counter.inspect(state)
-
     def twin(self, instants: Sequence[int] = ()) -> list[Any]:
         twin = self.counter.twin(instants)
         return twin if isinstance(self.counter, _COUNTING) else ["quota", twin]
-
-    def state_sent(self, state: Any) -> Any:
-        return self.counter.state_sent(state)
-
-    def state_received(self, sent: Any) -> Any:
-        return self.counter.state_received(sent)
-
-    def receipt_sent(self, receipt: Receipt) -> Any:
-        return self.counter.receipt_sent(receipt)
-
-    def receipt_received(self, sent: Any) -> Receipt:
-        return self.counter.receipt_received(sent)
 
 
 class QuotaUsage(NamedTuple):

@@ -33,7 +33,7 @@ PURE = {
         "fractions",
         "functools",
     ),
-    *("itertools", "json", "math", "re", "typing", "zoneinfo"),
+    *("itertools", "json", "math", "operator", "re", "typing", "zoneinfo"),
 }
 """All of the standard library that the mathematics may use: nothing here waits, and nothing does I/O
 (but for zoneinfo, which reads its tables)."""
