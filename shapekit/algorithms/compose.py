@@ -109,7 +109,7 @@ class Composite(Algorithm[States]):
         # Without a receipt, the default payers pay a debit, and a refund goes to no part.
         if receipt is None or (not isinstance(receipt, tuple) and not any(self._surely_paid())):
             return None
-        return each(self.parts, "receipt_sent", self._receipts(receipt, (receipt,) * len(self.parts)))
+        return each(self.parts, "receipt_sent", self._receipts(receipt, [receipt] * len(self.parts)))
 
     def receipt_received(self, sent: Any) -> Receipt:
         return tuple(each(self.parts, "receipt_received", sent))
@@ -117,18 +117,8 @@ class Composite(Algorithm[States]):
     def refund(
         self, state: States | None, now: int, cost: int, charged_at: Receipt, skew: int = 0
     ) -> Outcome[States]:
-        receipts = self._receipts(
-            charged_at, tuple(charged_at if pays else None for pays in self._surely_paid())
-        )
-        return self._settle(
-            state,
-            now,
-            skew,
-            [
-                None if receipt is None else part.refund(before, now, cost, receipt, skew)
-                for part, before, receipt in zip(self.parts, state or self._cold, receipts, strict=True)
-            ],
-        )
+        receipts = self._receipts(charged_at, [charged_at if pays else None for pays in self._surely_paid()])
+        return self._settled("refund", state, now, cost, receipts, skew)
 
     def refund_last(
         self,
@@ -151,16 +141,8 @@ class Composite(Algorithm[States]):
     def debit(
         self, state: States | None, now: int, cost: int, charged_at: Receipt = None, skew: int = 0
     ) -> Outcome[States]:
-        receipts = self._receipts(charged_at, tuple(0 if pays else None for pays in self._payers()))
-        return self._settle(
-            state,
-            now,
-            skew,
-            [
-                None if receipt is None else part.debit(before, now, cost, receipt, skew)
-                for part, before, receipt in zip(self.parts, state or self._cold, receipts, strict=True)
-            ],
-        )
+        receipts = self._receipts(charged_at, [0 if pays else None for pays in self._payers()])
+        return self._settled("debit", state, now, cost, receipts, skew)
 
     def peek(self, state: States | None, now: int, skew: int = 0) -> Decision:
         seen = [
@@ -215,16 +197,10 @@ class Composite(Algorithm[States]):
         )
 
     def resumed(self, state: States, newest: int) -> States:
-        return tuple(
-            None if own is None else part.resumed(own, newest)
-            for part, own in zip(self.parts, state, strict=True)
-        )
+        return tuple(each(self.parts, "resumed", state, newest))
 
     def rescheduled(self, state: States, newest: int, when: Callable[[int], int]) -> States:
-        return tuple(
-            None if own is None else part.rescheduled(own, newest, when)
-            for part, own in zip(self.parts, state, strict=True)
-        )
+        return tuple(each(self.parts, "rescheduled", state, newest, when))
 
     def moved_receipt(self, receipt: Receipt, when: Callable[[int], int] | None) -> Receipt:
         if not isinstance(receipt, tuple):
@@ -232,12 +208,9 @@ class Composite(Algorithm[States]):
         return tuple([part.moved_receipt(own, when) for part, own in zip(self.parts, receipt, strict=True)])
 
     def brought(self, state: States, now: int, skew: int = 0) -> States:
-        return tuple(
-            None if own is None else part.brought(own, now, skew)
-            for part, own in zip(self.parts, state, strict=True)
-        )
+        return tuple(each(self.parts, "brought", state, now, skew))
 
-    def _receipts(self, charged_at: Receipt, otherwise: tuple[Receipt, ...]) -> tuple[Receipt, ...]:
+    def _receipts(self, charged_at: Receipt, otherwise: Sequence[Receipt]) -> Sequence[Receipt]:
         if not isinstance(charged_at, tuple):
             return otherwise
         if len(charged_at) != len(self.parts):
@@ -307,9 +280,14 @@ class Composite(Algorithm[States]):
         binding = self._denying(seen)
         return state, self._told(seen[binding], binding, retry_after_us=wait), 0, False
 
-    def _settle(
-        self, state: States | None, now: int, skew: int, outcomes: Sequence[Outcome[Any] | None]
+    def _settled(
+        self, how: str, state: States | None, now: int, cost: int, receipts: Sequence[Receipt], skew: int
     ) -> Outcome[States]:
+        """The outcome of a refund or a debit of each part that has a receipt for it."""
+        outcomes: list[Outcome[Any] | None] = [
+            None if receipt is None else getattr(part, how)(before, now, cost, receipt, skew)
+            for part, before, receipt in zip(self.parts, state or self._cold, receipts, strict=True)
+        ]
         changed = [outcome is not None and outcome.persist for outcome in outcomes]
         if not any(changed):
             return Outcome(state, self.peek(state, now, skew), 0, False)
@@ -318,8 +296,8 @@ class Composite(Algorithm[States]):
             for before, outcome in zip(state or self._cold, outcomes, strict=True)
         )
         ttl = self.life(after, now, skew)
-        receipts = tuple(None if outcome is None else outcome.decision.receipt for outcome in outcomes)
-        receipt = receipts if any(receipt is not None for receipt in receipts) else None
+        own = tuple(None if outcome is None else outcome.decision.receipt for outcome in outcomes)
+        receipt = own if any(one is not None for one in own) else None
         standing = self.peek(after, now, skew)._replace(receipt=receipt)
         return Outcome(after, standing, ttl, True)
 
@@ -342,10 +320,10 @@ def least_of(seen: Sequence[Decision], weight: Callable[[Decision], int]) -> int
     return weights.index(min(weights))
 
 
-def each(algorithms: Sequence[Algorithm[Any]], method: str, values: Sequence[Any]) -> list[Any]:
+def each(algorithms: Sequence[Algorithm[Any]], method: str, values: Sequence[Any], *args: Any) -> list[Any]:
     """Call the method of each algorithm with its own value; None stays None."""
     return [
-        None if own is None else getattr(algorithm, method)(own)
+        None if own is None else getattr(algorithm, method)(own, *args)
         for algorithm, own in zip(algorithms, values, strict=True)
     ]
 
