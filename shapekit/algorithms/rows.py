@@ -20,6 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 PAGE = 64
@@ -29,6 +30,8 @@ _DIGITS = 8
 Page: TypeAlias = tuple[Any, ...]
 Pages: TypeAlias = tuple[Page, ...]
 """None of the pages is empty. Rows ascend by their first number."""
+
+_first: Callable[[Any], Any] = itemgetter(0)
 
 
 def paged(rows: Sequence[Any]) -> Pages:
@@ -52,7 +55,7 @@ def around(pages: Pages, number: int) -> tuple[int, int, Page, int]:
     if len(pages) <= 1:
         near = pages[0] if pages else ()
         return 0, 1, near, bisect_left(near, number, key=_first) if near else 0
-    low = max(0, bisect_right(pages, number, key=_first_of_page) - 1)
+    low = max(0, bisect_right(pages, number, key=lambda page: _first(page[0])) - 1)
     near = pages[low] if low + 1 == len(pages) else pages[low] + pages[low + 1]
     return low, low + 2, near, bisect_left(near, number, key=_first)
 
@@ -107,12 +110,3 @@ def read(text: str | bytes, width: int) -> Any:
     for at, digit in enumerate(digits):
         numbers[at // _DIGITS] = numbers[at // _DIGITS] << 7 | digit
     return tuple(zip(*[iter(numbers)] * width, strict=True))
-
-
-def _first(row: Any) -> int:
-    number: int = row[0]
-    return number
-
-
-def _first_of_page(page: Page) -> int:
-    return _first(page[0])
