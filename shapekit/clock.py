@@ -60,7 +60,7 @@ from shapekit._runtime.drivers import (
     warn_in_event_loop,
 )
 from shapekit.errors import ConfigError, StoreUnavailableError
-from shapekit.rate import SECOND_US, exactly
+from shapekit.rate import SECOND_US, boolean, exactly
 
 __all__ = ["Clock", "ManualClock", "SystemClock"]
 
@@ -154,9 +154,7 @@ class ManualClock:
     def __init__(self, start: float = 0.0, *, autojump: bool = False) -> None:
         self._now_us = _instant_us("start", start)
         self._wall_ahead_us = 0
-        if type(autojump) is not bool:
-            raise ConfigError("autojump", autojump, "is neither True nor False", "pass a bool")
-        self._autojump = autojump
+        self._autojump = boolean("autojump", autojump)
         self._lock = threading.RLock()
         # To wait and to notify: its own `with` is Python, and may lose what it took to a signal handler.
         self._changed = threading.Condition(self._lock)

@@ -34,7 +34,7 @@ from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.decision import Decision, Forecast, Receipt
 from shapekit.errors import ConfigError
-from shapekit.rate import COUNT, MAX_COUNT, SECOND_US, count_of, seconds_text, whole
+from shapekit.rate import COUNT, MAX_COUNT, SECOND_US, boolean, count_of, seconds_text, whole
 
 if TYPE_CHECKING:
     from shapekit.algorithms.queue.queue import LeakyQueue
@@ -700,10 +700,8 @@ def _paced(state: Spread | None, book: Used, start: int, pace: Pace) -> Spread:
     return book, after
 
 
-def _is_spread(spread: object, limit: int, periods: Periods) -> bool:
-    if type(spread) is not bool:
-        raise ConfigError("spread", spread, "is neither True nor False", "pass a bool")
-    if spread and periods.cadence == "rolling":
+def _is_spread(spread: bool, limit: int, periods: Periods) -> bool:
+    if boolean("spread", spread) and periods.cadence == "rolling":
         rate = f"{limit} per {seconds_text(periods.span_us)}"
         fix = f'use the rate "{rate}"'
         raise ConfigError("spread", spread, "needs a period that ends, and a rolling one does not", fix)

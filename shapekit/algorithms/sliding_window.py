@@ -22,7 +22,7 @@ from shapekit.algorithms.base import (
 from shapekit.algorithms.prospects import Rolling
 from shapekit.decision import Decision, Receipt
 from shapekit.errors import ConfigError
-from shapekit.rate import MAX_COUNT, Duration, Rate, whole
+from shapekit.rate import MAX_COUNT, Duration, Rate, boolean, whole
 
 __all__ = ["SlidingWindow"]
 
@@ -88,13 +88,11 @@ class SlidingWindow(Window[Ring]):
         if buckets > window_us:
             fix = "use fewer buckets"
             raise ConfigError("buckets", buckets, f"cut a window of {window_us} µs too fine", fix)
-        if type(conservative) is not bool:
-            raise ConfigError("conservative", conservative, "is neither True nor False", "pass a bool")
         self._fill(
             limit=units,
             window_us=window_us,
             buckets=buckets,
-            conservative=conservative,
+            conservative=boolean("conservative", conservative),
             _width=-(-window_us // buckets),
         )
 
