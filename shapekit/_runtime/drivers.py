@@ -23,7 +23,6 @@ import os
 import sys
 import threading
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, suppress
 from copy import copy
@@ -495,55 +494,54 @@ class Twin(NamedTuple, Generic[T]):
     acall: Callable[..., Awaitable[T]]
 
 
-class Driver(ABC):
-    """What a flow waits by."""
+class Driver:
+    """What a flow waits by, and how a task does it."""
 
-    alarm: Callable[[], Any]
+    alarm: Callable[[], Any] = AsyncAlarm
     """Makes what ends a sleep."""
-    has_order: ClassVar[bool]
+    has_order: ClassVar[bool] = True
     """Whether calls that are due go in an order, as the tasks of one loop do, and threads do not."""
 
-    @abstractmethod
     def ask(self, twin: Twin[T], /, *args: Any, **named: Any) -> Awaitable[T]:
         """What comes of it."""
+        return twin.acall(*args, **named)
 
-    @abstractmethod
     async def sleep(
         self, sleepers: Sleepers, until_us: int, order: int = 0, *, others_too: bool = False, news: Any = None
     ) -> bool:
         """Until then, or until the alarm `news` rings; tasks of one loop go in the order given, unless this
         says that there was news.
         """
+        return await sleepers.asleep(until_us, order, others_too=others_too, news=news)
 
-    @abstractmethod
     async def let_earlier_go(self, sleepers: Sleepers, due_us: int, order: int) -> None:
         """Let the tasks of this loop go first that are due as well, and have a lower one."""
+        await sleepers.asleep(due_us, order, others_too=True)
 
-    @abstractmethod
     async def pause(self, clock: Clock, seconds: float, alarm: Any) -> None:
         """Until the alarm rings, or for so long on the clock."""
+        await clock.asleep(seconds, alarm)
 
-    @abstractmethod
     async def wait(self, alarm: Any, seconds: float | None = None) -> None:
         """Until the alarm rings, or for so long; None for as long as it takes."""
+        await alarm.wait(seconds)
 
-    @abstractmethod
     def loop(self) -> object:
         """The event loop that runs the flow; None in a thread."""
+        return running_loop()
 
-    @abstractmethod
     async def stop_if_cancelled(self) -> None:
         """End here if the task was cancelled already."""
+        await stop_if_cancelled()
 
-    @abstractmethod
     async def shielded(self, work: Callable[[], Awaitable[T]]) -> T:
         """What comes of work that a cancelled task finishes before it ends."""
+        return await shielded(work)
 
-    @abstractmethod
     def may_be_thrown(self) -> None:
         """Prepare for what the collector does with a coroutine that is thrown away."""
+        process.background_ready()
 
-    @abstractmethod
     async def given_back(
         self, error: BaseException, give_back: GiveBack, thrown: Callable[[], object] | None = None
     ) -> None:
@@ -552,9 +550,14 @@ class Driver(ABC):
         That is awaited in a cancelled task, too. A coroutine that is thrown away awaits nothing, as is said
         above. Another thread then calls `thrown`, if `may_be_thrown` was called before.
         """
+        if isinstance(error, GeneratorExit) and thrown is not None:
+            process.in_background(thrown)
+        await given_back(error, give_back)
 
 
 class _Threads(Driver):
+    """The same on the spot: nothing here suspends."""
+
     alarm = ThreadAlarm
     has_order = False
 
@@ -598,49 +601,8 @@ class _Threads(Driver):
         await give_back()
 
 
-class _Tasks(Driver):
-    alarm = AsyncAlarm
-    has_order = True
-
-    def ask(self, twin: Twin[T], /, *args: Any, **named: Any) -> Awaitable[T]:
-        return twin.acall(*args, **named)
-
-    async def sleep(
-        self, sleepers: Sleepers, until_us: int, order: int = 0, *, others_too: bool = False, news: Any = None
-    ) -> bool:
-        return await sleepers.asleep(until_us, order, others_too=others_too, news=news)
-
-    async def let_earlier_go(self, sleepers: Sleepers, due_us: int, order: int) -> None:
-        await sleepers.asleep(due_us, order, others_too=True)
-
-    async def pause(self, clock: Clock, seconds: float, alarm: Any) -> None:
-        await clock.asleep(seconds, alarm)
-
-    async def wait(self, alarm: Any, seconds: float | None = None) -> None:
-        await alarm.wait(seconds)
-
-    def loop(self) -> object:
-        return running_loop()
-
-    async def stop_if_cancelled(self) -> None:
-        await stop_if_cancelled()
-
-    async def shielded(self, work: Callable[[], Awaitable[T]]) -> T:
-        return await shielded(work)
-
-    def may_be_thrown(self) -> None:
-        process.background_ready()
-
-    async def given_back(
-        self, error: BaseException, give_back: GiveBack, thrown: Callable[[], object] | None = None
-    ) -> None:
-        if isinstance(error, GeneratorExit) and thrown is not None:
-            process.in_background(thrown)
-        await given_back(error, give_back)
-
-
 THREADS: Driver = _Threads()
-TASKS: Driver = _Tasks()
+TASKS = Driver()
 
 
 def run(
