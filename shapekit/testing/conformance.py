@@ -434,36 +434,25 @@ def two_see_one_state(one: Store, other: Store) -> None:
 async def many_agree(driver: Driver, store: Store) -> None:
     """Each of many keys is answered in turn, also one that comes twice, as the truth does."""
     for kind, trials in GROUPS.items():
-        operation, args = _asked(kind)
-        bound = f"many-{kind}", trials()[0].program, operation
+        program, (operation, args) = trials()[0].program, _asked(kind)
+        bound = f"many-{kind}", program, operation
         ask = Twin(store.bind_many(*bound), store.abind_many(*bound))
-        truth = AllowedStates(store.clock.now_us())
+        now = store.clock.now_us()
+        at = (now, store.clock.wall_us() - now)
+        truth = AllowedStates(now)
         for keys in (["a", "b", "a", "c"], [], ["b", "b", "b", "b", "b"]):
-            _agree_on(truth, store, *bound[1:], keys, args, await driver.ask(ask, keys, args))
+            answers = await driver.ask(ask, keys, args)
+            agree(len(answers), len(keys), f"how many answers {operation} gave for {keys}")
+            for key, answer in zip(keys, answers, strict=True):
+                if lawful := truth.hear(program, operation, key, args, at, answer):
+                    told = f"{operation} of {key!r} in {keys}: expected {lawful[0]!r}, got {answer!r}"
+                    raise AssertionError(told)
 
 
 def _asked(kind: str) -> tuple[Operation, tuple[Any, ...]]:
     if kind == "concurrency":
         return ENTER, (1, 77, 1)
     return (RESERVE, ((1, SECOND_US, 77),)) if kind.endswith("_queue") else (CHECK, (1,))
-
-
-def _agree_on(
-    truth: AllowedStates,
-    store: Store,
-    program: Any,
-    operation: Operation,
-    keys: Sequence[str],
-    args: tuple[Any, ...],
-    answers: list[Any],
-) -> None:
-    agree(len(answers), len(keys), f"how many answers {operation} gave for {keys}")
-    now = store.clock.now_us()
-    at = (now, store.clock.wall_us() - now)
-    for key, answer in zip(keys, answers, strict=True):
-        lawful = truth.hear(program, operation, key, args, at, answer)
-        if lawful:
-            raise AssertionError(f"{operation} of {key!r} in {keys}: expected {lawful[0]!r}, got {answer!r}")
 
 
 # tasks

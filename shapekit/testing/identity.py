@@ -98,24 +98,19 @@ def _played(
     before: tuple[Held, ...],
 ) -> tuple[Any, tuple[Held, ...]]:
     now, skew = at
-    step = operation.step(program)
-    if isinstance(key, str):
-        [held] = before
-        outcome = step(adopted(program, held.state, held.writer, now, skew), now, *args, skew=skew)
-        if operation.is_read:
-            return outcome, before
-        state, told, ttl_us, persist = outcome
-        return told, (Held(state, now + ttl_us, program),) if persist else before
-    parts = program.parts
+    is_whole = isinstance(key, str)
+    parts = (program,) if is_whole else program.parts
     states = tuple(
         adopted(part, held.state, held.writer, now, skew) for part, held in zip(parts, before, strict=True)
     )
-    outcome = step(states, now, *args, skew=skew)
+    outcome = operation.step(program)(states[0] if is_whole else states, now, *args, skew=skew)
     if operation.is_read:
         return outcome, before
-    after, told, _, persist = outcome
+    after, told, ttl_us, persist = outcome
     if not persist:
         return told, before
+    if is_whole:
+        return told, (Held(after, now + ttl_us, program),)
     return told, tuple(
         held if new is old else Held(new, part.forecast(new, now, 1, skew).full_at_us, part)
         for part, held, old, new in zip(parts, before, states, after, strict=True)
