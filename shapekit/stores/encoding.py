@@ -244,21 +244,19 @@ def _program(plain: Sequence[Any]) -> Described:
         lowest, highest, burst = fields
         return AdaptiveQueue(Rate.of(*lowest), Rate.of(*highest), burst)
     if make in (AllOf, AnyOf, FirstOf):
-        return _composite(make, *fields)
+        names, parts = fields
+        named: dict[str, Any] = dict(zip(names, map(_program, parts), strict=True))
+        return make(named)
     if make is Quota:
         limit, per, *where = fields
-        names = ("offset_minutes", "tz", "week_start", "anchor_day", "spread")
-        return Quota(limit, per, **dict(zip(names, where, strict=False)))
+        others = ("offset_minutes", "tz", "week_start", "anchor_day", "spread")
+        return Quota(limit, per, **dict(zip(others, where, strict=False)))
     if make in (FixedWindow, SlidingWindow, SlidingWindowLog, Concurrency):
         limit, window_us, *more = fields
         ring = dict(zip(("buckets", "conservative"), more, strict=True)) if more else {}
         return make(limit, timedelta(microseconds=window_us), **ring)
     rate, burst = fields
     return make(Rate.of(*rate), burst)
-
-
-def _composite(make: Callable[..., Described], names: list[str], parts: list[Any]) -> Described:
-    return make({name: _program(part) for name, part in zip(names, parts, strict=True)})
 
 
 def _queue(
