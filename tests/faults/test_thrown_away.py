@@ -87,7 +87,7 @@ CASES = [
 ]
 
 NEVER_BEGUN = re.compile(
-    r"coroutine '(Line\._run|Loop\._serve|_finished\S+|Heartbeat\._run"
+    r"coroutine '(Line\._run|Loop\.ask_each\.<locals>\.serve|_finished\S+|Heartbeat\._run"
     r"|AbstractConnection\.\w+)' was never awaited"
 )
 

@@ -690,49 +690,35 @@ class Loop:
         """The answers for each of several keys; if the caller goes away, what was taken is given back."""
         loop = asyncio.get_running_loop()
         told = loop.create_future()
-        asked = (remote, operation, keys, args)
-        task = _Finishing(partial(self._serve, *asked, told), loop)
+
+        async def serve() -> None:
+            answers: list[Any] = []
+            try:
+                for trip in remote.trips_for(keys, operation, args):
+                    answers += await self.talk(trip)
+            except Exception as error:
+                _tell_error(told, error)
+                return
+            if told.done():
+                await give_back(answers)
+            else:
+                told.set_result(answers)
+
+        async def give_back(answers: list[Any]) -> None:
+            with suppress(ShapekitError):
+                for key, answer in zip(keys, answers, strict=True):
+                    for undo, undo_args in operation.undone(args, answer):
+                        await self.line(remote, key).ask(undo, undo_args)
+
+        task = _Finishing(serve, loop)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
             return list(await told)
         except asyncio.CancelledError:
             if not told.cancelled() and told.exception() is None:
-                await shielded(partial(self._give_back, *asked, told.result()))
+                await shielded(partial(give_back, told.result()))
             raise
-
-    async def _serve(
-        self,
-        remote: RedisProgram,
-        operation: Operation,
-        keys: Sequence[Key],
-        args: tuple[Any, ...],
-        told: asyncio.Future[list[Any]],
-    ) -> None:
-        answers: list[Any] = []
-        try:
-            for trip in remote.trips_for(keys, operation, args):
-                answers += await self.talk(trip)
-        except Exception as error:
-            _tell_error(told, error)
-            return
-        if told.done():
-            await self._give_back(remote, operation, keys, args, answers)
-        else:
-            told.set_result(answers)
-
-    async def _give_back(
-        self,
-        remote: RedisProgram,
-        operation: Operation,
-        keys: Sequence[Key],
-        args: tuple[Any, ...],
-        answers: list[Any],
-    ) -> None:
-        with suppress(ShapekitError):
-            for key, answer in zip(keys, answers, strict=True):
-                for undo, undo_args in operation.undone(args, answer):
-                    await self.line(remote, key).ask(undo, undo_args)
 
     def close(self) -> None:
         """Close the client. Said on the loop itself, which does it as soon as it can.
