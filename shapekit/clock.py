@@ -152,7 +152,7 @@ class ManualClock:
     """A clock that stands still until it is moved. Instants are seconds from the epoch."""
 
     def __init__(self, start: float = 0.0, *, autojump: bool = False) -> None:
-        self._now_us = _instant_us("start", start)
+        self._now_us = _micros("start", start)
         self._wall_ahead_us = 0
         self._autojump = boolean("autojump", autojump)
         self._lock = threading.RLock()
@@ -181,7 +181,7 @@ class ManualClock:
 
     def advance(self, seconds: float) -> None:
         """Move time on, through each sleeper's instant in order. Never negative."""
-        target = self._now_us + _instant_us("seconds", seconds)
+        target = self._now_us + _micros("seconds", seconds)
         self._settle_early()
         while (woken := self._step(target)) is not None:
             for sleeper in woken:
@@ -192,14 +192,14 @@ class ManualClock:
 
     async def aadvance(self, seconds: float) -> None:
         """`advance` for tests on an event loop: the tasks run at their instants."""
-        target = self._now_us + _instant_us("seconds", seconds)
+        target = self._now_us + _micros("seconds", seconds)
         await _others_blocked()
         while self._step(target) is not None:
             await _others_blocked()
 
     def set(self, seconds: float) -> None:
         """Set both times to `seconds`, which may be in the past. Wakes the sleepers that are due."""
-        target = _instant_us("seconds", seconds)
+        target = _micros("seconds", seconds)
         if target >= self._now_us:
             self.advance((target - self._now_us) / SECOND_US)
         with self._lock:
@@ -207,7 +207,7 @@ class ManualClock:
 
     def step_wall(self, seconds: float) -> None:
         """Step civil time alone, as setting the system's date does."""
-        wall_us = self.wall_us() + _micros("seconds", seconds)
+        wall_us = self.wall_us() + _micros("seconds", seconds, least=-_LATEST_US)
         if not 0 <= wall_us <= _LATEST_US:
             raise ConfigError("seconds", seconds, "leads out of the years from 1970 to 2112", "step less far")
         self._wall_ahead_us = wall_us - self._now_us
@@ -395,16 +395,12 @@ _WATCHERS: weakref.WeakSet[Any] = weakref.WeakSet()
 """Tasks that wait for all others to wait: they do not wait for each other."""
 
 
-def _micros(field: str, value: object, *, least: int = -_LATEST_US) -> int:
+def _micros(field: str, value: object, *, least: int = 0) -> int:
     seconds = exactly(value)
     if seconds is None or not least <= seconds * SECOND_US <= _LATEST_US:
         bound = f"is not a number of seconds from {-(-least // SECOND_US)} to {_LATEST_US // SECOND_US}"
         raise ConfigError(field, value, bound, "pass a float such as 1.5")
     return round(seconds * SECOND_US)
-
-
-def _instant_us(field: str, value: object) -> int:
-    return _micros(field, value, least=0)
 
 
 class Virtual:

@@ -141,7 +141,8 @@ def departures(pace: Pace, prospects: Sequence[Prospect], cost: int, calls: int)
         try:
             played = simulation.play(count)
         except (OverflowError, ValueError):
-            raise beyond_calendars(calls) from None
+            bound = "is more than a time zone has dates for"
+            raise ConfigError("calls", calls, bound, "ask for fewer calls") from None
         if played < count:
             raise unforeseeable(calls, calls - left + played)
         left -= count
@@ -156,11 +157,6 @@ def unforeseeable(calls: int, most: int) -> ConfigError:
     """The error for a forecast that would take too long."""
     bound = "is more than a forecast can simulate call by call under these limits"
     return ConfigError("calls", calls, bound, f"ask for up to {most} calls")
-
-
-def beyond_calendars(calls: int) -> ConfigError:
-    """The error for a forecast of calls that no calendar has a date for."""
-    return ConfigError("calls", calls, "is more than a time zone has dates for", "ask for fewer calls")
 
 
 class _Period:

@@ -125,7 +125,8 @@ def limit_text(program: Described) -> str:
     'all_of(gcra 10/s burst 10, quota 1000000/month)'
     """
     if isinstance(program, LeakyQueue):
-        return _queue_text(program)
+        words = _numbers_text(program)
+        return f"{words}, {'held' if program.is_held else 'set'} by an operator" if program.is_set else words
     if isinstance(program, Concurrency):
         return f"concurrency {program.limit}"
     if isinstance(program, Ledger):
@@ -153,11 +154,6 @@ def _rate_text(rate: Rate) -> str:
 
 _UNITS = {SECOND_US: "s", 60 * SECOND_US: "min", 3_600 * SECOND_US: "h"}
 _UNITS |= {86_400 * SECOND_US: "day", 604_800 * SECOND_US: "week"}
-
-
-def _queue_text(queue: LeakyQueue) -> str:
-    words = _numbers_text(queue)
-    return f"{words}, {'held' if queue.is_held else 'set'} by an operator" if queue.is_set else words
 
 
 def _numbers_text(queue: LeakyQueue) -> str:

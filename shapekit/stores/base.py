@@ -93,10 +93,6 @@ _WORKERS, _WAITING = "workers", "waiting"
 """The names of two companions of a store."""
 
 
-def _nothing(*_: Any) -> None:
-    """Gives back what a call took that takes nothing."""
-
-
 class Stored(NamedTuple):
     """What lies in the store for a name."""
 
@@ -325,7 +321,7 @@ class Store(ABC):
         self.close()
 
     def _awaitable(
-        self, call: Callable[..., T], give_back: Callable[..., object] = _nothing
+        self, call: Callable[..., T], give_back: Callable[..., object] = lambda *_: None
     ) -> Callable[..., Awaitable[T]]:
         """A call of this store, awaitable: in place where the store is `instant`, else on a worker thread.
 

@@ -214,8 +214,8 @@ class MemoryStore(Store):
         def renew() -> None:
             nonlocal find, ticks, per_us, offset_us
             ticks, per_us, offset_us = _ticks_of(clock)
-            # While something is set for the name, its calls look at that.
-            find = states.get if not settings.known.overrides else _nowhere
+            # While something is set for the name, its calls find no state here and look at that.
+            find = states.get if not settings.known.overrides else lambda _: None
 
         def charge(key: Any, asked: Any) -> Any:
             # `apply`, written out for the path of every admitted call: a live key of this program.
@@ -606,10 +606,6 @@ process.in_child(_begin_child)
 
 def _ticks_of(clock: Clock) -> tuple[Callable[[], int], int, int]:
     return clock.ticks() if type(clock) is SystemClock else (clock.now_us, 1, 0)
-
-
-def _nowhere(_: Any) -> None:
-    """Finds no state."""
 
 
 def _at_civil_time(step: Callable[..., Any], clock: Clock) -> Callable[..., Any]:

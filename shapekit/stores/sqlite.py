@@ -120,8 +120,8 @@ class SQLiteStore(Store):
         self._kinds: dict[str, str] = {}
         self._records = _Records(_absolute(path), self.clock)
         self._file = self._records.file
-        # Whatever is wrong with the file is told at once.
-        self._file.transact(_nothing)
+        # It is opened: whatever is wrong with the file is told at once.
+        self._file.transact(lambda _: None)
 
     def bind(self, name: str, program: Program, operation: Operation) -> Apply:
         run = self._runner(name, program, operation)
@@ -324,10 +324,6 @@ def _absolute(path: object) -> str:
     if text == ":memory:":
         raise ConfigError("path", path, "is not a file that others can share", "use a MemoryStore")
     return os.path.abspath(text)
-
-
-def _nothing(execute: Execute) -> None:
-    """A transaction that opens the file, and changes nothing."""
 
 
 class _Records:

@@ -511,7 +511,10 @@ class Link:
         try:
             reply = await driver.ask(_EXCHANGE, pool, packed(command))
         except RedisConnectionError as error:
-            reply = _demoted(error)
+            # A Sentinel's connection tells as a loss that the server has replied it is a replica.
+            reply = error.__context__
+            if not isinstance(reply, ReadOnlyError):
+                raise
         if isinstance(reply, ReadOnlyError):
             # A replica now: a Sentinel's pool finds the new master where a connection is opened.
             idle = {"inuse_connections": False}
@@ -577,10 +580,3 @@ def refused(reply: Exception) -> StoreUnavailableError:
 def _fix(error: Exception) -> str:
     """What to do about an error that says it in no words of its own."""
     return "; this is one server of a Redis Cluster: pass a RedisCluster" if isinstance(error, _APART) else ""
-
-
-def _demoted(error: RedisConnectionError) -> ReadOnlyError:
-    """That the server has replied it is a replica, where a Sentinel's connection tells it as a loss."""
-    if isinstance(error.__context__, ReadOnlyError):
-        return error.__context__
-    raise error
