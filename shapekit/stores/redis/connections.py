@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from inspect import signature
@@ -60,8 +60,8 @@ _APART = (AskError, ClusterCrossSlotError)
 
 Step: TypeAlias = "tuple[Any, bool] | None"
 """A server to send a command to, and whether to begin with ASKING; or None: read the map again."""
-Route: TypeAlias = Generator[Step, Any, Any]
-"""Yields steps and is sent what came of each: a reply, or an error."""
+Take: TypeAlias = Callable[[Step], Awaitable[Any]]
+"""Takes a step and answers what came of it: a reply, or an error."""
 
 
 class Map:
@@ -76,12 +76,12 @@ class Map:
         self._doubted: set[str] = set()
         self._read_at = -REFRESH_PAUSE_S
 
-    def route(self, command: tuple[Any, ...]) -> Route:
+    async def route(self, take: Take, command: tuple[Any, ...]) -> Any:
         """The way of a command: to the server that has its key, and on to where that one sends it."""
-        node = yield from self._owner(key_of(command))
+        node = await self._owner(take, key_of(command))
         reply, asking = None, False
         for _ in range(REDIRECTIONS_AT_MOST):
-            reply = yield node, asking
+            reply = await take((node, asking))
             if not isinstance(reply, Exception):
                 return reply
             if isinstance(reply, _DOUBTFUL) or not isinstance(reply, ResponseError):
@@ -91,7 +91,7 @@ class Map:
             if not isinstance(reply, AskError):
                 return reply
             asking = not isinstance(reply, MovedError)
-            node = yield from self._named(reply)
+            node = await self._named(take, reply)
         return reply
 
     def server_of(self, key: bytes) -> str | None:
@@ -99,11 +99,11 @@ class Map:
         node = self._known(key)
         return None if node is None else str(node.name)
 
-    def _owner(self, key: bytes) -> Route:
+    async def _owner(self, take: Take, key: bytes) -> Any:
         node = self._known(key)
         if (node is None or node.name in self._doubted) and self._is_due():
             self._doubted.clear()
-            failure = yield None
+            failure = await take(None)
             if failure is not None and node is not None:
                 self._doubted.add(node.name)
             node = self._known(key)
@@ -111,12 +111,12 @@ class Map:
             raise SlotNotCoveredError("no server of the cluster has this key")
         return node
 
-    def _named(self, reply: AskError) -> Route:
+    async def _named(self, take: Take, reply: AskError) -> Any:
         """The server that a reply names, which may be new. Clients may reach it at another address."""
         host, port = self._client.nodes_manager.remap_host_port(reply.host, reply.port)
         node = self._client.get_node(host=host, port=port)
         if node is None:
-            yield None
+            await take(None)
             node = self._client.get_node(host=host, port=port)
         if node is None:
             raise SlotNotCoveredError(f"the cluster does not say who {reply.host}:{reply.port} is")
@@ -525,23 +525,17 @@ class Link:
         return reply
 
     async def _routed(self, driver: Driver, command: tuple[Any, ...]) -> Any:
-        route = self._map.route(command)
-        step = next(route)
-        try:
-            while True:
-                step = route.send(await self._taken(driver, step, command))
-        except StopIteration as end:
-            return end.value
+        async def take(step: Step) -> Any:
+            try:
+                if step is None:
+                    initialize = self._client.nodes_manager.initialize
+                    return await driver.ask(Twin(initialize, initialize))
+                node, asking = step
+                return await driver.ask(Twin(self._call_node, _acall_node), node, command, asking=asking)
+            except _FAILURES as error:
+                return error
 
-    async def _taken(self, driver: Driver, step: Step, command: tuple[Any, ...]) -> Any:
-        try:
-            if step is None:
-                initialize = self._client.nodes_manager.initialize
-                return await driver.ask(Twin(initialize, initialize))
-            node, asking = step
-            return await driver.ask(Twin(self._call_node, _acall_node), node, command, asking=asking)
-        except _FAILURES as error:
-            return error
+        return await self._map.route(take, command)
 
     def _call_node(self, node: Any, command: tuple[Any, ...], *, asking: bool) -> Any:
         pool = self._client.get_redis_connection(node).connection_pool
