@@ -148,7 +148,7 @@ class Periods(Value):
             tz=tz,
             week_start=first_weekday,
             anchor_day=anchor_day,
-            _zone=None if tz is None else _zone(tz),
+            _zone=None if tz is None else zone_of(tz),
             # The period asked for last: nearly every call asks for it again.
             _newest=[(0, 0)],
             # Some periods by their start, as states refer to them.
@@ -283,7 +283,8 @@ def cadence_of(per: object) -> tuple[str, int]:
     raise ConfigError("per", per, "is an unknown cadence", f"use one of {', '.join(CADENCES)}")
 
 
-def _zone(tz: object) -> ZoneInfo:
+def zone_of(tz: object) -> ZoneInfo:
+    """The time zone of this name; ConfigError if there is none."""
     fix = 'name a zone such as "Europe/Berlin"; where the system has no zone data, pip install tzdata'
     if not isinstance(tz, str):
         raise ConfigError("tz", tz, "is not the name of a time zone", fix)

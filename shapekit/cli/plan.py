@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import NamedTuple, cast
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 from rich.console import Console
@@ -17,6 +16,7 @@ from rich.progress import track
 
 from shapekit._runtime.drivers import run
 from shapekit.algorithms.overrides import HELD, Override, chosen, effective, placed
+from shapekit.algorithms.periods import zone_of
 from shapekit.algorithms.quota import Quota
 from shapekit.cli.main import CommandError
 from shapekit.cli.output import (
@@ -188,7 +188,7 @@ def plan(
         rate = override.rate
     if rate is None and quota is None:
         raise CommandError('nothing is given to plan by; give a rate such as "10/s", or --quota')
-    zone = _zone(tz)
+    zone = UTC if tz is None else zone_of(tz)
     start_us = _instant_us(start, zone)
     numbers = _marks(whole("calls", calls), nth)
     policy = Policy(
@@ -291,14 +291,6 @@ def _budget(quota: str, tz: str | None) -> Quota:
     budget = Quota(quota)
     # Equal spans have no midnight for a zone to move.
     return Quota(quota, tz=tz) if budget.per in ("day", "week", "month") else budget
-
-
-def _zone(tz: str | None) -> tzinfo:
-    try:
-        return UTC if tz is None else ZoneInfo(tz)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        fix = 'name one such as "Europe/Berlin"; where the system has no zone data, pip install tzdata'
-        raise CommandError(f"tz={tz!r} is not a known time zone; {fix}") from None
 
 
 def _instant_us(text: str | None, zone: tzinfo) -> int:

@@ -29,7 +29,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
-from shapekit.algorithms.base import windowed
+from shapekit.algorithms.base import paced, windowed
 from shapekit.errors import ConfigError
 from shapekit.rate import MAX_SPAN_US, SECOND_US, Duration, Rate, RateLike, duration_us, seconds_text, whole
 
@@ -163,12 +163,9 @@ def _call(position: int, departure: Any) -> _Call:
 
 
 def _paced(rate: RateLike, burst: int | None) -> tuple[Rate, int]:
-    pace = Rate.parse(rate)
-    if burst is None:
-        burst = 1 if pace.burst is None else pace.burst
-    elif pace.burst is not None:
-        raise ConfigError("burst", burst, "conflicts with the burst in the rate", "give the burst once")
-    return Rate.of(pace.limit, pace.period_us), whole("burst", burst)
+    told = Rate.parse(rate)
+    pace, units = paced(told, 1 if burst is None and told.burst is None else burst, "burst")
+    return Rate.of(pace.limit, pace.period_us), units
 
 
 def _text(span_us: Fraction) -> str:
