@@ -393,9 +393,8 @@ class ResilientStore(Store):
         self.clock_decides = primary.clock_decides
         self.awaited_only = primary.awaited_only
         self._sharded = primary.sharded
-        self._timeout_us = timeout_us
-        self._part = part
         self._deadline = Deadline(timeout_us)
+        self._new_guard = partial(Guard, primary, self._deadline, timeout_us, on_outage, part)
         self._whole = self._new_guard()
         self._guards: dict[Hashable, Guard] = {}
         self._closed = False
@@ -535,9 +534,6 @@ class ResilientStore(Store):
                 owner = self.primary.shard(*guard.asked_last)
                 if owner is not None and owner != shard:
                     guard.breaker.replaced()
-
-    def _new_guard(self) -> Guard:
-        return Guard(self.primary, self._deadline, self._timeout_us, self.on_outage, self._part)
 
     def _all(self) -> list[Guard]:
         return [self._whole, *list(self._guards.values())]
