@@ -52,6 +52,11 @@ class Composite(Algorithm[States]):
     _steps: tuple[Callable[..., Decided[Any]], ...]
     _civil: bool
 
+    _binds: ClassVar[Any]
+    """Of when each part admits, or how long each makes a call wait: what holds for the whole."""
+    _fitting: ClassVar[Any]
+    """Of how many calls fit into each part: how many fit."""
+
     def __init__(self, parts: dict[str, Algorithm[Any]]) -> None:
         if len(parts) < 2:
             raise ConfigError(self.kind, list(parts), "has fewer than two parts", "give it two or more")
@@ -181,7 +186,7 @@ class Composite(Algorithm[States]):
             part.earliest(before, at, cost, skew) if cost <= most else NEVER_US
             for part, before, most in zip(self.parts, states, self._max_costs, strict=True)
         ]
-        binding = self._binding(admit_at)
+        binding = admit_at.index(self._binds(admit_at))
         return self.parts[binding].spent(states[binding], at, cost, skew)
 
     def scaled(self, share: float | Fraction) -> Self:
@@ -230,17 +235,10 @@ class Composite(Algorithm[States]):
     def _admitting(self, seen: Sequence[Decision]) -> int:
         """The binding part of an admission."""
 
-    @abstractmethod
     def _denying(self, seen: Sequence[Decision]) -> int:
         """The binding part of a denial."""
-
-    @abstractmethod
-    def _binding(self, admit_at: Sequence[int]) -> int:
-        """The part that decides when the whole admits, given when each part does."""
-
-    @abstractmethod
-    def _fitting(self, fits: Sequence[int]) -> int:
-        """How many calls fit, given how many fit into each part."""
+        waits = [decision.retry_after_us for decision in seen]
+        return waits.index(self._binds(waits))
 
     def _told(self, decision: Decision, binding: int, **changes: Any) -> Decision:
         return named(self.names[binding], decision, None)._replace(**changes)
@@ -353,6 +351,8 @@ class AllOf(Composite):
 
     __slots__ = ()
     kind: ClassVar[str] = "all_of"
+    _binds: ClassVar[Any] = max
+    _fitting: ClassVar[Any] = min
 
     @property
     def max_cost(self) -> int:
@@ -392,20 +392,11 @@ class AllOf(Composite):
                 return at
             at = later
 
-    def _binding(self, admit_at: Sequence[int]) -> int:
-        return admit_at.index(max(admit_at))
-
-    def _fitting(self, fits: Sequence[int]) -> int:
-        return min(fits)
-
     def _surely_paid(self) -> Sequence[bool]:
         return self._payers()
 
     def _admitting(self, seen: Sequence[Decision]) -> int:
         return least_of(seen, lambda decision: decision.remaining)
-
-    def _denying(self, seen: Sequence[Decision]) -> int:
-        return least_of(seen, lambda decision: -decision.retry_after_us)
 
 
 class _Alternatives(Composite):
@@ -413,6 +404,7 @@ class _Alternatives(Composite):
 
     __slots__ = ()
     _charges_all: ClassVar[bool]
+    _binds: ClassVar[Any] = min
 
     @property
     def max_cost(self) -> int:
@@ -462,12 +454,6 @@ class _Alternatives(Composite):
             ]
         )
 
-    def _binding(self, admit_at: Sequence[int]) -> int:
-        return admit_at.index(min(admit_at))
-
-    def _denying(self, seen: Sequence[Decision]) -> int:
-        return least_of(seen, lambda decision: decision.retry_after_us)
-
 
 class AnyOf(_Alternatives):
     """Admits what at least one part admits, and charges those that do; see `any_of`."""
@@ -475,9 +461,7 @@ class AnyOf(_Alternatives):
     __slots__ = ()
     kind: ClassVar[str] = "any_of"
     _charges_all: ClassVar[bool] = True
-
-    def _fitting(self, fits: Sequence[int]) -> int:
-        return max(fits)
+    _fitting: ClassVar[Any] = max
 
     def _admitting(self, seen: Sequence[Decision]) -> int:
         return least_of(seen, lambda decision: -decision.remaining if decision.allowed else 1)
@@ -489,9 +473,7 @@ class FirstOf(_Alternatives):
     __slots__ = ()
     kind: ClassVar[str] = "first_of"
     _charges_all: ClassVar[bool] = False
-
-    def _fitting(self, fits: Sequence[int]) -> int:
-        return sum(fits)
+    _fitting: ClassVar[Any] = sum
 
     def _payers(self) -> Sequence[bool]:
         return [index == 0 for index in range(len(self.parts))]
