@@ -33,7 +33,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, THREADS, Driver, Twin, answered_within, run
-from shapekit.algorithms.base import Algorithm, Moment, Operation, Side, share_of, slowed
+from shapekit.algorithms.base import Algorithm, Moment, Operation, Side, of_its, share_of, slowed
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.queue.adaptive import AdaptiveQueue
 from shapekit.algorithms.queue.queue import LeakyQueue
@@ -41,7 +41,7 @@ from shapekit.clock import Clock
 from shapekit.errors import ConfigError, StoreUnavailableError, span_words
 from shapekit.events import EVERYWHERE, StoreBack, StoreLost
 from shapekit.rate import SECOND_US, Duration, duration_us, one_of
-from shapekit.stores.base import Apply, ApplyMany, DamagedStateError, Key, Program, Settings, Store, Stored
+from shapekit.stores.base import Apply, ApplyMany, DamagedStateError, Key, Program, Store, Stored
 from shapekit.stores.memory import MemoryStore
 
 __all__ = ["ResilientStore"]
@@ -443,8 +443,10 @@ class ResilientStore(Store):
 
     # beside the operations
 
-    def settings(self, name: str) -> Settings:
-        return self.primary.settings(name)
+    settings = of_its("primary", Store.settings)
+    all_overrides = of_its("primary", Store.all_overrides)
+    write_overrides = of_its("primary", Store.write_overrides)
+    awrite_overrides = of_its("primary", Store.awrite_overrides)
 
     def read_overrides(self, name: str) -> Stored:
         return self._asked_whole(self.primary.read_overrides, name)
@@ -453,15 +455,6 @@ class ResilientStore(Store):
         ask = Twin(self.primary.read_overrides, self.primary.aread_overrides)
         stored: Stored = await self._of_whole(ask)(TASKS, name)
         return stored
-
-    def all_overrides(self) -> dict[str, Stored]:
-        return self.primary.all_overrides()
-
-    def write_overrides(self, name: str, text: str, known: Stored) -> bool:
-        return self.primary.write_overrides(name, text, known)
-
-    async def awrite_overrides(self, name: str, text: str, known: Stored) -> bool:
-        return await self.primary.awrite_overrides(name, text, known)
 
     def reset(self, name: str, program: Program, key: Key) -> None:
         run(self._reset, name, program, key)
