@@ -10,6 +10,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -226,25 +227,17 @@ class SQLiteStore(Store):
     def _runner(self, name: str, program: Program, operation: Operation) -> Callable[..., Any]:
         """What an operation does in a transaction."""
         records, settings = self._records, self.settings(settings_name(name, program))
-        decide = self._decider(name, program, operation)
-        others: dict[int, tuple[Program, Callable[..., Any]]] = {}
-        known: object = None
+        own = self._decider(name, program, operation)
+        # Of programs with limits that were set, those that decided last are kept.
+        others = lru_cache(lambda other: self._decider(name, other, operation))
 
         def run(execute: Execute, key: Key, now: int, args: tuple[Any, ...]) -> Any:
-            nonlocal known
             records.hear(execute, settings)
-            if known is not settings.known:
-                # What was set before decides no more.
-                others.clear()
-                known = settings.known
             other = settings.program(program, key)
             if (error := beyond(operation, args, other, key, name)) is not None:
                 raise error
-            if other is program:
-                return decide(execute, key, now, args)
-            if id(other) not in others:
-                others[id(other)] = other, self._decider(name, other, operation)
-            return others[id(other)][1](execute, key, now, args)
+            decide = own if other is program else others(other)
+            return decide(execute, key, now, args)
 
         return run
 
