@@ -192,17 +192,11 @@ class OwnConnections:
         taken: list[None] = []
         lent: list[tuple[Any, float]] = []
         try:
-            patience_s = self._patience_s
-            while not taken:
-                try:
-                    # Taken and known to be so in one go: a signal handler that raises comes before or after.
-                    taken += starmap(permits.get, ((True, patience_s),))
-                except Empty:
-                    # As long as others get answers, its turn comes.
-                    patience_s = self._replied_at + self._patience_s - time.monotonic()
-                    if patience_s <= 0:
-                        problem = f"no connection was free for {self._patience_s:g} s"
-                        raise RedisConnectionError(problem) from None
+            try:
+                # Taken and known to be taken in one go: a signal handler that raises comes before or after.
+                taken += starmap(permits.get, ((True, self._patience_s),))
+            except Empty:
+                self._wait_on(permits, taken)
             try:
                 lent += starmap(idle.pop, ((),))
             except IndexError:
@@ -215,10 +209,12 @@ class OwnConnections:
                 self._failed_at = time.monotonic()
                 connection.disconnect()
                 reply = _replied(connection, command)
-            if self._closed or reply.__class__ is ReadOnlyError:
+                if isinstance(reply, ReadOnlyError):
+                    connection.disconnect()
+            if self._closed:
                 connection.disconnect()
-            self._replied_at = time.monotonic()
-            back = (connection, self._replied_at)
+            self._replied_at = replied_at = time.monotonic()
+            back = (connection, replied_at)
             # Without a call no handler comes in between: it is either idle or lent.
             idle += (back,)
             lent = []
@@ -240,6 +236,15 @@ class OwnConnections:
             connection.disconnect()
         # The client's own commands, which look for keys, use the pool itself.
         self._pool.disconnect()
+
+    def _wait_on(self, permits: Any, taken: list[None]) -> None:
+        """Wait for a free connection as long as others get answers, so that its turn comes."""
+        while not taken:
+            patience_s = self._replied_at + self._patience_s - time.monotonic()
+            if patience_s <= 0:
+                raise RedisConnectionError(f"no connection was free for {self._patience_s:g} s") from None
+            with suppress(Empty):
+                taken += starmap(permits.get, ((True, patience_s),))
 
     def _look_at(self, connection: Any, since: float) -> None:
         """Close one that was idle and may have ended, or lead to a replica: sending opens it again. A new one

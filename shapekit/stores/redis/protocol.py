@@ -311,9 +311,8 @@ class RedisProgram:
         adoptions: dict[int, str] = {}
         specs: dict[int, list[Any]] = {}
         problem = None
-        overtaken = -2  # a first answer names the other program, a second one shows its state
         try:
-            for _ in range(ANSWERS_AT_MOST):
+            for answers in range(ANSWERS_AT_MOST):
                 script = self._script(operations, mode)
                 if specs and not twins_of([*specs.values()]) <= self._twins:
                     script = script_of([self._spec, *specs.values()], operations, mode)
@@ -342,8 +341,8 @@ class RedisProgram:
                     self._settings.hear(stored(version, told), now)
                     return None
                 elif problem == b"foreign":
-                    overtaken += 1
-                    if overtaken > OVERTAKEN_AT_MOST and yields and not parts:
+                    # A first answer names the other program, a second one shows its state.
+                    if answers - 2 >= OVERTAKEN_AT_MOST and yields and not parts:
                         if each:
                             return None
                         writer = yield from self._writer(reply[1][1])
@@ -389,10 +388,11 @@ class RedisProgram:
             if (error := here.refuses(key, operation, args)) is None:
                 raise
             raise error from None  # what allowed its cost has ended
-        if replies.__class__ is RedisProgram:
-            here, replies = yield from here.give_way(replies, key, [(operation, args, here.moment())])
-        if replies is None:
-            return (yield from self.ask(key, operation, args))
+        if replies.__class__ is not list:
+            if replies is not None:
+                here, replies = yield from here.give_way(replies, key, [(operation, args, here.moment())])
+            if replies is None:
+                return (yield from self.ask(key, operation, args))
         return here.answer(operation, replies[0])
 
     def bound(self, operation: Operation, say: Callable[[Command], Any], keeps: object) -> Callable[..., Any]:
