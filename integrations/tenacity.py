@@ -34,7 +34,7 @@ from shapekit.algorithms.base import CHECK, REFUND, share_of
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
-from shapekit.feedback import Feedback, Incidents
+from shapekit.feedback import Feedback
 from shapekit.policy import Admission, Policy, checked_policy
 from shapekit.rate import AS_CONFIGURED, MAX_SPAN_US, SECOND_US, Duration, max_wait_us, whole
 from shapekit.stores.base import Store
@@ -117,35 +117,15 @@ class StatedDelay:
     """How long the ending of a call itself says to wait: nothing is concluded where it is silent."""
 
     def __init__(self, max_hold: Duration = "15m") -> None:
-        self._feedback = _Literal(max_hold=max_hold)
+        self._feedback = Feedback(max_hold=max_hold)
 
     def seconds(self, ending: CallOutcome) -> float:
         """At most `max_hold`; 0 if nothing is said."""
         refusal = ending.refusal
         if refusal is not None:
             return min(refusal.retry_after, self._feedback.max_hold_s)
-        answer, now = ending.answer, time.time()
-        if answer is None:
-            return 0.0
-        hint = self._feedback.read(answer.status, answer.headers, sent_at=now, received_at=now)
-        return 0.0 if hint is None else hint.hold_s
-
-
-class _NothingConcluded(Incidents):
-    """A refusal that does not say how long holds nothing: the caller has a better guess."""
-
-    __slots__ = ()
-
-    def unhinted(
-        self, place: Any, first_s: float, sent_at: float, received_at: float, most_s: float | None = None
-    ) -> float:
-        return 0.0
-
-
-class _Literal(Feedback):
-    """Hears what is said, and concludes nothing."""
-
-    _memory = _NothingConcluded
+        answer = ending.answer
+        return 0.0 if answer is None else self._feedback.stated(answer.status, answer.headers, time.time())
 
 
 class _Asking:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from shapekit._runtime import process
 from shapekit.clock import forgets
@@ -153,8 +153,6 @@ class Feedback:
     incidents of one are not those of another.
     """
 
-    _memory: ClassVar[type[Incidents]] = Incidents
-
     def __init__(self, dialect: str | Parser = "auto", *, max_hold: Duration = "15m") -> None:
         self.dialect = dialect
         """The dialect or parser given."""
@@ -174,7 +172,7 @@ class Feedback:
         forgets(self, Feedback._forget_all)
 
     def _forget_all(self) -> None:
-        self._incidents = self._memory(self.max_hold_s)
+        self._incidents = Incidents(self.max_hold_s)
 
     def read(
         self,
@@ -226,6 +224,11 @@ class Feedback:
         if hold_s == 0 and hint == SAYS_NOTHING and status != REFUSED:
             return None
         return hint._replace(hold_s=hold_s)
+
+    def stated(self, status: int, headers: Headers, received_at: float) -> float:
+        """The hold that an answer asks for itself; 0 if none."""
+        answer = heard(status, picked(headers, self._wanted), received_at)
+        return self._within(_told(answer, self._parsed(answer)[0]))
 
     def hears_nothing(self, status: int, headers: Iterable[Any]) -> bool:
         """Whether `read` would return None and change nothing: a quick first look.
