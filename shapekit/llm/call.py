@@ -123,16 +123,11 @@ class Charge(NamedTuple):
 class _Place:
     """A call in line."""
 
-    __slots__ = ("alarm", "is_rung")
+    __slots__ = ("alarm",)
 
-    def __init__(self) -> None:
-        self.alarm: Any = None
-        self.is_rung = False
-
-    def ring(self) -> None:
-        self.is_rung = True
-        if self.alarm is not None:
-            self.alarm.set()
+    def __init__(self, alarm: Any) -> None:
+        self.alarm = alarm
+        """What ends the rest of the call; once it has rung, the call asks and gets another one."""
 
 
 class _PendingWait:
@@ -229,7 +224,7 @@ class Line:
             with self._lock:
                 for places in self._places.values() if self._is_shared else (self._places.get(key),):
                     if places:
-                        places[0].ring()
+                        places[0].alarm.set()
 
     async def _take(self, asking: _Asking) -> tuple[list[Reservation], int]:
         freed = self._freed
@@ -238,11 +233,12 @@ class Line:
                 return await asking.leave(0)
             await asking.check()
         process.background_ready()
-        place = _Place()
+        place = _Place(asking.driver.alarm())
         try:
             self._join(asking.key, place)
-            # What was given back after it was refused, and before it stood here, has woken no call.
-            place.is_rung = self._freed != freed
+            if self._freed != freed:
+                # What was given back after it was refused, and before it stood here, has woken no call.
+                place.alarm.set()
             await self._wait(asking, place)
             return await asking.leave(asking.pending.waited_us)
         finally:
@@ -257,7 +253,10 @@ class Line:
         first_since_us: int | None = None
         while True:
             nap_us = asking.nap_us(self._soon_us) if self._is_first(asking.key, place) else None
-            await self._rest(asking, place, nap_us)
+            until_us = asking.pending.sleeps_until_us(nap_us)
+            await asking.charges[0].core.sleepers.rest(asking.driver, place.alarm, until_us)
+            # Who has rung this one meanwhile has done so for nothing: the call is about to ask.
+            place.alarm = asking.driver.alarm()
             is_first = self._is_first(asking.key, place)
             if not is_first and asking.pending.left_us() != 0:
                 asking.pending.timeout_left_us()
@@ -269,19 +268,6 @@ class Line:
             if await asking.ask(None if is_fence else self._soon_us):
                 return
             await asking.check()
-
-    async def _rest(self, asking: _Asking, place: _Place, nap_us: int | None) -> None:
-        driver, alarm = asking.driver, asking.driver.alarm()
-        with self._lock:
-            is_rung, place.is_rung = place.is_rung, False
-            place.alarm = None if is_rung else alarm
-        if not is_rung:
-            try:
-                until_us = asking.pending.sleeps_until_us(nap_us)
-                await asking.charges[0].core.sleepers.rest(driver, alarm, until_us)
-            finally:
-                # Who rings meanwhile rings for nothing: the call is about to ask.
-                place.alarm, place.is_rung = None, False
 
     # the places
 
@@ -309,7 +295,7 @@ class Line:
             if not places:
                 self._places.pop(key, None)
             elif was_first:
-                places[0].ring()
+                places[0].alarm.set()
 
 
 class _Asking:
