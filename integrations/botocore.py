@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar, Unpack, cast
 from weakref import WeakSet, ref
 
@@ -162,15 +163,19 @@ def _events(client: Any) -> Any:
 
 def _shape_client(client: Any, request_shaper: RequestShaper) -> None:
     events, model = client.meta.events, client.meta.service_model
+    attempts = _Attempts(request_shaper, model.service_name, client.meta.region_name, ref(client))
     is_awaited = any(kind.__module__.startswith("aiobotocore.") for kind in type(client).__mro__)
-    kind = _AwaitedAttempts if is_awaited else _Attempts
-    attempts = kind(request_shaper, model.service_name, client.meta.region_name, ref(client))
+
+    def driven(flow: Callable[..., Any]) -> Callable[..., Any]:
+        # aiobotocore awaits what its handlers return.
+        return partial(flow, TASKS) if is_awaited else partial(run, flow)
+
     # Of one event, botocore calls handlers for more of its name first, and signs in one for the service.
     service = model.service_id.hyphenize()
-    events.register_first(f"request-created.{service}", attempts.wait)
-    events.register_first(f"needs-retry.{service}", attempts.hear)
+    events.register_first(f"request-created.{service}", driven(attempts.wait))
+    events.register_first(f"needs-retry.{service}", driven(attempts.hear))
     # An attempt that is cancelled or interrupted, or that cannot be signed, has no event.
-    client._make_request = attempts.ended()  # noqa: SLF001 - botocore has no other way to know
+    client._make_request = driven(attempts.make)  # noqa: SLF001 - botocore has no other way to know
     _SHAPED.add(events)
 
 
@@ -200,29 +205,8 @@ class _Attempts:
         self._client = client
         self._detector = ThrottlingErrorDetector(RetryEventAdapter())
 
-    def wait(self, **told: Any) -> Any:
+    async def wait(self, driver: Driver, /, request: Any, operation_name: str, **_: Any) -> None:
         """Before the attempt is signed."""
-        run(self._wait, **told)
-
-    def hear(self, **told: Any) -> Any:
-        """After the attempt; what is returned would be taken for the seconds until a retry."""
-        run(self._hear, **told)
-
-    def ended(self) -> Callable[..., Any]:
-        """The client's method that makes the attempts of a call, ending those that no answer has ended."""
-
-        def make_request(operation_model: Any, request_dict: Any, context: Any) -> Any:
-            made: Any = self._client()
-            try:
-                return type(made)._make_request(made, operation_model, request_dict, context)  # noqa: SLF001
-            except BaseException as error:
-                if admission := context.pop(_ADMISSION, None):
-                    admission.__exit__(type(error), error, error.__traceback__)
-                raise
-
-        return make_request
-
-    async def _wait(self, driver: Driver, /, request: Any, operation_name: str, **_: Any) -> None:
         attempt = Attempt(self._service, operation_name, self._region, request)
         enter = Twin(self._request_shaper.enter, self._request_shaper.aenter)
         try:
@@ -232,9 +216,10 @@ class _Attempts:
         if admission is not None:
             request.context[_ADMISSION] = admission
 
-    async def _hear(
+    async def hear(
         self, driver: Driver, /, response: Any, request_dict: Any, caught_exception: Any, **retry: Any
     ) -> None:
+        """After the attempt; what is returned would be taken for the seconds until a retry."""
         admission = request_dict["context"].pop(_ADMISSION, None)
         if admission is None:
             return
@@ -245,6 +230,18 @@ class _Attempts:
         finally:
             error = caught_exception or self._refused(admission, response, request_dict, retry["operation"])
             await driver.ask(Twin(admission.__exit__, admission.__aexit__), None, error, None)
+
+    async def make(self, driver: Driver, operation_model: Any, request_dict: Any, context: Any) -> Any:
+        """Make the attempts of a call, and end one that no answer has ended."""
+        made: Any = self._client()
+        send = type(made)._make_request  # noqa: SLF001 - as above
+        try:
+            return await driver.ask(Twin(send, send), made, operation_model, request_dict, context)
+        except BaseException as error:
+            if admission := context.pop(_ADMISSION, None):
+                leave = Twin(admission.__exit__, admission.__aexit__)
+                await driver.ask(leave, type(error), error, error.__traceback__)
+            raise
 
     def _refused(self, admission: Admission, response: Any, request_dict: Any, operation: Any) -> Any:
         """The error that AWS has answered, as botocore makes it; None if there is none, or nobody asks."""
@@ -274,28 +271,6 @@ class _Attempts:
             return None
         admission.target = _target_of(self._service, retry["operation"].name)
         return ResponseView(status, headers)
-
-
-class _AwaitedAttempts(_Attempts):
-    """Those of a client of aiobotocore, which awaits what its handlers return."""
-
-    async def wait(self, **told: Any) -> None:
-        await self._wait(TASKS, **told)
-
-    async def hear(self, **told: Any) -> None:
-        await self._hear(TASKS, **told)
-
-    def ended(self) -> Callable[..., Any]:
-        async def make_request(operation_model: Any, request_dict: Any, context: Any) -> Any:
-            made: Any = self._client()
-            try:
-                return await type(made)._make_request(made, operation_model, request_dict, context)  # noqa: SLF001
-            except BaseException as error:
-                if admission := context.pop(_ADMISSION, None):
-                    await admission.__aexit__(type(error), error, error.__traceback__)
-                raise
-
-        return make_request
 
 
 def _default_key(attempt: Attempt) -> str:
