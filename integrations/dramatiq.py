@@ -147,7 +147,7 @@ class ShapedActors(Middleware):
         self._message.set(None)
         slot_header, tasks = message.options.pop(SLOT_HEADER, None), self._tasks.get(message.actor_name)
         if slot_header is not None and tasks is not None:
-            run(tasks.agive_back, slot_header)
+            run(tasks.give_back, slot_header)
 
     after_skip_message = after_process_message
 

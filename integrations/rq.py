@@ -33,7 +33,7 @@ from shapekit._adapters.tasks import (
 )
 from shapekit._runtime.drivers import run
 from shapekit._runtime.process import from_signal
-from shapekit.errors import RateLimitedError, StoreUnavailableError
+from shapekit.errors import RateLimitedError
 
 try:
     from rq.job import Job, JobStatus, get_current_job  # pyright: ignore[reportMissingImports]
@@ -151,7 +151,7 @@ class Shaping(BaseWorker):
             together.hget(job.key, "status")
             is_ours, status = together.execute()
         if _is_dropped(status):
-            self._give_back(job, tasks, admitted[0])
+            run(tasks.give_back, admitted[0])
             return False
         os.environ[_ADMITTED] = json.dumps((job.id, *admitted))
         return bool(is_ours)
@@ -159,7 +159,7 @@ class Shaping(BaseWorker):
     def _put_back(self, job: Job, queue: Queue, tasks: ShapedTasks, later: PutBack) -> None:
         if _is_dropped(self.connection.hget(job.key, "status")):
             self.connection.zrem(queue.scheduled_job_registry.key, job.id)
-            self._give_back(job, tasks, later.slot_header)
+            run(tasks.give_back, later.slot_header)
             return
         at = datetime.fromtimestamp(time.time() + max(0.0, later.delay_s - AHEAD_S), UTC)
         with self.connection.pipeline() as together:
@@ -168,13 +168,6 @@ class Shaping(BaseWorker):
             queue.schedule_job(job, at, pipeline=together)
             together.execute()
         self.log.info("job %s is put back: its slot comes in %.1f s", job.id, later.delay_s)
-
-    def _give_back(self, job: Job, tasks: ShapedTasks, slot_header: str | None) -> None:
-        if slot_header is not None:
-            try:
-                tasks.give_back(slot_header)
-            except StoreUnavailableError as error:
-                self.log.info("the slot of job %s could not be given back: %s", job.id, error)
 
 
 class ShapedWorker(Shaping, Worker):

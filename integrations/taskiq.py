@@ -162,7 +162,7 @@ class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
             if isinstance(admitted, PutBack):
                 delay_s = max(0.0, admitted.delay_s - AHEAD_S)
                 if await self._parking.keep(received, delay_s, admitted.slot_header, lease) is None:
-                    await tasks.agive_back(TASKS, admitted.slot_header)
+                    await tasks.give_back(TASKS, admitted.slot_header)
                 if (ack := kwargs.get("ack_controller")) is not None and ack.is_ackable:
                     await ack.ack()
                 return _no_result(message)

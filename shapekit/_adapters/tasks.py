@@ -263,14 +263,8 @@ class ShapedTasks:
         core = self.policy.shaper.core
         return self.calls.admission(args, kwargs).taken(received(core, json.loads(slot_header)))
 
-    def give_back(self, slot_header: str) -> None:
-        """Give back the slot of an admitted task that will not run, also if it has passed."""
-        reservation = received(self.policy.shaper.core, json.loads(slot_header))
-        if not reservation.cancel():
-            self.policy.shaper.settle(reservation, 0)
-
-    async def agive_back(self, driver: Driver, slot_header: str | None) -> None:
-        """`give_back`, awaited, where there may be no slot. A failure is logged."""
+    async def give_back(self, driver: Driver, slot_header: str | None) -> None:
+        """Give back the slot of a task that will not run, also one that has passed. A failure is logged."""
         if (reservation := self._brought(slot_header)) is not None:
             await self._given_up(driver, reservation)
 
