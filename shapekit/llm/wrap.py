@@ -81,13 +81,12 @@ class _Listened:
         if not is_over and self._settled is None:
             process.in_background(run, settle_seen, self._call, self._heard)
 
-    async def end(self, driver: Driver) -> None:
+    async def end(self, driver: Driver) -> Any:
         """Close it, by whatever name it has for that."""
         close = "aclose" if driver is TASKS and hasattr(self._inner, "aclose") else "close"
         try:
             closing = getattr(self._inner, close)()
-            if driver is TASKS:
-                await closing
+            return await closing if driver is TASKS else closing
         finally:
             await self._abort(driver)
 
@@ -126,10 +125,7 @@ class SettledStream(_Listened):
 
     def close(self) -> Any:
         """Read no further."""
-        try:
-            return self._inner.close()
-        finally:
-            run(self._abort)
+        return run(self.end)
 
 
 class AsyncSettledStream(_Listened):
@@ -160,19 +156,11 @@ class AsyncSettledStream(_Listened):
             else:
                 await self._abort(TASKS)
 
-    async def close(self) -> Any:
-        """Read no further."""
-        try:
-            return await self._inner.close()
-        finally:
-            await self._abort(TASKS)
-
     async def aclose(self) -> Any:
         """Read no further."""
-        try:
-            return await self._inner.aclose()
-        finally:
-            await self._abort(TASKS)
+        return await self.end(TASKS)
+
+    close = aclose
 
 
 _LATER = 'write: {} budget.admit({{"messages": …}}) as call, client.messages.stream(…) as stream'
