@@ -227,8 +227,10 @@ class Line:
                         places[0].alarm.set()
 
     async def _take(self, asking: _Asking) -> tuple[list[Reservation], int]:
+        if self._pid != os.getpid():
+            self._begin()  # those that waited are the parent's
         freed = self._freed
-        if not self._is_waited_for(asking.key) or asking.pending.left_us() == 0:
+        if asking.key not in self._places or asking.pending.left_us() == 0:
             if await asking.ask(self._soon_us):
                 return await asking.leave(0)
             await asking.check()
@@ -270,11 +272,6 @@ class Line:
             await asking.check()
 
     # the places
-
-    def _is_waited_for(self, key: str) -> bool:
-        if self._pid != os.getpid():
-            self._begin()  # those that waited are the parent's
-        return key in self._places
 
     def _join(self, key: str, place: _Place) -> None:
         with self._lock:

@@ -181,17 +181,13 @@ def _field(thing: Any, name: str) -> Any:
 
 
 def _told(usage: Any) -> dict[str, int]:
-    return dict(_counts(usage))
+    places: list[tuple[Any, Mapping[str, str]]] = [(usage, dict(zip(_FIELDS, _FIELDS, strict=True)))]
+    places += [(_field(usage, place), names) for where, names in _DETAILS.items() for place in where]
+    return dict(_counts_at(places))
 
 
 def _told_by_gemini(answer: Any) -> dict[str, int]:
     return dict(_counts_at([(_field(answer, "usage_metadata"), _BY_GEMINI)]))
-
-
-def _counts(usage: Any) -> Iterator[tuple[str, int]]:
-    places: list[tuple[Any, Mapping[str, str]]] = [(usage, dict(zip(_FIELDS, _FIELDS, strict=True)))]
-    places += [(_field(usage, place), names) for where, names in _DETAILS.items() for place in where]
-    return _counts_at(places)
 
 
 def _counts_at(places: Iterable[tuple[Any, Mapping[str, str]]]) -> Iterator[tuple[str, int]]:
