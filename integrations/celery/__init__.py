@@ -267,7 +267,7 @@ class Shaped:
         elif slot_header.error is not None:
             raise self._refused(slot_header.error)
         elif slot_header.reservation is None:
-            admission.taken(*self._another(admission))
+            admission.taken(*self._caught_up(admission, None))
         else:
             reservation = received(self.policy.shaper.core, slot_header.reservation)
             late_s = time.monotonic() - slot_header.slot
@@ -303,28 +303,41 @@ class Shaped:
         some, but = map(tuple, said)
         return isinstance(error, some) and not isinstance(error, but)
 
-    def _caught_up(self, admission: Admission, late: Reservation) -> tuple[Reservation, float]:
-        """The slot that a late call has now, once it has come, and how late that is. Waits for it here if it
-        is near, else comes back then.
+    def _caught_up(self, admission: Admission, slot: Reservation | None) -> tuple[Reservation, float]:
+        """The slot that a late call has now, or another one if its own has passed, once it has come, and how
+        late that is. Waits for it here if it is near, else comes back then.
         """
+        shaper = self.policy.shaper
         try:
-            while (coming := run(self.policy.shaper.core.coming, late, self.grace_s)) is not None:
-                late, remaining_s, has_moved = coming
+            while True:
+                coming = None if slot is None else run(shaper.core.coming, slot, self.grace_s)
+                if coming is None:
+                    if slot is not None:
+                        # No task has used it, and a quota or a window would go on counting it.
+                        shaper.settle(slot, 0)
+                    slot = shaper.reserve(admission.key, cost=admission.cost)
+                    if not slot:
+                        run(shaper.core.leave, slot)
+                    continue
+                slot, remaining_s, has_moved = coming
                 if remaining_s > Settings(self._task.app).block_below_s and not has_moved:
-                    self._come_back(late)
+                    self._come_back(slot)
                 if remaining_s > 0:
                     time.sleep(remaining_s)
                 if remaining_s <= 0 or has_moved:
-                    return late, max(0.0, -remaining_s)
+                    return slot, max(0.0, -remaining_s)
         except StoreUnavailableError:
-            self._come_back(late)
+            # A worker waits for the store, outside of the pool.
+            self._come_back(slot)
             raise
+        except RateLimitedError as error:
+            raise self._refused(error) from None
         except Ignore:
             raise  # it comes back, and has its slot with it
         except BaseException:
-            self._give_back(late)
+            if slot:
+                self._give_back(slot)
             raise
-        return self._another(admission, late)
 
     def _sleep(self, reservation: Reservation, length_s: float) -> None:
         """Wait for a slot that is near; a task that is interrupted meanwhile gives it back."""
@@ -337,26 +350,6 @@ class Shaped:
     def _give_back(self, reservation: Reservation) -> None:
         with process.ErrorsLogged(reservation.key, "keeps a slot that no task uses"):
             run(self.policy.shaper.core.give_back, reservation)
-
-    def _another(self, admission: Admission, missed: Reservation | None = None) -> tuple[Reservation, float]:
-        """Take another slot, because the first one has passed; wait for it here if it is near, else come back
-        then.
-        """
-        shaper = self.policy.shaper
-        try:
-            if missed is not None:
-                # No task has used it, and a quota or a window would go on counting it.
-                shaper.settle(missed, 0)
-            reservation = shaper.reserve(admission.key, cost=admission.cost)
-            if not reservation.accepted:
-                run(shaper.core.leave, reservation)
-        except StoreUnavailableError:
-            # A worker waits for the store, outside of the pool.
-            self._come_back(missed)
-            raise
-        except RateLimitedError as error:
-            raise self._refused(error) from None
-        return self._caught_up(admission, reservation)
 
     def _come_back(self, reservation: Reservation | None) -> None:
         """Send the same message once more, with its slot if it has one; what all workers got stays here."""
