@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from shapekit._runtime import process
 from shapekit.algorithms.queue.wire import LOOK
@@ -154,10 +154,7 @@ class Recorder(Protocol):
         """The key was held."""
 
 
-R = TypeVar("R", bound=Recorder)
-
-
-class Tally(Generic[R]):
+class Tally:
     """A listener that hands each event to the recorder of its policy and key.
 
     `make` makes a recorder for a policy and a label. It is called once for each pair of them.
@@ -166,7 +163,7 @@ class Tally(Generic[R]):
     def __init__(
         self,
         labels: Labels,
-        make: Callable[[str, str], R],
+        make: Callable[[str, str], Recorder],
         store_failed: Callable[[str], object],
         store_lost: Callable[[], object],
     ) -> None:
@@ -174,7 +171,7 @@ class Tally(Generic[R]):
         self._make = make
         self._store_failed = store_failed
         self._store_lost = store_lost
-        self._recorders: dict[tuple[str, str], R] = {}
+        self._recorders: dict[tuple[str, str], Recorder] = {}
         self._lock = process.lock()
 
     def __call__(self, event: Event) -> None:
@@ -198,12 +195,12 @@ class Tally(Generic[R]):
         elif type(event) is StoreLost:
             self._store_lost()
 
-    def recorder(self, policy: str, key: str) -> R:
+    def recorder(self, policy: str, key: str) -> Recorder:
         """Whoever records what becomes of the calls of a key."""
         recorder = self._recorders.get((policy, key))
         return self._labelled(policy, key) if recorder is None else recorder
 
-    def _labelled(self, policy: str, key: str) -> R:
+    def _labelled(self, policy: str, key: str) -> Recorder:
         # Only what is asked for by its label is kept: the other keys are too many.
         series = (policy, self._labels.of(policy, key))
         with self._lock:

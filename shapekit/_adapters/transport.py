@@ -66,8 +66,6 @@ class HeldStream:
         try:
             async for part in self._stream:
                 yield part
-        except GeneratorExit:
-            raise
         except BaseException as error:
             await given_back(error, self._admission.aleave)
             raise
