@@ -297,9 +297,11 @@ class RedisProgram:
         each: bool = False,
         yields: bool = True,
     ) -> Conversation:
-        """The commands that run `calls`, all on one key, or on the parts' keys, or one on each key. None
-        comes of it where operators have set something else than this process knew, or where each key is to be
-        asked by itself; and what another program is to ask, where it has overtaken this one too often.
+        """The commands that run `calls`, all on one key, or on the parts' keys, or one on each key.
+
+        Instead of replies: None where the caller is to ask again (operators have set what this process did
+        not know, or each key is to be asked by itself); another program where that is to decide, because it
+        has overtaken this one too often.
         """
         asked_at = time.monotonic()
         is_due = asked_at - self._introduced_at >= INTRODUCED_FOR_S
