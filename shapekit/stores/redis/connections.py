@@ -327,8 +327,7 @@ class AsyncOwnConnections:
                     await connection.disconnect(nowait=True)
             except BaseException as error:
                 _check_loop(self._loop)
-                if isinstance(error, Exception):  # a task that is cancelled says nothing of its server
-                    self._failed_at = time.monotonic()
+                self._failed_at = time.monotonic()
                 await connection.disconnect(nowait=True)
                 if isinstance(error, TimeoutError):
                     raise RedisTimeoutError(f"no answer within {self._timeout_s:g} s") from None
