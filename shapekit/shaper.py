@@ -374,10 +374,7 @@ class Reservation:
     core: Final[Core]
     key: Final[str]
     """The key whose limit the slot counts against."""
-    granted: Granted
-    """What the store has granted. Another grant once a call has missed a prefetched slot; nothing else here
-    changes.
-    """
+    granted: Granted  # another one once a call has missed a prefetched slot; nothing else changes
 
     def __init__(self, core: Core, key: str, granted: Granted) -> None:
         self.core = core

@@ -478,6 +478,11 @@ class Park(Parking, ABC):
         """Whether the worker can take more messages."""
         return True
 
+    @property
+    def unacknowledged(self) -> int:
+        """How many messages the worker has, as far as the broker's client counts them."""
+        return 0
+
     @abstractmethod
     def bring_back(self, ahead_s: float, most: int) -> int:
         """Have messages that are due within `ahead_s` delivered again; returns how many."""
@@ -542,6 +547,11 @@ class _BrokerPark(Park):
     @property
     def has_room(self) -> bool:
         return bool(self._channel.qos.can_consume())
+
+    @property
+    def unacknowledged(self) -> int:
+        qos = self._channel.qos
+        return len(qos._delivered) - len(qos._dirty)  # noqa: SLF001 - as its `can_consume` counts
 
     def bring_back(self, ahead_s: float, most: int) -> int:
         channel = self._channel

@@ -754,6 +754,16 @@ class MessageBuffer:
     def _room(self) -> int:
         return self._settings.most_waiting - len(self._waiting)
 
+    @property
+    def _room_back(self) -> int:
+        """How many parked messages may come back at once: with those here, as many as may wait, and as
+        would be fetched without those. Some may be due and not wait.
+        """
+        with self._lock:
+            fetched = self._consumer.qos.value - sum(lets_in for _, lets_in in self._waiting.values())
+        most = fetched + self._settings.most_waiting - self._park.unacknowledged
+        return min(self._room, MOST_AT_ONCE, most if fetched > 0 else MOST_AT_ONCE)
+
     def _wait(self, delivery: Delivery, length_s: float) -> None:
         # The count is only lowered again for a message that raised it: there is an upper limit.
         qos = self._consumer.qos
@@ -805,7 +815,7 @@ class MessageBuffer:
         with self._lock:
             self._look = None
         with self._looking:
-            room, found = min(self._room, MOST_AT_ONCE) if self._park.has_room else 0, 0
+            room, found = self._room_back if self._park.has_room else 0, 0
             try:
                 if room > 0:
                     self._holds.look(self._park)

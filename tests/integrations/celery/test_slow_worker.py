@@ -52,6 +52,7 @@ class Park:
     """Keeps messages until their slots are near, and has the worker look at them again."""
 
     has_room = True
+    unacknowledged = 0
 
     def __init__(self, slow):
         self._slow = slow
@@ -195,3 +196,16 @@ def test_missed_slots_of_a_held_key_do_not_all_come_when_the_hold_ends(clock, mo
     assert min(slow.starts[1:]) >= 7.0
     assert worst([round(at * 1_000_000) for at in slow.starts], 1_000_000) <= 21
     assert max(slow.starts) <= 8.1
+
+
+@pytest.mark.parametrize(("fetched", "unacknowledged", "most"), [(4, 3, 5), (4, 8, 1), (4, 9, 0), (0, 50, 5)])
+def test_no_more_come_back_than_a_worker_has_room_for(clock, monkeypatch, fetched, unacknowledged, most):
+    """Those that are here may be late, and then do not wait: they are in the pool already."""
+    slow = Slow(clock, monkeypatch, PACED, look_s=0.0)
+    slow.buffer._settings.most_waiting = 5
+    slow.buffer._consumer.qos.value = fetched
+    slow.park.unacknowledged = unacknowledged
+    asked = []
+    slow.park.bring_back = lambda ahead_s, most: asked.append(most) or 0
+    slow.buffer._bring_back()
+    assert asked == [most] * (most > 0)
