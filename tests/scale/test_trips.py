@@ -268,13 +268,15 @@ class VirtualWorker:
     """A worker's lobby on virtual time, with a park that holds nothing, and its count of scripts."""
 
     def __init__(self, monkeypatch):
-        self.now, self.scripts, self.next_s, self.has_room = 0.0, 0, None, True
+        self.now, self.scripts, self.next_s = 0.0, 0, None
+        self.has_room, self.unacknowledged = True, 0
         self._entries = []
         time = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
         monkeypatch.setattr(celery_worker, "time", time)
         monkeypatch.setattr(celery_holds, "time", time)
         app = SimpleNamespace(conf=_Conf(), tasks={})
-        consumer = SimpleNamespace(app=app, connection_errors=(), channel_errors=(), timer=self)
+        qos = SimpleNamespace(value=4)
+        consumer = SimpleNamespace(app=app, connection_errors=(), channel_errors=(), timer=self, qos=qos)
         self.buffer = MessageBuffer(consumer)
         self.buffer._park = self
         self.buffer._is_open = True
