@@ -7,12 +7,12 @@ from datetime import timedelta
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-from shapekit.algorithms.base import Algorithm, Decided, slowed
+from shapekit.algorithms.base import Algorithm, Decided, Window, slowed
 from shapekit.algorithms.compose import adopted, each, of_one_kind
 from shapekit.algorithms.gcra import GCRA
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.prospects import Periodic, Prospect
-from shapekit.algorithms.quota import rolling_window
+from shapekit.algorithms.quota import Quota, rolling_window
 from shapekit.decision import Decision, Receipt
 from shapekit.errors import ConfigError
 from shapekit.rate import Rate, Value, exactly, whole
@@ -32,13 +32,15 @@ class Constraints(Value):
     """The algorithms of further rates, then those of gates; their states are a tuple in that order."""
 
     fields = ("algorithms", "spans")
-    __slots__ = (*fields, "_asked", "civil", "cold")
+    __slots__ = (*fields, "_asked", "civil", "cold", "save_nothing")
 
     algorithms: tuple[Algorithm[Any], ...]
     spans: tuple[int, ...]
     """The periods of the further rates, in microseconds."""
     civil: bool
     cold: tuple[None, ...]
+    save_nothing: bool
+    """Whether all of them count past calls for a while: others would save up for a burst in a hold."""
     _asked: tuple[_Asked, ...]
 
     def __init__(self, rates: Sequence[Rate], part: Fraction, gates: Sequence[Algorithm[Any]]) -> None:
@@ -55,6 +57,7 @@ class Constraints(Value):
             spans=tuple([rate.period_us for rate in rates]),
             civil=any(algorithm.civil for algorithm in algorithms),
             cold=(None,) * len(algorithms),
+            save_nothing=all(one.aligned or isinstance(one, Window | Quota) for one in algorithms),
             _asked=tuple([_asked(algorithm) for algorithm in algorithms]),
         )
 

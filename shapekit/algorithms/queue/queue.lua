@@ -2,7 +2,8 @@
 -- The twin of queue.py: same names, same steps.
 --
 -- A line is {tail, tail_rest, newest, generation, number, until, shift, book, parts}; its book is empty, or
--- {what is free, other places, rows, floor, words, mark, changes, until when time stands still} (see slots.lua).
+-- {what is free, other places, rows, floor, words, mark, changes, until when time stands still, the shift that the
+-- last hold began with, and after what departure none comes before which one} (see slots.lua).
 -- A grant arrives as {generation, number, due, cost, start, start_rest, end, end_rest, the tail, its rest and the
 -- newest departure before it, receipts}.
 
@@ -26,7 +27,26 @@ local DEBT = 4
 -- The book of a line, or an empty one.
 local function opened(book)
     if #book > 0 then return book end
-    return {"", {}, "", -1, "", 0, "", 0}
+    return {"", {}, "", -1, "", 0, "", 0, UNKNOWN, 0, 0}
+end
+
+-- The book of a line, with what is known of where it pauses.
+local function with_pause(book, base, left, following)
+    book = {unpack(opened(book))}
+    book[9], book[10], book[11] = base, left, following
+    return book
+end
+
+-- Whether the last hold has moved no call, and what limits the line saves nothing up meanwhile.
+local function has_moved_none(line)
+    return #line[9] > 0 and line[8][9] == line[7]
+end
+
+-- The queue's own time. It goes on in a hold that has moved no call yet.
+local function time_of(line, now)
+    local till, shift = line[6], line[7]
+    if till > now and not has_moved_none(line) then return till - shift end
+    return now - shift
 end
 
 -- The book of a line whose time stands still for a late call: no hold is ended sooner.
@@ -51,7 +71,7 @@ local function has_free(book)
 end
 
 -- spec: its name, burst, q, T as {whole, rest}, whether it paces, the largest cost, and for each constraint
--- its spec, whether it is aligned, and its kind.
+-- its spec, whether it is aligned, and its kind; then whether none of them saves up in a hold.
 function LeakyQueue.new(spec)
     local q = whole("q", spec[3], 1, 2^26)
     local p, p_rest = whole("interval", spec[4][1], 0, LONGEST), whole("interval", spec[4][2], 0, q - 1)
@@ -63,6 +83,7 @@ function LeakyQueue.new(spec)
         paced = spec[5],
         max_cost = whole("max_cost", spec[6], 1, 1e12),
         constraints = Constraints.new(spec[7]),
+        save_nothing = spec[8],
     }, LeakyQueue)
     local lead, lead_rest = self:spread(self.burst - 1)
     self.places = Places.new(self.constraints, p, p_rest, lead, lead_rest, q, self.paced)
@@ -88,9 +109,8 @@ end
 
 function LeakyQueue:check_book(book)
     if #book == 0 then return end
-    if #book ~= 8 or type(book[6]) ~= "number" or type(book[7]) ~= "string" or type(book[8]) ~= "number" then
-        damaged()
-    end
+    if #book ~= 11 or type(book[7]) ~= "string" then damaged() end
+    check_numbers({book[6], unpack(book, 8)}, 5)
     if #self.constraints.algorithms > 0 then self.places:check(book) else Gaps.check(book) end
     Gone.check(book)
 end
@@ -105,8 +125,11 @@ function LeakyQueue:reserve(s, now, skew, cost, max_wait, nonce)
     local line = s or self:cold(nonce)
     local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(line)
     local q = self.q
-    local held = till > now
-    local at = (held and till or now) - shift
+    local at = time_of(line, now)
+    if has_moved_none(line) then
+        tail, tail_rest = self:tail_at(line, now)
+        line = {tail, tail_rest, unpack(line, 3)}
+    end
     if has_free(book) then
         line = self:swept(line, at, skew)
         book, parts = line[8], line[9]
@@ -184,10 +207,10 @@ end
 
 function LeakyQueue:cancel(s, now, skew, grant)
     self:check(grant)
-    local line = s and self:swept(s, math.max(now, s[6]) - s[7], skew)
+    local line = s and self:swept(s, time_of(s, now), skew)
     if not line or line[4] ~= grant[1] or grant[4] == 0 then return s, 0, 0, false end
     local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(line)
-    local at = math.max(now, till) - shift
+    local at = time_of(line, now)
     local _, own, due, cost, start, start_rest, last, last_rest, back, back_rest, before, receipts =
         unpack(grant)
     book = opened(book)
@@ -242,7 +265,7 @@ function LeakyQueue:settle(s, now, skew, grant, actual, nonce)
     local line = s or self:cold(nonce)
     local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(line)
     local q = self.q
-    local at = math.max(now, till) - shift
+    local at = time_of(line, now)
     book = opened(book)
     local is_own = generation == grant[1]
     local follows, cost = grant[2], grant[4]
@@ -298,13 +321,35 @@ function LeakyQueue:hold(s, now, skew, length, nonce)
     local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(line)
     local ends = now + length
     if ends <= till then return s, till - now, 0, false end
-    -- What an idle queue could have sent at once, it may not send when the hold ends.
-    local idle, idle_rest = self:spread(self.burst - 1)
-    idle = idle + math.max(now, till) - shift
-    tail, tail_rest = later(tail, tail_rest, idle, idle_rest)
-    shift = shift + ends - math.max(now, till)
+    tail, tail_rest = later(tail, tail_rest, self:idle(time_of(line, now)))
+    local first = math.max(now, till) - shift
+    if #parts > 0 and self.save_nothing then book, first = self:before_hold(line, now, ends) end
+    shift = math.max(shift, ends - first)
     local held = {tail, tail_rest, newest, generation, number, ends, shift, book, parts}
     return held, length, self:life(held, now, skew), true
+end
+
+-- The tail of a queue that is idle and held: what it could have sent at once, it may not send when the hold ends.
+function LeakyQueue:idle(at)
+    local lead, lead_rest = self:spread(self.burst - 1)
+    return at + lead, lead_rest
+end
+
+-- The book under a hold until `ends`, and the first departure that it has to move, as far as known.
+function LeakyQueue:before_hold(line, now, ends)
+    local newest, till, shift, book = line[3], line[6], line[7], line[8]
+    local base, left, following = book[9] or UNKNOWN, book[10] or 0, book[11] or 0
+    local rigid, at, held = math.max(now, till) - shift, time_of(line, now), till > now
+    if held and base < 0 then return book, rigid end
+    local first = rigid
+    -- A call that is due at this very instant may still be here.
+    if newest < at then
+        first = ends - shift
+    elseif left < at then
+        first = math.max(rigid, following)
+    end
+    if not held then base = first > rigid and shift or UNKNOWN end
+    return with_pause(book, base, left, following), first
 end
 
 function LeakyQueue:resume(s, now, skew, notice)
@@ -313,7 +358,9 @@ function LeakyQueue:resume(s, now, skew, notice)
     local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(s)
     local ends = math.max(now + notice, book[8] or 0)
     if till <= ends then return s, math.max(0, till - now), 0, false end
-    shift = shift - (till - ends)
+    local back, base = till - ends, book[9] or UNKNOWN
+    if base >= 0 then back = math.min(back, shift - base) end
+    shift = shift - back
     parts = self.constraints:resumed(parts, ends - shift, newest, shift)
     local freed = {tail, tail_rest, newest, generation, number, ends, shift, book, parts}
     return freed, ends - now, self:life(freed, now, skew), true
@@ -349,13 +396,14 @@ function LeakyQueue:moved_on(s, now, generation, by, cost, nonce)
     local line = s or self:cold(nonce)
     local tail, tail_rest, newest, own, number, till, shift, book, parts = unpack(line)
     local free_at = math.max(now, till)
-    local at = free_at - shift
+    local at = time_of(line, now)
     local late = own == generation and at - by or MOST_LATE + 1
     local grace = math.max(LEAST_GRACE, math.floor(up(self:width(1)) * 3 / 4))
     if not self.paced and #self.constraints.algorithms == 0 then grace = END end
     if till > now then grace = 0 end
     if late <= grace or free_at > now + SOON then return nil, free_at, UNKNOWN end
     if #parts > 0 and late <= MOST_LATE then
+        if (book[9] or UNKNOWN) >= 0 then book = with_pause(book, book[9] + late, book[10], book[11]) end
         return {tail, tail_rest, newest, own, number, till, shift + late, book, parts}, free_at, free_at
     end
     local leaves_at = till > now and free_at or self:next_slot(tail, tail_rest, at) + shift
@@ -429,20 +477,53 @@ end
 function LeakyQueue:reserve_under(line, now, skew, cost, max_wait, on_grid)
     local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(line)
     local due, spent = self.constraints:departure(parts, math.max(on_grid, newest), cost, shift, skew)
+    local at = time_of(line, now)
+    if till > now and due + shift < till then
+        -- The first call that waits for the end of the hold. From here on that moves the line.
+        at, shift = due, till - due
+        due, spent = self.constraints:departure(parts, due, cost, shift, skew)
+    end
     local wait = due + shift - now
     if (spent and not max_wait) or wait > (max_wait or math.huge) then
         return line, self:refused(spent, line, now, wait, cost, max_wait), 0, false
     end
-    local at = math.max(now, till) - shift
     local start, start_rest = later(tail, tail_rest, due > on_grid and due or at, 0)
     local width, width_rest = self:width(cost)
     local after, after_rest = plus(start, start_rest, width, width_rest, self.q)
     number = number + 1
     local charged, receipts, life = self.constraints:charge(parts, at, due, cost, shift, skew)
-    return {after, after_rest, due, generation, number, till, shift, book, charged},
+    if due > at then book = self:pausing(book, newest, at, due) end
+    local taken = {after, after_rest, due, generation, number, till, shift, book, charged}
+    return taken,
         {wait, due, shift, held_at(line, now), cost, generation, number, start, start_rest,
             tail, tail_rest, newest, receipts},
-        math.max(up(after, after_rest) + shift, at + life + shift, marked(book)) - now, true
+        math.max(self:clears(taken) + shift, at + life + shift, marked(book)) - now, true
+end
+
+-- The book after a call that waits: where that leaves a pause, the first one ahead is known.
+function LeakyQueue:pausing(book, newest, at, due)
+    local base, left, following = book[9] or UNKNOWN, book[10] or 0, book[11] or 0
+    local slot = self.paced and up(self:width(1)) or 0
+    if due - newest > slot and not (at < following and following < due) then
+        left, following = newest, due
+    elseif left < due and due < following then
+        left = due
+    else
+        return book
+    end
+    return with_pause(book, base, left, following)
+end
+
+-- The tail for a newcomer. Where the last hold has moved no call, what the line could have sent at once has to be
+-- taken from it here.
+function LeakyQueue:tail_at(line, now)
+    if not has_moved_none(line) then return line[1], line[2] end
+    return later(line[1], line[2], self:idle(math.min(now, line[6]) - line[7]))
+end
+
+-- When the line is empty.
+function LeakyQueue:clears(line)
+    return up(self:tail_at(line, line[6]))
 end
 
 function LeakyQueue:cold(nonce)
@@ -535,8 +616,8 @@ end
 -- How long the line differs from a cold one.
 function LeakyQueue:life(line, now, skew)
     local till, shift = line[6], line[7]
-    local at = math.max(now, till) - shift
-    local ends = math.max(up(line[1], line[2]), at + self.constraints:lasts(line[9], at, shift, skew))
+    local at = time_of(line, now)
+    local ends = math.max(self:clears(line), at + self.constraints:lasts(line[9], at, shift, skew))
     return math.max(0, ends + shift - now, till - now, marked(line[8]) - now)
 end
 

@@ -7,8 +7,12 @@ that never runs dry keeps the rate exactly, however long it is. Other limits (co
 departure; all of them are decided at that instant and committed together.
 
 All of this happens on the queue's own time, which stands still while the queue is held: `time = max(now,
-until) - shift`, where `shift` is the total time it was held. So a hold delays every waiting call, and every
-limit's memory of past calls, by its own length, in order and without a burst.
+until) - shift`, where `shift` is the total time it stood still. So a hold delays every waiting call by its
+own length, in order and without a burst.
+
+Under windows, calls may wait longer than the hold lasts, and shall not wait for both. There time goes on in
+a hold until the first call that would leave before its end, and stands still from then on. So that this is
+known, a line remembers the first pause ahead of it.
 
 A part of a key may be held under a key of its own (scopes.py). The key is then marked: a call that takes a
 slot meanwhile gets to know of the mark, and checks that part before it leaves.
@@ -58,10 +62,10 @@ HELD_US = 30 * 86_400 * SECOND_US
 MOST_STEPS = 5_000
 """The most calls that a forecast plays where only the states themselves tell what delays a call."""
 
-Book: TypeAlias = tuple[()] | tuple[Any, slots.Gone, int, Moves, int]
+Book: TypeAlias = tuple[()] | tuple[Any, slots.Gone, int, Moves, int, slots.Pause]
 """What is free (gaps, or places under constraints), what is gone, until when a part of the key is held, the
-last changes of its limits, and until when time stands still for a late call; empty for a key on which none of
-this has happened.
+last changes of its limits, until when time stands still for a late call, and where the line pauses; empty for
+a key on which none of this has happened.
 """
 Line: TypeAlias = tuple[int, int, int, int, int, int, Book, States]
 """tail (in 1/q µs), newest departure, generation, the number of the latest slot, held until, shift, what was
@@ -146,6 +150,9 @@ class LeakyQueue(WiredQueue):
         held = until > now
         at = (until if held else now) - shift
         if book:
+            if parts and book[5][0] == shift:
+                tail, at = self.tail_at(line, now), line_time(line, now)
+                line = (tail, newest, generation, slot, until, shift, book, parts)
             if book[2] > now:
                 return self._reserve_marked(line, now, asked, skew)
             if any(book[0]):
@@ -196,12 +203,12 @@ class LeakyQueue(WiredQueue):
         self, state: Line | None, now: int, grant: Grant, skew: int = 0
     ) -> tuple[Line | None, bool, int, bool]:
         """Give back a place that was not used; too late or again, this does nothing."""
-        line = None if state is None else self._swept(state, max(now, state[4]) - state[5], skew)
-        if line is None or line[2] != grant.generation or not grant.cost:
+        if state is None or state[2] != grant.generation or not grant.cost:
             return state, False, 0, False
+        at = line_time(state, now)
+        line = self._swept(state, at, skew)
         tail, newest, generation, number, until, shift, book, parts = line
-        at = max(now, until) - shift
-        free, before, mark, changes, stands_until = _opened(book, parts)
+        free, before, mark, changes, stands_until, pause = _opened(book, parts)
         left, ahead = slots.with_slot(before, grant.version, grant.due_us, at), (shift, skew)
         if grant.due_us < at or left is None:
             return state, False, 0, False
@@ -230,7 +237,7 @@ class LeakyQueue(WiredQueue):
             else:
                 parts = self.constraints.refund(parts, at, grant.cost, grant.receipts, ahead)
                 newest = min(newest, grant.undo[1]) if is_newest else newest
-        book = (free, left, mark, changes, stands_until)
+        book = (free, left, mark, changes, stands_until, pause)
         after = (tail, newest, generation, number, until, shift, book, parts)
         return after, True, self._life(after, now, skew), True
 
@@ -244,8 +251,8 @@ class LeakyQueue(WiredQueue):
         grant, actual, nonce = self.own(asked[0]), *asked[1:]
         line: Line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
         tail, newest, generation, number, until, shift, book, parts = line
-        at = max(now, until) - shift
-        free, left, mark, changes, stands_until = _opened(book, parts)
+        at = line_time(line, now)
+        free, left, mark, changes, stands_until, pause = _opened(book, parts)
         is_own = generation == grant.generation
         follows, cost = grant.version, grant.cost
         if not is_own or slots.is_gone(left, follows, grant.due_us):
@@ -274,7 +281,7 @@ class LeakyQueue(WiredQueue):
             left, number = slots.with_slot(left, follows, grant.due_us, at) or left, number + 1
             follows = number
         left = slots.with_word(left, (grant.generation, grant.version, follows, actual, nonce))
-        book = (free, left, mark, changes, stands_until)
+        book = (free, left, mark, changes, stands_until, pause)
         after = (tail, newest, generation, number, until, shift, book, parts)
         return after, follows, self._life(after, now, skew), True
 
@@ -318,13 +325,15 @@ class LeakyQueue(WiredQueue):
         line: Line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
         tail, newest, own, number, until, shift, book, parts = line
         free_at = max(now, until)
-        at = free_at - shift
+        at = line_time(line, now)
         late = at - by if own == generation else MOST_LATE_US + 1
         # While time stands still, calls whose slots it has passed would all leave at its end.
         grace = 0 if until > now else self.grace_us
         if late <= grace or free_at > now + SOON_US:
             return None, (free_at, UNKNOWN)
         if parts and late <= MOST_LATE_US:
+            if book:
+                book = (*book[:5], _rebased(book[5], late))
             return (tail, newest, own, number, until, shift + late, book, parts), (free_at, free_at)
         # Time stands still from now until the slot after that of the call. So no other is later for it.
         leaves_at = free_at if until > now else self.next_slot(tail, at) + shift
@@ -427,11 +436,37 @@ class LeakyQueue(WiredQueue):
         end = now + length
         if end <= until:
             return line, until - now, 0, False
-        # What an idle queue could have sent at once, it may not send when the hold ends.
-        idle = (max(now, until) - shift) * self.q + self.p * (self.burst - 1)
-        shift += end - max(now, until)
-        held = (max(tail, idle), newest, generation, number, end, shift, book, parts)
+        tail = max(tail, self._idle(line_time(line, now)))
+        first = max(now, until) - shift
+        if parts and self.constraints.save_nothing:
+            book, first = self._before_hold(line, now, end)
+        shift = max(shift, end - first)
+        held = (tail, newest, generation, number, end, shift, book, parts)
         return held, length, self._life(held, now, skew), True
+
+    def _idle(self, at: int) -> int:
+        """The tail of a queue that is idle and held: what it could have sent at once, it may not send when
+        the hold ends.
+        """
+        return at * self.q + self.p * (self.burst - 1)
+
+    def _before_hold(self, line: Line, now: int, end: int) -> tuple[Book, int]:
+        """The book under a hold until `end`, and the first departure that it has to move, as far as known: a
+        call that waits longer for one of the limits is not moved.
+        """
+        _, newest, _, _, until, shift, book, parts = line
+        base, left, following = paused(book)
+        rigid, at, held = max(now, until) - shift, line_time(line, now), until > now
+        if held and base < 0:
+            return book, rigid
+        first = rigid
+        # A call that is due at this very instant may still be here.
+        if newest < at:
+            first = end - shift
+        elif left < at:
+            first = max(rigid, following)
+        base = base if held else shift if first > rigid else -1
+        return (*_opened(book, parts)[:5], (base, left, following)), first
 
     def resume(
         self, state: Line | None, now: int, notice: int, skew: int = 0
@@ -446,7 +481,8 @@ class LeakyQueue(WiredQueue):
         end = max(now + notice, stands_until(book))
         if until <= end:
             return state, max(0, until - now), 0, False
-        shift -= until - end
+        base = paused(book)[0]
+        shift -= until - end if base < 0 else min(until - end, shift - base)
         parts = self.constraints.resumed(parts, end - shift, newest, shift)
         freed = (tail, newest, generation, number, end, shift, book, parts)
         return freed, end - now, self._life(freed, now, skew), True
@@ -508,7 +544,7 @@ class LeakyQueue(WiredQueue):
         if state is None:
             return 0
         held = state[4] > now
-        return self.slots_ahead(state, max(now, state[4]) - state[5], held=held)
+        return self.slots_ahead(state, line_time(state, now), held=held)
 
     def slots_ahead(self, line: Line, at: int, *, held: bool) -> int | None:
         """`waiting`, at an instant of the queue's own time. A call that costs 5 is five slots.
@@ -555,9 +591,11 @@ class LeakyQueue(WiredQueue):
         """
         if writer.is_held and not self.is_held:
             state = writer.resume(state, now, NOTICE_US)[0]
+        if not self.constraints.algorithms:
+            state = _stopped((writer.tail_at(state, now), *state[1:]), now)
         tail, newest, generation, number, until, shift, book, parts = state
-        at, ahead = max(now, until) - shift, (shift, skew)
-        free, left, mark, changes, stands = _opened(book, parts)
+        at, ahead = line_time(state, now), (shift, skew)
+        free, left, mark, changes, stands, (base, *_) = _opened(book, parts)
         if parts and any(free):
             parts = writer.places.uncharged(free, parts, at, ahead)
         is_idle = tail <= at * writer.q and newest < at
@@ -580,7 +618,7 @@ class LeakyQueue(WiredQueue):
         if parts or kept:
             free = NONE if kept else ()
         free, left = move.given_back(free, left)
-        opened = (free, left, mark, (*changes, move)[-slots.MOST_MOVES :], stands)
+        opened = (free, left, mark, (*changes, move)[-slots.MOST_MOVES :], stands, (base, 0, 0))
         return move.place(tail), move.instant(newest), generation + 1, number, until, shift, opened, kept
 
     def _move(self, writer: Any, generation: int, pivot: int, at: int) -> Move:
@@ -619,7 +657,13 @@ class LeakyQueue(WiredQueue):
 
     def _outlook_under(self, line: Line, now: int, calls: int, cost: int, skew: int) -> tuple[int, int]:
         """`outlook` under constraints."""
+        line = (self.tail_at(line, now), *line[1:])
         at = max(now, line[4]) - line[5]
+        if line_time(line, now) < at:
+            # The first of them may make time stand still.
+            after, *_ = self.reserve(line, now, (cost, _HOWEVER_LONG_US, 0), skew)
+            shift = after[5] if after else line[5]
+            line, at = (*line[:5], shift, *line[6:]), line[4] - shift
         tail, newest, generation, number, until, shift, book, parts = self._swept(line, at, skew)
         free, ahead = book[0] if book else NONE, (shift, skew)
         dues: list[int] = []
@@ -635,7 +679,7 @@ class LeakyQueue(WiredQueue):
         elif rest:
             if rest > MOST_STEPS:
                 raise unforeseeable(calls, MOST_STEPS)
-            after: Line | None = (tail, newest, generation, number, until, shift, (), parts)
+            after = (tail, newest, generation, number, until, shift, (), parts)
             for _ in range(rest):
                 after, granted, _, _ = self.reserve(after, now, (cost, _HOWEVER_LONG_US, 0), skew)
                 dues.append(Grant(*granted).due_us)
@@ -661,22 +705,51 @@ class LeakyQueue(WiredQueue):
         held, ahead, q = until > now, (shift, skew), self.q
         soonest = on_grid if on_grid > newest else newest
         due, spent = self.constraints.departure(parts, soonest, cost, ahead)
+        at = line_time(line, now)
+        if held and due + shift < until:
+            # The first call that waits for the end of the hold. From here on that moves the line.
+            at, shift = due, until - due
+            ahead = (shift, skew)
+            due, spent = self.constraints.departure(parts, due, cost, ahead)
         wait = due + shift - now
         if (spent is not None) if max_wait is None else wait > max_wait:
             return line, self._refused(spent, line, now, wait, asked), 0, False
-        at = (until if held else now) - shift
         anchor = (due if due > on_grid else at) * q
         start = tail if tail > anchor else anchor
         after = start + (self.p * cost if self.paced else 1)
         parts, receipts, life = self.constraints.charge(parts, at, due, cost, ahead)
-        lives = (after if q == 1 else -(-after // q)) - at
         undo = (tail, newest)
         number += 1
+        if due > at:
+            book = self._pausing(book, parts, newest, at, due)
         line = (after, due, generation, number, until, shift, book, parts)
+        lives = (self._clears(line) if book else after if q == 1 else -(-after // q)) - at
         at_us = due + shift
         place = (generation, number, start, after, due, undo, receipts, None)
         granted = (True, wait, at_us, held, None, cost, *place)
         return line, granted, (lives if lives > life else life) + at + shift - now, True
+
+    def _pausing(self, book: Book, parts: States, newest: int, at: int, due: int) -> Book:
+        """The book after a call that waits: where that leaves a pause, the first one ahead is known."""
+        base, left, following = paused(book)
+        if due - newest > (self.slot_us if self.paced else 0) and not at < following < due:
+            left, following = newest, due
+        elif left < due < following:
+            left = due
+        else:
+            return book
+        return (*_opened(book, parts)[:5], (base, left, following))
+
+    def tail_at(self, line: Line, now: int) -> int:
+        """The tail for a newcomer. Where the last hold has moved no call, what the line could have sent at
+        once has to be taken from it here.
+        """
+        tail, _, _, _, until, shift, _, _ = line
+        return max(tail, self._idle(min(now, until) - shift)) if has_moved_none(line) else tail
+
+    def _clears(self, line: Line) -> int:
+        """When the line is empty."""
+        return -(-self.tail_at(line, line[4]) // self.q)
 
     def _width(self, cost: int) -> int:
         return self.p * cost if self.paced else 1
@@ -696,12 +769,12 @@ class LeakyQueue(WiredQueue):
         tail, newest, generation, number, until, shift, book, parts = line
         if not book or not any(book[0]):
             return line
-        free, left, mark, changes, stands = book
+        free = book[0]
         if parts:
             free, parts = self.places.swept(free, parts, at, (shift, skew))
         else:
             free = slots.gaps_after(free, at * self.q)
-        return tail, newest, generation, number, until, shift, (free, left, mark, changes, stands), parts
+        return tail, newest, generation, number, until, shift, (free, *book[1:]), parts
 
     def _moved_in(
         self, line: Line, now: int, asked: Asked, skew: int
@@ -710,8 +783,9 @@ class LeakyQueue(WiredQueue):
         cost, max_wait, _ = asked
         tail, newest, generation, number, until, shift, book, parts = line
         p, q = self.p, self.q
-        at = max(now, until) - shift
-        free, left, mark, changes, stands = _opened(book, parts)
+        at = line_time(line, now)
+        book = _opened(book, parts)
+        free = book[0]
         if parts:
             given = self.places.first(free, cost)
             if given is None:
@@ -730,30 +804,62 @@ class LeakyQueue(WiredQueue):
         if max_wait is not None and wait > max_wait:
             return line, self._refused(None, line, now, wait, asked), 0, False
         number += 1
-        after = (tail, newest, generation, number, until, shift, (free, left, mark, changes, stands), parts)
+        after = (tail, newest, generation, number, until, shift, (free, *book[1:]), parts)
         granted = (True, wait, due + shift, until > now, None, cost, generation, number, start, end, due)
         return after, (*granted, undo, receipts, None), self._life(after, now, skew), True
 
     def _life(self, line: Line, now: int, skew: int) -> int:
         """How long the line differs from a cold one."""
         tail, _, _, _, until, shift, book, parts = line
-        at = max(now, until) - shift
-        ends = max(-(-tail // self.q), at + self.constraints.lasts(parts, at, (shift, skew)))
+        ends = -(-tail // self.q)
+        if parts:
+            at = line_time(line, now)
+            ends = max(self._clears(line), at + self.constraints.lasts(parts, at, (shift, skew)))
         return max(0, ends + shift - now, until - now, marked(book) - now)
 
 
-def _opened(book: Book, parts: States) -> tuple[Any, slots.Gone, int, Moves, int]:
-    return book or (NONE if parts else (), slots.NOTHING_GONE, 0, (), 0)
+def has_moved_none(line: Line) -> bool:
+    """Whether the last hold has moved no call, and what limits the line saves nothing up meanwhile."""
+    return bool(line[7]) and paused(line[6])[0] == line[5]
+
+
+def line_time(line: Line, now: int) -> int:
+    """The queue's own time. It goes on in a hold that has moved no call yet."""
+    until, shift = line[4:6]
+    return (now if until <= now or has_moved_none(line) else until) - shift
+
+
+def _stopped(line: Line, now: int) -> Line:
+    """The line, whose time stands still from now on until its hold ends, where it has gone on so far."""
+    tail, newest, generation, number, until, shift, book, parts = line
+    if not has_moved_none(line):
+        return line
+    book = (*_opened(book, parts)[:5], slots.NO_PAUSE)
+    return tail, newest, generation, number, until, shift + max(0, until - now), book, parts
+
+
+def _rebased(pause: slots.Pause, late: int) -> slots.Pause:
+    base, left, following = pause
+    return (base + late if base >= 0 else base), left, following
+
+
+def _opened(book: Book, parts: States) -> tuple[Any, slots.Gone, int, Moves, int, slots.Pause]:
+    return book or (NONE if parts else (), slots.NOTHING_GONE, 0, (), 0, slots.NO_PAUSE)
 
 
 def standing(book: Book, parts: States, until: int) -> Book:
     """The book of a line whose time stands still for a late call: no hold is ended sooner."""
-    return (*_opened(book, parts)[:4], until)
+    return (*_opened(book, parts)[:4], until, paused(book))
 
 
 def stands_until(book: Book) -> int:
     """Until when time stands still for a late call."""
     return book[4] if book else 0
+
+
+def paused(book: Book) -> slots.Pause:
+    """Where the line pauses, as far as that is known."""
+    return book[5] if book else slots.NO_PAUSE
 
 
 def marked(book: Book) -> int:
@@ -763,10 +869,14 @@ def marked(book: Book) -> int:
 
 def _remarked(line: Line, mark: int) -> Line:
     tail, newest, generation, number, until, shift, book, parts = line
-    free, left, _, changes, stands = _opened(book, parts)
-    return tail, newest, generation, number, until, shift, (free, left, mark, changes, stands), parts
+    free, left, _, changes, stands, pause = _opened(book, parts)
+    book = (free, left, mark, changes, stands, pause)
+    return tail, newest, generation, number, until, shift, book, parts
 
 
 def unused(book: Book, parts: States) -> Book:
-    """A book that keeps only the mark, and until when time stands still."""
-    return (*_opened((), parts)[:2], book[2], (), book[4]) if book and (book[2] or book[4]) else ()
+    """A book that keeps only the mark, until when time stands still, and what a hold began with."""
+    base = paused(book)[0]
+    if not book or not (book[2] or book[4] or base >= 0):
+        return ()
+    return (*_opened((), parts)[:2], book[2], (), book[4], (base, 0, 0))

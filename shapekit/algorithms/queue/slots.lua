@@ -41,7 +41,7 @@ local function text_of(row)
 end
 
 local function changed(book, rows, singles)
-    return {rows, singles, book[3], book[4], book[5], book[6], book[7], book[8]}
+    return {rows, singles, unpack(book, 3)}
 end
 
 local function without(list, index)
@@ -399,7 +399,7 @@ function Gone.with_slot(book, number, due, at)
     if left == right and Rows.count(rows, ROW) % MOST_LEFT == 0 then
         rows, floor = Gone.forgotten(rows, floor, at)
     end
-    return {book[1], book[2], rows, floor, book[5], book[6], book[7], book[8]}
+    return {book[1], book[2], rows, floor, unpack(book, 5)}
 end
 
 -- The index of a caller's settlement; nil if it is not known.
@@ -418,7 +418,7 @@ function Gone.with_word(book, generation, number, follows, cost, nonce)
     if not index and Rows.count(words, WORD) >= MOST_SAID then index = 1 end
     if index then words = Rows.replaced(words, WORD, index, index, "") end
     words = words .. Rows.text(generation, number, follows, cost, nonce)
-    return {book[1], book[2], book[3], book[4], words, book[6], book[7], book[8]}
+    return {book[1], book[2], book[3], book[4], words, unpack(book, 6)}
 end
 
 -- How many of the settlements that are known have come after this number.

@@ -84,6 +84,12 @@ which all slots count as gone; and the latest settlements.
 
 NOTHING_GONE: Gone = ((), -1, ())
 
+Pause: TypeAlias = tuple[int, int, int]
+"""Under constraints: the shift that the last hold began with, -1 if that does not matter; and after what
+departure no other comes before which one.
+"""
+NO_PAUSE: Pause = (-1, 0, 0)
+
 
 class Grant(NamedTuple):
     """The answer to a reservation, with all that is needed to confirm, cancel or settle it."""

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from shapekit import Rate, SlidingWindowLog
-from shapekit.algorithms.queue.queue import LeakyQueue
-from shapekit.algorithms.queue.slots import Grant
+from shapekit.algorithms.queue.queue import LeakyQueue, line_time
+from shapekit.algorithms.queue.slots import NONE, NOTHING_GONE, Grant
 
 from .explore import LawBrokenError, explore
 
@@ -155,9 +155,10 @@ class Rules:
         return max(slot.due_us + shift, until)
 
     def at(self, world: World) -> int:
-        """The time of the queue's own, which stands still while it is held."""
-        _, shift, until, _, _ = self.queue.confirm(world.line, world.now)
-        return max(world.now, until) - shift
+        """The time of the queue's own, which stands still while it is held: under windows, from the first
+        call on that would leave before the end.
+        """
+        return line_time(world.line, world.now) if world.line else world.now
 
     def told(self, world: World) -> World:
         """While a key is held everybody looks often enough to hear of its end."""
@@ -235,7 +236,7 @@ class WindowRules(Rules):
             first += 1
         book = world.line[6] if world.line else ()
         # A place that has passed while it was free is over at its end, not before.
-        passed = self.widest if book else 0
+        passed = self.widest if book and book[:2] != (NONE, NOTHING_GONE) else 0
         assert due < first + passed or due == first, f"leaves at {due}, and could at {first}"
         is_free = bool(book) and any(book[0])
         assert due >= first or is_free, f"leaves at {due}, and overtakes somebody at {first}"

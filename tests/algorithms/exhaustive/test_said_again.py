@@ -158,7 +158,12 @@ def test_a_queue_that_takes_every_word_is_found() -> None:
     class Credulous(LeakyQueue):
         def settle(self, state: Any, now: int, asked: Any, skew: int = 0) -> Any:
             after, number, life, persist = super().settle(state, now, asked, skew)
-            return (*after[:6], (after[6][0], ((), -1, ()), 0, (), 0), after[7]), number, life, persist
+            return (
+                (*after[:6], (after[6][0], ((), -1, ()), 0, (), 0, (-1, 0, 0)), after[7]),
+                number,
+                life,
+                persist,
+            )
 
     with pytest.raises(LawBrokenError, match="said again, it does more"):
         explored(GATES["a quota"], 1, 3, Credulous)

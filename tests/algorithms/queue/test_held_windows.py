@@ -1,0 +1,214 @@
+"""Holds of a line under windows: a call that waits longer than the hold lasts does not wait for both.
+
+Of any story: no call leaves in a hold, calls leave in their order, no window sees more than its limit, a hold
+lets no call leave sooner and its end none later, and a forecast is right.
+"""
+
+import random
+from bisect import bisect_left
+
+import pytest
+
+from shapekit import ManualClock, Policy, Quota, Shaper, SlidingWindow
+from shapekit.algorithms.gcra import TokenBucket
+from shapekit.algorithms.queue.slots import Grant
+from shapekit.testing.timelines import queue
+
+S = 1_000_000
+START = 1_000 * S
+FOREVER = 10**15
+LINES = {
+    "3/s; 10/min": ({}, [(1, S // 3), (10, 60 * S)]),
+    "10/min": ({"pace": "burst"}, [(10, 60 * S)]),
+    "5/s; 20/min": ({"burst": 3}, [(20, 60 * S), (3 + 5, S)]),
+    "2/s; 7/10s; 12/min": ({}, [(1, S // 2), (7, 10 * S), (12, 60 * S)]),
+    "2/s": ({"gates": (SlidingWindow(6, "20s"),)}, [(1, S // 2)]),
+    "4/s": ({"gates": (Quota("9/rolling:30s"),)}, [(1, S // 4), (9, 30 * S)]),
+}
+
+
+class Story:
+    """One line, and all who wait in it and have left."""
+
+    def __init__(self, rate, seed):
+        options, self.windows = LINES[rate]
+        self.queue = queue(rate, **options)
+        self.rng = random.Random(f"{rate}-{seed}")
+        self.state, self.now = None, START
+        self.waiting, self.left = [], []
+
+    def instants(self):
+        return [max(grant.due_us + self.state[5], self.state[4]) for grant in self.waiting]
+
+    def go_on(self, by_us):
+        """Whoever is due on the way leaves."""
+        self.now += by_us
+        if self.state is not None:
+            told = sorted(zip([grant.due_us for grant in self.waiting], self.instants(), strict=True))
+            assert [at for _, at in told] == sorted(at for _, at in told)
+            self.left += [at for _, at in told if at <= self.now]
+            self.waiting = [
+                grant for grant, at in zip(self.waiting, self.instants(), strict=True) if at > self.now
+            ]
+
+    def reserve(self):
+        foreseen = self.queue.outlook(self.state, self.now, 3, 1, 0)
+        after, waits = self.state, []
+        for _ in range(3):
+            after, granted, _, _ = self.queue.reserve(after, self.now, (1, FOREVER, 7))
+            waits.append(granted[1])
+        assert (waits[0], max(waits)) == foreseen
+        self.state, granted, _, _ = self.queue.reserve(self.state, self.now, (1, FOREVER, 7))
+        self.waiting.append(Grant(*granted))
+        assert self.instants()[-1] == self.now + granted[1]
+
+    def hold(self):
+        before = self.instants()
+        length = self.rng.choice((S // 2, 3 * S, 10 * S, 30 * S, 70 * S))
+        self.state, _, _, _ = self.queue.hold(self.state, self.now, length, 7)
+        for at, was in zip(self.instants(), before, strict=True):
+            assert at >= max(was, self.state[4])
+
+    def resume(self):
+        before = self.instants()
+        self.state, _, _, _ = self.queue.resume(self.state, self.now, self.rng.choice((0, S // 4, S)))
+        for at, was in zip(self.instants(), before, strict=True):
+            assert self.now <= at <= was
+
+    def cancel(self):
+        if self.waiting:
+            grant = self.waiting.pop(self.rng.randrange(len(self.waiting)))
+            self.state, _, _, _ = self.queue.cancel(self.state, self.now, grant)
+
+    def play(self):
+        acts = (*[self.reserve] * 6, self.hold, self.hold, self.resume, self.cancel)
+        for _ in range(self.rng.randint(20, 80)):
+            self.go_on(self.rng.choice((0, 1, S // 3, S, 2 * S, 7 * S, 20 * S, 65 * S)))
+            self.rng.choice(acts)()
+            self.go_on(0)
+        self.go_on(10_000 * S)
+        left = sorted(self.left)
+        for limit, span in self.windows:
+            for index, at in enumerate(left):
+                assert bisect_left(left, at + span) - index <= limit, (limit, span, at)
+
+
+@pytest.mark.parametrize("rate", LINES)
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_is_held_and_resumed_no_window_sees_more_and_no_call_waits_twice(rate, seed):
+    Story(rate, seed).play()
+
+
+def shaper_of(rate, **options):
+    clock = ManualClock()
+    return clock, Shaper(rate, clock=clock, **options)
+
+
+@pytest.mark.parametrize(
+    ("rate", "options", "calls", "window"),
+    [("15/s; 50/h", {}, 50, 3_600), ("10/min", {"pace": "burst"}, 10, 60)],
+)
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_server_that_says_when_its_window_ends_makes_nobody_wait_for_two(
+    rate, options, calls, window, waits
+):
+    clock, shaper = shaper_of(rate, **options)
+    clock.advance(max(shaper.reserve().delay for _ in range(calls)) + 1)
+    waiting = shaper.reserve() if waits else None
+    length = window - clock.now()
+    shaper.hold(length)
+    waiting = waiting or shaper.reserve()
+    part = window / 10 + 10  # by which a window in ten parts may be too long
+    assert length <= shaper.remaining(waiting) <= length + part
+    assert shaper.forecast(1).first_in <= length + part + 10
+
+
+def test_the_end_of_such_a_hold_moves_only_those_that_it_has_moved():
+    clock, shaper = shaper_of("1/s; 3/min")
+    for _ in range(3):
+        shaper.reserve()
+    clock.advance(10)
+    spent = shaper.reserve()
+    assert shaper.remaining(spent) == pytest.approx(50)
+    shaper.hold(70)
+    assert shaper.remaining(spent) == pytest.approx(70)
+    clock.advance(5)
+    shaper.resume()
+    assert shaper.remaining(spent) == pytest.approx(45)
+
+
+def test_a_call_that_comes_in_the_hold_leaves_at_its_end_and_sooner_if_that_comes_sooner():
+    clock, shaper = shaper_of("1/s; 3/min", burst=2)
+    shaper.hold(30)
+    clock.advance(10)
+    delays = [shaper.reserve() for _ in range(3)]
+    assert [shaper.remaining(one) for one in delays] == pytest.approx([20, 21, 22])
+    shaper.resume()
+    assert [shaper.remaining(one) for one in delays] == pytest.approx([0.25, 1.25, 2.25])
+
+
+def test_what_saves_up_stands_still_in_a_hold():
+    """Or as many calls as a bucket holds would leave together when it ends."""
+    clock, shaper = shaper_of(None, gates=(TokenBucket("1/s", 5),))
+    for _ in range(5):
+        shaper.reserve()
+    shaper.hold(60)
+    clock.advance(60)
+    assert [shaper.reserve().delay for _ in range(3)] == pytest.approx([1, 2, 3])
+
+
+def test_a_policy_that_spends_its_hour_at_once_makes_as_many_calls_as_the_server_admits():
+    clock = ManualClock(autojump=True)
+    policy = Policy("5/s; 40/h", name="api", clock=clock)
+    calls, used, opened = 0, 0, None
+    while clock.now() < 4 * 3_600:
+        policy.shaper.schedule()
+        if opened is None or clock.now() >= opened + 3_600:
+            used, opened = 0, clock.now()
+        calls, used = calls + 1, used + 1
+        clock.advance(0.05)  # until the answer
+        if used == 40:
+            policy.shaper.hold(opened + 3_600 - clock.now())
+    assert calls >= 4 * 40
+
+
+def test_without_windows_time_stands_still_from_then_on():
+    """The numbers of a rate alone are set on a line that is held, and whose time goes on."""
+    before, after = queue("1/min; 10/h"), queue("1/min")
+    line = before.reserve(None, START, (1, None, 7))[0]
+    line = before.hold(line, START + S, 120 * S, 7)[0]
+    line = after.adopt(line, before, START + 2 * S)
+    line, granted, _, _ = after.reserve(line, START + 3 * S, (1, None, 7))
+    grant, ends = Grant(*granted), START + 121 * S
+    assert grant.departs_at_us == ends + 58 * S
+    line = after.resume(line, START + 4 * S, 0)[0]
+    assert max(grant.due_us + line[5], line[4]) == START + 62 * S
+
+
+def test_without_windows_time_stands_still_also_where_the_hold_is_ended():
+    """Or the calls that come before its end would all leave at it."""
+    before, after = queue("1/s; 3/min"), queue("1/s")
+    line = None
+    for _ in range(4):
+        line, granted, _, _ = before.reserve(line, START, (1, None, 7))
+    line = before.hold(line, START + 10 * S, 70 * S, 7)[0]
+    line = before.cancel(line, START + 10 * S, Grant(*granted))[0]
+    line = after.adopt(line, before, START + 11 * S)
+    line = after.resume(line, START + 12 * S, 10 * S)[0]
+    assert line[4:6] == (START + 22 * S, 0)
+    grants = []
+    for _ in range(3):
+        line, granted, _, _ = after.reserve(line, START + 13 * S, (1, None, 7))
+        grants.append(max(Grant(*granted).due_us + line[5], line[4]))
+    assert grants == [grants[0] + n * S for n in range(3)]
+
+
+def test_a_rate_that_is_set_after_such_a_hold_saves_no_burst_up_in_it():
+    before, after = queue("1/s; 3/min", burst=3), queue("1/s", burst=3)
+    line = before.hold(None, START, 60 * S, 7)[0]
+    line = after.adopt(line, before, START + 60 * S)
+    waits = []
+    for _ in range(3):
+        line, granted, _, _ = after.reserve(line, START + 60 * S, (1, None, 7))
+        waits.append(Grant(*granted).wait_us)
+    assert waits == [0, S, 2 * S]
