@@ -297,7 +297,7 @@ class _Simulation:
             tails.append((max(tail, tail + width - tau), q))
         instants = [-(-tail // q) + 1 for tail, q in tails]
         for window, _, _, tick, reach in self._windows:
-            instants += [last + reach - (0 if tick == 1 else last % tick), *window.leaves[-1:]]
+            instants += [last + reach - last % tick, *window.leaves[-1:]]
         return max([last + 1, *instants])
 
     def _play(self, calls: int) -> None:

@@ -139,6 +139,12 @@ def test_first_of_leaves_the_second_alone_while_the_first_admits(limit, now):
         assert outcome.decision.binding.startswith("main")
 
 
+def test_what_alternatives_hold_is_kept_as_long_as_the_part_that_takes_longest():
+    hour, second = FixedWindow(2, exactly(3_600_000_000)), GCRA(Rate.of(1, 1_000_000), 1)
+    for either in (any_of(hour=hour, second=second), any_of(second=second, hour=hour)):
+        assert either.check(None, 0, 1).ttl_us == 3_600_000_000
+
+
 def test_alternatives_debit_the_part_that_paid():
     both = first_of(main=GCRA("1/s", burst=1), spare=GCRA("1/s", burst=5))
     first = both.check(None, 0, 1)
