@@ -492,7 +492,7 @@ function LeakyQueue:reserve_under(line, now, skew, cost, max_wait, on_grid)
     local after, after_rest = plus(start, start_rest, width, width_rest, self.q)
     number = number + 1
     local charged, receipts, life = self.constraints:charge(parts, at, due, cost, shift, skew)
-    if due > at then book = self:pausing(book, newest, at, due) end
+    if due > at or till > now then book = self:pausing(book, newest, at, due) end
     local taken = {after, after_rest, due, generation, number, till, shift, book, charged}
     return taken,
         {wait, due, shift, held_at(line, now), cost, generation, number, start, start_rest,

@@ -720,7 +720,7 @@ class LeakyQueue(WiredQueue):
         parts, receipts, life = self.constraints.charge(parts, at, due, cost, ahead)
         undo = (tail, newest)
         number += 1
-        if due > at:
+        if due > at or held:
             book = self._pausing(book, parts, newest, at, due)
         line = (after, due, generation, number, until, shift, book, parts)
         lives = (self._clears(line) if book else after if q == 1 else -(-after // q)) - at

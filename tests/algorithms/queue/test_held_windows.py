@@ -147,6 +147,21 @@ def test_a_call_that_comes_in_the_hold_leaves_at_its_end_and_sooner_if_that_come
     assert [shaper.remaining(one) for one in delays] == pytest.approx([0.25, 1.25, 2.25])
 
 
+def test_a_longer_hold_moves_also_a_call_that_came_in_the_first_one():
+    """Although no call was to come so soon, before the one that was given back."""
+    clock, shaper = shaper_of("10/min", pace="burst")
+    shaper.reserve(cost=8)
+    assert shaper.cancel(shaper.reserve(cost=8))
+    clock.advance(5)
+    shaper.hold(20)
+    clock.advance(5)
+    waits = shaper.reserve(cost=2)
+    shaper.hold(60)
+    assert shaper.remaining(waits) == 60
+    clock.advance(60)
+    assert shaper.reserve(cost=9).delay == pytest.approx(60)
+
+
 def test_what_saves_up_stands_still_in_a_hold():
     """Or as many calls as a bucket holds would leave together when it ends."""
     clock, shaper = shaper_of(None, gates=(TokenBucket("1/s", 5),))
