@@ -481,6 +481,8 @@ function LeakyQueue:reserve_under(line, now, skew, cost, max_wait, on_grid)
     if till > now and due + shift < till then
         -- The first call that waits for the end of the hold. From here on that moves the line.
         at, shift = due, till - due
+        line = {unpack(line)}
+        line[7] = shift
         due, spent = self.constraints:departure(parts, due, cost, shift, skew)
     end
     local wait = due + shift - now

@@ -709,7 +709,7 @@ class LeakyQueue(WiredQueue):
         if held and due + shift < until:
             # The first call that waits for the end of the hold. From here on that moves the line.
             at, shift = due, until - due
-            ahead = (shift, skew)
+            line, ahead = (*line[:5], shift, *line[6:]), (shift, skew)
             due, spent = self.constraints.departure(parts, due, cost, ahead)
         wait = due + shift - now
         if (spent is not None) if max_wait is None else wait > max_wait:

@@ -162,6 +162,22 @@ def test_a_longer_hold_moves_also_a_call_that_came_in_the_first_one():
     assert shaper.reserve(cost=9).delay == pytest.approx(60)
 
 
+def test_a_quota_that_is_spent_at_the_end_of_a_hold_names_its_own_reset():
+    """And none that is sooner by as much as the refused call would have moved the line."""
+    clock, shaper = shaper_of("1/s", gates=(Quota("2/fixed:100s"),))
+    clock.set(10)
+    shaper.hold(95)
+    counted_in_the_next_period = [shaper.reserve(), shaper.reserve()]
+    shaper.resume()
+    assert max(map(shaper.remaining, counted_in_the_next_period)) < 2
+    clock.advance(3)
+    shaper.hold(95)
+    refused = shaper.reserve()
+    assert not refused
+    assert refused.decision.reset_at == 200
+    assert refused.decision.retry_after == 187
+
+
 def test_what_saves_up_stands_still_in_a_hold():
     """Or as many calls as a bucket holds would leave together when it ends."""
     clock, shaper = shaper_of(None, gates=(TokenBucket("1/s", 5),))
