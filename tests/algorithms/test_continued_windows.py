@@ -2,7 +2,16 @@
 
 import pytest
 
-from shapekit import Gate, ManualClock, MemoryStore, Quota, Shaper, SlidingWindow, SlidingWindowLog
+from shapekit import (
+    FixedWindow,
+    Gate,
+    ManualClock,
+    MemoryStore,
+    Quota,
+    Shaper,
+    SlidingWindow,
+    SlidingWindowLog,
+)
 from shapekit.rate import SECOND_US
 
 
@@ -55,3 +64,14 @@ def test_what_a_window_has_counted_is_taken_over_at_the_end_of_its_tick(other):
         taken = other.adopt(state, before, now)
         ends = other.earliest(taken, now, 1)
         assert start + 9 * SECOND_US - 1 <= ends <= start + 10 * SECOND_US
+
+
+@pytest.mark.parametrize(("changed_s", "last_s"), [(2, 2), (15, 10), (-4, 10)])
+def test_what_a_fixed_window_has_counted_was_admitted_by_now_or_may_come_until_its_end(changed_s, last_s):
+    """In the present window, in one that is past, and in one that waiting calls have to themselves."""
+    before, rolling = FixedWindow("5/10s"), SlidingWindowLog("5/8s")
+    start = 1_000 * SECOND_US
+    state = before.check(None, start, 5).state
+    now = start + changed_s * SECOND_US
+    free_at = rolling.earliest(rolling.adopt(state, before, now), now, 1)
+    assert free_at in (start + (last_s + 8) * SECOND_US, start + (last_s + 8) * SECOND_US - 1)
