@@ -135,3 +135,11 @@ def test_incidents_in_a_row_lower_by_more():
         law = adaptive.after_success(law, now, 0, now)
     kept = [later / sooner for sooner, later in zip([FULL, *shares], shares, strict=False)]
     assert [round(part, 2) for part in kept] == [0.92, 0.85, 0.75, 0.75, 0.75]
+
+
+def test_the_law_of_a_rate_that_has_grown_for_long_can_be_read():
+    law, now = adaptive.after_refusal(adaptive.cold_law(LEAST), START, START, START, LEAST), START
+    for _ in range(10 * 60):
+        now += SECOND
+        law = adaptive.after_success(law, now, 1_000, now)
+    adaptive.inspect_law(law)
