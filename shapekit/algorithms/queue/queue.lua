@@ -37,6 +37,12 @@ local function with_pause(book, base, left, following)
     return book
 end
 
+-- The book with the shift that the hold began with; UNKNOWN if no hold lasts that could end sooner.
+local function with_base(book, base)
+    if #book == 0 then return book end
+    return with_pause(book, base, book[10], book[11])
+end
+
 -- Whether the last hold has moved no call, and what limits the line saves nothing up meanwhile.
 local function has_moved_none(line)
     return #line[9] > 0 and line[8][9] == line[7]
@@ -323,7 +329,11 @@ function LeakyQueue:hold(s, now, skew, length, nonce)
     if ends <= till then return s, till - now, 0, false end
     tail, tail_rest = later(tail, tail_rest, self:idle(time_of(line, now)))
     local first = math.max(now, till) - shift
-    if #parts > 0 and self.save_nothing then book, first = self:before_hold(line, now, ends) end
+    if #parts > 0 and self.save_nothing then
+        book, first = self:before_hold(line, now, ends)
+    elseif till <= now then
+        book = with_base(book, UNKNOWN)
+    end
     shift = math.max(shift, ends - first)
     local held = {tail, tail_rest, newest, generation, number, ends, shift, book, parts}
     return held, length, self:life(held, now, skew), true
@@ -402,12 +412,14 @@ function LeakyQueue:moved_on(s, now, generation, by, cost, nonce)
     if not self.paced and #self.constraints.algorithms == 0 then grace = END end
     if till > now then grace = 0 end
     if late <= grace or free_at > now + SOON then return nil, free_at, UNKNOWN end
+    local base = till > now and book[9] or UNKNOWN
     if #parts > 0 and late <= MOST_LATE then
-        if (book[9] or UNKNOWN) >= 0 then book = with_pause(book, book[9] + late, book[10], book[11]) end
+        book = with_base(book, base >= 0 and base + late or base)
         return {tail, tail_rest, newest, own, number, till, shift + late, book, parts}, free_at, free_at
     end
     local leaves_at = till > now and free_at or self:next_slot(tail, tail_rest, at) + shift
     local ends = leaves_at + up(self:width(cost))
+    book = with_base(book, base)
     if ends > now + SOON then book = self.standing(book, ends) end
     return {tail, tail_rest, newest, own, number, ends, ends - at, book, parts}, leaves_at, ends
 end

@@ -331,13 +331,14 @@ class LeakyQueue(WiredQueue):
         grace = 0 if until > now else self.grace_us
         if late <= grace or free_at > now + SOON_US:
             return None, (free_at, UNKNOWN)
+        base = paused(book)[0] if until > now else UNKNOWN
         if parts and late <= MOST_LATE_US:
-            if book:
-                book = (*book[:5], _rebased(book[5], late))
+            book = _with_base(book, base + late if base >= 0 else base)
             return (tail, newest, own, number, until, shift + late, book, parts), (free_at, free_at)
         # Time stands still from now until the slot after that of the call. So no other is later for it.
         leaves_at = free_at if until > now else self.next_slot(tail, at) + shift
         ends = leaves_at + -(-self._width(cost) // self.q)
+        book = _with_base(book, base)
         if ends > now + SOON_US:
             book = standing(book, parts, ends)
         return (tail, newest, own, number, ends, ends - at, book, parts), (leaves_at, ends)
@@ -440,6 +441,8 @@ class LeakyQueue(WiredQueue):
         first = max(now, until) - shift
         if parts and self.constraints.save_nothing:
             book, first = self._before_hold(line, now, end)
+        elif until <= now:
+            book = _with_base(book, UNKNOWN)
         shift = max(shift, end - first)
         held = (tail, newest, generation, number, end, shift, book, parts)
         return held, length, self._life(held, now, skew), True
@@ -838,9 +841,9 @@ def _stopped(line: Line, now: int) -> Line:
     return tail, newest, generation, number, until, shift + max(0, until - now), book, parts
 
 
-def _rebased(pause: slots.Pause, late: int) -> slots.Pause:
-    base, left, following = pause
-    return (base + late if base >= 0 else base), left, following
+def _with_base(book: Book, base: int) -> Book:
+    """The book with the shift that the hold began with; UNKNOWN if no hold lasts that could end sooner."""
+    return (*book[:5], (base, *book[5][1:])) if book else book
 
 
 def _opened(book: Book, parts: States) -> tuple[Any, slots.Gone, int, Moves, int, slots.Pause]:

@@ -178,6 +178,27 @@ def test_a_quota_that_is_spent_at_the_end_of_a_hold_names_its_own_reset():
     assert refused.decision.retry_after == 187
 
 
+def late(line, queue, now, grant):
+    """The line after a call has told that it missed its slot, and when it leaves."""
+    line, (answer,), _, _ = queue.late(line, now, [(grant.generation, grant.due_us, grant.cost, 9)])
+    return line, answer[0]
+
+
+def test_the_end_of_a_hold_takes_back_nothing_of_an_earlier_one():
+    """Also where the key stands still for a late call when it comes."""
+    line_up = queue("1/s; 10/min")
+    line = line_up.hold(None, START, 30 * S, 7)[0]
+    line = line_up.reserve(line, START + S, (1, None, 7))[0]
+    now = START + 200 * S
+    for _ in range(10):
+        line, granted, _, _ = line_up.reserve(line, now, (1, None, 7))
+    line, _ = late(line, line_up, now + 12 * S, Grant(*granted))
+    line = line_up.hold(line, now + 12 * S + 1, 120 * S, 7)[0]
+    line = line_up.resume(line, now + 13 * S, 0)[0]
+    granted = line_up.reserve(line, now + 13 * S, (1, None, 7))[1]
+    assert Grant(*granted).departs_at_us >= now + 60 * S
+
+
 def test_what_saves_up_stands_still_in_a_hold():
     """Or as many calls as a bucket holds would leave together when it ends."""
     clock, shaper = shaper_of(None, gates=(TokenBucket("1/s", 5),))
