@@ -412,6 +412,7 @@ function LeakyQueue:moved_on(s, now, generation, by, cost, nonce)
     if not self.paced and #self.constraints.algorithms == 0 then grace = END end
     if till > now then grace = 0 end
     if late <= grace or free_at > now + SOON then return nil, free_at, UNKNOWN end
+    tail, tail_rest, newest, own, number, till, shift, book, parts = unpack(self:stopped(line, now))
     local base = till > now and book[9] or UNKNOWN
     if #parts > 0 and late <= MOST_LATE then
         book = with_base(book, base >= 0 and base + late or base)
@@ -533,6 +534,15 @@ end
 function LeakyQueue:tail_at(line, now)
     if not has_moved_none(line) then return line[1], line[2] end
     return later(line[1], line[2], self:idle(math.min(now, line[6]) - line[7]))
+end
+
+-- The line, whose time stands still from now on until its hold ends, where it has gone on so far.
+function LeakyQueue:stopped(line, now)
+    if not has_moved_none(line) then return line end
+    local after = {unpack(line)}
+    after[1], after[2] = self:tail_at(line, now)
+    after[7], after[8] = line[7] + math.max(0, line[6] - now), with_base(line[8], UNKNOWN)
+    return after
 end
 
 -- When the line is empty.

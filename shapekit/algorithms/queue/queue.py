@@ -151,7 +151,7 @@ class LeakyQueue(WiredQueue):
         at = (until if held else now) - shift
         if book:
             if parts and book[5][0] == shift:
-                tail, at = self.tail_at(line, now), line_time(line, now)
+                tail, at = self._tail_at(line, now), line_time(line, now)
                 line = (tail, newest, generation, slot, until, shift, book, parts)
             if book[2] > now:
                 return self._reserve_marked(line, now, asked, skew)
@@ -331,6 +331,8 @@ class LeakyQueue(WiredQueue):
         grace = 0 if until > now else self.grace_us
         if late <= grace or free_at > now + SOON_US:
             return None, (free_at, UNKNOWN)
+        # As in any hold, time stands still for it: it leaves at the end, and counts then.
+        tail, newest, own, number, until, shift, book, parts = self.stopped(line, now)
         base = paused(book)[0] if until > now else UNKNOWN
         if parts and late <= MOST_LATE_US:
             book = _with_base(book, base + late if base >= 0 else base)
@@ -595,7 +597,7 @@ class LeakyQueue(WiredQueue):
         if writer.is_held and not self.is_held:
             state = writer.resume(state, now, NOTICE_US)[0]
         if not self.constraints.algorithms:
-            state = _stopped((writer.tail_at(state, now), *state[1:]), now)
+            state = writer.stopped(state, now)
         tail, newest, generation, number, until, shift, book, parts = state
         at, ahead = line_time(state, now), (shift, skew)
         free, left, mark, changes, stands, (base, *_) = _opened(book, parts)
@@ -660,7 +662,7 @@ class LeakyQueue(WiredQueue):
 
     def _outlook_under(self, line: Line, now: int, calls: int, cost: int, skew: int) -> tuple[int, int]:
         """`outlook` under constraints."""
-        line = (self.tail_at(line, now), *line[1:])
+        line = (self._tail_at(line, now), *line[1:])
         at = max(now, line[4]) - line[5]
         if line_time(line, now) < at:
             # The first of them may make time stand still.
@@ -743,16 +745,25 @@ class LeakyQueue(WiredQueue):
             return book
         return (*_opened(book, parts)[:5], (base, left, following))
 
-    def tail_at(self, line: Line, now: int) -> int:
+    def _tail_at(self, line: Line, now: int) -> int:
         """The tail for a newcomer. Where the last hold has moved no call, what the line could have sent at
         once has to be taken from it here.
         """
         tail, _, _, _, until, shift, _, _ = line
         return max(tail, self._idle(min(now, until) - shift)) if has_moved_none(line) else tail
 
+    def stopped(self, line: Line, now: int) -> Line:
+        """The line, whose time stands still from now on until its hold ends, where it has gone on so far."""
+        if not has_moved_none(line):
+            return line
+        _, newest, generation, number, until, shift, book, parts = line
+        shift += max(0, until - now)
+        book = _with_base(book, UNKNOWN)
+        return self._tail_at(line, now), newest, generation, number, until, shift, book, parts
+
     def _clears(self, line: Line) -> int:
         """When the line is empty."""
-        return -(-self.tail_at(line, line[4]) // self.q)
+        return -(-self._tail_at(line, line[4]) // self.q)
 
     def _width(self, cost: int) -> int:
         return self.p * cost if self.paced else 1
@@ -830,15 +841,6 @@ def line_time(line: Line, now: int) -> int:
     """The queue's own time. It goes on in a hold that has moved no call yet."""
     until, shift = line[4:6]
     return (now if until <= now or has_moved_none(line) else until) - shift
-
-
-def _stopped(line: Line, now: int) -> Line:
-    """The line, whose time stands still from now on until its hold ends, where it has gone on so far."""
-    tail, newest, generation, number, until, shift, book, parts = line
-    if not has_moved_none(line):
-        return line
-    book = (*_opened(book, parts)[:5], slots.NO_PAUSE)
-    return tail, newest, generation, number, until, shift + max(0, until - now), book, parts
 
 
 def _with_base(book: Book, base: int) -> Book:

@@ -11,6 +11,7 @@ import pytest
 
 from shapekit import ManualClock, Policy, Quota, Shaper, SlidingWindow
 from shapekit.algorithms.gcra import TokenBucket
+from shapekit.algorithms.queue.queue import SOON_US
 from shapekit.algorithms.queue.slots import Grant
 from shapekit.testing.timelines import queue
 
@@ -197,6 +198,30 @@ def test_the_end_of_a_hold_takes_back_nothing_of_an_earlier_one():
     line = line_up.resume(line, now + 13 * S, 0)[0]
     granted = line_up.reserve(line, now + 13 * S, (1, None, 7))[1]
     assert Grant(*granted).departs_at_us >= now + 60 * S
+
+
+def test_a_call_that_missed_its_slot_before_a_hold_saves_no_burst_up_in_it():
+    line_up = queue("1/s; 20/min", burst=3)
+    line = None
+    for _ in range(4):
+        line, granted, _, _ = line_up.reserve(line, START, (1, None, 7))
+    line = line_up.hold(line, START + 5 * S, 30 * S, 7)[0]
+    line, leaves_at = late(line, line_up, START + 35 * S - SOON_US, Grant(*granted))
+    departures = [leaves_at]
+    for _ in range(3):
+        line, granted, _, _ = line_up.reserve(line, START + 35 * S - 1, (1, None, 7))
+        departures.append(Grant(*granted).departs_at_us)
+    assert departures == [START + second * S for second in (35, 36, 37, 38)]
+
+
+def test_a_call_that_missed_its_slot_before_a_hold_counts_when_it_leaves():
+    line_up = queue("10/min", pace="burst")
+    line, granted, _, _ = line_up.reserve(None, START, (9, None, 7))
+    line = line_up.hold(line, START + 1, S, 7)[0]
+    line, leaves_at = late(line, line_up, START + 1 + S - SOON_US, Grant(*granted))
+    assert leaves_at == START + S + 1
+    granted = line_up.reserve(line, START + 2 * S, (2, None, 7))[1]
+    assert Grant(*granted).departs_at_us == leaves_at + 60 * S
 
 
 def test_what_saves_up_stands_still_in_a_hold():
