@@ -58,7 +58,7 @@ from shapekit.algorithms.queue.queue import (
 )
 from shapekit.algorithms.queue.slots import (
     MOST_MOVES,
-    NO_PAUSE,
+    NO_PAUSES,
     NOTHING_GONE,
     NOTICE_US,
     Asked,
@@ -527,9 +527,9 @@ class AdaptiveQueue(LeakyQueue):
         if (self.is_set or writer.is_set) and tail > virtual * writer.q:
             numbers = (writer.p, writer.q, self.p, self.q, writer.burst, self.burst)
             move = Move(generation, virtual, *numbers, virtual)
-            free, left, mark, changes, stands, pause = book or ((), NOTHING_GONE, 0, (), 0, NO_PAUSE)
+            free, left, mark, changes, stands, pauses = book or ((), NOTHING_GONE, 0, (), 0, NO_PAUSES)
             free, left = move.given_back(free, left)
-            opened = (free, left, mark, (*changes, move)[-MOST_MOVES:], stands, pause)
+            opened = (free, left, mark, (*changes, move)[-MOST_MOVES:], stands, pauses)
             placed = (move.place(tail), move.instant(newest), generation + 1, number, opened)
             return *placed, max(now, anchor), virtual, kept
         ends = real(state[5], state[6], before, -(-tail // writer.q))

@@ -3,7 +3,7 @@
 --
 -- A line is {tail, tail_rest, newest, generation, number, until, shift, book, parts}; its book is empty, or
 -- {what is free, other places, rows, floor, words, mark, changes, until when time stands still, the shift that the
--- last hold began with, and after what departure none comes before which one} (see slots.lua).
+-- last hold began with, and after what departures none comes before which ones} (see slots.lua).
 -- A grant arrives as {generation, number, due, cost, start, start_rest, end, end_rest, the tail, its rest and the
 -- newest departure before it, receipts}.
 
@@ -23,24 +23,26 @@ local SOON = 250000
 local MOST_LATE = 1000000
 -- How far, in µs, a settlement for more moves an unpaced tail; a call moves it by a 1024th.
 local DEBT = 4
+-- How many pauses ahead are remembered.
+local MOST_PAUSES = 16
 
 -- The book of a line, or an empty one.
 local function opened(book)
     if #book > 0 then return book end
-    return {"", {}, "", -1, "", 0, "", 0, UNKNOWN, 0, 0}
+    return {"", {}, "", -1, "", 0, "", 0, UNKNOWN, {}}
 end
 
 -- The book of a line, with what is known of where it pauses.
-local function with_pause(book, base, left, following)
+local function with_pauses(book, base, pauses)
     book = {unpack(opened(book))}
-    book[9], book[10], book[11] = base, left, following
+    book[9], book[10] = base, pauses
     return book
 end
 
 -- The book with the shift that the hold began with; UNKNOWN if no hold lasts that could end sooner.
 local function with_base(book, base)
     if #book == 0 then return book end
-    return with_pause(book, base, book[10], book[11])
+    return with_pauses(book, base, book[10])
 end
 
 -- Whether the last hold has moved no call, and what limits the line saves nothing up meanwhile.
@@ -115,8 +117,9 @@ end
 
 function LeakyQueue:check_book(book)
     if #book == 0 then return end
-    if #book ~= 11 or type(book[7]) ~= "string" then damaged() end
-    check_numbers({book[6], unpack(book, 8)}, 5)
+    if #book ~= 10 or type(book[7]) ~= "string" or type(book[10]) ~= "table" then damaged() end
+    check_numbers({book[6], book[8], book[9]}, 3)
+    check_numbers(book[10], #book[10])
     if #self.constraints.algorithms > 0 then self.places:check(book) else Gaps.check(book) end
     Gone.check(book)
 end
@@ -348,18 +351,20 @@ end
 -- The book under a hold until `ends`, and the first departure that it has to move, as far as known.
 function LeakyQueue:before_hold(line, now, ends)
     local newest, till, shift, book = line[3], line[6], line[7], line[8]
-    local base, left, following = book[9] or UNKNOWN, book[10] or 0, book[11] or 0
+    local base, pauses = book[9] or UNKNOWN, book[10] or {}
     local rigid, at, held = math.max(now, till) - shift, time_of(line, now), till > now
     if held and base < 0 then return book, rigid end
     local first = rigid
     -- A call that is due at this very instant may still be here.
     if newest < at then
         first = ends - shift
-    elseif left < at then
-        first = math.max(rigid, following)
+    else
+        for index = 1, #pauses, 2 do
+            if pauses[index] < at then first = math.max(first, pauses[index + 1]) end
+        end
     end
     if not held then base = first > rigid and shift or UNKNOWN end
-    return with_pause(book, base, left, following), first
+    return with_pauses(book, base, pauses), first
 end
 
 function LeakyQueue:resume(s, now, skew, notice)
@@ -515,18 +520,30 @@ function LeakyQueue:reserve_under(line, now, skew, cost, max_wait, on_grid)
         math.max(self:clears(taken) + shift, at + life + shift, marked(book)) - now, true
 end
 
--- The book after a call that waits: where that leaves a pause, the first one ahead is known.
+-- The book after a call that waits, and perhaps leaves a pause before it.
 function LeakyQueue:pausing(book, newest, at, due)
-    local base, left, following = book[9] or UNKNOWN, book[10] or 0, book[11] or 0
+    local before, pauses = book[10] or {}, {}
     local slot = self.paced and up(self:width(1)) or 0
-    if due - newest > slot and not (at < following and following < due) then
-        left, following = newest, due
-    elseif left < due and due < following then
-        left = due
-    else
-        return book
+    local function add(left, following)
+        pauses[#pauses + 1] = left
+        pauses[#pauses + 1] = following
     end
-    return with_pause(book, base, left, following)
+    for index = 1, #before, 2 do
+        -- Where calls were given back, this one may come sooner than they.
+        if at < before[index + 1] and before[index + 1] <= due then add(before[index], before[index + 1]) end
+    end
+    if due - newest > slot then add(newest, due) end
+    if #pauses > 2 * MOST_PAUSES then
+        local shortest = #pauses - 1
+        for index = shortest, 1, -2 do
+            local length = pauses[index + 1] - pauses[index]
+            if length < pauses[shortest + 1] - pauses[shortest] then shortest = index end
+        end
+        table.remove(pauses, shortest)
+        table.remove(pauses, shortest)
+    end
+    if #pauses == 0 and #before == 0 then return book end
+    return with_pauses(book, book[9] or UNKNOWN, pauses)
 end
 
 -- The tail for a newcomer. Where the last hold has moved no call, what the line could have sent at once has to be

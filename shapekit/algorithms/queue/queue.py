@@ -12,7 +12,7 @@ own length, in order and without a burst.
 
 Under windows, calls may wait longer than the hold lasts, and shall not wait for both. There time goes on in
 a hold until the first call that would leave before its end, and stands still from then on. So that this is
-known, a line remembers the first pause ahead of it.
+known, a line remembers the pauses ahead of it.
 
 A part of a key may be held under a key of its own (scopes.py). The key is then marked: a call that takes a
 slot meanwhile gets to know of the mark, and checks that part before it leaves.
@@ -62,7 +62,7 @@ HELD_US = 30 * 86_400 * SECOND_US
 MOST_STEPS = 5_000
 """The most calls that a forecast plays where only the states themselves tell what delays a call."""
 
-Book: TypeAlias = tuple[()] | tuple[Any, slots.Gone, int, Moves, int, slots.Pause]
+Book: TypeAlias = tuple[()] | tuple[Any, slots.Gone, int, Moves, int, slots.Pauses]
 """What is free (gaps, or places under constraints), what is gone, until when a part of the key is held, the
 last changes of its limits, until when time stands still for a late call, and where the line pauses; empty for
 a key on which none of this has happened.
@@ -460,18 +460,17 @@ class LeakyQueue(WiredQueue):
         call that waits longer for one of the limits is not moved.
         """
         _, newest, _, _, until, shift, book, parts = line
-        base, left, following = paused(book)
+        base, pauses = paused(book)
         rigid, at, held = max(now, until) - shift, line_time(line, now), until > now
         if held and base < 0:
             return book, rigid
-        first = rigid
         # A call that is due at this very instant may still be here.
         if newest < at:
             first = end - shift
-        elif left < at:
-            first = max(rigid, following)
+        else:
+            first = max([rigid, *(following for left, following in pauses if left < at)])
         base = base if held else shift if first > rigid else -1
-        return (*_opened(book, parts)[:5], (base, left, following)), first
+        return (*_opened(book, parts)[:5], (base, pauses)), first
 
     def resume(
         self, state: Line | None, now: int, notice: int, skew: int = 0
@@ -623,7 +622,7 @@ class LeakyQueue(WiredQueue):
         if parts or kept:
             free = NONE if kept else ()
         free, left = move.given_back(free, left)
-        opened = (free, left, mark, (*changes, move)[-slots.MOST_MOVES :], stands, (base, 0, 0))
+        opened = (free, left, mark, (*changes, move)[-slots.MOST_MOVES :], stands, (base, ()))
         return move.place(tail), move.instant(newest), generation + 1, number, until, shift, opened, kept
 
     def _move(self, writer: Any, generation: int, pivot: int, at: int) -> Move:
@@ -735,15 +734,15 @@ class LeakyQueue(WiredQueue):
         return line, granted, (lives if lives > life else life) + at + shift - now, True
 
     def _pausing(self, book: Book, parts: States, newest: int, at: int, due: int) -> Book:
-        """The book after a call that waits: where that leaves a pause, the first one ahead is known."""
-        base, left, following = paused(book)
-        if due - newest > (self.slot_us if self.paced else 0) and not at < following < due:
-            left, following = newest, due
-        elif left < due < following:
-            left = due
-        else:
-            return book
-        return (*_opened(book, parts)[:5], (base, left, following))
+        """The book after a call that waits, and perhaps leaves a pause before it."""
+        base, before = paused(book)
+        # Where calls were given back, this one may come sooner than they.
+        pauses = [pause for pause in before if at < pause[1] <= due]
+        if due - newest > (self.slot_us if self.paced else 0):
+            pauses.append((newest, due))
+        if len(pauses) > slots.MOST_PAUSES:
+            pauses.remove(min(reversed(pauses), key=lambda pause: pause[1] - pause[0]))
+        return (*_opened(book, parts)[:5], (base, tuple(pauses))) if pauses or before else book
 
     def _tail_at(self, line: Line, now: int) -> int:
         """The tail for a newcomer. Where the last hold has moved no call, what the line could have sent at
@@ -848,8 +847,8 @@ def _with_base(book: Book, base: int) -> Book:
     return (*book[:5], (base, *book[5][1:])) if book else book
 
 
-def _opened(book: Book, parts: States) -> tuple[Any, slots.Gone, int, Moves, int, slots.Pause]:
-    return book or (NONE if parts else (), slots.NOTHING_GONE, 0, (), 0, slots.NO_PAUSE)
+def _opened(book: Book, parts: States) -> tuple[Any, slots.Gone, int, Moves, int, slots.Pauses]:
+    return book or (NONE if parts else (), slots.NOTHING_GONE, 0, (), 0, slots.NO_PAUSES)
 
 
 def standing(book: Book, parts: States, until: int) -> Book:
@@ -862,9 +861,9 @@ def stands_until(book: Book) -> int:
     return book[4] if book else 0
 
 
-def paused(book: Book) -> slots.Pause:
+def paused(book: Book) -> slots.Pauses:
     """Where the line pauses, as far as that is known."""
-    return book[5] if book else slots.NO_PAUSE
+    return book[5] if book else slots.NO_PAUSES
 
 
 def marked(book: Book) -> int:
@@ -884,4 +883,4 @@ def unused(book: Book, parts: States) -> Book:
     base = paused(book)[0]
     if not book or not (book[2] or book[4] or base >= 0):
         return ()
-    return (*_opened((), parts)[:2], book[2], (), book[4], (base, 0, 0))
+    return (*_opened((), parts)[:2], book[2], (), book[4], (base, ()))

@@ -84,11 +84,14 @@ which all slots count as gone; and the latest settlements.
 
 NOTHING_GONE: Gone = ((), -1, ())
 
-Pause: TypeAlias = tuple[int, int, int]
+MOST_PAUSES = 16
+"""How many pauses ahead are remembered. Above this, the shortest is forgotten."""
+
+Pauses: TypeAlias = tuple[int, tuple[tuple[int, int], ...]]
 """Under constraints: the shift that the last hold began with, -1 if that does not matter; and after what
-departure no other comes before which one.
+departures no other comes before which ones, in their order.
 """
-NO_PAUSE: Pause = (-1, 0, 0)
+NO_PAUSES: Pauses = (-1, ())
 
 
 class Grant(NamedTuple):

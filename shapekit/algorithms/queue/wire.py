@@ -27,7 +27,7 @@ _PLAIN = 12
 """The length of the answer to an admitted call without constraints."""
 REFUSED = 5
 """The length of the answer to a refused call."""
-_NUMBERS, _PAUSE = 6, 3
+_NUMBERS, _PAUSE = 6, 2
 """How many numbers a line begins with."""
 _LARGEST = 2**53 - 1
 """The largest whole number of the twin."""
@@ -80,12 +80,12 @@ class WiredQueue(Value):
             raise ValueError("this is no line")
         sum(numbers)
         if book:
-            free, left, mark, changes, stands, pause = book
+            free, left, mark, changes, stands, (base, pauses) = book
             self.places.inspect(free) if parts else slots.inspect_gaps(free)
             slots.inspect_gone(left)
-            sum((mark, stands, *pause))
-            if len(pause) != _PAUSE:
-                raise ValueError("this is no pause")
+            sum((mark, stands, base, *flat(pauses)))
+            if len(pauses) > slots.MOST_PAUSES or any(len(pause) != _PAUSE for pause in pauses):
+                raise ValueError("these are no pauses, or too many")
             slots.inspect_moves(changes)
         self.constraints.inspect(parts)
 
@@ -113,7 +113,7 @@ class WiredQueue(Value):
     def before_run(self, sent: Any) -> Any:
         """The line that a run of reservations began with, as far as they go by it."""
         tail, rest, newest, generation, number, until, shift, mark = sent
-        book = ((), slots.NOTHING_GONE, mark, (), 0, slots.NO_PAUSE) if mark else ()
+        book = ((), slots.NOTHING_GONE, mark, (), 0, slots.NO_PAUSES) if mark else ()
         return (tail * self.q + rest, newest, generation, number, until, shift, book, ())
 
     def grant_sent(self, grant: Grant) -> list[Any]:
@@ -191,9 +191,9 @@ class WiredQueue(Value):
         """Rows of numbers go as strings, which the twin can search without reading all of them."""
         if not book:
             return []
-        free, (rows, floor, words), mark, changes, stands, pause = book
+        free, (rows, floor, words), mark, changes, stands, (base, pauses) = book
         moved = dumps(changes) if changes else ""
-        own: list[Any] = [text(flat(rows)), floor, text(words), mark, moved, stands, *pause]
+        own: list[Any] = [text(flat(rows)), floor, text(words), mark, moved, stands, base, flat(pauses)]
         if not self.constraints.algorithms:
             return [text([self._flat(*gap) for gap in flat(free)]), [], *own]
         places, singles = free
@@ -206,9 +206,10 @@ class WiredQueue(Value):
     def _book_received(self, sent: Any) -> Any:
         if not sent:
             return ()
-        free, singles, rows, floor, words, mark, changes, stands, *pause = sent
+        free, singles, rows, floor, words, mark, changes, stands, base, pauses = sent
         left = (paged(read(rows, 3)), floor, read(words, 5))
-        beside = mark, moves_received(changes), stands, tuple(pause)
+        pairs = tuple(zip(pauses[::2], pauses[1::2], strict=True))
+        beside = mark, moves_received(changes), stands, (base, pairs)
         if not self.constraints.algorithms:
             ends = read(free, 4)
             q = self.q

@@ -159,7 +159,7 @@ def test_a_queue_that_takes_every_word_is_found() -> None:
         def settle(self, state: Any, now: int, asked: Any, skew: int = 0) -> Any:
             after, number, life, persist = super().settle(state, now, asked, skew)
             return (
-                (*after[:6], (after[6][0], ((), -1, ()), 0, (), 0, (-1, 0, 0)), after[7]),
+                (*after[:6], (after[6][0], ((), -1, ()), 0, (), 0, (-1, ())), after[7]),
                 number,
                 life,
                 persist,

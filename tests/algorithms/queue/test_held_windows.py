@@ -12,7 +12,7 @@ import pytest
 from shapekit import ManualClock, Policy, Quota, Shaper, SlidingWindow
 from shapekit.algorithms.gcra import TokenBucket
 from shapekit.algorithms.queue.queue import SOON_US
-from shapekit.algorithms.queue.slots import Grant
+from shapekit.algorithms.queue.slots import MOST_PAUSES, Grant
 from shapekit.testing.timelines import queue
 
 S = 1_000_000
@@ -122,6 +122,30 @@ def test_a_server_that_says_when_its_window_ends_makes_nobody_wait_for_two(
     part = window / 10 + 10  # by which a window in ten parts may be too long
     assert length <= shaper.remaining(waiting) <= length + part
     assert shaper.forecast(1).first_in <= length + part + 10
+
+
+@pytest.mark.parametrize("apart", [0, 0.01])
+def test_of_many_who_wait_for_several_windows_none_waits_longer_for_their_holds(apart):
+    """However close the calls of each window are, and after all of them have reserved."""
+    clock, shaper = shaper_of("10/min", pace="burst")
+    calls = []
+    for _ in range(50):
+        calls.append(shaper.reserve())
+        clock.advance(apart)
+    for last in range(9, 49, 10):
+        clock.advance(max(0, calls[last].departs_at - clock.now()) + 0.1)
+        shaper.hold(calls[last + 1].departs_at - clock.now())
+    assert shaper.remaining(calls[-1]) == pytest.approx(calls[-1].departs_at - clock.now())
+
+
+def test_of_too_many_pauses_the_shortest_is_forgotten():
+    clock, shaper = shaper_of("2/min", pace="burst")
+    for _ in range(2 * (MOST_PAUSES + 3)):
+        last = shaper.reserve()
+        clock.advance(0.01)
+    clock.advance(1)
+    shaper.hold(55)
+    assert shaper.remaining(last) == pytest.approx(last.departs_at - clock.now())
 
 
 def test_the_end_of_such_a_hold_moves_only_those_that_it_has_moved():
