@@ -641,14 +641,15 @@ class StoreClock:
     the callers `decides`, both are one.
     """
 
-    __slots__ = ("_heard", "_known", "_trip_us", "decides", "trip_us")
+    __slots__ = ("__weakref__", "_heard", "_known", "_trip_us", "decides", "trip_us")
 
     def __init__(self, *, decides: bool) -> None:
         self.decides = decides
         self.begin()
+        _STORE_CLOCKS.add(self)
 
     def begin(self) -> None:
-        """Nothing was heard yet."""
+        """Nothing was heard yet: at first, and in a forked child."""
         self._heard = 0
         self._known: tuple[int, int] | None = None
         self._trip_us = 0
@@ -686,3 +687,6 @@ class StoreClock:
             return None
         ahead_us, since_us = self._known
         return min(now_us - there_us, ahead_us + max(0, now_us - since_us) // _DRIFT)
+
+
+_STORE_CLOCKS = process.begin_anew(StoreClock.begin)

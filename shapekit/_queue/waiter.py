@@ -658,100 +658,87 @@ class _Question:
 
 
 class _Questions:
-    """The questions that this process has asked one store, by name and key; old ones are dropped."""
+    """The questions that this process has asked a store under one name, by key; old ones are dropped."""
 
-    def __init__(self, clock_decides: bool) -> None:
-        self.clock = StoreClock(decides=clock_decides)
-        self._limits: dict[str, Limits] = {}
+    def __init__(self, settings: Settings, clock: Clock, *, hears_all: bool) -> None:
+        self._clock = clock
+        self.limits = Limits(settings, clock, hears_all=hears_all)
+        """What all calls that wait under the name share."""
         self.begin()
+        settings.listen(self.overrides_changed)
         _QUESTIONS.add(self)
 
     def begin(self) -> None:
         """Start empty: at first, and in a forked child, because the answers go to its parent."""
         self._lock = process.lock()
-        self.clock.begin()
-        self._asked: dict[tuple[str, str], _Question] = {}
-        self._watches: WeakValueDictionary[tuple[str, str], Watch] = WeakValueDictionary()
+        self._asked: dict[str, _Question] = {}
+        self._watches: WeakValueDictionary[str, Watch] = WeakValueDictionary()
         self._swept_us = 0
-        for limits in self._limits.values():
-            limits.begin()
+        self.limits.begin()
 
-    def shared(self, place: tuple[str, str], queue: LeakyQueue, now_us: int) -> tuple[_Question, bool]:
+    def shared(self, key: str, queue: LeakyQueue) -> tuple[_Question, bool]:
         """A question whose answer can be shared; or a new one and True, for the caller to ask."""
+        now_us = self._clock.now_us()
         with self._lock:
-            question = self._asked.get(place)
+            question = self._asked.get(key)
             # A queue of other numbers reads the same state but gives its generation another number.
             if question is not None and question.serves(now_us) and question.queue == queue:
                 return question, False
-            return self._put(place, queue, now_us), True
+            return self._put(key, queue, now_us), True
 
-    def anew(self, place: tuple[str, str], queue: LeakyQueue, now_us: int) -> _Question:
+    def anew(self, key: str, queue: LeakyQueue) -> _Question:
         """A new question, whatever was asked before."""
         with self._lock:
-            return self._put(place, queue, now_us)
+            return self._put(key, queue, self._clock.now_us())
 
-    def limits(self, settings: Settings, clock: Clock, *, hears_all: bool) -> Limits:
-        """What all calls that wait under a name share."""
-        with self._lock:
-            limits = self._limits.get(settings.name)
-            if limits is None:
-                fresh = Limits(settings, clock, hears_all=hears_all)
-                limits = self._limits.setdefault(settings.name, fresh)
-                if limits is fresh:
-                    settings.listen(self.overrides_changed)
-            return limits
-
-    def overrides_changed(self, name: str, *_: object) -> None:
-        """Forget what was known under a name whose limits were changed, and wake its waiting calls.
+    def overrides_changed(self, *_: object) -> None:
+        """Forget what was known before the limits were changed, and wake all calls that wait.
 
         May be said under the lock of a store, and takes none.
         """
-        for place in [place for place in list(self._asked) if place[0] == name]:
-            self._asked.pop(place, None)
-        for place, watch in list(self._watches.items()):
-            if place[0] == name:
-                watch.forget(watch.changed_us, is_news=True)
-        if (limits := self._limits.get(name)) is not None:
-            limits.ring()
+        self._asked.clear()
+        for watch in list(self._watches.values()):
+            watch.forget(watch.changed_us, is_news=True)
+        self.limits.ring()
 
-    def forget(self, place: tuple[str, str], now_us: int, *, is_news: bool) -> None:
+    def forget(self, key: str, *, is_news: bool) -> None:
         """Forget what is known about a key that this process has changed; if that is news for the calls that
         wait there, wake them.
 
         Takes no lock, as `_Question.close` does not.
         """
-        self._asked.pop(place, None)
-        if (watch := self._watches.get(place)) is not None:
-            watch.forget(now_us, is_news=is_news)
+        self._asked.pop(key, None)
+        if (watch := self._watches.get(key)) is not None:
+            watch.forget(self._clock.now_us(), is_news=is_news)
 
-    def drop(self, place: tuple[str, str], question: _Question) -> None:
+    def drop(self, key: str, question: _Question) -> None:
         """Drop a question that failed. Takes no lock either."""
-        if self._asked.get(place) is question:
-            self._asked.pop(place, None)
+        if self._asked.get(key) is question:
+            self._asked.pop(key, None)
 
-    def watch(self, place: tuple[str, str], now_us: int) -> Watch:
+    def watch(self, key: str) -> Watch:
         """The watch that all calls waiting at the key share, as long as there are any."""
         with self._lock:
-            watch = self._watches.get(place)
+            watch = self._watches.get(key)
             if watch is None:
-                watch = self._watches[place] = Watch(now_us)
+                watch = self._watches[key] = Watch(self._clock.now_us())
             return watch
 
-    def hear(self, place: tuple[str, str], question: _Question) -> None:
+    def hear(self, key: str, question: _Question) -> None:
         """Take in the answer to a question."""
         # The answer to a forgotten question may be from before the change.
-        if question.answer is not None and self._asked.get(place) is question:
-            watch = self._watches.get(place)
+        if question.answer is not None and self._asked.get(key) is question:
+            watch = self._watches.get(key)
             if watch is not None:
                 watch.hear(question.queue, question.answer, question.asked_us)
 
-    def _put(self, place: tuple[str, str], queue: LeakyQueue, now_us: int) -> _Question:
+    def _put(self, key: str, queue: LeakyQueue, now_us: int) -> _Question:
         if not 0 <= now_us - self._swept_us <= FRESH_US:
             for other, question in self._asked.copy().items():
                 if not question.serves(now_us):
                     self._asked.pop(other, None)
             self._swept_us = now_us
-        question = self._asked[place] = _Question(queue, now_us)
+        question = self._asked[key] = _Question(queue, now_us)
         return question
 
 
@@ -768,12 +755,12 @@ class KeyStatus:
         self._clock = store.clock
         self._confirm = store.twin(name, queue, CONFIRM)
         self._follow = store.twin(name, queue, FOLLOW)
-        self._name = name
         self._queue = queue
-        self._questions = companion(store, "questions", partial(_Questions, store.clock_decides))
-        self.store_clock = self._questions.clock
         self._settings = store.settings(name)
-        self.limits = self._questions.limits(self._settings, store.clock, hears_all=self.hears_all)
+        self.store_clock = companion(store, "clock", partial(StoreClock, decides=store.clock_decides))
+        make = partial(_Questions, self._settings, store.clock, hears_all=self.hears_all)
+        self._questions = companion(store, f"questions of {name}", make)
+        self.limits = self._questions.limits
 
     @property
     def prefetch(self) -> Prefetch | None:
@@ -791,13 +778,13 @@ class KeyStatus:
         if not is_shared:
             return await self._answered(driver, key, self._clock.now_us())
         while True:
-            question, is_mine = self._shared(key)
+            question, is_mine = self._questions.shared(key, self._queue)
             if is_mine:
                 break
             if question.is_open:
                 await question.wait(driver)
                 if question.is_open:
-                    question = self._questions.anew((self._name, key), self._queue, self._clock.now_us())
+                    question = self._questions.anew(key, self._queue)
                     break
             if (told := question.told()) is not None:
                 return self._clock.now_us(), told
@@ -808,7 +795,7 @@ class KeyStatus:
             raise
         # To wake hundreds of calls takes its time.
         is_later = question.close()
-        self._questions.hear((self._name, key), question)
+        self._questions.hear(key, question)
         return self._clock.now_us() if is_later else now_us, question.answer
 
     def known(self, key: str) -> tuple[int, KeyState]:
@@ -834,7 +821,7 @@ class KeyStatus:
 
     def watch(self, key: str) -> Watch:
         """The watch of a key at which calls wait."""
-        return self._questions.watch((self._name, key), self._clock.now_us())
+        return self._questions.watch(key)
 
     async def looking(self, driver: Driver, key: str, than_us: int) -> tuple[int, KeyState]:
         """The state of a key, and when it was asked for: an answer since `than_us` is reused."""
@@ -857,9 +844,6 @@ class KeyStatus:
 
         return Twin(lambda key, *args: run(changed, key, *args), partial(changed, TASKS))
 
-    def _shared(self, key: str) -> tuple[_Question, bool]:
-        return self._questions.shared((self._name, key), self._queue, self._clock.now_us())
-
     async def _failed(self, key: str, question: _Question, error: BaseException) -> None:
         if isinstance(error, Exception):
             question.error = error
@@ -868,10 +852,10 @@ class KeyStatus:
 
     def _dropped(self, key: str, question: _Question) -> None:
         # The traceback of its error refers to the store and would keep it alive.
-        self._questions.drop((self._name, key), question)
+        self._questions.drop(key, question)
 
     def _forget(self, key: str, *, is_news: bool) -> None:
-        self._questions.forget((self._name, key), self._clock.now_us(), is_news=is_news)
+        self._questions.forget(key, is_news=is_news)
 
     def _standing(self, confirmed: tuple[int, ...], asked_us: int = 0) -> tuple[int, KeyState]:
         generation, shift, until, there, mark, *clock = confirmed

@@ -230,7 +230,7 @@ def until(condition):
 
 
 def sharers(confirmations):
-    question = confirmations._questions._asked.get(("api", "key"))
+    question = confirmations._questions._asked.get("key")
     return -1 if question is None else len(question._alarms)
 
 
@@ -279,13 +279,13 @@ def test_a_question_whose_asker_was_stopped_for_good_holds_up_nobody(monkeypatch
     confirmations, wire = wired
     monkeypatch.setattr(module, "STUCK_S", 0.01)
     wire.answer.set()
-    question, is_mine = confirmations._shared("key")
+    question, is_mine = confirmations._questions.shared("key", confirmations._queue)
     assert is_mine
     crew.start(run, confirmations.ask, "key")
     crew.join()
     assert wire.asked == 1
     assert question.is_open
-    confirmations._shared("other")
+    confirmations._questions.shared("other", confirmations._queue)
 
     async def main():
         with anyio.fail_after(PATIENCE_S):
@@ -307,7 +307,7 @@ async def test_a_question_that_cannot_be_asked_is_not_left_open(monkeypatch, wir
         patch.setattr(process, "background_ready", no_more_threads)
         with pytest.raises(RuntimeError):
             await confirmations.ask(TASKS, "key")
-    _, is_mine = confirmations._shared("key")
+    _, is_mine = confirmations._questions.shared("key", confirmations._queue)
     assert is_mine
 
 
