@@ -63,19 +63,6 @@ STUCK_US = 5_000_000
 """How long until another call takes over the checks, in case the event loop of the last one was stopped."""
 
 
-class Call:
-    """A call that holds a permit or waits for one, as its process knows it: key, owner, number."""
-
-    __slots__ = ("is_over", "key", "number", "owner")
-
-    def __init__(self, key: str) -> None:
-        self.is_over = True
-        """Whether there is nothing to give back, because the call has not asked yet or has ended."""
-        self.key = key
-        self.owner = 0
-        self.number = 0
-
-
 class _AtKey:
     """The state of one key."""
 
@@ -196,7 +183,7 @@ class Registry:
         self._newest = 0
         self._keys: dict[str, _AtKey] = {}
 
-    def admit(self, call: Call, loop: Any = None) -> bool:
+    def admit(self, call: Permit, loop: Any = None) -> bool:
         """Register a call about to ask the store; returns whether a heartbeat renews this registry."""
         with self.lock:
             self._newest += 1
@@ -210,14 +197,14 @@ class Registry:
                 at_key.coming.setdefault(loop, set()).add(call.number)
             return self.is_kept
 
-    def arrive(self, call: Call) -> None:
+    def arrive(self, call: Permit) -> None:
         """A call has its permit, and gives it back itself."""
         with self.lock:
             at_key = self._keys.get(call.key)
             if at_key is not None:
                 _arrived(at_key, call.number)
 
-    def end(self, call: Call, *, unsure_until_us: int = 0) -> None:
+    def end(self, call: Permit, *, unsure_until_us: int = 0) -> None:
         """Remove a call that is over; `unsure_until_us` is until when the store may count it, if it missed
         the end.
         """
@@ -234,7 +221,7 @@ class Registry:
             # Last, so that a call interrupted before this line ends once more.
             call.is_over = True
 
-    def join(self, call: Call, came_with: int) -> PermitWaiter:
+    def join(self, call: Permit, came_with: int) -> PermitWaiter:
         """Add a call that waits."""
         with self.lock:
             at_key = self._keys[call.key]
@@ -597,13 +584,17 @@ RETRY_US = SECOND_US
 """The `retry_after` of a refusal: when a call in flight will end cannot be known."""
 
 
-class Permit(Call):
+class Permit:
     """The permit of a call, or its wait for one."""
 
-    __slots__ = ("__weakref__", "enclosing", "permits", "waited_us")
+    __slots__ = ("__weakref__", "enclosing", "is_over", "key", "number", "owner", "permits", "waited_us")
 
     def __init__(self, permits: Permits, key: str) -> None:
-        super().__init__(key)
+        self.is_over = True
+        """Whether there is nothing to give back, because the call has not asked yet or has ended."""
+        self.key = key
+        self.owner = 0
+        self.number = 0
         self.permits = permits
         self.waited_us = 0
         self.enclosing: object = None
@@ -735,7 +726,7 @@ class Permits:
 
     # giving back
 
-    async def leave(self, driver: Driver, permit: Call) -> None:
+    async def leave(self, driver: Driver, permit: Permit) -> None:
         """Give a permit back; a second time does nothing. If the store is down, a later renewal tells it."""
         # Permits from before a fork belong to the parent, not to the child.
         if permit.is_over or permit.owner != self.registry.owner:
@@ -745,7 +736,7 @@ class Permits:
         else:
             await driver.shielded(partial(self._left, driver, permit))
 
-    async def _left(self, driver: Driver, permit: Call) -> None:
+    async def _left(self, driver: Driver, permit: Permit) -> None:
         place = (permit.key, permit.owner, permit.number)
         try:
             told: PermitAnswer = (
@@ -775,7 +766,7 @@ class Permits:
 
     def give_back(self, key: str, owner: int, number: int) -> None:
         """`leave` for a permit whose object is gone."""
-        permit = Call(key)
+        permit = Permit(self, key)
         permit.owner, permit.number = owner, number
         if self._is_awaited:
             # No event loop to ask the store on: the next renewal tells it.
@@ -840,11 +831,10 @@ class Permits:
         )
         return answer
 
-    def _end(self, permit: Call, *, is_sure: bool) -> None:
+    def _end(self, permit: Permit, *, is_sure: bool) -> None:
         unsure_until_us = 0 if is_sure else self.clock.now_us() + self.registry.lease_us
         self.registry.end(permit, unsure_until_us=unsure_until_us)
-        if isinstance(permit, Permit):
-            permit.__class__ = Permit
+        permit.__class__ = Permit
 
     async def _heal(self, driver: Driver, key: str) -> None:
         since_us = self.clock.now_us()
