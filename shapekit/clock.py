@@ -340,27 +340,6 @@ class ManualClock:
         return f"ManualClock({self.now()})"
 
 
-@contextmanager
-def replacing_system_clocks(clock: ManualClock) -> Iterator[None]:
-    """Inside, every SystemClock of this process shows the time of `clock`, and sleeps by it.
-
-    The methods of the class are exchanged: to read the time costs no more than before. Those who still sleep
-    at the end are woken, and go on by the system's time.
-    """
-    hands = {name: getattr(clock, name) for name in ("now_us", "wall_us", "sleep", "asleep")}
-    hands["ticks"] = lambda _: (clock.now_us, 1, 0)
-    before = {name: vars(SystemClock)[name] for name in hands}
-    try:
-        for name, hand in hands.items():
-            setattr(SystemClock, name, hand)
-        yield
-    finally:
-        for name, hand in before.items():
-            setattr(SystemClock, name, hand)
-        for sleeper in list(clock._sleepers):  # noqa: SLF001 - of this module
-            sleeper.alarm.set()
-
-
 async def _others_blocked() -> None:
     """Return when every other task of this loop waits for something."""
     if not _is_asyncio(running_loop()):
@@ -403,17 +382,6 @@ def _micros(field: str, value: object, *, least: int = 0) -> int:
     return round(seconds * SECOND_US)
 
 
-class Virtual:
-    """Whether time is virtual in this process."""
-
-    __slots__ = ("is_on",)
-
-    def __init__(self) -> None:
-        self.is_on = False
-
-
-VIRTUAL = Virtual()
-
 _ALL: dict[int, tuple[weakref.ref[Any], Callable[[Any], None]]] = {}
 """By id: a store need not be hashable."""
 
@@ -423,17 +391,33 @@ def forgets(one: T, forget: Callable[[T], None]) -> None:
     _ALL[id(one)] = weakref.ref(one, partial(_ALL.pop, id(one))), forget
 
 
+_VIRTUAL: dict[ManualClock, None] = {}
+"""The clocks of virtual time, while it goes by them."""
+
+
 @contextmanager
 def virtual_time() -> Iterator[ManualClock]:
-    """Inside, system clocks show virtual time, from 0 on; it jumps whenever all threads and tasks sleep."""
-    clock, was_on = ManualClock(autojump=True), VIRTUAL.is_on
+    """Inside, system clocks show virtual time, from 0 on; it jumps whenever all threads and tasks sleep.
+
+    The methods of the class are exchanged: to read the time costs no more than before. Those who still sleep
+    at the end are woken, and go on by the system's time.
+    """
+    clock = ManualClock(autojump=True)
+    hands = {name: getattr(clock, name) for name in ("now_us", "wall_us", "sleep", "asleep")}
+    hands["ticks"] = lambda _: (clock.now_us, 1, 0)
+    before = {name: vars(SystemClock)[name] for name in hands}
     try:
-        VIRTUAL.is_on = True
-        with replacing_system_clocks(clock):
-            _forget_all()
-            yield clock
+        _VIRTUAL[clock] = None
+        for name, hand in hands.items():
+            setattr(SystemClock, name, hand)
+        _forget_all()
+        yield clock
     finally:
-        VIRTUAL.is_on = was_on
+        for name, hand in before.items():
+            setattr(SystemClock, name, hand)
+        for sleeper in list(clock._sleepers):  # noqa: SLF001 - of this module
+            sleeper.alarm.set()
+        _VIRTUAL.pop(clock, None)
         _forget_all()
 
 
@@ -495,18 +479,12 @@ CHUNK_S = 60.0
 
 
 class Sleepers:
-    """Everybody who sleeps for one shaper; `close` wakes them all.
+    """Everybody who sleeps for one shaper; `close` wakes them all."""
 
-    `virtual` is given where the store counts by a clock that virtual time does not move.
-    """
-
-    def __init__(
-        self, clock: Clock, what: str, chunk_s: float = CHUNK_S, virtual: Virtual | None = None
-    ) -> None:
+    def __init__(self, clock: Clock, what: str, chunk_s: float = CHUNK_S) -> None:
         self._clock = clock
         self._what = what
         self._chunk_s = chunk_s
-        self._virtual = virtual
         self._closed = False
         self.begin()
         _SLEEPERS.add(self)
@@ -607,7 +585,7 @@ class Sleepers:
         self.close()
 
     def _enter(self, alarm: Alarm) -> None:
-        if self._virtual is not None and self._virtual.is_on:
+        if _VIRTUAL and isinstance(self._clock, RealClock):
             bound = "would wait in real time: virtual time does not move the clock of its store"
             fix = "give it a MemoryStore in this test, or mark the test shapekit_real_time"
             raise ConfigError("store", self._what, bound, fix)

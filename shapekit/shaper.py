@@ -45,7 +45,7 @@ from shapekit.algorithms.queue.slots import (
     followed,
 )
 from shapekit.algorithms.queue.wire import CANCEL, HOLD, LOOK, MARK, RESERVE, RESUME, SETTLE
-from shapekit.clock import CHUNK_S, VIRTUAL, Clock, RealClock, Sleepers, forgets
+from shapekit.clock import CHUNK_S, Clock, Sleepers, forgets
 from shapekit.decision import Decision
 from shapekit.errors import ConfigError, CostExceedsLimitError, StoreUnavailableError
 from shapekit.events import Listener, Listening
@@ -502,8 +502,7 @@ class Core:
         self.store = store
         self.clock = store.clock
         self.max_wait_us = max_wait_us
-        virtual = VIRTUAL if isinstance(store.clock, RealClock) else None
-        self.sleepers = Sleepers(store.clock, f"shaper {name!r}", chunk_s, virtual)
+        self.sleepers = Sleepers(store.clock, f"shaper {name!r}", chunk_s)
         store.wakes(self.sleepers)
         if prefetch is None:
             self.status = KeyStatus(store, name, queue)
