@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, Driver, Twin, run
-from shapekit.algorithms.queue.adaptive import Adaptive
+from shapekit.algorithms.queue.adaptive import STATED, SUCCEEDED, THROTTLED, Adaptive, AdaptiveQueue
 from shapekit.clock import forgets
 from shapekit.errors import ConfigError
 from shapekit.keys import text_of
 from shapekit.rate import MAX_COUNT, SECOND_US, Duration, duration_us, whole
 
 if TYPE_CHECKING:
-    from shapekit.algorithms.queue.adaptive import AdaptiveQueue
     from shapekit.shaper import Core
 
 __all__ = ["AdaptiveRate"]
@@ -97,12 +96,6 @@ class AdaptiveRate:
     """
 
     def __init__(self, core: Core) -> None:
-        from shapekit.algorithms.queue.adaptive import (  # noqa: PLC0415 - for adaptive rates only
-            STATED,
-            SUCCEEDED,
-            THROTTLED,
-        )
-
         self._core = core
         self._queue = cast("AdaptiveQueue", core.queue)
         self._tallies = Tallies()
@@ -224,8 +217,6 @@ def queue_between(adaptive: object, burst: int | None, pace: str, **beside: Any)
         if told:
             fix = "leave it out, or admit each call by two policies, one inside the other"
             raise ConfigError(field, told, "conflicts with adaptive=, which moves slots", fix)
-    from shapekit.algorithms.queue.adaptive import AdaptiveQueue  # noqa: PLC0415 - for adaptive rates only
-
     return AdaptiveQueue(adaptive.min, adaptive.max, burst)
 
 

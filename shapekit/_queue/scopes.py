@@ -30,7 +30,7 @@ from shapekit._runtime.process import SWITCH
 from shapekit.clock import Clock, forgets
 from shapekit.decision import Decision
 from shapekit.errors import QueueFullError, StoreUnavailableError, after_waiting, gave_up
-from shapekit.keys import scoped
+from shapekit.keys import scoped, segments
 from shapekit.rate import AS_CONFIGURED, SECOND_US, Duration, Fits, max_wait_us, timeout_us
 
 if TYPE_CHECKING:
@@ -145,8 +145,6 @@ _UNKNOWN = _Node()
 
 
 def _place(key: str, target: Target) -> tuple[Path, bool]:
-    from shapekit.keys import segments  # noqa: PLC0415 - reads URLs: for scopes only
-
     path = segments(target.path)
     return (key, target.method, *path[:MOST_SEGMENTS]), len(path) <= MOST_SEGMENTS
 
