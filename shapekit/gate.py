@@ -64,17 +64,12 @@ class Gate:
         self._program = ledgered(strategy)
         bound = (self.name, self._program)
         check: Twin[Decision] = self._store.twin(*bound, CHECK)
-        peek: Twin[Decision] = self._store.twin(*bound, PEEK)
-        forecast: Twin[Forecast] = self._store.twin(*bound, FORECAST)
-        refund: Twin[Decision] = self._store.twin(*bound, REFUND)
-        debit: Twin[Decision] = self._store.twin(*bound, DEBIT)
         self._check, self._acheck = check
-        self._peek, self._apeek = peek
-        self._forecast, self._aforecast = forecast
-        self._refund, self._arefund = refund
-        self._debit, self._adebit = debit
-        self._check_many = self._store.bind_many(*bound, CHECK)
-        self._acheck_many = self._store.abind_many(*bound, CHECK)
+        self._check_many = Twin(self._store.bind_many(*bound, CHECK), self._store.abind_many(*bound, CHECK))
+        self._peek: Twin[Decision] = self._store.twin(*bound, PEEK)
+        self._forecast: Twin[Forecast] = self._store.twin(*bound, FORECAST)
+        self._refund: Twin[Decision] = self._store.twin(*bound, REFUND)
+        self._debit: Twin[Decision] = self._store.twin(*bound, DEBIT)
 
     # now?
 
@@ -95,13 +90,13 @@ class Gate:
     def check_many(self, keys: Iterable[GateKey], *, cost: int = 1) -> list[Decision]:
         """`check` for each key in turn, all at one instant; the answers have the order of the keys."""
         series = [run(self._admissible, key, cost) for key in _series(keys)]
-        return self._check_many(series, (cost,))
+        return self._check_many.call(series, (cost,))
 
     async def acheck_many(self, keys: Iterable[GateKey], *, cost: int = 1) -> list[Decision]:
         """`check_many`, awaitable."""
         series = [await self._admissible(TASKS, key, cost) for key in _series(keys)]
         await stop_if_cancelled()
-        return await self._acheck_many(series, (cost,))
+        return await self._check_many.acall(series, (cost,))
 
     def require(self, key: GateKey = "default", *, cost: int = 1) -> Decision:
         """`check`, but a denial raises RateLimitedError, or QuotaExhaustedError if a quota denies."""
@@ -115,19 +110,19 @@ class Gate:
 
     def peek(self, key: GateKey = "default") -> Decision:
         """The decision that a call of cost 1 would get. Consumes nothing."""
-        return self._peek(self._place(key))
+        return self._peek.call(self._place(key))
 
     async def apeek(self, key: GateKey = "default") -> Decision:
         """`peek`, awaitable."""
-        return await self._apeek(self._place(key))
+        return await self._peek.acall(self._place(key))
 
     def forecast(self, key: GateKey = "default", *, cost: int = 1) -> Forecast:
         """When a call of `cost` would be admitted, and how many would be now. Consumes nothing."""
-        return self._forecast(run(self._admissible, key, cost), cost)
+        return self._forecast.call(run(self._admissible, key, cost), cost)
 
     async def aforecast(self, key: GateKey = "default", *, cost: int = 1) -> Forecast:
         """`forecast`, awaitable."""
-        return await self._aforecast(await self._admissible(TASKS, key, cost), cost)
+        return await self._forecast.acall(await self._admissible(TASKS, key, cost), cost)
 
     def refund(self, key: GateKey, decision: Decision, *, cost: int = 1) -> Decision:
         """Give back `cost` units of what `decision` charged; returns how the key stands.
@@ -135,11 +130,11 @@ class Gate:
         Never more than was charged, and never what time has restored already. What a decision charged is
         given back once, whole or in part: a repeated refund, by any process, changes nothing.
         """
-        return self._refund(self._place(key), whole("cost", cost), self._charge_of(decision))
+        return self._refund.call(self._place(key), whole("cost", cost), self._charge_of(decision))
 
     async def arefund(self, key: GateKey, decision: Decision, *, cost: int = 1) -> Decision:
         """`refund`, awaitable."""
-        return await self._arefund(self._place(key), whole("cost", cost), self._charge_of(decision))
+        return await self._refund.acall(self._place(key), whole("cost", cost), self._charge_of(decision))
 
     def debit(self, key: GateKey, decision: Decision | None = None, *, cost: int = 1) -> Decision:
         """Charge a call that has happened, whether it fits or not; time repays the debt.
@@ -148,11 +143,11 @@ class Gate:
         alternatives charges the part that paid then. Without one, each debit counts. Returns the decision
         of this charge.
         """
-        return self._debit(*self._debited(key, decision, cost))
+        return self._debit.call(*self._debited(key, decision, cost))
 
     async def adebit(self, key: GateKey, decision: Decision | None = None, *, cost: int = 1) -> Decision:
         """`debit`, awaitable."""
-        return await self._adebit(*self._debited(key, decision, cost))
+        return await self._debit.acall(*self._debited(key, decision, cost))
 
     def reset(self, key: GateKey = "default") -> None:
         """Forget the key: it is then as if it had never been used."""
