@@ -737,11 +737,7 @@ class PrefetchedStatus(KeyStatus):
 
     def __init__(self, store: Store, name: str, queue: LeakyQueue, prefetch_us: int) -> None:
         super().__init__(store, name, queue)
-        self._prefetch = Prefetch(name, store, queue, prefetch_us, self.store_clock)
-
-    @property
-    def prefetch(self) -> Prefetch:
-        return self._prefetch
+        self.prefetch = self._prefetch = Prefetch(name, store, queue, prefetch_us, self.store_clock)
 
     async def leaving(self, driver: Driver, key: str) -> tuple[int, KeyState]:
         known = self._prefetch.known(key)

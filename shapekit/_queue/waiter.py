@@ -761,11 +761,8 @@ class KeyStatus:
         make = partial(_Questions, self._settings, store.clock, hears_all=self.hears_all)
         self._questions = companion(store, f"questions of {name}", make)
         self.limits = self._questions.limits
-
-    @property
-    def prefetch(self) -> Prefetch | None:
+        self.prefetch: Prefetch | None = None
         """Where slots come from; None if each comes from the store at the time of its call."""
-        return None
 
     async def ask(self, driver: Driver, key: str) -> KeyState:
         """The state of a key, at most 10 ms old."""
