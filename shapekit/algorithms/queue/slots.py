@@ -147,13 +147,6 @@ Asked: TypeAlias = tuple[int, int | None, int]
 """The cost, the longest wait, and a nonce that names the generation if this is the key's first call."""
 
 
-class Placement(NamedTuple):
-    """A place for a newcomer, and the places that are left."""
-
-    free: Free
-    single: Single
-
-
 class Places(Value):
     """The places of one queue: at slots of its grid, each with a departure that follows from its position."""
 
@@ -194,8 +187,8 @@ class Places(Value):
         is_full = len(kept) * pages.PAGE > MOST and pages.count(kept) > MOST
         return None if is_full else (kept, singles)
 
-    def first(self, free: Free, cost: int) -> Placement | None:
-        """The first place with at least this cost."""
+    def first(self, free: Free, cost: int) -> tuple[Free, Single] | None:
+        """The places that are left, and the first one with at least this cost."""
         rows, singles = free
         single: Single | None = next((one for page in singles for one in page if one[3] >= cost), None)
         if cost == 1 and rows and (single is None or rows[0][0][0] < single[0]):
@@ -204,8 +197,8 @@ class Places(Value):
             start, _, due, tail, newest, *offsets = row
             receipts = self._constraints.receipts_at(due, offsets)
             single = (start, start + self._slot, due, 1, (tail, newest), receipts)
-            return Placement((rest, singles), single)
-        return None if single is None else Placement((rows, pages.without(singles, single)), single)
+            return (rest, singles), single
+        return None if single is None else ((rows, pages.without(singles, single)), single)
 
     def retracted(
         self, free: Free, undo: tuple[int, int], parts: States, at: int, ahead: Ahead
