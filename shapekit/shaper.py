@@ -205,7 +205,7 @@ class Shaper:
             is_slow = not self._waiter.is_prompt(granted, asked_us)
         if granted[WAIT_US] or is_slow or not granted[ACCEPTED]:
             bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
-            run(self._waiter.leave, reservation, bound_us, gives_up_us, is_slow=is_slow)
+            run(self._waiter.wait, reservation, bound_us, gives_up_us, is_slow=is_slow, tells=True)
         elif SWITCH.loud:
             self.core.reporter.departed(reservation.key, reservation.cost)
         return reservation
@@ -232,7 +232,7 @@ class Shaper:
         granted = reservation.granted
         if granted[WAIT_US] or is_slow or not granted[ACCEPTED]:
             bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
-            await self._waiter.leave(TASKS, reservation, bound_us, gives_up_us, is_slow=is_slow)
+            await self._waiter.wait(TASKS, reservation, bound_us, gives_up_us, is_slow=is_slow, tells=True)
         elif SWITCH.loud:
             self.core.reporter.departed(reservation.key, reservation.cost)
         return reservation
@@ -590,7 +590,7 @@ class Core:
         reservation = await self.reserve(driver, key, cost, self.max_wait_us)
         if not reservation.leaves_now:
             return reservation
-        await self.waiter.leave(driver, reservation, None, None)
+        await self.waiter.wait(driver, reservation, None, None, tells=True)
         return None
 
     def taker(self, key: str, cost: int) -> Callable[[], Reservation | None]:
@@ -633,7 +633,7 @@ class Core:
 
     async def leave(self, driver: Driver, reservation: Reservation) -> None:
         """Sleep until the slot comes, or raise the error of a refusal."""
-        await self.waiter.leave(driver, reservation, self.max_wait_us, None)
+        await self.waiter.wait(driver, reservation, self.max_wait_us, None, tells=True)
 
     async def measure(
         self, driver: Driver, key: str, cost: int, bound_us: int | None, *, code: str | None = None

@@ -85,22 +85,6 @@ class Waiter:
         self._grace_us = queue.grace_us
         self._late_calls = LateCalls(status.changing(store.twin(name, queue, LATE), is_news=False))
 
-    async def leave(
-        self,
-        driver: Driver,
-        reservation: Reservation,
-        max_wait_us: int | None,
-        timeout_us: int | None,
-        *,
-        is_slow: bool = False,
-    ) -> None:
-        """Sleep until the slot comes, or raise the error of a refusal. If the answer was slow to come, a slot
-        for now may have passed.
-        """
-        waited_us = await self.wait(driver, reservation, max_wait_us, timeout_us, is_slow=is_slow)
-        if SWITCH.loud:
-            self._reporter.departed(reservation.key, reservation.cost, *waited_us)
-
     async def wait(
         self,
         driver: Driver,
@@ -109,23 +93,29 @@ class Waiter:
         timeout_us: int | None,
         *,
         is_slow: bool = False,
+        tells: bool = False,
     ) -> tuple[int, int]:
-        """`leave`, for a caller that tells the departure by what this returns: how long ago the call asked,
-        and how long ago its slot came.
+        """Sleep until the slot comes, or raise the error of a refusal. If the answer was slow to come, a slot
+        for now may have passed.
+
+        Returns how long ago the call asked, and how long ago its slot came: unless this `tells` the
+        departure, the caller does.
         """
-        granted = reservation.granted
+        granted, waited_us = reservation.granted, (0, 0)
         if not granted[ACCEPTED]:
             error = refusal(reservation, max_wait_us)
             self._reporter.stopped(reservation.key, error)
             raise error
-        if not granted[WAIT_US] and not is_slow and self.is_prompt(granted):
-            return 0, 0
-        try:
-            pending = await self.stay(driver, reservation, max_wait_us, timeout_us, is_slow=is_slow)
-        except BaseException as error:
-            await driver.given_back(error, partial(self.give_up, driver, reservation, error))
-            raise
-        return pending.waited_us()
+        if granted[WAIT_US] or is_slow or not self.is_prompt(granted):
+            try:
+                pending = await self.stay(driver, reservation, max_wait_us, timeout_us, is_slow=is_slow)
+            except BaseException as error:
+                await driver.given_back(error, partial(self.give_up, driver, reservation, error))
+                raise
+            waited_us = pending.waited_us()
+        if tells and SWITCH.loud:
+            self._reporter.departed(reservation.key, reservation.cost, *waited_us)
+        return waited_us
 
     def is_prompt(self, granted: Granted, asked_us: int | None = None) -> bool:
         """Whether a call that leaves at once may follow its answer, because that was not long on its way."""
@@ -215,12 +205,7 @@ class Waiter:
             if asks_at_us <= now_us:
                 if not pending.moves or pending.stands_until_us:
                     pending.heard_after = self._late_calls.trips
-                    status = self._status
-                    now_us, key_state = (
-                        status.known(pending.key)
-                        if status.instant
-                        else await status.leaving(driver, pending.key)
-                    )
+                    now_us, key_state = await self._status.leaving(driver, pending.key)
                     pending.hear(key_state, now_us)
                 allowed_us = self._allowed_us(pending)
                 due_us, turn_us = pending.due_us, pending.asks_at_us(allowed_us)
@@ -771,7 +756,9 @@ class KeyStatus:
     async def heard(self, driver: Driver, key: str, *, is_shared: bool = True) -> tuple[int, KeyState]:
         """`ask`, and what time it is by then; if not `is_shared`, by a question of its own."""
         if self.instant:
-            return self.known(key)
+            if self._settings.known.stored.version:
+                return self._followed(self._follow.call(key))
+            return self._standing(self._confirm.call(key))
         if not is_shared:
             return await self._answered(driver, key, self._clock.now_us())
         while True:
@@ -794,12 +781,6 @@ class KeyStatus:
         is_later = question.close()
         self._questions.hear(key, question)
         return self._clock.now_us() if is_later else now_us, question.answer
-
-    def known(self, key: str) -> tuple[int, KeyState]:
-        """`heard`, of a store that answers at once."""
-        if self._settings.known.stored.version:
-            return self._followed(self._follow.call(key))
-        return self._standing(self._confirm.call(key))
 
     async def _answered(self, driver: Driver, key: str, asked_us: int) -> tuple[int, KeyState]:
         """When the store has answered, and what. Once operators have set something, what has become of the

@@ -297,7 +297,7 @@ def test_a_call_that_has_missed_its_slot_gets_another_one(store, shaper_on, cloc
     assert waiting
     for reservation in waiting:
         clock.advance(1)
-        run(shaper.core.waiter.leave, reservation, None, None)
+        run(shaper.core.waiter.wait, reservation, None, None)
         assert reservation.departs_at + 0.2 > clock.now() + store.ahead_s
     assert sorted({*slots_of(taken)}) == slots_of(taken)
 
