@@ -587,7 +587,10 @@ RETRY_US = SECOND_US
 class Permit:
     """The permit of a call, or its wait for one."""
 
-    __slots__ = ("__weakref__", "enclosing", "is_over", "key", "number", "owner", "permits", "waited_us")
+    __slots__ = (
+        *("__weakref__", "asked_us", "enclosing", "is_over", "key", "max_wait_us", "number", "owner"),
+        *("permits", "timeout_us", "waited_us"),
+    )
 
     def __init__(self, permits: Permits, key: str) -> None:
         self.is_over = True
@@ -596,9 +599,39 @@ class Permit:
         self.owner = 0
         self.number = 0
         self.permits = permits
-        self.waited_us = 0
+        self.asked_us = self.waited_us = 0
+        self.max_wait_us: int | None = None
+        self.timeout_us: int | None = None
         self.enclosing: object = None
         """The task that cannot end the call before what it starts meanwhile has ended; None if not known."""
+
+    def sleeps_until_us(self, pause_us: int | None) -> int | None:
+        """Until when to sleep if nothing happens before; None for no bound."""
+        bounds = (self.max_wait_us, self.timeout_us)
+        ends = [self.asked_us + bound for bound in bounds if bound is not None]
+        if pause_us is not None:
+            ends.append(self.permits.clock.now_us() + pause_us)
+        return min(ends, default=None)
+
+    def has_waited_us(self) -> int:
+        """How long ago it was asked for."""
+        return self.permits.clock.now_us() - self.asked_us
+
+    def is_refused(self) -> bool:
+        """Whether `max_wait` is over. TimeoutError if `timeout` is."""
+        waited_us = self.has_waited_us()
+        if self.timeout_us is not None and waited_us >= self.timeout_us:
+            raise gave_up(self.key, self.permits.policy, waited_us)
+        return self.max_wait_us is not None and waited_us >= self.max_wait_us
+
+    def refusal(self) -> QueueFullError:
+        """The error for a call that got no permit in time."""
+        limit, waited_us = self.permits.limit_of(self.key), self.has_waited_us()
+        retry_at_us = self.asked_us + waited_us + RETRY_US
+        full = Decision(False, limit, limit, 0, retry_at_us, RETRY_US, "concurrency")
+        bound_us = waited_us if self.max_wait_us is None else self.max_wait_us
+        delay, bound = waited_us / SECOND_US, bound_us / SECOND_US
+        return QueueFullError(full, self.key, delay, bound, self.permits.policy)
 
 
 class _HeldPermit(Permit):
@@ -671,39 +704,37 @@ class Permits:
         await driver.stop_if_cancelled()
         if self.registry.is_unsure(key):
             await self._heal(driver, key)
-        pending = _PendingWait(self, key, max_wait_us, timeout_us)
+        permit.asked_us, permit.max_wait_us, permit.timeout_us = self.clock.now_us(), max_wait_us, timeout_us
         self._begin(permit, driver.loop())
         # A coroutine that is thrown away runs no cleanup here: its permit is given back by the finalizer.
         try:
             place, came_with = await self._asked(driver, permit, int(max_wait_us != 0))
-            if not self._is_permitted(permit, place, came_with, pending):
+            if not self._is_permitted(permit, place, came_with):
                 if has_to_wait is not None:
                     has_to_wait()
                 if max_wait_us is None and timeout_us is None:
                     self._check_nested(key)
-                await self._wait(driver, permit, self.registry.join(permit, came_with), pending)
-                permit.waited_us = pending.waited_us()
+                await self._wait(driver, permit, self.registry.join(permit, came_with))
+                permit.waited_us = permit.has_waited_us()
             self.registry.arrive(permit)
         except BaseException as error:
             await driver.given_back(error, partial(self.leave, driver, permit))
             raise
 
-    async def _wait(
-        self, driver: Driver, permit: Permit, waiter: PermitWaiter, pending: _PendingWait
-    ) -> None:
+    async def _wait(self, driver: Driver, permit: Permit, waiter: PermitWaiter) -> None:
         key = permit.key
         while not waiter.has_permit:
             if waiter.is_lost:
                 place, came_with = await self._asked(driver, permit, 1)
                 waiter.came_with = came_with
-                self._is_permitted(permit, place, came_with, pending)
+                self._is_permitted(permit, place, came_with)
                 continue
             alarm = driver.alarm()
             is_looker = waiter.begin_wait(alarm, self.clock.now_us())
-            until_us = pending.sleeps_until_us(self._pause_us(waiter, is_looker))
+            until_us = permit.sleeps_until_us(self._pause_us(waiter, is_looker))
             await self._sleepers.rest(driver, alarm, until_us)
-            if pending.is_over(waiter):
-                raise pending.refusal()
+            if not waiter.has_permit and not waiter.is_lost and permit.is_refused():
+                raise permit.refusal()
             if not is_looker or waiter.has_permit:
                 continue
             if self.registry.is_unsure(key):
@@ -816,11 +847,11 @@ class Permits:
             stacklevel=callers_level(),
         )
 
-    def _is_permitted(self, permit: Permit, place: int, came_with: int, pending: _PendingWait) -> bool:
+    def _is_permitted(self, permit: Permit, place: int, came_with: int) -> bool:
         """Whether the store gave a permit; QueueFullError if it refused."""
         if place == REFUSED:
             self._end(permit, is_sure=came_with >= 0)
-            raise pending.refusal()
+            raise permit.refusal()
         self.registry.hear(permit.key, (came_with, permit.number) if place == PERMITTED else (came_with,))
         return place == PERMITTED
 
@@ -852,48 +883,3 @@ class Permits:
         # Nothing announces the closed event loops of other waiters, nor the end of an override.
         ends_us = self._settings.known.ends_us
         return STUCK_US if ends_us is None else min(STUCK_US, max(1, ends_us - self.clock.wall_us()))
-
-
-class _PendingWait:
-    """How long a call waits for a permit."""
-
-    __slots__ = ("_asked_us", "_clock", "_gives_up_us", "_key", "_max_wait_us", "_permits", "_refused_us")
-
-    def __init__(self, permits: Permits, key: str, max_wait_us: int | None, timeout_us: int | None) -> None:
-        self._permits = permits
-        self._clock = permits.clock
-        self._key = key
-        self._asked_us = now = self._clock.now_us()
-        self._max_wait_us = max_wait_us
-        self._refused_us = None if max_wait_us is None else now + max_wait_us
-        self._gives_up_us = None if timeout_us is None else now + timeout_us
-
-    def sleeps_until_us(self, pause_us: int | None) -> int | None:
-        """Until when to sleep if nothing happens before; None for no bound."""
-        ends = [self._refused_us, self._gives_up_us]
-        if pause_us is not None:
-            ends.append(self._clock.now_us() + pause_us)
-        return min([end for end in ends if end is not None], default=None)
-
-    def is_over(self, waiter: PermitWaiter) -> bool:
-        """Whether `max_wait` is over. TimeoutError if `timeout` is."""
-        if waiter.has_permit or waiter.is_lost:
-            return False
-        now = self._clock.now_us()
-        if self._gives_up_us is not None and now >= self._gives_up_us:
-            raise gave_up(self._key, self._permits.policy, now - self._asked_us)
-        return self._refused_us is not None and now >= self._refused_us
-
-    def refusal(self) -> QueueFullError:
-        """The error for a call that got no permit in time."""
-        now = self._clock.now_us()
-        limit = self._permits.limit_of(self._key)
-        full = Decision(False, limit, limit, 0, now + RETRY_US, RETRY_US, "concurrency")
-        waited_us = now - self._asked_us
-        bound_us = waited_us if self._max_wait_us is None else self._max_wait_us
-        delay, bound = waited_us / SECOND_US, bound_us / SECOND_US
-        return QueueFullError(full, self._key, delay, bound, self._permits.policy)
-
-    def waited_us(self) -> int:
-        """How long the call waited."""
-        return self._clock.now_us() - self._asked_us
