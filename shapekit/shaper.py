@@ -30,7 +30,7 @@ from shapekit._runtime.drivers import (
     stop_if_cancelled,
 )
 from shapekit._runtime.process import SWITCH
-from shapekit.algorithms.base import Algorithm, check_cost
+from shapekit.algorithms.base import Algorithm, as_tuple, check_cost
 from shapekit.algorithms.queue.adaptive import Adaptive
 from shapekit.algorithms.queue.queue import HELD_US, LeakyQueue
 from shapekit.algorithms.queue.slots import (
@@ -200,9 +200,7 @@ class Shaper:
         asked_us = self._now_us and self._now_us()
         reservation = self.reserve(key, cost=cost, max_wait=max_wait)
         granted = reservation.granted
-        is_slow = False
-        if asked_us is not None:
-            is_slow = not self._waiter.is_prompt(granted, asked_us)
+        is_slow = asked_us is not None and not self._waiter.is_prompt(granted, asked_us)
         if granted[WAIT_US] or is_slow or not granted[ACCEPTED]:
             bound_us = self._max_wait_us if max_wait is AS_CONFIGURED else max_wait_us(max_wait)
             run(self._waiter.wait, reservation, bound_us, gives_up_us, is_slow=is_slow, tells=True)
@@ -469,16 +467,12 @@ def sent(reservation: Reservation) -> list[Any]:
 def received(core: Core, told: list[Any]) -> Reservation:
     """Restore what `sent` gave, as a reservation of this shaper or of its like in another process."""
     key, *plain, described = told
-    grant = Grant(*map(_frozen, plain))
+    grant = Grant(*map(as_tuple, plain))
     if described is not None:
         from shapekit.stores.encoding import revived  # noqa: PLC0415 - only where something is set
 
         grant = grant._replace(queue=revived(described))
     return Reservation(core, key, grant)
-
-
-def _frozen(told: Any) -> Any:
-    return tuple(map(_frozen, told)) if isinstance(told, list) else told
 
 
 _FORESEEN_AT_ONCE = 200
