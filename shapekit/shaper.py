@@ -746,7 +746,7 @@ class Core:
         """Seconds until a slot comes, including holds placed since; negative once it has passed."""
         with self.reporter.watching(reservation.key):
             key_state = await self.status.ask(driver, reservation.key)
-        pending = PendingWait(self.clock, reservation, key_state.ahead_us, None, None)
+        pending = PendingWait(reservation, key_state.ahead_us, None, None)
         pending.hear(key_state, self.clock.now_us())
         return (pending.due_us - self.clock.now_us()) / SECOND_US
 

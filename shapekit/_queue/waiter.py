@@ -150,7 +150,7 @@ class Waiter:
             there_us, now_us = granted[DEPARTS_AT_US] - wait_us, self._clock.now_us()
             known_us = store_clock.ahead_us(there_us, now_us)
             ahead_us = now_us - there_us if known_us is None else known_us
-        pending = PendingWait(self._clock, reservation, ahead_us, max_wait_us, timeout_us)
+        pending = PendingWait(reservation, ahead_us, max_wait_us, timeout_us)
         if wait_us:
             # Most calls log nothing, and take no detour to find that out.
             log = LOGS.get(SHAPER_LOG)
@@ -277,7 +277,7 @@ class Waiter:
         # A slot is missed where others are late, too, and an answer from before would give one to two calls.
         is_shared = reservation.queue.slot_us <= FRESH_US
         now_us, key_state = await self._status.heard(driver, key, is_shared=is_shared)
-        pending = PendingWait(self._clock, reservation, key_state.ahead_us, None, None)
+        pending = PendingWait(reservation, key_state.ahead_us, None, None)
         pending.hear(key_state, now_us)
         if not pending.was_missed(grace_us, now_us):
             departs_at_us = pending.departs_at_us(key_state.until_us, now_us)
@@ -332,24 +332,17 @@ class PendingWait:
         *("asked_us", "due_us", "heard_after", "is_held", "is_marked", "key", "moves", "order"),
         "stands_until_us",
         *("_ahead_us", "_clock", "_generation", "_gives_up_us", "_leaves_by_us", "_max_wait_us", "cost"),
-        *("_accounts", "_constraints", "_numbers", "_policy", "_queued_us", "_slot_us", "grant", "queue"),
+        *("_core", "_numbers", "_queued_us", "_slot_us", "grant", "queue"),
         *("_reservation", "exchanges"),
     )
 
     def __init__(
-        self,
-        clock: Clock,
-        reservation: Reservation,
-        ahead_us: int,
-        max_wait_us: int | None,
-        timeout_us: int | None,
+        self, reservation: Reservation, ahead_us: int, max_wait_us: int | None, timeout_us: int | None
     ) -> None:
         grant, core = reservation.grant, reservation.core
-        self._clock = clock
+        self._core = core
+        self._clock = core.clock
         self._reservation = reservation
-        self._accounts = core.accounts
-        self._policy = core.name
-        self._constraints = core.queue.constraints
         self._ahead_us = ahead_us
         self.cost = grant.cost
         self.queue: LeakyQueue | None = grant.queue
@@ -399,7 +392,7 @@ class PendingWait:
         if self._gives_up_us is None or until_us <= (now := self._clock.now_us()):
             return until_us
         if now >= self._gives_up_us:
-            raise gave_up(self.key, self._policy, now - self.asked_us)
+            raise gave_up(self.key, self._core.name, now - self.asked_us)
         return min(until_us, self._gives_up_us)
 
     def is_over(self) -> bool:
@@ -480,9 +473,9 @@ class PendingWait:
         reservation = self._reservation
         if not grant.accepted:
             # Another call was quicker to take what was left of a quota.
-            raise refusal(type(reservation)(reservation.core, self.key, grant), None)
+            raise refusal(type(reservation)(self._core, self.key, grant), None)
         self.exchanges += 1
-        self._take(grant, grant.queue or reservation.core.queue)
+        self._take(grant, grant.queue or self._core.queue)
         self.queue = grant.queue
         self.is_held = self.is_marked = grant.held
         self.due_us = self._slot_us = grant.departs_at_us + self._ahead_us
@@ -527,7 +520,7 @@ class PendingWait:
         self._ahead_us = ahead_us
         self.is_marked = mark_us + ahead_us > now_us
         if generation != self._generation:
-            moved = followed(self.grant, key_state.changes, self._constraints)
+            moved = followed(self.grant, key_state.changes, self._core.queue.constraints)
             if moved is None or moved.generation != generation or key_state.queue is None or self.moves:
                 self.is_held = False
                 return
@@ -558,7 +551,7 @@ class PendingWait:
         wait_us = self.due_us - self.asked_us
         told = Decision(False, 1, 1, 0, self.due_us, wait_us - max_wait_us)
         delay, bound = wait_us / SECOND_US, max_wait_us / SECOND_US
-        return self._accounts.named(QueueFullError(told, self.key, delay, bound, self._policy))
+        return self._core.accounts.named(QueueFullError(told, self.key, delay, bound, self._core.name))
 
 
 def refusal(reservation: Reservation, max_wait_us: int | None) -> RateLimitedError:
