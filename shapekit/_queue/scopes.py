@@ -408,8 +408,10 @@ class ScopedSlots:
                     core.reporter.departed(key, cost, before_us + waited_us, late_us)
                     return taken
                 await driver.shielded(partial(self._give_back, driver, caller))
+            driver.may_be_thrown()
             while True:
                 reservation = await self._taken(driver, caller)
+                self._lines.leave(caller)
                 self._stand(caller, reservation)
                 await core.budgets.look(driver, key)
                 if caller.has_looked or not reservation.grant.held or await self._looked(driver, caller):
@@ -419,7 +421,8 @@ class ScopedSlots:
                 await driver.shielded(partial(self._give_back, driver, caller))
                 caller.has_waited = True
         except BaseException as error:
-            await driver.given_back(error, partial(self._give_up, driver, caller, error))
+            give_up, leave = partial(self._give_up, driver, caller, error), partial(self._lines.leave, caller)
+            await driver.given_back(error, give_up, leave)
             raise
         delay_us, late_us = pending.waited_us(caller.asked_us)
         core.reporter.departed(key, cost, before_us + delay_us, late_us)
@@ -427,7 +430,7 @@ class ScopedSlots:
 
     async def _give_up(self, driver: Driver, caller: Caller, error: BaseException) -> None:
         """Give the slot back; a refusal is raised in terms of the whole wait."""
-        self._lines.leave(caller)  # which an interrupt may have kept it from
+        self._lines.leave(caller)
         with suppress(StoreUnavailableError):
             await self._give_back(driver, caller)
         told = error
@@ -441,21 +444,6 @@ class ScopedSlots:
 
     async def _taken(self, driver: Driver, caller: Caller) -> Reservation:
         """Take a slot once the scope is free and earlier requests have theirs."""
-        leave = partial(self._lines.leave, caller)
-
-        async def left() -> None:
-            leave()
-
-        driver.may_be_thrown()
-        try:
-            reservation = await self._taken_in_line(driver, caller)
-        except BaseException as error:
-            await driver.given_back(error, left, leave)
-            raise
-        leave()
-        return reservation
-
-    async def _taken_in_line(self, driver: Driver, caller: Caller) -> Reservation:
         core, lines, is_instant = self._core, self._lines, self._status.instant
         while True:
             if not is_instant:
