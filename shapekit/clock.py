@@ -485,7 +485,8 @@ class Sleepers:
         self._clock = clock
         self._what = what
         self._chunk_s = chunk_s
-        self._closed = False
+        self.is_closed = False
+        """Whether waiting here has ended for good."""
         self.begin()
         _SLEEPERS.add(self)
 
@@ -567,20 +568,15 @@ class Sleepers:
         """How many sleep now."""
         return len(self._alarms)
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether waiting here has ended for good."""
-        return self._closed
-
     def close(self) -> None:
         """Wake all sleepers; they raise, and so do all that come to sleep later."""
-        self._closed = True
+        self.is_closed = True
         for alarm in list(self._alarms):
             alarm.set()
 
     def store_closed(self) -> None:
         """`close`, with all others that wait for what the store has promised."""
-        if not self._closed:
+        if not self.is_closed:
             self._what = f"the store of {self._what}"
         self.close()
 
@@ -591,12 +587,12 @@ class Sleepers:
             raise ConfigError("store", self._what, bound, fix)
         self._check_open()
         self._alarms.add(alarm)
-        if self._closed:
+        if self.is_closed:
             # By another thread, or by a finalizer of this one, which may not have found it.
             alarm.set()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self.is_closed:
             raise StoreUnavailableError(f"{self._what} was closed")
 
 
