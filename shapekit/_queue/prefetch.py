@@ -86,22 +86,11 @@ Next: TypeAlias = Refill | GiveBack | Wait | Ask | Rest
 class SlotBuffer:
     """The slots that one process owns at one key."""
 
-    def __init__(
-        self,
-        prefetch_us: int,
-        leaves_by: Callable[[Grant], int],
-        *,
-        slots: int,
-        clock_decides: bool,
-        counted: bool,
-    ) -> None:
+    def __init__(self, prefetch_us: int, queue: LeakyQueue, *, clock_decides: bool) -> None:
         self._prefetch_us = prefetch_us
-        self._step = 1 + min(slots, MOST) // _STEPS
-        self._leaves_by = leaves_by
+        self._step = 1 + min(queue.slots(prefetch_us), MOST) // _STEPS
+        self._queue = queue
         self._clock_decides = clock_decides
-        self._counted = counted
-        """Whether an unused slot that has passed must be given back, because a limit with memory counts it.
-        """
         self._slots: deque[Grant] = deque()
         self._returning: list[Grant] = []
         self._returns_first = False
@@ -170,7 +159,8 @@ class SlotBuffer:
 
     def pass_by(self, granted: Grant) -> None:
         """Note that a slot has passed unused: it goes back where a limit with memory counts it."""
-        if self._counted or (granted.queue is not None and granted.queue.constraints.algorithms):
+        own, other = self._queue, granted.queue
+        if own.constraints.algorithms or (other is not None and other.constraints.algorithms):
             self._returning.append(granted)
 
     def miss(self, granted: Grant) -> None:
@@ -298,6 +288,11 @@ class SlotBuffer:
         return self._give_back(is_over=True)
 
     # inside
+
+    def _leaves_by(self, grant: Grant) -> int:
+        """`leaves_by` of the queue that granted it, which may have the numbers of an operator."""
+        queue: LeakyQueue = grant.queue or self._queue
+        return queue.leaves_by(grant)
 
     @property
     def _is_sure(self) -> bool:
@@ -594,20 +589,9 @@ class Prefetch:
                     key: entry for key, entry in self._entries.items() if entry.fetcher is not None
                 }
                 self._sweeps_at = max(_DESKS, 2 * len(self._entries))
-            buffer = SlotBuffer(
-                self._prefetch_us,
-                self._leaves_by,
-                slots=self._queue.slots(self._prefetch_us),
-                clock_decides=self._clock_decides,
-                counted=bool(self._queue.constraints.algorithms),
-            )
+            buffer = SlotBuffer(self._prefetch_us, self._queue, clock_decides=self._clock_decides)
             entry = self._entries[key] = _KeyEntry(buffer)
         return entry
-
-    def _leaves_by(self, grant: Grant) -> int:
-        """`leaves_by` of the queue that granted it, which may have the numbers of an operator."""
-        queue: LeakyQueue = grant.queue or self._queue
-        return queue.leaves_by(grant)
 
     def _wake_fetcher(self, key: str, entry: _KeyEntry) -> None:
         if entry.fetcher is None:

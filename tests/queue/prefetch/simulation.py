@@ -66,14 +66,7 @@ class Worker:
     def __init__(self, world, server, *, prefetch_us, trip_us, jitter_us=0, ahead_us=0):
         self.world = world
         self.server = server
-        queue = server.queue
-        self.buffer = SlotBuffer(
-            prefetch_us,
-            queue.leaves_by,
-            slots=queue.slots(prefetch_us),
-            clock_decides=False,
-            counted=bool(queue.constraints.algorithms),
-        )
+        self.buffer = SlotBuffer(prefetch_us, server.queue, clock_decides=False)
         self._trip_us = trip_us
         self._jitter_us = jitter_us
         self._ahead_us = ahead_us

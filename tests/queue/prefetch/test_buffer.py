@@ -19,10 +19,7 @@ class Bench:
         world = World()
         world.now = START
         self.server = Server(world, rate, **options)
-        queue = self.server.queue
-        self.buffer = SlotBuffer(
-            SECOND, queue.leaves_by, slots=queue.slots(SECOND), clock_decides=False, counted=False
-        )
+        self.buffer = SlotBuffer(SECOND, self.server.queue, clock_decides=False)
         for _ in range(asked):
             self.buffer.come(START)
         answer = self.server.call(RESERVE_MANY, [(1, None, 7)] * asked, (further, SECOND, 7))
@@ -193,7 +190,7 @@ def test_nobody_leaves_before_the_turn_by_the_servers_clock(back_us):
     """The answer was on its way back for a part of the trip, which nobody knows: the whole is reckoned."""
     bench = Bench()
     generation = bench.buffer._standing[0]
-    buffer = SlotBuffer(SECOND, bench.server.queue.leaves_by, slots=10, clock_decides=False, counted=False)
+    buffer = SlotBuffer(SECOND, bench.server.queue, clock_decides=False)
     buffer.hear((generation, 0, 0, 0), back_us, START - 50_000, START, buffer.doubts)
     buffer.fill((), bench.granted[1:], START)
     granted = buffer.take(START, 1, None)
@@ -291,7 +288,6 @@ def test_a_slot_that_is_handed_out_a_little_late_is_used():
 @pytest.mark.parametrize("is_counted", [False, True])
 def test_a_slot_that_a_call_has_missed_goes_back_first_where_it_is_counted(is_counted):
     bench = Bench(gates=(SlidingWindowLog("100/h"),) if is_counted else ())
-    bench.buffer._counted = is_counted
     bench.buffer.miss(bench.granted[0])
     done = bench.buffer.next(START + 1, 1)
     if is_counted:
