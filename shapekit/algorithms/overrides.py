@@ -382,8 +382,6 @@ class _Overridden(LeakyQueue):
 
     __slots__ = ()
     is_set: ClassVar[bool] = True
-    origin: ClassVar[type[LeakyQueue]]
-    """The kind of queue that has these numbers in code."""
 
     def reserve(self, state: Any, now: int, asked: Asked, skew: int = 0) -> tuple[Any, Granted, int, bool]:
         """`reserve` of any queue; its answer names this one."""
@@ -415,7 +413,6 @@ class SetQueue(_Overridden):
     """A LeakyQueue of numbers that an operator has set."""
 
     __slots__ = ()
-    origin: ClassVar[type[LeakyQueue]] = LeakyQueue
 
     @property
     def is_off(self) -> bool:
@@ -436,7 +433,6 @@ class SetAdaptiveQueue(_Overridden, AdaptiveQueue):
     """An AdaptiveQueue of bounds that an operator has set."""
 
     __slots__ = ()
-    origin: ClassVar[type[LeakyQueue]] = AdaptiveQueue
 
 
 class HeldAdaptiveQueue(SetAdaptiveQueue):
@@ -446,20 +442,14 @@ class HeldAdaptiveQueue(SetAdaptiveQueue):
     is_held: ClassVar[bool] = True
 
 
-_KINDS: dict[tuple[type[LeakyQueue], bool], type[_Overridden]] = {
-    (kind.origin, kind.is_held): kind for kind in (SetQueue, HeldQueue, SetAdaptiveQueue, HeldAdaptiveQueue)
-}
-
-
 def overridden(queue: LeakyQueue, *, is_held: bool = False, **numbers: Any) -> LeakyQueue:
     """The queue with other numbers, as an operator's; by default with the same."""
-    origin = queue.origin if isinstance(queue, _Overridden) else type(queue)
-    make: Any = _KINDS[origin, is_held]
+    kinds: Any = (SetAdaptiveQueue, HeldAdaptiveQueue) if queue.adapts else (SetQueue, HeldQueue)
     own = {field: getattr(queue, field) for field in queue.fields} | numbers
-    if isinstance(queue, AdaptiveQueue):
-        return cast("LeakyQueue", make(**own))
-    paced = min(own["rates"], key=lambda rate: rate.period_us, default=None)
-    if own["pace"] != "smooth" or paced is None or paced.burst is not None:
-        # Without a pace there is no burst; else it is part of the rate already.
-        own["burst"] = numbers.get("burst")
-    return cast("LeakyQueue", make(**own))
+    if not queue.adapts:
+        paced = min(own["rates"], key=lambda rate: rate.period_us, default=None)
+        if own["pace"] != "smooth" or paced is None or paced.burst is not None:
+            # Without a pace there is no burst; else it is part of the rate already.
+            own["burst"] = numbers.get("burst")
+    made: LeakyQueue = kinds[is_held](**own)
+    return made
