@@ -114,11 +114,6 @@ class Watch:
         for alarm in list(self._alarms):
             alarm.set()
 
-    def begin(self) -> None:
-        """Without waiting calls: in a forked child."""
-        self._alarms = {}
-        self._heard = {}
-
     def add(self, alarm: Alarm) -> None:
         """Set the alarm at the next change."""
         self._alarms[alarm] = None
@@ -142,15 +137,15 @@ class Limits(Watch):
         self.settings = settings
         self._clock = clock
         self._hears_all = hears_all
-        self._poller: Alarm | None = None
         self._served_us = 0
         """The slot by which the poller's next look is timed."""
-        self.dues: dict[Alarm, int] = {}
+        self.begin()
 
     def begin(self) -> None:
-        """Without waiting calls: in a forked child."""
-        super().begin()
-        self._poller, self.dues = None, {}
+        """Without waiting calls: at first, and in a forked child."""
+        self._alarms = {}
+        self._poller: Alarm | None = None
+        self.dues: dict[Alarm, int] = {}
 
     def until_us(self, alarm: Alarm, now_us: int, due_us: int) -> int:
         """When a call that sleeps until its slot has to ask, if nothing wakes it before."""
