@@ -22,7 +22,7 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import count
 from traceback import walk_stack
-from typing import Any
+from typing import Any, TypeAlias
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -548,6 +548,43 @@ def _is_errand_under_way() -> bool:
 
 _START_S = 10**9
 
+Test: TypeAlias = "Callable[[StoreConformance], None]"
+
+
+def _on_a_store(work: Callable[[Store], object]) -> Test:
+    def test(self: StoreConformance) -> None:
+        with closing(self.make_store(ManualClock(_START_S))) as store:
+            work(store)
+
+    return test
+
+
+def _on_two(work: Callable[..., object]) -> Test:
+    """On two objects with one truth; where no other can see it, on the same object twice."""
+
+    def test(self: StoreConformance) -> None:
+        clock = ManualClock(_START_S)
+        with (
+            closing(self.make_store(clock)) as one,
+            closing(self.same_store(one, clock) if one.shared else one) as other,
+        ):
+            work(one, other)
+
+    return test
+
+
+def _awaited(work: Callable[[Store], Awaitable[None]]) -> Test:
+    """On a store for each event loop."""
+
+    def test(self: StoreConformance) -> None:
+        async def once() -> None:
+            async with aclosing(self.make_store(ManualClock(_START_S))) as store:
+                await work(store)
+
+        on_each_loop(once)
+
+    return test
+
 
 class StoreConformance:
     """Tests for a store of your own: subclass it, define `make_store`, and let pytest collect it.
@@ -589,11 +626,8 @@ class StoreConformance:
 
         on_each_loop(work)
 
-    def test_many_keys_are_answered_in_turn(self) -> None:
-        self._on_a_store(lambda store: run(many_agree, store))
-
-    def test_awaited_many_keys_are_answered_in_turn(self) -> None:
-        self._on_a_store_each_loop(partial(many_agree, TASKS))
+    test_many_keys_are_answered_in_turn = _on_a_store(lambda store: run(many_agree, store))
+    test_awaited_many_keys_are_answered_in_turn = _awaited(partial(many_agree, TASKS))
 
     # time
 
@@ -605,57 +639,28 @@ class StoreConformance:
 
     # keys and names
 
-    def test_no_two_keys_merge(self) -> None:
-        self._on_a_store(keys_stay_apart)
-
-    def test_no_two_names_merge(self) -> None:
-        self._on_a_store(names_stay_apart)
-
-    def test_no_two_parts_merge(self) -> None:
-        self._on_a_store(parts_stay_apart)
-
-    def test_keys_and_reset_all_go_by_prefix(self) -> None:
-        self._on_a_store(keys_are_shown)
-
-    def test_a_reset_key_is_cold(self) -> None:
-        self._on_a_store(resets_are_complete)
-
-    def test_denials_and_looks_persist_nothing(self) -> None:
-        self._on_a_store(denials_persist_nothing)
-
-    def test_another_kind_under_a_name_is_refused(self) -> None:
-        self._on_a_store(kinds_are_kept_apart)
+    test_no_two_keys_merge = _on_a_store(keys_stay_apart)
+    test_no_two_names_merge = _on_a_store(names_stay_apart)
+    test_no_two_parts_merge = _on_a_store(parts_stay_apart)
+    test_keys_and_reset_all_go_by_prefix = _on_a_store(keys_are_shown)
+    test_a_reset_key_is_cold = _on_a_store(resets_are_complete)
+    test_denials_and_looks_persist_nothing = _on_a_store(denials_persist_nothing)
+    test_another_kind_under_a_name_is_refused = _on_a_store(kinds_are_kept_apart)
 
     # many at once
 
-    def test_threads_are_admitted_exactly_to_the_limit(self) -> None:
-        self._on_two(threads_admit_the_limit)
-
-    def test_threads_share_one_grid(self) -> None:
-        self._on_two(threads_share_a_grid)
-
-    def test_two_objects_see_one_truth(self) -> None:
-        self._on_two(two_see_one_state)
-
-    def test_tasks_are_admitted_exactly_to_the_limit(self) -> None:
-        self._on_a_store_each_loop(tasks_admit_the_limit)
-
-    def test_cancelled_callers_give_their_slots_back(self) -> None:
-        self._on_a_store_each_loop(cancelled_callers_give_back)
-
-    def test_threads_are_never_more_than_the_permits(self) -> None:
-        self._on_two(threads_share_permits)
-
-    def test_cancelled_callers_give_their_permits_back(self) -> None:
-        self._on_a_store_each_loop(cancelled_callers_leave)
+    test_threads_are_admitted_exactly_to_the_limit = _on_two(threads_admit_the_limit)
+    test_threads_share_one_grid = _on_two(threads_share_a_grid)
+    test_two_objects_see_one_truth = _on_two(two_see_one_state)
+    test_tasks_are_admitted_exactly_to_the_limit = _awaited(tasks_admit_the_limit)
+    test_cancelled_callers_give_their_slots_back = _awaited(cancelled_callers_give_back)
+    test_threads_are_never_more_than_the_permits = _on_two(threads_share_permits)
+    test_cancelled_callers_give_their_permits_back = _awaited(cancelled_callers_leave)
 
     # the end
 
-    def test_a_closed_store_is_unavailable(self) -> None:
-        self._on_a_store(lambda store: run(closed_is_closed, store))
-
-    def test_an_aclosed_store_is_unavailable(self) -> None:
-        self._on_a_store_each_loop(partial(closed_is_closed, TASKS))
+    test_a_closed_store_is_unavailable = _on_a_store(lambda store: run(closed_is_closed, store))
+    test_an_aclosed_store_is_unavailable = _awaited(partial(closed_is_closed, TASKS))
 
     # how
 
@@ -664,28 +669,8 @@ class StoreConformance:
         for number, trials in enumerate(groups):
             run(check_identity, self.make_store, f"{name}-{number}", trials, count, self.steps)
 
-    def _on_a_store(self, work: Callable[[Store], None]) -> None:
-        with closing(self.make_store(ManualClock(_START_S))) as store:
-            work(store)
 
-    def _on_two(self, work: Callable[..., Any]) -> None:
-        """Two objects on one truth; where no other can see it, the same object twice."""
-        clock = ManualClock(_START_S)
-        with (
-            closing(self.make_store(clock)) as one,
-            closing(self.same_store(one, clock) if one.shared else one) as other,
-        ):
-            work(one, other)
-
-    def _on_a_store_each_loop(self, work: Callable[[Store], Awaitable[None]]) -> None:
-        async def once() -> None:
-            async with aclosing(self.make_store(ManualClock(_START_S))) as store:
-                await work(store)
-
-        on_each_loop(once)
-
-
-def _answers_as_the_program(kind: str) -> Callable[[StoreConformance], None]:
+def _answers_as_the_program(kind: str) -> Test:
     def test(self: StoreConformance) -> None:
         self._identical(f"{self.seed}-{kind}", [(trial,) for trial in GROUPS[kind]()])
 
