@@ -7,7 +7,6 @@ files. Options that have several forms are brought into one.
 # No annotations from the future here: as text, those of a TypedDict take longer to load than all else.
 import builtins
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
 
@@ -133,9 +132,9 @@ def never_counted(refund_on: RefundSpec | None) -> Callable[[BaseException], boo
     """Tells the errors after which a call never counted; None if there are none."""
     if refund_on is None:
         return None
-    kinds = refund_on if isinstance(refund_on, tuple) else (refund_on,)
+    kinds: tuple[Any, ...] = refund_on if isinstance(refund_on, tuple) else (refund_on,)
     if all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
-        return partial(_is_one_of, kinds)
+        return lambda error: isinstance(error, kinds)
     if callable(refund_on) and not isinstance(refund_on, type):
         return refund_on
     fix = "write refund_on=ConnectionError"
@@ -154,10 +153,6 @@ def checked_feedback(feedback: Any) -> Any:
     raise ConfigError("feedback", feedback, "is not a kind of feedback", fix)
 
 
-def _is_one_of(kinds: tuple[Any, ...], error: BaseException) -> bool:
-    return isinstance(error, kinds)
-
-
 STRATEGIES: dict[str, Callable[..., Algorithm[Any]]] = {
     strategy.kind: strategy
     for strategy in (GCRA, TokenBucket, FixedWindow, SlidingWindow, SlidingWindowLog, LeakyBucket, Quota)
@@ -168,21 +163,26 @@ _LIMITS = ("rate", "quota", "gates", "concurrency", "adaptive")
 """The fields of which a table has one at least."""
 
 
-def table_of(path: str | PathLike[str], name: str) -> dict[str, Any]:
-    """The table `[name]` of a TOML file."""
+def tables_of(path: str | PathLike[str]) -> dict[str, Any]:
+    """The tables of a TOML file."""
     import tomllib  # noqa: PLC0415 - only who reads a file loads it
 
-    if not isinstance(path, str | PathLike):
-        raise ConfigError("path", path, "is not a path", 'pass one such as "limits.toml"')
     try:
         # Editors on Windows begin a file with a mark, which tomllib refuses.
         with open(path, encoding="utf-8-sig") as file:
-            tables = tomllib.loads(file.read())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError("path", str(path), f"is not TOML ({error!s:.200})", "mend the file") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error  # the path stands in the error already
-        raise ConfigError("path", str(path), f"cannot be read ({reason})", "name a TOML file") from None
+            return tomllib.loads(file.read())
+    except OSError as error:
+        bound, fix = f"cannot be read: {error.strerror}", "name a TOML file"
+    except (ValueError, RecursionError) as error:
+        bound, fix = f"is not TOML: {error!s:.200}", "mend that place"
+    raise ConfigError("path", str(path), bound, fix)
+
+
+def table_of(path: str | PathLike[str], name: str) -> dict[str, Any]:
+    """The table `[name]` of a TOML file."""
+    if not isinstance(path, str | PathLike):
+        raise ConfigError("path", path, "is not a path", 'pass one such as "limits.toml"')
+    tables = tables_of(path)
     table = tables.get(name) if isinstance(name, str) else None
     if not isinstance(table, dict):
         known = ", ".join(key for key, value in tables.items() if isinstance(value, dict))

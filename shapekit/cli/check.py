@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any, NamedTuple
 
 import click
 
+from shapekit import config
 from shapekit.algorithms.base import Algorithm
 from shapekit.algorithms.fixed_window import FixedWindow
 from shapekit.algorithms.gcra import Meter
@@ -176,14 +176,9 @@ def _set(where: str, name: str) -> Iterator[str]:
 def tables_of(file: str) -> Mapping[str, Any]:
     """The tables of a TOML file."""
     try:
-        # Editors on Windows begin a file with a mark, which tomllib refuses.
-        with open(file, encoding="utf-8-sig") as opened:
-            tables = tomllib.loads(opened.read())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CommandError(f"{file} is not TOML: {error}; mend that place") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise CommandError(f"{file} cannot be read: {reason}; name a TOML file") from None
+        tables = config.tables_of(file)
+    except ConfigError as error:
+        raise CommandError(f"{file} {error.bound}; {error.fix}") from None
     if not tables:
         raise CommandError(f'{file} holds no policy; write a table such as [stripe] with rate = "25/s"')
     return tables
