@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import random
 import threading
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import suppress
@@ -29,7 +28,7 @@ from contextvars import copy_context
 from fractions import Fraction
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, THREADS, Driver, Twin, answered_within, run
@@ -53,12 +52,20 @@ Flow: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
 Strategy: TypeAlias = "Algorithm[Any] | LeakyQueue | Concurrency"
 
 
-class Outage(ABC):
-    """What is answered instead of the store."""
+OnOutage: TypeAlias = Literal["raise", "open", "closed", "local"]
+LOCAL = "local"
 
-    mode: ClassVar[str]
 
-    def __init__(self, clock: Clock, breaker: Breaker) -> None:
+class Outage:
+    """What is answered instead of the store.
+
+    - `raise`: every call raises; what only gives back is told that nothing was given.
+    - `open`: every call finds a key that was never used, and leaves it so.
+    - `closed`: every call is refused until the store is asked again.
+    """
+
+    def __init__(self, mode: str, clock: Clock, breaker: Breaker) -> None:
+        self._mode = mode
         self._clock = clock
         self._breaker = breaker
         self.local: MemoryStore | None = None
@@ -69,9 +76,12 @@ class Outage(ABC):
             return lambda *_: operation.nothing
         return self._answering(name, program, operation)
 
-    @abstractmethod
     def _answering(self, name: str, program: Any, operation: Operation) -> Apply:
         """`bind`, for what is answered in a way of its own."""
+        if self._mode == "raise" and operation.needs_store:
+            return self._breaker.refuse
+        answer = operation.opened if self._mode == "open" else operation.closed
+        return lambda key, *args: answer(program, self._moment(), args)
 
     def own(self, name: str, program: Program, operation: Operation) -> Apply | None:
         """The call that applies an operation to what the mode has given; None if it gives nothing."""
@@ -91,43 +101,14 @@ class Outage(ABC):
         return Moment(now, self._clock.wall_us() - now, self._breaker.probe_in_us())
 
 
-class Open(Outage):
-    """Every call finds a key that was never used, and leaves it so."""
-
-    mode: ClassVar[str] = "open"
-
-    def _answering(self, name: str, program: Any, operation: Operation) -> Apply:
-        return lambda key, *args: operation.opened(program, self._moment(), args)
-
-
-class Closed(Outage):
-    """Every call is refused until the store is asked again."""
-
-    mode: ClassVar[str] = "closed"
-
-    def _answering(self, name: str, program: Any, operation: Operation) -> Apply:
-        return lambda key, *args: operation.closed(program, self._moment(), args)
-
-
-class Raise(Closed):
-    """Every call raises; what only gives back is told that nothing was given."""
-
-    mode: ClassVar[str] = "raise"
-
-    def _answering(self, name: str, program: Any, operation: Operation) -> Apply:
-        return self._breaker.refuse if operation.needs_store else super()._answering(name, program, operation)
-
-
 class Local(Outage):
-    """Every process goes on by itself, at a share of the limits."""
-
-    mode: ClassVar[str] = "local"
+    """`local`: every process goes on by itself, at a share of the limits."""
 
     def __init__(self, clock: Clock, breaker: Breaker, share: Fraction) -> None:
-        super().__init__(clock, breaker)
+        super().__init__(LOCAL, clock, breaker)
         self.local = self._local = MemoryStore(clock)
         self._share = share
-        self._closed = Closed(clock, breaker)
+        self._closed = Outage("closed", clock, breaker)
 
     def _answering(self, name: str, program: Any, operation: Operation) -> Apply:
         part: Any = scaled(program, self._share)
@@ -172,9 +153,6 @@ def scaled(program: Strategy, share: Fraction) -> Strategy:
     )
 
 
-MODES = {mode.mode: mode for mode in (Raise, Open, Closed)}
-
-
 class Guard:
     """Asks the primary while it is there, and answers in the outage's mode while it is not."""
 
@@ -185,8 +163,8 @@ class Guard:
         self.breaker = Breaker(primary.clock, lambda: repr(primary), timeout_us)
         self._timeout_s = timeout_us / SECOND_US
         self._deadline = deadline
-        self.outage: Outage = (
-            MODES[on_outage](primary.clock, self.breaker)
+        self.outage = (
+            Outage(on_outage, primary.clock, self.breaker)
             if part is None
             else Local(primary.clock, self.breaker, part)
         )
@@ -318,9 +296,6 @@ def _each(flow: Flow) -> Flow:
     return each
 
 
-OnOutage: TypeAlias = Literal["raise", "open", "closed", "local"]
-
-
 class ResilientStore(Store):
     """Wraps a store, and answers in the mode `on_outage` while that store is gone.
 
@@ -380,7 +355,7 @@ class ResilientStore(Store):
     ) -> None:
         if not isinstance(primary, Store):
             raise ConfigError("primary", primary, "is not a store", "pass one, such as a RedisStore")
-        one_of("on_outage", on_outage, (*MODES, Local.mode))
+        one_of("on_outage", on_outage, get_args(OnOutage))
         part = _checked_share(on_outage, share)
         timeout_us = duration_us("timeout", timeout)
         self.primary = primary
@@ -533,7 +508,7 @@ class ResilientStore(Store):
 
 
 def _checked_share(on_outage: str, share: Any) -> Fraction | None:
-    if on_outage == Local.mode:
+    if on_outage == LOCAL:
         if share is None:
             fix = "pass 1 / number of workers"
             raise ConfigError("share", share, 'is missing, and on_outage="local" needs it', fix)
