@@ -220,7 +220,8 @@ class Guard:
         self, ask: Twin[Any], outage: Apply, attempt: Callable[[], Attempt], *, at_leisure: bool = False
     ) -> Flow:
         """The call that asks the primary, in time unless `at_leisure`; if it is gone, the outage's mode."""
-        in_time = not (at_leisure or self.primary.instant)
+        if not (at_leisure or self.primary.instant):
+            ask = Twin(partial(self._deadline.call, ask.call), partial(self._answered_in_time, ask.acall))
 
         async def flow(driver: Driver, *args: Any) -> Any:
             if self._closed:
@@ -228,11 +229,7 @@ class Guard:
             try:
                 with attempt() as may_ask:
                     if may_ask:
-                        return await (
-                            driver.ask(Twin(self._call_in_time, self._acall_in_time), ask, *args)
-                            if in_time
-                            else driver.ask(ask, *args)
-                        )
+                        return await driver.ask(ask, *args)
             except DamagedStateError as error:
                 return self._instead(error, outage, args)
             return outage(*args)
@@ -251,12 +248,9 @@ class Guard:
             _say("%r cannot read one key, which is answered as in an outage: %s", self.primary, damage)
         return answer
 
-    def _call_in_time(self, ask: Twin[Any], *args: Any) -> Any:
-        return self._deadline.call(ask.call, *args)
-
-    async def _acall_in_time(self, ask: Twin[Any], *args: Any) -> Any:
+    async def _answered_in_time(self, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         with answered_within(self._timeout_s):
-            return await ask.acall(*args)
+            return await call(*args)
         raise self._deadline.missed()
 
     def _prepared(self, driver: Driver, *what: Any, many: bool = False) -> Twin[Any]:
