@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from inspect import signature
@@ -28,7 +28,7 @@ from itertools import starmap
 from math import inf
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any
 
 from redis.asyncio.cluster import PipelineCommand
 from redis.client import NEVER_DECODE
@@ -58,11 +58,6 @@ _DOUBTFUL = (MovedError, ClusterDownError, TryAgainError, ReadOnlyError)
 _APART = (AskError, ClusterCrossSlotError)
 """What a client gets that knows nothing of clusters: a key lies elsewhere, or those of a call lie apart."""
 
-Step: TypeAlias = "tuple[Any, bool] | None"
-"""A server to send a command to, and whether to begin with ASKING; or None: read the map again."""
-Take: TypeAlias = Callable[[Step], Awaitable[Any]]
-"""Takes a step and answers what came of it: a reply, or an error."""
-
 
 class Map:
     """What a cluster's client knows of the servers, and which of them not to believe.
@@ -76,12 +71,15 @@ class Map:
         self._doubted: set[str] = set()
         self._read_at = -REFRESH_PAUSE_S
 
-    async def route(self, take: Take, command: tuple[Any, ...]) -> Any:
-        """The way of a command: to the server that has its key, and on to where that one sends it."""
-        node = await self._owner(take, key_of(command))
+    async def routed(self, driver: Driver, command: tuple[Any, ...]) -> Any:
+        """The reply of the server that has the key of a command, or of the one that it is sent on to."""
+        node = await self._owner(driver, key_of(command))
         reply, asking = None, False
         for _ in range(REDIRECTIONS_AT_MOST):
-            reply = await take((node, asking))
+            try:
+                reply = await driver.ask(Twin(self._call_node, _acall_node), node, command, asking=asking)
+            except _FAILURES as error:
+                reply = error
             if not isinstance(reply, Exception):
                 return reply
             if isinstance(reply, _DOUBTFUL) or not isinstance(reply, ResponseError):
@@ -91,7 +89,7 @@ class Map:
             if not isinstance(reply, AskError):
                 return reply
             asking = not isinstance(reply, MovedError)
-            node = await self._named(take, reply)
+            node = await self._named(driver, reply)
         return reply
 
     def server_of(self, key: bytes) -> str | None:
@@ -99,28 +97,40 @@ class Map:
         node = self._known(key)
         return None if node is None else str(node.name)
 
-    async def _owner(self, take: Take, key: bytes) -> Any:
+    async def _owner(self, driver: Driver, key: bytes) -> Any:
         node = self._known(key)
         if (node is None or node.name in self._doubted) and self._is_due():
             self._doubted.clear()
-            failure = await take(None)
-            if failure is not None and node is not None:
+            if not await self._is_read(driver) and node is not None:
                 self._doubted.add(node.name)
             node = self._known(key)
         if node is None:
             raise SlotNotCoveredError("no server of the cluster has this key")
         return node
 
-    async def _named(self, take: Take, reply: AskError) -> Any:
+    async def _named(self, driver: Driver, reply: AskError) -> Any:
         """The server that a reply names, which may be new. Clients may reach it at another address."""
         host, port = self._client.nodes_manager.remap_host_port(reply.host, reply.port)
         node = self._client.get_node(host=host, port=port)
         if node is None:
-            await take(None)
+            await self._is_read(driver)
             node = self._client.get_node(host=host, port=port)
         if node is None:
             raise SlotNotCoveredError(f"the cluster does not say who {reply.host}:{reply.port} is")
         return node
+
+    async def _is_read(self, driver: Driver) -> bool:
+        """Read the map again; whether a server has told it."""
+        initialize = self._client.nodes_manager.initialize
+        try:
+            await driver.ask(Twin(initialize, initialize))
+        except _FAILURES:
+            return False
+        return True
+
+    def _call_node(self, node: Any, command: tuple[Any, ...], *, asking: bool) -> Any:
+        pool = self._client.get_redis_connection(node).connection_pool
+        return exchange(pool, packed(command), asking=asking)
 
     def _known(self, key: bytes) -> Any:
         try:
@@ -478,7 +488,7 @@ class Link:
         try:
             if self._kept is not None:
                 return self._kept.exchange(packed(command))
-            return run(self._routed if self.is_cluster else self._said, command)
+            return run(self._map.routed if self.is_cluster else self._said, command)
         except _FAILURES as error:
             raise unavailable(error) from error
 
@@ -489,7 +499,7 @@ class Link:
             if not self.is_cluster:
                 return await self._said(TASKS, command)
             await self._client.initialize()
-            return await self._routed(TASKS, command)
+            return await self._map.routed(TASKS, command)
         except _FAILURES as error:
             raise unavailable(error) from error
 
@@ -527,23 +537,6 @@ class Link:
             await driver.ask(Twin(pool.disconnect, pool.disconnect), **chosen)
             reply = await driver.ask(_EXCHANGE, pool, packed(command))
         return reply
-
-    async def _routed(self, driver: Driver, command: tuple[Any, ...]) -> Any:
-        async def take(step: Step) -> Any:
-            try:
-                if step is None:
-                    initialize = self._client.nodes_manager.initialize
-                    return await driver.ask(Twin(initialize, initialize))
-                node, asking = step
-                return await driver.ask(Twin(self._call_node, _acall_node), node, command, asking=asking)
-            except _FAILURES as error:
-                return error
-
-        return await self._map.route(take, command)
-
-    def _call_node(self, node: Any, command: tuple[Any, ...], *, asking: bool) -> Any:
-        pool = self._client.get_redis_connection(node).connection_pool
-        return exchange(pool, packed(command), asking=asking)
 
 
 async def _acall_node(node: Any, command: tuple[Any, ...], *, asking: bool) -> Any:
