@@ -108,7 +108,9 @@ def hold(key: str, length: str, store: str | None, as_json: bool) -> None:
             told = [_held(one, held_us) for one in found]
             _say_all(as_json, told, f"{counted(len(told), 'key')} held", left)
         else:
-            _say(as_json, *_held(_queue(keys.one(key) or keys.idle(key)), held_us))
+            seen = keys.seen(key)
+            one = _queue(keys.readable(seen, key)) if seen else keys.idle(key)
+            _say(as_json, *_held(one, held_us))
 
 
 def _held(found: FoundKey, length_us: int) -> Reply:
@@ -150,7 +152,7 @@ def resume(key: str, store: str | None, as_json: bool) -> None:
             held = sum(one["held"] > 0 for _, one in told)
             _say_all(as_json, told, f"{held:,} of {counted(len(told), 'key')} had been held", left)
         else:
-            _say(as_json, *_resumed(_queue(keys.in_use(key))))
+            _say(as_json, *_resumed(_queue(keys.readable(keys.in_use(key), key))))
 
 
 def _resumed(found: FoundKey) -> Reply:
@@ -172,7 +174,7 @@ def reset(key: str, yes: bool, store: str | None, as_json: bool) -> None:
     calls that wait keep the slots that they were given. Asks first on a terminal.
     """
     with keys_of(store) as keys:
-        seen = keys.seen_in_use(key)
+        seen = keys.in_use(key)
         limit = None if seen.program is None else limit_text(seen.program)
         words = limit or ("was damaged" if seen.is_damaged else "was of an unknown program")
         if sys.stdin.isatty() and not yes:
@@ -359,18 +361,9 @@ class Keys:
         self._store = store
         self._shortens = shortens
 
-    def in_use(self, asked: str) -> FoundKey:
-        """A key that is in use, and can be read."""
-        return self._readable(self.seen_in_use(asked), asked)
-
-    def one(self, asked: str) -> FoundKey | None:
-        """A key, if it is in use; it can be read."""
-        seen = self._seen(asked)
-        return seen and self._readable(seen, asked)
-
-    def seen_in_use(self, asked: str) -> LiveKey:
+    def in_use(self, asked: str) -> LiveKey:
         """A key that is in use, as it was seen; what lies there may be damaged."""
-        seen = self._seen(asked)
+        seen = self.seen(asked)
         if seen is None:
             raise CommandError(f"key={asked!r} is not in use; `shapekit top` shows the keys that are")
         return seen
@@ -383,7 +376,8 @@ class Keys:
             found = self._found(seen.name, seen.program, asked)
             self._store.reset(found.name, found.program, found.key)
 
-    def _seen(self, asked: str) -> LiveKey | None:
+    def seen(self, asked: str) -> LiveKey | None:
+        """A key as it was seen, if it is in use."""
         if ":" not in asked:
             raise CommandError(f"key={asked!r} has no name; write name:key, as `shapekit top` shows it")
         seen = list(self._store.survey(asked[:_BEGINNING]))
@@ -402,7 +396,8 @@ class Keys:
             raise CommandError(f"key={asked!r} {problem}; use the program that made it")
         return live_key
 
-    def _readable(self, seen: LiveKey, asked: str) -> FoundKey:
+    def readable(self, seen: LiveKey, asked: str) -> FoundKey:
+        """A key that was seen, if it can be read."""
         if seen.program is None:
             problem, fix = "was written by an unknown program", "ask again after its next call, or reset it"
             if seen.is_damaged:
