@@ -14,7 +14,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import accumulate, cycle, groupby
+from itertools import accumulate, cycle, groupby, islice
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -86,13 +86,9 @@ class Arrivals(NamedTuple):
 
 
 def _taken(text: str, instants: Iterator[int]) -> list[int]:
-    taken = []
-    for instant in instants:
-        taken.append(instant)
-        if len(taken) > MOST:
-            raise CommandError(
-                f"arrivals={text!r} are more than {MOST}; lower the rate, or give a shorter --for"
-            )
+    taken = list(islice(instants, MOST + 1))
+    if len(taken) > MOST:
+        raise CommandError(f"arrivals={text!r} are more than {MOST}; lower the rate, or give a shorter --for")
     return taken
 
 
@@ -428,7 +424,12 @@ def check_target(out: str) -> None:
         raise CommandError(f"out={out!r} is not a format that can be drawn; end it in .svg or .png")
     if not Path(out).parent.is_dir():
         raise CommandError(f"out={out!r} is in a folder that does not exist; make {Path(out).parent} first")
-    _matplotlib()
+    try:
+        import matplotlib.figure  # noqa: F401, PLC0415 - an extra, and slow to load
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        raise missing("--out", "plot") from None
 
 
 def save(race: Race, out: str) -> None:
@@ -436,7 +437,7 @@ def save(race: Race, out: str) -> None:
     if Path(out).suffix.lower() != ".svg":
         figure(race).savefig(out, dpi=120)
         return
-    import matplotlib as mpl  # noqa: PLC0415 - an extra, and slow to load
+    import matplotlib as mpl  # noqa: PLC0415
 
     # Letters stay letters: as outlines they are a third of a picture. DejaVu is wide, so that what fits
     # in it fits in the sans-serif that a reader has instead.
@@ -457,7 +458,6 @@ def compact(svg: str) -> str:
 
 def figure(race: Race) -> Figure:
     """A row of calls per column of time for each run, and below them how many have left in total."""
-    _matplotlib()
     from matplotlib.figure import Figure  # noqa: PLC0415
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
 
@@ -507,15 +507,6 @@ def _steps(counts: list[int], edges: list[float]) -> tuple[list[int], list[float
         heights.append(height)
         ends.append(edges[done])
     return heights, ends
-
-
-def _matplotlib() -> None:
-    try:
-        import matplotlib.figure  # noqa: F401, PLC0415
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        raise missing("--out", "plot") from None
 
 
 @click.command
