@@ -660,42 +660,9 @@ _MOST_OVERDUE = 32
 """Calls that hang on after they were given up; with more, no call asks until some of them end."""
 
 
-class _Job:
-    """One call, with its answer once there is one."""
-
-    __slots__ = ("_answer", "_args", "_call", "_context", "_ended", "_error")
-
-    def __init__(self, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self._call = call
-        self._args = args
-        self._context = copy_context()
-        self._ended = threading.Lock()
-        self._ended.acquire()
-        self._answer: Any = None
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self._answer = self._context.run(self._call, *self._args)
-        except BaseException as error:
-            self._error = error
-
-    def end(self) -> None:
-        self._ended.release()
-
-    def ends_within(self, seconds: float) -> bool:
-        return self._ended.acquire(timeout=seconds)
-
-    def answer(self) -> Any:
-        if self._error is None:
-            return self._answer
-        try:
-            raise self._error
-        finally:
-            # The traceback holds this frame: without this, error and job would keep each other alive.
-            self._error = None
-
-
+_Told: TypeAlias = "SimpleQueue[tuple[Any, BaseException | None]]"
+"""Where the answer of a call comes, or its error."""
+_Job: TypeAlias = "tuple[Callable[[], Any], _Told]"
 _Inbox: TypeAlias = "SimpleQueue[_Job | None]"
 
 
@@ -711,13 +678,13 @@ class Deadline:
     def begin(self) -> None:
         """Without threads: at first, and in a forked child, because they are its parent's."""
         self._idle: deque[_Inbox] = deque()
-        self._overdue: set[_Job] = set()
+        self._overdue: set[_Told] = set()
 
     def call(self, call: Callable[..., Any], *args: Any) -> Any:
         """What `call` answers in time, or StoreUnavailableError."""
         if len(self._overdue) >= _MOST_OVERDUE:
             raise StoreUnavailableError(f"{len(self._overdue)} calls to it hang")
-        job = _Job(call, args)
+        told: _Told = SimpleQueue()
         try:
             inbox = self._idle.pop()
         except IndexError:
@@ -727,13 +694,21 @@ class Deadline:
                 process.start_thread(worker)
             except StoreUnavailableError:
                 return call(*args)  # without a thread, it may take its time
-        inbox.put(job)
-        if not job.ends_within(self._timeout_us / SECOND_US):
-            self._overdue.add(job)
-            if not job.ends_within(0):
-                raise self.missed()
-            self._overdue.discard(job)
-        return job.answer()
+        inbox.put((partial(copy_context().run, call, *args), told))
+        try:
+            answer, error = told.get(timeout=self._timeout_us / SECOND_US)
+        except Empty:
+            self._overdue.add(told)
+            if told.empty():
+                raise self.missed() from None
+            self._overdue.discard(told)
+            answer, error = told.get()
+        if error is None:
+            return answer
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
 
     def missed(self) -> StoreUnavailableError:
         """What is raised after the timeout."""
@@ -748,12 +723,19 @@ class Deadline:
 
     def _work(self, inbox: _Inbox) -> None:
         while (job := self._next(inbox)) is not None:
-            job.run()
+            work, told = job
+            answer, error = None, None
+            try:
+                answer = work()
+            except BaseException as raised:
+                error = raised
             # Idle first: a caller that is answered and asks again at once finds this thread.
             if not self._closed:
                 self._idle.append(inbox)
-            job.end()
-            self._overdue.discard(job)
+            told.put((answer, error))
+            self._overdue.discard(told)
+            # While nothing is to be done, nothing is kept alive.
+            del job, work, told, answer, error
             if self._closed:
                 return
 
