@@ -408,9 +408,14 @@ class HostClock(RealClock):
         """The time since the host started: the same in all its processes."""
         return _ticks_ns() // 1_000
 
-    def boot(self) -> str:
+    @staticmethod
+    @cache
+    def boot() -> str:
         """Which start of the host this is, where the system can tell; else an empty text."""
-        return _boot()
+        try:
+            return _BOOT_ID.read_text(encoding="ascii").strip()
+        except OSError:
+            return ""
 
     def agree(self, execute: Execute) -> bool:
         """Take over the offset on which a file's processes have agreed; whether a new one is to be written.
@@ -430,11 +435,3 @@ class HostClock(RealClock):
 
     def __repr__(self) -> str:
         return "HostClock()"
-
-
-@cache
-def _boot() -> str:
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

@@ -205,7 +205,7 @@ def test_whatever_happens_to_a_host_its_processes_agree_and_time_goes_on(tmp_pat
 def test_the_real_hands(path, monkeypatch):
     clock = HostClock()
     assert isinstance(clock, Clock)
-    assert clock.boot() == host_clock._boot()
+    assert clock.boot() == HostClock.boot()
     with closing(SQLiteStore(path)) as one, closing(SQLiteStore(path)) as other:
         readings = [store.clock.now_us() for store in (one, other, one, other)]
         assert readings == sorted(readings)
