@@ -27,7 +27,7 @@ from rich.live import Live
 from rich.text import Text
 
 from shapekit.cli.main import CommandError
-from shapekit.cli.output import console, is_plain, json_option, print_json, table
+from shapekit.cli.output import console, json_option, print_json, table
 from shapekit.shaper import Shaper
 
 LIMIT, PENALTY_S, WORK_S = 50, 1, 0.05
@@ -234,7 +234,7 @@ def chart(columns: Sequence[tuple[int, int]], width: int, glyphs: tuple[str, str
 
 def page(out: Console, logs: Sequence[Log], seconds: float) -> Group:
     """Both runs, one above the other, on one scale."""
-    glyphs, lines = PLAIN if is_plain(out) else FINE, []
+    glyphs, lines = PLAIN if out.options.ascii_only else FINE, []
     for title, log in zip(TITLES, [*logs, *[Log([], 0)] * 2], strict=False):
         answered, refused, lost, *_ = log.figures()
         told = f"  {answered} calls answered  {refused} × 429  {lost:.1f} s lost in penalties"

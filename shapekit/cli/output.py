@@ -222,11 +222,6 @@ def console() -> Console:
     return Console(file=sys.stdout, width=width, highlight=False, emoji=False, markup=False)
 
 
-def is_plain(page: Console) -> bool:
-    """Whether only the letters of ASCII can be shown."""
-    return page.options.ascii_only
-
-
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = ()) -> Table:
     """A table of printable cells; the columns in `numbers` are flush right and whole; the others may fold."""
     made = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)

@@ -24,7 +24,6 @@ from shapekit.cli.output import (
     console,
     counted,
     instant_words,
-    is_plain,
     json_option,
     open_store,
     ordinal,
@@ -244,7 +243,7 @@ def plan(
     ]
     page.print(table(("call", "leaves after", f"at ({zone_name})"), rows, numbers=("call", "leaves after")))
     if len(curve) > 1:
-        plain = is_plain(page)
+        plain = page.options.ascii_only
         width = max(10, min(_WIDEST_BAR, page.width - 45))
         shares = [(after, gone, gone / calls) for after, gone in curve]
         bars = [

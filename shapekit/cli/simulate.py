@@ -30,7 +30,7 @@ from shapekit.algorithms.quota import Quota
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.cli.main import CommandError, spelled
-from shapekit.cli.output import console, counted, is_plain, json_option, print_json, table
+from shapekit.cli.output import console, counted, json_option, print_json, table
 from shapekit.errors import ConfigError, missing, span_words
 from shapekit.rate import MAX_COUNT, SECOND_US, Rate, duration_us, exactly, max_wait_us, parse_rates, whole
 from shapekit.shaper import Shaper
@@ -597,7 +597,7 @@ def _print(race: Race) -> None:
     page = console()
     calls, length = counted(len(race.arrivals.instants_us), "call"), span_words(race.arrivals.length_us)
     page.print(f"{calls} in {length}: {race.arrivals.told}\n")
-    for line in sketch(race, page.width - 14, plain=is_plain(page)):
+    for line in sketch(race, page.width - 14, plain=page.options.ascii_only):
         page.print(line)
     worst = [f"most in\n{span_words(window)}" for window in race.windows_us]
     columns = ("strategy", "left", "refused", *worst, "wait\np50", "wait\np99")
