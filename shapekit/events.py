@@ -267,7 +267,7 @@ class Listeners:
 
     def __init__(self) -> None:
         self._lock = process.lock()
-        self.each: tuple[Callable[[Event], None], ...] = ()
+        self.each: dict[Callable[[Event], None], None] = {}
 
     def add(self, listener: Listener) -> Listening:
         """Call the listener with each event from now on."""
@@ -282,23 +282,15 @@ class Listeners:
         # An entry goes with its shaper. The weakref callback is C code alone and takes no lock.
         own = ref(self, SWITCH.loud.pop)
         with self._lock:
-            while True:
-                before = self.each
-                each = (*before, hear)
-                if self.each is before:
-                    SWITCH.loud[own] = None
-                    self.each = each
-                    return Listening(self, hear)
+            self.each[hear] = None
+            SWITCH.loud[own] = None
+        return Listening(self, hear)
 
     def drop(self, hear: Callable[[Event], None]) -> None:
         """Remove a listener."""
         own = ref(self)
         with self._lock:
-            while hear in self.each:
-                before = self.each
-                each = tuple([one for one in before if one is not hear])
-                if self.each is before:
-                    self.each = each
+            self.each.pop(hear, None)
             if not self.each:
                 SWITCH.loud.pop(own, None)
 
@@ -310,7 +302,7 @@ class Listeners:
         caller, after all listeners were called.
         """
         raised: BaseException | None = None
-        elsewhere = () if self is EVERYWHERE else EVERYWHERE.each
+        elsewhere = {} if self is EVERYWHERE else EVERYWHERE.each
         for hear in (*self.each, *elsewhere):
             try:
                 hear(event)
