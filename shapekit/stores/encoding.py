@@ -59,12 +59,15 @@ MISFITS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 """How a program fails on what it has not written."""
 
 packed: Callable[[Any], str] = JSONEncoder(separators=(",", ":")).encode
-_decoded: Callable[[str], Any] = JSONDecoder().decode
+_decoded: Callable[[str], tuple[Any, int]] = JSONDecoder().raw_decode
 
 
 def unpacked(text: str) -> Any:
     """The state that was packed; ValueError if this text is none."""
-    return _frozen(_decoded(text))
+    plain, end = _decoded(text)
+    if end != len(text):
+        raise ValueError("more than a state")
+    return _frozen(plain)
 
 
 def _frozen(plain: Any) -> Any:
@@ -188,7 +191,7 @@ def describe(program: Any) -> str:
 def revived(text: str) -> Described:
     """The program that `describe` made this text from."""
     try:
-        program = _program(_decoded(text))
+        program = _program(_decoded(text)[0])
         if describe(program) == text:
             return program
     except ConfigError:

@@ -164,5 +164,11 @@ def test_what_is_no_state_is_refused(text):
         unpacked(text)
 
 
+@pytest.mark.parametrize("text", ["[1]x", "[1] ", " [1]", "[1][2]"])
+def test_nothing_stands_beside_a_state(text):
+    with pytest.raises(ValueError, match=r"state|Expecting"):
+        unpacked(text)
+
+
 def test_headroom_is_exact():
     assert revived(describe(Shaper("10/s", headroom=0.1).core.queue)).headroom == Fraction(1, 10)
