@@ -161,7 +161,6 @@ class Guard:
     ) -> None:
         self.primary = primary
         self.breaker = Breaker(primary.clock, lambda: repr(primary), timeout_us)
-        self._timeout_s = timeout_us / SECOND_US
         self._deadline = deadline
         self.outage = (
             Outage(on_outage, primary.clock, self.breaker)
@@ -221,7 +220,7 @@ class Guard:
     ) -> Flow:
         """The call that asks the primary, in time unless `at_leisure`; if it is gone, the outage's mode."""
         if not (at_leisure or self.primary.instant):
-            ask = Twin(partial(self._deadline.call, ask.call), partial(self._answered_in_time, ask.acall))
+            ask = Twin(partial(self._deadline.call, ask.call), partial(self._deadline.acall, ask.acall))
 
         async def flow(driver: Driver, *args: Any) -> Any:
             if self._closed:
@@ -247,11 +246,6 @@ class Guard:
             self._said_us = now
             _say("%r cannot read one key, which is answered as in an outage: %s", self.primary, damage)
         return answer
-
-    async def _answered_in_time(self, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
-        with answered_within(self._timeout_s):
-            return await call(*args)
-        raise self._deadline.missed()
 
     def _prepared(self, driver: Driver, *what: Any, many: bool = False) -> Twin[Any]:
         """The primary's own call, bound now, or at its first use if the primary is gone now."""
@@ -667,7 +661,7 @@ _Inbox: TypeAlias = "SimpleQueue[_Job | None]"
 
 
 class Deadline:
-    """Makes calls on threads of its own, and waits for each at most `timeout_us`."""
+    """Waits at most `timeout_us` for each call; those that are not awaited it makes on threads of its own."""
 
     def __init__(self, timeout_us: int) -> None:
         self._timeout_us = timeout_us
@@ -700,7 +694,7 @@ class Deadline:
         except Empty:
             self._overdue.add(told)
             if told.empty():
-                raise self.missed() from None
+                raise self._missed() from None
             self._overdue.discard(told)
             answer, error = told.get()
         if error is None:
@@ -710,8 +704,13 @@ class Deadline:
         finally:
             del error  # its traceback holds this frame
 
-    def missed(self) -> StoreUnavailableError:
-        """What is raised after the timeout."""
+    async def acall(self, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+        """`call`, awaited: no thread is needed."""
+        with answered_within(self._timeout_us / SECOND_US):
+            return await call(*args)
+        raise self._missed()
+
+    def _missed(self) -> StoreUnavailableError:
         return StoreUnavailableError(f"no answer within {span_words(self._timeout_us)}")
 
     def close(self) -> None:

@@ -35,7 +35,6 @@ class Host:
 def patient(store):
     """From now on a slow machine is no outage."""
     store._deadline._timeout_us = round(PATIENCE_S * 1e6)
-    store._timeout_s = PATIENCE_S
     return store
 
 
