@@ -173,19 +173,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_child)
 
 
-def _new_ids() -> Callable[[], int]:
-    return count(int.from_bytes(os.urandom(7)) >> 5).__next__
-
-
-fresh_id = _new_ids()
+fresh_id: Callable[[], int]
 """The next one; it stays exact in a double. Call it through the module: a fork replaces it."""
 
 
 def _renew_ids() -> None:
     global fresh_id  # noqa: PLW0603 - a forked child must not repeat its parent's
-    fresh_id = _new_ids()
+    fresh_id = count(int.from_bytes(os.urandom(7)) >> 5).__next__
 
 
+_renew_ids()
 in_child(_renew_ids)
 
 
