@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Generator
+from functools import cache, partial
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias
 
@@ -255,7 +256,7 @@ class Bench:
         self.clock = ManualClock(start_us / SECOND_US)
         self.store = make_store(self.clock)
         self.highest_us = start_us
-        self._bound: dict[Any, Twin[Any]] = {}
+        self._bound = cache(partial(self.store.twin, "timelines"))
 
     async def ask(self, driver: Driver, timeline: Timeline, asked: Asked) -> Any:
         """Put one question to the store."""
@@ -264,11 +265,7 @@ class Bench:
             return await driver.ask(
                 Twin(self.store.reset, self.store.areset), "timelines", program, asked.key
             )
-        call = self._bound.get((program, asked.operation))
-        if call is None:
-            call = self.store.twin("timelines", program, asked.operation)
-            self._bound[program, asked.operation] = call
-        return await driver.ask(call, asked.key, *asked.args)
+        return await driver.ask(self._bound(program, asked.operation), asked.key, *asked.args)
 
     async def replay(self, driver: Driver, timeline: Timeline) -> None:
         """Disagreement if the store answers a question otherwise than the truth."""
