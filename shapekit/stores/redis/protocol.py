@@ -225,8 +225,8 @@ class RedisProgram:
         self._twins = twins_of(spec)
         known = self._known = self._settings.known
         told = not self._is_cluster and [known.stored.version, known.ends_us or False]
-        self._head = _head([own, floor_ms, spec, told])
-        self._parts_head = _head([parts, floor_ms, spec, told])
+        self._head = _json([own, floor_ms, spec, told])
+        self._parts_head = _json([parts, floor_ms, spec, told])
 
     # scripts
 
@@ -325,7 +325,7 @@ class RedisProgram:
                 is_known = script in self._sent_texts
                 if is_due:
                     # The descriptions go along, and are there before a state is.
-                    told = _head([KNOWN_FOR_S, *self._introduction])
+                    told = _json([KNOWN_FOR_S, *self._introduction])
                     there, head = [*keys, self._programs], f"{head[:-1]},{told}]"
                     reply = yield from _run(script, there, head, calls, *words, is_known=is_known)
                     self._introduced_at, is_due = asked_at, False
@@ -359,7 +359,7 @@ class RedisProgram:
                         reader = parts[index - 1] if parts else self.program
                         met, state = self._adopted(keys[index - 1], reader, writer, looked)
                         adoptions[index] = (
-                            f'[{index},"{met}",{state},{writer_tag},{_head(specs[writer_tag])}]'
+                            f'[{index},"{met}",{state},{writer_tag},{_json(specs[writer_tag])}]'
                         )
                 else:
                     return reply
@@ -650,8 +650,7 @@ def _run(script: Script, keys: list[bytes], *words: Any, is_known: bool = True) 
     return _checked((yield ("EVAL", script.text, *rest)))
 
 
-def _head(words: list[Any]) -> str:
-    return json.dumps(words, separators=(",", ":"))
+_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def _text(value: Any) -> str:
@@ -660,7 +659,7 @@ def _text(value: Any) -> str:
         return str(value)
     if value is None:
         return "false"
-    return json.dumps(value, separators=(",", ":")).replace("null", "false")
+    return _json(value).replace("null", "false")
 
 
 def _said(command: Command) -> Conversation:
