@@ -16,11 +16,11 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, tzinfo
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from rich import box
@@ -172,7 +172,6 @@ def _numbers_text(queue: LeakyQueue) -> str:
     return words
 
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 VARIABLE = "SHAPEKIT_STORE"
 _FIX = f"give --store redis://HOST or --store FILE, or set {VARIABLE}"
 PIPE_WIDTH = 100
@@ -180,20 +179,14 @@ PIPE_WIDTH = 100
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-def json_option(command: Command) -> Command:
-    """The option `--json`, which a command is given as `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")(command)
-
-
-def store_option(command: Command) -> Command:
-    """The option `--store`, which a command is given as `store`: text for `open_store`, or None."""
-    return click.option(
-        "--store",
-        metavar="URL|FILE",
-        envvar=VARIABLE,
-        show_envvar=True,
-        help="redis://…, rediss://… or unix://… for Redis, anything else is the file of a SQLiteStore.",
-    )(command)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")
+store_option = click.option(
+    "--store",
+    metavar="URL|FILE",
+    envvar=VARIABLE,
+    show_envvar=True,
+    help="redis://…, rediss://… or unix://… for Redis, anything else is the file of a SQLiteStore.",
+)
 
 
 def open_store(where: str | None) -> Store:
