@@ -22,6 +22,7 @@ from shapekit._adapters.http import (
     RequestShaper,
     ResponseView,
     Shaping,
+    UnsentError,
     hearing,
     may_say,
     observe,
@@ -60,16 +61,8 @@ __all__ = [
 ShapedT = TypeVar("ShapedT")
 
 
-class _UnsentError(BotoCoreError):
-    """An attempt that was not sent. Its arguments are those of the shapekit error that it also is."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__()
-        self.args = args
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # botocore's own passes keywords alone.
-        return type(self), self.args
+class _UnsentError(UnsentError, BotoCoreError):
+    """An attempt that was not sent."""
 
 
 class QueueFullError(errors.QueueFullError, _UnsentError):

@@ -29,6 +29,7 @@ from shapekit._adapters.http import (
     RequestShaper,
     ResponseView,
     Shaping,
+    UnsentError,
     by_timeout,
     hearing,
     may_say,
@@ -98,8 +99,8 @@ class _Code(str):
         return self.status
 
 
-class _Unsent(aio.AioRpcError, grpc.Call, grpc.Future):  # pyright: ignore
-    """A call that was not sent. Its arguments are those of the shapekit error that it also is.
+class _UnsentError(UnsentError, aio.AioRpcError, grpc.Call, grpc.Future):  # pyright: ignore
+    """A call that was not sent.
 
     Like the errors of gRPC's synchronous calls it is the call itself, too, and one that has ended: what
     `.future()`, a stream or another interceptor gets in place of the call.
@@ -108,14 +109,11 @@ class _Unsent(aio.AioRpcError, grpc.Call, grpc.Future):  # pyright: ignore
     code: ClassVar[Any]  # pyright: ignore
 
     def __init__(self, *args: Any) -> None:
-        super().__init__(self.code.status, aio.Metadata(), aio.Metadata())
+        aio.AioRpcError.__init__(self, self.code.status, aio.Metadata(), aio.Metadata())
         self.args = args
 
     __str__ = Exception.__str__
     __repr__ = Exception.__repr__
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.args
 
     def details(self) -> str:
         return str(self)
@@ -153,7 +151,7 @@ class _Unsent(aio.AioRpcError, grpc.Call, grpc.Future):  # pyright: ignore
         raise self
 
 
-class QueueFullError(errors.QueueFullError, _Unsent):
+class QueueFullError(errors.QueueFullError, _UnsentError):
     """`shapekit.QueueFullError` that is also a `grpc.RpcError`, with the status RESOURCE_EXHAUSTED."""
 
     code: ClassVar[Any] = _Code(errors.QueueFullError.code, StatusCode.RESOURCE_EXHAUSTED)
@@ -177,7 +175,7 @@ class _InCallbackError(QueueFullError):
         return f"{super().__str__()}; a callback made it on gRPC's own thread: make it on another one"
 
 
-class QuotaExhaustedError(errors.QuotaExhaustedError, _Unsent):
+class QuotaExhaustedError(errors.QuotaExhaustedError, _UnsentError):
     """`shapekit.QuotaExhaustedError` that is also a `grpc.RpcError`, with the status RESOURCE_EXHAUSTED."""
 
     code: ClassVar[Any] = _Code(errors.QuotaExhaustedError.code, StatusCode.RESOURCE_EXHAUSTED)
@@ -189,7 +187,7 @@ class AccountExhaustedError(errors.AccountExhaustedError, QuotaExhaustedError):
     code: ClassVar[Any] = _Code(errors.AccountExhaustedError.code, StatusCode.RESOURCE_EXHAUSTED)
 
 
-class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
+class StoreUnavailableError(errors.StoreUnavailableError, _UnsentError):
     """`shapekit.StoreUnavailableError` that is also a `grpc.RpcError`, with the status UNAVAILABLE."""
 
     code: ClassVar[Any] = _Code(errors.StoreUnavailableError.code, StatusCode.UNAVAILABLE)
@@ -289,7 +287,7 @@ class _Interceptor(
             admission = self._request_shaper.enter(Rpc.of(details, request), options_now(), fits_s=fits_s)
         except (RateLimitedError, errors.StoreUnavailableError) as error:
             refused = translated(error, _IN_CALLBACK) if _SERVING.channel else _refusal(error, fits_s)
-            if isinstance(refused, _Unsent):
+            if isinstance(refused, _UnsentError):
                 return refused
             raise refused from error.__cause__
         if admission is None:

@@ -20,7 +20,7 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from shapekit import errors
-from shapekit._adapters.http import ResponseView, translated, twins_of
+from shapekit._adapters.http import ResponseView, UnsentError, translated, twins_of
 from shapekit._adapters.model_calls import ended, failed
 from shapekit._runtime.drivers import TASKS
 from shapekit.errors import ConfigError, ShapekitError
@@ -51,8 +51,8 @@ _LONGEST_COOLDOWN_S = 60
 itself, and also that it is over."""
 
 
-class _LimitedError(litellm.RateLimitError):
-    """An attempt that was not sent. Its arguments are those of the shapekit error that it also is."""
+class _LimitedError(UnsentError, litellm.RateLimitError):
+    """An attempt that was not sent."""
 
     def __init__(self, *args: Any) -> None:
         retry_after = cast("errors.RateLimitedError", self).retry_after
@@ -70,9 +70,6 @@ class _LimitedError(litellm.RateLimitError):
         self.args = args
         self.__dict__.pop("code", None)  # OpenAI's, of a body that is not there
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.args
-
 
 class QueueFullError(errors.QueueFullError, _LimitedError):
     """`shapekit.QueueFullError` that is also a `litellm.RateLimitError`."""
@@ -86,7 +83,7 @@ class AccountExhaustedError(errors.AccountExhaustedError, QuotaExhaustedError):
     """`shapekit.AccountExhaustedError` that is also a `litellm.RateLimitError`."""
 
 
-class CostExceedsLimitError(errors.CostExceedsLimitError, litellm.BadRequestError):
+class CostExceedsLimitError(errors.CostExceedsLimitError, UnsentError, litellm.BadRequestError):
     """`shapekit.CostExceedsLimitError` that is also a `litellm.BadRequestError`: no retry would help."""
 
     def __init__(self, *args: Any) -> None:
@@ -95,11 +92,8 @@ class CostExceedsLimitError(errors.CostExceedsLimitError, litellm.BadRequestErro
         self.args = args
         self.__dict__.pop("code", None)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.args
 
-
-class StoreUnavailableError(errors.StoreUnavailableError, litellm.APIConnectionError):
+class StoreUnavailableError(errors.StoreUnavailableError, UnsentError, litellm.APIConnectionError):
     """`shapekit.StoreUnavailableError` that is also a `litellm.APIConnectionError`.
 
     A router keeps using the deployment after it.
@@ -109,9 +103,6 @@ class StoreUnavailableError(errors.StoreUnavailableError, litellm.APIConnectionE
         litellm.APIConnectionError.__init__(self, " ".join(map(str, args)), llm_provider="", model="")
         self.args = args
         self.__dict__.pop("code", None)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.args
 
 
 _REFUSALS = twins_of(

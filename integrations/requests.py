@@ -25,6 +25,7 @@ from shapekit._adapters.http import (
     ResponseView,
     Shaping,
     ShapingInfo,
+    UnsentError,
     may_be_exhausted,
     may_say,
     observe,
@@ -72,23 +73,15 @@ class _Options(Shaping, total=False):
     pool_block: bool
 
 
-class _Unsent(requests.RequestException):
-    """A request that was not sent. Its arguments are those of the shapekit error that it also is."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__()
-        self.args = args
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Without the request, whose hooks may not pickle.
-        return type(self), self.args
+class _UnsentError(UnsentError, requests.RequestException):
+    """A request that was not sent."""
 
 
-class QueueFullError(errors.QueueFullError, _Unsent):
+class QueueFullError(errors.QueueFullError, _UnsentError):
     """`shapekit.QueueFullError` that is also a `requests.RequestException`."""
 
 
-class QuotaExhaustedError(errors.QuotaExhaustedError, _Unsent):
+class QuotaExhaustedError(errors.QuotaExhaustedError, _UnsentError):
     """`shapekit.QuotaExhaustedError` that is also a `requests.RequestException`."""
 
 
@@ -96,7 +89,7 @@ class AccountExhaustedError(errors.AccountExhaustedError, QuotaExhaustedError):
     """`shapekit.AccountExhaustedError` that is also a `requests.RequestException`."""
 
 
-class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
+class StoreUnavailableError(errors.StoreUnavailableError, _UnsentError):
     """`shapekit.StoreUnavailableError` that is also a `requests.RequestException`."""
 
 
@@ -249,7 +242,7 @@ class ShapedAdapter(BaseAdapter):
             response.shapekit = info
             return response
         told = translated(error, _REFUSALS)
-        if isinstance(told, _Unsent):
+        if isinstance(told, _UnsentError):
             told.request = request
         raise told
 

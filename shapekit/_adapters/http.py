@@ -484,6 +484,21 @@ async def observe_body(driver: Driver, admission: Admission, reply: ResponseView
         await observe(driver, admission, reply)
 
 
+class UnsentError(Exception):
+    """A call that was not sent, as an error of a library's, whose own base goes beside this one.
+
+    Its arguments are those of the shapekit error that it also is.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__()
+        self.args = args
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without what the library's own takes along, such as a request whose hooks may not pickle.
+        return type(self), self.args
+
+
 def translated(error: ShapekitError, refusals: Mapping[type[ShapekitError], type[Exception]]) -> Exception:
     """An error of ours as one of the library's, too: as the nearest of its classes that has such a twin."""
     twin = next((refusals[kind] for kind in type(error).__mro__ if kind in refusals), None)
