@@ -107,25 +107,19 @@ class wait_retry_after(wait_base):  # noqa: N801
             raise ConfigError("fallback", fallback, "is not a wait", "pass one, such as wait_fixed(1)")
         self.fallback = tenacity.wait_random_exponential(max=60) if fallback is None else fallback
         """Says how long to wait where neither the server nor a refusal does."""
-        self._word = StatedDelay(max_hold)
-
-    def __call__(self, retry_state: RetryCallState) -> float:  # noqa: D102
-        return self._word.seconds(_ending(retry_state)) or self.fallback(retry_state)
-
-
-class StatedDelay:
-    """How long the ending of a call itself says to wait: nothing is concluded where it is silent."""
-
-    def __init__(self, max_hold: Duration = "15m") -> None:
         self._feedback = Feedback(max_hold=max_hold)
 
-    def seconds(self, ending: CallOutcome) -> float:
-        """At most `max_hold`; 0 if nothing is said."""
-        refusal = ending.refusal
-        if refusal is not None:
-            return min(refusal.retry_after, self._feedback.max_hold_s)
-        answer = ending.answer
-        return 0.0 if answer is None else self._feedback.stated(answer.status, answer.headers, time.time())
+    def __call__(self, retry_state: RetryCallState) -> float:  # noqa: D102
+        return _stated_s(self._feedback, _ending(retry_state)) or self.fallback(retry_state)
+
+
+def _stated_s(feedback: Feedback, ending: CallOutcome) -> float:
+    """How long the ending of a call itself says to wait, at most the longest hold; 0 if nothing is said."""
+    refusal = ending.refusal
+    if refusal is not None:
+        return min(refusal.retry_after, feedback.max_hold_s)
+    answer = ending.answer
+    return 0.0 if answer is None else feedback.stated(answer.status, answer.headers, time.time())
 
 
 class _Asking:
@@ -378,7 +372,7 @@ class _Shaped(tenacity.BaseRetrying):
     """What the two below have in common."""
 
     attempts: Attempts
-    word: StatedDelay
+    feedback: Feedback
     ended: WeakKeyDictionary[RetryCallState, tenacity.Future]
     stops: type[_StopWithin]
     naps: type[_Nap]
@@ -390,7 +384,7 @@ class _Shaped(tenacity.BaseRetrying):
 
     def shaped(self, attempts: Attempts) -> Self:
         self.attempts = attempts
-        self.word = StatedDelay()
+        self.feedback = Feedback()
         self.ended = WeakKeyDictionary()
         if not isinstance(self.stop, _StopWithin):
             self.stop = self.stops(self.stop, attempts)
@@ -406,10 +400,13 @@ class _Shaped(tenacity.BaseRetrying):
         self.statistics["waited_for_slots"] = 0.0
         self.statistics["waited_for_server"] = 0.0
 
-    def ending(self, state: RetryCallState) -> CallOutcome:
-        if state.outcome is not None:
+    async def begins(self, driver: Driver, state: RetryCallState) -> None:
+        """Before tenacity decides: wait for the slot of an attempt, or hear how it has ended."""
+        if state.outcome is None:
+            self.statistics["waited_for_slots"] += await self.attempts.leave(driver, state)
+        else:
             self.ended[state] = state.outcome
-        return _ending(state)
+            await self.attempts.end(driver, state, _ending(state))
 
     def take_back(self, state: RetryCallState) -> Callable[[RetryCallState], Any] | None:
         """A retry could not leave: then all is as the attempt before it ended. None if there was none."""
@@ -421,13 +418,20 @@ class _Shaped(tenacity.BaseRetrying):
         self.statistics["attempt_number"] -= 1
         return self.retry_error_callback or _as_it_ended
 
-    def sleeps(self, state: RetryCallState, do: Any) -> bool:
-        """Whether another attempt comes next."""
-        if not isinstance(do, tenacity.DoSleep):
-            return False
-        told = self.word.seconds(_ending(state))
-        self.statistics["waited_for_server"] += min(told, do)
-        return True
+    async def decided(self, driver: Driver, state: RetryCallState, do: Any) -> None:
+        """Only where tenacity sleeps another attempt comes next."""
+        if isinstance(do, tenacity.DoSleep):
+            told = _stated_s(self.feedback, _ending(state))
+            self.statistics["waited_for_server"] += min(told, do)
+        else:
+            await self.attempts.unpay(driver, state)
+
+    async def broken_off(self, driver: Driver, state: RetryCallState, error: BaseException) -> None:
+        """tenacity, or what it has asked, has raised an error."""
+        await driver.given_back(error, partial(self.attempts.unpay, driver, state))
+        if state.outcome is None:  # the call that has its slot is not made
+            ending = CallOutcome(failure=error)
+            await driver.given_back(error, partial(self.attempts.end, driver, state, ending))
 
 
 class _Attempt(tenacity.AttemptManager):
@@ -476,25 +480,19 @@ class _ShapedRetrying(_Shaped, Retrying):
         clock.sleep(seconds, threading.Event())
 
     def iter(self, retry_state: RetryCallState) -> Any:
-        if retry_state.outcome is None:
-            try:
-                self.statistics["waited_for_slots"] += run(self.attempts.leave, retry_state)
-            except _NOT_NOW:
-                conclude = self.take_back(retry_state)
-                if conclude is None:
-                    raise
-                return conclude(retry_state)
-        else:
-            run(self.attempts.end, retry_state, self.ending(retry_state))
+        try:
+            run(self.begins, retry_state)
+        except _NOT_NOW:
+            conclude = self.take_back(retry_state)
+            if conclude is None:
+                raise
+            return conclude(retry_state)
         try:
             do = super().iter(retry_state=retry_state)
         except BaseException as error:
-            run(self.attempts.unpay, retry_state)
-            if retry_state.outcome is None:  # the call that has its slot is not made
-                run(self.attempts.end, retry_state, CallOutcome(failure=error))
+            run(self.broken_off, retry_state, error)
             raise
-        if not self.sleeps(retry_state, do):
-            run(self.attempts.unpay, retry_state)
+        run(self.decided, retry_state, do)
         return do
 
     def __iter__(self) -> Generator[tenacity.AttemptManager, None, None]:
@@ -511,26 +509,19 @@ class _AsyncShapedRetrying(_Shaped, AsyncRetrying):
         await clock.asleep(seconds, AsyncAlarm())
 
     async def iter(self, retry_state: RetryCallState) -> Any:
-        if retry_state.outcome is None:
-            try:
-                self.statistics["waited_for_slots"] += await self.attempts.leave(TASKS, retry_state)
-            except _NOT_NOW:
-                conclude = self.take_back(retry_state)
-                if conclude is None:
-                    raise
-                return await _awaited(conclude(retry_state))
-        else:
-            await self.attempts.end(TASKS, retry_state, self.ending(retry_state))
+        try:
+            await self.begins(TASKS, retry_state)
+        except _NOT_NOW:
+            conclude = self.take_back(retry_state)
+            if conclude is None:
+                raise
+            return await _awaited(conclude(retry_state))
         try:
             do = await super().iter(retry_state=retry_state)
         except BaseException as error:
-            await given_back(error, partial(self.attempts.unpay, TASKS, retry_state))
-            if retry_state.outcome is None:  # the call that has its slot is not made
-                ending = CallOutcome(failure=error)
-                await given_back(error, partial(self.attempts.end, TASKS, retry_state, ending))
+            await self.broken_off(TASKS, retry_state, error)
             raise
-        if not self.sleeps(retry_state, do):
-            await self.attempts.unpay(TASKS, retry_state)
+        await self.decided(TASKS, retry_state, do)
         return do
 
     # tenacity keeps the state of a run on the object, where tasks that share it would meet.
