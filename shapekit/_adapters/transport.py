@@ -98,34 +98,34 @@ class ObservedStream:
         self._status, self._headers = response.status_code, response.headers
 
     def __iter__(self) -> Iterator[bytes]:
-        parts = _Beginning()
+        body = bytearray()
         for part in self._stream:
-            parts.add(part)
+            body += part[: _KEPT - len(body)]
             yield part
-        run(observe_body, self._admission, self._reply(parts))
+        run(observe_body, self._admission, self._reply(body))
 
     def close(self) -> None:
         """Close the body."""
         self._stream.close()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        parts = _Beginning()
+        body = bytearray()
         async for part in self._stream:
-            parts.add(part)
+            body += part[: _KEPT - len(body)]
             yield part
-        await observe_body(TASKS, self._admission, self._reply(parts))
+        await observe_body(TASKS, self._admission, self._reply(body))
 
     async def aclose(self) -> None:
         """`close`, awaitable."""
         await self._stream.aclose()
 
-    def _reply(self, parts: _Beginning) -> ResponseView:
+    def _reply(self, sent: bytearray) -> ResponseView:
         body = None
         # Encoded twice, a short body may unpack to anything.
-        if not parts.is_too_long and "," not in self._headers.get("content-encoding", ""):
+        if len(sent) < _KEPT and "," not in self._headers.get("content-encoding", ""):
             try:
                 body = self._library.Response(
-                    self._status, headers=self._headers, content=bytes(parts.body)
+                    self._status, headers=self._headers, content=bytes(sent)
                 ).content
             except Exception as error:
                 if process.from_signal(error):
@@ -137,20 +137,8 @@ class ObservedStream:
         return getattr(self._stream, name)
 
 
-class _Beginning:
-    """A body as it came, which is kept only if it is short."""
-
-    def __init__(self) -> None:
-        self.body = bytearray()
-        self.is_too_long = False
-
-    def add(self, part: bytes) -> None:
-        if len(self.body) + len(part) > MOST_BYTES:
-            self.is_too_long = True
-        if not self.is_too_long:
-            self.body += part
-
-
+_KEPT = MOST_BYTES + 1
+"""How much of a body is kept: so many bytes are too many to look at."""
 _SYNC, _ASYNC = "HTTPTransport", "AsyncHTTPTransport"
 
 
