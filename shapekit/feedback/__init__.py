@@ -208,10 +208,10 @@ class Feedback:
             hold_s = self._incidents.unhinted(
                 (key, ACCOUNT), FIRST_PROBE_S, sent_at, received_at, LONGEST_PROBE_S
             )
-            return (hint or SAYS_NOTHING)._replace(
+            return hint._replace(
                 hold_s=hold_s if hold_s >= _LEAST_HOLD_S else 0.0, scope=None, exhausted=True
             )
-        place = (key, None if hint is None else hint.scope)
+        place = (key, hint.scope)
         hold_s = self._within(_told(answer, hint))
         if hold_s > 0:
             self._incidents.hinted(place, hold_s, received_at)
@@ -219,8 +219,6 @@ class Feedback:
             hold_s = self._within(self._incidents.unhinted(place, first_hold_s, sent_at, received_at))
         else:
             self._succeeded(status, *place, sent_at)
-        if hint is None:
-            hint = SAYS_NOTHING
         if hold_s == 0 and hint == SAYS_NOTHING and status != REFUSED:
             return None
         return hint._replace(hold_s=hold_s)
@@ -249,8 +247,8 @@ class Feedback:
         """Bound the hold of a hint from elsewhere: 0, or from a millisecond to `max_hold`."""
         return hint._replace(hold_s=self._within(hint.hold_s))
 
-    def _is_exhausted(self, answer: Answer, hint: ServerHint | None) -> bool:
-        if says_exhausted(answer.status, answer.error) or (hint is not None and hint.exhausted):
+    def _is_exhausted(self, answer: Answer, hint: ServerHint) -> bool:
+        if says_exhausted(answer.status, answer.error) or hint.exhausted:
             return True
         return (
             self._sells_models
@@ -271,13 +269,13 @@ class Feedback:
         # In this form, NaN gives no hold.
         return min(hold_s, self.max_hold_s) if hold_s >= _LEAST_HOLD_S else 0.0
 
-    def _parsed(self, answer: Answer) -> tuple[ServerHint | None, float]:
+    def _parsed(self, answer: Answer) -> tuple[ServerHint, float]:
         for dialect in self._dialects:
             if not dialect.marks or not answer.fields.keys().isdisjoint(dialect.marks):
                 hint = dialect.parse(answer)
                 if hint is not None:
                     return hint, dialect.first_hold_s
-        return None, FIRST_HOLD_S
+        return SAYS_NOTHING, FIRST_HOLD_S
 
     def __repr__(self) -> str:
         return f"Feedback({self.dialect!r}, max_hold={self.max_hold_s:g})"
@@ -292,19 +290,14 @@ def _chosen(dialect: str | Parser) -> tuple[Dialect, ...]:
     return (DIALECTS[name]._replace(marks=()),)
 
 
-def _told(answer: Answer, hint: ServerHint | None) -> float:
+def _told(answer: Answer, hint: ServerHint) -> float:
     """The wait that the answer itself asks for; 0 if none."""
-    said = []
-    if hint is not None:
-        said.append(hint.hold_s)
+    said = [hint.hold_s]
     if answer.status in (REFUSED, PAYMENT_REQUIRED, *UNAVAILABLE):
         said.append(answer.retry_s or 0.0)
     # A dialect that asks for a hold, however short, has looked at the reset.
-    if (
-        hint is not None
-        and not hint.hold_s > 0.0
-        and (hint.remaining == 0 or (answer.status == REFUSED and hint.remaining is None))
-    ):
+    is_spent = hint.remaining == 0 or (answer.status == REFUSED and hint.remaining is None)
+    if is_spent and not hint.hold_s > 0.0:
         said.append(hint.reset_s or 0.0)
     return next((hold_s for hold_s in said if hold_s >= _LEAST_HOLD_S), 0.0)
 
