@@ -120,16 +120,6 @@ class Charge(NamedTuple):
         return self.policy.shaper.core
 
 
-class _Place:
-    """A call in line."""
-
-    __slots__ = ("alarm",)
-
-    def __init__(self, alarm: Any) -> None:
-        self.alarm = alarm
-        """What ends the rest of the call; once it has rung, the call asks and gets another one."""
-
-
 class _PendingWait:
     """How long one call waits, for everything it takes together."""
 
@@ -194,7 +184,7 @@ class Line:
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._places: dict[str, deque[_Place]] = {}
+        self._places: dict[str, deque[_Asking]] = {}
         self._freed = 0
 
     async def take(
@@ -235,31 +225,31 @@ class Line:
                 return await asking.leave(0)
             await asking.check()
         process.background_ready()
-        place = _Place(asking.driver.alarm())
+        asking.alarm = asking.driver.alarm()
         try:
-            self._join(asking.key, place)
+            self._join(asking)
             if self._freed != freed:
                 # What was given back after it was refused, and before it stood here, has woken no call.
-                place.alarm.set()
-            await self._wait(asking, place)
+                asking.alarm.set()
+            await self._wait(asking)
             return await asking.leave(asking.pending.waited_us)
         finally:
             if isinstance(sys.exception(), GeneratorExit):
                 # The collector ends it in the midst of anything, where this thread may hold the lock.
-                process.in_background(self._leave, asking.key, place)
+                process.in_background(self._leave, asking)
             else:
-                self._leave(asking.key, place)
+                self._leave(asking)
 
-    async def _wait(self, asking: _Asking, place: _Place) -> None:
+    async def _wait(self, asking: _Asking) -> None:
         """Until the call is first in line, and has its slots."""
         first_since_us: int | None = None
         while True:
-            nap_us = asking.nap_us(self._soon_us) if self._is_first(asking.key, place) else None
+            nap_us = asking.nap_us(self._soon_us) if self._is_first(asking) else None
             until_us = asking.pending.sleeps_until_us(nap_us)
-            await asking.charges[0].core.sleepers.rest(asking.driver, place.alarm, until_us)
+            await asking.charges[0].core.sleepers.rest(asking.driver, asking.alarm, until_us)
             # Who has rung this one meanwhile has done so for nothing: the call is about to ask.
-            place.alarm = asking.driver.alarm()
-            is_first = self._is_first(asking.key, place)
+            asking.alarm = asking.driver.alarm()
+            is_first = self._is_first(asking)
             if not is_first and asking.pending.left_us() != 0:
                 asking.pending.timeout_left_us()
                 continue
@@ -273,24 +263,24 @@ class Line:
 
     # the places
 
-    def _join(self, key: str, place: _Place) -> None:
+    def _join(self, asking: _Asking) -> None:
         with self._lock:
-            while key not in self._places:
-                self._places.setdefault(key, deque())
-            self._places[key].append(place)
+            while asking.key not in self._places:
+                self._places.setdefault(asking.key, deque())
+            self._places[asking.key].append(asking)
 
-    def _is_first(self, key: str, place: _Place) -> bool:
-        return self._places[key][0] is place
+    def _is_first(self, asking: _Asking) -> bool:
+        return self._places[asking.key][0] is asking
 
-    def _leave(self, key: str, place: _Place) -> None:
+    def _leave(self, asking: _Asking) -> None:
         with self._lock:
-            places = self._places.get(key, deque())
-            if place not in places:
+            places = self._places.get(asking.key, deque())
+            if asking not in places:
                 return
-            was_first = places[0] is place
-            places.remove(place)
+            was_first = places[0] is asking
+            places.remove(asking)
             if not places:
-                self._places.pop(key, None)
+                self._places.pop(asking.key, None)
             elif was_first:
                 places[0].alarm.set()
 
@@ -303,6 +293,8 @@ class _Asking:
         self.key = key
         self.charges = charges
         self.pending = pending
+        self.alarm: Any = None
+        """In line, what ends the rest of the call; once it has rung, the call asks and gets another one."""
         self._order = [*range(len(charges))]
         self._taken: dict[int, Reservation] = {}
         self._unended: set[int] = set()
