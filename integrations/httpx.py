@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar, Unpack
 
 from shapekit import errors
 from shapekit._adapters.http import RequestShaper, Shaping, twins_of
-from shapekit._adapters.transport import READING, HeldStream, ObservedStream, Transport, shape_client
+from shapekit._adapters.transport import READING, Transport, shape_client
 
 try:
     import httpx
@@ -73,14 +73,6 @@ class StoreUnavailableError(errors.StoreUnavailableError, _Unsent):
     """`shapekit.StoreUnavailableError` that is also an `httpx.TransportError`."""
 
 
-class _HeldStream(HeldStream, httpx.SyncByteStream, httpx.AsyncByteStream):
-    """A response body whose request is in flight until it ends or is closed."""
-
-
-class _ObservedStream(ObservedStream, httpx.SyncByteStream, httpx.AsyncByteStream):
-    """A response body that may say that the account is exhausted."""
-
-
 class ShapedTransport(Transport, httpx.BaseTransport, httpx.AsyncBaseTransport):
     """A transport that shapes requests, for `httpx.Client` and `httpx.AsyncClient`.
 
@@ -106,8 +98,6 @@ class ShapedTransport(Transport, httpx.BaseTransport, httpx.AsyncBaseTransport):
     refusals: ClassVar[Any] = twins_of(
         QueueFullError, QuotaExhaustedError, AccountExhaustedError, StoreUnavailableError
     )
-    held_stream: ClassVar[Any] = _HeldStream
-    observed_stream: ClassVar[Any] = _ObservedStream
 
     def __init__(
         self,

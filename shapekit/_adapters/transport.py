@@ -168,10 +168,15 @@ class Transport:
     """The package whose client this is for."""
     refusals: ClassVar[Mapping[type[ShapekitError], type[Exception]]]
     """Errors of ours as errors of the library's, too."""
-    held_stream: ClassVar[Any]
-    """`HeldStream` as a body of the library's."""
-    observed_stream: ClassVar[Any]
-    """`ObservedStream` as a body of the library's."""
+    _held_stream: ClassVar[Any]
+    _observed_stream: ClassVar[Any]
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        # A client takes only bodies of its library's own classes.
+        bodies = cls.library.SyncByteStream, cls.library.AsyncByteStream
+        cls._held_stream = type("HeldStream", (HeldStream, *bodies), {})
+        cls._observed_stream = type("ObservedStream", (ObservedStream, *bodies), {})
 
     def __init__(self, transport: Any = None, **options: Any) -> None:
         refuse_rate("transport", transport, type(self).__name__)
@@ -261,7 +266,7 @@ class Transport:
             if response.is_closed:
                 await driver.ask(Twin(admission.leave, admission.aleave))
             else:
-                response.stream = self.held_stream(response.stream, admission)
+                response.stream = self._held_stream(response.stream, admission)
         if not may_say(admission, response.status_code, response.headers.raw):
             return
         admission.target = _target(request)
@@ -269,7 +274,7 @@ class Transport:
         content_type = response.headers.get("content-type")
         # One that was read before has been observed.
         if not response.is_closed and may_be_exhausted(admission, response.status_code, content_type):
-            response.stream = self.observed_stream(response.stream, admission, self.library, response)
+            response.stream = self._observed_stream(response.stream, admission, self.library, response)
 
     def _refused(self, error: RateLimitedError | StoreUnavailableError) -> Any:
         if self._request_shaper.responds and isinstance(error, RateLimitedError):

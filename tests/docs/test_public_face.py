@@ -58,7 +58,7 @@ INTERNAL = {
     "Operation": "closed cost follows given instead is_look locally most_cost needs_store nothing"
     " on_both_sides opened probes routed",
     # What fits one wrapper to several HTTP clients, and what Celery reads of a task.
-    "ShapedTransport": "around held_stream library refusals",
+    "ShapedTransport": "around library refusals",
     "ShapedTask": "Strategy abstract on_bound",
     "Shaped": "admission_of calls grace_s on_reject run",
     # pytest collects these from a subclass.
