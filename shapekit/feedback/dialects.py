@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -298,14 +299,11 @@ def github(answer: Answer) -> ServerHint:
     lasts at least a minute. Without Retry-After, such a 403 cannot be told from missing permissions.
     """
     reset = answer.number("x-ratelimit-reset")
-    remaining = answer.whole("x-ratelimit-remaining")
     refused = answer.status in (403, REFUSED, *UNAVAILABLE)
-    return ServerHint(
+    hint = _left(answer, "x-ratelimit-", None if reset is None else max(0.0, reset - answer.now))
+    return hint._replace(
         hold_s=(answer.retry_s or 0.0) if refused else 0.0,
-        remaining=remaining,
-        limit=answer.whole("x-ratelimit-limit"),
-        reset_s=None if reset is None else max(0.0, reset - answer.now),
-        scope=answer.label("x-ratelimit-resource") if remaining == 0 or not refused else None,
+        scope=answer.label("x-ratelimit-resource") if hint.remaining == 0 or not refused else None,
     )
 
 
@@ -319,13 +317,8 @@ def discord(answer: Answer) -> ServerHint:
     return hint if is_global else hint._replace(scope=answer.label("x-ratelimit-bucket"))
 
 
-def openai(answer: Answer) -> ServerHint | None:
-    """Limits on requests and tokens, each with its reset as a duration such as `6m0s`."""
-    return _tightest(answer, openai_families(answer))
-
-
-def openai_families(answer: Answer) -> dict[str, ServerHint]:
-    """The state of the limits on requests and on tokens."""
+def openai(answer: Answer) -> dict[str, ServerHint]:
+    """The limits on requests and on tokens, each with its reset as a duration such as `6m0s`."""
     hints = {}
     for family in _OPENAI_FAMILIES:
         reset_s = fields.duration(answer.fields.get(f"x-ratelimit-reset-{family}"))
@@ -333,13 +326,8 @@ def openai_families(answer: Answer) -> dict[str, ServerHint]:
     return hints
 
 
-def anthropic(answer: Answer) -> ServerHint | None:
-    """Limits on requests and several kinds of tokens, each with its reset as an RFC 3339 instant."""
-    return _tightest(answer, anthropic_families(answer))
-
-
-def anthropic_families(answer: Answer) -> dict[str, ServerHint]:
-    """The state of the limits on requests and on each kind of tokens."""
+def anthropic(answer: Answer) -> dict[str, ServerHint]:
+    """The limits on requests and on several kinds of tokens, each with its reset as an RFC 3339 instant."""
     hints = {}
     for family in _ANTHROPIC_FAMILIES:
         prefix = f"anthropic-ratelimit-{family}-"
@@ -355,9 +343,9 @@ def _left(answer: Answer, before: str, reset_s: float | None, after: str = "") -
     return ServerHint(remaining=remaining, limit=limit, reset_s=reset_s)
 
 
-def _tightest(answer: Answer, families: Mapping[str, ServerHint]) -> ServerHint | None:
-    """The family that binds. Its reset is when all units are back: the first one is back long before."""
-    hint = _binding([*families.values()])
+def _tightest(dialect: str, answer: Answer) -> ServerHint | None:
+    """The limit that binds. Its reset is when all units are back: the first one is back long before."""
+    hint = _binding([*FAMILIES[dialect](answer).values()])
     if hint and answer.status != REFUSED and hint.remaining == 0 and hint.reset_s and hint.limit:
         return hint._replace(hold_s=hint.reset_s / hint.limit)
     return hint
@@ -401,8 +389,8 @@ _DISCORD = ("x-ratelimit-bucket", "x-ratelimit-reset-after", "x-ratelimit-global
 _SHOPIFY = ("x-shopify-shop-api-call-limit",)
 
 DIALECTS: Mapping[str, Dialect] = {
-    "anthropic": Dialect(anthropic, _ANTHROPIC, _ANTHROPIC),
-    "openai": Dialect(openai, _OPENAI, _OPENAI),
+    "anthropic": Dialect(partial(_tightest, "anthropic"), _ANTHROPIC, _ANTHROPIC),
+    "openai": Dialect(partial(_tightest, "openai"), _OPENAI, _OPENAI),
     "discord": Dialect(discord, (*_DISCORD, *_USUAL, "x-ratelimit-scope"), _DISCORD),
     "github": Dialect(github, (*_GITHUB, *_USUAL), _GITHUB, 60.0),
     "shopify": Dialect(shopify, _SHOPIFY, _SHOPIFY),
@@ -414,7 +402,7 @@ DIALECTS: Mapping[str, Dialect] = {
 """The dialects by name, in the order in which "auto" tries them: the unmistakable ones first."""
 
 FAMILIES: Mapping[str, Callable[[Answer], dict[str, ServerHint]]] = {
-    "anthropic": anthropic_families,
-    "openai": openai_families,
+    "anthropic": anthropic,
+    "openai": openai,
 }
 """The dialects with separate limits for requests and tokens: the functions that read each of them."""
