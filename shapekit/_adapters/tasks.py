@@ -227,7 +227,8 @@ class ShapedTasks:
             while True:
                 has_moved = False
                 if reservation is None:
-                    reservation = await core.reserve(driver, admission.key, admission.cost, core.max_wait_us)
+                    key = await core.checked(driver, admission.key, admission.cost)
+                    reservation = await core.reserve(driver, key, admission.cost, core.max_wait_us)
                     if not reservation:
                         await core.leave(driver, reservation)
                     # One that was brought may have been used by a worker that died then.

@@ -65,6 +65,12 @@ def test_a_near_slot_is_waited_for_and_a_far_one_is_not(shaped, clock):
     assert clock.now() == began
 
 
+@pytest.mark.parametrize("cost", [0, -1])
+def test_a_cost_below_one_is_refused(shaped, cost):
+    with pytest.raises(ConfigError, match=f"cost={cost}"):
+        admit(shaped(rate="1/s", cost=lambda account: cost), None, "anna")
+
+
 def test_a_task_that_comes_back_takes_no_second_slot(shaped, clock):
     tasks = shaped(rate="1/s")
     admit(tasks)
