@@ -88,6 +88,21 @@ def test_and_gives_up_when_none_of_them_gets_any(crew):
     kept.close()
 
 
+def test_a_connection_that_comes_back_as_its_store_is_closed_is_closed_too():
+    kept = OwnConnections(ConnectionPool.from_url(shared_server().url), 1)
+    opened = []
+
+    class Idle(list):
+        def __iadd__(self, back):
+            opened.extend(connection for connection, _ in back)
+            kept.close()
+            return super().__iadd__(back)
+
+    kept._idle = Idle()
+    assert kept.exchange(packed(("PING",))) == b"PONG"
+    assert [connection._sock for connection in opened] == [None]
+
+
 ANSWERED = """
 import sys
 from shapekit import RedisStore, Shaper

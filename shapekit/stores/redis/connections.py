@@ -221,13 +221,14 @@ class OwnConnections:
                 reply = _replied(connection, command)
                 if isinstance(reply, ReadOnlyError):
                     connection.disconnect()
-            if self._closed:
-                connection.disconnect()
             self._replied_at = replied_at = time.monotonic()
             back = (connection, replied_at)
             # Without a call no handler comes in between: it is either idle or lent.
             idle += (back,)
             lent = []
+            if self._closed:
+                # By another thread, which may have seen what was idle before.
+                connection.disconnect()
             return reply
         finally:
             try:
