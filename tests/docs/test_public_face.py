@@ -49,6 +49,7 @@ INTERNAL = {
     "ConfigError": "within",
     "QueueFullError": "args",
     "QuotaExhaustedError": "args",
+    "UnsentError": "args",
     "_Unsent": "args",
     # What the package's own stores do beyond the primitive, and what they answer while they are gone.
     "Store": "twin",
