@@ -3,7 +3,7 @@
 --
 -- A line is {tail, tail_rest, newest, generation, number, until, shift, book, parts}; its book is empty, or
 -- {what is free, other places, rows, floor, words, mark, changes, until when time stands still, the shift that the
--- last hold began with, and after what departures none comes before which ones} (see slots.lua).
+-- last hold began with, and pairs of departures between which no call leaves} (see slots.lua).
 -- A grant arrives as {generation, number, due, cost, start, start_rest, end, end_rest, the tail, its rest and the
 -- newest departure before it, receipts}.
 
@@ -45,7 +45,7 @@ local function with_base(book, base)
     return with_pauses(book, base, book[10])
 end
 
--- Whether the last hold has moved no call, and what limits the line saves nothing up meanwhile.
+-- Whether the last hold has moved no call so far. Beside a limit that saves up, it always moves all.
 local function has_moved_none(line)
     return #line[9] > 0 and line[8][9] == line[7]
 end

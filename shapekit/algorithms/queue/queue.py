@@ -832,7 +832,7 @@ class LeakyQueue(WiredQueue):
 
 
 def has_moved_none(line: Line) -> bool:
-    """Whether the last hold has moved no call, and what limits the line saves nothing up meanwhile."""
+    """Whether the last hold has moved no call so far. Beside a limit that saves up, it always moves all."""
     return bool(line[7]) and paused(line[6])[0] == line[5]
 
 
@@ -873,8 +873,8 @@ def marked(book: Book) -> int:
 
 def _remarked(line: Line, mark: int) -> Line:
     tail, newest, generation, number, until, shift, book, parts = line
-    free, left, _, changes, stands, pause = _opened(book, parts)
-    book = (free, left, mark, changes, stands, pause)
+    book = _opened(book, parts)
+    book = (*book[:2], mark, *book[3:])
     return tail, newest, generation, number, until, shift, book, parts
 
 

@@ -88,8 +88,8 @@ MOST_PAUSES = 16
 """How many pauses ahead are remembered. Above this, the shortest is forgotten."""
 
 Pauses: TypeAlias = tuple[int, tuple[tuple[int, int], ...]]
-"""Under constraints: the shift that the last hold began with, -1 if that does not matter; and after what
-departures no other comes before which ones, in their order.
+"""Under constraints: the shift that the last hold began with, -1 if that does not matter; and the pauses
+ahead, pairs of departures between which no call leaves.
 """
 NO_PAUSES: Pauses = (-1, ())
 

@@ -27,7 +27,7 @@ _PLAIN = 12
 """The length of the answer to an admitted call without constraints."""
 REFUSED = 5
 """The length of the answer to a refused call."""
-_NUMBERS, _PAUSE = 6, 2
+_NUMBERS = 6
 """How many numbers a line begins with."""
 _LARGEST = 2**53 - 1
 """The largest whole number of the twin."""
@@ -83,9 +83,9 @@ class WiredQueue(Value):
             free, left, mark, changes, stands, (base, pauses) = book
             self.places.inspect(free) if parts else slots.inspect_gaps(free)
             slots.inspect_gone(left)
-            sum((mark, stands, base, *flat(pauses)))
-            if len(pauses) > slots.MOST_PAUSES or any(len(pause) != _PAUSE for pause in pauses):
-                raise ValueError("these are no pauses, or too many")
+            sum((mark, stands, base, *(left_at + following for left_at, following in pauses)))
+            if len(pauses) > slots.MOST_PAUSES:
+                raise ValueError("these are too many pauses")
             slots.inspect_moves(changes)
         self.constraints.inspect(parts)
 
