@@ -382,7 +382,8 @@ async def stop_if_cancelled() -> None:
     modules: Any = sys.modules
     try:
         # What strikes at the next wait: anyio knows only of its scopes.
-        is_struck = modules["asyncio"].current_task()._must_cancel  # noqa: SLF001 - nothing else says it
+        task = modules["asyncio"].current_task()
+        is_struck = task._must_cancel  # noqa: SLF001 - nothing else says it
     except (KeyError, AttributeError, RuntimeError):  # no task of asyncio
         try:
             modules["trio"].lowlevel.current_task()
@@ -392,7 +393,7 @@ async def stop_if_cancelled() -> None:
         return
     if is_struck:
         await modules["asyncio"].sleep(0)
-    if _is_scope_cancelled():
+    if _is_scope_cancelled(task):
         await _anyio().checkpoint_if_cancelled()
 
 
@@ -400,14 +401,20 @@ def may_be_cancelled() -> bool:
     """Whether `stop_if_cancelled` may end here: asked first where a call is to be quick."""
     modules: Any = sys.modules
     try:
-        is_struck: bool = modules["asyncio"].current_task()._must_cancel  # noqa: SLF001 - as above
+        task = modules["asyncio"].current_task()
+        is_struck: bool = task._must_cancel  # noqa: SLF001 - as above
     except (KeyError, AttributeError, RuntimeError):
         return True
-    return is_struck or (_ANYIO in modules and _is_scope_cancelled())
+    return is_struck or (_ANYIO in modules and _is_scope_cancelled(task))
 
 
-def _is_scope_cancelled() -> bool:
-    """Whether this task is in a cancelled scope of anyio, which strikes at every wait."""
+def _is_scope_cancelled(task: object) -> bool:
+    """Whether this task, the current one, is in a cancelled scope of anyio, which strikes at every wait.
+
+    anyio's own answer takes longer than a reservation, so it is asked only about tasks with a scope.
+    """
+    if task not in getattr(sys.modules.get(_ANYIO), "_task_states", (task,)):
+        return False
     return (anyio := _anyio()) is not None and anyio.current_effective_deadline() == -math.inf
 
 
