@@ -217,7 +217,9 @@ def fields_of(table: object) -> dict[str, Any]:
             fix = 'write gates = [{strategy = "gcra", rate = "10/s"}]'
             raise ConfigError("gates", gates, "is not a list", fix)
         fields["gates"] = tuple(strategy_of(f"gates[{index}]", gate) for index, gate in enumerate(gates))
-    if all(fields.get(limit) in (None, ()) for limit in _LIMITS):
+    given = [fields.get(limit) for limit in _LIMITS]
+    # Not by equality, which a number of numpy answers with an array.
+    if all(told is None or (isinstance(told, tuple) and not told) for told in given):
         raise ConfigError("rate", None, "is missing", 'write rate = "10/s"')
     return fields
 

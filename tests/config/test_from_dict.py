@@ -133,6 +133,18 @@ def test_the_store_is_passed_on(clock):
     assert list(store.keys()) == ["a:default"]
 
 
+class Elementwise:
+    """A number that answers a comparison with an array, as those of numpy do."""
+
+    def __eq__(self, other):
+        raise ValueError("the truth value of an array is ambiguous")
+
+    def __repr__(self):
+        return "Elementwise()"
+
+    __hash__ = None
+
+
 WRONG = [
     ([], "fields"),
     (None, "fields"),
@@ -151,6 +163,8 @@ WRONG = [
     ({"rate": 1, "feedback": {"dialect": "gitlab"}}, "feedback dialect"),
     ({"rate": 1, "feedback": {"max_hold": 0}}, "feedback max_hold"),
     ({}, "rate"),
+    ({"gates": []}, "rate"),
+    ({"rate": Elementwise()}, "rate"),
     ({"rate": "10 per fortnight"}, "rate"),
     ({"rate": [1]}, "rate"),
     ({"rate": 1, "burst": 0}, "burst"),
