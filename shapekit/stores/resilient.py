@@ -33,6 +33,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 from shapekit._runtime import process
 from shapekit._runtime.drivers import TASKS, THREADS, Driver, Twin, answered_within, run
 from shapekit.algorithms.base import Algorithm, Moment, Operation, Side, of_its, share_of, slowed
+from shapekit.algorithms.compose import adopted
 from shapekit.algorithms.inflight import Concurrency
 from shapekit.algorithms.queue.adaptive import AdaptiveQueue
 from shapekit.algorithms.queue.queue import LeakyQueue
@@ -64,9 +65,10 @@ class Outage:
     - `closed`: every call is refused until the store is asked again.
     """
 
-    def __init__(self, mode: str, clock: Clock, breaker: Breaker) -> None:
+    def __init__(self, mode: str, primary: Store, breaker: Breaker) -> None:
         self._mode = mode
-        self._clock = clock
+        self._clock = primary.clock
+        self._settings = primary.settings
         self._breaker = breaker
         self.local: MemoryStore | None = None
 
@@ -74,7 +76,10 @@ class Outage:
         """The call that answers `operation` on a key of `name`."""
         if operation.nothing is not None:
             return lambda *_: operation.nothing
-        return self._answering(name, program, operation)
+        answer = self._answering(name, program, operation)
+        if operation.is_look:
+            return lambda key: self._in_force(name, program, key, answer(key))
+        return answer
 
     def _answering(self, name: str, program: Any, operation: Operation) -> Apply:
         """`bind`, for what is answered in a way of its own."""
@@ -96,6 +101,12 @@ class Outage:
 
         return apply_many
 
+    def _in_force(self, name: str, program: Any, key: Key, looked: Any) -> Any:
+        """What was read, in the units of the limits that an operator has set: callers compute by those."""
+        state, now, skew = looked
+        queue = self._settings(name).program(program, key)
+        return adopted(queue, state, program, now, skew), now, skew
+
     def _moment(self) -> Moment:
         now = self._clock.now_us()
         return Moment(now, self._clock.wall_us() - now, self._breaker.probe_in_us())
@@ -104,11 +115,11 @@ class Outage:
 class Local(Outage):
     """`local`: every process goes on by itself, at a share of the limits."""
 
-    def __init__(self, clock: Clock, breaker: Breaker, share: Fraction) -> None:
-        super().__init__(LOCAL, clock, breaker)
-        self.local = self._local = MemoryStore(clock)
+    def __init__(self, primary: Store, breaker: Breaker, share: Fraction) -> None:
+        super().__init__(LOCAL, primary, breaker)
+        self.local = self._local = MemoryStore(primary.clock)
         self._share = share
-        self._closed = Outage("closed", clock, breaker)
+        self._closed = Outage("closed", primary, breaker)
 
     def _answering(self, name: str, program: Any, operation: Operation) -> Apply:
         part: Any = scaled(program, self._share)
@@ -124,6 +135,8 @@ class Local(Outage):
         return lambda key, *args: operation.given(program, part, apply(key, *args))
 
     def bind_many(self, name: str, program: Any, operation: Operation) -> ApplyMany:
+        if operation.is_look:
+            return super().bind_many(name, program, operation)
         part: Any = scaled(program, self._share)
         apply_many = self._local.bind_many(name, part, operation)
         refuse_many = self._closed.bind_many(name, program, operation)
@@ -163,9 +176,7 @@ class Guard:
         self.breaker = Breaker(primary.clock, lambda: repr(primary), timeout_us)
         self._deadline = deadline
         self.outage = (
-            Outage(on_outage, primary.clock, self.breaker)
-            if part is None
-            else Local(primary.clock, self.breaker, part)
+            Outage(on_outage, primary, self.breaker) if part is None else Local(primary, self.breaker, part)
         )
         self._closed = False
         self._said_us: int | None = None

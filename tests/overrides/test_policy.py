@@ -21,6 +21,7 @@ from shapekit import (
     Store,
     all_of,
 )
+from shapekit.algorithms.queue.wire import LOOK
 from shapekit.shaper import received, sent
 from shapekit.testing import FaultyStore
 
@@ -171,6 +172,22 @@ def test_through_a_resilient_store():
     policy.configure("1/s")
     assert [policy.shaper.reserve().delay for _ in range(3)] == [0, 1, 2]
     assert [one.rate for one in policy.configured()] == ["1/s"]
+
+
+@pytest.mark.parametrize("mode", ["closed", "local"])
+def test_in_an_outage_what_is_foretold_goes_by_the_numbers_that_are_set(mode):
+    faulty = FaultyStore(MemoryStore(ManualClock(1_700_000_000)))
+    store = ResilientStore(faulty, on_outage=mode, share=1 / 2 if mode == "local" else None)
+    policy = Policy("3/s", quota="100/day", store=store, name="api")
+    policy.configure("20/s")
+    look_at_many = store.bind_many("api", policy.shaper.core.queue, LOOK)
+    faulty.down = True
+    policy.shaper.reserve()
+    outlook = policy.shaper.forecast(calls=3)
+    assert 0 < outlook.first_in < 1
+    assert outlook.last_in - outlook.first_in == pytest.approx(2 / 20, abs=1e-5)
+    [looked] = look_at_many(["default"], ())
+    assert policy.shaper.core.outlook("default", looked, 3, 1) == outlook
 
 
 def test_a_reservation_goes_by_the_new_numbers_in_another_process(store):
