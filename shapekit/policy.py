@@ -594,9 +594,12 @@ class Admission:
         except BaseException as error:
             await driver.given_back(error, partial(self._leave, driver))
             told = _told(error, waited_us, bound_us)
-            if told is error:
-                raise
-            raise told.with_traceback(error.__traceback__) from error.__cause__
+            try:
+                if told is error:
+                    raise
+                raise told.with_traceback(error.__traceback__) from error.__cause__
+            finally:
+                del told  # its traceback holds this frame
         permits.has_begun(permit, is_enclosing=self._is_enclosing)
         self._reservation = reservation.after_waiting(waited_us) if waited_us else reservation
 

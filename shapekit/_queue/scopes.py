@@ -421,8 +421,8 @@ class ScopedSlots:
                 await driver.shielded(partial(self._give_back, driver, caller))
                 caller.has_waited = True
         except BaseException as error:
-            give_up, leave = partial(self._give_up, driver, caller, error), partial(self._lines.leave, caller)
-            await driver.given_back(error, give_up, leave)
+            leave = partial(self._lines.leave, caller)
+            await driver.given_back(error, partial(self._give_up, driver, caller, error), leave)
             raise
         delay_us, late_us = pending.waited_us(caller.asked_us)
         core.reporter.departed(key, cost, before_us + delay_us, late_us)
@@ -439,8 +439,11 @@ class ScopedSlots:
         self._core.reporter.ended(
             caller.key, caller.cost, told, had_slot=caller.had_slot, returned=caller.is_returned
         )
-        if told is not error:
-            raise told.with_traceback(error.__traceback__) from error.__cause__
+        try:
+            if told is not error:
+                raise told.with_traceback(error.__traceback__) from error.__cause__
+        finally:
+            del told  # its traceback holds this frame
 
     async def _taken(self, driver: Driver, caller: Caller) -> Reservation:
         """Take a slot once the scope is free and earlier requests have theirs."""

@@ -103,9 +103,7 @@ class Waiter:
         """
         granted, waited_us = reservation.granted, (0, 0)
         if not granted[ACCEPTED]:
-            error = refusal(reservation, max_wait_us)
-            self._reporter.stopped(reservation.key, error)
-            raise error
+            raise self._refused(reservation, max_wait_us)
         if granted[WAIT_US] or is_slow or not self.is_prompt(granted):
             try:
                 pending = await self.stay(driver, reservation, max_wait_us, timeout_us, is_slow=is_slow)
@@ -116,6 +114,11 @@ class Waiter:
         if tells and SWITCH.loud:
             self._reporter.departed(reservation.key, reservation.cost, *waited_us)
         return waited_us
+
+    def _refused(self, reservation: Reservation, max_wait_us: int | None) -> RateLimitedError:
+        error = refusal(reservation, max_wait_us)
+        self._reporter.stopped(reservation.key, error)
+        return error
 
     def is_prompt(self, granted: Granted, asked_us: int | None = None) -> bool:
         """Whether a call that leaves at once may follow its answer, because that was not long on its way."""
@@ -817,7 +820,7 @@ class KeyStatus:
 
     async def _failed(self, key: str, question: _Question, error: BaseException) -> None:
         if isinstance(error, Exception):
-            question.error = error
+            question.error = own_copy(error)
             self._dropped(key, question)
         question.close()
 

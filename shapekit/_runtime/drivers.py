@@ -303,6 +303,7 @@ async def _finished(loop: Any, work: Callable[[], Awaitable[T]]) -> T:
     try:
         answer: T = task.result()
     finally:
+        del task  # an error of its has this frame in its traceback
         if struck:
             raise struck.pop()  # its traceback holds this frame
     return answer

@@ -1,13 +1,31 @@
 """What is dropped without being closed is gone at once, its store too: nothing is left to the collector."""
 
+import asyncio
 import gc
 from weakref import ref
 
 import pytest
 
-from shapekit import GCRA, Adaptive, ConfigError, Gate, ManualClock, MemoryStore, Policy, RedisStore, Shaper
+from shapekit import (
+    GCRA,
+    Adaptive,
+    ConfigError,
+    Gate,
+    ManualClock,
+    MemoryStore,
+    Policy,
+    RateLimitedError,
+    RedisStore,
+    Shaper,
+    StoreUnavailableError,
+)
+from shapekit._runtime.drivers import TASKS, run
+from shapekit.algorithms.queue.wire import CONFIRM
+from shapekit.keys import Target
 
 from ..redis_server import shared_server
+
+TARGET = Target("GET", "https", "api.x", None, "/search")
 
 
 def admitted(policy):
@@ -15,6 +33,54 @@ def admitted(policy):
         pass
 
 
+def refused(shaper):
+    shaper.reserve()
+    shaper.schedule(max_wait=0)
+
+
+def refused_beside_a_permit(policy):
+    policy.shaper.reserve()
+    with policy.admit(max_wait=0):
+        pass
+
+
+def with_a_held_scope(policy):
+    policy.scoped.scopes.learn("default", TARGET, "search")
+    run(policy.scoped.hold, 60, "default", "search")
+    return policy.scoped
+
+
+def refused_in_a_scope(policy):
+    run(with_a_held_scope(policy).schedule, "default", TARGET, 1, max_wait=0)
+
+
+def not_told(shaper):
+    """Its store is gone when the call asks whether its slot has moved."""
+    shaper.reserve()
+    shaper.core.store.breaks = True
+    shaper.schedule()
+
+
+class Breaking(MemoryStore):
+    instant = breaks = False
+
+    def bind(self, name, program, operation):
+        apply = super().bind(name, program, operation)
+
+        def asked(*args):
+            if self.breaks and operation is CONFIRM:
+                raise StoreUnavailableError("gone")
+            return apply(*args)
+
+        return asked
+
+
+REFUSED = {
+    "shaper": lambda store: refused(Shaper("1/s", store=store, name="api")),
+    "policy": lambda store: refused_beside_a_permit(Policy("1/s", concurrency=2, store=store, name="api")),
+    "scope": lambda store: refused_in_a_scope(Policy("1/s", store=store, name="api")),
+    "no answer": lambda store: not_told(Shaper("1/s", store=store, name="api")),
+}
 DROPPED = {
     "gate": lambda store: Gate(GCRA("10/s"), store=store).check(),
     "shaper": lambda store: Shaper("10/s", store=store).schedule(),
@@ -52,6 +118,32 @@ def test_also_where_it_was_refused():
         Shaper("10/s", store=store, name="api")
     del store
     assert gone() is None
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("use", REFUSED.values(), ids=REFUSED)
+def test_also_what_a_refused_call_has_met(use):
+    store = Breaking(ManualClock(autojump=True))
+    gone = ref(store)
+    try:
+        use(store)
+    except (RateLimitedError, StoreUnavailableError) as error:
+        reason = ref(error)
+    del store
+    assert reason() is None
+    assert gone() is None
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_also_what_a_refused_task_has_met():
+    async def refused():
+        policy = Policy("1/s", clock=ManualClock(), name="api")
+        try:
+            await with_a_held_scope(policy).schedule(TASKS, "default", TARGET, 1, max_wait=0)
+        except RateLimitedError as error:
+            return ref(error)
+
+    assert asyncio.run(refused())() is None
 
 
 @pytest.mark.usefixtures("uncollected")
