@@ -347,7 +347,9 @@ class _Asking:
         if not self._is_refused:
             return 0
         delay_us = round(self._refused.delay * SECOND_US)
-        return min(max(0, delay_us - soon_us), max(LOOK_US, delay_us // 20))
+        # What comes soon is refused only where the store is gone, and until it is asked again.
+        pause_us = delay_us - soon_us if delay_us > soon_us else delay_us
+        return min(pause_us, max(LOOK_US, delay_us // 20))
 
     async def leave(self, line_us: int) -> tuple[list[Reservation], int]:
         """Wait until all slots have come, and tell it: the call leaves with the last of them."""

@@ -5,7 +5,16 @@ import uuid
 import anyio
 import pytest
 
-from shapekit import LLMBudget, MemoryStore, QueueFullError, RedisStore, SQLiteStore
+from shapekit import (
+    LLMBudget,
+    ManualClock,
+    MemoryStore,
+    QueueFullError,
+    RedisStore,
+    ResilientStore,
+    SQLiteStore,
+)
+from shapekit.testing import FaultyStore
 
 from ..redis_server import shared_server
 from .errors import RefusedByServer
@@ -78,3 +87,24 @@ async def story(store, way):
 @pytest.mark.parametrize("way", [ForThreads(), ForTasks()])
 def test_the_books_are_the_same_on_every_store(make_store, way, anyio_backend):
     anyio.run(story, make_store(), way, backend=anyio_backend)
+
+
+class Counting(ManualClock):
+    """A clock that tells that a call looks at it without end."""
+
+    looks = 0
+
+    def now_us(self):
+        self.looks += 1
+        assert self.looks < 10_000
+        return super().now_us()
+
+
+def test_who_waits_in_an_outage_rests_until_the_store_is_asked_again():
+    faulty = FaultyStore(MemoryStore(Counting(autojump=True)))
+    store = ResilientStore(faulty, on_outage="closed", timeout=60)
+    budget = LLMBudget(tokens="600/min", store=store, name="model")
+    faulty.down = True
+    with pytest.raises(TimeoutError), budget.admit(60, timeout=30):
+        pass
+    assert faulty.calls < 50
