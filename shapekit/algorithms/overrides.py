@@ -394,6 +394,10 @@ class _Overridden(LeakyQueue):
         is_held = self.is_held and self.confirm(state, now)[0] != UNKNOWN
         return super().follow(self._held(state, now, 0) if is_held else state, now, skew)
 
+    def outlook(self, state: Any, now: int, calls: int, cost: int, skew: int) -> tuple[int, int]:
+        """`outlook` of any queue."""
+        return super().outlook(self._held(state, now, 0) if self.is_held else state, now, calls, cost, skew)
+
     def granted_received(self, sent: Any) -> Grant:
         """The answer to a reservation, from the twin."""
         return super().granted_received(sent)._replace(queue=self)

@@ -174,6 +174,28 @@ def test_through_a_resilient_store():
     assert [one.rate for one in policy.configured()] == ["1/s"]
 
 
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"rate": "5/s"},
+        {"rate": "5/s; 100/min"},
+        {"rate": "5/s", "pace": "burst"},
+        {"rate": "5/s", "quota": "100/day"},
+        {"adaptive": Adaptive("5/s", "10/s")},
+    ],
+    ids=str,
+)
+def test_who_is_held_by_an_operator_is_foretold_what_a_call_is_told(store, limits):
+    policy = Policy(**limits, store=store, name="api")
+    put(store, "api", Override(state="held"))
+    for _ in range(2):
+        told = policy.shaper.reserve(max_wait=0).delay
+        assert policy.shaper.forecast().first_in == told > 2_000_000
+        put(store, "api")
+        policy.shaper.reserve()
+        put(store, "api", Override(state="held"))
+
+
 @pytest.mark.parametrize("mode", ["closed", "local"])
 def test_in_an_outage_what_is_foretold_goes_by_the_numbers_that_are_set(mode):
     faulty = FaultyStore(MemoryStore(ManualClock(1_700_000_000)))
