@@ -40,7 +40,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from types import FrameType
 from typing import Any, Generic, TypeVar
@@ -148,6 +148,8 @@ def _before() -> None:
 
 
 def _begin_child() -> None:
+    global _begun_in  # noqa: PLW0603 - a child of this one is another process again
+    _begun_in = os.getpid()
     for known in _LOCKS:
         if known.acquire(blocking=False):
             known.release()
@@ -171,6 +173,33 @@ def _each(calls: list[Callable[[], object]]) -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before, after_in_parent=_HELD.clear, after_in_child=_HELD.clear)
     os.register_at_fork(after_in_child=_begin_child)
+
+_begun_in = os.getpid()
+
+
+def _hook_into_uwsgi() -> None:
+    """Go by uWSGI's own hook: its forks call none of the above, unless it is told to call them, too."""
+    uwsgi: Any = sys.modules.get("uwsgi")  # inside uWSGI it is there from the start
+    if uwsgi is None:
+        return
+    # The decorators may not be installed, and need a master. Loaded later, they would replace the hook.
+    if uwsgi.masterpid():
+        set_by_program = dict(vars(uwsgi))
+        with suppress(ImportError):
+            import uwsgidecorators  # noqa: F401, PLC0415 - as above
+        vars(uwsgi).update(set_by_program)
+    others = getattr(uwsgi, "post_fork_hook", None)
+
+    def begin() -> None:
+        if os.getpid() != _begun_in:
+            _begin_child()
+        if others is not None:
+            others()
+
+    uwsgi.post_fork_hook = begin
+
+
+_hook_into_uwsgi()
 
 
 fresh_id: Callable[[], int]

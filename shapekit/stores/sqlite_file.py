@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import random
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -155,7 +154,7 @@ class SharedFile:
         self.life = 0
         """Changes when rows that were seen may be gone: with each connection and each rollback."""
         self._met = met
-        self._turn = threading.RLock()
+        self._turn = process.lock()
         self._lock = FileLock(path)
         self._connections: list[sqlite3.Connection] = []
         """The connection, once it is there."""
@@ -208,17 +207,17 @@ class SharedFile:
         """For good."""
         with self._turn:
             self._closed = True
-            self._disconnect()
+            self.disconnect()
 
     def __del__(self) -> None:
         # Where its making was interrupted, there is nothing yet to let go of.
         with suppress(AttributeError):
-            self._disconnect()
+            self.disconnect()
 
     def resting(self) -> Iterator[None]:
         """Before a fork, which no connection may cross: finish what is going on, and let go."""
         with self._turn:
-            self._disconnect()
+            self.disconnect()
             yield
 
     # in turn
@@ -237,7 +236,7 @@ class SharedFile:
 
     def _begun(self) -> Execute:
         if not self._is_whole:
-            self._disconnect()
+            self.disconnect()
             self._check_usable()
         self._is_whole = False
         if not self._lock.acquire(PATIENCE_S):
@@ -267,7 +266,7 @@ class SharedFile:
         now = self._inodes()
         if now == self._identity:
             return
-        self._disconnect()
+        self.disconnect()
         if not self._lock.acquire(PATIENCE_S):
             self._starve("another process")
         if now[0] != self._identity[0] and now[1] == self._identity[1]:
@@ -333,7 +332,8 @@ class SharedFile:
         # A process that was killed in between leaves the settings without the tables.
         return not tables
 
-    def _disconnect(self) -> None:
+    def disconnect(self) -> None:
+        """Let go of the file until it is used again."""
         self._is_whole = False
         for connection in self._connections:
             connection.close()
@@ -374,7 +374,8 @@ def _inode(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-_FILES: process.WeakRegistry[SharedFile] = process.WeakRegistry()
+# Where a fork has come without warning, the child leaves what was open to its parent.
+_FILES = process.begin_anew(SharedFile.disconnect)
 process.resting(lambda: map(SharedFile.resting, _FILES))
 
 

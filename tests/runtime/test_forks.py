@@ -253,3 +253,67 @@ print("nobody")
 
 def test_no_child_counts_who_sleeps_in_its_parent():
     assert_says("nobody", ASLEEP)
+
+
+UNANNOUNCED = """
+import ctypes, os, sqlite3, sys, types
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from redis.connection import Connection
+
+called, used = [], []
+uwsgi = sys.modules["uwsgi"] = types.ModuleType("uwsgi")
+decorators = sys.modules["uwsgidecorators"] = types.ModuleType("uwsgidecorators")
+uwsgi.masterpid = os.getpid
+uwsgi.post_fork_hook = lambda: called.append("the program's own")
+
+from shapekit import Shaper
+from shapekit.stores.redis import RedisStore
+from shapekit.stores.sqlite import SQLiteStore
+from shapekit._runtime import process
+
+send, connect = Connection.send_packed_command, sqlite3.connect
+
+def noted_send(self, *args, **options):
+    used.append(self)
+    return send(self, *args, **options)
+
+def noted_connect(*args, **options):
+    used.append("a connection to the file")
+    return connect(*args, **options)
+
+Connection.send_packed_command, sqlite3.connect = noted_send, noted_connect
+folder = TemporaryDirectory()
+stores = RedisStore.from_url(sys.argv[1]), SQLiteStore(Path(folder.name) / "limits.db")
+shapers = [Shaper("1/min", name="forked", store=store) for store in stores]
+for shaper in shapers:
+    shaper.reset()
+    assert shaper.reserve().delay == 0
+theirs = {one for one in used if isinstance(one, Connection)}
+used.clear()
+last = process.fresh_id()
+child = ctypes.PyDLL(None).fork()  # as uWSGI forks: what is registered with `os` is not called
+if child == 0:
+    code = 1
+    try:
+        uwsgi.post_fork_hook()
+        assert called == ["the program's own"]
+        assert process.fresh_id() != last + 1
+        assert [0 < shaper.reserve().delay <= 60 for shaper in shapers] == [True, True]
+        assert "a connection to the file" in used and not theirs.intersection(used)
+        began = process.fresh_id()
+        uwsgi.post_fork_hook()  # in a process that has begun, nothing begins anew
+        assert process.fresh_id() == began + 1
+        code = 0
+    finally:
+        if code:
+            sys.excepthook(*sys.exc_info())
+        os._exit(code)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert [60 < shaper.reserve().delay <= 120 for shaper in shapers] == [True, True]
+print("anew" if code == 0 else code)
+"""
+
+
+def test_a_worker_of_uwsgi_begins_anew_although_its_fork_calls_no_hook_of_python():
+    assert_says("anew", UNANNOUNCED)

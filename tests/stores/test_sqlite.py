@@ -331,7 +331,7 @@ def test_a_relative_path_stays_where_it_was(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     store = SQLiteStore("limits.db")
-    store._file._disconnect()
+    store._file.disconnect()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert Shaper("1/s", name="api", store=store).reserve()
     store.close()
