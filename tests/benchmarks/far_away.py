@@ -35,10 +35,10 @@ def one_round(far: FarAway, prefetch: str | None, seconds: float) -> Figures:
     shaper = Shaper(f"{RATE}/s", name="far", store=store, prefetch=prefetch)
     try:
         _crowd(shaper, WARM_S)
-        before, start = far.scripts, time.monotonic()
+        before, start = len(far.scripts), time.monotonic()
         left = _crowd(shaper, seconds)
         took = time.monotonic() - start
-        return {OF_THE_LIMIT: left / took / RATE, TRIPS: (far.scripts - before) / left}
+        return {OF_THE_LIMIT: left / took / RATE, TRIPS: (len(far.scripts) - before) / left}
     finally:
         shaper.close()
         store.close()
