@@ -143,17 +143,27 @@ _SYNC, _ASYNC = "HTTPTransport", "AsyncHTTPTransport"
 
 
 class _Inner(dict[str, Any]):
-    """The transports inside, by the names of their classes in the library; made when they are first used."""
+    """What sends, by the names of the library's transports: what was given, or what is made for each.
 
-    def __init__(self, library: Any, options: dict[str, Any]) -> None:
+    It is made, and what it connects by is loaded, when it is first asked for: before the request waits for
+    its slot, as either takes longer than a slot.
+    """
+
+    def __init__(self, library: Any, given: Any, options: dict[str, Any]) -> None:
+        self.given = given
         self.options = options
         self._library = library
         self._lock = process.lock()
 
     def __missing__(self, kind: str) -> Any:
+        if kind == _ASYNC:
+            from anyio import get_cancelled_exc_class  # noqa: PLC0415 - who never awaits need not load it
+
+            get_cancelled_exc_class()  # loads anyio's half for the loop that runs
         with self._lock:
             if kind not in self:
-                self[kind] = getattr(self._library, kind)(**self.options)
+                given = self.given
+                self[kind] = getattr(self._library, kind)(**self.options) if given is None else given
         return self[kind]
 
 
@@ -202,9 +212,7 @@ class Transport:
                 fix = "set it on that transport"
                 raise ConfigError(name, value, "conflicts with the transport that is given", fix)
         self._request_shaper = request_shaper
-        self._inner = _Inner(self.library, options)
-        if transport is not None:
-            self._inner |= {_SYNC: transport, _ASYNC: transport}
+        self._inner = _Inner(self.library, transport, options)
 
     @property
     def policy(self) -> Policy | None:
@@ -215,7 +223,6 @@ class Transport:
 
     def handle_request(self, request: Any) -> Any:
         """Send the request when it may leave."""
-        # First: to make one takes longer than a slot.
         inner = self._inner[_SYNC]
         try:
             admission = self._request_shaper.enter(request, request.extensions.get(NAME))
@@ -299,8 +306,8 @@ class Transport:
 
     def close(self) -> None:
         """Close the transport inside. The limit and its store outlive it."""
-        if _SYNC in self._inner:
-            self._inner[_SYNC].close()
+        if (inner := self._inner.get(_SYNC, self._inner.given)) is not None:
+            inner.close()
 
     async def __aenter__(self) -> Self:
         await self._inner[_ASYNC].__aenter__()
@@ -311,11 +318,12 @@ class Transport:
 
     async def aclose(self) -> None:
         """`close`, awaitable."""
-        if _ASYNC in self._inner:
-            await self._inner[_ASYNC].aclose()
+        if (inner := self._inner.get(_ASYNC, self._inner.given)) is not None:
+            await inner.aclose()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({next(iter(self._inner.values()), self._inner.options)!r})"
+        inner = next(iter(self._inner.values()), self._inner.given)
+        return f"{type(self).__name__}({self._inner.options if inner is None else inner!r})"
 
 
 def shape_client(client: Any, kind: type[Transport], request_shaper: RequestShaper) -> None:

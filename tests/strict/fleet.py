@@ -40,8 +40,6 @@ class Plan(NamedTuple):
     seconds: float
     stall: str = ""
     """What keeps the first process from running for 300 ms every 2 s: "stopped", "blocked", "collector"."""
-    loaded: bool = False
-    """Whether clients have loaded before what they would load with their first connection."""
     processes: int = 3
     callers: int = 10
 
@@ -119,7 +117,7 @@ def in_processes(plan: Plan, server: StrictServer) -> tuple[list[list[float]], S
     redis = shared_server()
     own = "" if plan.stall == "stopped" else plan.stall
     url, prefix = f"{redis.url}?{PATIENT}", f"strict{next(_numbers)}"
-    job = Job(server.port, url, prefix, f"{plan.rate}/s", plan.callers, loaded=plan.loaded)
+    job = Job(server.port, url, prefix, f"{plan.rate}/s", plan.callers)
     jobs = [job._replace(stall="" if number else own) for number in range(plan.processes)]
     commands = [("-m", "tests.strict.worker", plan.client, json.dumps(job)) for job in jobs]
     with (

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from importlib import import_module
 from typing import NamedTuple
 
@@ -31,8 +31,6 @@ class Job(NamedTuple):
     callers: int
     stall: str = ""
     """What keeps it from running for a while, every two seconds: "blocked" or "collector", if anything."""
-    loaded: bool = False
-    """Whether its client has loaded before what it would load with its first connection."""
 
 
 EVERY_S, STALL_S = 2.0, 0.3
@@ -57,13 +55,6 @@ def noting(kind, method):
     setattr(kind, method, noted)
 
 
-async def load(library):
-    """Have a client of httpx load what it connects by: it does so where a request is on its way already."""
-    async with library.AsyncClient() as client:
-        with suppress(library.ConnectError):
-            await client.get("http://127.0.0.1:9/")
-
-
 # clients: each yields a function that calls once, and returns the status
 
 
@@ -84,8 +75,6 @@ def httpx_sync(package, job):
 
 def httpx_async(package, job):
     library, wrapper = import_module(package), import_module(f"shapekit.integrations.{package}")
-    if job.loaded:
-        asyncio.run(load(library))
     noting(library.AsyncHTTPTransport, "handle_async_request")
 
     @asynccontextmanager

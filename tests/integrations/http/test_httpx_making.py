@@ -1,5 +1,7 @@
 """Making a wrapper for httpx and httpx2, and shaping a client that is there already."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -78,3 +80,44 @@ def test_the_mounts_of_a_client_share_its_limit(both):
 def test_the_two_wrappers_say_the_same():
     one, other = (Path(module.__file__).read_text(encoding="utf-8") for module in (first, second))
     assert one.replace("httpx", "httpx2") == other
+
+
+FIRST_REQUEST = """
+import asyncio, sys
+import {library} as library
+from shapekit.integrations.{library} import ShapedTransport, shape
+
+inner = library.AsyncHTTPTransport.handle_async_request
+late = []
+
+async def noted(*args):
+    before = set(sys.modules)
+    try:
+        return await inner(*args)
+    finally:
+        late.extend(set(sys.modules) - before)
+
+library.AsyncHTTPTransport.handle_async_request = noted
+
+async def main():
+    async with {client} as client:
+        await client.get("{url}")
+
+asyncio.run(main())
+print(*late)
+"""
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        "library.AsyncClient(transport=ShapedTransport(rate=1))",
+        "library.AsyncClient(transport=ShapedTransport(library.AsyncHTTPTransport(), rate=1))",
+        "shape(library.AsyncClient(), rate=1)",
+    ],
+)
+def test_nothing_is_loaded_between_a_slot_and_the_wire(both, server, client):
+    # It takes longer than a slot of a fast rate: the first request would be late, the next ones too close.
+    program = FIRST_REQUEST.format(library=both[0].__name__, client=client, url=server.url)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout == "\n"
