@@ -580,12 +580,16 @@ class Alarms:
         if is_armed:
             self._timer.cancel(self._entry)
         self._entry_at = self._due[0][0]
-        self._entry = self._timer.call_after(max(0.0, self._entry_at - time.monotonic()), self._ring)
+        self._entry = self._timer.call_after(max(0.0, self._entry_at - time.monotonic()), self._woken)
 
-    def _ring(self) -> None:
+    def ring(self) -> None:
+        """Make the calls that are due."""
+        while (call := self._next()) is not None:
+            call()
+
+    def _woken(self) -> None:
         try:
-            while (call := self._next()) is not None:
-                call()
+            self.ring()
         finally:
             with self._lock:
                 self._entry = None
@@ -632,7 +636,9 @@ class MessageBuffer:
         self._look: Any = None
         self._looks_at = 0.0
         self._looking = threading.Lock()
-        """One poll at a time, also in green pools: a second is told again what the first has not handled."""
+        """One poll at a time: a second is told again what the first has not handled. It would run in a green
+        pool, or between two messages of the first.
+        """
         self._is_open = False
         self._rests_until = 0.0
         self._batches: list[Batches] = []
@@ -679,7 +685,22 @@ class MessageBuffer:
         _give_back(batches)
 
     def receive(self, delivery: Delivery) -> None:
-        """Take in a message from the broker."""
+        """Take in a message from the broker, and wake those that are due: many that arrive together take
+        longer than a slot, and those whose slots come meanwhile would miss them.
+        """
+        self._look_at(delivery)
+        if not isinstance(self._alarms, Alarms):
+            return  # other timers have threads of their own
+        try:
+            self._alarms.ring()
+        except self._gone:
+            raise
+        except Exception:
+            log.exception(
+                "a message that was due could not be started"
+            )  # as the event loop does with what it calls
+
+    def _look_at(self, delivery: Delivery) -> None:
         if _is_stopping():
             # A task started now would run but never be acknowledged, so it would run again elsewhere; and its
             # process would wait half a minute for its result to be read.
@@ -778,7 +799,7 @@ class MessageBuffer:
         if known is None:
             return
         try:
-            self.receive(delivery)
+            self._look_at(delivery)
         except (InvalidTaskError, ContentDisallowed) as error:
             self._consumer.on_invalid_task(None, delivery.message, error)
         except DecodeError as error:
@@ -814,18 +835,26 @@ class MessageBuffer:
     def _bring_back(self) -> None:
         with self._lock:
             self._look = None
-        with self._looking:
-            room, found = self._room_back if self._park.has_room else 0, 0
-            try:
-                if room > 0:
-                    self._holds.look(self._park)
-                    self._changes.look(self._park)
-                    found = self._park.bring_back(self._longest_s * AHEAD, room)
-            except self._gone as error:
-                log.warning("cannot look for parked tasks: %s", error)
-            finally:
-                # Without room for all due messages now, there will be room soon.
-                self._look_in(LEAST_LOOK_S if found >= room else self._pause_s())
+        if not self._looking.acquire(blocking=False):
+            self._look_in(LEAST_LOOK_S)
+            return
+        try:
+            self._bring_some_back()
+        finally:
+            self._looking.release()
+
+    def _bring_some_back(self) -> None:
+        room, found = self._room_back if self._park.has_room else 0, 0
+        try:
+            if room > 0:
+                self._holds.look(self._park)
+                self._changes.look(self._park)
+                found = self._park.bring_back(self._longest_s * AHEAD, room)
+        except self._gone as error:
+            log.warning("cannot look for parked tasks: %s", error)
+        finally:
+            # Without room for all due messages now, there will be room soon.
+            self._look_in(LEAST_LOOK_S if found >= room else self._pause_s())
 
     def _pause_s(self) -> float:
         """Time until the next message is due back or a hold may have ended, at most about a second."""

@@ -5,9 +5,10 @@ Messages that have missed their slots, all of them, must not take turns at missi
 
 import heapq
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from itertools import count
+from math import ceil
 from types import SimpleNamespace
 
 import pytest
@@ -15,13 +16,19 @@ import pytest
 from shapekit.integrations.celery import SlotHeader
 from shapekit.integrations.celery import worker as module
 from shapekit.integrations.celery.parking import LATE_S
-from shapekit.integrations.celery.worker import Batches, Delivery, MessageBuffer
+from shapekit.integrations.celery.worker import Alarms, Batches, Delivery, MessageBuffer
 from tests.algorithms.queue.test_late import worst
 
 from .eager import Eager
 
 LOST_S = 60.0
 """After so long no message is looked at any more."""
+
+
+class Entry(list):
+    """An instant, a number, and a call."""
+
+    canceled = False
 
 
 class Timer:
@@ -33,19 +40,21 @@ class Timer:
         self._numbers = count()
 
     def call_after(self, length_s, call):
-        entry = [self._clock.now() + length_s, next(self._numbers), call]
+        entry = Entry([self._clock.now() + length_s, next(self._numbers), call])
         heapq.heappush(self._due, entry)
         return entry
 
     def cancel(self, entry):
-        entry[2] = lambda: None
+        entry.canceled = True
 
     def run(self, is_over):
         ends = self._clock.now() + LOST_S
         while not is_over() and self._clock.now() < ends:
-            at, _, call = heapq.heappop(self._due)
-            self._clock.advance(max(0.0, at - self._clock.now()))
-            call()
+            entry = heapq.heappop(self._due)
+            if not entry.canceled:
+                # Whole microseconds, and none too early.
+                self._clock.advance(max(0, ceil((entry[0] - self._clock.now()) * 1e6)) / 1e6)
+                entry[2]()
 
 
 class Park:
@@ -154,6 +163,19 @@ def test_messages_that_are_all_late_leave_at_the_rate(clock, monkeypatch, shape,
         assert worst(left, 2_000_000) <= 31
 
 
+def test_slots_that_come_while_many_messages_are_brought_back_are_used(clock, monkeypatch):
+    slow = Slow(clock, monkeypatch, {"rate": "20/s"}, look_s=0.0)
+    slow.buffer._alarms = Alarms(slow.timer)
+    for number in range(60):
+        slow.deliver(slow.message(number))
+    # To look at those that are due takes longer than the distance of two slots, or the grace of one.
+    slow.look_s = 0.02
+    slow.buffer._is_open = True
+    slow.buffer._look_in(0.0)
+    slow.timer.run(lambda: len(slow.starts) == 60)
+    assert slow.starts == pytest.approx([number / 20 for number in range(60)], abs=slow.look_s)
+
+
 def test_nobody_waits_behind_tasks_that_expire_before_their_slots(clock, monkeypatch):
     slow = Slow(clock, monkeypatch, {"rate": "1/s"}, look_s=0.0)
     slow.buffer._is_open = True
@@ -182,6 +204,41 @@ def test_a_slow_poll_is_over_before_the_next(clock, monkeypatch):
     for poll in polls:
         poll.join()
     assert both.broken
+
+
+def test_a_poll_that_is_due_during_another_comes_after_it(clock, monkeypatch):
+    slow = Slow(clock, monkeypatch, PACED, look_s=0.0)
+    notes = []
+
+    def bring_back(ahead_s, most):
+        notes.append(ahead_s)
+        if len(notes) == 1:
+            slow.buffer._bring_back()
+            assert len(notes) == 1
+        return 0
+
+    slow.park.bring_back = bring_back
+    slow.buffer._is_open = True
+    slow.buffer._bring_back()
+    slow.timer.run(lambda: len(notes) == 2)
+    assert clock.now() <= module.LEAST_LOOK_S
+
+
+@pytest.mark.parametrize("error", [KeyError, ConnectionError])
+def test_only_a_lost_connection_of_what_is_due_is_the_matter_of_a_message_that_comes(
+    clock, monkeypatch, caplog, error
+):
+    slow = Slow(clock, monkeypatch, PACED, look_s=0.0)
+    slow.buffer._alarms = Alarms(slow.timer)
+
+    def fail():
+        raise error
+
+    slow.buffer._alarms.call_after(0.0, fail)
+    with pytest.raises(error) if error is ConnectionError else nullcontext():
+        slow.deliver(slow.message(0))
+    assert slow.starts == [0.0]
+    assert ("could not be started" in caplog.text) == (error is KeyError)
 
 
 def test_missed_slots_of_a_held_key_do_not_all_come_when_the_hold_ends(clock, monkeypatch):
