@@ -494,8 +494,12 @@ class Park(Parking, ABC):
         """
 
 
-def park_of(app: Any, consumer: Any, taker: Taker) -> Park:
-    """The park of a worker with this consumer of tasks."""
+def park_of(app: Any, consumer: Any, taker: Taker, meanwhile: Callable[[], object] = bool) -> Park:
+    """The park of a worker with this consumer of tasks.
+
+    To bring many messages back takes longer than a slot. `meanwhile`, which must not raise, starts those that
+    are due in the worker. If the broker is that Redis, each delivery does so.
+    """
     _tell_queues(consumer)
     channel = consumer.channel
     if channel.connection.client.transport.driver_type == "redis" and channel.ack_emulation:
@@ -504,7 +508,7 @@ def park_of(app: Any, consumer: Any, taker: Taker) -> Park:
     if isinstance(store, ResilientStore):
         store = store.primary
     if isinstance(store, RedisStore):
-        return _StorePark(app, store)
+        return _StorePark(app, store, meanwhile)
     bound = "has no place for messages that wait, and nor has the broker"
     fix = 'use a Redis: app.conf.shapekit_store = "redis://localhost"'
     raise ConfigError("app.conf.shapekit_store", store, bound, fix)
@@ -650,8 +654,9 @@ class _StorePark(Park):
     So a message may be delivered twice, but is never lost.
     """
 
-    def __init__(self, app: Any, store: RedisStore) -> None:
+    def __init__(self, app: Any, store: RedisStore, meanwhile: Callable[[], object]) -> None:
         self._app = app
+        self._meanwhile = meanwhile
         with app.connection_for_write() as connection:
             # Apps with other brokers may share the store.
             broker = connection.as_uri()
@@ -711,6 +716,7 @@ class _StorePark(Park):
         for claim in claims:
             if claim in done:
                 continue
+            self._meanwhile()
             try:
                 options, body = loads(claim.record[0]), base64.b64decode(claim.record[1], validate=True)
                 if claim.again or claim.name in tried:

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from celery import bootsteps
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import InvalidTaskError
 from celery.utils import timer2
 from celery.worker import state
@@ -661,7 +662,9 @@ class MessageBuffer:
         if shaped:
             exchanges = [queue.exchange for queue in consumer.task_consumer.queues]
             self._fanouts = {exchange.name for exchange in exchanges if exchange.type == "fanout"}
-            self._park = park_of(consumer.app, consumer.task_consumer, self._taker)
+            # Tasks that run in this very thread would keep others from coming back to any worker.
+            meanwhile = bool if isinstance(consumer.pool, SoloPool) else self._ring
+            self._park = park_of(consumer.app, consumer.task_consumer, self._taker, meanwhile)
             self._park.take_up(self._left)
             self._left = []
             self._is_open = True
@@ -689,16 +692,18 @@ class MessageBuffer:
         longer than a slot, and those whose slots come meanwhile would miss them.
         """
         self._look_at(delivery)
+        self._ring(self._gone)
+
+    def _ring(self, but: tuple[type[BaseException], ...] = ()) -> None:
+        """Wake the messages that are due. Logs errors but these, as the event loop does with its calls."""
         if not isinstance(self._alarms, Alarms):
             return  # other timers have threads of their own
         try:
             self._alarms.ring()
-        except self._gone:
+        except but:
             raise
         except Exception:
-            log.exception(
-                "a message that was due could not be started"
-            )  # as the event loop does with what it calls
+            log.exception("a message that was due could not be started")
 
     def _look_at(self, delivery: Delivery) -> None:
         if _is_stopping():

@@ -176,6 +176,19 @@ def test_two_apps_with_other_brokers_share_a_store(book, broker, elsewhere):
         assert [claim.name for claim in parks[0].claim(60, 10)] == ["name"]
 
 
+def test_messages_that_are_due_start_while_others_are_brought_back(broker):
+    app = make_app(broker.url, broker="memory://meanwhile", store=broker.url)
+    there = []
+    with app.connection_for_write() as connection, closing(connection.SimpleQueue("meanwhile")) as queue:
+        for number in range(3):
+            queue.put(number)
+        park = park_of(app, Consumer(connection), Taker(), lambda: there.append(queue.qsize()))
+        for number in range(3):
+            park.put(str(number), 0, queue.get(block=False))
+        assert park.bring_back(1, 10) == 3
+    assert there == [0, 1, 2]
+
+
 def test_what_sqs_does_with_a_message_that_is_sent_is_not_done_again_when_it_comes_back(broker):
     """It would be delayed once more, or dropped as a duplicate of the one that was parked."""
     app = make_app(broker.url, broker="memory://once", store=broker.url)

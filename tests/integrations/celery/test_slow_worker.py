@@ -12,6 +12,8 @@ from math import ceil
 from types import SimpleNamespace
 
 import pytest
+from celery.concurrency.solo import TaskPool as SoloPool
+from celery.concurrency.thread import TaskPool as ThreadPool
 
 from shapekit.integrations.celery import SlotHeader
 from shapekit.integrations.celery import worker as module
@@ -222,6 +224,28 @@ def test_a_poll_that_is_due_during_another_comes_after_it(clock, monkeypatch):
     slow.buffer._bring_back()
     slow.timer.run(lambda: len(notes) == 2)
     assert clock.now() <= module.LEAST_LOOK_S
+
+
+@pytest.mark.parametrize(("pool", "starts"), [(ThreadPool, [0.0, 0.05]), (SoloPool, [0.0])])
+def test_a_task_that_is_due_starts_between_others_that_come_back_unless_it_would_keep_them(
+    clock, monkeypatch, pool, starts
+):
+    slow = Slow(clock, monkeypatch, PACED, look_s=0.0)
+    slow.buffer._alarms = Alarms(slow.timer)
+    slow.park.take_up = lambda tags: None
+    given = []
+    monkeypatch.setattr(module, "park_of", lambda *told: given.append(told[-1]) or slow.park)
+    monkeypatch.setattr(slow.shaped.policy.shaper.core.store, "shared", True)
+    task = SimpleNamespace(shaped=slow.shaped)
+    slow.buffer._consumer.app = SimpleNamespace(tasks={"task": task})
+    slow.buffer._consumer.task_consumer = SimpleNamespace(queues=[])
+    slow.buffer._consumer.pool = pool()
+    slow.buffer.open()
+    for number in range(2):
+        slow.deliver(slow.message(number))
+    clock.advance(0.05)
+    given[0]()
+    assert slow.starts == starts
 
 
 @pytest.mark.parametrize("error", [KeyError, ConnectionError])
