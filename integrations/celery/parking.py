@@ -248,6 +248,14 @@ _CLAIM = (
     _NOW
     + _READ
     + """
+if ARGV[6] == '0' then
+  local known = redis.call('HGETALL', KEYS[3])
+  for place = 1, #known, 2 do
+    if known[place + 1] == ARGV[5] then
+      redis.call('ZADD', KEYS[1], string.format('%.6f', now), known[place])
+    end
+  end
+end
 local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.6f', now + ARGV[1]),
   'WITHSCORES', 'LIMIT', 0, ARGV[2])
 local claimed, late = {}, {}
@@ -267,6 +275,9 @@ local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
 return {first[2] and string.format('%.6f', first[2] - now) or '', claimed, missing, unreadable}
 """
 )
+"""Messages of a claim whose answer was lost are due again at once: nobody would publish them before the lease
+is over.
+"""
 
 _DROP = """
 local dropped = 0
@@ -347,6 +358,10 @@ class Parking:
         self._ends = f"{prefix}:parked:ends"
         self._changed = f"{prefix}:parked:changed"
         self._unreadable = f"{prefix}:parked:unreadable"
+        self._token = ""
+        """The token of the last claim."""
+        self._has_heard = True
+        """Whether the answer to that came."""
         self.next_s: float | None = None
         """How long until more messages are due, as of the last call; None if longer than any pause."""
 
@@ -403,10 +418,13 @@ class Parking:
 
         A message that is not dropped within `lease_s` may be claimed again.
         """
-        token = uuid.uuid4().hex
-        arguments = [f"{ahead_s:.6f}", most, f"{lease_s:.6f}", LATE_S, token]
+        had_heard, self._has_heard = self._has_heard, False
+        token = self._token = uuid.uuid4().hex if had_heard else self._token
+        arguments = [f"{ahead_s:.6f}", most, f"{lease_s:.6f}", LATE_S, token, int(had_heard)]
         keys = [*self._keys, self._claims, self._unreadable]
-        claimed = self._told(self._evaluate(_CLAIM, keys, arguments))
+        answer = self._evaluate(_CLAIM, keys, arguments)
+        self._has_heard = True
+        claimed = self._told(answer)
         return [
             Claim(_text(name), json.loads(record), not is_first, token) for name, record, is_first in claimed
         ]

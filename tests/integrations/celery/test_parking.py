@@ -266,6 +266,26 @@ def test_a_lease_ends_by_itself(parking):
     assert claimed[:3] == ("one", ["told", "body"], True)
 
 
+def test_what_was_claimed_by_an_answer_that_was_lost_is_claimed_again_at_once(redis, parking):
+    def lose(script, keys, told):
+        redis.eval(script, len(keys), *keys, *told)
+        raise ConnectionError
+
+    for name in ("one", "two"):
+        parking.park(name, 0, ["told", "body"])
+    assert [claim.name for claim in parking_at(redis, "p").claim(1, 1)] == ["one"]
+    parking._evaluate, evaluate = lose, parking._evaluate
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            parking.claim(1, 10)
+    parking._evaluate = evaluate
+    claimed = parking.claim(1, 10)
+    # The answer may have come, as far as the server knows.
+    assert [(claim.name, claim.again) for claim in claimed] == [("two", True)]
+    assert parking.claim(1, 10) == []
+    assert parking.drop(claimed) == 1
+
+
 def test_no_more_are_claimed_than_asked_for_and_the_first_first(parking):
     for wait in (3, 1, 2):
         parking.park(f"n{wait}", wait, ["told", "body"])
