@@ -16,6 +16,7 @@ import asyncio
 import functools
 import logging
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar, Unpack
 
@@ -73,6 +74,10 @@ def shaped_job(
             if "job_id" not in ctx or not _is_job():
                 async with tasks.calls.admission(args, kwargs):
                     return await function(*args, **kwargs)
+            if (early_s := ctx["score"] / 1000 - time.time()) > 0:
+                # arq also starts what another worker has deferred since this one read the queue.
+                await ctx["redis"].set(*_tries_before(ctx))
+                raise Retry(early_s)
             try:
                 admitted = await tasks.admit(TASKS, await _take_slot_header(ctx), args, kwargs)
             except asyncio.CancelledError:

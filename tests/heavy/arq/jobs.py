@@ -51,6 +51,10 @@ async def far(ctx, number):
     note("far", number)
 
 
+@shaped_job(rate="1/h", name="early", store=URL)
+async def early(ctx): ...
+
+
 async def free(ctx, number):
     note_worker(number)
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from arq import create_pool
 from arq.connections import RedisSettings
+from arq.constants import retry_key_prefix
 from arq.jobs import Job, ResultNotFound
+from arq.worker import Retry
 
 from shapekit import ConfigError, Policy, QueueFullError
 from shapekit.integrations.arq import shaped_job
@@ -132,3 +134,22 @@ def test_a_function_that_another_job_calls_waits_there_and_puts_no_job_back(flee
     assert results(fleet, ids) == [1]
     starts = fleet.wait("far", 3)
     assert distinct(starts) == len(starts) == 3
+
+
+def test_a_job_that_arq_starts_before_its_time_is_deferred_again_and_takes_no_slot(fleet):
+    # Its worker had read the queue before another one put the job back.
+    async def early():
+        pool = await create_pool(RedisSettings.from_dsn(fleet.server.url))
+        ctx = {"job_id": "early", "job_try": 3, "score": round((time.time() + 60) * 1000), "redis": pool}
+        with pytest.raises(Retry) as caught:
+            await asyncio.create_task(fleet.app.early(ctx))
+        tries = await pool.get(retry_key_prefix + "early")
+        await pool.aclose()
+        return caught.value.defer_score, tries
+
+    defer_ms, tries = asyncio.run(early())
+    assert 55_000 < defer_ms <= 60_000
+    assert tries == b"2"
+    policy = Policy("1/h", name="early", store=fleet.server.url)
+    assert policy.forecast().first_in == 0
+    policy.close()
