@@ -66,7 +66,7 @@ def shaped_job(
     """
 
     def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-        tasks = ShapedTasks(function, function.__qualname__, shape, NEAR_S)
+        tasks = ShapedTasks(function, function.__qualname__, shape, NEAR_S, ahead_s=AHEAD_S)
 
         @functools.wraps(function)
         async def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -86,7 +86,7 @@ def shaped_job(
                 raise
             if isinstance(admitted, PutBack):
                 await _note(ctx, admitted)
-                raise Retry(max(0.0, admitted.delay_s - AHEAD_S))
+                raise Retry(admitted.delay_s)
             async with awithin(admitted):
                 return await function(*args, **kwargs)
 

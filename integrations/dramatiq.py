@@ -86,7 +86,7 @@ class ShapedActors(Middleware):
             return
         function, name = actor.fn, actor.actor_name
         try:
-            tasks = ShapedTasks(function, name, actor.options["shape"], NEAR_S, self._store)
+            tasks = ShapedTasks(function, name, actor.options["shape"], NEAR_S, self._store, AHEAD_S)
         except ConfigError as error:
             # Of what middleware raises, Dramatiq hands on only this, and logs the rest.
             raise MiddlewareError(f"actor {name}: {error}") from error
@@ -114,7 +114,7 @@ class ShapedActors(Middleware):
                     _put_back(broker, message, admitted)
                 finally:
                     self._is_worker.reset(token)
-                raise SkipMessage(f"the slot of the message comes in {admitted.delay_s:.1f} s")
+                raise SkipMessage(f"the message comes back in {admitted.delay_s:.1f} s")
             with within(admitted):
                 return function(*args, **kwargs)
 
@@ -171,7 +171,7 @@ class _RefusedError(Exception, metaclass=_Marked):
 def _put_back(broker: Any, message: Any, later: PutBack) -> None:
     """Enqueue a message again; this copy of it is to be skipped."""
     options = {} if later.slot_header is None else {SLOT_HEADER: later.slot_header}
-    delay_s = min(max(0.0, later.delay_s - AHEAD_S), LONGEST_S)
+    delay_s = min(later.delay_s, LONGEST_S)
     while True:
         try:
             broker.enqueue(message.copy(options=options), delay=round(delay_s * 1000))

@@ -75,7 +75,8 @@ def shaped_job(**shape: Unpack[TaskShape]) -> Callable[[Callable[P, R]], Callabl
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        tasks = ShapedTasks(function, f"{function.__module__}.{function.__qualname__}", shape, NEAR_S)
+        name = f"{function.__module__}.{function.__qualname__}"
+        tasks = ShapedTasks(function, name, shape, NEAR_S, ahead_s=AHEAD_S)
 
         context = awithin if inspect.iscoroutinefunction(function) else within
 
@@ -161,13 +162,13 @@ class Shaping(BaseWorker):
             self.connection.zrem(queue.scheduled_job_registry.key, job.id)
             run(tasks.give_back, later.slot_header)
             return
-        at = datetime.fromtimestamp(time.time() + max(0.0, later.delay_s - AHEAD_S), UTC)
+        at = datetime.fromtimestamp(time.time() + later.delay_s, UTC)
         with self.connection.pipeline() as together:
             if later.slot_header is not None:
                 together.hset(job.key, SLOT_HEADER, later.slot_header)
             queue.schedule_job(job, at, pipeline=together)
             together.execute()
-        self.log.info("job %s is put back: its slot comes in %.1f s", job.id, later.delay_s)
+        self.log.info("job %s is put back: it comes back in %.1f s", job.id, later.delay_s)
 
 
 class ShapedWorker(Shaping, Worker):

@@ -102,7 +102,8 @@ def shaped_task(**shape: Unpack[TaskShape]) -> Callable[[Callable[P, R]], Callab
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        tasks = ShapedTasks(function, f"{function.__module__}.{function.__qualname__}", shape, NEAR_S)
+        name = f"{function.__module__}.{function.__qualname__}"
+        tasks = ShapedTasks(function, name, shape, NEAR_S, ahead_s=AHEAD_S)
         call: Callable[P, R] = in_context(function, tasks.calls.admission)
         setattr(call, _SHAPED, (tasks, function))
         return call
@@ -160,8 +161,7 @@ class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
             target = _raising(function, error)
         else:
             if isinstance(admitted, PutBack):
-                delay_s = max(0.0, admitted.delay_s - AHEAD_S)
-                if await self._parking.keep(received, delay_s, admitted.slot_header, lease) is None:
+                if await self._parking.keep(received, admitted.delay_s, admitted.slot_header, lease) is None:
                     await tasks.give_back(TASKS, admitted.slot_header)
                 if (ack := kwargs.get("ack_controller")) is not None and ack.is_ackable:
                     await ack.ack()

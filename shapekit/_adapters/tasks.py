@@ -139,14 +139,14 @@ class PutBack(NamedTuple):
     """A task has to come back later."""
 
     delay_s: float
-    """Seconds from now."""
+    """Seconds from now until it is to be in its queue again."""
     slot_header: str | None
     """What it has to bring along: its slot, as text. None if it has none."""
 
 
-def slot_header_of(reservation: Reservation) -> str:
-    """A slot as text."""
-    return json.dumps(sent(reservation), separators=(",", ":"))
+def slot_header_of(reservation: Reservation, ahead_s: float | None = None) -> str:
+    """A slot as text, and how long before it its task is to be back in the queue; None if that is unknown."""
+    return json.dumps((ahead_s, *sent(reservation)), separators=(",", ":"))
 
 
 def within(admission: Admission) -> ExitStack:
@@ -182,7 +182,8 @@ def in_context(function: Callable[..., Any], context: Callable[[Any, Any], Any])
 class ShapedTasks:
     """How the tasks of one name are shaped: what they take slots of, and for how long they wait in a worker.
 
-    `near_s` is the longest wait in a worker.
+    `near_s` is the longest wait in a worker; `ahead_s`, how long before its slot a task comes back that finds
+    nothing else in its queue.
     """
 
     def __init__(
@@ -192,6 +193,7 @@ class ShapedTasks:
         shape: object,
         near_s: float,
         store: StoreLike | None = None,
+        ahead_s: float = 0.0,
     ) -> None:
         spec, policy = checked_shape(shape)
         if policy is None:
@@ -207,6 +209,11 @@ class ShapedTasks:
         if (told := spec.get("grace")) is not None:
             self._grace_s = duration_us("grace", told, least=0) / SECOND_US
         self._near_s = near_s
+        self._ahead_s = ahead_s
+        self._queued_s = 0.0
+        """For how long the last task that came back stood behind others in the queue: the next come back so
+        much earlier. Else they would all miss their slots, each time, and take others at the end of the line.
+        """
 
     async def admit(
         self, driver: Driver, slot_header: str | None, args: Any, kwargs: Mapping[str, Any]
@@ -222,7 +229,7 @@ class ShapedTasks:
         if not self.policy.enforce:
             measured = await core.measure(driver, admission.key, admission.cost, core.max_wait_us)
             return admission.taken(measured)
-        reservation, is_unused = self._brought(slot_header), False
+        (reservation, ahead_s), is_unused = self._brought(slot_header), False
         try:
             while True:
                 has_moved = False
@@ -235,14 +242,23 @@ class ShapedTasks:
                     remaining_s, is_unused = reservation.delay, True
                 elif coming := await core.coming(driver, reservation, self._grace_s, is_unused=is_unused):
                     reservation, remaining_s, has_moved = coming
+                    if ahead_s is not None and not has_moved:
+                        self._queued_s = max(0.0, ahead_s - remaining_s)
+                        ahead_s = None
                 else:
+                    if ahead_s is not None:
+                        self._queued_s = max(0.0, ahead_s - await core.remaining(driver, reservation))
+                        ahead_s = None
                     if is_unused:
                         # A quota or a window would go on counting it.
                         await core.settle(driver, reservation, 0)
                     reservation = None
                     continue
-                if remaining_s > self._near_s and not has_moved:
-                    return PutBack(remaining_s, slot_header_of(reservation))
+                # One that has come back too early waits here, if it would come back from the queue too late.
+                most_s = 0.0 if is_unused else min(self._queued_s, MOST_GRACE_S)
+                if remaining_s > max(self._near_s, most_s) and not has_moved:
+                    ahead_s = min(remaining_s, self._ahead_s + self._queued_s)
+                    return PutBack(remaining_s - ahead_s, slot_header_of(reservation, ahead_s))
                 if remaining_s > 0:
                     until_us = core.clock.now_us() + round(remaining_s * SECOND_US)
                     await driver.sleep(core.sleepers, until_us)
@@ -251,9 +267,9 @@ class ShapedTasks:
         except RateLimitedError as error:
             if self._on_reject == "fail":
                 raise
-            return PutBack(max(error.retry_after, self._near_s), None)
+            return PutBack(max(error.retry_after, self._near_s) - self._ahead_s, None)
         except StoreUnavailableError:
-            return PutBack(AGAIN_S, slot_header_of(reservation) if reservation else None)
+            return PutBack(AGAIN_S, slot_header_of(reservation, ahead_s) if reservation else None)
         except BaseException as error:
             if reservation is not None:
                 await driver.given_back(error, partial(self._given_up, driver, reservation))
@@ -262,19 +278,26 @@ class ShapedTasks:
     def admission_with(self, slot_header: str, args: Any, kwargs: Mapping[str, Any]) -> Admission:
         """The admission of a task that `admit` has admitted in another process, whose slot this is."""
         core = self.policy.shaper.core
-        return self.calls.admission(args, kwargs).taken(received(core, json.loads(slot_header)))
+        _, *told = json.loads(slot_header)
+        return self.calls.admission(args, kwargs).taken(received(core, told))
 
     async def give_back(self, driver: Driver, slot_header: str | None) -> None:
         """Give back the slot of a task that will not run, also one that has passed. A failure is logged."""
-        if (reservation := self._brought(slot_header)) is not None:
+        reservation, _ = self._brought(slot_header)
+        if reservation is not None:
             await self._given_up(driver, reservation)
 
-    def _brought(self, slot_header: str | None) -> Reservation | None:
-        """The slot that a task brings along; None if there is none to be read."""
+    def _brought(self, slot_header: str | None) -> tuple[Reservation | None, float | None]:
+        """The slot that a task brings along, and how long before that it was to be back; None for what cannot
+        be read.
+        """
+        if slot_header is None:
+            return None, None
         try:
-            return None if slot_header is None else received(self.policy.shaper.core, json.loads(slot_header))
+            ahead_s, *told = json.loads(slot_header)
+            return received(self.policy.shaper.core, told), ahead_s
         except (TypeError, ValueError):
-            return None
+            return None, None
 
     async def _given_up(self, driver: Driver, reservation: Reservation) -> None:
         with ErrorsLogged(reservation.key, "keeps a slot that no task uses"):

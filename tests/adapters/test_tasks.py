@@ -1,5 +1,6 @@
 """Slots of tasks: near ones are waited for, far ones travel with the task, and none is taken twice."""
 
+import heapq
 import json
 from contextlib import closing
 
@@ -86,6 +87,30 @@ def test_a_task_that_comes_back_takes_no_second_slot(shaped, clock):
     assert admit(tasks).delay_s == pytest.approx(1.0)
 
 
+def test_tasks_that_come_back_behind_much_other_work_miss_their_slots_only_once(store, clock):
+    ahead_s, queued_s = 0.4, 10.0
+    tasks = ShapedTasks(job, "jobs", {"rate": "1/2s"}, NEAR_S, store, ahead_s)
+    began, starts = clock.now(), []
+    queue = [(began, number, None) for number in range(15)]
+    while queue:
+        at, number, slot_header = heapq.heappop(queue)
+        clock.advance(max(0.0, at - clock.now()))
+        outcome = admit(tasks, slot_header)
+        if isinstance(outcome, Admission):
+            starts.append(clock.now() - began)
+            continue
+        back_at = clock.now() + outcome.delay_s + queued_s
+        assert back_at - began < 100
+        heapq.heappush(queue, (back_at, number, outcome.slot_header))
+    # Those that were put back first, before it was known; then one by one.
+    assert starts[1:] == pytest.approx([starts[1] + 2 * number for number in range(14)], abs=0.01)
+    # Once nothing else is there, they come back as late as before.
+    tasks.policy.shaper.hold("1min")
+    later = admit(tasks)
+    clock.advance(later.delay_s)
+    assert admit(tasks, later.slot_header).delay_s == pytest.approx(queued_s, abs=0.01)
+
+
 @given(
     late_s=st.floats(0, 3), grace=st.sampled_from([None, 0, 0.5, 2]), rate=st.sampled_from(["1/s", "1/20s"])
 )
@@ -108,7 +133,8 @@ def test_a_task_that_comes_late_uses_its_slot_within_the_grace_alone(tmp_path_fa
             assert next_s == pytest.approx(max(0.0, slot_s - late_s), abs=1e-5)
         else:
             # The missed slot has passed: a whole distance lies between the other one and the next.
-            wait_s = outcome.delay_s if isinstance(outcome, PutBack) else 0.0
+            # It comes back earlier by as much as it was late.
+            wait_s = outcome.delay_s + late_s if isinstance(outcome, PutBack) else 0.0
             assert next_s == pytest.approx(wait_s + slot_s, abs=1e-5)
 
 
