@@ -61,6 +61,7 @@ __all__ = ["Shaped", "ShapedTask", "shape_app", "shape_publish"]
 ON_REJECT = ("fail", "reject", "retry")
 
 SLOT_HEADER = "shapekit"
+AHEAD_HEADER = "shapekit_ahead"
 COST = "shape_cost"
 """The message headers that shapekit adds."""
 

@@ -19,7 +19,7 @@ import logging
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from kombu.exceptions import OperationalError
@@ -29,7 +29,7 @@ from kombu.utils.json import dumps, loads
 from redis.exceptions import RedisError
 
 from shapekit.errors import ConfigError, StoreUnavailableError
-from shapekit.integrations.celery import SLOT_HEADER, store_of
+from shapekit.integrations.celery import AHEAD_HEADER, SLOT_HEADER, store_of
 from shapekit.stores.redis import RedisStore
 from shapekit.stores.resilient import ResilientStore
 
@@ -256,16 +256,19 @@ if ARGV[6] == '0' then
     end
   end
 end
+local most, ending = tonumber(ARGV[2]), ARGV[7]
 local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.6f', now + ARGV[1]),
-  'WITHSCORES', 'LIMIT', 0, ARGV[2])
+  'WITHSCORES', 'LIMIT', 0, ending == '' and most or ARGV[8])
 local claimed, late = {}, {}
 for place = 1, #due, 2 do
-  local name = due[place]
-  local record = read(name, 2, KEYS[4], KEYS[3])
+  local name, at = due[place], tonumber(due[place + 1])
+  local is_asked_for = #claimed + #late < most and string.sub(name, #name - #ending + 1) == ending
+  local record = is_asked_for and read(name, 2, KEYS[4], KEYS[3])
   if record then
     redis.call('ZADD', KEYS[1], string.format('%.6f', now + ARGV[3]), name)
-    local some = tonumber(due[place + 1]) < now - ARGV[4] and late or claimed
-    some[#some + 1] = {name, record, redis.call('HSET', KEYS[3], name, ARGV[5])}
+    local some = at < now - ARGV[4] and late or claimed
+    local is_first = redis.call('HSET', KEYS[3], name, ARGV[5])
+    some[#some + 1] = {name, record, is_first, string.format('%.6f', at - now)}
   end
 end
 for _, claim in ipairs(late) do
@@ -312,6 +315,8 @@ class Claim(NamedTuple):
     """Whether it was claimed before, and so may have been published."""
     token: str
     """What tells this claim from others of the same name."""
+    ahead_s: float
+    """How long before its slot it was claimed."""
 
 
 class Parked(NamedTuple):
@@ -413,20 +418,23 @@ class Parking:
         keys = [self._keys[0], f"{self._changed}:{group}"]
         return int(self._evaluate(_HASTEN, keys, [group, version, CHANGED_S]))
 
-    def claim(self, ahead_s: float, most: int, lease_s: float = LEASE_S) -> list[Claim]:
-        """Claim messages that are due within `ahead_s`; the caller publishes and then drops each of them.
+    def claim(self, ahead_s: float, most: int, lease_s: float = LEASE_S, *, ending: str = "") -> list[Claim]:
+        """Claim messages that are due within `ahead_s` and whose names have this ending; the caller publishes
+        and then drops each of them.
 
         A message that is not dropped within `lease_s` may be claimed again.
         """
         had_heard, self._has_heard = self._has_heard, False
         token = self._token = uuid.uuid4().hex if had_heard else self._token
         arguments = [f"{ahead_s:.6f}", most, f"{lease_s:.6f}", LATE_S, token, int(had_heard)]
+        arguments += [ending, MOST_SEEN]
         keys = [*self._keys, self._claims, self._unreadable]
         answer = self._evaluate(_CLAIM, keys, arguments)
         self._has_heard = True
         claimed = self._told(answer)
         return [
-            Claim(_text(name), json.loads(record), not is_first, token) for name, record, is_first in claimed
+            Claim(_text(name), json.loads(record), not is_first, token, float(ahead_s))
+            for name, record, is_first, ahead_s in claimed
         ]
 
     def drop(self, claims: Sequence[Claim]) -> int:
@@ -502,8 +510,11 @@ class Park(Parking, ABC):
         return 0
 
     @abstractmethod
-    def bring_back(self, ahead_s: float, most: int) -> int:
-        """Have messages that are due within `ahead_s` delivered again; returns how many."""
+    def bring_back(self, ahead_s: float, most: int, queued_s: Mapping[str, float]) -> int:
+        """Have messages that are due within `ahead_s` delivered again; returns how many.
+
+        If that takes them to the end of their queue, those of a queue that is in `queued_s` so much earlier.
+        """
 
     def take_up(self, tags: Sequence[str]) -> None:
         """Have the unacknowledged messages of a lost connection delivered again at once.
@@ -575,7 +586,7 @@ class _BrokerPark(Park):
         qos = self._channel.qos
         return len(qos._delivered) - len(qos._dirty)  # noqa: SLF001 - as its `can_consume` counts
 
-    def bring_back(self, ahead_s: float, most: int) -> int:
+    def bring_back(self, ahead_s: float, most: int, queued_s: Mapping[str, float]) -> int:
         channel = self._channel
         taken = self.take(self._taker, self._books, channel.active_queues, ahead_s, most)
         for message in taken:
@@ -706,8 +717,11 @@ class _StorePark(Park):
         message.ack()
         return is_new
 
-    def bring_back(self, ahead_s: float, most: int) -> int:
+    def bring_back(self, ahead_s: float, most: int, queued_s: Mapping[str, float]) -> int:
         claimed = self.claim(ahead_s, most)
+        for queue, behind_s in list(queued_s.items()):
+            if behind_s > 0 and len(claimed) < most:
+                claimed += self.claim(ahead_s + behind_s, most - len(claimed), ending=f"@{queue}")
         if not claimed:
             return 0
         published: list[Claim] = []
@@ -740,6 +754,7 @@ class _StorePark(Park):
                 if claim.again or claim.name in tried:
                     # A copy may be under way, with the slot.
                     options["headers"].pop(SLOT_HEADER, None)
+                options["headers"][AHEAD_HEADER] = claim.ahead_s
                 tried.add(claim.name)
                 producer.publish(body, **options)
             except self._gone:

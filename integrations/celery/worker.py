@@ -49,6 +49,7 @@ from shapekit.algorithms.queue.slots import Grant
 from shapekit.algorithms.queue.wire import CANCEL_MANY, RESERVE_MANY
 from shapekit.errors import ConfigError, RateLimitedError, StoreUnavailableError
 from shapekit.integrations.celery import (
+    AHEAD_HEADER,
     SLOT_HEADER,
     Settings,
     Shaped,
@@ -316,6 +317,8 @@ blocked by the store still has time for other work.
 """
 AHEAD = 0.8
 """How long before its slot a parked message comes back, as a share of the longest wait in a worker."""
+KEPT = 0.9
+"""How much of what messages stood behind others is kept with each that did not."""
 LOOKS = 4
 """How often a worker polls for due messages within that time, at most."""
 IDLE_S = 1.0
@@ -405,6 +408,10 @@ class Delivery:
         """The version of the limits by which it was sent or parked."""
         self.has_moved = False
         """Whether it missed its slot and got the next one, which is to be used now."""
+        self.ahead_s: float | None = None
+        """How long before its slot it went to the end of its queue, if it was parked and did."""
+        self.queued_s: float | None = None
+        """For how long it stood there behind others, if that is known."""
         slot_header = SlotHeader.of(message.headers)
         if slot_header is None:
             return
@@ -419,11 +426,18 @@ class Delivery:
             if not again and slot_header.slot is None:
                 self.reservation = received(shaped.policy.shaper.core, slot_header.reservation)
                 self.brings_slot, self.version = True, slot_header.version
+                self.ahead_s = headers.get(AHEAD_HEADER)
 
     @property
     def name(self) -> str:
         """The identity of this attempt at the task."""
         return attempt_of(self.message.headers)
+
+    @property
+    def queue(self) -> str | None:
+        """The queue that it came from, if the broker tells."""
+        queue: str | None = self.message.delivery_info.get("queue")
+        return queue
 
     @property
     def is_over(self) -> bool:
@@ -458,10 +472,18 @@ class Delivery:
             coming = run(shaper.core.coming, self.reservation, self.shaped.grace_s)
             if coming is not None:
                 self.reservation, self.has_moved = coming.reservation, coming.has_moved
+                self._note_queued(coming.remaining_s)
                 return coming.remaining_s
+            if self.ahead_s is not None:
+                self._note_queued(run(shaper.core.remaining, self.reservation))
             # No task has used it, and a quota or a window would go on counting it.
             shaper.settle(self.reservation, 0)
         return self.take_slot()
+
+    def _note_queued(self, remaining_s: float) -> None:
+        # If more is left than there was, the slot has moved.
+        if self.ahead_s is not None and remaining_s <= self.ahead_s:
+            self.queued_s = self.ahead_s - remaining_s
 
     def before_it_expires(self, remaining_s: float) -> float:
         """How long to wait. A task that expires before its slot gives that back, so that no other task waits
@@ -490,8 +512,7 @@ class Delivery:
             slot_header = SlotHeader.travelling(self.message.headers, self.reservation)
             slot = time.monotonic() + remaining_s
             serializer = registry.type_to_name.get(self.message.content_type)
-            queue = self.message.delivery_info.get("queue")
-            known = {"serializer": serializer, "is_for_all": is_for_all, "queue": queue}
+            known = {"serializer": serializer, "is_for_all": is_for_all, "queue": self.queue}
             self._carry(slot_header.entering(slot, **known))
         self.start()
 
@@ -633,6 +654,10 @@ class MessageBuffer:
         self._fanouts: set[str] = set()
         self._lock = threading.Lock()
         self._waiting: dict[Delivery, tuple[Any, bool]] = {}
+        self._queued_s: dict[str, float] = {}
+        """For how long the last message that came back stood in each queue behind others. The next ones come
+        back so much earlier. Else they would miss their slots and take others, for ever.
+        """
         self._left: list[str] = []
         self._look: Any = None
         self._looks_at = 0.0
@@ -692,6 +717,10 @@ class MessageBuffer:
         longer than a slot, and those whose slots come meanwhile would miss them.
         """
         self._look_at(delivery)
+        if delivery.queued_s is not None and delivery.queue is not None:
+            # It is forgotten slowly: to wait here costs nothing, and a slot that is missed is lost.
+            queued_s = max(delivery.queued_s, KEPT * self._queued_s.get(delivery.queue, 0.0))
+            self._queued_s[delivery.queue] = min(queued_s, self._settings.max_eta_s - self._longest_s * AHEAD)
         self._ring(self._gone)
 
     def _ring(self, but: tuple[type[BaseException], ...] = ()) -> None:
@@ -754,7 +783,7 @@ class MessageBuffer:
         else:
             try:
                 delivery.park(self._park, self._holds, self._changes, remaining_s)
-                self._look_in(remaining_s - self._longest_s * AHEAD)
+                self._look_in(remaining_s - self._ahead_s)
             except self._gone as error:
                 log.warning("task %s could not be parked: %s", delivery.name, error)
                 self._wait(delivery, min(remaining_s, AGAIN_S))
@@ -770,7 +799,8 @@ class MessageBuffer:
 
     def _stays(self, delivery: Delivery, remaining_s: float) -> bool:
         """Whether a message waits here: its slot is near, or every worker gets a copy of it."""
-        is_near = remaining_s <= self._longest_s and self._room > 0
+        # One that came back early because of others in its queue might come too late the next time.
+        is_near = remaining_s <= max(self._longest_s, delivery.ahead_s or 0.0) and self._room > 0
         return is_near or self._is_for_all(delivery)
 
     def _is_for_all(self, delivery: Delivery) -> bool:
@@ -854,19 +884,24 @@ class MessageBuffer:
             if room > 0:
                 self._holds.look(self._park)
                 self._changes.look(self._park)
-                found = self._park.bring_back(self._longest_s * AHEAD, room)
+                found = self._park.bring_back(self._longest_s * AHEAD, room, self._queued_s)
         except self._gone as error:
             log.warning("cannot look for parked tasks: %s", error)
         finally:
             # Without room for all due messages now, there will be room soon.
             self._look_in(LEAST_LOOK_S if found >= room else self._pause_s())
 
+    @property
+    def _ahead_s(self) -> float:
+        """How long before its slot a message may have to come back, at most."""
+        return self._longest_s * AHEAD + max(self._queued_s.values(), default=0.0)
+
     def _pause_s(self) -> float:
         """Time until the next message is due back or a hold may have ended, at most about a second."""
         least_s = max(self._longest_s / LOOKS, LEAST_LOOK_S)
         ends_s = [random.uniform(IDLE_S, MOST_PAUSE_S), self._holds.next_s]  # noqa: S311 - no secret
         if self._park.next_s is not None:
-            ends_s.append(self._park.next_s - self._longest_s * AHEAD)
+            ends_s.append(self._park.next_s - self._ahead_s)
         return max(least_s, min(ends_s))
 
 

@@ -151,7 +151,7 @@ def test_a_worker_that_dies_between_the_publishing_and_forgetting(fleet, book, b
     with app.connection_for_write() as connection:
         park = park_of(app, Consumer(connection), Taker())
         park.drop = lambda claims: None  # it dies right here
-        count = park.bring_back(60, 2)
+        count = park.bring_back(60, 2, {})
     assert count == 2
     store.close()
     (key,) = book.keys("*:parked")
@@ -172,7 +172,7 @@ def test_two_apps_with_other_brokers_share_a_store(book, broker, elsewhere):
             park_of(app, Consumer(connection), Taker()) for app, connection in ((one, first), (other, second))
         ]
         parks[0].park("name", 0, ["{}", ""])
-        assert parks[1].bring_back(60, 10) == 0
+        assert parks[1].bring_back(60, 10, {}) == 0
         assert [claim.name for claim in parks[0].claim(60, 10)] == ["name"]
 
 
@@ -185,7 +185,7 @@ def test_messages_that_are_due_start_while_others_are_brought_back(broker):
         park = park_of(app, Consumer(connection), Taker(), lambda: there.append(queue.qsize()))
         for number in range(3):
             park.put(str(number), 0, queue.get(block=False))
-        assert park.bring_back(1, 10) == 3
+        assert park.bring_back(1, 10, {}) == 3
     assert there == [0, 1, 2]
 
 
@@ -199,7 +199,7 @@ def test_what_sqs_does_with_a_message_that_is_sent_is_not_done_again_when_it_com
         sent = queue.get(block=False)
         assert once.items() <= sent.properties.items()
         park.put("name", 0, sent)
-        assert park.bring_back(1, 1) == 1
+        assert park.bring_back(1, 1, {}) == 1
         back = queue.get(block=False)
         back.ack()
     assert not once.keys() & back.properties.keys()

@@ -286,6 +286,15 @@ def test_what_was_claimed_by_an_answer_that_was_lost_is_claimed_again_at_once(re
     assert parking.drop(claimed) == 1
 
 
+def test_messages_of_one_queue_are_claimed_earlier_than_the_others(parking):
+    for name, wait_s in (("one@slow", 5), ("two@other", 6), ("three@slow", 7), ("four@slow", 30)):
+        parking.park(name, wait_s, ["told", "body"])
+    claimed = parking.claim(10, 2, ending="@slow")
+    assert [claim.name for claim in claimed] == ["one@slow", "three@slow"]
+    assert [claim.ahead_s for claim in claimed] == pytest.approx([5, 7], abs=2)
+    assert [claim.name for claim in parking.claim(10, 2)] == ["two@other"]
+
+
 def test_no_more_are_claimed_than_asked_for_and_the_first_first(parking):
     for wait in (3, 1, 2):
         parking.park(f"n{wait}", wait, ["told", "body"])
@@ -391,7 +400,7 @@ def test_what_comes_back_is_known_by_another_tag_so_that_nobody_restores_it_for_
             Producer(channel).publish("told", routing_key="tags-queue")
             connection.drain_events(timeout=10)
             assert park.put("name", 0.0, got[0])
-            assert park.bring_back(1.0, 10) == 1
+            assert park.bring_back(1.0, 10, {}) == 1
             first, second = got
             assert first.delivery_tag != second.delivery_tag
             channel.qos.restore_by_tag(first.delivery_tag)
@@ -427,7 +436,7 @@ def test_copies_in_several_queues_with_one_routing_key_are_parked_and_come_back_
                 connection.drain_events(timeout=10)
                 assert park.put("name", 0.0, got[-1])
             assert sorted(redis.hkeys(f"{PREFIX}:parked:messages")) == ["name@copies-one", "name@copies-two"]
-            assert park.bring_back(1.0, 10) == 2
+            assert park.bring_back(1.0, 10, {}) == 2
             assert sorted(message.delivery_info["queue"] for message in got[2:]) == [
                 "copies-one",
                 "copies-two",

@@ -172,12 +172,12 @@ def test_what_is_no_message_of_the_broker_is_set_aside(redis, raw, caplog):
                 connection.drain_events(timeout=10)
                 assert park.put(f"n{number}", 0.0, got[number])
             rewritten(redis, "n1@lost-queue", 3, raw)
-            assert park.bring_back(1.0, 10) == 3
+            assert park.bring_back(1.0, 10, {}) == 3
             assert [message.payload for message in got[3:]] == [0, 2]
             assert redis.hlen("unacked") == redis.zcard("unacked_index") == 2
             for message in got[3:]:
                 message.ack()
-            assert park.bring_back(1.0, 10) == 0
+            assert park.bring_back(1.0, 10, {}) == 0
     (kept,) = redis.hvals("{shapekit:celery}:parked:unreadable")
     assert raw in kept
     assert [record.levelname for record in caplog.records if record.name == "shapekit.celery"] == ["ERROR"]
@@ -207,7 +207,7 @@ def test_what_cannot_be_published_is_set_aside(redis, place, told, caplog):
             body = base64.b64encode(b"%d" % number).decode()
             park.park(f"n{number}", 0, [json.dumps(options), body])
         rewritten(redis, "n1", place, told)
-        assert park.bring_back(1.0, 10) == 3
+        assert park.bring_back(1.0, 10, {}) == 3
         assert [queue.get(no_ack=True).body for _ in range(2)] == [b"0", b"2"]
         assert queue.get() is None
     (key,) = redis.keys("*:parked:unreadable")
@@ -229,14 +229,14 @@ def test_a_message_that_the_broker_never_got_is_published_again(redis):
                 for name in ("one", "two"):
                     park.park(name, 0, [options, base64.b64encode(name.encode()).decode()])
                 server.lose(1)
-                assert park.bring_back(1.0, 10) == 2
+                assert park.bring_back(1.0, 10, {}) == 2
                 while len(got) < 2:
                     connection.drain_events(timeout=10)
             assert sorted(message.body for message in got) == [b"one", b"two"]
             park.park("other", 0, [options, ""])
             server.lose(9)
             with pytest.raises(park._gone):
-                park.bring_back(1.0, 10)
+                park.bring_back(1.0, 10, {})
     (key,) = redis.keys("*:parked:messages")
     assert redis.hkeys(key) == ["other"]
 
@@ -256,7 +256,7 @@ def test_what_was_published_before_the_broker_was_gone_is_not_published_again(re
 
         monkeypatch.setattr(app.amqp.Producer, "publish", publish)
         with pytest.raises(park._gone):
-            park.bring_back(1.0, 10)
+            park.bring_back(1.0, 10, {})
     assert tries == [0, 1, 1]
     (key,) = redis.keys("*:parked:messages")
     assert sorted(redis.hkeys(key)) == ["n1", "n2"]
@@ -267,13 +267,13 @@ def test_where_the_broker_is_gone_nothing_is_set_aside(redis, monkeypatch):
     app = app_with("memory://")
     with app.connection_for_write() as connection:
         park = park_of(app, Consumer(connection.default_channel), Taker())
-        park.park("one", 0, ["{}", ""])
+        park.park("one", 0, ['{"headers": {}}', ""])
 
         def publish(*_, **__):
             raise GoneError("gone")
 
         monkeypatch.setattr(app.amqp.Producer, "publish", publish)
         with pytest.raises(GoneError):
-            park.bring_back(1.0, 10)
+            park.bring_back(1.0, 10, {})
     assert not redis.keys("*:parked:unreadable")
     assert len(redis.keys("*:parked:messages")) == 1

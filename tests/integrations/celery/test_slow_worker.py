@@ -7,7 +7,8 @@ import heapq
 import threading
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
-from itertools import count
+from functools import partial
+from itertools import count, cycle
 from math import ceil
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ import pytest
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.concurrency.thread import TaskPool as ThreadPool
 
-from shapekit.integrations.celery import SlotHeader
+from shapekit.integrations.celery import AHEAD_HEADER, SlotHeader
 from shapekit.integrations.celery import worker as module
 from shapekit.integrations.celery.parking import LATE_S
 from shapekit.integrations.celery.worker import Alarms, Batches, Delivery, MessageBuffer
@@ -23,7 +24,7 @@ from tests.algorithms.queue.test_late import worst
 
 from .eager import Eager
 
-LOST_S = 60.0
+LOST_S = 100.0
 """After so long no message is looked at any more."""
 
 
@@ -77,7 +78,7 @@ class Park:
     def next_s(self):
         return min([at for at, _ in self._parked.values()], default=1e9) - self._slow.clock.now()
 
-    def bring_back(self, ahead_s, most):
+    def bring_back(self, ahead_s, most, queued_s):
         now = self._slow.clock.now()
         due = sorted((at, name) for name, (at, _) in self._parked.items() if at <= now + ahead_s)[:most]
         due.sort(key=lambda one: one[0] < now - LATE_S)
@@ -90,6 +91,23 @@ class Park:
 
     def hasten(self, group, version):
         pass
+
+
+class ParkBehind(Park):
+    """What it brings back stands behind `queued_s` of other work in the queue."""
+
+    def __init__(self, slow, queued_s):
+        super().__init__(slow)
+        self._queued_s = queued_s
+
+    def bring_back(self, ahead_s, most, queued_s):
+        now = self._slow.clock.now()
+        ahead_s += queued_s.get("queue", 0.0)
+        due = [name for name, (at, _) in self._parked.items() if at <= now + ahead_s][:most]
+        for at, message in map(self._parked.pop, due):
+            message.headers[AHEAD_HEADER] = at - now
+            self._slow.timer.call_after(self._queued_s(), partial(self._slow.deliver, message))
+        return len(due)
 
 
 class Slow:
@@ -118,7 +136,7 @@ class Slow:
             headers["expires"] = datetime.fromtimestamp(self.clock.now() + expires_s, UTC).isoformat()
         return SimpleNamespace(
             headers=headers,
-            delivery_info={},
+            delivery_info={"queue": "queue"},
             content_type="application/json",
             payload=((), {}, {}),
             body=b"[]",
@@ -194,7 +212,7 @@ def test_a_slow_poll_is_over_before_the_next(clock, monkeypatch):
     slow = Slow(clock, monkeypatch, PACED, look_s=0.0)
     both = threading.Barrier(2)
 
-    def meet(ahead_s, most):
+    def meet(*_):
         with suppress(threading.BrokenBarrierError):
             both.wait(0.2)
         return 0
@@ -212,8 +230,8 @@ def test_a_poll_that_is_due_during_another_comes_after_it(clock, monkeypatch):
     slow = Slow(clock, monkeypatch, PACED, look_s=0.0)
     notes = []
 
-    def bring_back(ahead_s, most):
-        notes.append(ahead_s)
+    def bring_back(*told):
+        notes.append(told)
         if len(notes) == 1:
             slow.buffer._bring_back()
             assert len(notes) == 1
@@ -279,6 +297,21 @@ def test_missed_slots_of_a_held_key_do_not_all_come_when_the_hold_ends(clock, mo
     assert max(slow.starts) <= 8.1
 
 
+@pytest.mark.parametrize("queued_s", [[0.0], [3.0], [3.0, 3.0, 0.0], [30.0]])
+def test_tasks_that_come_back_behind_others_are_brought_back_so_much_earlier(clock, monkeypatch, queued_s):
+    """Else all would miss their slots, take others at the end of the line, and miss these, too, for ever."""
+    slow = Slow(clock, monkeypatch, {"rate": "1/s"}, look_s=0.0)
+    lengths = cycle(queued_s)
+    slow.buffer._park = slow.park = ParkBehind(slow, lambda: next(lengths))
+    slow.buffer._is_open = True
+    slow.buffer._look_in(0.0)
+    for number in range(20):
+        slow.deliver(slow.message(number))
+    slow.timer.run(lambda: len(slow.starts) == 20)
+    assert len(slow.starts) == 20
+    assert max(slow.starts) <= 20 + 2 * max(queued_s)
+
+
 @pytest.mark.parametrize(("fetched", "unacknowledged", "most"), [(4, 3, 5), (4, 8, 1), (4, 9, 0), (0, 50, 5)])
 def test_no_more_come_back_than_a_worker_has_room_for(clock, monkeypatch, fetched, unacknowledged, most):
     """Those that are here may be late, and then do not wait: they are in the pool already."""
@@ -287,6 +320,6 @@ def test_no_more_come_back_than_a_worker_has_room_for(clock, monkeypatch, fetche
     slow.buffer._consumer.qos.value = fetched
     slow.park.unacknowledged = unacknowledged
     asked = []
-    slow.park.bring_back = lambda ahead_s, most: asked.append(most) or 0
+    slow.park.bring_back = lambda ahead_s, most, queued_s: asked.append(most) or 0
     slow.buffer._bring_back()
     assert asked == [most] * (most > 0)
