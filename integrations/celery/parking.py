@@ -522,6 +522,9 @@ class Park(Parking, ABC):
         Brokers do this themselves, but for Redis.
         """
 
+    def close(self) -> None:
+        """Close what it has opened."""
+
 
 def park_of(app: Any, consumer: Any, taker: Taker, meanwhile: Callable[[], object] = bool) -> Park:
     """The park of a worker with this consumer of tasks.
@@ -684,12 +687,12 @@ class _StorePark(Park):
     """
 
     def __init__(self, app: Any, store: RedisStore, meanwhile: Callable[[], object]) -> None:
-        self._app = app
         self._meanwhile = meanwhile
-        with app.connection_for_write() as connection:
-            # Apps with other brokers may share the store.
-            broker = connection.as_uri()
-            self._gone = (*GONE, *connection.connection_errors, *connection.channel_errors)
+        # None of the pools: each process that a worker forks shuts their sockets down, also for the worker.
+        self._connection = connection = app.connection_for_write()
+        # Apps with other brokers may share the store.
+        broker = connection.as_uri()
+        self._gone = (*GONE, *connection.connection_errors, *connection.channel_errors)
         super().__init__(store.evaluate, f"{store.prefix}:{PREFIX}:{broker}")
 
     def put(self, name: str, wait_s: float, message: Any) -> bool:
@@ -726,12 +729,15 @@ class _StorePark(Park):
             return 0
         published: list[Claim] = []
         try:
-            with self._app.amqp.producer_pool.acquire(block=True) as producer:
-                publish = producer.connection.ensure(producer, self._publish, **ONCE_MORE)
-                publish(producer, claimed, published, set())
+            producer = Producer(self._connection)
+            publish = self._connection.ensure(producer, self._publish, **ONCE_MORE)
+            publish(producer, claimed, published, set())
         finally:
             self.drop(published)
         return len(claimed)
+
+    def close(self) -> None:
+        self._connection.release()
 
     def _publish(self, producer: Any, claims: Sequence[Claim], done: list[Claim], tried: set[str]) -> None:
         """Publish messages: `done` gets those that the broker has, `tried` the names of all it may have."""

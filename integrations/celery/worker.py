@@ -699,13 +699,16 @@ class MessageBuffer:
         """Drop all waiting messages: the broker delivers them again, and they take other slots."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
-            self._is_open = self._is_sweeping = False
+            is_open, self._is_open, self._is_sweeping = self._is_open, False, False
             if self._look is not None:
                 self._alarms.cancel(self._look)
             self._look = None
         self._left = [delivery.message.delivery_tag for delivery in waiting]
         for entry, _ in waiting.values():
             self._alarms.cancel(entry)
+        if is_open:
+            with self._looking:
+                self._park.close()
         batches, self._batches = self._batches, []
         for delivery in waiting:
             if not delivery.give_back():

@@ -5,9 +5,11 @@ from collections import Counter
 from contextlib import closing
 
 import pytest
+from billiard.util import _run_after_forkers
 from kombu import Connection, Consumer, Exchange
 from kombu.utils.json import loads
 
+from shapekit.integrations.celery import parking
 from shapekit.integrations.celery.parking import Parking, Taker, park_of
 from shapekit.stores.redis import RedisStore
 from shapekit.testing import check_pace
@@ -152,6 +154,7 @@ def test_a_worker_that_dies_between_the_publishing_and_forgetting(fleet, book, b
         park = park_of(app, Consumer(connection), Taker())
         park.drop = lambda claims: None  # it dies right here
         count = park.bring_back(60, 2, {})
+        park.close()
     assert count == 2
     store.close()
     (key,) = book.keys("*:parked")
@@ -187,6 +190,22 @@ def test_messages_that_are_due_start_while_others_are_brought_back(broker):
             park.put(str(number), 0, queue.get(block=False))
         assert park.bring_back(1, 10, {}) == 3
     assert there == [0, 1, 2]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_process_that_a_worker_forks_leaves_its_connection_open(broker, amqp, monkeypatch):
+    app = make_app(broker.url, broker=amqp.url, store=broker.url)
+    monkeypatch.setattr(parking, "ONCE_MORE", {"max_retries": 0})
+    with app.connection_for_write() as connection, closing(connection.SimpleQueue("eu")):
+        park = park_of(app, Consumer(connection), Taker())
+        for number in range(2):
+            park.park(str(number), 0, ['{"routing_key": "eu", "headers": {}}', ""])
+            assert park.bring_back(1, 10, {}) == 1
+            if (child := os.fork()) == 0:
+                _run_after_forkers()
+                os._exit(0)
+            os.waitpid(child, 0)
+        park.close()
 
 
 def test_what_sqs_does_with_a_message_that_is_sent_is_not_done_again_when_it_comes_back(broker):

@@ -237,6 +237,7 @@ def test_a_message_that_the_broker_never_got_is_published_again(redis):
             server.lose(9)
             with pytest.raises(park._gone):
                 park.bring_back(1.0, 10, {})
+            park.close()
     (key,) = redis.keys("*:parked:messages")
     assert redis.hkeys(key) == ["other"]
 
