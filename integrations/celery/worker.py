@@ -426,7 +426,8 @@ class Delivery:
             if not again and slot_header.slot is None:
                 self.reservation = received(shaped.policy.shaper.core, slot_header.reservation)
                 self.brings_slot, self.version = True, slot_header.version
-                self.ahead_s = headers.get(AHEAD_HEADER)
+                ahead_s = headers.get(AHEAD_HEADER)
+                self.ahead_s = ahead_s if isinstance(ahead_s, float) else None
 
     @property
     def name(self) -> str:

@@ -295,7 +295,7 @@ class ShapedTasks:
             return None, None
         try:
             ahead_s, *told = json.loads(slot_header)
-            return received(self.policy.shaper.core, told), ahead_s
+            return received(self.policy.shaper.core, told), None if ahead_s is None else float(ahead_s)
         except (TypeError, ValueError):
             return None, None
 

@@ -178,10 +178,19 @@ def test_a_refused_task_fails_or_comes_back(shaped, clock):
         admit(tasks)
 
 
-@pytest.mark.parametrize("slot_header", ["", "[]", "null", "{", '["default"]', '["default", true]'])
+@pytest.mark.parametrize("slot_header", ["", "[]", "null", "{", '[0.4, "default"]', '[0.4, "default", true]'])
 def test_what_cannot_be_read_is_no_slot(shaped, slot_header):
     tasks = shaped(rate="1/s")
     assert isinstance(admit(tasks, slot_header), Admission)
+
+
+@pytest.mark.parametrize("ahead_s", ["soon", [], {}])
+def test_a_slot_with_an_advance_that_cannot_be_read_is_no_slot(shaped, ahead_s):
+    tasks = shaped(rate="1/10s")
+    admit(tasks)
+    _, *slot = json.loads(admit(tasks).slot_header)
+    later = admit(tasks, json.dumps([ahead_s, *slot]))
+    assert later.delay_s == pytest.approx(20)
 
 
 def test_a_task_comes_back_with_its_slot_while_the_store_is_gone(shaped, store, clock):
