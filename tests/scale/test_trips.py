@@ -289,7 +289,7 @@ class VirtualWorker:
     def cancel(self, entry):
         entry.is_over = True
 
-    def bring_back(self, ahead_s, most):
+    def bring_back(self, ahead_s, most, queued_s):
         self.scripts += 1
         return 0
 

@@ -205,10 +205,11 @@ def test_any_text_is_a_key_of_a_part(store):
 
 
 def test_tasks_that_celery_has_parked_are_no_states(store):
-    park = _StorePark(Celery(broker="amqp://guest@rabbit//", set_as_current=False), store)
+    park = _StorePark(Celery(broker="amqp://guest@rabbit//", set_as_current=False), store, bool)
     for name in ("one", "other"):
         park.park(name, 0, ["{}", ""])
     assert len(park.claim(60, 1)) == 1
+    park.close()
     with shared_server().client() as client:
         parked = [key for key in client.scan_iter() if key.startswith(store.prefix.encode())]
         assert len(parked) == 3
