@@ -17,7 +17,7 @@ eight digits of seven bits.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from operator import itemgetter
@@ -55,7 +55,8 @@ def around(pages: Pages, number: int) -> tuple[int, int, Page, int]:
     if len(pages) <= 1:
         near = pages[0] if pages else ()
         return 0, 1, near, bisect_left(near, number, key=_first) if near else 0
-    low = max(0, bisect_right(pages, number, key=lambda page: _first(page[0])) - 1)
+    # Where a page begins with the number, the row below it ends the page before.
+    low = max(0, bisect_left(pages, number, key=lambda page: _first(page[0])) - 1)
     near = pages[low] if low + 1 == len(pages) else pages[low] + pages[low + 1]
     return low, low + 2, near, bisect_left(near, number, key=_first)
 

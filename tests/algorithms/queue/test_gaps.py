@@ -193,6 +193,14 @@ def test_who_came_into_a_place_does_not_take_from_others_what_they_may_give_back
     assert crowd.shaper.reserve().delay == 0
 
 
+def test_nobody_gives_a_slot_back_twice_wherever_a_page_of_what_is_gone_ends():
+    crowd = Waiting(300)
+    for name in (*range(0, 300, 2), *range(299, 0, -2)):
+        crowd.leave(name)
+        around = {name - 1, name, name + 1} & {*range(300)} - crowd.standing
+        assert not any(crowd.slots[gone].cancel() for gone in around)
+
+
 class Forgetful(RuleBasedStateMachine):
     """Where almost nothing is remembered, slots may be lost, but nobody ever gets somebody else's."""
 

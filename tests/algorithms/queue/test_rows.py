@@ -38,6 +38,16 @@ def test_a_change_keeps_all_other_rows_in_few_pages(kept, number, added):
     assert len(changed) == len(pages[:low]) + -(-len(put) // 4) + len(pages[high:])
 
 
+@given(numbers)
+def test_the_rows_on_both_sides_of_a_number_are_seen_also_across_pages(kept):
+    pages = rows.paged(of(kept))
+    for number in range(402):
+        _, _, near, index = rows.around(pages, number)
+        at = bisect_left(kept, number)
+        assert near[:index][-1:] == tuple(of(kept[:at][-1:]))
+        assert near[index : index + 1] == tuple(of(kept[at : at + 1]))
+
+
 @given(numbers.filter(len))
 def test_a_row_goes_from_either_end_or_from_between(kept):
     pages = rows.paged(of(kept))
