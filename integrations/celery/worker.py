@@ -688,7 +688,8 @@ class MessageBuffer:
         if shaped:
             exchanges = [queue.exchange for queue in consumer.task_consumer.queues]
             self._fanouts = {exchange.name for exchange in exchanges if exchange.type == "fanout"}
-            # Tasks that run in this very thread would keep others from coming back to any worker.
+            # Tasks that run in this very thread would keep others from coming back to any worker. To call
+            # `bool` does nothing.
             meanwhile = bool if isinstance(consumer.pool, SoloPool) else self._ring
             self._park = park_of(consumer.app, consumer.task_consumer, self._taker, meanwhile)
             self._park.take_up(self._left)

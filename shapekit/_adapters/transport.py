@@ -143,10 +143,11 @@ _SYNC, _ASYNC = "HTTPTransport", "AsyncHTTPTransport"
 
 
 class _Inner(dict[str, Any]):
-    """What sends, by the names of the library's transports: what was given, or what is made for each.
+    """The transports inside, by the names of their classes in the library: the one that was given, or one
+    made for each name.
 
-    It is made, and what it connects by is loaded, when it is first asked for: before the request waits for
-    its slot, as either takes longer than a slot.
+    A transport is made when it is first asked for, and the modules that it connects with are loaded: before
+    the request waits for its slot, because either takes longer than a slot.
     """
 
     def __init__(self, library: Any, given: Any, options: dict[str, Any]) -> None:
