@@ -145,7 +145,7 @@ class PutBack(NamedTuple):
 
 
 def slot_header_of(reservation: Reservation, ahead_s: float | None = None) -> str:
-    """A slot as text, and how long before it its task is to be back in the queue; None if that is unknown."""
+    """A slot as text, and how long before it its task is to be back in the queue, if it waits there for nothing else."""
     return json.dumps((ahead_s, *sent(reservation)), separators=(",", ":"))
 
 
@@ -269,7 +269,7 @@ class ShapedTasks:
                 raise
             return PutBack(max(error.retry_after, self._near_s) - self._ahead_s, None)
         except StoreUnavailableError:
-            return PutBack(AGAIN_S, slot_header_of(reservation, ahead_s) if reservation else None)
+            return PutBack(AGAIN_S, slot_header_of(reservation) if reservation else None)
         except BaseException as error:
             if reservation is not None:
                 await driver.given_back(error, partial(self._given_up, driver, reservation))

@@ -199,10 +199,24 @@ def test_a_task_comes_back_with_its_slot_while_the_store_is_gone(shaped, store, 
     later = admit(tasks)
     store.down = True
     assert admit(tasks) == (AGAIN_S, None)
-    assert admit(tasks, later.slot_header) == (AGAIN_S, later.slot_header)
+    again = admit(tasks, later.slot_header)
+    assert again.delay_s == AGAIN_S
     store.mend()
     clock.advance(1.0)
-    assert isinstance(admit(tasks, later.slot_header), Admission)
+    assert isinstance(admit(tasks, again.slot_header), Admission)
+
+
+def test_the_time_for_which_the_store_is_gone_is_not_spent_in_the_queue(shaped, store, clock):
+    tasks = shaped(rate="1/10s")
+    admit(tasks)
+    later = admit(tasks)
+    clock.advance(later.delay_s)
+    store.down = True
+    again = admit(tasks, later.slot_header)
+    store.mend()
+    clock.advance(again.delay_s)
+    assert isinstance(admit(tasks, again.slot_header), Admission)
+    assert admit(tasks).delay_s == pytest.approx(10.0 - again.delay_s)
 
 
 @pytest.mark.anyio
