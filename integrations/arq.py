@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from shapekit import errors
-from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, TaskShape, awithin
+from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, TaskShape
 from shapekit._runtime.drivers import TASKS
 
 try:
@@ -87,7 +87,7 @@ def shaped_job(
             if isinstance(admitted, PutBack):
                 await _note(ctx, admitted)
                 raise Retry(admitted.delay_s)
-            async with awithin(admitted):
+            async with admitted:
                 return await function(*args, **kwargs)
 
         return run

@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from shapekit import errors
-from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, within
+from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks
 from shapekit._runtime.drivers import run
 from shapekit.errors import ConfigError, RateLimitedError
 from shapekit.stores import StoreLike
@@ -115,7 +115,7 @@ class ShapedActors(Middleware):
                 finally:
                     self._is_worker.reset(token)
                 raise SkipMessage(f"the message comes back in {admitted.delay_s:.1f} s")
-            with within(admitted):
+            with admitted:
                 return function(*args, **kwargs)
 
         actor.fn = run_shaped

@@ -11,7 +11,6 @@ other goes to RQ's registry of scheduled jobs until shortly before its slot. Thi
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import time
@@ -24,12 +23,10 @@ from shapekit._adapters.tasks import (
     PutBack,
     ShapedTasks,
     TaskShape,
-    awithin,
     in_context,
     refusal_of,
     slot_header_of,
     told_of,
-    within,
 )
 from shapekit._runtime.drivers import run
 from shapekit._runtime.process import from_signal
@@ -78,15 +75,13 @@ def shaped_job(**shape: Unpack[TaskShape]) -> Callable[[Callable[P, R]], Callabl
         name = f"{function.__module__}.{function.__qualname__}"
         tasks = ShapedTasks(function, name, shape, NEAR_S, ahead_s=AHEAD_S)
 
-        context = awithin if inspect.iscoroutinefunction(function) else within
-
         def admission(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             slot_header, refusal = _told_by_worker()
             if refusal is not None:
                 raise refusal_of(refusal)
             if slot_header is None:
                 return tasks.calls.admission(args, kwargs)
-            return context(tasks.admission_with(slot_header, args, kwargs))
+            return tasks.admission_with(slot_header, args, kwargs)
 
         call: Callable[P, R] = in_context(function, admission)
         setattr(call, _ADMITTED, tasks)

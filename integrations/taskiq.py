@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from shapekit import errors
-from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, TaskShape, awithin, in_context, within
+from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, TaskShape, in_context
 from shapekit._runtime.drivers import TASKS
 from shapekit.errors import ConfigError, RateLimitedError
 
@@ -166,8 +166,7 @@ class ShapedReceiver(Receiver):  # type: ignore[misc, unused-ignore]
                 if (ack := kwargs.get("ack_controller")) is not None and ack.is_ackable:
                     await ack.ack()
                 return _no_result(message)
-            context = awithin if inspect.iscoroutinefunction(function) else within
-            target = in_context(function, lambda args, kwargs: context(admitted))
+            target = in_context(function, lambda args, kwargs: admitted)
         if lease is not None and not await self._parking.end(lease):
             return _no_result(message)
         return await super().run_task(target=target, message=message, **kwargs)

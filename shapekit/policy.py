@@ -432,7 +432,7 @@ class Admission:
 
         `late`: by how many seconds ago, where it was not said yet that the call leaves.
         """
-        self.__class__ = Admission  # type: ignore[assignment]
+        self.__class__ = _Taken  # type: ignore[assignment]
         self._reservation = reservation
         self._leaves()
         if late is not None and SWITCH.loud:
@@ -768,6 +768,18 @@ class Pending(Admission):
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+class _Taken(Admission):
+    """An admission that is entered already: its context only leaves."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
 
 
 def hint_of(

@@ -11,7 +11,6 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -145,22 +144,8 @@ class PutBack(NamedTuple):
 
 
 def slot_header_of(reservation: Reservation, ahead_s: float | None = None) -> str:
-    """A slot as text, and how long before it its task is to be back in the queue, if it waits there for nothing else."""
+    """A slot as text, and how long before it its task is to be back in the queue; None if that is unknown."""
     return json.dumps((ahead_s, *sent(reservation)), separators=(",", ":"))
-
-
-def within(admission: Admission) -> ExitStack:
-    """The context in which an admitted task runs."""
-    context = ExitStack()
-    context.push(admission)
-    return context
-
-
-def awithin(admission: Admission) -> AsyncExitStack:
-    """`within`, for tasks that are awaited."""
-    context = AsyncExitStack()
-    context.push_async_exit(admission)
-    return context
 
 
 def in_context(function: Callable[..., Any], context: Callable[[Any, Any], Any]) -> Any:

@@ -18,7 +18,7 @@ from shapekit import (
     QuotaExhaustedError,
     SQLiteStore,
 )
-from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, refusal_of, told_of, within
+from shapekit._adapters.tasks import AGAIN_S, PutBack, ShapedTasks, refusal_of, told_of
 from shapekit._runtime.drivers import TASKS, AsyncAlarm, run
 from shapekit.policy import Admission
 from shapekit.testing import FaultyStore
@@ -261,7 +261,7 @@ def test_nothing_waits_that_is_only_measured(shaped, clock):
 
 def test_a_call_that_never_counted_gives_its_slot_back(shaped):
     tasks = shaped(rate="1/s", refund_on=ConnectionError)
-    with pytest.raises(ConnectionError), within(admit(tasks)):
+    with pytest.raises(ConnectionError), admit(tasks):
         raise ConnectionError
     assert isinstance(admit(tasks), Admission)
 
