@@ -280,7 +280,8 @@ def cadence_of(per: object) -> tuple[str, int]:
         cadence, colon, span = per.partition(":")
         if colon and cadence in ("fixed", "rolling"):
             return cadence, duration_us("per", span)
-    raise ConfigError("per", per, "is an unknown cadence", f"use one of {', '.join(CADENCES)}")
+    fix = f"use one of {', '.join(CADENCES)}, such as rolling:1h"
+    raise ConfigError("per", per, "is not a period of a quota", fix)
 
 
 def zone_of(tz: object) -> ZoneInfo:

@@ -49,7 +49,7 @@ PROBLEMS = {
     'rate = "10/s"\nburst = 0': "[bad] burst=0 is not a whole number",
     'rate = "10/s"\nmax_wait = "soon"': "[bad] max_wait='soon' is not a duration",
     'rate = "10/s"\nmax_wait = true': "[bad] max_wait=True is not a duration",
-    'rate = "10/s"\nquota = "3/fortnight"': "[bad] quota per='fortnight' is an unknown cadence",
+    'rate = "10/s"\nquota = "3/fortnight"': "[bad] quota per='fortnight' is not a period of a quota",
     'rate = "10/s"\nquota = {limit = 5}': "[bad] quota per=None",
     'gates = [{strategy = "gcrra"}]': "[bad] gates[0].strategy='gcrra' is unknown",
     'gates = [{strategy = "gcra"}]': "[bad] gates[0].rate=None is missing",

@@ -73,7 +73,7 @@ def test_keys_and_spans(place, policy):
         (["set", "stripe", "--quota", "x"], "quota='x' is not a budget; write \"1_000_000/month\""),
         (
             ["set", "stripe", "--quota", "5/fortnight"],
-            "quota='5/fortnight' is an unknown cadence; use one of",
+            "quota='5/fortnight' is not a period of a quota; use one of",
         ),
         (["set", "stripe", "--quota", "5/day"], "has the period of no quota in the code"),
         (["set", "stripe", "5/s", "--for", "soon"], "is not a duration"),

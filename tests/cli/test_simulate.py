@@ -141,7 +141,7 @@ def test_columns_count_every_instant_once(departures, most):
         (["gcra:1/s; 2/s"], "is several rates; give gcra one"),
         (["fixed:1/s+3"], "burst=3 is not an option of fixed"),
         (["log:20000/s"], "limit=20000 is more entries than a log may hold"),
-        (["quota:3/fortnight"], "per='fortnight' is an unknown cadence"),
+        (["quota:3/fortnight"], "per='fortnight' is not a period of a quota"),
         (["gcra:1/s", "--for", "0s"], "for='0s' is shorter than 1 µs"),
         (["gcra:1/s", "--max-wait", "x"], "max_wait='x' is not a duration"),
         (["gcra:1/s", "--arrivals", "poisson:1/x"], "arrivals 'poisson:1/x': rate='x'"),
