@@ -259,7 +259,8 @@ class Policy:
             'rate 20/s'
 
         They apply from each process's next decision on, and waiting calls move. Limits that are not given
-        stay as in the code. The override ends with `unconfigure`, or at `until`.
+        are those in the code, also if they were set before. The override ends with `unconfigure`, or at
+        `until`.
 
         - `key`: only for this key; `gold-*` for all keys that begin with that. One override applies to a key:
           its own, or else that of the longest beginning, or else the policy's.

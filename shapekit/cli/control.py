@@ -214,7 +214,7 @@ def set_(
     """Set limits of POLICY for every process, instead of those in their code.
 
     RATE is one rate or several: "10/s", "10/s; 1000/h". They apply from each process's next decision on,
-    and waiting calls move. Limits that are not given stay as in the code.
+    and waiting calls move. Limits that are not given are those in the code, also if they were set before.
 
     \b
     shapekit set stripe 20/s --for 2h --why "sale"
@@ -232,8 +232,11 @@ def set_(
         change: Change = {"key": key, "state": state, "reason": why, "until": until, **limits}  # type: ignore[typeddict-item]
         override = override_of(rate, change, by or set_by(), now)
         _check(opened, policy, override)
-        run(changed, opened, policy, placed(override))
+        before, _ = run(changed, opened, policy, placed(override))
     words = f"{_whose(policy, override.key)}: {override.words}{_ends(override)}"
+    for old in before:
+        if old.key == override.key and old.words != override.words:
+            words += f", instead of {old.words}{_ends(old)}"
     _say(as_json, words, _plain(policy, override))
 
 

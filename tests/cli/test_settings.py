@@ -36,6 +36,17 @@ def test_what_is_set_holds_in_every_process(place, policy):
     assert policy.configured() == []
 
 
+def test_what_is_set_again_names_what_it_replaces(place, policy):
+    done("set", "stripe", "9/s", "--key", "acme", "--store", place[1])
+    done("set", "stripe", "20/s", "--store", place[1])
+    again = done("set", "stripe", "--quota", "2000/month", "--store", place[1])
+    assert again == "stripe: quota 2000/month, instead of rate 20/s\n"
+    same = done("set", "stripe", "--quota", "2000/month", "--for", "2h", "--store", place[1])
+    assert "instead of" not in same
+    held = done("set", "stripe", "--hold", "--store", place[1])
+    assert held.startswith("stripe: held, instead of quota 2000/month, until ")
+
+
 def test_keys_and_spans(place, policy):
     assert done("set", "stripe", "50/s", "--key", "gold-*", "--for", "2h", "--store", place[1]).startswith(
         "stripe, key gold-*: rate 50/s, until "
