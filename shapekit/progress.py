@@ -517,7 +517,7 @@ def _loop(subject: Subject, total: int | None, key: str | None, cost: int | None
         calls = getattr(getattr(subject, "forecast", None), "__self__", None)
         policy = subject if isinstance(subject, Policy) else getattr(subject, "policy", None)
         if not isinstance(policy, Policy):
-            fix = 'pass a Policy("10/s"), a Shaper or a shaped function'
+            fix = 'pass a Policy("10/s"), a Shaper, a shaped function, or one of LLMBudget(…).policies'
             raise ConfigError("policy", subject, "has no policy", fix)
         shaper, enforced = policy.shaper, policy.enforce
         whose, asks = (calls.key, calls.cost) if isinstance(calls, Calls) else (policy.key, policy.cost)
