@@ -312,14 +312,18 @@ class Page:
         self._widths = [max(len(name), _ROOM.get(name, 0)) for name in COLUMNS]
 
     def table(self, rows: Iterable[Row], width: int) -> Table:
-        """A line for each key; names, limits and uses are cut so that the times are always to be seen."""
+        """A line for each key. Without room for all, names, limits and uses are cut, but not the waits."""
         lines = [_cells(row) for row in rows]
         for line in lines:
             self._widths = [max(wide, len(cell)) for wide, cell in zip(self._widths, line, strict=True)]
-        room = width - sum(self._widths) - _GAP * (len(COLUMNS) - 1)
-        made = table(COLUMNS, lines, numbers=_NUMBERS)
+        shown = [*range(len(COLUMNS))]
+        if self._room(width, shown) < 0:
+            shown.remove(COLUMNS.index("next slot"))  # the wait says the same
+        room = self._room(width, shown)
+        columns, *cells = [[line[place] for place in shown] for line in (COLUMNS, *lines)]
+        made = table(columns, cells, numbers=_NUMBERS)
         spare = left = room + sum(self._widths[cut] for cut in _CUT)
-        for place, column in reversed([*enumerate(made.columns)]):
+        for place, column in reversed([*zip(shown, made.columns, strict=True)]):
             wide = self._widths[place]
             if place in _CUT and room < 0:
                 # What the others leave is for the key, which comes last here.
@@ -327,6 +331,10 @@ class Page:
                 left -= wide
             column.no_wrap, column.overflow, column.width = True, "ellipsis", wide
         return made
+
+    def _room(self, width: int, shown: Sequence[int]) -> int:
+        """What these columns leave of a width; below 0 if they do not fit."""
+        return width - sum(self._widths[place] for place in shown) - _GAP * (len(shown) - 1)
 
 
 def _lines(rows: Iterable[Row]) -> Iterator[str]:

@@ -393,6 +393,18 @@ def test_a_page_fits_its_terminal(place, screens):
     assert all(len(line) <= 80 for line in screen.text.splitlines())
 
 
+def test_a_narrow_terminal_shows_whose_wait_it_is(place, screens):
+    store, where = place
+    shaper = Shaper("5/s; 1000/h", name="customer-mail", store=store, gates=[Quota("30_000/month")])
+    assert all(shaper.reserve(key) for key in ("acme", "b"))
+    shaper.hold("1h", key="b")
+    screen = screens("top", "--store", where, columns=80)
+    screen.until("customer-mail:b ", "59 min 5")
+    screen.press("q")
+    assert screen.end() == 0
+    assert all(len(line) <= 80 for line in screen.text.splitlines())
+
+
 def test_a_store_that_goes_away_is_told_and_what_was_seen_stays(server, screens):
     store = RedisStore.from_url(server.url)
     assert Shaper("6/h", name="api", store=store).reserve("first")
