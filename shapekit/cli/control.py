@@ -534,7 +534,10 @@ def _check(store: Any, policy: str, override: Override) -> None:
     for program in known:
         effective(program, override)
     if not known:
-        click.echo(f"shapekit: the store knows no limit named {policy!r} yet; check the spelling", err=True)
+        # `hold` and `top` write the key behind the name, so that it is easily written here, too.
+        named = [name for name in _names(policy) if store.programs(name)]
+        fix = f"write {named[0]} --key {policy[len(named[0]) + 1 :]}" if named else "check the spelling"
+        click.echo(printable(f"shapekit: the store knows no limit named {policy!r} yet; {fix}"), err=True)
     elif override.concurrency is not None and not store.programs(policy + PERMITS):
         click.echo(f"shapekit: the store knows no concurrency= of {policy!r} yet", err=True)
 

@@ -108,6 +108,11 @@ def test_a_name_that_nobody_has_used_is_set_all_the_same(place):
     done("unset", "strype", "--store", place[1])
 
 
+def test_a_key_behind_the_name_is_told_apart(place, policy):
+    ran = shapekit("set", "stripe:eu:acme", "5/s", "--store", place[1])
+    assert "no limit named 'stripe:eu:acme' yet; write stripe --key eu:acme" in ran.stderr
+
+
 def test_top_marks_who_goes_by_it(place, policy):
     done("set", "stripe", "1/min", "--store", place[1])
     policy.shaper.reserve()
