@@ -217,14 +217,22 @@ class QueueFullError(RateLimitedError):
     code: ClassVar[str] = "queue_full"
 
     def __init__(
-        self, decision: Decision, key: str, delay: float, max_wait: float, policy: str | None = None
+        self,
+        decision: Decision,
+        key: str,
+        delay: float,
+        max_wait: float,
+        policy: str | None = None,
+        held: bool = False,
     ) -> None:
         self.delay = delay
         """Seconds that the call would have had to wait."""
         self.max_wait = max_wait
         """Seconds that it was allowed to wait."""
+        self.held = held
+        """Whether the key, or a part of it, is held."""
         super().__init__(decision, key, policy)
-        self.args = (self.decision, key, delay, max_wait, policy)
+        self.args = (self.decision, key, delay, max_wait, policy, held)
 
     def __str__(self) -> str:
         if self.decision.binding == "concurrency":
@@ -239,10 +247,10 @@ class QueueFullError(RateLimitedError):
 
     def _exceeds(self, bound: str, fix: str) -> str:
         """What is said of a wait that is longer than a bound."""
-        return (
-            f"{whose(self.key, self.policy)}: a wait of {seconds_words(self.delay)} exceeds {bound}; {fix}, "
-            f"lower the traffic, or retry after {self._retry_words}"
-        )
+        is_held, or_else = (" is held", "") if self.held else ("", " lower the traffic,")
+        wait = f"a wait of {seconds_words(self.delay)} exceeds {bound}"
+        fix = f"{fix},{or_else} or retry after {self._retry_words}"
+        return f"{whose(self.key, self.policy)}{is_held}: {wait}; {fix}"
 
 
 class QuotaExhaustedError(RateLimitedError):
@@ -300,7 +308,8 @@ class StoreUnavailableError(ShapekitError):
 
 def after_waiting(error: QueueFullError, waited_s: float, max_wait_s: float) -> QueueFullError:
     """A refusal that came after a part of the wait, in terms of the whole."""
-    return QueueFullError(error.decision, error.key, error.delay + waited_s, max_wait_s, error.policy)
+    delay_s = error.delay + waited_s
+    return QueueFullError(error.decision, error.key, delay_s, max_wait_s, error.policy, error.held)
 
 
 def gave_up(key: str, policy: str, waited_us: int) -> TimeoutError:

@@ -72,6 +72,10 @@ EXAMPLES = {
         "policy 'stripe', key 'eu': a wait of 50.1 s exceeds max_wait=2 s; "
         "raise max_wait, lower the traffic, or retry after 48.1 s"
     ),
+    QueueFullError(DENIAL, "eu", 3.25, 2.0, "stripe", held=True): (
+        "policy 'stripe', key 'eu' is held: a wait of 3.25 s exceeds max_wait=2 s; "
+        "raise max_wait, or retry after 1.25 s"
+    ),
     QueueFullError(Decision(False, 2, 2, 0, 0, 1_000_000, "concurrency"), "eu", 3.0, 3.0, "stripe"): (
         "policy 'stripe', key 'eu': 2 calls are in flight, and none has ended within max_wait=3 s; "
         "raise concurrency or max_wait, or retry after 1 s"

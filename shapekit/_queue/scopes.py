@@ -269,7 +269,7 @@ class Caller:
             over_us = wait_us - self.max_wait_us
             refusal = Decision(False, 1, 1, 0, self.asked_us + wait_us, over_us)
             delay, bound = wait_us / SECOND_US, self.max_wait_us / SECOND_US
-            raise QueueFullError(refusal, key, delay, bound, self._policy)
+            raise QueueFullError(refusal, key, delay, bound, self._policy, held=True)
 
 
 class Lines:

@@ -369,7 +369,7 @@ class PendingWait:
         self.asked_us = self.due_us - grant.wait_us
         if max_wait_us is not None and grant.wait_us > max_wait_us:
             # The store was asked without that bound.
-            raise self._refusal(max_wait_us)
+            raise self._refusal(max_wait_us, held=grant.held)
         self._gives_up_us = None if timeout_us is None else self.asked_us + timeout_us
 
     def _take(self, grant: Grant, queue: LeakyQueue) -> None:
@@ -547,14 +547,16 @@ class PendingWait:
             return
         # Late calls of others move the line a little: no call is refused for that after it has waited.
         is_little = wait_us - self._max_wait_us <= min(self._max_wait_us, SECOND_US)
-        if not is_little or until_us + ahead_us > now_us + SOON_US:
-            raise self._refusal(self._max_wait_us)
+        is_held = until_us + ahead_us > now_us + SOON_US
+        if is_held or not is_little:
+            raise self._refusal(self._max_wait_us, held=is_held)
 
-    def _refusal(self, max_wait_us: int) -> RateLimitedError:
+    def _refusal(self, max_wait_us: int, *, held: bool) -> RateLimitedError:
         wait_us = self.due_us - self.asked_us
         told = Decision(False, 1, 1, 0, self.due_us, wait_us - max_wait_us)
         delay, bound = wait_us / SECOND_US, max_wait_us / SECOND_US
-        return self._core.accounts.named(QueueFullError(told, self.key, delay, bound, self._core.name))
+        error = QueueFullError(told, self.key, delay, bound, self._core.name, held)
+        return self._core.accounts.named(error)
 
 
 def refusal(reservation: Reservation, max_wait_us: int | None) -> RateLimitedError:
@@ -563,7 +565,8 @@ def refusal(reservation: Reservation, max_wait_us: int | None) -> RateLimitedErr
     if decision.binding is not None:
         # A queue sets `binding` only when a spent budget has refused the call.
         return QuotaExhaustedError(decision, key, policy)
-    error = QueueFullError(decision, key, reservation.delay, (max_wait_us or 0) / SECOND_US, policy)
+    delay, bound = reservation.delay, (max_wait_us or 0) / SECOND_US
+    error = QueueFullError(decision, key, delay, bound, policy, reservation.grant.held)
     return reservation.core.accounts.named(error)
 
 

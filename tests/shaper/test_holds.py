@@ -193,7 +193,7 @@ def test_who_cannot_wait_through_a_hold_gives_the_turn_back(stage, shaper):
     stage.run()
     at, error = stage.errors["hurried"]
     assert isinstance(error, QueueFullError)
-    assert (error.key, error.max_wait) == ("default", 1.0)
+    assert (error.key, error.max_wait, error.held) == ("default", 1.0, True)
     assert error.delay == pytest.approx(5.3)
     assert error.retry_after == pytest.approx(4.3)
     assert at == pytest.approx(0.3)

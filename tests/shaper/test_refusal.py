@@ -51,6 +51,16 @@ def test_a_wait_above_max_wait_is_refused_with_all_figures(shaper, clock):
     assert clock.naps == []
 
 
+def test_a_refusal_says_whether_the_key_is_held(shaper):
+    shaper.hold("12s", key="held")
+    for _ in range(3):
+        shaper.reserve("full")
+    for key in ("held", "full"):
+        with pytest.raises(QueueFullError) as caught:
+            shaper.schedule(key)
+        assert caught.value.held == pickle.loads(pickle.dumps(caught.value)).held == (key == "held")
+
+
 def test_the_awaitable_form_refuses_alike(shaper, clock, anyio_backend):
     async def main():
         for _ in range(3):

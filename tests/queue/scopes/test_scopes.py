@@ -124,6 +124,7 @@ def test_a_wait_too_long_is_refused_at_once_and_costs_nothing(held, github, alik
         error = caught.value
         assert (error.delay, error.max_wait, error.retry_after) == (6, 5, 1)
         assert error.key == scoped(HOST, "search")
+        assert error.held
     assert github.clock.now() == 0
     assert alike() == before
     assert held.send("/search/0", max_wait="6s").delay == 6
