@@ -2,7 +2,7 @@
 
 import pytest
 
-from shapekit import ManualClock, Quota, RedisStore, Shaper, SlidingWindowLog
+from shapekit import FixedWindow, ManualClock, Quota, RedisStore, Shaper, SlidingWindowLog
 
 from ..redis_server import shared_server
 
@@ -42,3 +42,21 @@ def test_a_place_that_was_taken_again_can_be_given_back_and_taken_again(store, l
         again = shaper.reserve(cost=cost)
         assert (again.delay, again.grant.end) == (place.delay, place.grant.end)
         place = again
+
+
+def test_a_place_tells_of_its_charge_what_it_tells_in_memory(store):
+    """It lies between one that was charged by another time and one that was charged in the same window."""
+    told = []
+    for where in ({"store": store}, {"clock": ManualClock(1_000)}):
+        shaper = Shaper("10/s", gates=(FixedWindow(100, 1),), name="places", **where)
+        shaper.reserve()
+        before = [shaper.reserve() for _ in range(4)][-1]
+        shaper.hold(0.75)
+        place = shaper.reserve()
+        shaper.hold(0.85)
+        behind, _ = shaper.reserve(), shaper.reserve()
+        assert before.cancel()
+        assert behind.cancel()
+        assert place.cancel()
+        told.append([shaper.reserve().grant.receipts for _ in range(4)])
+    assert told[0] == told[1]

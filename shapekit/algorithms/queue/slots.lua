@@ -99,10 +99,11 @@ function Places:given_back(book, place)
     local right, before, after = left, nil, nil
     if left > 0 then before = row_at(book, left) end
     if left < count then after = row_at(book, left + 1) end
-    local near = before or (after and row_at(book, 1))
-    if near and self.constraints:are_alike(due, receipts, near[8], near[9]) then
-        aligned, civil = near[8], near[9]
+    local function is_alike(other)
+        return other and self.constraints:are_alike(due, receipts, other[8], other[9])
     end
+    local alike = is_alike(before) and before or is_alike(after) and after
+    if alike then aligned, civil = alike[8], alike[9] end
     local row = {place[1], place[2], 1, due, place[7], place[8], place[9], aligned, civil}
     local joined = before and self:joined(before, row)
     if joined then left, row = left - 1, joined end
