@@ -98,6 +98,34 @@ def test_a_crowd_that_comes_and_goes_is_the_same_in_both_languages(small, rate, 
     assert most_free == MOST
 
 
+@pytest.mark.parametrize("gates", [(SlidingWindow(500, "1m"),), (GCRA("7/s", burst=20),)])
+def test_of_more_given_back_than_is_remembered_nothing_is_taken_for_damage(small, gates):
+    """Calls of two units, between a call of one that passes first, and more calls of one than lie in rows."""
+    queue = LeakyQueue(parse_rates("10/s burst 3"), None, "smooth", gates)
+    clock = ManualClock(1_000_000.0)
+    store = RedisStore.from_url(shared_server().url, clock=clock, prefix=f"crowd{next(_fresh)}")
+    bound = {name: store.bind("crowd", queue, name) for name in (RESERVE, CANCEL, LOOK)}
+    state = None
+
+    def told(operation, *args):
+        nonlocal state
+        after, expected, _, persist = operation.step(queue)(state, clock.now_us(), *args)
+        state = after if persist else state
+        queue.inspect(state)
+        assert bound[operation]("key", *args) == expected
+        assert unpaged(bound[LOOK]("key")[0]) == unpaged(state)
+        return expected
+
+    costs = (1, 1, *(2,) * (MOST + 2), *(1,) * (8 * MOST + 4), 1)
+    taken = [Grant(*told(RESERVE, (cost, None, 7))) for cost in costs]
+    for grant in (*taken[1 : MOST + 4], *taken[-2 : MOST + 3 : -1]):
+        assert told(CANCEL, grant)
+    for later_us in (1, 500_000, taken[-1].wait_us):
+        clock.advance(later_us / 1e6)
+        assert told(CANCEL, Grant(*told(RESERVE, (3, None, 8))))
+    store.close()
+
+
 def unpaged(state):
     """A state without its pages, which come from its history."""
     if not state[6]:

@@ -250,7 +250,7 @@ function LeakyQueue:cancel(s, now, skew, grant)
     local left
     if in_the_middle and not is_newest then
         left = self.places:given_back(book,
-            {start, start_rest, last, last_rest, due, cost, back, back_rest, before, receipts})
+            {start, start_rest, last, last_rest, due, cost, back, back_rest, before, receipts}, number)
     end
     if left then
         book = left

@@ -224,7 +224,7 @@ class LeakyQueue(WiredQueue):
             is_last = stands and grant.end == tail
             is_newest = not self.paced and grant.due_us == newest and self._is_newest(line, grant)
             if stands and grant.end < tail and not is_newest:
-                kept = self.places.given_back(free, grant)
+                kept = self.places.given_back(free, grant, number)
             if kept is not None:
                 free = kept
             elif is_last:

@@ -26,7 +26,7 @@ function Places.new(constraints, slot, slot_rest, lead, lead_rest, q, paced)
         lead_rest = lead_rest,
         q = q,
         paced = paced,
-        left = 4 * MOST,
+        left = 8 * MOST,
     }, Places)
 end
 
@@ -34,6 +34,12 @@ local function row_at(book, index)
     local row = Rows.row(book[1], ROW, index)
     row[8], row[9] = row[8] - FAR, row[9] - FAR
     return row
+end
+
+local function slots_in(rows)
+    local slots = 0
+    for index = 1, Rows.count(rows, ROW) do slots = slots + Rows.at(rows, ROW, index, 3) end
+    return slots
 end
 
 local function text_of(row)
@@ -77,8 +83,8 @@ local function precedes(one, other)
     return false
 end
 
--- The book with one more place; nil if there are too many.
-function Places:given_back(book, place)
+-- The book with one more place, on a line with this latest number; nil if there are too many.
+function Places:given_back(book, place, number)
     local aligned, civil = self:offsets(place)
     if not aligned then
         local singles, low, high = book[2], 0, #book[2]
@@ -111,6 +117,8 @@ function Places:given_back(book, place)
     if joined then right, row = right + 1, joined end
     local kept = Rows.replaced(rows, ROW, left + 1, right, text_of(row))
     if Rows.count(kept, ROW) > MOST then return nil end
+    -- No line has more slots than numbers.
+    if number > 4 * MOST and slots_in(kept) > 4 * MOST then return nil end
     return changed(book, kept, book[2])
 end
 
@@ -202,7 +210,8 @@ end
 -- Refuses places that were read and are malformed or too many.
 function Places:check(book)
     Rows.check(book[1], ROW, MOST)
-    if type(book[2]) ~= "table" or #book[2] > MOST then damaged() end
+    -- What has passed leaves one more.
+    if type(book[2]) ~= "table" or #book[2] > MOST + 1 then damaged() end
 end
 
 -- inside
@@ -242,7 +251,7 @@ function Places:joined(row, other)
     local start, start_rest = self:start_of(row, count)
     if start ~= other[1] or start_rest ~= other[2] or self:due(row, count) ~= other[4]
         or start ~= other[5] or start_rest ~= other[6] or self:due(row, count - 1) ~= other[7]
-        or row[8] ~= other[8] or row[9] ~= other[9] or count + other[3] > 4 * MOST then
+        or row[8] ~= other[8] or row[9] ~= other[9] then
         return nil
     end
     return {row[1], row[2], count + other[3], unpack(row, 4)}
@@ -278,7 +287,7 @@ function Places:passed(row, at)
 end
 
 function Places:refunded(parts, row, count, at, shift, skew)
-    -- A sound state never has more.
+    -- A sound state has half of that, and each call adds a few.
     self.left = self.left - count
     if count < 1 or self.left < 0 then damaged() end
     local dues = {}

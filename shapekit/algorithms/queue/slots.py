@@ -47,8 +47,8 @@ from shapekit.decision import Decision
 from shapekit.rate import Value
 
 MOST = 2**16
-"""How many rows, other places and gaps are remembered. Above it, a place is given back at once, and the gap
-in the middle expires unused.
+"""How many rows, other places and gaps are remembered, and a quarter of how many slots lie in rows. Above it,
+a place is given back at once, and the gap in the middle expires unused.
 """
 _ROW, _SINGLE, _UNDO, _GAP = 7, 6, 2, 2
 
@@ -161,8 +161,8 @@ class Places(Value):
     def __init__(self, constraints: Constraints, slot: int, lead: int, q: int, *, paced: bool) -> None:
         self._fill(_constraints=constraints, _lead=lead, _paced=paced, _q=q, _slot=slot if paced else 1)
 
-    def given_back(self, free: Free, grant: Grant) -> Free | None:
-        """The free places with one more; None if there are too many."""
+    def given_back(self, free: Free, grant: Grant, number: int) -> Free | None:
+        """The free places with one more, on a line with this latest number; None if there are too many."""
         rows, singles = free
         place = (grant.start, grant.end, grant.due_us, grant.cost, grant.undo, grant.receipts)
         offsets = self._offsets(place)
@@ -185,6 +185,8 @@ class Places(Value):
             right, row = index + 1, joined
         kept = pages.put(rows, low, high, (*near[:left], row, *near[right:]))
         is_full = len(kept) * pages.PAGE > MOST and pages.count(kept) > MOST
+        # No line has more slots than numbers.
+        is_full = is_full or (number > 4 * MOST and _slots(kept) > 4 * MOST)
         return None if is_full else (kept, singles)
 
     def first(self, free: Free, cost: int) -> tuple[Free, Single] | None:
@@ -255,8 +257,9 @@ class Places(Value):
         """Refuse places that were read and are malformed or too many."""
         rows, singles = free
         pages.inspect(rows, _ROW, MOST)
-        counts = [row[1] for row in pages.flat(rows)]
-        if min(counts, default=1) < 1 or sum(counts) > 4 * MOST or pages.count(singles) > MOST:
+        too_short = any(row[1] < 1 for row in pages.flat(rows))
+        # What has passed leaves one more.
+        if too_short or _slots(rows) > 4 * MOST or pages.count(singles) > MOST + 1:
             raise ValueError("these are no places, or too many")
         for *numbers, undo, receipts in pages.flat(singles):
             sum((*numbers, *undo, len(receipts)))
@@ -288,7 +291,7 @@ class Places(Value):
             self._due(row, count - 1),
             *row[5:],
         )
-        if follows != (other[0], *other[2:]) or count + other[1] > 4 * MOST:
+        if follows != (other[0], *other[2:]):
             return None
         return (start, count + other[1], *row[2:])
 
@@ -327,6 +330,10 @@ class Places(Value):
 
 def _position(place: Single) -> tuple[int, int]:
     return place[:2]
+
+
+def _slots(rows: Pages) -> int:
+    return sum([row[1] for page in rows for row in page])
 
 
 def gaps_after(gaps: Pages, time: int) -> Pages:

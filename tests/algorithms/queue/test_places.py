@@ -252,8 +252,8 @@ def test_what_is_charged_after_a_reset_brings_back_nobody_of_the_queue_before(sh
 def test_more_places_than_are_kept_are_not_believed(monkeypatch):
     monkeypatch.setattr(slots_of_a_line, "MOST", 2)
     places = LeakyQueue((Rate.parse("10/s"),), 1, "smooth", (GCRA("5/s"),)).places
-    single = [(start, start + 1, start, 1, (0, 0), ((1, 1, 1, 1),)) for start in range(3)]
-    places.inspect(((), paged(single[:2])))
+    single = [(start, start + 1, start, 1, (0, 0), ((1, 1, 1, 1),)) for start in range(4)]
+    places.inspect(((), paged(single[:3])))
     with pytest.raises(ValueError, match="too many"):
         places.inspect(((), paged(single)))
 
