@@ -16,6 +16,8 @@ from shapekit.algorithms.overrides import overridden
 from shapekit.algorithms.queue.queue import LeakyQueue
 from shapekit.algorithms.queue.slots import MOST_MOVES, NOTICE_US, Grant, Move, followed
 
+from ..algorithms.queue.histories import check_spacing
+
 START = 10**15
 RATES = ("1/s", "2/s", "3/s", "5/s", "20/s", "7 per 3 seconds", "1/min", "1000/s")
 
@@ -194,6 +196,35 @@ def test_of_a_burst_as_many_calls_are_left_as_before():
     line.change(changed("2/s", 3))
     promised = [0, 0, 500_000, 1_000_000]
     assert [line.reserve().due_us - START for _ in range(4)] == promised
+
+
+@pytest.mark.parametrize("early_us", [1, 100_000, 500_000])
+def test_what_is_left_of_a_free_slot_is_no_wider_by_a_higher_burst(early_us):
+    """It lies before a call of three units, which leaves when it ends, whatever leaves in it."""
+    line = Line("2/s")
+    for cost in (1, 1, 3):
+        line.reserve(cost)
+    assert line.cancel(1)
+    line.now = START + 1_000_000 - early_us
+    departures = [(START, 1), (START + 1_000_000, 3)]
+    line.change(changed("2/s", 5))
+    for _ in range(6):
+        grant = line.reserve()
+        departures.append((grant.due_us, 1))
+    check_spacing(sorted(departures), 2, 1_000_000, 5)
+    soon = [due for due, _ in departures[2:] if due < START + 1_000_000]
+    assert len(soon) == (early_us == 500_000)
+
+
+def test_a_call_of_many_units_gives_back_as_many_after_a_higher_burst():
+    """Of its three slots, one lies in the burst that is in use."""
+    line = Line("2/s", 3)
+    for cost in (3, 3, 1):
+        line.reserve(cost)
+    line.now = START + 600_000
+    line.change(changed("2/s", 5))
+    assert line.cancel(1)
+    assert [line.reserve().due_us - START for _ in range(4)] == [600_000, 1_000_000, 1_500_000, 2_500_000]
 
 
 def test_ten_at_five_a_second_at_twenty():

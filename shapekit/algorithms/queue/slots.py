@@ -521,6 +521,17 @@ class Move(NamedTuple):
         used = -(-(position - changed) * self.interval_since // self.interval)
         return self.changed_us * self.q_since + used
 
+    def stretch(self, start: int, end: int) -> tuple[int, int]:
+        """Where what lies between two positions is now: no wider than it was, by the new interval.
+
+        A higher burst moves what is ahead further, and with it what lies on both sides of the present.
+        """
+        changed, lead = self.changed_us * self.q, self.interval * (self.burst - 1)
+        if start - lead > changed or end - lead <= changed:
+            return self.place(start), self.place(end)
+        raised = self.interval_since * max(0, self.burst_since - self.burst)
+        return self.place(max(start, changed)) + raised, self.place(end)
+
     def _stretched(self, position: int) -> int:
         """Where an instant in units of 1/q µs is now."""
         pivot = self.pivot_us * self.q
@@ -545,10 +556,13 @@ class Move(NamedTuple):
         if grant.due_us > self.pivot_us and -(-exact // self.q) == grant.due_us:
             # An instant is rounded up, and should not be so twice.
             due_us = -(-self._stretched(exact) // self.q_since)
+        start, end = self.place(grant.start), self.place(grant.end)
+        if grant.due_us >= self.changed_us:
+            start, end = self.stretch(grant.start, grant.end)
         return grant._replace(
             generation=grant.generation + 1,
-            start=self.place(grant.start),
-            end=self.place(grant.end),
+            start=start,
+            end=end,
             due_us=due_us,
             undo=(self.place(tail), self.instant(newest)),
             receipts=constraints.moved(grant.receipts, self.instant, later=self.is_later),
@@ -557,7 +571,7 @@ class Move(NamedTuple):
     def given_back(self, free: Any, gone: Gone) -> tuple[Any, Gone]:
         """The gaps, and what is gone, after it; there are no places then."""
         rows, floor, words = gone
-        gaps = mapped(free, lambda gap: (self.place(gap[0]), self.place(gap[1])))
+        gaps = mapped(free, lambda gap: self.stretch(*gap))
         known = mapped(rows, lambda row: (row[0], row[1], self.instant(row[2])))
         later = tuple([(word[0] + (word[0] == self.generation), *word[1:]) for word in words])
         return gaps, (known, self.instant(floor), later)
