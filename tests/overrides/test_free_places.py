@@ -2,7 +2,7 @@
 
 import pytest
 
-from shapekit import Override, Policy
+from shapekit import Override, Policy, SlidingWindowLog
 
 from .conftest import put
 
@@ -30,3 +30,18 @@ def test_they_are_no_charge_of_the_quota_any_more(store, change, passed_s):
         store.clock.advance(3600)
         new.shaper.reserve()
     assert new.quotas()[0].used == 11 + 3
+
+
+def test_they_pass_when_their_calls_would_have_left(store):
+    """Although a lower burst moves their places behind that: they lay in the burst that was in use."""
+    policy = Policy("2/s burst 5", gates=(SlidingWindowLog(3, "10s"),), name="api", store=store)
+    slots = [policy.shaper.reserve() for _ in range(7)]
+    store.clock.advance(9.5)
+    put(store, "api", Override(rate="1/min", burst=1))
+    waits = [policy.shaper.remaining(slot) for slot in slots[3:]]
+    assert waits[0] == waits[2] < 20 < waits[3]
+    assert slots[3].cancel()
+    store.clock.advance(40)
+    newcomer = policy.shaper.reserve()
+    assert newcomer.delay > policy.shaper.remaining(slots[-1])
+    assert newcomer.cancel()

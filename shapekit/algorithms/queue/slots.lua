@@ -240,7 +240,8 @@ end
 
 -- The departure of a slot of the row; past the last slot, that of a slot that would follow.
 function Places:due(row, index)
-    if not self.paced then return row[4] end
+    -- Where limits have changed, the first may leave before its position.
+    if index == 0 or not self.paced then return row[4] end
     local start, start_rest = self:start_of(row, index)
     return math.max(row[4], up(minus(start, start_rest, self.lead, self.lead_rest, self.q)))
 end
@@ -279,9 +280,9 @@ function Places:passed(row, at)
     local last, last_rest = plus(at - 1, 0, self.lead, self.lead_rest, q)
     local whole, rest = minus(last, last_rest, row[1], row[2], q)
     local passed = floor((whole + rest / q) / (self.slot + self.slot_rest / q)) + 1
-    passed = math.max(0, math.min(count, passed))
+    passed = math.max(1, math.min(count, passed))
     -- Doubles may have rounded that.
-    if passed > 0 and self:due(row, passed - 1) >= at then passed = passed - 1 end
+    if passed > 1 and self:due(row, passed - 1) >= at then passed = passed - 1 end
     if passed < count and self:due(row, passed) < at then passed = passed + 1 end
     return passed
 end

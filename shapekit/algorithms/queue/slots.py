@@ -277,7 +277,8 @@ class Places(Value):
 
     def _due(self, row: Row, index: int) -> int:
         """The departure of a slot of the row; past the last slot, that of a slot that would follow."""
-        if not self._paced:
+        # Where limits have changed, the first may leave before its position.
+        if index == 0 or not self._paced:
             return row[2]
         return max(row[2], -((self._lead - row[0] - index * self._slot) // self._q))
 
@@ -321,7 +322,7 @@ class Places(Value):
             return 0
         if not self._paced:
             return count
-        return max(0, min(count, ((at - 1) * self._q + self._lead - start) // self._slot + 1))
+        return max(1, min(count, ((at - 1) * self._q + self._lead - start) // self._slot + 1))
 
     def _refunded(self, parts: States, row: Row, count: int, at: int, ahead: Ahead) -> States:
         dues = [self._due(row, index) for index in range(count)]
