@@ -56,7 +56,7 @@ from shapekit.rate import (
 )
 from shapekit.shaper import UNPACED, Core, Outlook, Reservation, Shaper, checked_rates, limits_shown
 from shapekit.stores import StoreLike
-from shapekit.stores.base import changed, legible, set_by
+from shapekit.stores.base import changed, set_by
 
 if TYPE_CHECKING:
     from shapekit._queue.inflight import Permit, Permits
@@ -302,8 +302,8 @@ class Policy:
 
     async def _configured(self, driver: Driver) -> list[Override]:
         store = self.shaper.core.store
-        stored = await driver.ask(Twin(store.read_overrides, store.aread_overrides), self.name)
-        return list(legible(store, stored))
+        await driver.ask(Twin(store.read_overrides, store.aread_overrides), self.name)
+        return list(store.settings(self.name).known.overrides)
 
     def unconfigure(self, key: str | None = None) -> bool:
         """Remove the override of the policy, or of a key or pattern; returns whether there was one.

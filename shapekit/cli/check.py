@@ -36,7 +36,6 @@ from shapekit.errors import ConfigError, shortened, span_words
 from shapekit.keys import KeyTemplate
 from shapekit.policy import Policy
 from shapekit.rate import Rate, max_wait_us
-from shapekit.stores.base import legible
 
 
 def meaning(policy: Policy, max_wait_us: int | None) -> list[str]:
@@ -168,7 +167,8 @@ def check(file: str, store: str | None, as_json: bool) -> None:
 def _set(where: str, name: str) -> Iterator[str]:
     """What operators have set for a policy, under the name that it has in the store."""
     with closing(open_store(where)) as store:
-        for one in legible(store, store.read_overrides(name)):
+        store.read_overrides(name)
+        for one in store.settings(name).known.overrides:
             whose = "" if one.key is None else f" for the key {one.key!r}"
             yield f"an operator has set{whose}: {one.words}, by {one.by}"
 

@@ -36,7 +36,7 @@ from shapekit.clock import ManualClock
 from shapekit.errors import span_words
 from shapekit.policy import Policy
 from shapekit.rate import MAX_SPAN_US, SECOND_US, whole
-from shapekit.stores.base import changed, legible
+from shapekit.stores.base import changed
 
 _LONGEST_S = MAX_SPAN_US / SECOND_US
 MAX_PLAYED = 1_000_000
@@ -283,7 +283,8 @@ def _curve(planned: PlannedDepartures, start_us: int) -> list[tuple[int, int]]:
 def _override(store: str | None, name: str, key: str | None) -> Override | None:
     """What operators have set for a key of a policy, or for the policy."""
     with closing(open_store(store)) as opened:
-        return chosen(legible(opened, opened.read_overrides(name)), "default" if key is None else key)
+        opened.read_overrides(name)
+        return chosen(opened.settings(name).known.overrides, "default" if key is None else key)
 
 
 def _budget(quota: str, tz: str | None) -> Quota:

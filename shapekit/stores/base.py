@@ -442,10 +442,10 @@ async def changed(
     look = Twin(store.read_overrides, store.aread_overrides)
     write = Twin(store.write_overrides, store.awrite_overrides)
     while True:
-        known = await driver.ask(look, name)
-        before = legible(store, known)
+        await driver.ask(look, name)
+        stored, before, _ = store.settings(name).known
         after = change(before)
-        if written(after) == known.text or await driver.ask(write, name, written(after), known):
+        if written(after) == stored.text or await driver.ask(write, name, written(after), stored):
             return before, after
 
 

@@ -270,8 +270,12 @@ class MemoryStore(Store):
         return apply_many
 
     def read_overrides(self, name: str) -> Stored:
+        settings = self.settings(name)
         with self._lock:
             self._check_open()
+            if settings.is_over(self.clock):
+                settings.hear(settings.known.stored, self.clock.wall_us())
+                self._renew()
             return self._stored.get(name, Stored())
 
     def all_overrides(self) -> dict[str, Stored]:

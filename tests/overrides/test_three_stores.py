@@ -3,6 +3,7 @@
 import itertools
 import logging
 import threading
+import time
 from functools import partial
 
 import pytest
@@ -513,3 +514,18 @@ def test_nothing_was_ever_set(store):
     assert store.all_overrides() == {}
     put(store, "näme with:{all} 'sorts'", Override(rate="1/s"))
     assert list(store.all_overrides()) == ["näme with:{all} 'sorts'"]
+
+
+def test_where_a_workers_date_is_ahead_an_override_ends_by_the_servers(monkeypatch):
+    store = fresh_redis()
+    policy = Policy("5/s", name="api", store=store)
+    policy.configure("1/h", until=time.time() + 1_800)
+    here_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: here_ns() + 3_600 * 10**9)
+    assert [one.rate for one in policy.configured()] == ["1/h"]
+    policy.configure("9/s", key="gold")
+    assert {one.rate for one in policy.configured()} == {"1/h", "9/s"}
+    with policy.admit():
+        pass
+    assert policy.forecast().first_in > 3_500
+    store.close()

@@ -43,6 +43,7 @@ from shapekit.algorithms.base import CHECK, Operation, Run
 from shapekit.algorithms.compose import Composite, of_one_kind
 from shapekit.clock import Clock
 from shapekit.errors import ConfigError, ShapekitError, whose
+from shapekit.rate import SECOND_US
 from shapekit.stores.base import DamagedStateError, Key, Settings, Stored, beyond, continued, part_keys, warn
 from shapekit.stores.encoding import describe, is_misfit, plain_bytes, plain_text, revived, shown, sound, tag
 from shapekit.stores.redis.connections import refused
@@ -162,6 +163,7 @@ if found ~= ARGV[1] then return 0 end
 redis.call("HSET", KEYS[1], "version", ARGV[2], "told", ARGV[3])
 return 1
 """
+_TIME = 'return redis.call("TIME")'
 _INSTANTS = 8
 _DAMAGED = "DAMAGED "
 """What an error of the twins begins with, as Redis' own do with a word, where a state is none of its kind."""
@@ -476,10 +478,17 @@ class RedisProgram:
         return find(self.name, program)
 
     @staticmethod
-    def read_overrides(keyspace: Keyspace, settings: Settings, clock: Clock) -> Conversation:
-        """Read what operators have set."""
-        version, told = yield from _said(("HMGET", keyspace.of_settings(settings.name), "version", "told"))
-        settings.hear(stored(version, told), clock.wall_us())
+    def read_overrides(keyspace: Keyspace, settings: Settings, clock: Clock | None) -> Conversation:
+        """Read what operators have set. What has ended is told by this clock, or else by the server's."""
+        place = keyspace.of_settings(settings.name)
+        version, told = yield from _said(("HMGET", place, "version", "told"))
+        if clock is None and told:
+            # No key of the script: whoever asks need not be allowed to change it.
+            seconds, microseconds = yield from _said(("EVAL", _TIME, 0, place))
+            wall_us = int(seconds) * SECOND_US + int(microseconds)
+        else:
+            wall_us = 0 if clock is None else clock.wall_us()
+        settings.hear(stored(version, told), wall_us)
         return settings.known.stored
 
     @staticmethod
@@ -532,7 +541,8 @@ class RedisProgram:
 
     def _reread(self, key: Key) -> Conversation:
         """What decides about a key, once it was asked whether what is known is still set."""
-        yield from self.read_overrides(self._keyspace, self._settings, self._clock)
+        clock = self._clock if self._injected else None
+        yield from self.read_overrides(self._keyspace, self._settings, clock)
         return self._deciding(key)
 
     def forget(self, key: Key) -> Conversation:

@@ -202,14 +202,16 @@ class RedisStore(Store):
         return None if self._link is None else self._link.server_of(place)
 
     def read_overrides(self, name: str) -> Stored:
-        asking = RedisProgram.read_overrides(self._keyspace, self.settings(name), self.clock)
+        clock = self.clock if self.clock_decides else None
+        asking = RedisProgram.read_overrides(self._keyspace, self.settings(name), clock)
         said: Stored = talk(asking, self._say)
         return said
 
     async def aread_overrides(self, name: str) -> Stored:
         if (here := self._here()) is None or self._link is not None:
             return await super().aread_overrides(name)
-        asking = RedisProgram.read_overrides(self._keyspace, self.settings(name), self.clock)
+        clock = self.clock if self.clock_decides else None
+        asking = RedisProgram.read_overrides(self._keyspace, self.settings(name), clock)
         said: Stored = await here.talk(asking)
         return said
 
