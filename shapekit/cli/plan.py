@@ -92,6 +92,9 @@ class PlannedDepartures:
         gone, run = 0, None
         while gone < self.calls:
             day = datetime.fromtimestamp(self.leaves_us(gone + 1) // SECOND_US, zone).date()
+            if run is not None:
+                # If a zone repeats the end of a day after midnight, the new day has begun for good.
+                day = max(day, run.last + timedelta(days=1))
             midnight = datetime.combine(day + timedelta(days=1), datetime.min.time(), zone)
             before, gone = gone, self.gone_by(int(midnight.timestamp()) * SECOND_US - 1)
             calls = gone - before

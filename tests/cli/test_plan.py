@@ -175,6 +175,12 @@ def test_a_daily_quota_fills_a_run_of_days(run):
     assert days == [("01", "04", 400, 100, 100), ("05", "05", 50, 50, 50)]
 
 
+def test_a_day_whose_end_is_repeated_after_midnight_is_over(run):
+    started = ("--start", "2010-11-06T22:35", "--tz", "America/St_Johns")
+    told = json.loads(run("plan", "1/h", "--calls", "6", "--quota", "9/day", *started, "--json").stdout)
+    assert [(day["from"], day["calls"]) for day in told["days"]] == [("2010-11-06", 2), ("2010-11-07", 4)]
+
+
 def test_days_that_an_even_pace_fills_are_alike(run):
     days = days_of(run, "10/7h", "--calls", "300", "--quota", "1000/month")
     assert days == [("01", "08", 275, 34, 35), ("09", "09", 25, 25, 25)]
