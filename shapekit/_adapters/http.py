@@ -50,6 +50,8 @@ from shapekit.keys import SCOPE, KeyOf, KeySpec, KeyTemplate, Routes, Target, ke
 from shapekit.policy import Admission, Policy, body_of, checked_policy
 from shapekit.rate import (
     AS_CONFIGURED,
+    MAX_SPAN_US,
+    SECOND_US,
     Duration,
     Fits,
     RateLike,
@@ -339,7 +341,8 @@ class RequestShaper:
         return lambda request: key(target(request), request)
 
     def _shorter(self, policy: Policy, wished: Duration | None, fits_s: float) -> timedelta:
-        fits = Fits(seconds=max(0.0, fits_s))
+        # Clients take timeouts longer than any wait, such as sys.maxsize.
+        fits = Fits(seconds=min(max(0.0, fits_s), MAX_SPAN_US // SECOND_US))
         own_us = policy.shaper.core.max_wait_us if wished is AS_CONFIGURED else max_wait_us(wished)
         return fits if own_us is None else min(timedelta(microseconds=own_us), fits)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import sys
 import time
 from types import SimpleNamespace
 
@@ -46,6 +47,8 @@ async def fetch(session, url, **options):
         (ClientTimeout(total=70), {}, True),
         (ClientTimeout(), {}, True),
         (ClientTimeout(total=0), {}, True),
+        (ClientTimeout(total=3e9), {}, True),
+        (ClientTimeout(total=sys.maxsize), {}, True),
         (ClientTimeout(connect=5, sock_read=5), {}, True),
         (ClientTimeout(total=50), {"timeout": ClientTimeout(total=70)}, True),
         (ClientTimeout(total=70), {"timeout": ClientTimeout(total=50)}, False),
