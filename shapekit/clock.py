@@ -102,15 +102,18 @@ class SystemClock:
 
     __slots__ = ("_offset_us",)
 
+    # Kept where freezegun does not exchange it: a clock that is stopped and set would lead decades ahead.
+    _ticks_ns = staticmethod(time.monotonic_ns)
+
     def __init__(self) -> None:
-        self._offset_us = time.time_ns() // 1_000 - time.monotonic_ns() // 1_000
+        self._offset_us = time.time_ns() // 1_000 - self._ticks_ns() // 1_000
 
     def now_us(self) -> int:
-        return time.monotonic_ns() // 1_000 + self._offset_us
+        return self._ticks_ns() // 1_000 + self._offset_us
 
     def ticks(self) -> tuple[Callable[[], int], int, int]:
         """What `now_us` does, without its call: reads ticks, divides by ticks per µs, and adds µs."""
-        return time.monotonic_ns, 1_000, self._offset_us
+        return self._ticks_ns, 1_000, self._offset_us
 
     def wall_us(self) -> int:
         return time.time_ns() // 1_000

@@ -30,6 +30,11 @@ class Machine:
     def monotonic_ns(self):
         return self.uptime_ns
 
+    def shown(self, patch):
+        patch.setattr(clock_module, "time", self)
+        patch.setattr(SystemClock, "_ticks_ns", self.monotonic_ns)
+        return self
+
     def run(self, ns):
         self.date_ns += ns
         self.uptime_ns += ns
@@ -37,9 +42,7 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch):
-    machine = Machine()
-    monkeypatch.setattr(clock_module, "time", machine)
-    return machine
+    return Machine().shown(monkeypatch)
 
 
 def test_it_starts_at_the_date_and_runs_on(machine):
@@ -53,9 +56,8 @@ def test_it_starts_at_the_date_and_runs_on(machine):
 
 @given(st.lists(st.tuples(st.integers(-30 * DAY_NS, 30 * DAY_NS), st.integers(0, 10**12)), max_size=20))
 def test_setting_the_date_moves_the_wall_alone(steps):
-    machine = Machine()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clock_module, "time", machine)
+        machine = Machine().shown(patch)
         clock = SystemClock()
         start, run = clock.now_us(), 0
         for step_ns, run_ns in steps:
@@ -124,3 +126,13 @@ async def test_a_task_s_sleep_ends_by_itself_or_by_its_alarm():
         await anyio.lowlevel.checkpoint()
         alarm.set()
     assert alarm.is_set()
+
+
+def test_where_the_modules_clock_is_stopped_and_set_time_goes_on(monkeypatch):
+    clock = SystemClock()
+    start_us = clock.now_us()
+    # As freezegun does.
+    monkeypatch.setattr(time, "monotonic_ns", lambda: EPOCH_NS)
+    ticks, per_us, offset_us = clock.ticks()
+    for now_us in (clock.now_us(), ticks() // per_us + offset_us, SystemClock().now_us()):
+        assert 0 <= now_us - start_us < 60 * SECOND_US
