@@ -443,6 +443,9 @@ _ANYIO = "anyio._backends._asyncio"
 _BETWEEN = ("shapekit", "httpx", "httpx2", "requests", "tenacity", "openai", "anthropic", "contextlib")
 """Packages whose frames stand between a user's line and a wait."""
 
+_COROUTINE = 0x80
+"""`inspect.CO_COROUTINE`: the flag in the code of an `async def`."""
+
 _AWAITED = {
     "Admission.__enter__": "async with policy.aadmit()",
     "Shaper.__enter__": "async with shaper",
@@ -465,12 +468,24 @@ def warn_in_event_loop() -> None:
     if running_loop() is None:
         return
     frames = _between(sys._getframe())  # noqa: SLF001 - to load inspect takes a tenth of all of shapekit
+    if _is_notebook_cell(frames[-1].f_back):
+        return
     # By default `warnings` shows one text once for each line that it is about.
     warnings.warn(
         f"a synchronous wait blocks the event loop that runs on this thread; use {_awaited(frames)} instead",
         RuntimeWarning,
         stacklevel=len(frames) + 1,
     )
+
+
+def _is_notebook_cell(frame: FrameType | None) -> bool:
+    """Whether the innermost coroutine is the one by which IPython runs a cell.
+
+    Whatever such a cell does without `await` stops its kernel's loop: a wait is no mistake there.
+    """
+    while frame is not None and not frame.f_code.co_flags & _COROUTINE:
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__", "").startswith("IPython.")
 
 
 def callers_level() -> int:

@@ -194,6 +194,29 @@ def test_what_is_named_is_there():
         assert method.startswith("<locals>") or callable(getattr(found, method))
 
 
+NOTEBOOK = {"__name__": "IPython.core.interactiveshell"}
+exec("async def run_cell(cell): cell()", NOTEBOOK)
+
+
+def test_a_cell_of_a_notebook_may_wait(policy):
+    """IPython awaits each cell on the loop of its kernel, where nothing else of the user's runs meanwhile."""
+
+    async def wait():
+        policy.shaper.schedule()
+
+    def start():
+        with pytest.raises(StopIteration):
+            wait().send(None)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        asyncio.run(NOTEBOOK["run_cell"](lambda: with_admit(policy)))
+        assert caught == []
+        asyncio.run(NOTEBOOK["run_cell"](start))
+    # A coroutine that a cell starts is not the cell.
+    assert len(caught) == 1
+
+
 def test_a_slow_answer_to_a_call_that_leaves_now_is_no_wait(clock):
     async def main():
         Shaper("10/s", store=SlowStore(clock, 0.03), name="far").schedule()
