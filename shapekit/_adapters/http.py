@@ -72,7 +72,7 @@ class RequestOptions(TypedDict, total=False):
     """Instead of what requests cost otherwise."""
     key: str
     """Instead of the one that the request has by its URL."""
-    max_wait: Duration
+    max_wait: Duration | None
     skip: bool
     """True: not shaped, and not counted."""
 

@@ -5,6 +5,7 @@ from typing import Unpack
 from shapekit import Policy, shaped
 from shapekit.config import PolicyOptions
 from shapekit.integrations.httpx import ShapedTransport
+from shapekit.integrations.requests import request_options
 
 
 def search(**options: Unpack[PolicyOptions]) -> Policy:
@@ -17,6 +18,7 @@ Policy(rate="10/s", quota="5/day", spread=True, key=str, feedback=None)
 shaped("10/s", key="{user}", cost=len, feedback="hold", per="instance")
 shaped(policy=search(name="search", concurrency=3), cost=2)
 ShapedTransport(rate="10/s", prefetch="1s", key="origin", http2=True)
+request_options(cost=2, max_wait=None)  # as `admit(max_wait=None)`: no bound
 
 Policy("10/s", brust=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 Policy("10/s", burst="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
