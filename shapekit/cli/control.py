@@ -225,6 +225,8 @@ def set_(
         raise CommandError("POLICY is empty; give the name of a policy")
     if off and hold:
         raise CommandError("--off and --hold are both given; give one of them")
+    if rate is None and not (off or hold) and all(limit is None for limit in limits.values()):
+        raise CommandError("no limit is given; give a RATE such as 20/s, another limit, --off or --hold")
     with closing(open_store(store)) as opened:
         now = opened.clock.wall_us()
         until = None if length is None else (now + length_us(length)) / SECOND_US

@@ -77,7 +77,7 @@ def test_keys_and_spans(place, policy):
     ("args", "words"),
     [
         (["set", "stripe", "x"], "rate='x' is not a rate"),
-        (["set", "stripe"], "changes nothing"),
+        (["set", "stripe"], "no limit is given; give a RATE such as 20/s"),
         (["set", "", "5/s"], "POLICY is empty"),
         (["set", "stripe", "--off", "--hold"], "--off and --hold are both given"),
         (["set", "stripe", "5/s", "--off"], "state='off' conflicts with rate"),
