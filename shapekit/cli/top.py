@@ -119,9 +119,9 @@ class Row(NamedTuple):
 
     key: str
     limit: str
-    wait: float
-    """Seconds until a call that comes now would leave."""
-    next_at: float
+    wait: float | None
+    """Seconds until a call that comes now would leave; None where the store does not tell."""
+    next_at: float | None
     """When that is."""
     held: float
     """Seconds for which no call leaves."""
@@ -140,10 +140,12 @@ class Row(NamedTuple):
 
 def row_of(seen: LiveKey, per_second: float | None = None) -> Row:
     """The row of a key that was seen."""
-    wait_us, held_us = 0, 0
-    waiting = None
+    wait_us: int | None = None
+    waiting, held_us = None, 0
     if isinstance(seen.program, Concurrency):
-        _, waiting = seen.program.standing(seen.state, seen.now_us)
+        in_flight, waiting = seen.program.standing(seen.state, seen.now_us)
+        if not waiting and in_flight < seen.program.limit:
+            wait_us = 0  # else until a call ends
     elif isinstance(seen.program, LeakyQueue):
         waiting = seen.program.waiting(seen.state, seen.now_us)
         wait_us, _ = seen.program.outlook(seen.state, seen.now_us, 1, 1, seen.skew_us)
@@ -155,8 +157,8 @@ def row_of(seen: LiveKey, per_second: float | None = None) -> Row:
     return Row(
         seen.shown,
         _limit(seen),
-        wait_us / SECOND_US,
-        (civil_us + wait_us) / SECOND_US,
+        None if wait_us is None else wait_us / SECOND_US,
+        None if wait_us is None else (civil_us + wait_us) / SECOND_US,
         held_us / SECOND_US,
         (civil_us + held_us) / SECOND_US if held_us else None,
         _uses(seen),
@@ -226,9 +228,9 @@ REFRESH_S = 1.0
 COLUMNS = ("key", "limit", "waiting", "calls/s", "wait", "next slot", "held until", "used")
 _NUMBERS = ("waiting", "calls/s", "wait", "next slot")
 _ORDERS: dict[str, Callable[[Row], Any]] = {
-    "wait": lambda row: (-row.wait, row.key),
+    "wait": lambda row: (-(row.wait or 0), row.key),
     "key": lambda row: row.key,
-    "held": lambda row: (-row.held, -row.wait, row.key),
+    "held": lambda row: (-row.held, -(row.wait or 0), row.key),
     "used": lambda row: (-row.fullest, row.key),
 }
 _FRAME = 5
@@ -297,7 +299,10 @@ def _sorted(rows: Iterable[Row], sort: str, part: str) -> list[Row]:
 
 
 def _headline(rows: Sequence[Row], store: str | None, more: str = "") -> Text:
-    held, waiting = sum(row.held > 0 for row in rows), sum(row.wait > 0 for row in rows)
+    held, waiting = (
+        sum(row.held > 0 for row in rows),
+        sum(bool(row.waiting if row.wait is None else row.wait) for row in rows),
+    )
     now = datetime.now(UTC).astimezone()
     return Text.assemble(
         (counted(len(rows), "key"), "bold"),
@@ -351,6 +356,8 @@ def _cells(row: Row) -> tuple[str, ...]:
     uses = ", ".join(f"{use.used}/{use.most}" for use in row.uses)
     waiting = "-" if row.waiting is None else f"{row.waiting:,}"
     per_second = "-" if row.per_second is None else f"{row.per_second:,.1f}"
-    next_slot = clock(row.next_at) if row.wait else "now"
+    wait, next_slot = "-", "-"
+    if row.wait is not None and row.next_at is not None:
+        wait, next_slot = span(row.wait), clock(row.next_at) if row.wait else "now"
     key, limit = printable(row.key), printable(row.limit)
-    return key, limit, waiting, per_second, span(row.wait), next_slot, held, uses
+    return key, limit, waiting, per_second, wait, next_slot, held, uses

@@ -19,6 +19,7 @@ from shapekit import (
     FixedWindow,
     Gate,
     ManualClock,
+    Policy,
     Quota,
     RedisStore,
     Shaper,
@@ -308,6 +309,17 @@ def test_a_long_limit_leaves_the_columns_in_line(tmp_path):
     assert at > 60, "the limit is a long one"
     assert [line[at - 1 :].split()[0] for line in lines] == ["0", "0"]
     assert all(line[at - 2 : at] == "  " for line in lines)
+    store.close()
+
+
+def test_how_long_a_permit_takes_is_not_known_while_none_is_free(tmp_path):
+    where = str(tmp_path / "limits.db")
+    store = SQLiteStore(where)
+    with Policy(concurrency=1, name="api", store=store).admit():
+        (row,) = told(where)
+        line = shapekit("top", "--once", "--store", where).stdout.splitlines()[-1]
+    assert (row["wait"], row["next_at"]) == (None, None)
+    assert line.split("concurrency 1")[1].split() == ["0", "-", "-", "-", "1/1"]
     store.close()
 
 
