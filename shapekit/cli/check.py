@@ -103,7 +103,7 @@ def _period(quota: Quota) -> str:
     sign = "-" if quota.offset_minutes < 0 else "+"
     hours, minutes = divmod(abs(quota.offset_minutes), 60)
     zone = quota.tz or ("UTC" if not quota.offset_minutes else f"UTC{sign}{hours:02}:{minutes:02}")
-    return f"per {cadence}{begins}, midnight of {zone}"
+    return f"per {cadence}{begins}, reset at midnight {zone}"
 
 
 def _waiting(queue: LeakyQueue, max_wait_us: int | None) -> str:

@@ -85,7 +85,7 @@ def test_each_policy_is_said_in_words(checked):
         "[openai]",
         "  500 per minute, evenly spaced: one every 120 ms",
         "  gcra: 90,000 per minute, 90,000 of them at once after idling",
-        "  quota: 1,000,000 units per month, midnight of Europe/Berlin",
+        "  quota: 1,000,000 units per month, reset at midnight Europe/Berlin",
         "  a call waits as long as it takes; a spent quota refuses at once",
         "  counted apart for each {user}",
         "  each call costs 3",
@@ -202,12 +202,12 @@ WORDS = {
     ),
     Quota("5/rolling:30d"): "quota: 5 units in any 30d",
     Quota("5/fixed:30d"): "quota: 5 units in each 30d since 1970",
-    Quota("5/week"): "quota: 5 units per week that begins on monday, midnight of UTC",
-    Quota("1/month", anchor_day=3): "quota: 1 unit per month that begins on the 3rd, midnight of UTC",
+    Quota("5/week"): "quota: 5 units per week that begins on monday, reset at midnight UTC",
+    Quota("1/month", anchor_day=3): "quota: 1 unit per month that begins on the 3rd, reset at midnight UTC",
     Quota("5/day", spread=True): (
-        "quota: 5 units per day, midnight of UTC, spent evenly over what is left of it"
+        "quota: 5 units per day, reset at midnight UTC, spent evenly over what is left of it"
     ),
-    Quota("5/day", offset_minutes=-90): "quota: 5 units per day, midnight of UTC-01:30",
+    Quota("5/day", offset_minutes=-90): "quota: 5 units per day, reset at midnight UTC-01:30",
     all_of(a=GCRA("1/s"), b=GCRA("9/min")): "all_of",
 }
 
