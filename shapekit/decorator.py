@@ -152,6 +152,8 @@ def shaped(
     """
     if callable(rate) or hasattr(rate, "__get__"):
         raise ConfigError("rate", rate, "is a function, and @shaped needs a rate", _EXAMPLE)
+    if isinstance(rate, Policy):
+        raise ConfigError("rate", rate, "is a policy in the place of the rate", "write @shaped(policy=…)")
     said = checked_options("shaped", options)
     key, cost = said.pop("key", None), said.pop("cost", None)
     if policy is None:

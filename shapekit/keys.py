@@ -129,7 +129,7 @@ def text_of(key: object) -> str:
     'acme'
     """
     if not isinstance(key, str):
-        raise ConfigError("key", key, "is not text", 'pass a str such as "default"')
+        raise ConfigError("key", key, "is not text", 'pass a str such as "acme", or str(customer.id)')
     return str.__str__(key)
 
 

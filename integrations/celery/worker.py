@@ -683,8 +683,10 @@ class MessageBuffer:
         shaped = [task.shaped for task in consumer.app.tasks.values() if hasattr(task, "shaped")]
         for one in shaped:
             if not one.policy.shaper.core.store.shared:
-                fix = "give the policy a shared one"
-                raise ConfigError("store", one.policy.name, "is in the memory of each process", fix)
+                fix = f"give policy {one.policy.name!r} a shared one"
+                raise ConfigError(
+                    "store", one.policy.shaper.core.store, "is in the memory of each process", fix
+                )
         if shaped:
             exchanges = [queue.exchange for queue in consumer.task_consumer.queues]
             self._fanouts = {exchange.name for exchange in exchanges if exchange.type == "fanout"}

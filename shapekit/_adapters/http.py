@@ -530,7 +530,10 @@ def shaped_already(field: str, given: object, call: str = "request") -> ConfigEr
 
 
 def refuse_rate(field: str, given: object, wrapper: str) -> None:
-    """A rate where the first argument is something else is a mistake easily made: show the right call."""
+    """A limit where the first argument is something else is a mistake easily made: show the right call."""
     if isinstance(given, (str, int, float)):
         fix = f"write {wrapper}(rate={given!r})"
         raise ConfigError(field, given, f"is a rate in the place of the {field}", fix)
+    if isinstance(given, Policy):
+        fix = f"write {wrapper}(policy=…)"
+        raise ConfigError(field, given, f"is a policy in the place of the {field}", fix)

@@ -184,8 +184,8 @@ class ShapedTasks:
         if policy is None:
             policy = policy_of(spec, name=name, store=store)
         if not policy.shaper.core.store.shared:
-            fix = 'give the policy a shared one, such as "redis://localhost"'
-            raise ConfigError("store", policy.name, "is in the memory of each process", fix)
+            fix = f'give policy {policy.name!r} a shared one, such as "redis://localhost"'
+            raise ConfigError("store", policy.shaper.core.store, "is in the memory of each process", fix)
         self.policy = policy
         self.calls = calls_of(policy, spec, function)
         """The key and the cost that each task has under the policy."""

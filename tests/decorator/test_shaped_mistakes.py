@@ -5,7 +5,7 @@ import functools
 
 import pytest
 
-from shapekit import MemoryStore, shaped
+from shapekit import MemoryStore, Policy, shaped
 
 
 def function():
@@ -51,6 +51,10 @@ def test_bare_shaped_says_what_to_write(refused, target):
 @pytest.mark.parametrize("arguments", [{}, {"max_wait": 2}, {"key": "{user}"}, {"burst": 5}, {"name": "x"}])
 def test_shaped_without_a_limit_says_what_to_write(refused, arguments):
     assert "@shaped(rate=10)" in refused(lambda: shaped(**arguments), "rate").fix
+
+
+def test_a_policy_in_the_place_of_the_rate_says_what_to_write(refused):
+    assert refused(lambda: shaped(Policy("1/s")), "rate").fix == "write @shaped(policy=…)"
 
 
 @pytest.mark.parametrize("limit", [{"rate": 1}, {"quota": "1/day"}, {"rate": 0.001}])

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from shapekit import ConfigError, ManualClock
+from shapekit import ConfigError, ManualClock, Policy
 from shapekit.integrations import httpx as first
 from shapekit.integrations import httpx2 as second
 
@@ -31,9 +31,12 @@ def test_what_can_never_work_is_refused(both, given, options, field, refused):
     refused(lambda: both[1].ShapedTransport(given, **options), field)
 
 
-def test_a_rate_that_stands_first_is_shown_its_place(refused):
-    error = refused(lambda: first.ShapedTransport("10/s"), "transport")
-    assert "ShapedTransport(rate='10/s')" in str(error)
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [("10/s", "ShapedTransport(rate='10/s')"), (Policy("10/s"), "ShapedTransport(policy=…)")],
+)
+def test_a_limit_that_stands_first_is_shown_its_place(given, fix, refused):
+    assert refused(lambda: first.ShapedTransport(given), "transport").fix == f"write {fix}"
 
 
 def test_only_clients_are_shaped(both, refused):
