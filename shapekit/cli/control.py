@@ -228,7 +228,7 @@ def set_(
     if rate is None and not (off or hold) and all(limit is None for limit in limits.values()):
         raise CommandError("no limit is given; give a RATE such as 20/s, another limit, --off or --hold")
     with closing(open_store(store)) as opened:
-        now = opened.clock.wall_us()
+        now = opened.wall_us()
         until = None if length is None else (now + length_us(length)) / SECOND_US
         state = "off" if off else "held" if hold else "on"
         change: Change = {"key": key, "state": state, "reason": why, "until": until, **limits}  # type: ignore[typeddict-item]
@@ -273,8 +273,9 @@ def unset(policy: str, key: str | None, is_all: bool, store: str | None, as_json
 def settings(policy: str | None, store: str | None, as_json: bool) -> None:
     """Show what is set: for which policies and keys, by whom, since when, until when, and why."""
     with closing(open_store(store)) as opened:
+        now = opened.wall_us()
         found = {
-            name: legible(opened, stored)
+            name: legible(stored, now)
             for name, stored in sorted(opened.all_overrides().items())
             if policy in (None, name)
         }
@@ -310,8 +311,9 @@ def apply(file: str, dry_run: bool, by: str | None, store: str | None, as_json: 
     `until`. Other policies stay.
     """
     with closing(open_store(store)) as opened:
+        now = opened.wall_us()
         told = {
-            name: tuple(_overrides(file, name, fields, by or set_by(), opened.clock.wall_us()))
+            name: tuple(_overrides(file, name, fields, by or set_by(), now))
             for name, fields in tables_of(file).items()
         }
         for name, overrides in told.items():
@@ -320,7 +322,7 @@ def apply(file: str, dry_run: bool, by: str | None, store: str | None, as_json: 
         stored = opened.all_overrides()
         changes = {}
         for name, overrides in told.items():
-            before = legible(opened, stored[name]) if name in stored else ()
+            before = legible(stored[name], now) if name in stored else ()
             if not dry_run and _differ(before, overrides):
                 before, _ = run(changed, opened, name, _wished(overrides))
             changes[name] = {

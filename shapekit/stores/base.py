@@ -275,6 +275,10 @@ class Store(ABC):
         """What operators have set for a name, as this process knows it."""
         return companion(self, f"settings of {name}", partial(Settings, name))
 
+    def wall_us(self) -> int:
+        """The civil time by which overrides end."""
+        return self.clock.wall_us()
+
     def read_overrides(self, name: str) -> Stored:
         """Read the overrides of a name from the store, and apply them in this process."""
         return Stored()
@@ -449,7 +453,7 @@ async def changed(
             return before, after
 
 
-def legible(store: Store, stored: Stored) -> Overrides:
+def legible(stored: Stored, wall_us: int) -> Overrides:
     """What is said, without what has ended; nothing where it is illegible, as for decisions."""
     from shapekit.algorithms.overrides import read  # noqa: PLC0415 - only where something is set
 
@@ -457,7 +461,6 @@ def legible(store: Store, stored: Stored) -> Overrides:
         found = read(stored.text)
     except ConfigError:
         return ()
-    wall_us = store.clock.wall_us()
     return tuple([one for one in found if not one.is_over(wall_us)])
 
 

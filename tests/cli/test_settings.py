@@ -1,6 +1,7 @@
 """`shapekit set`, `unset`, `settings`, `apply`: limits for every process, on every store that has a URL."""
 
 import json
+import time
 
 import pytest
 
@@ -45,6 +46,19 @@ def test_what_is_set_again_names_what_it_replaces(place, policy):
     assert "instead of" not in same
     held = done("set", "stripe", "--hold", "--store", place[1])
     assert held.startswith("stripe: held, instead of quota 2000/month, until ")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("place", ["redis"], indirect=True)
+def test_where_the_operators_date_is_behind_it_lasts_as_long(place, policy, monkeypatch):
+    now_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() - 600 * 10**9)
+    done("set", "stripe", "20/s", "--for", "5m", "--store", place[1])
+    (one,) = told(place, "settings")
+    assert one["until"] - one["set_at"] == pytest.approx(300, abs=0.01)
+    monkeypatch.undo()
+    *_, last_but_one, last = [policy.shaper.reserve().departs_at for _ in range(6)]
+    assert last - last_but_one == pytest.approx(0.05, abs=1e-6)
 
 
 def test_keys_and_spans(place, policy):

@@ -482,12 +482,9 @@ class RedisProgram:
         """Read what operators have set. What has ended is told by this clock, or else by the server's."""
         place = keyspace.of_settings(settings.name)
         version, told = yield from _said(("HMGET", place, "version", "told"))
+        wall_us = 0 if clock is None else clock.wall_us()
         if clock is None and told:
-            # No key of the script: whoever asks need not be allowed to change it.
-            seconds, microseconds = yield from _said(("EVAL", _TIME, 0, place))
-            wall_us = int(seconds) * SECOND_US + int(microseconds)
-        else:
-            wall_us = 0 if clock is None else clock.wall_us()
+            wall_us = yield from server_us(place)
         settings.hear(stored(version, told), wall_us)
         return settings.known.stored
 
@@ -670,6 +667,14 @@ def _text(value: Any) -> str:
     if value is None:
         return "false"
     return _json(value).replace("null", "false")
+
+
+def server_us(place: bytes) -> Conversation:
+    """The time of the server that a key is on. Whoever asks need not be allowed to change that: it is no key
+    of the script.
+    """
+    seconds, microseconds = yield from _said(("EVAL", _TIME, 0, place))
+    return int(seconds) * SECOND_US + int(microseconds)
 
 
 def _said(command: Command) -> Conversation:

@@ -72,6 +72,7 @@ from shapekit.stores.redis.protocol import (
     Conversation,
     Keyspace,
     RedisProgram,
+    server_us,
     stored,
     survey_script,
     talk,
@@ -200,6 +201,12 @@ class RedisStore(Store):
     def shard(self, name: str, program: Program, key: Key) -> Hashable:
         place = self._remote(name, program).keys_of(key)[0]
         return None if self._link is None else self._link.server_of(place)
+
+    def wall_us(self) -> int:
+        if self.clock_decides:
+            return self.clock.wall_us()
+        told: int = talk(server_us(self._keyspace.of_settings("")), self._say)
+        return told
 
     def read_overrides(self, name: str) -> Stored:
         clock = self.clock if self.clock_decides else None
