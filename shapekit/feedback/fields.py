@@ -244,9 +244,7 @@ def duration(text: str | None) -> float | None:
 def retry_after(text: str | None, now: float) -> float | None:
     """Seconds to wait: the number itself, or the time from the server's own time to a date."""
     told = number(text)
-    if told is None and (date := http_date(text, now)) is not None:
-        told = date - now
-    return told
+    return _until_date(text, now) if told is None else told
 
 
 def until(text: str | None, now: float) -> float | None:
@@ -258,15 +256,20 @@ def until(text: str | None, now: float) -> float | None:
     if told is None:
         told = duration(text)
         if told is None:
-            instant = rfc3339(text)
-            if instant is None:
-                instant = http_date(text, now)
-            told = None if instant is None else instant - now
+            told = _until_date(text, now)
     elif told >= _EPOCH_MS:
         told = told / 1_000 - now if told < _BEYOND else None
     elif told >= _EPOCH_S:
         told -= now
     return None if told is None else max(0.0, told)
+
+
+def _until_date(text: str | None, now: float) -> float | None:
+    """Seconds until a date in any form, negative if it has passed. (In Retry-After, Zoom has RFC 3339.)"""
+    instant = http_date(text, now)
+    if instant is None:
+        instant = rfc3339(text)
+    return None if instant is None else instant - now
 
 
 def http_date(text: str | None, now: float) -> float | None:

@@ -193,6 +193,9 @@ def test_retry_after_in_its_two_forms():
     assert fields.retry_after("Wed, 21 Oct 2026 07:29:30 -0000", now) == 90  # as of slowapi
     assert fields.retry_after("Wed, 21 Oct 2026 07:29:30 +0000", now) == 90
     assert fields.retry_after("Wed, 21 Oct 2026 07:27:30 GMT", now) == -30
+    assert fields.retry_after("2026-10-21T07:29:30Z", now) == 90  # as of Zoom
+    assert fields.retry_after("2026-10-21T09:29:30+02:00", now) == 90
+    assert fields.retry_after("2026-10-21T07:29:30", now) is None  # of no zone
     assert fields.retry_after("soon", now) is None
     assert fields.retry_after(None, now) is None
 
