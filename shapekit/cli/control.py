@@ -22,10 +22,12 @@ from shapekit._queue.moving import notice_us
 from shapekit._runtime import process
 from shapekit._runtime.drivers import run
 from shapekit.algorithms.overrides import (
+    HELD,
     LIMITS,
     Change,
     Override,
     Overrides,
+    chosen,
     difference,
     effective,
     override_of,
@@ -157,8 +159,13 @@ def resume(key: str, store: str | None, as_json: bool) -> None:
 
 def _resumed(found: FoundKey) -> Reply:
     _, _, until_us, now_us, *_ = found.apply(CONFIRM)
-    left_us: int = found.apply(RESUME, notice_us(until_us - now_us))
-    words = f": calls leave again in {span(left_us / SECOND_US)}" if left_us else " was not held"
+    left_us: int = max(0, until_us - now_us)
+    override = chosen(found.store.settings(found.name).known.overrides, found.key)
+    if override is not None and override.state == HELD:
+        words = f" stays held, as {override.by} has set: `shapekit unset` ends that"
+    else:
+        left_us = found.apply(RESUME, notice_us(until_us - now_us))
+        words = f": calls leave again in {span(left_us / SECOND_US)}" if left_us else " was not held"
     return f"{found.shown}{words}", {"key": found.shown, "done": "resume", "held": left_us / SECOND_US}
 
 

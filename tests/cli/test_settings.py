@@ -136,6 +136,17 @@ def test_top_marks_who_goes_by_it(place, policy):
     assert "held by an operator" in json.dumps(told(place, "top", "--once"))
 
 
+def test_resume_does_not_end_what_is_set(place, policy):
+    done("set", "stripe", "--hold", "--by", "ann", "--store", place[1])
+    policy.shaper.reserve()
+    words = done("resume", "stripe:default", "--store", place[1])
+    assert words == "stripe:default stays held, as ann has set: `shapekit unset` ends that\n"
+    assert told(place, "resume", "stripe:default")["held"] > 86_400
+    done("unset", "stripe", "--store", place[1])
+    # Its next call will notice; until then the hold that it has left is one like others.
+    assert "calls leave again in" in done("resume", "stripe:default", "--store", place[1])
+
+
 FILE = """
 [stripe]
 rate = "20/s"
