@@ -71,9 +71,10 @@ class LLMBudget:
     gets both or neither. After the answer, `settle` charges what the call used. `wrap` does all of this.
 
     - `requests`: the rate of calls, evenly spaced.
-    - `tokens`: a rate of tokens, or any strategy. `input_tokens`, `output_tokens`: if the server counts
-      them separately. No window of its period exceeds a rate, even if some calls take longer than others to
-      arrive, by up to a 120th of the period. This costs 1.7 % of the tokens and 0.8 % of the requests.
+    - `tokens`: a rate of tokens, such as `"90k/min"`, or any strategy; a plain number is per second.
+      `input_tokens`, `output_tokens`: if the server counts them separately. No window of its
+      period exceeds a rate, even if some calls take longer than others to arrive, by up to a 120th of the
+      period. This costs 1.7 % of the tokens and 0.8 % of the requests.
     - `tokens_per_day`: how many tokens in a day, or a `Quota`.
     - `spend`: how much money: `"50 USD/day"`, or in a calendar week or month; in any window of another
       period, such as `"5 USD/hour"`. A call reserves the most that it can cost; a call that may spend more
