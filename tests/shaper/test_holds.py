@@ -322,7 +322,7 @@ def test_after_a_hold_a_state_lives_until_its_limits_are_as_good_as_cold_and_no_
         shift = state[5]
         # Nobody waited, and only what saves up stands still.
         assert shift == (20 * SECOND if isinstance(gate, GCRA) else 0)
-        real, skew = timeline(gate, (shift, 0))
+        real, skew = timeline(gate, (shift, 0, now))
         full_at_us = gate.forecast(state[7][0], now - shift + real, 1, skew).full_at_us - real
         assert now + life == full_at_us + shift
-        assert life == queue.constraints.lasts(state[7], now - shift, (shift, 0))
+        assert life == queue.constraints.lasts(state[7], now - shift, (shift, 0, now))

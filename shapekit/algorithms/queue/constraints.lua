@@ -1,6 +1,6 @@
 -- needs base exact
 -- The twin of constraints.py. States and receipts are lists in the order of the algorithms, false for None;
--- what Python passes as `ahead` are the arguments shift and skew.
+-- what Python passes as `ahead` are the arguments shift, skew and now.
 
 local Constraints = {}
 Constraints.__index = Constraints
@@ -52,45 +52,47 @@ function Constraints:departure(states, at, cost, shift, skew)
     end
 end
 
-function Constraints:charge(states, at, due, cost, shift, skew)
+function Constraints:charge(states, at, due, cost, shift, skew, now)
     local after, receipts, life = {}, {}, 0
     for index, algorithm in ipairs(self.algorithms) do
         local real, ahead = self:timeline(index, shift, skew)
         local state, decision, lives =
-            algorithm:charge(states[index] or nil, at + real, ahead, due + real, cost)
+            algorithm:charge(states[index] or nil, self:present(index, at, now), ahead, due + real, cost)
+        if self.aligned[index] then lives = lives - (at + real - now) end
         after[index], receipts[index], life = state, decision[8], math.max(life, lives)
     end
     return after, receipts, life
 end
 
-function Constraints:refund(states, at, cost, receipts, shift, skew)
+function Constraints:refund(states, at, cost, receipts, shift, skew, now)
     if cost == 0 or #receipts == 0 then return states end
-    return self:each("refund", states, at, cost, receipts, shift, skew)
+    return self:each("refund", states, at, cost, receipts, shift, skew, now)
 end
 
 -- `refund`, if all later charges were given back, and `newest` is the last departure that is left.
-function Constraints:refund_last(states, at, cost, receipts, shift, skew, newest)
+function Constraints:refund_last(states, at, cost, receipts, shift, skew, now, newest)
     if cost == 0 or #receipts == 0 then return states end
     Exact.whole("receipts", #receipts, #self.algorithms, #self.algorithms)
     local after = {}
     for index, algorithm in ipairs(self.algorithms) do
-        local real, ahead = self:timeline(index, shift, skew)
+        local _, ahead = self:timeline(index, shift, skew)
         after[index] = states[index]
         if receipts[index] then
             -- By aligned time it may have shifted since.
             local left = not self.aligned[index] and newest or nil
             local before, receipt = states[index] or nil, receipts[index]
-            after[index] = algorithm:refund_last(before, at + real, ahead, cost, receipt, left) or false
+            local since = self:present(index, at, now)
+            after[index] = algorithm:refund_last(before, since, ahead, cost, receipt, left) or false
         end
     end
     return after
 end
 
 -- Gives one unit back to each of these departures, which ascend.
-function Constraints:refund_many(states, at, dues, aligned, civil, shift, skew)
+function Constraints:refund_many(states, at, dues, aligned, civil, shift, skew, now)
     local after = {}
     for index, algorithm in ipairs(self.algorithms) do
-        local real, ahead = self:timeline(index, shift, skew)
+        local _, ahead = self:timeline(index, shift, skew)
         local offset = self:offset(index, aligned, civil)
         local charges, known = {}, {}
         for _, due in ipairs(dues) do
@@ -103,7 +105,8 @@ function Constraints:refund_many(states, at, dues, aligned, civil, shift, skew)
             end
             known[place][2] = known[place][2] + 1
         end
-        after[index] = algorithm:refund_many(states[index] or nil, at + real, ahead, charges) or false
+        local since = self:present(index, at, now)
+        after[index] = algorithm:refund_many(states[index] or nil, since, ahead, charges) or false
     end
     return after
 end
@@ -152,8 +155,8 @@ function Constraints:resumed(states, at, newest, shift)
     return after
 end
 
-function Constraints:debit(states, at, cost, receipts, shift, skew)
-    return self:each("debit", states, at, cost, receipts, shift, skew)
+function Constraints:debit(states, at, cost, receipts, shift, skew, now)
+    return self:each("debit", states, at, cost, receipts, shift, skew, now)
 end
 
 function Constraints:lasts(states, at, shift, skew)
@@ -169,17 +172,17 @@ end
 
 -- inside
 
-function Constraints:each(operation, states, at, cost, receipts, shift, skew)
+function Constraints:each(operation, states, at, cost, receipts, shift, skew, now)
     Exact.whole("receipts", #receipts, #self.algorithms, #self.algorithms)
     local after = {}
     for index, algorithm in ipairs(self.algorithms) do
-        local real, ahead = self:timeline(index, shift, skew)
-        local receipt = receipts[index]
+        local _, ahead = self:timeline(index, shift, skew)
+        local receipt, since = receipts[index], self:present(index, at, now)
         after[index] = states[index]
         -- A limit that has not counted the call has nothing to give back.
         if receipt or operation ~= "refund" then
             after[index] =
-                algorithm[operation](algorithm, states[index] or nil, at + real, ahead, cost, receipt) or false
+                algorithm[operation](algorithm, states[index] or nil, since, ahead, cost, receipt) or false
         end
     end
     return after
@@ -195,4 +198,9 @@ end
 function Constraints:timeline(index, shift, skew)
     if self.aligned[index] then return shift, skew end
     return 0, shift + skew
+end
+
+-- The present of an algorithm, up to which it forgets what has passed: a hold may be ended.
+function Constraints:present(index, at, now)
+    return self.aligned[index] and now or at
 end

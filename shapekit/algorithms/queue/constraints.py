@@ -19,8 +19,10 @@ from shapekit.rate import Rate, Value, exactly, whole
 
 States: TypeAlias = tuple[Any, ...]
 Receipts: TypeAlias = tuple[Receipt, ...]
-Ahead: TypeAlias = tuple[int, int]
-"""How far real time is ahead of the queue's, and civil time of real time."""
+Ahead: TypeAlias = tuple[int, int, int]
+"""How far real time is ahead of the queue's, in a hold at its end; how far civil time of real time; and real
+time now, which the end of a hold may be far ahead of.
+"""
 
 _Asked: TypeAlias = tuple[bool, Callable[..., int], Callable[..., Decided[Any]], Algorithm[Any] | None]
 """What each departure asks of an algorithm: whether it is aligned, its `earliest` and `charge`, and itself if
@@ -67,7 +69,7 @@ class Constraints(Value):
 
     def departure(self, states: States, at: int, cost: int, ahead: Ahead) -> tuple[int, Decision | None]:
         """The first instant from `at` on that all admit; the decision of a spent budget, if one moved it."""
-        shift, skew = ahead
+        shift, skew, _ = ahead
         due = at
         told: Decision | None = None
         while True:
@@ -100,15 +102,17 @@ class Constraints(Value):
         self, states: States, at: int, due: int, cost: int, ahead: Ahead
     ) -> tuple[States, Receipts, int]:
         """The states after a departure that all admit, the receipts, and how long the states live."""
-        shift, skew = ahead
+        shift, skew, now = ahead
         after: list[Any] = []
         receipts: list[Receipt] = []
         life = 0
         for (aligned, _, charge, _), before in zip(self._asked, states):  # noqa: B905 - for speed
             real, civil = (shift, skew) if aligned else (0, shift + skew)
-            state, decision, lives, _ = charge(before, at + real, due + real, cost, civil)
+            state, decision, lives, _ = charge(before, now if aligned else at, due + real, cost, civil)
             after.append(state)
             receipts.append(decision[7])
+            if aligned:
+                lives -= at + real - now
             if lives > life:
                 life = lives
         return tuple(after), tuple(receipts), life
@@ -119,9 +123,9 @@ class Constraints(Value):
             return states
         after = []
         for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
-            real, skew = timeline(algorithm, ahead)
             if receipt is not None:
-                before = algorithm.refund(before, at + real, cost, receipt, skew).state  # noqa: PLW2901
+                since, skew = _present(algorithm, at, ahead)
+                before = algorithm.refund(before, since, cost, receipt, skew).state  # noqa: PLW2901
             after.append(before)
         return tuple(after)
 
@@ -133,11 +137,11 @@ class Constraints(Value):
             return states
         after = []
         for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
-            real, skew = timeline(algorithm, ahead)
             if receipt is not None:
+                since, skew = _present(algorithm, at, ahead)
                 # By aligned time it may have shifted since.
                 left = None if algorithm.aligned else newest
-                before = algorithm.refund_last(before, at + real, cost, receipt, skew, left)  # noqa: PLW2901
+                before = algorithm.refund_last(before, since, cost, receipt, skew, left)  # noqa: PLW2901
             after.append(before)
         return tuple(after)
 
@@ -147,13 +151,13 @@ class Constraints(Value):
         """The states after one unit is given back to each of these departures, which ascend."""
         after = []
         for algorithm, before in zip(self.algorithms, states, strict=True):
-            real, skew = timeline(algorithm, ahead)
+            since, skew = _present(algorithm, at, ahead)
             offset = _offset(algorithm, offsets)
             charges: dict[int | None, list[int]] = {}
             for due in dues:
                 charged_at = due + offset
                 charges.setdefault(algorithm.together(charged_at), [charged_at, 0])[1] += 1
-            after.append(algorithm.refund_many(before, at + real, [*charges.values()], skew))
+            after.append(algorithm.refund_many(before, since, [*charges.values()], skew))
         return tuple(after)
 
     def offsets(self, due: int, receipts: Receipts) -> tuple[int, int] | None:
@@ -205,8 +209,8 @@ class Constraints(Value):
         """The states after `cost` more is charged without asking."""
         after = []
         for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
-            real, skew = timeline(algorithm, ahead)
-            after.append(algorithm.debit(before, at + real, cost, receipt, skew).state)
+            since, skew = _present(algorithm, at, ahead)
+            after.append(algorithm.debit(before, since, cost, receipt, skew).state)
         return tuple(after)
 
     def lasts(self, states: States, at: int, ahead: Ahead) -> int:
@@ -329,8 +333,16 @@ def timeline(algorithm: Algorithm[Any], ahead: Ahead) -> tuple[int, int]:
 
     A hold does not stop the server's windows, so aligned limits run on real time.
     """
-    shift, skew = ahead
+    shift, skew, _ = ahead
     return (shift, skew) if algorithm.aligned else (0, shift + skew)
+
+
+def _present(algorithm: Algorithm[Any], at: int, ahead: Ahead) -> tuple[int, int]:
+    """The present of an algorithm, and how far civil time is ahead of it.
+
+    It forgets what has passed by then. So in a hold, which may be ended, that is not the end of the hold.
+    """
+    return ahead[2] if algorithm.aligned else at, timeline(algorithm, ahead)[1]
 
 
 def _offset(algorithm: Algorithm[Any], offsets: Sequence[int]) -> int:

@@ -140,7 +140,7 @@ function LeakyQueue:reserve(s, now, skew, cost, max_wait, nonce)
         line = {tail, tail_rest, unpack(line, 3)}
     end
     if has_free(book) then
-        line = self:swept(line, at, skew)
+        line = self:swept(line, at, skew, now)
         book, parts = line[8], line[9]
         local after, answer, life, persist = self:moved_in(line, now, skew, at, cost, max_wait)
         if answer then return after, answer, life, persist end
@@ -216,7 +216,7 @@ end
 
 function LeakyQueue:cancel(s, now, skew, grant)
     self:check(grant)
-    local line = s and self:swept(s, time_of(s, now), skew)
+    local line = s and self:swept(s, time_of(s, now), skew, now)
     if not line or line[4] ~= grant[1] or grant[4] == 0 then return s, 0, 0, false end
     local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(line)
     local at = time_of(line, now)
@@ -256,12 +256,12 @@ function LeakyQueue:cancel(s, now, skew, grant)
         book = left
     elseif at_the_end then
         -- The tail retracts, also over free places that now end it.
-        parts = self.constraints:refund_last(parts, at, cost, receipts, shift, skew, before)
+        parts = self.constraints:refund_last(parts, at, cost, receipts, shift, skew, now, before)
         if less(start, start_rest, back, back_rest) then back, back_rest = start, start_rest end
         book, tail, tail_rest, newest, parts =
-            self.places:retracted(book, back, back_rest, before, parts, at, shift, skew)
+            self.places:retracted(book, back, back_rest, before, parts, at, shift, skew, now)
     else
-        parts = self.constraints:refund(parts, at, cost, receipts, shift, skew)
+        parts = self.constraints:refund(parts, at, cost, receipts, shift, skew, now)
         if is_newest then newest = math.min(newest, before) end
     end
     return self:kept({tail, tail_rest, newest, generation, number, till, shift, book, parts}, now, skew)
@@ -289,7 +289,7 @@ function LeakyQueue:settle(s, now, skew, grant, actual, nonce)
     if extra == 0 or (extra < 0 and not is_own) then return s, extra == 0 and follows or 0, 0, false end
     if extra > 0 then
         -- Used units stay used, whether or not the key was reset.
-        parts = self.constraints:debit(parts, at, extra, grant[12], shift, skew)
+        parts = self.constraints:debit(parts, at, extra, grant[12], shift, skew, now)
         -- An unpaced tail moves too: a waiting call that was taken for the last would take the debt along.
         local owed, owed_rest = later(tail, tail_rest, at, 0)
         local width, width_rest = DEBT, 0
@@ -298,7 +298,7 @@ function LeakyQueue:settle(s, now, skew, grant, actual, nonce)
         if owed >= END then owed, owed_rest = END, 0 end
         tail, tail_rest = later(tail, tail_rest, owed, owed_rest)
     else
-        parts = self.constraints:refund(parts, at, -extra, grant[12], shift, skew)
+        parts = self.constraints:refund(parts, at, -extra, grant[12], shift, skew, now)
         local last, last_rest = self:end_of(grant, actual)
         if tail == grant[7] and tail_rest == grant[8] and less(last, last_rest, tail, tail_rest)
             and follows == grant[2] then
@@ -511,7 +511,7 @@ function LeakyQueue:reserve_under(line, now, skew, cost, max_wait, on_grid)
     local width, width_rest = self:width(cost)
     local after, after_rest = plus(start, start_rest, width, width_rest, self.q)
     number = number + 1
-    local charged, receipts, life = self.constraints:charge(parts, at, due, cost, shift, skew)
+    local charged, receipts, life = self.constraints:charge(parts, at, due, cost, shift, skew, now)
     if due > at or till > now then book = self:pausing(book, newest, at, due) end
     local taken = {after, after_rest, due, generation, number, till, shift, book, charged}
     return taken,
@@ -593,11 +593,11 @@ function LeakyQueue:refused(spent, line, now, wait, cost, max_wait)
 end
 
 -- The line without places that have passed; their charges are given back.
-function LeakyQueue:swept(line, at, skew)
+function LeakyQueue:swept(line, at, skew, now)
     local book, parts = line[8], line[9]
     if not has_free(book) then return line end
     if #parts > 0 then
-        book, parts = self.places:swept(book, parts, at, line[7], skew)
+        book, parts = self.places:swept(book, parts, at, line[7], skew, now)
     else
         book = {Gaps.after(book[1], at), unpack(book, 2)}
     end
@@ -617,7 +617,7 @@ function LeakyQueue:moved_in(line, now, skew, at, cost, max_wait)
         local start, start_rest, last, last_rest, leaves, units, back, back_rest, before, receipts =
             unpack(place)
         due, book = leaves, left
-        parts = self.constraints:refund(parts, at, units - cost, receipts, shift, skew)
+        parts = self.constraints:refund(parts, at, units - cost, receipts, shift, skew, now)
         answer = {due + shift - now, due, shift, held, cost, generation, number, start, start_rest,
             back, back_rest, before, receipts, last, last_rest}
     else

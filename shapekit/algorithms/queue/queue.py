@@ -156,7 +156,7 @@ class LeakyQueue(WiredQueue):
             if book[2] > now:
                 return self._reserve_marked(line, now, asked, skew)
             if any(book[0]):
-                line = self._swept(line, at, skew)
+                line = self._swept(line, at, now, skew)
                 _, _, _, _, _, _, book, parts = line
                 moved = self._moved_in(line, now, asked, skew)
                 if moved is not None:
@@ -206,10 +206,10 @@ class LeakyQueue(WiredQueue):
         if state is None or state[2] != grant.generation or not grant.cost:
             return state, False, 0, False
         at = line_time(state, now)
-        line = self._swept(state, at, skew)
+        line = self._swept(state, at, now, skew)
         tail, newest, generation, number, until, shift, book, parts = line
         free, before, mark, changes, stands_until, pause = _opened(book, parts)
-        left, ahead = slots.with_slot(before, grant.version, grant.due_us, at), (shift, skew)
+        left, ahead = slots.with_slot(before, grant.version, grant.due_us, at), (shift, skew, now)
         if grant.due_us < at or left is None:
             return state, False, 0, False
         stands = grant.start < grant.end <= tail  # A missed settlement leaves none.
@@ -268,12 +268,12 @@ class LeakyQueue(WiredQueue):
             return state, 0 if extra else follows, 0, False
         if extra > 0:
             # Used units stay used, whether or not the key was reset.
-            parts = self.constraints.debit(parts, at, extra, grant.receipts, (shift, skew))
+            parts = self.constraints.debit(parts, at, extra, grant.receipts, (shift, skew, now))
             # An unpaced tail moves too: a waiting call that was taken for the last would take the debt along.
             owed = max(tail, at * self.q) + (self.p * extra if self.paced else _DEBT)
             tail = max(tail, min(owed, END_US * self.q))
         else:
-            parts = self.constraints.refund(parts, at, -extra, grant.receipts, (shift, skew))
+            parts = self.constraints.refund(parts, at, -extra, grant.receipts, (shift, skew, now))
             end = self.end_of(grant, actual)
             if tail == grant.end > end and follows == grant.version:
                 tail = end
@@ -538,9 +538,9 @@ class LeakyQueue(WiredQueue):
         at = max(now, until) - shift
         if book:
             # A free place is not charged.
-            states = self.places.uncharged(book[0], states, at, (shift, skew))
+            states = self.places.uncharged(book[0], states, at, (shift, skew, now))
         for algorithm, own in zip(constraints.algorithms, states, strict=True):
-            real, ahead = timeline(algorithm, (shift, skew))
+            real, ahead = timeline(algorithm, (shift, skew, now))
             yield from algorithm.leaves(own, at + real, ahead)
 
     def waiting(self, state: Any, now: int) -> int | None:
@@ -598,7 +598,7 @@ class LeakyQueue(WiredQueue):
         if not self.constraints.algorithms:
             state = writer.stopped(state, now)
         tail, newest, generation, number, until, shift, book, parts = state
-        at, ahead = line_time(state, now), (shift, skew)
+        at, ahead = line_time(state, now), (shift, skew, now)
         free, left, mark, changes, stands, (base, *_) = _opened(book, parts)
         if parts and any(free):
             parts = writer.places.uncharged(free, parts, at, ahead)
@@ -668,8 +668,8 @@ class LeakyQueue(WiredQueue):
             after, *_ = self.reserve(line, now, (cost, _HOWEVER_LONG_US, 0), skew)
             shift = after[5] if after else line[5]
             line, at = (*line[:5], shift, *line[6:]), line[4] - shift
-        tail, newest, generation, number, until, shift, book, parts = self._swept(line, at, skew)
-        free, ahead = book[0] if book else NONE, (shift, skew)
+        tail, newest, generation, number, until, shift, book, parts = self._swept(line, at, now, skew)
+        free, ahead = book[0] if book else NONE, (shift, skew, now)
         dues: list[int] = []
         while len(dues) < calls and any(free) and (given := self.places.first(free, cost)):
             free, (_, _, due, units, _, receipts) = given
@@ -706,14 +706,14 @@ class LeakyQueue(WiredQueue):
         """`reserve` under constraints, which may move the departure off the grid."""
         cost, max_wait, _ = asked
         tail, newest, generation, number, until, shift, book, parts = line
-        held, ahead, q = until > now, (shift, skew), self.q
+        held, ahead, q = until > now, (shift, skew, now), self.q
         soonest = on_grid if on_grid > newest else newest
         due, spent = self.constraints.departure(parts, soonest, cost, ahead)
         at = line_time(line, now)
         if held and due + shift < until:
             # The first call that waits for the end of the hold. From here on that moves the line.
             at, shift = due, until - due
-            line, ahead = (*line[:5], shift, *line[6:]), (shift, skew)
+            line, ahead = (*line[:5], shift, *line[6:]), (shift, skew, now)
             due, spent = self.constraints.departure(parts, due, cost, ahead)
         wait = due + shift - now
         if (spent is not None) if max_wait is None else wait > max_wait:
@@ -777,14 +777,14 @@ class LeakyQueue(WiredQueue):
             told = Decision(False, self.burst, self.burst, 0, full, wait - (max_wait or 0))
         return Grant.refused(wait, now, held=until > now, told=told, cost=cost)
 
-    def _swept(self, line: Line, at: int, skew: int) -> Line:
+    def _swept(self, line: Line, at: int, now: int, skew: int) -> Line:
         """The line without places that have passed; their charges are given back."""
         tail, newest, generation, number, until, shift, book, parts = line
         if not book or not any(book[0]):
             return line
         free = book[0]
         if parts:
-            free, parts = self.places.swept(free, parts, at, (shift, skew))
+            free, parts = self.places.swept(free, parts, at, (shift, skew, now))
         else:
             free = slots.gaps_after(free, at * self.q)
         return tail, newest, generation, number, until, shift, (free, *book[1:]), parts
@@ -804,7 +804,7 @@ class LeakyQueue(WiredQueue):
             if given is None:
                 return None
             free, (start, end, due, units, undo, receipts) = given
-            parts = self.constraints.refund(parts, at, units - cost, receipts, (shift, skew))
+            parts = self.constraints.refund(parts, at, units - cost, receipts, (shift, skew, now))
         else:
             # A gap that begins in this very microsecond has not passed.
             found = slots.gaps_room(free, (at - 1) * q + 1, p * cost)
@@ -827,7 +827,7 @@ class LeakyQueue(WiredQueue):
         ends = -(-tail // self.q)
         if parts:
             at = line_time(line, now)
-            ends = max(self._clears(line), at + self.constraints.lasts(parts, at, (shift, skew)))
+            ends = max(self._clears(line), at + self.constraints.lasts(parts, at, (shift, skew, now)))
         return max(0, ends + shift - now, until - now, marked(book) - now)
 
 

@@ -121,8 +121,9 @@ class Rules:
         """When the limits beside the pace admit one more after those who left."""
         states: Any = self.queue.constraints.cold
         for slot in sorted(left, key=lambda slot: slot.due_us):
-            states = self.queue.constraints.charge(states, slot.due_us, slot.due_us, slot.cost, (0, 0))[0]
-        return self.queue.constraints.departure(states, now, 1, (0, 0))[0]
+            at, ahead = slot.due_us, (0, 0, slot.due_us)
+            states = self.queue.constraints.charge(states, at, at, slot.cost, ahead)[0]
+        return self.queue.constraints.departure(states, now, 1, (0, 0, now))[0]
 
 
 def with_call(world: World, line: Any, index: int, call: Call) -> World:

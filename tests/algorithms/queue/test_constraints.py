@@ -169,13 +169,13 @@ def test_the_receipts_of_a_departure_follow_from_how_far_ahead_time_was():
     gates = (SlidingWindow("50/min"), FixedWindow("50/min"), Quota("50/day"))
     constraints = LeakyQueue((Rate.parse("10/s"),), 1, "smooth", gates).constraints
     now, due, shift, skew = 10**15, 10**15 + 5 * SECOND, 7 * SECOND, 3_600 * SECOND
-    states, receipts, _ = constraints.charge((None,) * 3, now, due, 1, (shift, skew))
+    ahead = (shift, skew, now + shift)
+    states, receipts, _ = constraints.charge((None,) * 3, now, due, 1, ahead)
     assert receipts == (due, due + shift, due + shift + skew)
     offsets = constraints.offsets(due, receipts)
     assert constraints.receipts_at(due, offsets) == receipts
-    assert constraints.refund_many(states, now, [due], offsets, (shift, skew)) == constraints.refund(
-        states, now, 1, receipts, (shift, skew)
-    )
+    after = constraints.refund(states, now, 1, receipts, ahead)
+    assert constraints.refund_many(states, now, [due], offsets, ahead) == after
 
 
 def test_those_who_come_after_many_have_gone_keep_the_gate_that_the_first_one_is_behind():

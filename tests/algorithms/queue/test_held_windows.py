@@ -9,11 +9,13 @@ from bisect import bisect_left
 
 import pytest
 
-from shapekit import ManualClock, Policy, Quota, Shaper, SlidingWindow
+from shapekit import FixedWindow, ManualClock, Policy, Quota, Shaper, SlidingWindow
 from shapekit.algorithms.gcra import TokenBucket
 from shapekit.algorithms.queue.queue import SOON_US
 from shapekit.algorithms.queue.slots import MOST_PAUSES, Grant
 from shapekit.testing.timelines import queue
+
+from .histories import check_periods
 
 S = 1_000_000
 START = 1_000 * S
@@ -201,6 +203,25 @@ def test_a_quota_that_is_spent_at_the_end_of_a_hold_names_its_own_reset():
     assert not refused
     assert refused.decision.reset_at == 200
     assert refused.decision.retry_after == 187
+
+
+@pytest.mark.parametrize("in_the_hold", ["came", "came and gone", "cost more"])
+def test_a_fixed_window_knows_what_left_in_it_also_after_a_hold_that_was_ended(in_the_hold):
+    """The hold would have ended in the next window."""
+    clock, shaper = shaper_of("10/s", gates=(FixedWindow(5, 1),))
+    slots = [shaper.reserve() for _ in range(5)]
+    clock.advance(0.5)
+    shaper.hold(1)
+    if in_the_hold == "cost more":
+        assert shaper.settle(slots[-1], 2)
+    elif in_the_hold == "came":
+        slots.append(shaper.reserve())
+    else:
+        assert shaper.reserve().cancel()
+    shaper.resume()
+    slots += [shaper.reserve() for _ in range(12)]
+    leaves = [round((clock.now() + shaper.remaining(slot)) * S) for slot in slots[5:]]
+    check_periods([*((slot.grant.due_us, 1) for slot in slots[:5]), *((at, 1) for at in leaves)], 5, S)
 
 
 def late(line, queue, now, grant):
