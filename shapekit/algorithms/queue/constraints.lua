@@ -64,20 +64,20 @@ function Constraints:charge(states, at, due, cost, shift, skew, now)
     return after, receipts, life
 end
 
-function Constraints:refund(states, at, cost, receipts, shift, skew, now)
+function Constraints:refund(states, at, due, cost, receipts, shift, skew, now)
     if cost == 0 or #receipts == 0 then return states end
-    return self:each("refund", states, at, cost, receipts, shift, skew, now)
+    return self:each("refund", states, at, due, cost, receipts, shift, skew, now)
 end
 
 -- `refund`, if all later charges were given back, and `newest` is the last departure that is left.
-function Constraints:refund_last(states, at, cost, receipts, shift, skew, now, newest)
+function Constraints:refund_last(states, at, due, cost, receipts, shift, skew, now, newest)
     if cost == 0 or #receipts == 0 then return states end
     Exact.whole("receipts", #receipts, #self.algorithms, #self.algorithms)
     local after = {}
     for index, algorithm in ipairs(self.algorithms) do
         local _, ahead = self:timeline(index, shift, skew)
         after[index] = states[index]
-        if receipts[index] then
+        if receipts[index] and not self:has_moved(index, due, receipts[index], shift) then
             -- By aligned time it may have shifted since.
             local left = not self.aligned[index] and newest or nil
             local before, receipt = states[index] or nil, receipts[index]
@@ -106,7 +106,10 @@ function Constraints:refund_many(states, at, dues, aligned, civil, shift, skew, 
             known[place][2] = known[place][2] + 1
         end
         local since = self:present(index, at, now)
-        after[index] = algorithm:refund_many(states[index] or nil, since, ahead, charges) or false
+        after[index] = states[index]
+        if not self:has_moved(index, 0, offset, shift) then
+            after[index] = algorithm:refund_many(states[index] or nil, since, ahead, charges) or false
+        end
     end
     return after
 end
@@ -156,7 +159,7 @@ function Constraints:resumed(states, at, newest, shift)
 end
 
 function Constraints:debit(states, at, cost, receipts, shift, skew, now)
-    return self:each("debit", states, at, cost, receipts, shift, skew, now)
+    return self:each("debit", states, at, 0, cost, receipts, shift, skew, now)
 end
 
 function Constraints:lasts(states, at, shift, skew)
@@ -172,7 +175,7 @@ end
 
 -- inside
 
-function Constraints:each(operation, states, at, cost, receipts, shift, skew, now)
+function Constraints:each(operation, states, at, due, cost, receipts, shift, skew, now)
     Exact.whole("receipts", #receipts, #self.algorithms, #self.algorithms)
     local after = {}
     for index, algorithm in ipairs(self.algorithms) do
@@ -180,7 +183,7 @@ function Constraints:each(operation, states, at, cost, receipts, shift, skew, no
         local receipt, since = receipts[index], self:present(index, at, now)
         after[index] = states[index]
         -- A limit that has not counted the call has nothing to give back.
-        if receipt or operation ~= "refund" then
+        if operation ~= "refund" or (receipt and not self:has_moved(index, due, receipt, shift)) then
             after[index] =
                 algorithm[operation](algorithm, states[index] or nil, since, ahead, cost, receipt) or false
         end
@@ -198,6 +201,11 @@ end
 function Constraints:timeline(index, shift, skew)
     if self.aligned[index] then return shift, skew end
     return 0, shift + skew
+end
+
+-- Whether a hold was ended since a charge, which may lie in an earlier window now than its receipt tells.
+function Constraints:has_moved(index, due, receipt, shift)
+    return self.aligned[index] and type(receipt) == "number" and receipt > due + shift
 end
 
 -- The present of an algorithm, up to which it forgets what has passed: a hold may be ended.

@@ -117,27 +117,29 @@ class Constraints(Value):
                 life = lives
         return tuple(after), tuple(receipts), life
 
-    def refund(self, states: States, at: int, cost: int, receipts: Receipts, ahead: Ahead) -> States:
-        """The states after `cost` is given back to the charges with these receipts."""
+    def refund(
+        self, states: States, at: int, due: int, cost: int, receipts: Receipts, ahead: Ahead
+    ) -> States:
+        """The states after `cost` is given back to the charges of this departure with these receipts."""
         if cost == 0 or not receipts:
             return states
         after = []
         for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
-            if receipt is not None:
+            if receipt is not None and not _has_moved(algorithm, due, receipt, ahead):
                 since, skew = _present(algorithm, at, ahead)
                 before = algorithm.refund(before, since, cost, receipt, skew).state  # noqa: PLW2901
             after.append(before)
         return tuple(after)
 
     def refund_last(
-        self, states: States, at: int, cost: int, receipts: Receipts, ahead: Ahead, newest: int
+        self, states: States, at: int, due: int, cost: int, receipts: Receipts, ahead: Ahead, newest: int
     ) -> States:
         """`refund`, if all later charges were given back, and `newest` is the last departure that is left."""
         if cost == 0 or not receipts:
             return states
         after = []
         for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
-            if receipt is not None:
+            if receipt is not None and not _has_moved(algorithm, due, receipt, ahead):
                 since, skew = _present(algorithm, at, ahead)
                 # By aligned time it may have shifted since.
                 left = None if algorithm.aligned else newest
@@ -153,6 +155,9 @@ class Constraints(Value):
         for algorithm, before in zip(self.algorithms, states, strict=True):
             since, skew = _present(algorithm, at, ahead)
             offset = _offset(algorithm, offsets)
+            if _has_moved(algorithm, 0, offset, ahead):
+                after.append(before)
+                continue
             charges: dict[int | None, list[int]] = {}
             for due in dues:
                 charged_at = due + offset
@@ -343,6 +348,13 @@ def _present(algorithm: Algorithm[Any], at: int, ahead: Ahead) -> tuple[int, int
     It forgets what has passed by then. So in a hold, which may be ended, that is not the end of the hold.
     """
     return ahead[2] if algorithm.aligned else at, timeline(algorithm, ahead)[1]
+
+
+def _has_moved(algorithm: Algorithm[Any], due: int, receipt: Receipt, ahead: Ahead) -> bool:
+    """Whether a hold was ended since this charge. Then it may lie in an earlier window than its receipt
+    tells, and that one counts other calls: it is not given back, and passes with time.
+    """
+    return algorithm.aligned and isinstance(receipt, int) and receipt > due + ahead[0]
 
 
 def _offset(algorithm: Algorithm[Any], offsets: Sequence[int]) -> int:

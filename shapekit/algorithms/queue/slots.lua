@@ -160,7 +160,7 @@ function Places:retracted(book, tail, tail_rest, newest, parts, at, shift, skew,
         elseif last and last[3] == tail and last[4] == tail_rest then
             singles = without(singles, #singles)
             tail, tail_rest, newest = last[7], last[8], last[9]
-            parts = self.constraints:refund_last(parts, at, last[6], last[10], shift, skew, now, last[9])
+            parts = self.constraints:refund_last(parts, at, last[5], last[6], last[10], shift, skew, now, last[9])
         else
             return changed(book, rows, singles), tail, tail_rest, newest, parts
         end
@@ -175,7 +175,7 @@ function Places:swept(book, parts, at, shift, skew, now)
         local place = self:single(singles, gone + 1)
         if place[5] >= at then break end
         gone = gone + 1
-        parts = self.constraints:refund(parts, at, place[6], place[10], shift, skew, now)
+        parts = self.constraints:refund(parts, at, place[5], place[6], place[10], shift, skew, now)
         is_new = is_new or place[6] ~= 0
         passed[gone] = place
     end

@@ -214,9 +214,9 @@ class Places(Value):
                 rows, undo = pages.without_last(rows), row[3:5]
                 parts = self._refunded(parts, row, row[1], at, ahead)
             elif singles and singles[-1][-1][1] == tail:
-                _, _, _, cost, undo, receipts = singles[-1][-1]
+                _, _, due, cost, undo, receipts = singles[-1][-1]
                 singles = pages.without_last(singles)
-                parts = self._constraints.refund_last(parts, at, cost, receipts, ahead, undo[1])
+                parts = self._constraints.refund_last(parts, at, due, cost, receipts, ahead, undo[1])
             else:
                 return (rows, singles), undo, parts
 
@@ -228,8 +228,8 @@ class Places(Value):
         """
         rows, singles = free
         gone: list[Single] = [*takewhile(lambda place: place[2] < at, chain.from_iterable(singles))]
-        for _, _, _, cost, _, receipts in gone:
-            parts = self._constraints.refund(parts, at, cost, receipts, ahead)
+        for _, _, due, cost, _, receipts in gone:
+            parts = self._constraints.refund(parts, at, due, cost, receipts, ahead)
         passed = gone.copy()
         while rows and (count := self._passed(row := rows[0][0], at)):
             parts = self._refunded(parts, row, count, at, ahead)
@@ -249,8 +249,8 @@ class Places(Value):
         rows, singles = free
         for row in reversed(pages.flat(rows)):
             parts = self._refunded(parts, row, row[1], at, ahead)
-        for _, _, _, cost, _, receipts in reversed(pages.flat(singles)):
-            parts = self._constraints.refund(parts, at, cost, receipts, ahead)
+        for _, _, due, cost, _, receipts in reversed(pages.flat(singles)):
+            parts = self._constraints.refund(parts, at, due, cost, receipts, ahead)
         return parts
 
     def inspect(self, free: Any) -> None:

@@ -174,7 +174,7 @@ def test_the_receipts_of_a_departure_follow_from_how_far_ahead_time_was():
     assert receipts == (due, due + shift, due + shift + skew)
     offsets = constraints.offsets(due, receipts)
     assert constraints.receipts_at(due, offsets) == receipts
-    after = constraints.refund(states, now, 1, receipts, ahead)
+    after = constraints.refund(states, now, due, 1, receipts, ahead)
     assert constraints.refund_many(states, now, [due], offsets, ahead) == after
 
 
