@@ -107,12 +107,13 @@ class Constraints(Value):
         receipts: list[Receipt] = []
         life = 0
         for (aligned, _, charge, _), before in zip(self._asked, states):  # noqa: B905 - for speed
-            real, civil = (shift, skew) if aligned else (0, shift + skew)
-            state, decision, lives, _ = charge(before, now if aligned else at, due + real, cost, civil)
+            if aligned:
+                state, decision, lives, _ = charge(before, now, due + shift, cost, skew)
+                lives -= at + shift - now
+            else:
+                state, decision, lives, _ = charge(before, at, due, cost, shift + skew)
             after.append(state)
             receipts.append(decision[7])
-            if aligned:
-                lives -= at + real - now
             if lives > life:
                 life = lives
         return tuple(after), tuple(receipts), life
