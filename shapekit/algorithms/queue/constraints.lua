@@ -57,42 +57,40 @@ function Constraints:charge(states, at, due, cost, shift, skew, now)
     for index, algorithm in ipairs(self.algorithms) do
         local real, ahead = self:timeline(index, shift, skew)
         local state, decision, lives =
-            algorithm:charge(states[index] or nil, self:present(index, at, now), ahead, due + real, cost)
-        if self.aligned[index] then lives = lives - (at + real - now) end
+            algorithm:charge(states[index] or nil, now - shift + real, ahead, due + real, cost)
         after[index], receipts[index], life = state, decision[8], math.max(life, lives)
     end
-    return after, receipts, life
+    return after, receipts, life - (at + shift - now)
 end
 
-function Constraints:refund(states, at, due, cost, receipts, shift, skew, now)
+function Constraints:refund(states, due, cost, receipts, shift, skew, now)
     if cost == 0 or #receipts == 0 then return states end
-    return self:each("refund", states, at, due, cost, receipts, shift, skew, now)
+    return self:each("refund", states, nil, due, cost, receipts, shift, skew, now)
 end
 
 -- `refund`, if all later charges were given back, and `newest` is the last departure that is left.
-function Constraints:refund_last(states, at, due, cost, receipts, shift, skew, now, newest)
+function Constraints:refund_last(states, due, cost, receipts, shift, skew, now, newest)
     if cost == 0 or #receipts == 0 then return states end
     Exact.whole("receipts", #receipts, #self.algorithms, #self.algorithms)
     local after = {}
     for index, algorithm in ipairs(self.algorithms) do
-        local _, ahead = self:timeline(index, shift, skew)
+        local real, ahead = self:timeline(index, shift, skew)
         after[index] = states[index]
         if receipts[index] and not self:has_moved(index, due, receipts[index], shift) then
             -- By aligned time it may have shifted since.
             local left = not self.aligned[index] and newest or nil
             local before, receipt = states[index] or nil, receipts[index]
-            local since = self:present(index, at, now)
-            after[index] = algorithm:refund_last(before, since, ahead, cost, receipt, left) or false
+            after[index] = algorithm:refund_last(before, now - shift + real, ahead, cost, receipt, left) or false
         end
     end
     return after
 end
 
 -- Gives one unit back to each of these departures, which ascend.
-function Constraints:refund_many(states, at, dues, aligned, civil, shift, skew, now)
+function Constraints:refund_many(states, dues, aligned, civil, shift, skew, now)
     local after = {}
     for index, algorithm in ipairs(self.algorithms) do
-        local _, ahead = self:timeline(index, shift, skew)
+        local real, ahead = self:timeline(index, shift, skew)
         local offset = self:offset(index, aligned, civil)
         local charges, known = {}, {}
         for _, due in ipairs(dues) do
@@ -105,10 +103,9 @@ function Constraints:refund_many(states, at, dues, aligned, civil, shift, skew, 
             end
             known[place][2] = known[place][2] + 1
         end
-        local since = self:present(index, at, now)
         after[index] = states[index]
         if not self:has_moved(index, 0, offset, shift) then
-            after[index] = algorithm:refund_many(states[index] or nil, since, ahead, charges) or false
+            after[index] = algorithm:refund_many(states[index] or nil, now - shift + real, ahead, charges) or false
         end
     end
     return after
@@ -179,8 +176,9 @@ function Constraints:each(operation, states, at, due, cost, receipts, shift, ske
     Exact.whole("receipts", #receipts, #self.algorithms, #self.algorithms)
     local after = {}
     for index, algorithm in ipairs(self.algorithms) do
-        local _, ahead = self:timeline(index, shift, skew)
-        local receipt, since = receipts[index], self:present(index, at, now)
+        local real, ahead = self:timeline(index, shift, skew)
+        local receipt, since = receipts[index], now - shift + real
+        if operation == "debit" and not self.aligned[index] then since = at end
         after[index] = states[index]
         -- A limit that has not counted the call has nothing to give back.
         if operation ~= "refund" or (receipt and not self:has_moved(index, due, receipt, shift)) then
@@ -206,9 +204,4 @@ end
 -- Whether a hold was ended since a charge, which may lie in an earlier window now than its receipt tells.
 function Constraints:has_moved(index, due, receipt, shift)
     return self.aligned[index] and type(receipt) == "number" and receipt > due + shift
-end
-
--- The present of an algorithm, up to which it forgets what has passed: a hold may be ended.
-function Constraints:present(index, at, now)
-    return self.aligned[index] and now or at
 end

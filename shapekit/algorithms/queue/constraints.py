@@ -109,31 +109,28 @@ class Constraints(Value):
         for (aligned, _, charge, _), before in zip(self._asked, states):  # noqa: B905 - for speed
             if aligned:
                 state, decision, lives, _ = charge(before, now, due + shift, cost, skew)
-                lives -= at + shift - now
             else:
-                state, decision, lives, _ = charge(before, at, due, cost, shift + skew)
+                state, decision, lives, _ = charge(before, now - shift, due, cost, shift + skew)
             after.append(state)
             receipts.append(decision[7])
             if lives > life:
                 life = lives
-        return tuple(after), tuple(receipts), life
+        return tuple(after), tuple(receipts), life - (at + shift - now)
 
-    def refund(
-        self, states: States, at: int, due: int, cost: int, receipts: Receipts, ahead: Ahead
-    ) -> States:
+    def refund(self, states: States, due: int, cost: int, receipts: Receipts, ahead: Ahead) -> States:
         """The states after `cost` is given back to the charges of this departure with these receipts."""
         if cost == 0 or not receipts:
             return states
         after = []
         for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
             if receipt is not None and not _has_moved(algorithm, due, receipt, ahead):
-                since, skew = _present(algorithm, at, ahead)
+                since, skew = _present(algorithm, ahead)
                 before = algorithm.refund(before, since, cost, receipt, skew).state  # noqa: PLW2901
             after.append(before)
         return tuple(after)
 
     def refund_last(
-        self, states: States, at: int, due: int, cost: int, receipts: Receipts, ahead: Ahead, newest: int
+        self, states: States, due: int, cost: int, receipts: Receipts, ahead: Ahead, newest: int
     ) -> States:
         """`refund`, if all later charges were given back, and `newest` is the last departure that is left."""
         if cost == 0 or not receipts:
@@ -141,7 +138,7 @@ class Constraints(Value):
         after = []
         for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
             if receipt is not None and not _has_moved(algorithm, due, receipt, ahead):
-                since, skew = _present(algorithm, at, ahead)
+                since, skew = _present(algorithm, ahead)
                 # By aligned time it may have shifted since.
                 left = None if algorithm.aligned else newest
                 before = algorithm.refund_last(before, since, cost, receipt, skew, left)  # noqa: PLW2901
@@ -149,12 +146,12 @@ class Constraints(Value):
         return tuple(after)
 
     def refund_many(
-        self, states: States, at: int, dues: Sequence[int], offsets: Sequence[int], ahead: Ahead
+        self, states: States, dues: Sequence[int], offsets: Sequence[int], ahead: Ahead
     ) -> States:
         """The states after one unit is given back to each of these departures, which ascend."""
         after = []
         for algorithm, before in zip(self.algorithms, states, strict=True):
-            since, skew = _present(algorithm, at, ahead)
+            since, skew = _present(algorithm, ahead)
             offset = _offset(algorithm, offsets)
             if _has_moved(algorithm, 0, offset, ahead):
                 after.append(before)
@@ -215,7 +212,8 @@ class Constraints(Value):
         """The states after `cost` more is charged without asking."""
         after = []
         for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
-            since, skew = _present(algorithm, at, ahead)
+            _, skew = timeline(algorithm, ahead)
+            since = ahead[2] if algorithm.aligned else at
             after.append(algorithm.debit(before, since, cost, receipt, skew).state)
         return tuple(after)
 
@@ -343,12 +341,13 @@ def timeline(algorithm: Algorithm[Any], ahead: Ahead) -> tuple[int, int]:
     return (shift, skew) if algorithm.aligned else (0, shift + skew)
 
 
-def _present(algorithm: Algorithm[Any], at: int, ahead: Ahead) -> tuple[int, int]:
+def _present(algorithm: Algorithm[Any], ahead: Ahead) -> tuple[int, int]:
     """The present of an algorithm, and how far civil time is ahead of it.
 
     It forgets what has passed by then. So in a hold, which may be ended, that is not the end of the hold.
     """
-    return ahead[2] if algorithm.aligned else at, timeline(algorithm, ahead)[1]
+    real, skew = timeline(algorithm, ahead)
+    return ahead[2] - ahead[0] + real, skew
 
 
 def _has_moved(algorithm: Algorithm[Any], due: int, receipt: Receipt, ahead: Ahead) -> bool:

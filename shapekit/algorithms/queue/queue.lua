@@ -256,12 +256,12 @@ function LeakyQueue:cancel(s, now, skew, grant)
         book = left
     elseif at_the_end then
         -- The tail retracts, also over free places that now end it.
-        parts = self.constraints:refund_last(parts, at, due, cost, receipts, shift, skew, now, before)
+        parts = self.constraints:refund_last(parts, due, cost, receipts, shift, skew, now, before)
         if less(start, start_rest, back, back_rest) then back, back_rest = start, start_rest end
         book, tail, tail_rest, newest, parts =
             self.places:retracted(book, back, back_rest, before, parts, at, shift, skew, now)
     else
-        parts = self.constraints:refund(parts, at, due, cost, receipts, shift, skew, now)
+        parts = self.constraints:refund(parts, due, cost, receipts, shift, skew, now)
         if is_newest then newest = math.min(newest, before) end
     end
     return self:kept({tail, tail_rest, newest, generation, number, till, shift, book, parts}, now, skew)
@@ -298,7 +298,7 @@ function LeakyQueue:settle(s, now, skew, grant, actual, nonce)
         if owed >= END then owed, owed_rest = END, 0 end
         tail, tail_rest = later(tail, tail_rest, owed, owed_rest)
     else
-        parts = self.constraints:refund(parts, at, grant[3], -extra, grant[12], shift, skew, now)
+        parts = self.constraints:refund(parts, grant[3], -extra, grant[12], shift, skew, now)
         local last, last_rest = self:end_of(grant, actual)
         if tail == grant[7] and tail_rest == grant[8] and less(last, last_rest, tail, tail_rest)
             and follows == grant[2] then
@@ -617,7 +617,7 @@ function LeakyQueue:moved_in(line, now, skew, at, cost, max_wait)
         local start, start_rest, last, last_rest, leaves, units, back, back_rest, before, receipts =
             unpack(place)
         due, book = leaves, left
-        parts = self.constraints:refund(parts, at, due, units - cost, receipts, shift, skew, now)
+        parts = self.constraints:refund(parts, due, units - cost, receipts, shift, skew, now)
         answer = {due + shift - now, due, shift, held, cost, generation, number, start, start_rest,
             back, back_rest, before, receipts, last, last_rest}
     else

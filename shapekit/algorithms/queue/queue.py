@@ -230,12 +230,12 @@ class LeakyQueue(WiredQueue):
             elif is_last:
                 # The tail retracts, also over free places that now end it.
                 parts = self.constraints.refund_last(
-                    parts, at, grant.due_us, grant.cost, grant.receipts, ahead, grant.undo[1]
+                    parts, grant.due_us, grant.cost, grant.receipts, ahead, grant.undo[1]
                 )
                 undo = (min(grant.undo[0], grant.start), grant.undo[1])
                 free, (tail, newest), parts = self.places.retracted(free, undo, parts, at, ahead)
             else:
-                parts = self.constraints.refund(parts, at, grant.due_us, grant.cost, grant.receipts, ahead)
+                parts = self.constraints.refund(parts, grant.due_us, grant.cost, grant.receipts, ahead)
                 newest = min(newest, grant.undo[1]) if is_newest else newest
         book = (free, left, mark, changes, stands_until, pause)
         after = (tail, newest, generation, number, until, shift, book, parts)
@@ -273,9 +273,7 @@ class LeakyQueue(WiredQueue):
             owed = max(tail, at * self.q) + (self.p * extra if self.paced else _DEBT)
             tail = max(tail, min(owed, END_US * self.q))
         else:
-            parts = self.constraints.refund(
-                parts, at, grant.due_us, -extra, grant.receipts, (shift, skew, now)
-            )
+            parts = self.constraints.refund(parts, grant.due_us, -extra, grant.receipts, (shift, skew, now))
             end = self.end_of(grant, actual)
             if tail == grant.end > end and follows == grant.version:
                 tail = end
@@ -675,7 +673,7 @@ class LeakyQueue(WiredQueue):
         dues: list[int] = []
         while len(dues) < calls and any(free) and (given := self.places.first(free, cost)):
             free, (_, _, due, units, _, receipts) = given
-            parts = self.constraints.refund(parts, at, due, units - cost, receipts, ahead)
+            parts = self.constraints.refund(parts, due, units - cost, receipts, ahead)
             dues.append(due)
         rest = calls - len(dues)
         if rest and (prospects := self.constraints.prospects(parts, cost, ahead)) is not None:
@@ -806,7 +804,7 @@ class LeakyQueue(WiredQueue):
             if given is None:
                 return None
             free, (start, end, due, units, undo, receipts) = given
-            parts = self.constraints.refund(parts, at, due, units - cost, receipts, (shift, skew, now))
+            parts = self.constraints.refund(parts, due, units - cost, receipts, (shift, skew, now))
         else:
             # A gap that begins in this very microsecond has not passed.
             found = slots.gaps_room(free, (at - 1) * q + 1, p * cost)

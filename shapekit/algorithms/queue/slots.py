@@ -212,11 +212,11 @@ class Places(Value):
             row = rows[-1][-1] if rows else None
             if row and row[0] + row[1] * self._slot == tail:
                 rows, undo = pages.without_last(rows), row[3:5]
-                parts = self._refunded(parts, row, row[1], at, ahead)
+                parts = self._refunded(parts, row, row[1], ahead)
             elif singles and singles[-1][-1][1] == tail:
                 _, _, due, cost, undo, receipts = singles[-1][-1]
                 singles = pages.without_last(singles)
-                parts = self._constraints.refund_last(parts, at, due, cost, receipts, ahead, undo[1])
+                parts = self._constraints.refund_last(parts, due, cost, receipts, ahead, undo[1])
             else:
                 return (rows, singles), undo, parts
 
@@ -229,10 +229,10 @@ class Places(Value):
         rows, singles = free
         gone: list[Single] = [*takewhile(lambda place: place[2] < at, chain.from_iterable(singles))]
         for _, _, due, cost, _, receipts in gone:
-            parts = self._constraints.refund(parts, at, due, cost, receipts, ahead)
+            parts = self._constraints.refund(parts, due, cost, receipts, ahead)
         passed = gone.copy()
         while rows and (count := self._passed(row := rows[0][0], at)):
-            parts = self._refunded(parts, row, count, at, ahead)
+            parts = self._refunded(parts, row, count, ahead)
             passed.append(self._stretch(row, count))
             rows = self._without(rows, count)
         kept: list[Single] = []
@@ -248,9 +248,9 @@ class Places(Value):
         """The states of the limits without the charges of free places."""
         rows, singles = free
         for row in reversed(pages.flat(rows)):
-            parts = self._refunded(parts, row, row[1], at, ahead)
+            parts = self._refunded(parts, row, row[1], ahead)
         for _, _, due, cost, _, receipts in reversed(pages.flat(singles)):
-            parts = self._constraints.refund(parts, at, due, cost, receipts, ahead)
+            parts = self._constraints.refund(parts, due, cost, receipts, ahead)
         return parts
 
     def inspect(self, free: Any) -> None:
@@ -324,9 +324,9 @@ class Places(Value):
             return count
         return max(1, min(count, ((at - 1) * self._q + self._lead - start) // self._slot + 1))
 
-    def _refunded(self, parts: States, row: Row, count: int, at: int, ahead: Ahead) -> States:
+    def _refunded(self, parts: States, row: Row, count: int, ahead: Ahead) -> States:
         dues = [self._due(row, index) for index in range(count)]
-        return self._constraints.refund_many(parts, at, dues, row[5:], ahead)
+        return self._constraints.refund_many(parts, dues, row[5:], ahead)
 
 
 def _position(place: Single) -> tuple[int, int]:

@@ -174,8 +174,8 @@ def test_the_receipts_of_a_departure_follow_from_how_far_ahead_time_was():
     assert receipts == (due, due + shift, due + shift + skew)
     offsets = constraints.offsets(due, receipts)
     assert constraints.receipts_at(due, offsets) == receipts
-    after = constraints.refund(states, now, due, 1, receipts, ahead)
-    assert constraints.refund_many(states, now, [due], offsets, ahead) == after
+    after = constraints.refund(states, due, 1, receipts, ahead)
+    assert constraints.refund_many(states, [due], offsets, ahead) == after
 
 
 def test_those_who_come_after_many_have_gone_keep_the_gate_that_the_first_one_is_behind():

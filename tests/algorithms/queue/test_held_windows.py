@@ -246,6 +246,23 @@ def test_what_a_hold_put_off_and_its_end_brought_back_takes_nothing_from_the_win
     check_periods([(round(at * S), 1) for at in leaves], 5, 60 * S)
 
 
+@pytest.mark.parametrize("is_ended_first", [False, True])
+@pytest.mark.parametrize("conservative", [False, True])
+def test_a_window_knows_what_left_in_it_also_after_a_hold_that_was_ended(conservative, is_ended_first):
+    clock, shaper = shaper_of("1000/s", gates=(SlidingWindow(5, 10, conservative=conservative),))
+    slots = [shaper.reserve() for _ in range(5)]
+    clock.advance(0.5)
+    shaper.hold("1h")
+    waiting = shaper.reserve()
+    if is_ended_first:
+        shaper.resume()
+        assert waiting.cancel()
+    else:
+        assert waiting.cancel()
+        shaper.resume()
+    assert all(shaper.remaining(shaper.reserve()) >= 9.5 for _ in slots)
+
+
 def late(line, queue, now, grant):
     """The line after a call has told that it missed its slot, and when it leaves."""
     line, (answer,), _, _ = queue.late(line, now, [(grant.generation, grant.due_us, grant.cost, 9)])
