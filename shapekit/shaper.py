@@ -260,9 +260,9 @@ class Shaper:
         """Stop all calls of `key` for `length`, in every process; returns how long it is held now.
 
         Waiting calls move by as much and keep their order, and the rate continues where it was. A longer
-        hold in place stays. A call that waits through the hold stays charged to the quota period or fixed
-        window that it was promised, so the period in which it leaves may see its limit plus the calls that
-        were held back.
+        hold in place stays. Calls that a hold moves to a later quota period or fixed window count there. If
+        calls of several periods wait, a hold may move them into the same one, which then sees more than its
+        limit.
         """
         return run(self.core.hold, length, key)
 
@@ -274,7 +274,8 @@ class Shaper:
         """End a hold; returns how long the key is still held, until all waiting calls have noticed.
 
         In memory that is a quarter of a second. In a shared store it is a twelfth of what was left of the
-        hold: at least 1.5 seconds, at most 90.
+        hold: at least 1.5 seconds, at most 90. It is longer if waiting calls were put off to a later quota
+        period or fixed window, and the present one has no room for them.
         """
         return run(self.core.resume, key)
 

@@ -48,6 +48,26 @@ function Algorithm:refund_last(s, now, skew, cost, receipt)
     return (self:refund(s, now, skew, cost, receipt))
 end
 
+-- At most how many units were charged for this instant or later.
+function Algorithm:since(s, at)
+    return math.huge
+end
+
+-- The state after a hold, or its end, has moved waiting calls on real time, by which this limit counts.
+function Algorithm:shifted(s, moved, skew)
+    return s
+end
+
+-- Whether no window of real time counts more than its limit because of that.
+function Algorithm:fits(s, moved)
+    return true
+end
+
+-- When the window of real time that contains this instant begins and ends.
+function Algorithm:bounds(at)
+    return 0, 2^53
+end
+
 -- The state after a hold was ended early: no call of an aligned limit leaves after `newest`.
 function Algorithm:resumed(s, newest)
     return s

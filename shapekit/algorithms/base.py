@@ -29,7 +29,7 @@ charged, and has no effect anywhere else.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from enum import Enum
 from fractions import Fraction
@@ -74,6 +74,8 @@ class Outcome(NamedTuple, Generic[S]):
 
 Decided: TypeAlias = tuple[S | None, Decision, int, bool]
 """An Outcome without names, as the hot path returns it."""
+Bounds: TypeAlias = Callable[[int], tuple[int, int]]
+"""When the period of an instant begins and ends."""
 
 
 Runs: TypeAlias = tuple[int, ...]
@@ -86,6 +88,67 @@ Book: TypeAlias = tuple[Any, int, int, Settled]
 """The state of a Ledger: the limit's, when its life began, the units charged in it, what is settled."""
 MOST_UNITS = 2**53 - 1
 """Above this a new life begins: the twin counts in doubles, which are exact up to here."""
+
+
+class Shift(NamedTuple):
+    """How a hold, or its end, has moved waiting calls; instants are those before that."""
+
+    now: int
+    """The present: who was to leave by then may have left."""
+    first: int
+    """The first departure that has moved."""
+    newest: int
+    """The last one."""
+    by: int
+    """How much later they leave; negative if they leave sooner."""
+    most: Callable[[int], int]
+    """How many units at most were to leave at an instant or later."""
+    pauses: Sequence[tuple[int, int]]
+    """Pairs of departures between which no call was to leave, as far as known."""
+
+    def counts(self, counts: Iterable[tuple[int, int]], bounds: Bounds) -> dict[int, int]:
+        """What periods count now, by their start.
+
+        Nobody knows at which instants the calls of a period were to leave. So a period counts all that may
+        leave in it, and two of them may count the same call. What a hold takes from a period, its end brings
+        back.
+        """
+        by = self.by
+        after: dict[int, int] = {}
+
+        def add(start: int, units: int) -> None:
+            if units:
+                after[start] = min(after.get(start, 0) + units, MOST_UNITS)
+
+        for begun, count in counts:
+            end = bounds(begun)[1]
+            at, last = self._busy(max(begun, self.first), min(end - 1, self.newest))
+            has_begun = begun <= self.now
+            if at > last or (has_begun and at + by < end):
+                add(begun, count)
+            elif has_begun:
+                add(begun, count - min(count, self.most(at)))
+            while at <= last:
+                start, over = bounds(at + by)
+                if start != begun or not has_begun:
+                    add(start, count if by < 0 else min(count, self.most(at)))
+                at, _ = self._busy(over - by, last)
+        return dict(sorted(after.items()))
+
+    def _busy(self, first: int, last: int) -> tuple[int, int]:
+        """The first and the last departure that there may have been in a span."""
+        for left, following in self.pauses:
+            if left < first < following:
+                first = following
+            if left < last < following:
+                last = left
+        return first, last
+
+    def fits(self, counts: Iterable[tuple[int, int]], bounds: Bounds, limit: int) -> bool:
+        """Whether no period counts more than its limit because of that."""
+        before = dict(counts)
+        after = self.counts(before.items(), bounds)
+        return all(units <= max(limit, before.get(start, 0)) for start, units in after.items())
 
 
 class Algorithm(Value, ABC, Generic[S]):
@@ -229,6 +292,24 @@ class Algorithm(Value, ABC, Generic[S]):
         A changed limit continues from there and never starts afresh. What cannot be placed exactly is placed
         as late as it may have been: at `now`, the present or the latest slot ahead, if that was possible.
         """
+
+    def since(self, state: S, at: int) -> int:
+        """At most how many units were charged for this instant or later."""
+        return NEVER_US
+
+    def shifted(self, state: S, moved: Shift, skew: int) -> S:
+        """The state after a hold, or its end, has moved waiting calls on real time, by which this limit
+        counts. Civil time is ahead by this `skew` now.
+        """
+        return state
+
+    def fits(self, state: S, moved: Shift) -> bool:
+        """Whether no window of real time counts more than its limit because of that."""
+        return True
+
+    def bounds(self, at: int) -> tuple[int, int]:
+        """When the window of real time that contains this instant begins and ends."""
+        return 0, NEVER_US
 
     def resumed(self, state: S, newest: int) -> S:
         """The state after a hold was ended early: no call of an aligned limit leaves after `newest`."""

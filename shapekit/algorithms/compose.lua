@@ -10,7 +10,10 @@ local NEVER = 2^53
 function Composite.new(class, names, specs)
     local self = setmetatable({names = {}, parts = {}}, class)
     for name in string.gmatch(names, "%S+") do self.names[#self.names + 1] = name end
-    for index, spec in ipairs(specs) do self.parts[index] = twin(spec) end
+    for index, spec in ipairs(specs) do
+        self.parts[index] = twin(spec)
+        self.aligned = self.aligned or self.parts[index].aligned
+    end
     Exact.whole("names", #self.names, #self.parts, #self.parts)
     return self
 end
@@ -47,6 +50,18 @@ function Composite:named(index, decision, receipt)
     local binding = self.names[index]
     if decision[7] then binding = binding .. "." .. decision[7] end
     return {decision[1], decision[2], decision[3], decision[4], decision[5], decision[6], binding, receipt}
+end
+
+function Composite:shifted(s, moved, skew)
+    local after = {}
+    for index, part in ipairs(self.parts) do
+        after[index] = s[index]
+        -- Beside a fixed window, the other parts count by real time, too.
+        if s[index] and part.aligned == self.aligned then
+            after[index] = part:shifted(s[index], moved, skew)
+        end
+    end
+    return after
 end
 
 function Composite:resumed(s, newest)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, Self, TypeAlias
 
-from shapekit.algorithms.base import NEVER_US, Algorithm, Decided, Leaf, Outcome
+from shapekit.algorithms.base import NEVER_US, Algorithm, Decided, Leaf, Outcome, Shift
 from shapekit.algorithms.sliding_log import SlidingWindowLog
 from shapekit.algorithms.sliding_window import SlidingWindow
 from shapekit.decision import Decision, Forecast, Receipt
@@ -199,6 +199,15 @@ class Composite(Algorithm[States]):
         return tuple(
             adopted(part, old[name][0], old[name][1], now, skew) if name in old else None
             for name, part in zip(self.names, self.parts, strict=True)
+        )
+
+    def shifted(self, state: States, moved: Shift, skew: int) -> States:
+        # Beside a fixed window, the other parts count by real time, too.
+        return tuple(
+            [
+                own if own is None or part.aligned is not self.aligned else part.shifted(own, moved, skew)
+                for part, own in zip(self.parts, state, strict=True)
+            ]
         )
 
     def resumed(self, state: States, newest: int) -> States:

@@ -1,4 +1,4 @@
--- needs base
+-- needs base exact
 -- The twin of Counting in base.py: a limit that counts.
 
 local Counting = setmetatable({}, Algorithm)
@@ -27,6 +27,58 @@ function Counting:refund(s, now, skew, cost, receipt)
         if after ~= s then return self:settled(after, now, skew) end
     end
     return s, self:peek(s, now, skew), 0, false
+end
+
+-- The twin of Shift.counts: the starts of periods, ascending, and what each counts now. `moved.most` takes the
+-- count of a period, too, and returns no more.
+function Counting:shifted_counts(s, numbers, moved)
+    local starts, counts = {}, {}
+    local by = moved.by
+    local function add(start, units)
+        if units == 0 then return end
+        if not counts[start] then starts[#starts + 1] = start end
+        counts[start] = math.min((counts[start] or 0) + units, Exact.LARGEST)
+    end
+    -- The first and the last departure that there may have been in a span.
+    local function busy(first, last)
+        for index = 1, #moved.pauses, 2 do
+            local left, following = moved.pauses[index], moved.pauses[index + 1]
+            if left < first and first < following then first = following end
+            if left < last and last < following then last = left end
+        end
+        return first, last
+    end
+    for place = 1, #s, numbers do
+        local begun, count = s[place], s[place + 1]
+        local _, ends = self:bounds(begun)
+        local at, last = busy(math.max(begun, moved.first), math.min(ends - 1, moved.newest))
+        local has_begun = begun <= moved.now
+        if at > last or (has_begun and at + by < ends) then
+            add(begun, count)
+        elseif has_begun then
+            add(begun, count - moved.most(at, count))
+        end
+        while at <= last do
+            local start, over = self:bounds(at + by)
+            if start ~= begun or not has_begun then add(start, by < 0 and count or moved.most(at, count)) end
+            -- If a double is too short for that instant, it would not get further.
+            if over - by <= at then damaged() end
+            at = busy(over - by, last)
+        end
+    end
+    table.sort(starts)
+    return starts, counts
+end
+
+-- Whether no period counts more than its limit because of that.
+function Counting:has_room(s, numbers, moved)
+    local before = {}
+    for place = 1, #s, numbers do before[s[place]] = s[place + 1] end
+    local starts, counts = self:shifted_counts(s, numbers, moved)
+    for _, start in ipairs(starts) do
+        if counts[start] > math.max(self.limit, before[start] or 0) then return false end
+    end
+    return true
 end
 
 -- inside

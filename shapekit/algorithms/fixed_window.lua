@@ -8,6 +8,7 @@ local FixedWindow = setmetatable({}, Counting)
 FixedWindow.__index = FixedWindow
 FixedWindow.check = Counting.check_window
 twins.fixed_window = FixedWindow
+FixedWindow.aligned = true
 FixedWindow.MAX_NUMBERS = 2 * 2^10
 
 -- spec: its name, limit, window.
@@ -90,6 +91,25 @@ function FixedWindow:refund_passed(s, now, skew, cost, receipt)
     if not persist or after[#after - 1] >= s[#s - 1] then return after, told, life, persist end
     after[#after + 1], after[#after + 2] = s[#s - 1], 0
     return self:settled(after, now, skew)
+end
+
+function FixedWindow:shifted(s, moved)
+    local starts, counts = self:shifted_counts(s, 2, moved)
+    local after = {}
+    for index = math.max(1, #starts - self.MAX_NUMBERS / 2 + 1), #starts do
+        after[#after + 1] = starts[index]
+        after[#after + 1] = counts[starts[index]]
+    end
+    return after
+end
+
+function FixedWindow:fits(s, moved)
+    return self:has_room(s, 2, moved)
+end
+
+function FixedWindow:bounds(at)
+    local start = at - at % self.window
+    return start, start + self.window
 end
 
 function FixedWindow:resumed(s, newest)

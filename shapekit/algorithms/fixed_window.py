@@ -13,6 +13,7 @@ from shapekit.algorithms.base import (
     Book,
     Decided,
     Outcome,
+    Shift,
     Window,
     reborn,
     scaled_window,
@@ -131,13 +132,8 @@ class FixedWindow(Window[Counts]):
 
     def prospect(self, state: Counts | None, cost: int, skew: int = 0) -> Periodic:
         window = self.window_us
-
-        def bounds(instant: int) -> tuple[int, int]:
-            start = instant - instant % window
-            return start, start + window
-
         known = [(state[-2], state[-1], state[-2])] if state else []
-        return Periodic(self.limit, bounds, window, 0, known, following_spans(window), 1)
+        return Periodic(self.limit, self.bounds, window, 0, known, following_spans(window), 1)
 
     def together(self, charged_at: int) -> int:
         return charged_at // self.window_us
@@ -157,6 +153,17 @@ class FixedWindow(Window[Counts]):
 
     def rescheduled(self, state: Counts, newest: int, when: Callable[[int], int]) -> Counts:
         return self._placed((when(at), count) for at, count in self.entries(state, newest))
+
+    def shifted(self, state: Counts, moved: Shift, skew: int) -> Counts:
+        counts = moved.counts(zip(state[::2], state[1::2], strict=True), self.bounds)
+        return tuple(chain.from_iterable([*counts.items()][-_MAX_WINDOWS:]))
+
+    def fits(self, state: Counts, moved: Shift) -> bool:
+        return moved.fits(zip(state[::2], state[1::2], strict=True), self.bounds, self.limit)
+
+    def bounds(self, at: int) -> tuple[int, int]:
+        start = at - at % self.window_us
+        return start, start + self.window_us
 
     def resumed(self, state: Counts, newest: int) -> Counts:
         return self.rescheduled(state, newest, lambda at: min(at, newest))
@@ -190,7 +197,7 @@ class FixedWindow(Window[Counts]):
         return tuple(number for item in counts.items() for number in item)
 
     def _full_after(self, charged_at: int) -> int:
-        return charged_at - charged_at % self.window_us + self.window_us
+        return self.bounds(charged_at)[1]
 
     def _kept(self, state: Counts | None, now: int) -> Counts:
         """The state without windows that have ended."""

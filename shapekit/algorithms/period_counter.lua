@@ -109,6 +109,33 @@ function PeriodCounter:refund_passed(s, now, skew, cost, receipt)
     return self:settled(self:with(after, now, s[#s - 2], 0, s[#s]), now, skew)
 end
 
+function PeriodCounter:shifted(s, moved, skew)
+    local starts, counts = self:shifted_counts(s, 3, moved)
+    local opened, after = {}, {}
+    for index = 1, #s, 3 do opened[s[index]] = s[index + 2] end
+    for index = math.max(1, #starts - self.MAX_PERIODS + 1), #starts do
+        local start = starts[index]
+        local opens = start - skew
+        local before = opened[start] or opens
+        -- If time goes back, a period is remembered for longer.
+        if moved.by < 0 then
+            opens = math.max(before, opens)
+        elseif start <= moved.now or before < opens then
+            opens = before
+        end
+        after[#after + 1], after[#after + 2], after[#after + 3] = start, counts[start], opens
+    end
+    return after
+end
+
+function PeriodCounter:fits(s, moved)
+    return self:has_room(s, 3, moved)
+end
+
+function PeriodCounter:bounds(at)
+    return self.periods:bounds(at)
+end
+
 function PeriodCounter:together(charged_at)
     return (self.periods:bounds(charged_at))
 end

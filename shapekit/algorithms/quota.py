@@ -22,6 +22,7 @@ from shapekit.algorithms.base import (
     Counting,
     Decided,
     Outcome,
+    Shift,
     counted,
     of_its,
     reborn,
@@ -193,6 +194,26 @@ class PeriodCounter(Counting[Used]):
             before, first_opened = book.get(start, (0, opened - begun + start))
             book[start] = (before + used, min(first_opened, opened - begun + start))
         return tuple(number for start in sorted(book) for number in (start, *book[start]))
+
+    def shifted(self, state: Used, moved: Shift, skew: int) -> Used:
+        counts = moved.counts(zip(state[::3], state[1::3], strict=True), self.periods.bounds)
+        opened = dict(zip(state[::3], state[2::3], strict=True))
+        after: list[int] = []
+        for start, used in [*counts.items()][-_MAX_PERIODS:]:
+            opens = start - skew
+            before = opened.get(start, opens)
+            if moved.by < 0:
+                opens = max(before, opens)
+            elif start <= moved.now or before < opens:
+                opens = before
+            after += (start, used, opens)
+        return tuple(after)
+
+    def fits(self, state: Used, moved: Shift) -> bool:
+        return moved.fits(zip(state[::3], state[1::3], strict=True), self.periods.bounds, self.limit)
+
+    def bounds(self, at: int) -> tuple[int, int]:
+        return self.periods.bounds(at)
 
     def brought(self, state: Used, now: int, skew: int = 0) -> Used:
         civil = now + skew
@@ -435,6 +456,17 @@ class SpreadCounter(Counting[Spread]):
         newest = max(triples(paces), key=lambda pace: pace[1], default=(0, *_NONE))
         return kept, tuple(number for start in kept[::3] if newest[2] for number in (start, *newest[1:]))
 
+    def shifted(self, state: Spread, moved: Shift, skew: int) -> Spread:
+        book, paces = self.counter.shifted(state[0], moved, skew), triples(state[1])
+        _, *last = max(paces, key=lambda pace: pace[1], default=(0, *_NONE))
+        return _paced(state, book, self.periods.bounds(moved.newest + moved.by)[0], (last[0], last[1]))
+
+    def fits(self, state: Spread, moved: Shift) -> bool:
+        return self.counter.fits(state[0], moved)
+
+    def bounds(self, at: int) -> tuple[int, int]:
+        return self.periods.bounds(at)
+
     def brought(self, state: Spread, now: int, skew: int = 0) -> Spread:
         return self.counter.brought(state[0], now, skew), ()
 
@@ -593,6 +625,10 @@ class Quota(Algorithm[Any]):
     debit = of_its("counter", Algorithm.debit)
     prospect = of_its("counter", Algorithm.prospect)
     together = of_its("counter", Algorithm.together)
+    since = of_its("counter", Algorithm.since)
+    shifted = of_its("counter", Algorithm.shifted)
+    fits = of_its("counter", Algorithm.fits)
+    bounds = of_its("counter", Algorithm.bounds)
     rescheduled = of_its("counter", Algorithm.rescheduled)
     moved_receipt = of_its("counter", Algorithm.moved_receipt)
     brought = of_its("counter", Algorithm.brought)

@@ -107,6 +107,10 @@ function SlidingLog:earliest(s, at, skew, cost)
     return math.max(first, self.time_at(s, self.until_total(s, must_go - 1) + 1) + self.window)
 end
 
+function SlidingLog:since(s, at)
+    return self.total_at(s, self.count(s)) - self.total_at(s, self.until_time(s, at - 1))
+end
+
 function SlidingLog:together(charged_at)
     return charged_at
 end

@@ -152,6 +152,11 @@ class SlidingWindowLog(Window[Log]):
         times, units = [at for at, _ in entries], [count for _, count in entries]
         return ((), (), tuple(times), tuple(accumulate(units)))
 
+    def since(self, state: Log, at: int) -> int:
+        times, totals = state[0] + state[2], state[1] + state[3]
+        first = bisect_left(times, at)
+        return (totals[-1] if totals else 0) - (totals[first - 1] if first else 0)
+
     def rescheduled(self, state: Log, newest: int, when: Callable[[int], int]) -> Log:
         old_times, old_totals, times, totals = state
         return tuple(map(when, old_times)), old_totals, tuple(map(when, times)), totals

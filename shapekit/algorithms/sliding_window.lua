@@ -128,6 +128,17 @@ function SlidingWindow:refund_passed(s, now, skew, cost, receipt)
     return self:settled(self:turned(after, s[1], self.buckets + 1), now, skew)
 end
 
+function SlidingWindow:since(s, at)
+    local first, tick, sum = self.buckets + 3, math.floor(at / self.width), 0
+    for place = 2, math.min(#s, first - 1) do
+        if s[1] - place + 2 >= tick then sum = sum + s[place] end
+    end
+    for place = first, #s, 2 do
+        if s[place] >= tick then sum = sum + s[place + 1] end
+    end
+    return sum
+end
+
 function SlidingWindow:together(charged_at)
     return math.floor(charged_at / self.width)
 end

@@ -217,6 +217,9 @@ class SlidingWindow(Window[Ring]):
     def adopt(self, state: Ring, writer: Any, now: int, skew: int = 0) -> Ring:
         return self._placed(writer.entries(state, now))
 
+    def since(self, state: Ring, at: int) -> int:
+        return sum(count for last, count in self.entries(state, at) if last >= at)
+
     def rescheduled(self, state: Ring, newest: int, when: Callable[[int], int]) -> Ring:
         return self._placed((when(at), count) for at, count in self.entries(state, newest))
 

@@ -117,6 +117,24 @@ function SpreadCounter:debit(s, now, skew, cost)
     return self:settled(after, now, skew, {civil, due, before_due, before_cost})
 end
 
+function SpreadCounter:shifted(s, moved, skew)
+    local book, paces = self.counter:shifted(s[1], moved, skew), s[2]
+    local due, cost = 0, 0
+    for index = 1, #paces, 3 do
+        if cost == 0 or paces[index + 1] > due then due, cost = paces[index + 1], paces[index + 2] end
+    end
+    local start = self.periods:bounds(moved.newest + moved.by)
+    return {book, self:paced(s, book, start, due, cost)}
+end
+
+function SpreadCounter:fits(s, moved)
+    return self.counter:fits(s[1], moved)
+end
+
+function SpreadCounter:bounds(at)
+    return self.periods:bounds(at)
+end
+
 function SpreadCounter:life(s, now)
     return self.counter:life(s[1], now)
 end

@@ -145,7 +145,8 @@ def resume(key: str, store: str | None, as_json: bool) -> None:
 
     KEY is `name:key`, as `shapekit top` shows it; `name:*` is every key of the name that is in use. Calls
     leave again, in their order and at their rate, as soon as every process has noticed: after a twelfth of
-    what is left of the hold, 1.5 seconds at least and 90 at most.
+    what is left of the hold, 1.5 seconds at least and 90 at most. If a quota or a fixed window is spent, they
+    leave in the next one.
     """
     with keys_of(store) as keys:
         if key.endswith(_EVERY):

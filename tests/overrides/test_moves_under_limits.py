@@ -174,3 +174,28 @@ def waits_after(gate, rate, waiting):
 @pytest.mark.parametrize("gate", BESIDE.values(), ids=BESIDE)
 def test_where_nobody_was_moved_who_is_cancelled_leaves_no_trace(gate, rate):
     assert waits_after(gate, rate, 7) == waits_after(gate, rate, 0)
+
+
+@pytest.mark.parametrize(
+    "limit", [FixedWindow(LIMIT, 60), Quota(LIMIT, "fixed:60s")], ids=["window", "quota"]
+)
+@pytest.mark.parametrize("then", ["unset", "more", "off"])
+def test_where_a_hold_of_an_operator_is_removed_who_waits_leaves_where_there_is_room(limit, then):
+    """Eight calls have left in this minute; five more came in the hold, and were put off by thirty days."""
+    own = LeakyQueue((Rate.parse("1/s"),), 1, "smooth", (limit,))
+    held = effective(own, Override(state="held"))
+    more = overridden(own, gates=(type(limit)(20, "60s" if isinstance(limit, FixedWindow) else limit.per),))
+    after = {"unset": own, "more": more, "off": effective(own, Override(state="off"))}[then]
+    minute = 60 * SECOND
+    now, state, grants = START - START % minute, None, []
+    for line, calls in ((own, 8), (held, 5)):
+        state = state and line.adopt(state, own, now)
+        for _ in range(calls):
+            state, granted, *_ = line.reserve(state, now, (1, 2**51, 5))
+            grants.append(Grant(*granted))
+        now += 20 * SECOND
+    state = after.adopt(state, held, now)
+    _, (_, shift, until, _, _, moves, _), *_ = after.follow(state, now)
+    waiting = [followed(one, moves, own.constraints).due_us + shift for one in grants[8:]]
+    leaves = {max(at, until) // minute - now // minute for at in waiting}
+    assert leaves == ({1} if then == "unset" else {0})

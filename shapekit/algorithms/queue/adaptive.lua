@@ -226,7 +226,7 @@ function AdaptiveQueue:life(s, now)
     return self:lasts(s, now)
 end
 
-function AdaptiveQueue:moved_on(s, now, generation, by, cost, nonce)
+function AdaptiveQueue:moved_on(s, now, skew, generation, by, cost, nonce)
     whole("generation", generation, UNKNOWN, Exact.LARGEST)
     whole("by", by, 0, Exact.LARGEST)
     whole("cost", cost, 1, 1e12)

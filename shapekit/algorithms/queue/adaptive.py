@@ -382,7 +382,7 @@ class AdaptiveQueue(LeakyQueue):
 
     # leaving late
 
-    def _moved(self, state: Any, now: int, call: Late) -> tuple[Any, Moved]:
+    def _moved(self, state: Any, now: int, call: Late, skew: int) -> tuple[Any, Moved]:
         generation, by, cost, nonce = call
         line, anchor, virtual, law = self._known(state, now, nonce)
         share = present(law)

@@ -63,23 +63,32 @@ function Constraints:charge(states, at, due, cost, shift, skew, now)
     return after, receipts, life - (at + shift - now)
 end
 
-function Constraints:refund(states, due, cost, receipts, shift, skew, now)
+-- call: whether it waits (nil), has "left", or limits may have "changed" since.
+function Constraints:refund(states, due, cost, receipts, shift, skew, now, call)
     if cost == 0 or #receipts == 0 then return states end
-    return self:each("refund", states, nil, due, cost, receipts, shift, skew, now)
+    local after = self:checked(states, receipts)
+    for index, algorithm in ipairs(self.algorithms) do
+        local real, ahead = self:timeline(index, shift, skew)
+        local receipt = self:counted_at(index, due, receipts[index], shift, skew, call)
+        -- A limit that has not counted the call has nothing to give back.
+        if receipt then
+            after[index] = algorithm:refund(states[index] or nil, now - shift + real, ahead, cost, receipt) or false
+        end
+    end
+    return after
 end
 
 -- `refund`, if all later charges were given back, and `newest` is the last departure that is left.
-function Constraints:refund_last(states, due, cost, receipts, shift, skew, now, newest)
+function Constraints:refund_last(states, due, cost, receipts, shift, skew, now, newest, call)
     if cost == 0 or #receipts == 0 then return states end
-    Exact.whole("receipts", #receipts, #self.algorithms, #self.algorithms)
-    local after = {}
+    local after = self:checked(states, receipts)
     for index, algorithm in ipairs(self.algorithms) do
         local real, ahead = self:timeline(index, shift, skew)
-        after[index] = states[index]
-        if receipts[index] and not self:has_moved(index, due, receipts[index], shift) then
+        local receipt = self:counted_at(index, due, receipts[index], shift, skew, call)
+        if receipt then
             -- By aligned time it may have shifted since.
             local left = not self.aligned[index] and newest or nil
-            local before, receipt = states[index] or nil, receipts[index]
+            local before = states[index] or nil
             after[index] = algorithm:refund_last(before, now - shift + real, ahead, cost, receipt, left) or false
         end
     end
@@ -87,26 +96,23 @@ function Constraints:refund_last(states, due, cost, receipts, shift, skew, now, 
 end
 
 -- Gives one unit back to each of these departures, which ascend.
-function Constraints:refund_many(states, dues, aligned, civil, shift, skew, now)
+function Constraints:refund_many(states, dues, aligned, civil, shift, skew, now, call)
     local after = {}
     for index, algorithm in ipairs(self.algorithms) do
         local real, ahead = self:timeline(index, shift, skew)
         local offset = self:offset(index, aligned, civil)
         local charges, known = {}, {}
         for _, due in ipairs(dues) do
-            local charged_at = due + offset
-            local place = algorithm:together(charged_at)
-            if not place then damaged() end
-            if not known[place] then
+            local charged_at = self:counted_at(index, due, due + offset, shift, skew, call)
+            local place = charged_at and algorithm:together(charged_at)
+            if charged_at and not place then damaged() end
+            if charged_at and not known[place] then
                 known[place] = {charged_at, 0}
                 charges[#charges + 1] = known[place]
             end
-            known[place][2] = known[place][2] + 1
+            if charged_at then known[place][2] = known[place][2] + 1 end
         end
-        after[index] = states[index]
-        if not self:has_moved(index, 0, offset, shift) then
-            after[index] = algorithm:refund_many(states[index] or nil, now - shift + real, ahead, charges) or false
-        end
+        after[index] = algorithm:refund_many(states[index] or nil, now - shift + real, ahead, charges) or false
     end
     return after
 end
@@ -143,6 +149,42 @@ function Constraints:receipts_at(due, aligned, civil)
     return receipts
 end
 
+-- The states after a hold, or its end, has moved waiting calls, as seen on the queue's time.
+function Constraints:shifted(states, moved, shift, skew)
+    local after = {unpack(states)}
+    for index, algorithm in ipairs(self.algorithms) do
+        local own, ahead = self:own_shift(index, states, moved, shift, skew)
+        if own then after[index] = algorithm:shifted(states[index], own, ahead) end
+    end
+    return after
+end
+
+-- How much sooner, as far as asked, calls may leave so that no window of real time sees more than its limit.
+function Constraints:sooner(states, moved, shift, skew)
+    local by = -moved.by
+    local function tight(back)
+        local found = {}
+        moved.by = -back
+        for index, algorithm in ipairs(self.algorithms) do
+            local own = self:own_shift(index, states, moved, shift, skew)
+            if own and not algorithm:fits(states[index], own) then found[#found + 1] = {algorithm, own.first} end
+        end
+        return found
+    end
+    local found = tight(by)
+    if #found == 0 then return by end
+    -- In the next window, or at the same place in a later one.
+    local soonest, later = by, by
+    for _, one in ipairs(found) do
+        local algorithm, at = unpack(one)
+        local start = algorithm:bounds(at)
+        local _, ends = algorithm:bounds(at - by)
+        soonest, later = math.min(soonest, at - ends), math.min(later, start - ends)
+    end
+    soonest, later = math.max(0, soonest), math.max(0, later)
+    return #tight(soonest) > 0 and later or soonest
+end
+
 -- The states after a hold was ended early: real time is ahead of the queue's by this `shift` now.
 function Constraints:resumed(states, at, newest, shift)
     local after = {}
@@ -156,7 +198,13 @@ function Constraints:resumed(states, at, newest, shift)
 end
 
 function Constraints:debit(states, at, cost, receipts, shift, skew, now)
-    return self:each("debit", states, at, 0, cost, receipts, shift, skew, now)
+    local after = self:checked(states, receipts)
+    for index, algorithm in ipairs(self.algorithms) do
+        local real, ahead = self:timeline(index, shift, skew)
+        local since = self:is_real(index) and now - shift + real or at
+        after[index] = algorithm:debit(states[index] or nil, since, ahead, cost, receipts[index]) or false
+    end
+    return after
 end
 
 function Constraints:lasts(states, at, shift, skew)
@@ -172,21 +220,35 @@ end
 
 -- inside
 
-function Constraints:each(operation, states, at, due, cost, receipts, shift, skew, now)
-    Exact.whole("receipts", #receipts, #self.algorithms, #self.algorithms)
-    local after = {}
-    for index, algorithm in ipairs(self.algorithms) do
-        local real, ahead = self:timeline(index, shift, skew)
-        local receipt, since = receipts[index], now - shift + real
-        if operation == "debit" and not self.aligned[index] then since = at end
-        after[index] = states[index]
-        -- A limit that has not counted the call has nothing to give back.
-        if operation ~= "refund" or (receipt and not self:has_moved(index, due, receipt, shift)) then
-            after[index] =
-                algorithm[operation](algorithm, states[index] or nil, since, ahead, cost, receipt) or false
+-- How the calls of a limit that counts by real time move, and how far civil time is ahead of the queue's then; nil
+-- for any other limit.
+function Constraints:own_shift(index, states, moved, shift, skew)
+    if not states[index] or not self:is_real(index) then return nil end
+    local offset = shift + (self.aligned[index] and 0 or skew)
+    local function most(instant, count)
+        count = moved.most(instant - offset, count)
+        for other, limit in ipairs(self.algorithms) do
+            if states[other] and not self:is_real(other) then
+                count = math.min(count, limit:since(states[other], instant - offset))
+            end
         end
+        return count
     end
-    return after
+    local own = {by = moved.by, most = most, pauses = {}}
+    for _, instant in ipairs({"now", "first", "newest"}) do own[instant] = moved[instant] + offset end
+    for place, instant in ipairs(moved.pauses) do own.pauses[place] = instant + offset end
+    return own, offset + moved.by
+end
+
+-- A table of the states, for as many receipts.
+function Constraints:checked(states, receipts)
+    Exact.whole("receipts", #receipts, #self.algorithms, #self.algorithms)
+    return {unpack(states)}
+end
+
+-- Whether an algorithm counts by real or civil time, which goes on in a hold.
+function Constraints:is_real(index)
+    return self.aligned[index] or self.civil[index]
 end
 
 -- How far an algorithm's receipts are ahead of the queue's time.
@@ -201,7 +263,16 @@ function Constraints:timeline(index, shift, skew)
     return 0, shift + skew
 end
 
--- Whether a hold was ended since a charge, which may lie in an earlier window now than its receipt tells.
-function Constraints:has_moved(index, due, receipt, shift)
-    return self.aligned[index] and type(receipt) == "number" and receipt > due + shift
+-- The receipt of a call after a hold has moved it; false if a hold was ended since, and it may be counted in an
+-- earlier window than the receipt tells.
+function Constraints:counted_at(index, due, receipt, shift, skew, call)
+    if type(receipt) ~= "number" or not (self.aligned[index] or self.civil[index]) then return receipt end
+    local limit, leaves = self.algorithms[index], due + shift + (self.aligned[index] and 0 or skew)
+    if self.aligned[index] and receipt > leaves then return false end
+    -- Civil time is measured anew at each decision, and may be ahead by up to a second more or less.
+    if receipt > leaves + 1e6 and limit:together(receipt) ~= limit:together(leaves) then
+        return call == "changed" and receipt
+    end
+    if not call and receipt < leaves and leaves <= receipt + shift then return leaves end
+    return receipt
 end

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from shapekit.algorithms.base import Algorithm, Decided, Window, slowed
+from shapekit.algorithms.base import Algorithm, Decided, Shift, Window, slowed
 from shapekit.algorithms.compose import adopted, each, of_one_kind
 from shapekit.algorithms.gcra import GCRA
 from shapekit.algorithms.inflight import Concurrency
@@ -15,7 +15,7 @@ from shapekit.algorithms.prospects import Periodic, Prospect
 from shapekit.algorithms.quota import Quota, rolling_window
 from shapekit.decision import Decision, Receipt
 from shapekit.errors import ConfigError
-from shapekit.rate import Rate, Value, exactly, whole
+from shapekit.rate import SECOND_US, Rate, Value, exactly, whole
 
 States: TypeAlias = tuple[Any, ...]
 Receipts: TypeAlias = tuple[Receipt, ...]
@@ -23,6 +23,13 @@ Ahead: TypeAlias = tuple[int, int, int]
 """How far real time is ahead of the queue's, in a hold at its end; how far civil time of real time; and real
 time now, which the end of a hold may be far ahead of.
 """
+
+Call: TypeAlias = Literal["waits", "left", "changed"]
+"""What is known of a call that gives back: it waits for its slot, or has left; or limits have changed since
+it may have been charged.
+"""
+_JITTER_US = SECOND_US
+"""Civil time is measured anew at each decision, and may be ahead by a little more or less."""
 
 _Asked: TypeAlias = tuple[bool, Callable[..., int], Callable[..., Decided[Any]], Algorithm[Any] | None]
 """What each departure asks of an algorithm: whether it is aligned, its `earliest` and `charge`, and itself if
@@ -117,49 +124,63 @@ class Constraints(Value):
                 life = lives
         return tuple(after), tuple(receipts), life - (at + shift - now)
 
-    def refund(self, states: States, due: int, cost: int, receipts: Receipts, ahead: Ahead) -> States:
+    def refund(
+        self, states: States, due: int, cost: int, receipts: Receipts, ahead: Ahead, call: Call = "waits"
+    ) -> States:
         """The states after `cost` is given back to the charges of this departure with these receipts."""
         if cost == 0 or not receipts:
             return states
         after = []
         for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
-            if receipt is not None and not _has_moved(algorithm, due, receipt, ahead):
+            place = _counted_at(algorithm, due, receipt, ahead, call)
+            if place is not None:
                 since, skew = _present(algorithm, ahead)
-                before = algorithm.refund(before, since, cost, receipt, skew).state  # noqa: PLW2901
+                before = algorithm.refund(before, since, cost, place, skew).state  # noqa: PLW2901
             after.append(before)
         return tuple(after)
 
     def refund_last(
-        self, states: States, due: int, cost: int, receipts: Receipts, ahead: Ahead, newest: int
+        self,
+        states: States,
+        due: int,
+        cost: int,
+        receipts: Receipts,
+        ahead: Ahead,
+        newest: int,
+        call: Call = "waits",
     ) -> States:
         """`refund`, if all later charges were given back, and `newest` is the last departure that is left."""
         if cost == 0 or not receipts:
             return states
         after = []
         for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
-            if receipt is not None and not _has_moved(algorithm, due, receipt, ahead):
+            place = _counted_at(algorithm, due, receipt, ahead, call)
+            if place is not None:
                 since, skew = _present(algorithm, ahead)
                 # By aligned time it may have shifted since.
                 left = None if algorithm.aligned else newest
-                before = algorithm.refund_last(before, since, cost, receipt, skew, left)  # noqa: PLW2901
+                before = algorithm.refund_last(before, since, cost, place, skew, left)  # noqa: PLW2901
             after.append(before)
         return tuple(after)
 
     def refund_many(
-        self, states: States, dues: Sequence[int], offsets: Sequence[int], ahead: Ahead
+        self,
+        states: States,
+        dues: Sequence[int],
+        offsets: Sequence[int],
+        ahead: Ahead,
+        call: Call = "waits",
     ) -> States:
         """The states after one unit is given back to each of these departures, which ascend."""
         after = []
         for algorithm, before in zip(self.algorithms, states, strict=True):
             since, skew = _present(algorithm, ahead)
             offset = _offset(algorithm, offsets)
-            if _has_moved(algorithm, 0, offset, ahead):
-                after.append(before)
-                continue
             charges: dict[int | None, list[int]] = {}
             for due in dues:
-                charged_at = due + offset
-                charges.setdefault(algorithm.together(charged_at), [charged_at, 0])[1] += 1
+                charged_at: Any = _counted_at(algorithm, due, due + offset, ahead, call)
+                if charged_at is not None:
+                    charges.setdefault(algorithm.together(charged_at), [charged_at, 0])[1] += 1
             after.append(algorithm.refund_many(before, since, [*charges.values()], skew))
         return tuple(after)
 
@@ -209,11 +230,12 @@ class Constraints(Value):
         return tuple(kept)
 
     def debit(self, states: States, at: int, cost: int, receipts: Receipts, ahead: Ahead) -> States:
-        """The states after `cost` more is charged without asking."""
+        """The states after `cost` more is charged without asking, at this instant of the queue's time."""
         after = []
         for algorithm, before, receipt in zip(self.algorithms, states, receipts, strict=True):
-            _, skew = timeline(algorithm, ahead)
-            since = ahead[2] if algorithm.aligned else at
+            since, skew = _present(algorithm, ahead)
+            if not _is_real(algorithm):
+                since = at
             after.append(algorithm.debit(before, since, cost, receipt, skew).state)
         return tuple(after)
 
@@ -267,6 +289,55 @@ class Constraints(Value):
             is_alike = of_one_kind(algorithm.kind, old.kind)
             kept.append(adopted(algorithm, state, old, newest + real, skew) if is_alike else None)
         return tuple(kept)
+
+    def shifted(self, states: States, moved: Shift, ahead: Ahead) -> States:
+        """The states after a hold, or its end, has moved waiting calls, as seen on the queue's time."""
+        after = [*states]
+        for place, limit, own, skew in self._shifts(states, moved, ahead):
+            after[place] = limit.shifted(states[place], own, skew)
+        return tuple(after)
+
+    def sooner(self, states: States, moved: Shift, ahead: Ahead) -> int:
+        """How much sooner, as far as asked, calls may leave so that no window of real time sees more than its
+        limit.
+        """
+
+        def tight(by: int) -> list[tuple[Algorithm[Any], int]]:
+            shifts = self._shifts(states, moved._replace(by=-by), ahead)
+            return [
+                (limit, own.first) for place, limit, own, _ in shifts if not limit.fits(states[place], own)
+            ]
+
+        by = -moved.by
+        found = tight(by)
+        if not found:
+            return by
+        # In the next window, or at the same place in a later one.
+        ends = [(at, limit.bounds(at)[0], limit.bounds(at - by)[1]) for limit, at in found]
+        soonest = max(0, min(at - end for at, _, end in ends))
+        return max(0, min(start - end for _, start, end in ends)) if tight(soonest) else soonest
+
+    def _shifts(
+        self, states: States, moved: Shift, ahead: Ahead
+    ) -> Iterator[tuple[int, Algorithm[Any], Shift, int]]:
+        """The place of each limit that counts by real time, how its calls move, and how far civil time is
+        ahead of the queue's then.
+        """
+        shift, skew, _ = ahead
+        parts = [*zip(self.algorithms, states, strict=True)]
+        own = [(one, state) for one, state in parts if state is not None and not _is_real(one)]
+        for place, (limit, before) in enumerate(parts):
+            if before is None or not _is_real(limit):
+                continue
+            offset = shift if limit.aligned else shift + skew
+
+            def most(instant: int, offset: int = offset) -> int:
+                at = instant - offset
+                return min([moved.most(at), *(one.since(state, at) for one, state in own)])
+
+            now, first, newest = (at + offset for at in moved[:3])
+            pauses = [(left + offset, following + offset) for left, following in moved.pauses]
+            yield place, limit, Shift(now, first, newest, moved.by, most, pauses), offset + moved.by
 
     def resumed(self, states: States, at: int, newest: int, shift: int) -> States:
         """The states after a hold was ended early: real time is ahead of the queue's by this `shift` now."""
@@ -341,6 +412,11 @@ def timeline(algorithm: Algorithm[Any], ahead: Ahead) -> tuple[int, int]:
     return (shift, skew) if algorithm.aligned else (0, shift + skew)
 
 
+def _is_real(algorithm: Algorithm[Any]) -> bool:
+    """Whether it counts by real or civil time, which goes on in a hold."""
+    return algorithm.aligned or algorithm.civil
+
+
 def _present(algorithm: Algorithm[Any], ahead: Ahead) -> tuple[int, int]:
     """The present of an algorithm, and how far civil time is ahead of it.
 
@@ -350,11 +426,21 @@ def _present(algorithm: Algorithm[Any], ahead: Ahead) -> tuple[int, int]:
     return ahead[2] - ahead[0] + real, skew
 
 
-def _has_moved(algorithm: Algorithm[Any], due: int, receipt: Receipt, ahead: Ahead) -> bool:
-    """Whether a hold was ended since this charge. Then it may lie in an earlier window than its receipt
-    tells, and that one counts other calls: it is not given back, and passes with time.
+def _counted_at(algorithm: Algorithm[Any], due: int, receipt: Receipt, ahead: Ahead, call: Call) -> Receipt:
+    """The receipt of a call after a hold has moved it; None if a hold was ended since.
+
+    Then it may be counted in an earlier window than the receipt tells, and that one counts other calls: it is
+    not given back, and passes with time. A calendar period keeps whom changed limits have moved.
     """
-    return algorithm.aligned and isinstance(receipt, int) and receipt > due + ahead[0]
+    shift, skew, _ = ahead
+    if not isinstance(receipt, int) or not _is_real(algorithm):
+        return receipt
+    leaves = due + shift + (0 if algorithm.aligned else skew)
+    if algorithm.aligned and receipt > leaves:
+        return None
+    if receipt > leaves + _JITTER_US and algorithm.together(receipt) != algorithm.together(leaves):
+        return receipt if call == "changed" else None
+    return leaves if call == "waits" and receipt < leaves <= receipt + shift else receipt
 
 
 def _offset(algorithm: Algorithm[Any], offsets: Sequence[int]) -> int:

@@ -248,6 +248,7 @@ function LeakyQueue:cancel(s, now, skew, grant)
         is_newest = number == own + since and moved_rest == 0 and moved % DEBT == 0 and moved / DEBT <= since
     end
     local left
+    local call = book[7] ~= "" and "changed" or nil
     if in_the_middle and not is_newest then
         left = self.places:given_back(book,
             {start, start_rest, last, last_rest, due, cost, back, back_rest, before, receipts}, number)
@@ -256,12 +257,12 @@ function LeakyQueue:cancel(s, now, skew, grant)
         book = left
     elseif at_the_end then
         -- The tail retracts, also over free places that now end it.
-        parts = self.constraints:refund_last(parts, due, cost, receipts, shift, skew, now, before)
+        parts = self.constraints:refund_last(parts, due, cost, receipts, shift, skew, now, before, call)
         if less(start, start_rest, back, back_rest) then back, back_rest = start, start_rest end
         book, tail, tail_rest, newest, parts =
             self.places:retracted(book, back, back_rest, before, parts, at, shift, skew, now)
     else
-        parts = self.constraints:refund(parts, due, cost, receipts, shift, skew, now)
+        parts = self.constraints:refund(parts, due, cost, receipts, shift, skew, now, call)
         if is_newest then newest = math.min(newest, before) end
     end
     return self:kept({tail, tail_rest, newest, generation, number, till, shift, book, parts}, now, skew)
@@ -288,8 +289,9 @@ function LeakyQueue:settle(s, now, skew, grant, actual, nonce)
     local extra = actual - cost
     if extra == 0 or (extra < 0 and not is_own) then return s, extra == 0 and follows or 0, 0, false end
     if extra > 0 then
-        -- Used units stay used, whether or not the key was reset.
-        parts = self.constraints:debit(parts, at, extra, grant[12], shift, skew, now)
+        -- Used units stay used, whether or not the key was reset. They were used before a hold that is ended makes
+        -- time go on.
+        parts = self.constraints:debit(parts, math.min(at, now - book[9]), extra, grant[12], shift, skew, now)
         -- An unpaced tail moves too: a waiting call that was taken for the last would take the debt along.
         local owed, owed_rest = later(tail, tail_rest, at, 0)
         local width, width_rest = DEBT, 0
@@ -298,7 +300,8 @@ function LeakyQueue:settle(s, now, skew, grant, actual, nonce)
         if owed >= END then owed, owed_rest = END, 0 end
         tail, tail_rest = later(tail, tail_rest, owed, owed_rest)
     else
-        parts = self.constraints:refund(parts, grant[3], -extra, grant[12], shift, skew, now)
+        local call = book[7] ~= "" and "changed" or grant[3] < at and "left" or nil
+        parts = self.constraints:refund(parts, grant[3], -extra, grant[12], shift, skew, now, call)
         local last, last_rest = self:end_of(grant, actual)
         if tail == grant[7] and tail_rest == grant[8] and less(last, last_rest, tail, tail_rest)
             and follows == grant[2] then
@@ -338,6 +341,7 @@ function LeakyQueue:hold(s, now, skew, length, nonce)
         book = with_base(book, UNKNOWN)
     end
     shift = math.max(shift, ends - first)
+    parts = self:shifted(line, first, shift, now, skew)
     local held = {tail, tail_rest, newest, generation, number, ends, shift, book, parts}
     return held, length, self:life(held, now, skew), true
 end
@@ -373,9 +377,14 @@ function LeakyQueue:resume(s, now, skew, notice)
     local tail, tail_rest, newest, generation, number, till, shift, book, parts = unpack(s)
     local ends = math.max(now + notice, book[8] or 0)
     if till <= ends then return s, math.max(0, till - now), 0, false end
-    local back, base = till - ends, book[9] or UNKNOWN
-    if base >= 0 then back = math.min(back, shift - base) end
-    shift = shift - back
+    local wanted, base, stood = till - ends, book[9] or UNKNOWN, till - shift
+    if base >= 0 then wanted = math.min(wanted, shift - base) end
+    if newest >= stood then
+        local back = self.constraints:sooner(parts, self:shift(s, stood, -wanted, now), shift, skew)
+        if back < wanted then wanted, ends = back, till - back end
+    end
+    shift = shift - wanted
+    parts = self:shifted(s, stood, shift, now, skew)
     parts = self.constraints:resumed(parts, ends - shift, newest, shift)
     local freed = {tail, tail_rest, newest, generation, number, ends, shift, book, parts}
     return freed, ends - now, self:life(freed, now, skew), true
@@ -397,14 +406,14 @@ function LeakyQueue:late(s, now, skew, calls)
     if type(calls) ~= "table" then error("shapekit: nobody is late", 0) end
     local answers, life, persists = {}, 0, false
     for index, call in ipairs(calls) do
-        local moved, leaves_at, stands_until = self:moved_on(s, now, unpack(call, 1, 4))
+        local moved, leaves_at, stands_until = self:moved_on(s, now, skew, unpack(call, 1, 4))
         answers[index] = {leaves_at, stands_until}
         if moved then s, life, persists = moved, self:life(moved, now, skew), true end
     end
     return s, answers, life, persists
 end
 
-function LeakyQueue:moved_on(s, now, generation, by, cost, nonce)
+function LeakyQueue:moved_on(s, now, skew, generation, by, cost, nonce)
     whole("generation", generation, UNKNOWN, LARGEST)
     whole("by", by, 0, LARGEST)
     whole("cost", cost, 1, 1e12)
@@ -417,17 +426,41 @@ function LeakyQueue:moved_on(s, now, generation, by, cost, nonce)
     if not self.paced and #self.constraints.algorithms == 0 then grace = END end
     if till > now then grace = 0 end
     if late <= grace or free_at > now + SOON then return nil, free_at, UNKNOWN end
-    tail, tail_rest, newest, own, number, till, shift, book, parts = unpack(self:stopped(line, now))
+    tail, tail_rest, newest, own, number, till, shift, book = unpack(self:stopped(line, now))
     local base = till > now and book[9] or UNKNOWN
     if #parts > 0 and late <= MOST_LATE then
         book = with_base(book, base >= 0 and base + late or base)
-        return {tail, tail_rest, newest, own, number, till, shift + late, book, parts}, free_at, free_at
+        shift = shift + late
+        parts = self:shifted(line, at, shift, now, skew)
+        return {tail, tail_rest, newest, own, number, till, shift, book, parts}, free_at, free_at
     end
     local leaves_at = till > now and free_at or self:next_slot(tail, tail_rest, at) + shift
     local ends = leaves_at + up(self:width(cost))
     book = with_base(book, base)
     if ends > now + SOON then book = self.standing(book, ends) end
+    parts = self:shifted(line, at, ends - at, now, skew)
     return {tail, tail_rest, newest, own, number, ends, ends - at, book, parts}, leaves_at, ends
+end
+
+-- What the limits of real time count as the line moves by this `shift`, from the departure `first` on.
+function LeakyQueue:shifted(line, first, shift, now, skew)
+    local before, parts = line[7], line[9]
+    local moved = self:shift(line, first, shift - before, now)
+    if #parts == 0 or moved.newest < first or moved.by == 0 then return parts end
+    return self.constraints:shifted(parts, moved, before, skew)
+end
+
+-- The twin of a Shift in base.py. Its `most` takes some units, and returns how many of them may leave then.
+function LeakyQueue:shift(line, first, by, now)
+    local tail, tail_rest, newest, book = line[1], line[2], line[3], line[8]
+    -- Also if all have given up, the end of a hold brings back what the hold has taken.
+    if by <= 0 then newest = math.max(newest, first) end
+    local function most(at, units)
+        if not self.paced or units == 0 then return units end
+        local room, room_rest = minus(tail, tail_rest, at - 1, 0, self.q)
+        return Exact.greatest(units, function(some) return not less(room, room_rest, self:spread(some)) end)
+    end
+    return {now = now - line[7], first = first, newest = newest, by = by, most = most, pauses = book[10] or {}}
 end
 
 function LeakyQueue:next_slot(tail, tail_rest, at)

@@ -32,11 +32,11 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, TypeAlias
 
-from shapekit.algorithms.base import END_US, Algorithm, Leaf, slowed
+from shapekit.algorithms.base import END_US, NEVER_US, Algorithm, Leaf, Shift, slowed
 from shapekit.algorithms.gcra import interval
 from shapekit.algorithms.prospects import Pace, departures, unforeseeable
 from shapekit.algorithms.queue import slots
-from shapekit.algorithms.queue.constraints import Constraints, States, burst_of, part_below, timeline
+from shapekit.algorithms.queue.constraints import Call, Constraints, States, burst_of, part_below, timeline
 from shapekit.algorithms.queue.slots import NONE, NOTICE_US, Asked, Grant, Granted, Move, Moves, Places
 from shapekit.algorithms.queue.wire import UNKNOWN, Confirmed, Further, Late, Moved, WiredQueue
 from shapekit.algorithms.quota import Quota
@@ -221,6 +221,8 @@ class LeakyQueue(WiredQueue):
                 newest = min(newest, -(-tail // self.q))
         else:
             grant, kept = self.own(grant), None
+            call: Call = "changed" if changes else "waits"
+            charged = grant.due_us, grant.cost, grant.receipts
             is_last = stands and grant.end == tail
             is_newest = not self.paced and grant.due_us == newest and self._is_newest(line, grant)
             if stands and grant.end < tail and not is_newest:
@@ -229,13 +231,11 @@ class LeakyQueue(WiredQueue):
                 free = kept
             elif is_last:
                 # The tail retracts, also over free places that now end it.
-                parts = self.constraints.refund_last(
-                    parts, grant.due_us, grant.cost, grant.receipts, ahead, grant.undo[1]
-                )
+                parts = self.constraints.refund_last(parts, *charged, ahead, grant.undo[1], call)
                 undo = (min(grant.undo[0], grant.start), grant.undo[1])
                 free, (tail, newest), parts = self.places.retracted(free, undo, parts, at, ahead)
             else:
-                parts = self.constraints.refund(parts, grant.due_us, grant.cost, grant.receipts, ahead)
+                parts = self.constraints.refund(parts, *charged, ahead, call)
                 newest = min(newest, grant.undo[1]) if is_newest else newest
         book = (free, left, mark, changes, stands_until, pause)
         after = (tail, newest, generation, number, until, shift, book, parts)
@@ -267,13 +267,18 @@ class LeakyQueue(WiredQueue):
         if extra == 0 or (extra < 0 and not is_own):
             return state, 0 if extra else follows, 0, False
         if extra > 0:
-            # Used units stay used, whether or not the key was reset.
-            parts = self.constraints.debit(parts, at, extra, grant.receipts, (shift, skew, now))
+            # Used units stay used, whether or not the key was reset. They were used before a hold that is
+            # ended makes time go on.
+            parts = self.constraints.debit(
+                parts, min(at, now - pause[0]), extra, grant.receipts, (shift, skew, now)
+            )
             # An unpaced tail moves too: a waiting call that was taken for the last would take the debt along.
             owed = max(tail, at * self.q) + (self.p * extra if self.paced else _DEBT)
             tail = max(tail, min(owed, END_US * self.q))
         else:
-            parts = self.constraints.refund(parts, grant.due_us, -extra, grant.receipts, (shift, skew, now))
+            call: Call = "changed" if changes else "left" if grant.due_us < at else "waits"
+            ahead = shift, skew, now
+            parts = self.constraints.refund(parts, grant.due_us, -extra, grant.receipts, ahead, call)
             end = self.end_of(grant, actual)
             if tail == grant.end > end and follows == grant.version:
                 tail = end
@@ -314,13 +319,13 @@ class LeakyQueue(WiredQueue):
         answers: list[Moved] = []
         life, persists = 0, False
         for call in calls:
-            moved, answer = self._moved(state, now, call)
+            moved, answer = self._moved(state, now, call, skew)
             answers.append(answer)
             if moved is not None:
                 state, life, persists = moved, self._life(moved, now, skew), True
         return state, tuple(answers), life, persists
 
-    def _moved(self, state: Line | None, now: int, call: Late) -> tuple[Line | None, Moved]:
+    def _moved(self, state: Line | None, now: int, call: Late, skew: int) -> tuple[Line | None, Moved]:
         generation, by, cost, nonce = call
         line: Line = state or (0, 0, nonce, 0, 0, 0, (), self.constraints.cold)
         tail, newest, own, number, until, shift, book, parts = line
@@ -332,18 +337,41 @@ class LeakyQueue(WiredQueue):
         if late <= grace or free_at > now + SOON_US:
             return None, (free_at, UNKNOWN)
         # As in any hold, time stands still for it: it leaves at the end, and counts then.
-        tail, newest, own, number, until, shift, book, parts = self.stopped(line, now)
+        tail, newest, own, number, until, shift, book, _ = self.stopped(line, now)
         base = paused(book)[0] if until > now else UNKNOWN
         if parts and late <= MOST_LATE_US:
             book = _with_base(book, base + late if base >= 0 else base)
-            return (tail, newest, own, number, until, shift + late, book, parts), (free_at, free_at)
+            shift += late
+            parts = self._shifted(line, at, shift, now, skew)
+            return (tail, newest, own, number, until, shift, book, parts), (free_at, free_at)
         # Time stands still from now until the slot after that of the call. So no other is later for it.
         leaves_at = free_at if until > now else self.next_slot(tail, at) + shift
         ends = leaves_at + -(-self._width(cost) // self.q)
         book = _with_base(book, base)
         if ends > now + SOON_US:
             book = standing(book, parts, ends)
+        parts = self._shifted(line, at, ends - at, now, skew)
         return (tail, newest, own, number, ends, ends - at, book, parts), (leaves_at, ends)
+
+    def _shifted(self, line: Line, first: int, shift: int, now: int, skew: int) -> States:
+        """What the limits of real time count as the line moves by this `shift`, from the departure `first`
+        on.
+        """
+        before, parts = line[5], line[7]
+        moved = self._shift(line, first, shift - before, now)
+        if not parts or moved.newest < first or not moved.by:
+            return parts
+        return self.constraints.shifted(parts, moved, (before, skew, now))
+
+    def _shift(self, line: Line, first: int, by: int, now: int) -> Shift:
+        tail, newest, _, _, _, shift, book, _ = line
+        # Also if all have given up, the end of a hold brings back what the hold has taken.
+        newest = newest if by > 0 else max(newest, first)
+
+        def most(at: int) -> int:
+            return max(0, (tail - (at - 1) * self.q) // self.p) if self.paced else NEVER_US
+
+        return Shift(now - shift, first, newest, by, most, paused(book)[1])
 
     @property
     def is_off(self) -> bool:
@@ -446,6 +474,7 @@ class LeakyQueue(WiredQueue):
         elif until <= now:
             book = _with_base(book, UNKNOWN)
         shift = max(shift, end - first)
+        parts = self._shifted(line, first, shift, now, skew)
         held = (tail, newest, generation, number, end, shift, book, parts)
         return held, length, self._life(held, now, skew), True
 
@@ -477,16 +506,29 @@ class LeakyQueue(WiredQueue):
     ) -> tuple[Line | None, int, int, bool]:
         """End a hold `notice` from now, if it would last longer. Returns the hold's length from now.
 
-        Time stands still for a late call until its end, or the next call would be next to it.
+        Time stands still for a late call until its end, or the next call would be next to it. And calls that
+        were put off to a later window stay held, if the one in which they would leave has no room for them.
         """
+        return self.resumed(state, now, notice, skew, whatever_fits=False)
+
+    def resumed(
+        self, state: Line | None, now: int, notice: int, skew: int, *, whatever_fits: bool
+    ) -> tuple[Line | None, int, int, bool]:
+        """`resume`, perhaps without asking whether there is room for those who wait."""
         if state is None:
             return None, 0, 0, False
         tail, newest, generation, number, until, shift, book, parts = state
         end = max(now + notice, stands_until(book))
         if until <= end:
             return state, max(0, until - now), 0, False
-        base = paused(book)[0]
-        shift -= until - end if base < 0 else min(until - end, shift - base)
+        base, stood = paused(book)[0], until - shift
+        wanted = until - end if base < 0 else min(until - end, shift - base)
+        if newest >= stood and not whatever_fits:
+            moved = self._shift(state, stood, -wanted, now)
+            back = self.constraints.sooner(parts, moved, (shift, skew, now))
+            wanted, end = back, end if back == wanted else until - back
+        shift -= wanted
+        parts = self._shifted(state, stood, shift, now, skew)
         parts = self.constraints.resumed(parts, end - shift, newest, shift)
         freed = (tail, newest, generation, number, end, shift, book, parts)
         return freed, end - now, self._life(freed, now, skew), True
@@ -594,7 +636,8 @@ class LeakyQueue(WiredQueue):
         If an operator has set the numbers, or did before, waiting calls move instead.
         """
         if writer.is_held and not self.is_held:
-            state = writer.resume(state, now, NOTICE_US)[0]
+            is_other = self.is_off or self.constraints != writer.constraints
+            state = writer.resumed(state, now, NOTICE_US, skew, whatever_fits=is_other)[0]
         if not self.constraints.algorithms:
             state = writer.stopped(state, now)
         tail, newest, generation, number, until, shift, book, parts = state

@@ -175,7 +175,7 @@ function Places:swept(book, parts, at, shift, skew, now)
         local place = self:single(singles, gone + 1)
         if place[5] >= at then break end
         gone = gone + 1
-        parts = self.constraints:refund(parts, place[5], place[6], place[10], shift, skew, now)
+        parts = self.constraints:refund(parts, place[5], place[6], place[10], shift, skew, now, "left")
         is_new = is_new or place[6] ~= 0
         passed[gone] = place
     end
@@ -183,7 +183,7 @@ function Places:swept(book, parts, at, shift, skew, now)
         local row = row_at({rows}, 1)
         local count = self:passed(row, at)
         if count == 0 then break end
-        parts = self:refunded(parts, row, count, shift, skew, now)
+        parts = self:refunded(parts, row, count, shift, skew, now, "left")
         passed[#passed + 1] = self:stretch(row, count)
         local rest = count < row[3] and text_of(self:rest(row, count)) or ""
         rows = Rows.replaced(rows, ROW, 1, 1, rest)
@@ -287,13 +287,13 @@ function Places:passed(row, at)
     return passed
 end
 
-function Places:refunded(parts, row, count, shift, skew, now)
+function Places:refunded(parts, row, count, shift, skew, now, call)
     -- A sound state has half of that, and each call adds a few.
     self.left = self.left - count
     if count < 1 or self.left < 0 then damaged() end
     local dues = {}
     for index = 1, count do dues[index] = self:due(row, index - 1) end
-    return self.constraints:refund_many(parts, dues, row[8], row[9], shift, skew, now)
+    return self.constraints:refund_many(parts, dues, row[8], row[9], shift, skew, now, call)
 end
 
 end

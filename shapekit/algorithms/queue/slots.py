@@ -41,7 +41,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from shapekit.algorithms import rows as pages
 from shapekit.algorithms.base import END_US
-from shapekit.algorithms.queue.constraints import Ahead, Constraints, Receipts, States
+from shapekit.algorithms.queue.constraints import Ahead, Call, Constraints, Receipts, States
 from shapekit.algorithms.rows import Pages, mapped
 from shapekit.decision import Decision
 from shapekit.rate import Value
@@ -229,10 +229,10 @@ class Places(Value):
         rows, singles = free
         gone: list[Single] = [*takewhile(lambda place: place[2] < at, chain.from_iterable(singles))]
         for _, _, due, cost, _, receipts in gone:
-            parts = self._constraints.refund(parts, due, cost, receipts, ahead)
+            parts = self._constraints.refund(parts, due, cost, receipts, ahead, "left")
         passed = gone.copy()
         while rows and (count := self._passed(row := rows[0][0], at)):
-            parts = self._refunded(parts, row, count, ahead)
+            parts = self._refunded(parts, row, count, ahead, "left")
             passed.append(self._stretch(row, count))
             rows = self._without(rows, count)
         kept: list[Single] = []
@@ -324,9 +324,9 @@ class Places(Value):
             return count
         return max(1, min(count, ((at - 1) * self._q + self._lead - start) // self._slot + 1))
 
-    def _refunded(self, parts: States, row: Row, count: int, ahead: Ahead) -> States:
+    def _refunded(self, parts: States, row: Row, count: int, ahead: Ahead, call: Call = "waits") -> States:
         dues = [self._due(row, index) for index in range(count)]
-        return self._constraints.refund_many(parts, dues, row[5:], ahead)
+        return self._constraints.refund_many(parts, dues, row[5:], ahead, call)
 
 
 def _position(place: Single) -> tuple[int, int]:

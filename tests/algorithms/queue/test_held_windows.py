@@ -6,10 +6,11 @@ lets no call leave sooner and its end none later, and a forecast is right.
 
 import random
 from bisect import bisect_left
+from collections import Counter
 
 import pytest
 
-from shapekit import FixedWindow, ManualClock, Policy, Quota, Shaper, SlidingWindow
+from shapekit import GCRA, FixedWindow, ManualClock, Policy, Quota, Shaper, SlidingWindow, all_of
 from shapekit.algorithms.gcra import TokenBucket
 from shapekit.algorithms.queue.queue import SOON_US
 from shapekit.algorithms.queue.slots import MOST_PAUSES, Grant
@@ -193,16 +194,13 @@ def test_a_quota_that_is_spent_at_the_end_of_a_hold_names_its_own_reset():
     """And none that is sooner by as much as the refused call would have moved the line."""
     clock, shaper = shaper_of("1/s", gates=(Quota("2/fixed:100s"),))
     clock.set(10)
-    shaper.hold(95)
-    counted_in_the_next_period = [shaper.reserve(), shaper.reserve()]
-    shaper.resume()
-    assert max(map(shaper.remaining, counted_in_the_next_period)) < 2
+    assert [shaper.reserve().delay for _ in range(2)] == [0, 1]
     clock.advance(3)
-    shaper.hold(95)
+    shaper.hold(85)
     refused = shaper.reserve()
     assert not refused
-    assert refused.decision.reset_at == 200
-    assert refused.decision.retry_after == 187
+    assert refused.decision.reset_at == 100
+    assert refused.decision.retry_after == 87
 
 
 @pytest.mark.parametrize("in_the_hold", ["came", "came and gone", "cost more"])
@@ -244,6 +242,98 @@ def test_what_a_hold_put_off_and_its_end_brought_back_takes_nothing_from_the_win
         clock.advance(20)
     leaves += [clock.now() + shaper.reserve(max_wait=1_000).delay for _ in range(12)]
     check_periods([(round(at * S), 1) for at in leaves], 5, 60 * S)
+
+
+MINUTES = pytest.mark.parametrize("gate", [FixedWindow(10, 60), Quota("10/fixed:60s")])
+
+
+def leaves(clock, shaper, *slots):
+    """In which minute these calls leave, and how many of each."""
+    return Counter(int((clock.now() + shaper.remaining(slot)) // 60) for slot in slots)
+
+
+@MINUTES
+@pytest.mark.parametrize("gives_up", [0, 3, 6])
+def test_whom_a_hold_puts_off_to_a_later_window_counts_there(gate, gives_up):
+    """And gives back there, too."""
+    clock, shaper = shaper_of("1/s", gates=(gate,))
+    clock.set(30)
+    slots = [shaper.reserve() for _ in range(6)]
+    shaper.hold(40)
+    clock.advance(1)
+    for slot in slots[len(slots) - gives_up :]:
+        assert slot.cancel()
+    stay = slots[: len(slots) - gives_up]
+    stay += [shaper.reserve(max_wait=1_000) for _ in range(15)]
+    assert leaves(clock, shaper, *stay)[1] == 10
+
+
+@pytest.mark.parametrize("part", [FixedWindow(10, 60), Quota("10/fixed:60s")])
+def test_part_of_a_composite_counts_whom_a_hold_puts_off_where_they_leave(part):
+    clock, shaper = shaper_of("1/s", gates=(all_of(part, GCRA("100/s")),))
+    clock.set(30)
+    slots = [shaper.reserve() for _ in range(6)]
+    shaper.hold(40)
+    slots += [shaper.reserve(max_wait=1_000) for _ in range(15)]
+    assert leaves(clock, shaper, *slots) == {1: 10, 2: 10, 3: 1}
+
+
+@MINUTES
+def test_what_a_hold_took_from_a_window_its_end_brings_back(gate):
+    clock, shaper = shaper_of("1/s", gates=(gate,))
+    left = [shaper.reserve() for _ in range(3)]
+    clock.set(30)
+    slots = [shaper.reserve() for _ in range(4)]
+    for _ in range(3):
+        shaper.hold(40)
+        clock.advance(1)
+        assert shaper.resume() < 5
+    slots += [shaper.reserve(max_wait=1_000) for _ in range(10)]
+    assert leaves(clock, shaper, *slots)[0] == 10 - len(left)
+
+
+@MINUTES
+def test_the_end_of_a_hold_brings_nobody_into_a_window_that_is_spent(gate):
+    clock, shaper = shaper_of("1/s", gates=(gate,))
+    for _ in range(8):
+        shaper.reserve()
+    clock.set(20)
+    shaper.hold(50)
+    waiting = [shaper.reserve(max_wait=1_000) for _ in range(5)]
+    shaper.resume()
+    waiting += [shaper.reserve(max_wait=1_000) for _ in range(10)]
+    assert leaves(clock, shaper, *waiting) == {1: 10, 2: 5}
+    assert shaper.remaining(waiting[0]) == 40
+
+
+def test_a_day_that_is_spent_stays_so_after_a_hold_of_a_month_was_ended():
+    """Those who wait leave in the next one that has room for them."""
+    day = 86_400
+    clock, shaper = shaper_of("1/s", gates=(Quota("10/day"),))
+    for _ in range(8):
+        shaper.reserve()
+    clock.set(1_000)
+    shaper.hold(30 * day)
+    waiting = [shaper.reserve(max_wait=40 * day) for _ in range(15)]
+    shaper.resume()
+    days = Counter(int((clock.now() + shaper.remaining(slot)) // day) for slot in waiting)
+    assert days == {1: 10, 2: 5}
+
+
+def test_what_a_call_cost_more_in_a_hold_counts_from_then_on():
+    """Not from the end of the hold, which may be ended early."""
+    clock, shaper = shaper_of("10/s", gates=(Quota("5/fixed:60s"),))
+    slots = [shaper.reserve() for _ in range(5)]
+    clock.set(1)
+    shaper.hold("1h")
+    assert shaper.settle(slots[-1], 2)
+    shaper.resume()
+    assert leaves(clock, shaper, *[shaper.reserve(max_wait=1_000) for _ in range(6)]) == {1: 5, 2: 1}
+    waiting = shaper.reserve(max_wait=1_000)
+    shaper.hold("1h")
+    assert shaper.settle(slots[0], 2)
+    shaper.resume()
+    assert leaves(clock, shaper, waiting, *[shaper.reserve(max_wait=1_000) for _ in range(6)]) == {2: 3, 3: 4}
 
 
 @pytest.mark.parametrize("is_ended_first", [False, True])
