@@ -148,8 +148,7 @@ class Policy:
 
         A strategy is a table with its name under `strategy`, and what it takes.
         """
-        named = {"name": "policy" if name is None else name}
-        told: dict[str, Any] = {**named, **fields_of(fields), "store": store}
+        told: dict[str, Any] = {"name": name, **fields_of(fields), "store": store}
         return cls(**told)
 
     @classmethod

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from shapekit import (
     GCRA,
+    ConfigError,
     FixedWindow,
     LeakyBucket,
     MemoryStore,
@@ -121,9 +122,14 @@ def test_the_fields_are_left_as_they_were():
 
 
 def test_the_name_is_the_arguments_or_the_tables():
-    assert Policy.from_dict({"rate": 1}).name == "policy"
     assert Policy.from_dict({"rate": 1}, name="a").name == "a"
     assert Policy.from_dict({"rate": 1, "name": "b"}, name="a").name == "b"
+
+
+def test_without_a_name_no_two_share_a_limit(tmp_path):
+    assert Policy.from_dict({"rate": 1}).name != Policy.from_dict({"rate": 1}).name
+    with pytest.raises(ConfigError, match="name=None is missing, and other processes share the store"):
+        Policy.from_dict({"rate": 1}, store=tmp_path / "limits.db")
 
 
 def test_the_store_is_passed_on(clock):

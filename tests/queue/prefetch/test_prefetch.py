@@ -341,7 +341,7 @@ def test_a_policy_and_all_that_take_its_keywords_know_prefetch(store):
         return 1
 
     assert call() == 1
-    told = Policy.from_dict({"rate": "10/s", "prefetch": "1s"}, store=store)
+    told = Policy.from_dict({"rate": "10/s", "prefetch": "1s"}, name="told", store=store)
     assert told.shaper.core.prefetch is not None
     for each in (policy, told):
         each.close()
