@@ -171,17 +171,25 @@ def _quota(text: str) -> Quota:
         raise ConfigError("quota", text, error.bound, fix) from None
 
 
-def chosen(overrides: Iterable[Override], key: str) -> Override | None:
-    """The override of a key: its own, or else that of the longest beginning, or else the whole policy's."""
-    best: Override | None = None
-    for one in overrides:
-        if one.key == key:
-            return one
-        if (one.key is None or (one.key.endswith(_ANY) and key.startswith(one.key[:-1]))) and (
-            best is None or len(one.key or "") > len(best.key or "")
-        ):
-            best = one
-    return best
+def chooser(overrides: Overrides) -> Callable[[str], Override | None]:
+    """Finds the override of a key: its own, or else that of the longest beginning, or else the policy's.
+
+    Every decision asks, and there may be an override for each customer.
+    """
+    own = {one.key: one for one in overrides}
+    general = [one for one in overrides if one.key is None or one.key.endswith(_ANY)]
+    general.sort(key=lambda one: len(one.key or ""), reverse=True)
+    beginnings = [((one.key or _ANY)[:-1], one) for one in general]
+
+    def choose(key: str) -> Override | None:
+        found = own.get(key)
+        if found is None:
+            for beginning, one in beginnings:
+                if key.startswith(beginning):
+                    return one
+        return found
+
+    return choose
 
 
 def written(overrides: Iterable[Override]) -> str:
@@ -193,12 +201,14 @@ def written(overrides: Iterable[Override]) -> str:
     return json.dumps(plain, separators=(",", ":")) if plain else ""
 
 
-def read(text: str) -> Overrides:
-    """The overrides in a text; ConfigError if it is illegible."""
+def read(text: str, known: Overrides = ()) -> Overrides:
+    """The overrides in a text; ConfigError if it is illegible. Those that are known are not checked again."""
     if not text:
         return ()
+    sound = {one: one for one in known}
     try:
-        found = tuple([Override(**fields).checked() for fields in json.loads(text)])
+        told = [Override(**fields) for fields in json.loads(text)]
+        found = tuple([sound.get(one) or one.checked() for one in told])
     except ConfigError:
         raise
     except (TypeError, ValueError, RecursionError) as error:

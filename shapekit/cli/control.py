@@ -27,7 +27,6 @@ from shapekit.algorithms.overrides import (
     Change,
     Override,
     Overrides,
-    chosen,
     difference,
     effective,
     override_of,
@@ -161,7 +160,7 @@ def resume(key: str, store: str | None, as_json: bool) -> None:
 def _resumed(found: FoundKey) -> Reply:
     _, _, until_us, now_us, *_ = found.apply(CONFIRM)
     left_us: int = max(0, until_us - now_us)
-    override = chosen(found.store.settings(found.name).known.overrides, found.key)
+    override = found.store.settings(found.name).known.choose(found.key)
     if override is not None and override.state == HELD:
         words = f" stays held, as {override.by} has set: `shapekit unset` ends that"
     else:

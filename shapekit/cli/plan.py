@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import track
 
 from shapekit._runtime.drivers import run
-from shapekit.algorithms.overrides import HELD, Override, chosen, effective, placed
+from shapekit.algorithms.overrides import HELD, Override, effective, placed
 from shapekit.algorithms.periods import zone_of
 from shapekit.algorithms.quota import Quota
 from shapekit.cli.main import CommandError
@@ -287,7 +287,7 @@ def _override(store: str | None, name: str, key: str | None) -> Override | None:
     """What operators have set for a key of a policy, or for the policy."""
     with closing(open_store(store)) as opened:
         opened.read_overrides(name)
-        return chosen(opened.settings(name).known.overrides, "default" if key is None else key)
+        return opened.settings(name).known.choose("default" if key is None else key)
 
 
 def _budget(quota: str, tz: str | None) -> Quota:

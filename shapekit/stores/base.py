@@ -110,9 +110,11 @@ class _Known(NamedTuple):
     """What is in force."""
     ends_us: int | None
     """When the first of them ends by itself, in civil time."""
+    choose: Callable[[str], Override | None]
+    """Finds the one that applies to a key."""
 
 
-_NOTHING_SET = _Known(Stored(), (), None)
+_NOTHING_SET = _Known(Stored(), (), None, lambda _: None)
 
 
 class Settings:
@@ -127,10 +129,11 @@ class Settings:
     def hear(self, stored: Stored, wall_us: int) -> None:
         """Take in what lies in the store, without what has ended at this civil time."""
         before = self.known
-        overrides = before.overrides if stored == before.stored else self._read(stored)
+        overrides = before.overrides if stored == before.stored else self._read(stored, before.overrides)
         in_force = tuple([one for one in overrides if not one.is_over(wall_us)])
         ends = [one.ends_us for one in in_force if one.ends_us is not None]
-        known = _Known(stored, in_force, min(ends, default=None))
+        choose = before.choose if in_force == before.overrides else _chooser(in_force)
+        known = _Known(stored, in_force, min(ends, default=None), choose)
         if known != before:
             self.known = known
         if in_force != before.overrides:
@@ -155,9 +158,7 @@ class Settings:
         """The program that decides about a key: the given one, or that with the limits of an override."""
         if not self.known.overrides or key.__class__ is tuple:
             return program
-        from shapekit.algorithms.overrides import chosen  # noqa: PLC0415 - only where something is set
-
-        override = chosen(self.known.overrides, key)
+        override = self.known.choose(key)
         if override is None:
             return program
         # By identity: to hash a program takes longer than all the rest.
@@ -178,14 +179,20 @@ class Settings:
             warn("an override of %r is ignored, and the limit in the code applies: %s", self.name, error)
             return program
 
-    def _read(self, stored: Stored) -> Overrides:
+    def _read(self, stored: Stored, known: Overrides) -> Overrides:
         from shapekit.algorithms.overrides import read  # noqa: PLC0415 - only where something is set
 
         try:
-            return read(stored.text)
+            return read(stored.text, known)
         except ConfigError as error:
             warn("the overrides of %r are ignored, and the limits in the code apply: %s", self.name, error)
             return ()
+
+
+def _chooser(overrides: Overrides) -> Callable[[str], Override | None]:
+    from shapekit.algorithms.overrides import chooser  # noqa: PLC0415 - only where something is set
+
+    return chooser(overrides)
 
 
 def warn(words: str, *args: object) -> None:
@@ -447,7 +454,7 @@ async def changed(
     write = Twin(store.write_overrides, store.awrite_overrides)
     while True:
         await driver.ask(look, name)
-        stored, before, _ = store.settings(name).known
+        stored, before, *_ = store.settings(name).known
         after = change(before)
         if written(after) == stored.text or await driver.ask(write, name, written(after), stored):
             return before, after

@@ -24,7 +24,7 @@ from shapekit import (
     first_of,
 )
 from shapekit.algorithms.ledger import Ledger, ledgered
-from shapekit.algorithms.overrides import chosen, difference, effective, override_of, read, written
+from shapekit.algorithms.overrides import chooser, difference, effective, override_of, read, written
 from shapekit.stores.encoding import describe, revived
 
 SET = Override(rate="20/s", by="ann@host", why="sale", set_at=5.0)
@@ -90,9 +90,45 @@ def test_the_longest_beginning_counts():
         Override("acme-*", "3/s"),
         Override("acme-1", "4/s"),
     ]
-    rates = {key: chosen(told, key).rate for key in ("zoe", "abc", "acme-2", "acme-1", "acme-")}
+    rates = {key: chooser(told)(key).rate for key in ("zoe", "abc", "acme-2", "acme-1", "acme-")}
     assert rates == {"zoe": "1/s", "abc": "2/s", "acme-2": "3/s", "acme-1": "4/s", "acme-": "3/s"}
-    assert chosen(told[1:], "zoe") is None
+    assert chooser(told[1:])("zoe") is None
+
+
+class Counting(str):
+    """A key that counts how many beginnings it is compared with."""
+
+    __slots__ = ("asked",)
+
+    def startswith(self, beginning):
+        self.asked += 1
+        return super().startswith(beginning)
+
+
+def test_a_decision_does_not_go_through_the_overrides_of_other_keys():
+    told = (*[Override(f"tenant-{number}", "1/s") for number in range(1_000)], Override("gold-*", "2/s"))
+    key = Counting("bronze-1")
+    key.asked = 0
+    assert chooser(told)(key) is None
+    assert key.asked == 1
+
+
+def test_setting_one_does_not_check_all_others_again(monkeypatch):
+    policy = Policy("1/s", name="mail")
+    for number in range(10):
+        policy.configure("2/s", key=f"tenant-{number}")
+    checked, check = [], Override.checked
+    monkeypatch.setattr(Override, "checked", lambda override: checked.append(override.key) or check(override))
+    policy.configure("3/s", key="tenant-3")
+    assert set(checked) == {"tenant-3"}
+    assert [one.rate for one in policy.configured()] == ["2/s"] * 3 + ["3/s"] + ["2/s"] * 6
+
+
+def test_what_is_known_hides_nothing_that_is_wrong():
+    text = '[{"rate":"1/s","burst":true}]'
+    with pytest.raises(ConfigError, match="burst=True"):
+        read(text)
+    assert repr(read(text, (Override(rate="1/s", burst=1),))[0].burst) == "1"
 
 
 def test_only_what_is_said_is_changed():
