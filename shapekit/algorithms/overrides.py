@@ -286,10 +286,9 @@ def _bounds(queue: AdaptiveQueue, override: Override) -> dict[str, Any]:
 def _with_quotas(gates: Iterable[Algorithm[Any]], told: list[Quota]) -> tuple[Algorithm[Any], ...]:
     changed = tuple([_with_quota(gate, told) for gate in gates])
     for quota in told:
-        fix = "set the limit of one that the code has"
-        raise ConfigError(
-            "quota", f"{quota.limit}/{quota.per}", "has the period of no quota in the code", fix
-        )
+        bound = "changes no quota, as the code has none with this period"
+        fix = "name the period of one, or add such a quota to the code"
+        raise ConfigError("quota", f"{quota.limit}/{quota.per}", bound, fix)
     return changed
 
 

@@ -100,7 +100,7 @@ def test_keys_and_spans(place, policy):
             ["set", "stripe", "--quota", "5/fortnight"],
             "quota='5/fortnight' is not a period of a quota; use one of",
         ),
-        (["set", "stripe", "--quota", "5/day"], "has the period of no quota in the code"),
+        (["set", "stripe", "--quota", "5/day"], "changes no quota, as the code has none with this period"),
         (["set", "stripe", "5/s", "--for", "soon"], "is not a duration"),
         (["unset", "stripe"], "nothing was set for 'stripe'"),
         (["unset", "stripe", "--key", "a"], "nothing was set for key 'a' of 'stripe'"),

@@ -174,7 +174,7 @@ def test_a_quota_is_found_wherever_it_is_and_however_its_period_is_written(limit
     assert effective(limit, Override(quota=told)) == expected
     assert effective(ledgered(limit), Override(quota=told)) == ledgered(expected)
     for other in ("9/month", f"{told}; 9/month", "; ".join([told] * 3)):
-        with pytest.raises(ConfigError, match="has the period of no quota in the code"):
+        with pytest.raises(ConfigError, match="changes no quota, as the code has none with this period"):
             effective(queue_of(gates=[limit]), Override(quota=other))
 
 

@@ -119,7 +119,7 @@ def test_what_is_used_of_a_quota_in_a_composite_stays_used(store):
     [
         ({}, {"rate": "x"}, "rate='x' is not a rate"),
         ({}, {"concurrency": 5}, "needs a policy with concurrency="),
-        ({}, {"quota": "5/month"}, "has the period of no quota in the code"),
+        ({}, {"quota": "5/month"}, "changes no quota, as the code has none with this period"),
         ({}, {}, "changes nothing"),
         ({"pace": "burst"}, {"burst": 5}, "has no paced rate to apply to"),
         ({"rate": None, "gates": (GCRA("5/s"),)}, {"headroom": 0.5}, "has no rate to apply to"),
