@@ -79,6 +79,7 @@ burst 2 that takes 0.1 s: 0.1 s too early
         >>> check_pace([0, 0, (0.3, 3)], "10/s burst 3")
         >>> check_pace([0, 1/3, 2/3, 1], "3/s", tolerance="1us")
     """
+    __tracebackhide__ = True  # pytest shows the line of the test
     pace, units = _paced(rate, burst)
     forgiven_us = duration_us("tolerance", tolerance, least=0)
     p, q = Fraction(pace.period_us, pace.limit).as_integer_ratio()
@@ -95,9 +96,11 @@ burst 2 that takes 0.1 s: 0.1 s too early
         if early > forgiven_us * q:
             cost = total - before_first
             needs = Fraction((cost - units) * p, q)
+            hint = '; slots are whole microseconds, so pass tolerance="1us"' if early < q else ""
             raise PaceError(
                 f"calls {first} to {call} cost {cost} in {seconds_text(call.at_us - first.at_us)}; "
-                f"at {pace} burst {units} that takes {_text(needs)}: {_text(Fraction(early, q))} too early",
+                f"at {pace} burst {units} that takes {_text(needs)}: {_text(Fraction(early, q))} too early"
+                f"{hint}",
                 first.position,
                 call.position,
                 float(Fraction(early, q * SECOND_US)),
@@ -119,6 +122,7 @@ def check_window(
         shapekit.testing.history.PaceError: calls 1 (at 0.9 s) to 2 (at 1 s) cost 3 in 0.1 s; at most 2 may \
 leave in 1 s: 1 too many
     """
+    __tracebackhide__ = True
     units, window_us = windowed(limit, window)
     calls = _in_order(departures)
     used = oldest = 0

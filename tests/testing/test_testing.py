@@ -198,8 +198,15 @@ def test_the_error_names_both_calls_and_the_breach_and_pickles():
 
 
 def test_fractions_of_a_microsecond_are_shown():
-    with pytest.raises(PaceError, match=r"takes 0\.333333333 s: 0\.333333333 s too early"):
+    with pytest.raises(PaceError, match=r"takes 0\.333333333 s: 0\.333333333 s too early$"):
         check_pace([0, 0], "3/s")
+
+
+def test_what_only_the_rounding_of_slots_breaks_says_what_to_pass():
+    left = [0, 0.333334, 0.666667]
+    with pytest.raises(PaceError, match='slots are whole microseconds, so pass tolerance="1us"'):
+        check_pace(left, "3/s")
+    check_pace(left, "3/s", tolerance="1us")
 
 
 @pytest.mark.parametrize("bad", ["1", None, True, float("nan"), float("inf"), 10**400, (1, 2, 3), [1, 2]])
