@@ -16,7 +16,7 @@ import functools
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from shapekit._runtime.drivers import TASKS, may_be_cancelled, run, stop_if_cancelled
 from shapekit.config import CostSpec, PolicyOptions, checked_cost, checked_key, checked_options
@@ -114,23 +114,34 @@ Q = ParamSpec("Q")
 _EXAMPLE = 'write @shaped(rate=10) or @shaped("100/min")'
 
 
-class Shaped(Protocol, Generic[P, R_co]):
-    """A shaped function: called like the one it was made from."""
+class Shaped(Generic[P, R_co]):
+    """A shaped function, as type checkers see it: called like the one it was made from."""
 
     policy: Policy
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        raise NotImplementedError
 
     def forecast(self, calls: int = 1, /, *, key: str | None = None) -> Outlook:
         """When `calls` more calls will have left, if they came now and no others did."""
-        ...
+        raise NotImplementedError
 
+    # Class methods, functions of a class, methods, and static methods. Where `self` is a Callable, mypy
+    # compares its first parameter too, so that only class methods are bound to a class.
+    @overload
+    def __get__(  # type: ignore[misc]
+        self: Callable[Concatenate[type[S], Q], R], instance: S | None, owner: type[S], /
+    ) -> Callable[Q, R]: ...
     @overload
     def __get__(self, instance: None, owner: type | None = None, /) -> Shaped[P, R_co]: ...
     @overload
     def __get__(
         self: Shaped[Concatenate[S, Q], R_co], instance: S, owner: type | None = None, /
     ) -> Callable[Q, R_co]: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None, /) -> Shaped[P, R_co]: ...
+    def __get__(self, instance: object, owner: type | None = None, /) -> Any:
+        raise NotImplementedError
 
 
 def shaped(
